@@ -17,6 +17,7 @@ from itertools import accumulate
 from spec_lab.cli.compose import compose_run
 from spec_lab.core.results import RequestRecord
 from spec_lab.measure.lab import MAIN, load_lab
+from spec_lab.menu.chosen import choose
 from spec_lab.record import acceptance_metrics
 from spec_lab.record.wording import number, percent
 from spec_lab.report.table import format_table
@@ -55,7 +56,7 @@ def decode(drafter: str, num_draft_tokens: int, num_prompts: int, max_new_tokens
             "references=[]",
         ]
     )
-    lab = load_lab(config)
+    lab = load_lab(choose(config))
     return lab.engines[MAIN].generate(lab.requests).requests
 
 

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol, TypeVar
 
 import spec_lab
-from spec_lab.compatibility.run import refusals
 from spec_lab.errors import UserError
+from spec_lab.menu.refusals.run import refusals
 
 
 class Composable(Protocol):

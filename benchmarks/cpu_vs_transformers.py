@@ -8,7 +8,7 @@ Acceptance lengths by category come from an untimed pass over `--prompts-per-cat
 over fewer prompts, a multiple of the batch size, so that no contestant ends on a half-empty batch. All take turns on
 them in one process, in float32 and with the same number of threads, in another order each turn, every one warmed up.
 
-A rate is the median over the turns, a ratio the median (lowest to highest) of the ratios within a turn. Transformers
+A rate is the median over turns, a ratio the geometric mean of those within a turn, with its 95 % interval. Transformers
 and plain are compared with their prompt passes (`generate` offers no rate of its own for decoding), for which both
 compute logits for the last row alone; drafters are compared with plain by decode rate, prompt passes left out.
 
@@ -30,14 +30,15 @@ from typing import Any
 
 import torch
 
-from spec_lab.assembly.models import target_folder
 from spec_lab.cli.compose import compose_run
-from spec_lab.config import RunConfig
 from spec_lab.core.results import GenerationResult
 from spec_lab.core.types import Request
 from spec_lab.engine.engine import Engine
 from spec_lab.measure.lab import MAIN, load_lab
+from spec_lab.menu.chosen import choose
+from spec_lab.menu.config import RunConfig
 from spec_lab.record import acceptance_metrics, averages, time_metrics
+from spec_lab.record.paired import of_turns
 from spec_lab.record.wording import number, with_range
 from spec_lab.report.table import format_table
 from spec_lab.workloads.prompt_files import shipped_prompts
@@ -112,7 +113,7 @@ def load(
         "references=[plain]",
         "prune=catchup",
     ]
-    labs = {name: load_lab(compose_run([*common, f"drafter={name}"])[0]) for name in DRAFTERS}
+    labs = {name: load_lab(choose(compose_run([*common, f"drafter={name}"])[0])) for name in DRAFTERS}
     first = labs[DRAFTERS[0]]
     engines = {"plain": first.engines["plain"]} | {name: lab.engines[MAIN] for name, lab in labs.items()}
     plain = {record.request_id: record.output_ids for record in engines["plain"].generate(first.requests).requests}
@@ -130,7 +131,7 @@ def transformers_generate(config: RunConfig) -> Callable[[list[Request]], float]
 
     disable_progress_bar()
     model = AutoModelForCausalLM.from_pretrained(
-        target_folder(config), dtype=torch.float32, trust_remote_code=False
+        choose(config).target_folder, dtype=torch.float32, trust_remote_code=False
     ).eval()
 
     def run(requests: list[Request]) -> float:
@@ -200,10 +201,11 @@ def report(batch_size: int, num_prompts: int, turns: list[Turn]) -> dict[str, An
     }
 
 
-def ratios(ours: list[Any], theirs: list[Any]) -> tuple[float, float, float]:
-    """Return the median, lowest and highest ratio within a turn."""
-    paired = [a / b for a, b in zip(ours, theirs, strict=True)]
-    return median(paired), min(paired), max(paired)
+def ratios(ours: list[Any], theirs: list[Any]) -> tuple[float, float | None, float | None]:
+    """Return the mean ratio within a turn, and the ends of its interval."""
+    ratio = of_turns(ours, theirs)
+    assert ratio is not None, "every turn has rounds"
+    return ratio.value, *ratio.ends
 
 
 def drafter_row(results: list[GenerationResult], plain: list[GenerationResult]) -> dict[str, Any]:

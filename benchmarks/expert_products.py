@@ -15,7 +15,7 @@ import time
 import torch
 import torch.nn.functional as F
 
-from spec_lab.models.expert_sizes import ExpertSizes, RouterScores
+from spec_lab.checkpoints.expert_sizes import ExpertSizes, RouterScores
 from spec_lab.models.experts import RoutedExperts, SortedExperts
 from spec_lab.models.linear import make_linear
 from spec_lab.models.routers import Routing, SoftmaxRouter

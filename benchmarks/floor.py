@@ -12,15 +12,15 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from math import prod
 
-from spec_lab.models.config import ModelConfig
-from spec_lab.models.delta_sizes import STATE_ITEM_SIZE, DeltaNetSizes
-from spec_lab.models.gemma4_assistant_checkpoint import assistant_tensor_shapes
-from spec_lab.models.gemma4_assistant_config import AssistantConfig
-from spec_lab.models.gemma4_checkpoint import gemma4_tensor_shapes
-from spec_lab.models.mtp_checkpoint import mtp_tensor_shapes
-from spec_lab.models.narrow import is_product
-from spec_lab.models.plan import LayerPlan
-from spec_lab.models.tensor_shapes import decoder_tensor_shapes
+from spec_lab.checkpoints.config import ModelConfig
+from spec_lab.checkpoints.delta_sizes import STATE_ITEM_SIZE, DeltaNetSizes
+from spec_lab.checkpoints.gemma4_assistant_checkpoint import assistant_tensor_shapes
+from spec_lab.checkpoints.gemma4_assistant_config import AssistantConfig
+from spec_lab.checkpoints.gemma4_checkpoint import gemma4_tensor_shapes
+from spec_lab.checkpoints.keep_fp8 import is_product
+from spec_lab.checkpoints.mtp_checkpoint import mtp_tensor_shapes
+from spec_lab.checkpoints.plan import LayerPlan
+from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes
 
 # Measured on an H200: a streaming read, and a bf16 product of 8192^3.
 BYTES_PER_SECOND = 4.2e12

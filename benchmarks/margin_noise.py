@@ -18,6 +18,7 @@ from spec_lab.core.results import RequestRecord
 from spec_lab.engine.teacher import TeacherForcing
 from spec_lab.measure.audit import near_tie_tolerance, noise_tolerance
 from spec_lab.measure.lab import MAIN, Lab, load_lab
+from spec_lab.menu.chosen import choose
 
 FIXED = ["drafter=none", "references=[]", "workload.ignore_eos=true"]
 EXACT = ["dtype=float32", "batch_size=1", "graph=eager", "attention=torch", "kernels=torch", "row_invariant=false"]
@@ -41,7 +42,7 @@ def main() -> None:
 
 def lab_of(overrides: list[str]) -> Lab:
     """Load a run of these overrides."""
-    return load_lab(compose_run([*FIXED, *overrides])[0])
+    return load_lab(choose(compose_run([*FIXED, *overrides])[0]))
 
 
 @torch.inference_mode()

@@ -17,6 +17,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from spec_lab.cli.compose import compose_run
 from spec_lab.measure.lab import MAIN, Lab, load_lab
+from spec_lab.menu.chosen import choose
 
 GIBI = 2**30
 KINDS = (
@@ -37,7 +38,7 @@ def main() -> None:
     options = parser.parse_intermixed_args()
     sizes = [f"workload.prompt_tokens={options.tokens}", "workload.num_requests=1", "batch_size=1"]
     fixed = ["references=[]", "max_new_tokens=1", "graph=eager", "workload=random_ids", *sizes]
-    lab = load_lab(compose_run([*fixed, *options.overrides])[0])
+    lab = load_lab(choose(compose_run([*fixed, *options.overrides])[0]))
     for chunk in options.chunks:
         lab.engines[MAIN].prompt_pass.chunk_size = chunk
         first, *later = [seconds(lab) for _ in range(1 + options.repeats)]

@@ -2,7 +2,7 @@
 
     python benchmarks/prompt_outputs.py outputs/prompt_outputs --tokens 1024,8192,32768,130000 --chunks 512,8192 \
         target=llama3_8b target.weights=random device=cuda
-    python benchmarks/prompt_outputs.py outputs/prompt_outputs --show --figure docs/prompt_outputs.png
+    python benchmarks/prompt_outputs.py outputs/prompt_outputs --show --figure docs/log/prompts.png
 
 A line of `passes.csv` for every drafter, prune.prefill, length of the prompt and chunk, as soon as it is measured; what
 is there is not measured again. A pass ends with the first token and the first drafts. Its memory is what it takes at
@@ -27,15 +27,16 @@ import torch
 from measured_rows import append_row, read_rows
 from prompt_passes import whole_numbers
 
-from spec_lab.assembly.engine import build_engine
-from spec_lab.assembly.heads import load_drafter
-from spec_lab.assembly.limits import engine_limits
-from spec_lab.assembly.models import load_models
 from spec_lab.cli.compose import compose_run
-from spec_lab.config import PruneConfig
 from spec_lab.core.types import Request
 from spec_lab.engine.engine import Engine
+from spec_lab.menu.chosen import choose
+from spec_lab.menu.config import PruneConfig
 from spec_lab.report.table import format_table
+from spec_lab.wiring.drafting import load_drafter
+from spec_lab.wiring.engine import build_engine
+from spec_lab.wiring.limits import engine_limits
+from spec_lab.wiring.models import load_models
 
 DRAFTERS = ("none", "eagle3", "mtp_eagle")
 MEBI, GIBI = 2**20, 2**30
@@ -106,17 +107,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def measure_drafter(cells: Sequence[Cell], overrides: Sequence[str], table: Path, warm: set[tuple[int, int]]) -> None:
     """Load target and drafter once, and append a line a cell; `warm` has the lengths and chunks that have run."""
     drafter = cells[0].drafter
-    chosen = ["references=[]", "max_new_tokens=1", "graph=eager", "batch_size=1", f"drafter={drafter}"]
+    typed = ["references=[]", "max_new_tokens=1", "graph=eager", "batch_size=1", f"drafter={drafter}"]
     if drafter != "none" and "target.weights=random" in overrides:
-        chosen.append("drafter.weights=random")
-    config, _ = compose_run([*chosen, *overrides])
+        typed.append("drafter.weights=random")
+    config, _ = compose_run([*typed, *overrides])
     requests = [make_request(cell.tokens) for cell in cells]
-    limits = engine_limits(config, requests, config.drafter.num_draft_tokens)
-    models = load_models(config, limits.max_seq_len)
-    make_drafter = load_drafter(config, models)
+    chosen = choose(config)
+    limits = engine_limits(chosen, requests, config.drafter.num_draft_tokens)
+    models = load_models(chosen, limits.max_seq_len)
+    make_drafter = load_drafter(chosen, models.of_drafters)
     for prefill in ("last_row", "all_rows"):
         config = replace(config, prune=PruneConfig(prefill=prefill, catchup="none"))
-        engine = build_engine(config, models, make_drafter, limits)
+        engine = build_engine(choose(config), models, make_drafter, limits)
         for cell, request in zip(cells, requests, strict=True):
             if cell.prefill == prefill:
                 append_row(table, measured(cell, engine, request, warm))

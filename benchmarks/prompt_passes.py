@@ -15,6 +15,7 @@ from spec_lab.cli.compose import compose_run
 from spec_lab.core.results import GenerationResult
 from spec_lab.engine.engine import Engine
 from spec_lab.measure.lab import MAIN, load_lab
+from spec_lab.menu.chosen import choose
 
 
 def milliseconds(result: GenerationResult) -> float:
@@ -39,7 +40,7 @@ def main() -> None:
     parser.add_argument("overrides", nargs="*")
     arguments = parser.parse_args()
     config, _ = compose_run(["references=[]", "max_new_tokens=1", *arguments.overrides])
-    lab = load_lab(config)
+    lab = load_lab(choose(config))
     engine: Engine = lab.engines[MAIN]
     engine.prepare()
     lengths = [len(request.prompt_ids) for request in lab.requests]

@@ -20,23 +20,24 @@ import floor
 import torch
 from measured_rows import append_row, read_rows
 
-from spec_lab.assembly.drafters.eagle3_loader import eagle3_factory, read_eagle3
-from spec_lab.assembly.drafters.frozen_kv_loader import frozen_kv_factory, read_assistant
-from spec_lab.assembly.drafters.mtp_loader import mtp_eagle_factory, read_mtp_modules
-from spec_lab.assembly.engine import build_engine
-from spec_lab.assembly.heads import DrafterFactory, load_drafter
-from spec_lab.assembly.limits import engine_limits
-from spec_lab.assembly.models import Models, load_models, target_folder
-from spec_lab.assembly.workloads_loader import open_workload
+from spec_lab.checkpoints.config import ModelConfig
+from spec_lab.checkpoints.eagle3_checkpoint import eagle3_tensor_shapes
+from spec_lab.checkpoints.eagle3_config import Eagle3Config
 from spec_lab.cli.compose import compose_run
-from spec_lab.config import RunConfig
 from spec_lab.core.results import GenerationResult
 from spec_lab.core.types import Request
 from spec_lab.engine.engine import Engine
 from spec_lab.errors import UserError
-from spec_lab.models.config import ModelConfig
-from spec_lab.models.eagle3_checkpoint import eagle3_tensor_shapes
-from spec_lab.models.eagle3_config import Eagle3Config
+from spec_lab.menu.chosen import Chosen, choose
+from spec_lab.options.drafters.eagle3 import eagle3_factory, read_eagle3
+from spec_lab.options.drafters.frozen_kv import frozen_kv_factory, read_assistant
+from spec_lab.options.drafters.mtp import read_mtp_modules
+from spec_lab.options.drafters.mtp_eagle import mtp_eagle_factory
+from spec_lab.wiring.drafting import DrafterFactory, load_drafter
+from spec_lab.wiring.engine import build_engine
+from spec_lab.wiring.limits import engine_limits
+from spec_lab.wiring.models import DrafterBuild, load_models
+from spec_lab.wiring.workloads import open_workload
 
 NUM_ROUNDS, LEFT_OUT = 24, 4
 STAGES = ("verify", "catchup", "recur")
@@ -178,11 +179,10 @@ class Bench(ABC):
         config, _ = compose_run(largest.overrides())
         torch.manual_seed(config.seed)
         longest = largest.model.prompt_tokens + 1 + largest.num_emitted * NUM_ROUNDS
-        self.models = load_models(config, longest)
+        self.models = load_models(choose(config), longest)
         self.models.target.embedding.mul_(EMBEDDING_SCALE)
-        self.drafter = (
-            read_drafter(config, self.models) if largest.num_draft_tokens and largest.model.catches_up else None
-        )
+        has_drafter = largest.num_draft_tokens and largest.model.catches_up
+        self.drafter = read_drafter(choose(config), self.models.of_drafters) if has_drafter else None
 
     def measured(self, cell: Cell) -> dict[str, str]:
         """Run a cell, and return its line."""
@@ -191,14 +191,14 @@ class Bench(ABC):
         config, _ = compose_run(cell.overrides())
         if self.models.backend.latent is not None:
             self.models.backend.latent.expect(cell.batch_size)
-        _, requests = open_workload(config, target_folder(config))
-        limits = engine_limits(config, requests, cell.num_draft_tokens)
-        make = (
-            self.drafter.make(config) if cell.num_draft_tokens and self.drafter else load_drafter(config, self.models)
-        )
-        engine = build_engine(config, self.models, make, limits)
+        chosen = choose(config)
+        _, requests = open_workload(chosen)
+        limits = engine_limits(chosen, requests, cell.num_draft_tokens)
+        drafter = self.drafter if cell.num_draft_tokens else None
+        make = load_drafter(chosen, self.models.of_drafters) if drafter is None else drafter.make(chosen)
+        engine = build_engine(chosen, self.models, make, limits)
         with torch.inference_mode():
-            engine.graph.prepare(engine.round.of_batch(cell.batch_size), cell.batch_size)
+            engine.graph.prepare(engine.rounds.of_batch(cell.batch_size), cell.batch_size)
         result = engine.generate(requests)
         return self.line(cell, result, engine, requests)
 
@@ -235,38 +235,38 @@ class Drafter:
     """The weights of a drafter, read once.
 
     Attributes:
-        make: the factory of a cell's configuration.
+        make: the factory of a cell's run.
         works: what the passes of a round have to do.
     """
 
-    make: Callable[[RunConfig], DrafterFactory]
+    make: Callable[[Chosen], DrafterFactory]
     works: Callable[[Cell, dict[str, float], float], list[floor.Work]]
 
 
-def read_drafter(config: RunConfig, models: Models) -> Drafter:
+def read_drafter(chosen: Chosen, build: DrafterBuild) -> Drafter:
     """Make the weights of an EAGLE-3 head, of an assistant, or of an MTP module."""
-    options: Any = config.drafter
+    options: Any = chosen.config.drafter
     if options.name == "eagle3":
-        head, tensors = read_eagle3(config, options, models)
+        head, tensors = read_eagle3(chosen, options, build)
         head = replace(head, norm_output=True)
         for name, tensor in tensors.items():
             if name.endswith("down_proj.weight"):
                 tensor.mul_(HEAD_SCALE)
         return Drafter(
-            lambda cell: eagle3_factory(cell, cell.drafter, models, head, tensors),  # type: ignore[arg-type]
+            lambda cell: eagle3_factory(cell, cell.config.drafter, build, head, tensors),  # type: ignore[arg-type]
             lambda cell, _, seq_len: eagle3_works(head, cell, seq_len),
         )
     if options.name == "frozen_kv":
-        assistant, weights = read_assistant(config, options, models)
+        assistant, weights = read_assistant(chosen, options, build)
         return Drafter(
-            lambda cell: frozen_kv_factory(cell, cell.drafter, models, assistant, weights),  # type: ignore[arg-type]
+            lambda cell: frozen_kv_factory(cell, cell.config.drafter, build, assistant, weights),  # type: ignore[arg-type]
             lambda cell, _, seq_len: (
                 [floor.assistant_work(assistant, cell.batch_size, seq_len)] * cell.num_draft_tokens
             ),
         )
-    mtp, modules = read_mtp_modules(config, options, models, 1)
+    mtp, modules = read_mtp_modules(chosen, options, build, 1)
     return Drafter(
-        lambda cell: mtp_eagle_factory(cell, cell.drafter, models, mtp, modules),  # type: ignore[arg-type]
+        lambda cell: mtp_eagle_factory(cell, cell.config.drafter, build, mtp, modules),  # type: ignore[arg-type]
         lambda cell, experts, seq_len: module_works(mtp.layer, cell, experts, seq_len),
     )
 

@@ -27,12 +27,7 @@ import torch
 from measured_rows import append_row, read_rows
 from prompt_passes import whole_numbers
 
-from spec_lab.assembly.engine import build_engine
-from spec_lab.assembly.heads import load_drafter
-from spec_lab.assembly.limits import engine_limits
-from spec_lab.assembly.models import Models, load_models
 from spec_lab.cli.compose import compose_run
-from spec_lab.config import PruneConfig, RunConfig
 from spec_lab.core.kv_cache import NUM_RESERVED_PAGES
 from spec_lab.core.prompts import LiveRows, PromptEnds
 from spec_lab.core.results import RoundRecord, RowCounts
@@ -42,7 +37,13 @@ from spec_lab.engine.engine import Engine
 from spec_lab.engine.prefill import PromptPass
 from spec_lab.errors import UserError
 from spec_lab.measure.profiling import profile_rounds
+from spec_lab.menu.chosen import choose
+from spec_lab.menu.config import PruneConfig, RunConfig
 from spec_lab.report.table import format_table
+from spec_lab.wiring.drafting import load_drafter
+from spec_lab.wiring.engine import build_engine
+from spec_lab.wiring.limits import engine_limits
+from spec_lab.wiring.models import TargetBuild, load_models
 
 KEYS = ("tokens", "batch", "K", "pruned")
 NOT_PRUNED = "none"
@@ -133,7 +134,8 @@ def measure_prompt(cells: Sequence[Cell], options: argparse.Namespace, table: Pa
     most_drafts = max(max(options.drafts), 1)
     config = composed(options.overrides, most_drafts)
     longest = [make_request(0, cells[0].tokens, num_new)]
-    models = load_models(config, engine_limits(config, longest, most_drafts).max_seq_len)
+    chosen = choose(config)
+    models = load_models(chosen, engine_limits(chosen, longest, most_drafts).max_seq_len)
     for cell in cells:
         try:
             row = measured(cell, options, models)
@@ -166,14 +168,16 @@ def make_request(number: int, num_tokens: int, num_new: int) -> Request:
     return Request(f"request {number}", "noise", (1,) * num_tokens, num_new, ignore_eos=True)
 
 
-def measured(cell: Cell, options: argparse.Namespace, models: Models) -> Row:
+def measured(cell: Cell, options: argparse.Namespace, models: TargetBuild) -> Row:
     """Build the cell's engine, run it, and return its line."""
     config = replace(composed(options.overrides, cell.num_drafts), batch_size=cell.batch)
     prune = PruneConfig(prefill="last_row", catchup=cell.catchup)
     num_new = 1 + cell.emitted * (options.rounds + NUM_SETTLING)
     requests = [make_request(number, cell.tokens, num_new) for number in range(cell.batch)]
-    limits = engine_limits(config, requests, cell.num_drafts)
-    engine = build_engine(replace(config, prune=prune), models, load_drafter(config, models), limits)
+    chosen = choose(config)
+    limits = engine_limits(chosen, requests, cell.num_drafts)
+    make_drafter = load_drafter(chosen, models.of_drafters)
+    engine = build_engine(chosen.again(replace(config, prune=prune)), models, make_drafter, limits)
     fill(engine)
     engine.prompt_pass = FilledPrompts(engine.round, engine.prune, cell.tokens, cell.tokens * cell.batch)
     engine.generate(requests)  # captures

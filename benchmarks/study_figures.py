@@ -1,6 +1,6 @@
 """Draws what `scripts/h200_studies.sh FOLDER` measured.
 
-    python benchmarks/study_figures.py FOLDER docs
+    python benchmarks/study_figures.py FOLDER docs/log
 
 A picture each of break-even by drafts, contexts, graph modes and pruning, of what is there. That of
 prompts is drawn by `benchmarks/prompt_outputs.py --figure`.
@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if frame.empty:
             continue
         grid = draw(frame)
-        path = options.pictures / f"where_it_pays_{name}.png"
+        path = options.pictures / f"{name}.png"
         grid.savefig(path, dpi=70, metadata={"Software": ""})
         print(f"{path}: {path.stat().st_size / 1e3:.0f} kB")
     return 0

@@ -1,6 +1,6 @@
-"""Draws the picture of docs/trees.md from that page's own table, so that the two cannot part.
+"""Draws the picture of docs/log/trees.md from that page's own table, so that the two cannot part.
 
-    python benchmarks/tree_figure.py docs/trees.md docs/trees_speed.png
+    python benchmarks/tree_figure.py docs/log/trees.md docs/log/trees_speed.png
 
 The table is found by its header: tokens per second over plain decoding by drafter, rows and drafts, with a column for
 each batch. A star in it, of a cell, is a hollow marker here.

@@ -19,8 +19,9 @@ import torch
 from spec_lab.cli.compose import compose_run
 from spec_lab.core.kv_cache import NUM_RESERVED_PAGES
 from spec_lab.core.types import FeatureSpec
-from spec_lab.engine.round import Parts
+from spec_lab.engine.parts import Parts
 from spec_lab.measure.lab import MAIN, load_lab
+from spec_lab.menu.chosen import choose
 from spec_lab.pruning.selection import AllRows
 from spec_lab.report.table import format_table
 
@@ -49,7 +50,7 @@ def load_parts(overrides: list[str]) -> Parts:
     """Load a target with the pages of one request."""
     sizes = ["drafter=none", "references=[]", "workload.limit=1", "cache.max_seq_len=400", "device=cpu"]
     config, _ = compose_run([*sizes, *overrides])
-    parts = load_lab(config).engines[MAIN].parts
+    parts = load_lab(choose(config)).engines[MAIN].parts
     parts.slots.table.assign(0, list(range(NUM_RESERVED_PAGES, NUM_RESERVED_PAGES + CONTEXTS[-1] // 16 + 1)))
     return parts
 

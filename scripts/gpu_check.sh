@@ -55,7 +55,7 @@ test_jobs() {
   marked_files | grep -vxFf <(kernel_files; mode_files) | a_job_each "" "-m gpu"
 }
 
-# Every kernel by itself, under each tool; not those that whole engines launch. Outcomes so far: docs/performance.md.
+# Every kernel by itself, under each tool; not those that whole engines launch. Outcomes so far: docs/log/kernels.md.
 sanitizer_jobs() {
   local tool
   for tool in racecheck memcheck; do

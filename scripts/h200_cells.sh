@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The cells of docs/performance.md, where_it_pays.md, moe.md and trees.md that were taken last, for one call of an H200 or several.
+# The cells of docs/log/ that were taken last (rounds_8b, graph_modes, moe, trees), for one call of an H200 or several.
 #   GPUS=0,1 LIMIT=560 bash scripts/h200_cells.sh FOLDER [JOB...]   begins nothing that would not be over LIMIT seconds from now
 #   bash scripts/h200_cells.sh FOLDER --list                       the jobs, and how long they are predicted to take
 #   DRY=--dry-run bash scripts/h200_cells.sh FOLDER [JOB...]       composes and checks every cell, and runs none

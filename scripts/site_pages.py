@@ -1,13 +1,17 @@
 """A hook of mkdocs (mkdocs.yml): pages of the site that lie outside docs/, and links between them and docs/.
 
 On a page of the site every link to a file of the repository works as it does in the repository: it leads to another
-page, or to a copy of the file.
+page, or to a copy of the file. What `--help` prints of a program becomes a page too.
 """
 
 from __future__ import annotations
 
+import html
 import posixpath
 import re
+import subprocess
+import sys
+from functools import cache
 from pathlib import Path
 
 from mkdocs.config.defaults import MkDocsConfig
@@ -25,23 +29,29 @@ PAGES = {
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
     "kernels/README.md": "kernels.md",
+    "outputs/README.md": "outputs.md",
     **{
         card.relative_to(ROOT).as_posix(): f"zoo/{card.parent.name}.md"
         for card in sorted(ROOT.glob("spec_lab/zoo/*/README.md"))
     },
 }
 """Says where each page from outside docs/ stands in the site."""
+HELP = {"options.md": ("spec_lab", "Options of a run"), "options_train.md": ("spec_lab.train", "Options of a training")}
+"""Pages that are printed from the schema: by place in the site the program and the title."""
+OPTION = re.compile(r"^[* ] (?P<name>-\S+, -\S+|--\S+ \w+|\S+) +(?P<text>\S.*)$")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages from outside docs/, and every page of docs/ that the navigation does not name at its end."""
     for path, uri in PAGES.items():
         files.append(File.generated(config, uri, abs_src_path=str(ROOT / path)))
+    for uri, (program, title) in HELP.items():
+        files.append(File.generated(config, uri, content=options_page(program, title)))
     named = _named(config.nav)
     others = sorted(page.src_uri for page in files.documentation_pages() if page.src_uri not in named)
     cards = [uri for uri in others if uri.startswith("zoo/")]
     more = [uri for uri in others if uri not in cards]
-    config.nav = [*(config.nav or []), *([{"More": more}] if more else []), {"Weights": cards}]
+    config.nav = [*(config.nav or []), *([{"More": more}] if more else []), {"Weights": [{"Cards": cards}]}]
     return files
 
 
@@ -68,6 +78,35 @@ def repository_path(uri: str) -> str:
 def site_uri(path: str) -> str:
     """Return the place in the site of a file of the repository."""
     return PAGES.get(path) or (path.removeprefix(DOCS) if path.startswith(DOCS) else COPIES + path)
+
+
+@cache
+def options_page(program: str, title: str) -> str:
+    """Lay out the help of a program: a heading and a table for each group of options."""
+    command = [sys.executable, "-m", program, "--help"]
+    printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    sections = [section.splitlines() for section in printed.partition("\nOptions, ")[2].split("\n\n")]
+    found = [(lines[0], rows) for lines in sections if (rows := [row for line in lines[1:] if (row := _row(line))])]
+    assert found, f"the help of {program} is laid out in another way"
+    tables = [
+        f"## {_cell(name)}\n\n| option or key | what it is |\n|---|---|\n" + "\n".join(rows) for name, rows in found
+    ]
+    introduction = f"What `python -m {program} --help` prints. Defaults stand in brackets; `*` marks a default option."
+    return "\n\n".join([f"# {title}", introduction, *tables]) + "\n"
+
+
+def _row(line: str) -> str | None:
+    """Return a line of the help as one of a table, None where it is neither an option nor a key."""
+    match = OPTION.match(line)
+    if match is None:
+        return None
+    mark = " \\*" if line.startswith("*") else ""
+    return f"| `{match['name']}`{mark} | {_cell(match['text'])} |"
+
+
+def _cell(text: str) -> str:
+    """Return text that Markdown takes as it is."""
+    return re.sub(r"([|*_\[\]`])", r"\\\1", html.escape(text, quote=False))
 
 
 def _spaced(markdown: str) -> str:

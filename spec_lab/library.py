@@ -19,11 +19,11 @@ from spec_lab.cli.compose import compose_with_hydra, name_options, to_config_and
 from spec_lab.cli.dry_run import describe
 from spec_lab.cli.interrupts import Interrupts
 from spec_lab.cli.job import Job, begin, close_record, end
-from spec_lab.compatibility.ranks import refuse_split
-from spec_lab.compatibility.run import refusals, refuse
-from spec_lab.config import RunConfig
 from spec_lab.doctor.findings import Finding
 from spec_lab.errors import UserError, is_interruption
+from spec_lab.menu.config import RunConfig
+from spec_lab.menu.refusals.ranks import refuse_split
+from spec_lab.menu.refusals.run import admit, refusals
 from spec_lab.record.reading import read_all_request_rows
 from spec_lab.record.row_schema import RequestRow
 from spec_lab.record.schema import Summary
@@ -110,23 +110,24 @@ def run(composed: Composed) -> Result:
 def examine(composed: Composed) -> list[Finding]:
     """Do what `spec_lab.examine` says."""
     refuse_split(composed.config, "spec_lab.examine")
-    refuse(composed.config)
+    chosen = admit(composed.config)
     from spec_lab.doctor.examine import examine
     from spec_lab.doctor.subject import load_subject
 
     with ONE_RUN_AT_A_TIME, _torch_as_it_was():
-        return examine(load_subject(composed.config))
+        return examine(load_subject(chosen))
 
 
 def _run(job: Job) -> Result:
     """Run as `cli.job.run_job` does, but raises what ends the run, and in a line where it is no mistake of ours."""
     folder = None
     try:
+        chosen = admit(job.config)
         folder = begin(job)
         from spec_lab.measure.runner import record_run
 
         with _torch_as_it_was():
-            return Result(record_run(job.config, job.choices, folder), folder)
+            return Result(record_run(chosen, job.choices, folder), folder)
     except (Exception, KeyboardInterrupt) as error:
         if is_interruption(error):
             if folder is not None:

@@ -23,8 +23,7 @@ def find_tensors(engine: Engine) -> dict[str, torch.Tensor]:
     seen: set[int] = set()
     for name in ("cache", "slots", "rule", "drafter"):
         _walk(getattr(engine.parts, name), name, found, seen)
-    if hasattr(engine.round, "parents"):  # of a tree, a row a slot
-        found["round.parents"] = engine.round.parents
+    _walk(getattr(engine.round.drafts, "parents", None), "drafts.parents", found, seen)  # of a tree, a row a slot
     return found
 
 

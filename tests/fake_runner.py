@@ -6,7 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from spec_lab.config import RunConfig
+from spec_lab.menu.chosen import Chosen
+from spec_lab.menu.config import RunConfig
 from spec_lab.record.amend import amend_status
 from spec_lab.record.sinks import REQUESTS_FILE, SUMMARY_FILE
 
@@ -20,7 +21,8 @@ class FakeRunner:
         self.begins = True
         self.errors: dict[int, BaseException] = {}
 
-    def run(self, config: RunConfig, choices: dict[str, str], folder: Path) -> dict[str, Any]:
+    def run(self, chosen: Chosen, choices: dict[str, str], folder: Path) -> dict[str, Any]:
+        config = chosen.config
         self.calls.append((config, choices, folder))
         if self.begins:
             (folder / REQUESTS_FILE).touch()

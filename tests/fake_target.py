@@ -9,15 +9,12 @@ Python what it must be. Layer 0 sees a window, layer 1 everything; layer 1 keeps
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import torch
 
 from spec_lab.acceptance.strict import StrictAcceptance
 from spec_lab.acceptance.tree import StrictTreeAcceptance
-from spec_lab.assembly import registry
-from spec_lab.assembly.option import CatchupPruningOption, PromptPruningOption
 from spec_lab.attention.torch_backend import TorchAttention
 from spec_lab.attention.torch_tree import TorchTreeAttention
 from spec_lab.core.kv_cache import NULL_PAGE, NUM_RESERVED_PAGES, CacheRow, PagedKVCache
@@ -36,16 +33,20 @@ from spec_lab.core.types import (
 )
 from spec_lab.drafters.history import LookupState
 from spec_lab.drafters.picking import GivenDrafts
+from spec_lab.engine.drafts import Chain, Tree, TreeParts
 from spec_lab.engine.engine import Engine
 from spec_lab.engine.experts_read import ExpertsRead
 from spec_lab.engine.graphs.eager import EagerGraph
 from spec_lab.engine.graphs.mode import GraphMode
+from spec_lab.engine.offers import AllOffered
 from spec_lab.engine.pages import PageAllocator, PageTable
-from spec_lab.engine.round import DecodeRound, Parts
+from spec_lab.engine.parts import Parts
+from spec_lab.engine.round import DecodeRound, Rounds
 from spec_lab.engine.scheduler import Scheduler
 from spec_lab.engine.slots import SlotState
 from spec_lab.engine.timing import HostTimer
-from spec_lab.engine.tree_round import tree_round
+from spec_lab.menu import registry
+from spec_lab.menu.option import CatchupPruningOption, PromptPruningOption
 
 WIDTH = 8
 WINDOWS: tuple[int | None, ...] = (5, None)
@@ -277,7 +278,8 @@ def make_fake_engine(
     rule = StrictAcceptance() if tree_rows is None else StrictTreeAcceptance()
     parts = Parts(target, drafter, rule, backend, backend, cache, slots, HostTimer(), ExpertsRead(device, num_slots))
     scheduler = Scheduler(num_slots, PageAllocator(num_pages), page_size, max_seq_len, margin)
-    make_round = DecodeRound if tree_rows is None else partial(tree_round, tree_rows, page_size)
+    drafts = Chain(parts) if tree_rows is None else Tree(parts, TreeParts.of(parts), tree_rows, page_size)
+    rounds = Rounds(DecodeRound(parts, drafts, AllOffered(drafter.num_draft_tokens)))
     mode = graph or EagerGraph()
-    engine = Engine(parts, make_prune(prefill), mode, scheduler, prefill_chunk, prefill_tokens, make_round=make_round)
+    engine = Engine(rounds, make_prune(prefill), mode, scheduler, prefill_chunk, prefill_tokens)
     return engine, target

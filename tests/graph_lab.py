@@ -17,13 +17,7 @@ import pytest
 import torch
 
 from spec_lab.acceptance.phase import ThinkingMarkers
-from spec_lab.assembly.engine import build_engine
-from spec_lab.assembly.graphs import FullLoopGraphConfig, RoundGraphConfig, SplitSeedGraphConfig, StepReplayGraphConfig
-from spec_lab.assembly.heads import load_drafter
-from spec_lab.assembly.limits import engine_limits
-from spec_lab.assembly.models import load_models
-from spec_lab.assembly.rules import RejectionConfig, RelaxedThinkingConfig, StrictAcceptanceConfig, SyntheticConfig
-from spec_lab.config import AcceptanceConfig, AttentionConfig, GraphConfig, SamplingConfig
+from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.core.kv_cache import NULL_PAGE, SCRATCH_PAGE
 from spec_lab.core.results import GenerationResult
 from spec_lab.core.types import Request, Sequence, Verification
@@ -31,7 +25,20 @@ from spec_lab.engine.capture import CapturedGraph
 from spec_lab.engine.engine import Engine
 from spec_lab.engine.tape import TapeRecorder, poison
 from spec_lab.engine.torch_internals import storage_id
-from spec_lab.models.families.table import read_model_config
+from spec_lab.menu.chosen import choose
+from spec_lab.menu.config import AcceptanceConfig, AttentionConfig, GraphConfig, SamplingConfig
+from spec_lab.options.graphs.full_loop import FullLoopGraphConfig
+from spec_lab.options.graphs.round import RoundGraphConfig
+from spec_lab.options.graphs.split_seed import SplitSeedGraphConfig
+from spec_lab.options.graphs.step_replay import StepReplayGraphConfig
+from spec_lab.options.rules.rejection import RejectionConfig
+from spec_lab.options.rules.relaxed_thinking import RelaxedThinkingConfig
+from spec_lab.options.rules.strict import StrictAcceptanceConfig
+from spec_lab.options.rules.synthetic import SyntheticConfig
+from spec_lab.wiring.drafting import load_drafter
+from spec_lab.wiring.engine import build_engine
+from spec_lab.wiring.limits import engine_limits
+from spec_lab.wiring.models import load_models
 from tests.captures import flat
 from tests.engine_state import find_tensors, is_cache
 from tests.lab import make_config, make_pair, random_requests
@@ -47,7 +54,7 @@ MODES: dict[str, GraphConfig] = {
     "verify_eager": FullLoopGraphConfig(verify=False),
 }
 DRAFTERS = ("eagle3", "mtp_eagle", "mtp_vanilla", "frozen_kv", "draft_model")
-"""Every drafter that can be captured."""
+"""Every drafter with weights; all can be captured."""
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 PAGE_SIZE, VOCAB_SIZE = 4, 40
@@ -113,10 +120,10 @@ class Lab:
         """An engine on this pair; a `graph` of None is eager, and a `rule` of None accepts at set rates."""
         rule = rule or (synthetic(num_draft_tokens) if drafter != "none" else RULES["strict"])
         options = changes.pop("options", {})
-        if drafter != "none":
+        if drafter in DRAFTERS:
             options = {"draft_sampling": rule.draft_sampling} | options
         config = make_config(
-            (self.target, self.folders[drafter]),
+            (self.target, self.folders.get(drafter, self.target)),
             drafter,
             num_draft_tokens,
             prune,
@@ -131,9 +138,10 @@ class Lab:
         )
         if graph is not None:
             config = dataclasses.replace(config, graph=graph)
-        limits = engine_limits(config, requests, config.drafter.num_draft_tokens)
-        models = load_models(config, limits.max_seq_len, MARKERS)
-        engine = build_engine(config, models, load_drafter(config, models), limits)
+        chosen = choose(config)
+        limits = engine_limits(chosen, requests, config.drafter.num_draft_tokens)
+        models = load_models(chosen, limits.max_seq_len, MARKERS)
+        engine = build_engine(chosen, models, load_drafter(chosen, models.of_drafters), limits)
         mode: Any = engine.graph
         if graph is not None and self.device == "cpu":
             assert isinstance(mode.recorder, TapeRecorder)

@@ -10,30 +10,31 @@ from typing import Any
 
 import torch
 
-from spec_lab.assembly import registry
-from spec_lab.assembly.drafters.trained import TrainedDrafterConfig
-from spec_lab.assembly.engine import build_engine
-from spec_lab.assembly.graphs import EagerGraphConfig
-from spec_lab.assembly.heads import load_drafter
-from spec_lab.assembly.limits import engine_limits
-from spec_lab.assembly.models import load_models
-from spec_lab.config import (
+from spec_lab.checkpoints.families.plain import Family
+from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.core.kv_cache import SCRATCH_PAGE, LayerCache
+from spec_lab.core.types import Request
+from spec_lab.engine.engine import Engine
+from spec_lab.menu import registry
+from spec_lab.menu.choices import KernelSet
+from spec_lab.menu.chosen import choose
+from spec_lab.menu.config import (
     AcceptanceConfig,
     AttentionConfig,
     CacheConfig,
-    KernelSet,
     LoggerConfig,
     PruneConfig,
     RunConfig,
     SamplingConfig,
     TargetConfig,
+    TrainedDrafterConfig,
     WorkloadConfig,
 )
-from spec_lab.core.kv_cache import SCRATCH_PAGE, LayerCache
-from spec_lab.core.types import Request
-from spec_lab.engine.engine import Engine
-from spec_lab.models.families.plain import Family
-from spec_lab.models.families.table import read_model_config
+from spec_lab.options.graphs.eager import EagerGraphConfig
+from spec_lab.wiring.drafting import load_drafter
+from spec_lab.wiring.engine import build_engine
+from spec_lab.wiring.limits import engine_limits
+from spec_lab.wiring.models import load_models
 from tests.tiny_checkpoints import make_tiny_eagle3, make_tiny_target
 
 PRUNING = {
@@ -83,9 +84,10 @@ def make_config(
 
 def make_engine(config: RunConfig, requests: list[Request]) -> Engine:
     """Build the engine of a configuration, with caches that hold `requests`."""
-    limits = engine_limits(config, requests, config.drafter.num_draft_tokens)
-    models = load_models(config, limits.max_seq_len)
-    return build_engine(config, models, load_drafter(config, models), limits)
+    chosen = choose(config)
+    limits = engine_limits(chosen, requests, config.drafter.num_draft_tokens)
+    models = load_models(chosen, limits.max_seq_len)
+    return build_engine(chosen, models, load_drafter(chosen, models.of_drafters), limits)
 
 
 def random_requests(

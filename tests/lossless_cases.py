@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from spec_lab.assembly.trees import DynamicTreeConfig, StaticTreeConfig
-from spec_lab.config import TreeConfig
+from spec_lab.menu.config import TreeConfig
+from spec_lab.options.trees.dynamic import DynamicTreeConfig
+from spec_lab.options.trees.static import StaticTreeConfig
 from tests.covering import covering_array
 from tests.graph_lab import MODES
 from tests.lab import PRUNING
@@ -45,6 +46,8 @@ DRAFTERS: dict[str, tuple[int, ...]] = {
 }
 """The numbers of drafts that each drafter is tested with."""
 
+CAPTURED = ("eagle3", "draft_model", "mtp_eagle", "mtp_vanilla", "frozen_kv", "ngram", "oracle", "random")
+"""Every drafter whose rounds can be captured."""
 TRAINED = ("eagle3", "draft_model", "mtp_eagle", "mtp_vanilla", "frozen_kv")
 BATCHES, PAGES, CHUNKS, PADDINGS = (1, 3, 8), (1, 4, 16), (1, 5, 512), (1, 4)
 OPTIONS = ((), (("position", "bonus"),))
@@ -118,7 +121,7 @@ def may_stand_together(row: dict[str, Any]) -> bool:
         (drafter is not None and num_drafts is not None and num_drafts not in DRAFTERS[drafter])
         or (tree != "none" and num_drafts is not None and num_drafts != DEPTHS[tree])
         or (tree != "none" and drafter not in (None, *TREE_DRAFTERS, *(("ngram",) if tree != "static" else ())))
-        or (graph != "eager" and drafter not in (None, *TRAINED))
+        or (graph != "eager" and drafter not in (None, *CAPTURED))
         or (graph == "step_replay" and tree != "none")
         or (graph != "eager" and padding not in (None, PADDINGS[0]))
         or (row.get("options") and drafter not in (None, "frozen_kv"))

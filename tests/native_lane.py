@@ -6,19 +6,19 @@ from dataclasses import replace
 
 import torch
 
-from spec_lab.assembly.caches import cache_row
 from spec_lab.attention.native_backend import NativeAttention
+from spec_lab.checkpoints.config import ModelConfig
+from spec_lab.checkpoints.plan import LayerPlan, RopeConfig
+from spec_lab.checkpoints.random_weights import random_tensors
+from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes
 from spec_lab.core.kv_cache import PagedKVCache
 from spec_lab.core.layer_protocols import RowSelection
 from spec_lab.core.types import AttentionMetadata, FeatureSpec, NormSide, TargetOutput
 from spec_lab.engine.pages import PageTable
-from spec_lab.models.config import ModelConfig
 from spec_lab.models.decoder import DecoderTarget
-from spec_lab.models.plan import LayerPlan, RopeConfig
 from spec_lab.models.products import Products
-from spec_lab.models.random_weights import random_tensors
-from spec_lab.models.tensor_shapes import decoder_tensor_shapes
 from spec_lab.pruning.selection import AllRows
+from spec_lab.wiring.caches import cache_row
 
 PAGE_SIZE, MAX_POSITIONS = 4, 160
 HIDDEN_SIZE = 49

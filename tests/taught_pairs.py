@@ -13,8 +13,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-from spec_lab.models.config import ModelConfig
-from spec_lab.models.families.table import read_model_config
+from spec_lab.checkpoints.config import ModelConfig
+from spec_lab.checkpoints.families.table import read_model_config
 from tests.tiny_assistant import make_tiny_assistant
 from tests.tiny_checkpoints import keep_first_layers, make_tiny_eagle3, rewrite_tensors
 from tests.tiny_mtp import make_tiny_mtp

@@ -13,20 +13,19 @@ import pytest
 import torch
 
 from spec_lab.acceptance import rejection, relaxed, strict
-from spec_lab.assembly.graphs import RoundGraphConfig
-from spec_lab.config import VerifyConfig
 from spec_lab.core.results import GenerationResult
 from spec_lab.core.trees import copy_tensors
 from spec_lab.core.types import Request
-from spec_lab.engine.adaptive_round import AdaptiveRound, ScheduledRound
 from spec_lab.engine.engine import Engine
 from spec_lab.engine.graphs.captured import CapturedMode
 from spec_lab.engine.if_nodes import has_if_nodes
 from spec_lab.engine.k_schedule import KSchedule, problem_of
-from spec_lab.engine.round import DecodeRound
+from spec_lab.engine.offers import AllOffered, Counted
 from spec_lab.engine.tape import TapeRecorder, _Tape
 from spec_lab.measure.launch_counts import CountedRounds
 from spec_lab.measure.watched_rounds import watch_rounds
+from spec_lab.menu.config import VerifyConfig
+from spec_lab.options.graphs.round import RoundGraphConfig
 from tests.graph_lab import DRAFTERS, MODES, RULES, Lab, generate_watched, lab, mixed_requests
 from tests.lab import make_config, make_engine, random_requests
 from tests.tiny_experts import make_tiny_nextn
@@ -136,8 +135,7 @@ def test_k_follows_the_running_requests(lab: Lab) -> None:
     ]
     options = {"batch_size": 3, "rule": RULES["strict"], "options": {"k_schedule": SCHEDULE}}
     engine = lab.engine(requests, MODES["round"], prune="none", **options)
-    assert isinstance(engine.round, ScheduledRound)
-    assert [engine.round.of_batch(count).num_draft_tokens for count in (1, 2, 3)] == [3, 0, 1]
+    assert [engine.rounds.of_batch(count).num_draft_tokens for count in (1, 2, 3)] == [3, 0, 1]
     assert engine.parts.slots.input_ids.shape[1] == 4
     result = engine.generate(requests)
     recorder = cast(CapturedMode, engine.graph).recorder
@@ -233,7 +231,7 @@ def test_a_replay_skips_the_steps_behind_the_stops_of_all_requests(
     options = with_threshold({"drafter": drafter, "batch_size": batch_size, "rule": RULES["strict"], "options": knobs})
     eager = lab.engine(requests, None, **options).generate(requests)
     recorder = SkippingRecorder()
-    monkeypatch.setattr("spec_lab.assembly.graphs_loader._recorder", lambda models: recorder)
+    monkeypatch.setattr("spec_lab.wiring.graphs.graph_recorder", lambda models: recorder)
     several = RoundGraphConfig(rounds_per_replay=3)
     engine = lab.engine(requests, several if mode == "several" else MODES[mode], **options)
     engine.graph.recorder = recorder  # type: ignore[misc]
@@ -263,7 +261,7 @@ def test_experts_of_skipped_steps_are_not_counted(
     config = make_config((tmp_path, tmp_path), "mtp_eagle", prune="catchup", options=stop, **places)
     eager = make_engine(config, requests).generate(requests)
     recorder = SkippingRecorder()
-    monkeypatch.setattr("spec_lab.assembly.graphs_loader._recorder", lambda models: recorder)
+    monkeypatch.setattr("spec_lab.wiring.graphs.graph_recorder", lambda models: recorder)
     skipped = make_engine(replace(config, graph=MODES["round"]), requests).generate(requests)
     assert text_and_offers(skipped) == text_and_offers(eager)
     expected, counts = eager.experts_read, skipped.experts_read
@@ -298,7 +296,7 @@ def test_rounds_that_offer_all_run_no_operator_for_it(lab: Lab, rule: str, monke
     requests = mixed_requests(2, 20)
     options = {"batch_size": 2, "rule": RULES[rule]}
     engine = lab.engine(requests, None, **options)
-    assert type(engine.round) is DecodeRound
+    assert isinstance(engine.round.offers, AllOffered)
     all_offered = counted(engine, requests)
     unmasked: Callable[..., Any] = lambda inputs, passed: passed  # noqa: E731
     for module in (strict, relaxed, rejection):
@@ -311,7 +309,7 @@ def test_rounds_that_offer_all_run_no_operator_for_it(lab: Lab, rule: str, monke
 def test_only_a_run_that_asks_has_an_adaptive_round(lab: Lab) -> None:
     requests = mixed_requests(2, 4)
     for kind in KINDS.values():
-        assert isinstance(lab.engine(requests, None, batch_size=3, **kind).round, AdaptiveRound)
+        assert isinstance(lab.engine(requests, None, batch_size=3, **kind).round.offers, Counted)
 
 
 # The ranges.

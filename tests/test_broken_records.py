@@ -17,9 +17,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
-from spec_lab.assembly.rules import RelaxedThinkingConfig, StrictAcceptanceConfig
-from spec_lab.config import AcceptanceConfig
 from spec_lab.errors import UserError
+from spec_lab.menu.config import AcceptanceConfig
+from spec_lab.options.rules.relaxed_thinking import RelaxedThinkingConfig
+from spec_lab.options.rules.strict import StrictAcceptanceConfig
 from spec_lab.record.runs import load_categories, load_positions, load_requests, load_rounds, load_runs, search_runs
 from spec_lab.report.__main__ import main
 from spec_lab.rescore.judge import rescore

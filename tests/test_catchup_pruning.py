@@ -10,20 +10,20 @@ from typing import Any, Protocol
 import pytest
 import torch
 
-from spec_lab.assembly.caches import cache_row
 from spec_lab.attention.torch_backend import TorchAttention
+from spec_lab.checkpoints.checkpoint import load_tensors
+from spec_lab.checkpoints.eagle3_checkpoint import load_eagle3
+from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes
 from spec_lab.core.kv_cache import NULL_PAGE, LayerCache, PagedKVCache
 from spec_lab.core.layer_protocols import AttentionBackend
 from spec_lab.core.types import AttentionMetadata, DraftStep, FeatureSpec, RoundBatch, Verification, VerifiedRound
 from spec_lab.drafters.picking import GreedyPicker
 from spec_lab.drafters.recurrent import RecurrentDrafter, RecurrentState
 from spec_lab.engine.pages import PageTable
-from spec_lab.models.checkpoint import load_tensors
 from spec_lab.models.eagle3 import Eagle3Head
-from spec_lab.models.eagle3_checkpoint import load_eagle3
-from spec_lab.models.families.table import read_model_config
 from spec_lab.models.mtp import MtpModule
-from spec_lab.models.tensor_shapes import decoder_tensor_shapes
+from spec_lab.wiring.caches import cache_row
 from tests.fake_target import make_prune
 from tests.lab import make_pair
 

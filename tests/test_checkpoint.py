@@ -10,10 +10,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from spec_lab.models.checkpoint import is_finite, load_tensors
-from spec_lab.models.families.plain import Family
-from spec_lab.models.families.table import read_model_config
-from spec_lab.models.tensor_shapes import decoder_tensor_shapes
+from spec_lab.checkpoints.checkpoint import is_finite, load_tensors
+from spec_lab.checkpoints.families.plain import Family
+from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes
 from tests.tiny_checkpoints import make_tiny_target, refused, rewrite_config, rewrite_tensors
 
 KINDS: dict[str, tuple[Family, dict[str, Any]]] = {

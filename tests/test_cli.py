@@ -13,8 +13,8 @@ import pytest
 
 from spec_lab import __version__
 from spec_lab.__main__ import main
-from spec_lab.config import RunConfig
 from spec_lab.errors import UserError
+from spec_lab.menu.config import RunConfig
 from spec_lab.record.sinks import SUMMARY_FILE
 from spec_lab.train.__main__ import main as train
 from tests.fake_runner import FakeRunner, summaries
@@ -131,10 +131,10 @@ def test_what_cannot_go_on_in_the_middle_of_a_run_is_a_failure_in_a_line(
 def test_check_that_breaks_is_a_failure(
     runner: FakeRunner, empty_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def broken(config: RunConfig) -> str | None:
+    def broken(chosen: object) -> str | None:
         raise ValueError("too many values to unpack")
 
-    monkeypatch.setattr("spec_lab.compatibility.run.CHECKS", (broken,))
+    monkeypatch.setattr("spec_lab.menu.refusals.run.CHECKS", (broken,))
     assert main([]) == 1
     assert main(["--dry-run"]) == 1
     assert "refused:" not in capsys.readouterr().err

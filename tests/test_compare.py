@@ -23,14 +23,17 @@ from spec_lab.record.schema import SCHEMA_VERSION
 from spec_lab.record.sinks import write_json
 from spec_lab.report.__main__ import main
 from spec_lab.report.bootstrap import bootstrap_acceptance_length, bootstrap_difference
+from spec_lab.report.cells import interval_cell
 from spec_lab.report.comparable import comparable_sets, numbered
 from spec_lab.report.cost_table import read_costs
 from spec_lab.report.frame import COLUMNS, load_frame
+from spec_lab.report.origin import signed
+from spec_lab.report.overview_plot import lengths_and_differences
 from spec_lab.report.paired_table import compare
 from spec_lab.report.table import format_table
 from spec_lab.report.tail import follow
 from spec_lab.sweep.ledger import LEDGER_FILE
-from tests.fake_runs import CHOICES, PLAIN, PROVENANCE, make_info, measure, record_run
+from tests.fake_runs import CHOICES, MAIN, PLAIN, PROVENANCE, make_info, measure, record_run
 from tests.test_record_versions import WRITERS
 from tests.test_study import make_rows
 
@@ -177,12 +180,45 @@ def test_runs_alike_are_within_noise_and_a_worse_drafter_is_not(pair: Path, caps
     compared, left_out = compare(numbered(find_runs([pair])))
     assert left_out == []
     assert [row.length_verdict for row in compared] == ["-", "within noise", "shorter"]
-    assert [row.rate_verdict for row in compared] == ["-", "within noise", "within noise"]
+    assert [row.speedup_verdict for row in compared] == ["-", "within noise", "within noise"]
     assert all(row.is_paired and row.num_prompts == 12 for row in compared)
     assert main([str(pair), "--base", "3"]) == 0
     text = capsys.readouterr().out
     assert f"Against #3, {pair / 'c'}" in text
     assert text.count("longer") >= 2
+
+
+def test_runs_of_a_slow_and_a_fast_hour_are_compared_by_their_ratios_to_plain(
+    pair: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The machine of the third is five times slower: its rates are, and what drafting brings is not."""
+    turns = (5.0, 5.2, 4.9)
+    record(pair / "slow", 2, main=measure(MAIN, turns), references={"plain": measure(PLAIN, turns)})
+    record(pair / "worse", 3, main=measure(MAIN, (1.2, 1.25, 1.22)))
+    record(pair / "few", 4, main=measure(MAIN, (9.0, 9.0)), references={"plain": measure(PLAIN, (1.0, 1.0))})
+    record(pair / "alone", 5, references={})
+    compared, _ = compare(numbered(find_runs([pair])))
+    assert [row.speedup_verdict for row in compared][2:] == ["within noise", "lower", "not judged", "no plain beside"]
+    slow = compared[2].speedup
+    assert slow is not None and slow.value == pytest.approx(1, abs=0.05)
+    assert main([str(pair)]) == 0
+    assert "no plain beside" in capsys.readouterr().out
+
+
+def test_one_prompt_has_no_interval_of_width_zero(pair: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    [alone] = make_rows([[2, 1, 3]])
+    interval = bootstrap_acceptance_length([alone], 3)
+    assert interval is not None and (interval.low, interval.high) == (None, None)
+    assert interval_cell(interval) == f"{interval.value:.2f}"
+    difference = bootstrap_difference([alone], 3, [alone], 3)
+    assert difference is not None and difference.low is None and difference.holds_zero
+    for name in "ab":
+        path = pair / name / "requests.jsonl"
+        path.write_text(path.read_text().splitlines()[0] + "\n")
+        edit(pair / name, num_requests=1)
+    assert [row.length_verdict for row in compare(numbered(find_runs([pair])))[0]] == ["-", "not judged"]
+    assert main([str(pair), "--figures", str(pair / "figures")]) == 0
+    assert capsys.readouterr().err == ""
 
 
 APART = {
@@ -269,7 +305,7 @@ def test_the_cost_model_adds_up(pair: Path) -> None:
     assert cost.verify / cost.break_even == pytest.approx(2.4 / 3.67, rel=0.01)
     assert (cost.oracle_length, cost.oracle_was_run) == (summary["acceptance_length"], True)
     assert cost.predicted is not None and cost.off is not None and cost.measured is not None
-    assert cost.predicted * (1 + cost.off) == pytest.approx(cost.measured["value"])
+    assert cost.predicted * (1 + cost.off) == pytest.approx(cost.measured.value)
     assert first.oracle_speedup == pytest.approx(4 / first.break_even)
 
 
@@ -288,6 +324,18 @@ def test_csv_and_figures(pair: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert read["acceptance_length"].tolist()[0] == load_frame(pair)["acceptance_length"][0]
     assert sorted(path.name for path in figures.iterdir()) == ["acceptance_lengths.png", "cost_model.png"]
     assert all(path.stat().st_size > 5000 for path in figures.iterdir())
+
+
+def test_a_figure_says_what_it_is_of(pair: Path) -> None:
+    """The lines are called by rule and pruning too, and below stand the runs, their revision and their machine."""
+    other = replace(make_info(started_at="2026-01-01T00:05:00+00:00"), choices=CHOICES | {"prune": "none"})
+    record_run(pair / "c", info=other)
+    compared, _ = compare(numbered(find_runs([pair])))
+    figure = signed(lengths_and_differences(compared), [row.run.run.summary for row in compared])
+    labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+    assert labels == ["#1 eagle3 K=3, strict, catchup", "#2 eagle3 K=3, strict, catchup", "#3 eagle3 K=3, strict, none"]
+    [below] = [" ".join(text.get_text().split()) for text in figure.texts]
+    assert all(part in below for part in ("run: 3 runs on a test CPU", "revision 0123abc", "2026-01-01"))
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 
 from spec_lab.__main__ import main
-from spec_lab.assembly.rules import RelaxedThinkingConfig
-from spec_lab.config import Unusable, WorkloadConfig
 from spec_lab.core.types import Request
 from spec_lab.measure.runner import record_run
+from spec_lab.menu.choices import Unusable
+from spec_lab.menu.chosen import choose
+from spec_lab.menu.config import WorkloadConfig
+from spec_lab.options.rules.relaxed_thinking import RelaxedThinkingConfig
 from spec_lab.record.reading import read_request_rows
 from spec_lab.record.runs import newest_run
 from spec_lab.workloads.conversations import before_end, longest_conversation, with_later_turns
@@ -92,7 +94,7 @@ def test_a_run_asks_all_turns_and_their_context_is_plain_decodings(tmp_path: Pat
     rows = {}
     for name, config in (("lossy", lossy), ("plain", plain)):
         config.workload = WorkloadConfig(name="spec_bench", path=str(path))
-        record_run(config, CHOICES, tmp_path / name)
+        record_run(choose(config), CHOICES, tmp_path / name)
         rows[name] = read_request_rows(tmp_path / name)
     assert [row["id"] for row in rows["lossy"]] == ["bench-1", "bench-1-turn2"]
     assert rows["lossy"][0]["output_ids"] != rows["plain"][0]["output_ids"]

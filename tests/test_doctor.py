@@ -12,7 +12,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from spec_lab.assembly.drafters.trained import ZOO
 from spec_lab.core.types import Request
 from spec_lab.doctor.__main__ import main
 from spec_lab.doctor.checkpoints import check_dtype, check_tokenizer, check_vocabulary
@@ -24,6 +23,8 @@ from spec_lab.doctor.report import format_findings, summarize
 from spec_lab.doctor.rounds import LoopRound, common_length, spread
 from spec_lab.doctor.subject import MAX_NEW_TOKENS, load_subject, shortened, strict_greedy
 from spec_lab.doctor.teacher_forced import Drafted
+from spec_lab.menu.chosen import choose
+from spec_lab.options.shipped import ZOO
 from tests.tiny_runs import make_run_config, make_runnable_pair, write_prompts
 
 TEXTS = [{"prompt": "abcdefgh"[index:] + "xyz" * index} for index in range(4)]
@@ -102,7 +103,7 @@ def test_a_random_head_disagrees_everywhere_and_nothing_else_is_wrong(
 @pytest.mark.parametrize("drafter", ["ngram", "random", "oracle"])
 def test_a_drafter_without_weights_has_bounds_alone(pair: tuple[Path, Path], prompts: Path, drafter: str) -> None:
     config = make_run_config(pair, prompts, drafter, max_new_tokens=6)
-    findings = examine(load_subject(config))
+    findings = examine(load_subject(choose(config)))
     states, *bounds = findings[:4]
     assert [finding.verdict for finding in bounds] == [Verdict.OK] * 3
     assert {finding.verdict for finding in (states, *findings[4:])} == {Verdict.DOES_NOT_APPLY}
@@ -119,7 +120,7 @@ def test_the_command_says_how_much_it_could_not_check(
 
 
 def test_too_few_rounds_are_not_judged(pair: tuple[Path, Path], prompts: Path) -> None:
-    findings = examine(load_subject(make_run_config(pair, prompts, max_new_tokens=8)))
+    findings = examine(load_subject(choose(make_run_config(pair, prompts, max_new_tokens=8))))
     skipped = [finding.check for finding in findings if "fewer than" in finding.measured]
     assert "hidden path" in skipped and skipped[-1] == "teacher forcing"
 
@@ -135,7 +136,7 @@ def test_the_run_is_examined_under_strict_greedy_acceptance(pair: tuple[Path, Pa
 
 def test_a_tokenizer_of_another_model(pair: tuple[Path, Path], prompts: Path, tmp_path: Path) -> None:
     target, head = (Path(shutil.copytree(folder, tmp_path / folder.name)) for folder in pair)
-    subject = load_subject(make_run_config((target, head), prompts, max_new_tokens=4))
+    subject = load_subject(choose(make_run_config((target, head), prompts, max_new_tokens=4)))
     assert check_tokenizer(subject).verdict is Verdict.OK
     shutil.copy(target / "tokenizer.json", head)
     assert "160 of them have the same id" in check_tokenizer(subject).measured
@@ -157,7 +158,7 @@ def change_ids(file: Path, ids: dict[str, int]) -> None:
 
 def test_weights_that_do_not_survive_the_runs_dtype(pair: tuple[Path, Path], prompts: Path, tmp_path: Path) -> None:
     head = Path(shutil.copytree(pair[1], tmp_path / "head"))
-    subject = load_subject(make_run_config((pair[0], head), prompts, max_new_tokens=4))
+    subject = load_subject(choose(make_run_config((pair[0], head), prompts, max_new_tokens=4)))
     half, brain = (replace(subject, models=replace(subject.models, dtype=t)) for t in (torch.float16, torch.bfloat16))
     assert check_dtype(half).verdict is check_dtype(brain).verdict is Verdict.OK
     tensors = load_file(head / "model.safetensors")
@@ -173,7 +174,7 @@ def test_a_shift_shows_in_the_words_that_can_be_drafted(
 ) -> None:
     """A target that wrote every third id, and a map of these."""
     head = Path(shutil.copytree(pair[1], tmp_path / "head"))
-    subject = load_subject(make_run_config((pair[0], head), prompts, max_new_tokens=4))
+    subject = load_subject(choose(make_run_config((pair[0], head), prompts, max_new_tokens=4)))
     words = list(range(1, 160, 3))
     subject = replace(subject, plain=[replace(record, output_ids=words) for record in subject.plain])
     d2t = torch.tensor(words) + shift - torch.arange(len(words))

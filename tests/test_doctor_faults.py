@@ -15,22 +15,22 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from spec_lab.acceptance.strict import StrictAcceptance
-from spec_lab.assembly.drafters.trained import ZOO
-from spec_lab.assembly.heads import DrafterFactory, load_drafter
-from spec_lab.assembly.models import Models
 from spec_lab.cli.compose import compose_run
-from spec_lab.config import RunConfig
 from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.layer_protocols import AttentionBackend
 from spec_lab.core.types import AcceptanceInputs, AttentionMetadata, FeatureSpec, TargetOutput, Verification
 from spec_lab.doctor.__main__ import main
-from spec_lab.doctor.aspects import aspects_of
 from spec_lab.doctor.examine import examine
 from spec_lab.doctor.findings import Finding, Verdict, faults
 from spec_lab.doctor.loop import check_bounds
-from spec_lab.doctor.readings import Aspect
+from spec_lab.doctor.readings import aspects_of
 from spec_lab.doctor.report import summarize
 from spec_lab.doctor.subject import Subject, load_subject, strict_greedy
+from spec_lab.menu.chosen import Chosen, choose
+from spec_lab.menu.readings import Aspect
+from spec_lab.options.shipped import ZOO
+from spec_lab.wiring.drafting import DrafterFactory, load_drafter
+from spec_lab.wiring.models import DrafterBuild
 
 QUICK = ("max_new_tokens=36", "device=cpu", "batch_size=4", "kernels=torch")
 """With kernels=native the write that some faults break is inside a layer."""
@@ -51,8 +51,8 @@ def keep_readings(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatc
     """The readings take most of an examination's time, and most of them are not what tells a fault."""
 
     def keep(*names: str) -> None:
-        def kept(config: RunConfig, models: Models) -> list[Aspect]:
-            return [aspect for aspect in aspects_of(config, models) if aspect.name in names]
+        def kept(chosen: Chosen, build: DrafterBuild) -> list[Aspect]:
+            return [aspect for aspect in aspects_of(chosen, build) if aspect.name in names]
 
         if request.param == "some_readings":
             monkeypatch.setattr("spec_lab.doctor.examine.aspects_of", kept)
@@ -63,13 +63,14 @@ def keep_readings(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatc
 @pytest.fixture(scope="module")
 def healthy() -> Subject:
     """The shipped pair, as the doctor loads it."""
-    return load_subject(compose_run(QUICK)[0])
+    return load_subject(choose(compose_run(QUICK)[0]))
 
 
 def examined(healthy: Subject, *overrides: str, max_rounds: int = FEW_ROUNDS) -> Subject:
     """Another drafter of the same target, whose texts are written already; a few rounds tell most faults."""
-    config = strict_greedy(compose_run([*QUICK, *overrides])[0])
-    return replace(healthy, config=config, make_drafter=load_drafter(config, healthy.models), max_rounds=max_rounds)
+    chosen = choose(strict_greedy(compose_run([*QUICK, *overrides])[0]))
+    make_drafter = load_drafter(chosen, healthy.models.of_drafters)
+    return replace(healthy, chosen=chosen, make_drafter=make_drafter, max_rounds=max_rounds)
 
 
 def copy_of(drafter: str, folder: Path) -> Path:
@@ -293,7 +294,7 @@ def next_slots(slot_mapping: torch.Tensor) -> torch.Tensor:
 def with_broken_writes(subject: Subject, place: Callable[[torch.Tensor], torch.Tensor | None]) -> Subject:
     """The loop's drafter writes wrongly; its weights and the target are as they were."""
     backend: Any = BrokenWrites(subject.models.backend, place)
-    make: DrafterFactory = load_drafter(subject.config, replace(subject.models, backend=backend))
+    make: DrafterFactory = load_drafter(subject.chosen, replace(subject.models.of_drafters, backend=backend))
     return replace(subject, make_drafter=make)
 
 

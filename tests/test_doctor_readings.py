@@ -13,20 +13,20 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from spec_lab.assembly.heads import DrafterFactory, load_drafter
-from spec_lab.assembly.limits import engine_limits
-from spec_lab.assembly.models import load_models
-from spec_lab.config import RunConfig
+from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.core.results import RequestRecord
 from spec_lab.core.types import FinishReason
-from spec_lab.doctor.aspects import aspects_of
 from spec_lab.doctor.evidence import Evidence
 from spec_lab.doctor.findings import Finding, Verdict, faults
-from spec_lab.doctor.readings import ALL_ASPECTS, check_readings
+from spec_lab.doctor.readings import ALL_ASPECTS, aspects_of, check_readings
 from spec_lab.doctor.rounds import LoopRound
 from spec_lab.doctor.subject import Subject
 from spec_lab.doctor.teacher_forced import TeacherForcedDrafts
-from spec_lab.models.families.table import read_model_config
+from spec_lab.menu.chosen import choose
+from spec_lab.menu.config import RunConfig
+from spec_lab.wiring.drafting import DrafterFactory, load_drafter
+from spec_lab.wiring.limits import engine_limits
+from spec_lab.wiring.models import load_models
 from tests.lab import make_config, random_requests
 from tests.tiny_assistant import make_tiny_assistant
 from tests.tiny_checkpoints import make_tiny_eagle3, make_tiny_target
@@ -56,10 +56,11 @@ def make_head(drafter: str, folder: Path, target: Path) -> None:
 def subject_of(config: RunConfig) -> Subject:
     """A subject of the doctor whose texts are the prompts alone."""
     requests = random_requests(NUM_TEXTS, ROUNDS_A_TEXT * (NUM_DRAFT_TOKENS + 1) + 1, lengths=(4, 20))
-    limits = engine_limits(config, requests, NUM_DRAFT_TOKENS)
-    models = load_models(config, limits.max_seq_len)
-    make_drafter = load_drafter(config, models)
-    return Subject(config, models, requests, limits, make_drafter, [record(r.prompt_ids, []) for r in requests])
+    chosen = choose(config)
+    limits = engine_limits(chosen, requests, NUM_DRAFT_TOKENS)
+    models = load_models(chosen, limits.max_seq_len)
+    make_drafter = load_drafter(chosen, models.of_drafters)
+    return Subject(chosen, models, requests, limits, make_drafter, [record(r.prompt_ids, []) for r in requests])
 
 
 def record(prompt_ids: tuple[int, ...], output_ids: list[int]) -> RequestRecord:
@@ -111,16 +112,17 @@ def findings_of(right: RunConfig, wrong: RunConfig) -> list[Finding]:
     """What the readings say of `wrong`, over texts that the drafter of `right` drafted."""
     writer = subject_of(right)
     subject, rounds = with_drafted_texts(writer, _reference_drafter(writer))
-    subject = replace(subject, config=wrong)
+    subject = replace(subject, chosen=choose(wrong))
     forced = TeacherForcedDrafts(subject, rounds)
     as_configured = forced.draft(_reference_drafter(subject))
-    features = subject.engine(wrong, load_drafter(wrong, subject.models)).parts.drafter.requirements
+    engine = subject.engine(subject.chosen, load_drafter(subject.chosen, subject.models.of_drafters))
+    features = engine.parts.drafter.requirements
     evidence = Evidence(subject, features.features, forced, as_configured, as_configured)
-    return check_readings(evidence, aspects_of(wrong, subject.reference_models))
+    return check_readings(evidence, aspects_of(subject.chosen, subject.reference_build))
 
 
 def _reference_drafter(subject: Subject) -> DrafterFactory:
-    return load_drafter(subject.config, subject.reference_models)
+    return load_drafter(subject.chosen, subject.reference_build)
 
 
 SLOW = (

@@ -15,6 +15,7 @@ from spec_lab.doctor.findings import Verdict
 from spec_lab.doctor.states import CHECK, check_states
 from spec_lab.doctor.subject import Subject, load_subject
 from spec_lab.engine.states import RecurrentStates
+from spec_lab.menu.chosen import choose
 from spec_lab.models.delta_caches import ReplayedUpdates, StateCheckpoints
 from tests.test_families_gpu import make_target
 
@@ -33,7 +34,7 @@ def subjects(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Subject]:
     folder = tmp_path_factory.mktemp("hybrid")
     make_target(folder, "qwen3_5")
     base = ["target=hf", f"target.path={folder}", "drafter=ngram", "drafter.num_draft_tokens=3", *SHORT]
-    healthy = load_subject(compose_run([*base, "recurrent.rollback=checkpoints"])[0])
+    healthy = load_subject(choose(compose_run([*base, "recurrent.rollback=checkpoints"])[0]))
     replaying = replace(healthy.config, recurrent=compose_run([*base, "recurrent.rollback=replay"])[0].recurrent)
     return {"checkpoints": healthy, "replay": replace(healthy, config=replaying)}
 

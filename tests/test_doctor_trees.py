@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from spec_lab.cli.compose import compose_run
-from spec_lab.config import RunConfig
 from spec_lab.doctor.examine import examine
 from spec_lab.doctor.findings import Finding, Verdict, faults
 from spec_lab.doctor.subject import Subject, load_subject, refuse_no_spine
-from spec_lab.engine.tree_round import TreeRound, _spine
+from spec_lab.engine.drafts import Tree, spine
 from spec_lab.errors import UserError
+from spec_lab.menu.chosen import Chosen, choose
 from tests.test_doctor_faults import QUICK, change_tensors, copy_of, examined, skipped, with_broken_writes
 
 TREE = ("drafter=eagle3", "tree=dynamic", "tree.num_rows=8")
@@ -24,14 +24,14 @@ TREE = ("drafter=eagle3", "tree=dynamic", "tree.num_rows=8")
 @pytest.fixture(scope="module")
 def healthy() -> Subject:
     """The shipped pair, as the doctor loads it for a tree; other trees of its sizes may stand in its place."""
-    return load_subject(compose_run([*QUICK, *TREE])[0])
+    return load_subject(choose(compose_run([*QUICK, *TREE])[0]))
 
 
 @pytest.fixture(autouse=True)
 def few_checks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither the bounds, which are of chains, nor other readings, but for the order of the halves."""
     monkeypatch.setattr("spec_lab.doctor.examine.check_bounds", lambda subject: [])
-    from spec_lab.doctor.aspects import aspects_of
+    from spec_lab.doctor.readings import aspects_of
 
     def kept(*arguments: Any) -> list[Any]:
         return [aspect for aspect in aspects_of(*arguments) if aspect.name == "concat order"]
@@ -100,33 +100,33 @@ def test_keys_of_the_path_are_left_where_they_were(healthy: Subject, monkeypatch
         self._tree.move_path([], moved, features, path, batch.kv_lens, batch.page_table, self._page_size)
         return moved
 
-    monkeypatch.setattr(TreeRound, "_compact", features_alone)
+    monkeypatch.setattr(Tree, "_compact", features_alone)
     assert faults_of(examined(healthy, *TREE))[0].check == "output against plain decoding"
 
 
 def test_the_spine_is_the_first_child_of_each() -> None:
     tokens = [9, 5, 6, 7, 8, 4]
-    assert _spine([0, 0, 0, 1, 3, 1], tokens, 3) == [5, 7, 8]
-    assert _spine([0, 0, 0, 2, 3, 3], tokens, 3) == [5, -1, -1]
-    assert _spine([0, 1, 2, 3, 4, 5], tokens, 2) == [-1, -1]
+    assert spine([0, 0, 0, 1, 3, 1], tokens, 3) == [5, 7, 8]
+    assert spine([0, 0, 0, 2, 3, 3], tokens, 3) == [5, -1, -1]
+    assert spine([0, 1, 2, 3, 4, 5], tokens, 2) == [-1, -1]
 
 
-def tree_config(*overrides: str) -> RunConfig:
-    return compose_run([*QUICK, "drafter=frozen_kv", *overrides])[0]
+def tree_run(*overrides: str) -> Chosen:
+    return choose(compose_run([*QUICK, "drafter=frozen_kv", *overrides])[0])
 
 
 def test_a_tree_of_another_path_than_the_likeliest_is_refused() -> None:
-    refuse_no_spine(tree_config("tree=static", "tree.paths=[[1],[0]]"))
+    refuse_no_spine(tree_run("tree=static", "tree.paths=[[1],[0]]"))
     with pytest.raises(UserError, match=r"tree\.paths without \[0\].*add \[0\]$"):
-        refuse_no_spine(tree_config("tree=static", "tree.paths=[[1],[1,0]]"))
+        refuse_no_spine(tree_run("tree=static", "tree.paths=[[1],[1,0]]"))
     with pytest.raises(UserError, match=r"tree\.branches=approximate.*use tree\.branches=exact$"):
-        refuse_no_spine(tree_config("drafter=eagle3", "tree=dynamic", "tree.branches=approximate"))
+        refuse_no_spine(tree_run("drafter=eagle3", "tree=dynamic", "tree.branches=approximate"))
 
 
 def test_the_spine_is_as_long_as_the_tree_is_bound_to_have_it() -> None:
     for overrides, length in ((["tree=dynamic", "tree.depth=4"], 4), (["tree=static", "tree.paths=[[0],[0,1]]"], 1)):
-        subject: Any = replace(_empty(), config=tree_config(*overrides))
-        assert subject.num_draft_tokens == subject.of_spine.drafter.num_draft_tokens == length
+        subject: Any = replace(_empty(), chosen=tree_run(*overrides))
+        assert subject.num_draft_tokens == subject.of_spine.config.drafter.num_draft_tokens == length
         assert subject.of_spine.tree.name == "none"
 
 

@@ -136,7 +136,7 @@ def test_end_to_end_speedup_has_the_prompt_passes_in_it() -> None:
     summary = FakeCell("eagle3", 3).summary()
     end_to_end, speedup = Cell("eagle3", 3, summary).end_to_end_speedup, summary["speedup"]
     assert end_to_end is not None and speedup is not None
-    assert 1 < end_to_end["value"] < speedup["value"]
+    assert 1 < end_to_end.value < speedup["value"]
 
 
 @pytest.mark.parametrize(
@@ -156,8 +156,8 @@ def test_tables_show_length_category_position_and_cost(sweep: list[Run]) -> None
     cell, row = cells[0], rows_of(text)["oracle 3"]
     outcomes = cell.summary["by_category"]
     positions = cell.summary["acceptance_rate_by_position"]["unconditional"]
-    speedup, end_to_end = cell.summary["speedup"], cell.end_to_end_speedup
-    assert speedup is not None and end_to_end is not None
+    speedup, end_to_end = cell.speedup, cell.end_to_end_speedup
+    assert speedup is not None and speedup.interval is not None and end_to_end is not None
     assert list(outcomes) == ["code", "dates", "prose"]
     assert row == [
         f"{cell.summary['acceptance_length']:.2f}",
@@ -169,11 +169,11 @@ def test_tables_show_length_category_position_and_cost(sweep: list[Run]) -> None
         f"{cell.in_plain_steps(cell.verify_ms):.2f}",
         f"{cell.summary['break_even_acceptance_length']:.2f}",
         f"{cell.predicted_speedup:.2f}",
-        f"{speedup['value']:.2f}",
-        f"({speedup['low']:.2f}",
+        f"{speedup.value:.2f}",
+        f"({speedup.interval[0]:.2f}",
         "to",
-        f"{speedup['high']:.2f})",
-        f"{end_to_end['value']:.2f}",
+        f"{speedup.interval[1]:.2f})",
+        f"{end_to_end.value:.2f}",
     ]
     assert len(rows_of(text)["oracle 5"]) == len(row) + 2, "two positions more"
 
@@ -330,7 +330,7 @@ def test_plot_has_a_mark_a_cell_at_prediction_and_measurement(sweep: list[Run]) 
     finished = [cell for cell in cells if cell.is_finished and cell.drafter != "oracle"]
     marks = [bars.lines[0] for bars in figure.axes[0].containers]  # type: ignore[attr-defined]
     assert [mark.get_xdata()[0] for mark in marks] == [cell.predicted_speedup for cell in finished]
-    speedups = [speedup["value"] for cell in finished if (speedup := cell.summary["speedup"]) is not None]
+    speedups = [speedup.value for cell in finished if (speedup := cell.speedup) is not None]
     assert [mark.get_ydata()[0] for mark in marks] == speedups
     assert labels(figure) == ["mtp_vanilla", "ngram", "K = 3", "K = 5"]
 

@@ -13,11 +13,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from spec_lab.models.config import ModelConfig
-from spec_lab.models.eagle3_checkpoint import load_eagle3
-from spec_lab.models.eagle3_config import default_tap_layer_inputs, read_eagle3_config
-from spec_lab.models.families.table import read_decoder
-from spec_lab.models.plan import RopeConfig
+from spec_lab.checkpoints.config import ModelConfig
+from spec_lab.checkpoints.eagle3_checkpoint import load_eagle3
+from spec_lab.checkpoints.eagle3_config import default_tap_layer_inputs, read_eagle3_config
+from spec_lab.checkpoints.families.table import read_decoder
+from spec_lab.checkpoints.plan import RopeConfig
 from tests.tiny_checkpoints import TINY_SIZES, make_tiny_eagle3, refused, rewrite_config, rewrite_tensors
 
 TARGET = read_decoder(TINY_SIZES | {"architectures": ["Qwen3ForCausalLM"], "head_dim": 16}, "target")

@@ -10,9 +10,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.core.types import Request
 from spec_lab.drafters.recurrent import RecurrentDrafter
-from spec_lab.models.families.table import read_model_config
 from tests.engine_state import poison
 from tests.fake_target import PaddedGraph
 from tests.lab import Reference, assert_captured_alike, make_config, make_engine, random_requests

@@ -11,9 +11,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from spec_lab.models.checkpoint import read_tensors, stored_tensors
+from spec_lab.checkpoints.checkpoint import read_tensors, stored_tensors
+from spec_lab.checkpoints.families.table import read_decoder, read_model_config
 from spec_lab.models.experts import ExpertMLP
-from spec_lab.models.families.table import read_decoder, read_model_config
 from spec_lab.models.tensor_parallel import TensorParallel
 from tests.lab import Reference, generate, make_config, random_requests
 from tests.tiny_checkpoints import refused, rewrite_tensors, use_hub_spelling

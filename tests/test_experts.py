@@ -10,9 +10,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from spec_lab.checkpoints.expert_sizes import ExpertSizes, RouterScores, expert_tensor_shapes
 from spec_lab.engine.tape import TapeRecorder
 from spec_lab.models import routers
-from spec_lab.models.expert_sizes import ExpertSizes, RouterScores, expert_tensor_shapes
 from spec_lab.models.experts import ExpertMLP, SortedExperts, build_experts, grouped_experts, has_grouped_product
 from spec_lab.models.routers import Routing, SigmoidRouter, SoftmaxRouter
 from tests.tiny_checkpoints import random_weight, refused

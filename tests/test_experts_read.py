@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from spec_lab.assembly import registry
 from spec_lab.core.results import ExpertCounts
 from spec_lab.engine.engine import Engine
 from spec_lab.engine.experts_read import ExpertsRead, ReadingStage, count_distinct
 from spec_lab.engine.tape import TapeRecorder
+from spec_lab.menu import registry
 from spec_lab.models.routers import Routing
 from spec_lab.record.measured import Measured
 from spec_lab.report.run_table import format_run

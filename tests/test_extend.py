@@ -12,15 +12,15 @@ from pathlib import Path
 import pytest
 
 from spec_lab.__main__ import main
-from spec_lab.assembly import registry
-from spec_lab.assembly.drafters.trained import ZOO
-from spec_lab.assembly.extensions import find_extensions
-from spec_lab.assembly.option import CatchupPruningOption, DrafterOption, RuleOption
 from spec_lab.cli.compose import compose_run
 from spec_lab.cli.named_rules import read_rules
-from spec_lab.compatibility.run import refusals
 from spec_lab.doctor.__main__ import main as examine
 from spec_lab.errors import UserError
+from spec_lab.menu import registry
+from spec_lab.menu.extensions import find_extensions
+from spec_lab.menu.option import CatchupPruningOption, DrafterOption, RuleOption
+from spec_lab.menu.refusals.run import refusals
+from spec_lab.options.shipped import ZOO
 from spec_lab.record.runs import read_summary
 from spec_lab.report.__main__ import main as report
 from spec_lab.rescore.judge import rescore
@@ -145,9 +145,7 @@ def test_a_rule_that_was_added_judges_a_recorded_run_again(lab: Path, tmp_path: 
 
 TRAITS = """
 from dataclasses import dataclass
-from spec_lab.assembly.deferred import Deferred
-from spec_lab.assembly.option import DrafterOption, RuleOption
-from spec_lab.config import AcceptanceConfig, DrafterConfig
+from spec_lab.extend import AcceptanceConfig, DrafterConfig, DrafterOption, RuleOption
 
 @dataclass
 class ReplayConfig(DrafterConfig):
@@ -162,7 +160,7 @@ class ExactConfig(AcceptanceConfig):
     name: str = "exact"
 
 def register(registry):
-    nowhere = Deferred("nowhere", "nothing")
+    nowhere = print
     registry.add(
         DrafterOption(name="replay", schema=ReplayConfig, load=nowhere, follows_greedy_text="replays a text"),
         DrafterOption(name="silent", schema=SilentConfig, load=nowhere, drafts=False),
@@ -197,7 +195,7 @@ def test_traits_of_an_added_row_are_asked_as_those_of_any(
     monkeypatch.syspath_prepend(str(tmp_path))
     config, _ = compose_run([f"acceptance={rule}" if rule != "exact" else "acceptance=strict", *overrides])
     config.extensions = ["traits_lab"]
-    rows = registry.of(config)
+    rows = registry.load(config.extensions)
     config.drafter = rows.find(DrafterOption, drafter).schema(num_draft_tokens=num_draft_tokens)
     config.acceptance = rows.find(RuleOption, rule).schema()
     found = refusals(config)
@@ -337,7 +335,7 @@ BROKEN = {
     "bad_syntax": ("def", "bad_syntax cannot be imported"),
     "fails": ("def register(registry):\n    raise KeyError('x')", "fails.register fails (KeyError"),
     "twice": (
-        "from spec_lab.assembly import pruners\ndef register(registry):\n    registry.add(*pruners.CATCHUP_OPTIONS)",
+        "from spec_lab.options import pruning\ndef register(registry):\n    registry.add(*pruning.ROWS[2:])",
         "prune.catchup=none is registered twice",
     ),
     "no_row": ("def register(registry):\n    registry.add('mine')", "no_row.register fails"),
@@ -390,7 +388,7 @@ def test_an_installed_extension_needs_not_be_named(tmp_path: Path) -> None:
     (installed / "top_level.txt").write_text("my_lab\n")
     (installed / "entry_points.txt").write_text("[spec_lab.extensions]\nmy_lab = my_lab\n")
     path = os.pathsep.join([str(ROOT), str(ROOT / "kernels"), str(tmp_path)])
-    code = "from spec_lab.assembly import registry; print(registry.load().origins())"
+    code = "from spec_lab.menu import registry; print(registry.load().origins())"
     for command in (["-m", "spec_lab", "drafter=copycat", "--dry-run"], ["-c", code]):
         done = subprocess.run(
             [sys.executable, *command],

@@ -14,10 +14,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from spec_lab.config import AttentionConfig, KernelSet, RecurrentConfig, Rollback, RunConfig
-from spec_lab.models.families.table import read_model_config
-from spec_lab.models.gemma4_checkpoint import gemma4_tensor_shapes
-from spec_lab.models.tensor_shapes import decoder_tensor_shapes
+from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.checkpoints.gemma4_checkpoint import gemma4_tensor_shapes
+from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes
+from spec_lab.menu.choices import KernelSet, Rollback
+from spec_lab.menu.config import AttentionConfig, RecurrentConfig, RunConfig
 from tests import tiny_gemma4, tiny_hybrid
 from tests.graph_lab import MODES
 from tests.lab import generate, make_config, random_requests

@@ -10,12 +10,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from spec_lab.models.block_fp8 import dequantised
-from spec_lab.models.checkpoint import load_tensors, read_tensors, stored_tensors
-from spec_lab.models.families.table import read_model_config
-from spec_lab.models.mtp_checkpoint import load_mtp
-from spec_lab.models.partition import Part, Whole
-from spec_lab.models.tensor_shapes import decoder_tensor_shapes
+from spec_lab.checkpoints.block_fp8 import dequantised
+from spec_lab.checkpoints.checkpoint import load_tensors, read_tensors, stored_tensors
+from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.checkpoints.mtp_checkpoint import load_mtp
+from spec_lab.checkpoints.slices import Part
+from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes
+from spec_lab.models.partition import Whole
 from tests.tiny_checkpoints import refused, rewrite_config, rewrite_tensors
 from tests.tiny_experts import add_nextn
 from tests.tiny_latent import make_latent_target
@@ -131,7 +132,7 @@ def test_a_part_of_a_matrix_is_a_part_of_what_it_stands_for(checkpoint: Path) ->
 
     meant = quantise_checkpoint(checkpoint)
     name = "model.layers.1.mlp.up_proj.weight"
-    assert torch.equal(load(checkpoint, partition=LowerRows())[name], meant[name][7:])
+    assert torch.equal(load(checkpoint, slices=LowerRows())[name], meant[name][7:])
 
 
 def test_indexers_of_sparse_attention_are_left_out(checkpoint: Path) -> None:

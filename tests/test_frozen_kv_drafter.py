@@ -10,15 +10,16 @@ from typing import Any
 import pytest
 import torch
 
-from spec_lab.assembly.drafters.trained import ZOO
-from spec_lab.assembly.workloads_loader import load_requests
+from spec_lab.checkpoints.families.plain import Family
+from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.core.kv_cache import NULL_PAGE, cache_slots
 from spec_lab.core.types import AttentionMetadata, Request, VerifiedRound
 from spec_lab.drafters.frozen_kv import FrozenKVDrafter, FrozenState
 from spec_lab.engine.engine import Engine
-from spec_lab.engine.round import collect_drafts
-from spec_lab.models.families.plain import Family
-from spec_lab.models.families.table import read_model_config
+from spec_lab.engine.stopping_loop import collect_drafts
+from spec_lab.menu.chosen import choose
+from spec_lab.options.shipped import ZOO
+from spec_lab.wiring.workloads import load_requests
 from spec_lab.workloads.tokenizer import TargetTokenizer
 from tests.fake_target import PaddedGraph
 from tests.lab import PRUNING, Reference, make_config, make_engine, random_requests
@@ -349,7 +350,7 @@ def acceptance_length(num_requests: int, change: Callable[[torch.Tensor], torch.
     """The acceptance length of the shipped pair, with `change` done to every feature that the drafter is handed."""
     config = make_config((ZOO / "pocket", ZOO / "pocket-frozen_kv"), "frozen_kv", batch_size=8, max_new_tokens=24)
     config.workload.limit = num_requests
-    requests = load_requests(config, TargetTokenizer(ZOO / "pocket"))
+    requests = load_requests(choose(config), TargetTokenizer(ZOO / "pocket"))
     engine = make_engine(config, requests)
     drafter = engine.parts.drafter
     ingest, catch_up = drafter.ingest, drafter.catch_up

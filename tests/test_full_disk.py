@@ -15,11 +15,11 @@ import pytest
 import torch
 
 from spec_lab.__main__ import main
-from spec_lab.assembly.memory import memory_of, room_for
 from spec_lab.errors import UserError
 from spec_lab.record import amend
 from spec_lab.record.amend import amend_status
 from spec_lab.record.sinks import SUMMARY_FILE
+from spec_lab.wiring.memory import memory_of, room_for
 from tests.fake_runner import FakeRunner, summaries
 from tests.tiers import checkerboard
 

@@ -14,6 +14,9 @@ import pytest
 import torch
 
 from spec_lab.attention.torch_backend import TorchAttention
+from spec_lab.checkpoints.gemma4_assistant_checkpoint import load_assistant
+from spec_lab.checkpoints.gemma4_assistant_config import AssistantTarget, TargetLayerKV
+from spec_lab.checkpoints.gemma4_text import LayerRope
 from spec_lab.core.kv_cache import NUM_RESERVED_PAGES, SCRATCH_PAGE, LayerCache
 from spec_lab.core.layer_protocols import AttentionBackend
 from spec_lab.core.ragged import whole_prompt
@@ -21,9 +24,6 @@ from spec_lab.core.types import DraftStep
 from spec_lab.drafters.frozen_kv import ANCHORS, FrozenKVDrafter, FrozenState
 from spec_lab.drafters.picking import GreedyPicker
 from spec_lab.models.gemma4_assistant import Gemma4Assistant
-from spec_lab.models.gemma4_assistant_checkpoint import load_assistant
-from spec_lab.models.gemma4_assistant_config import AssistantTarget, TargetLayerKV
-from spec_lab.models.gemma4_text import LayerRope
 from tests.tiny_checkpoints import randomize
 
 transformers = pytest.importorskip(

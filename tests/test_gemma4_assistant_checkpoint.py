@@ -10,17 +10,17 @@ from typing import Any
 import pytest
 import torch
 
-from spec_lab.assembly.drafters.trained import ZOO
-from spec_lab.models.config import ModelConfig
-from spec_lab.models.families.table import read_model_config
-from spec_lab.models.gemma4_assistant_checkpoint import load_assistant
-from spec_lab.models.gemma4_assistant_config import (
+from spec_lab.checkpoints.config import ModelConfig
+from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.checkpoints.gemma4_assistant_checkpoint import load_assistant
+from spec_lab.checkpoints.gemma4_assistant_config import (
     AssistantConfig,
     AssistantTarget,
     TargetLayerKV,
     read_assistant_config,
 )
-from spec_lab.models.gemma4_text import LayerRope
+from spec_lab.checkpoints.gemma4_text import LayerRope
+from spec_lab.options.shipped import ZOO
 from tests.lab import make_config, make_engine, random_requests
 from tests.tiny_assistant import FULL, SLIDING, make_tiny_assistant
 from tests.tiny_checkpoints import make_tiny_target, refused, rewrite_config, rewrite_tensors

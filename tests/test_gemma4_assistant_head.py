@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from spec_lab.checkpoints.gemma4_text import LayerRope
 from spec_lab.models.gemma4_assistant import CentroidHead, DenseHead
-from spec_lab.models.gemma4_text import LayerRope
 from spec_lab.models.rope import rotary_table
 
 VOCAB, HIDDEN, CLUSTERS, TOP_K = 60, 8, 12, 3

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from spec_lab.assembly.targets import SHAPES
-from spec_lab.doctor.aspects import other_sources
-from spec_lab.models.config import ModelConfig
-from spec_lab.models.expert_sizes import ExpertSizes, RouterScores
-from spec_lab.models.families.table import read_decoder, read_model_config
-from spec_lab.models.gemma4_assistant_config import AssistantTarget, read_assistant_config
-from spec_lab.models.plan import RopeConfig
+from spec_lab.checkpoints.config import ModelConfig
+from spec_lab.checkpoints.expert_sizes import ExpertSizes, RouterScores
+from spec_lab.checkpoints.families.table import read_decoder, read_model_config
+from spec_lab.checkpoints.gemma4_assistant_config import AssistantTarget, read_assistant_config
+from spec_lab.checkpoints.plan import RopeConfig
+from spec_lab.options.drafters.aspects import other_sources
+from spec_lab.options.targets import SHAPES
 from tests.test_families_page import cells
 from tests.tiny_checkpoints import refused
 

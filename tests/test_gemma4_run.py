@@ -14,13 +14,13 @@ import pytest
 import torch
 
 import spec_lab
-from spec_lab.assembly.models import thinking_markers
-from spec_lab.assembly.trees import DynamicTreeConfig
-from spec_lab.config import AttentionConfig, GraphConfig
+from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.core.kv_cache import NUM_RESERVED_PAGES
 from spec_lab.core.types import Request
 from spec_lab.engine.engine import Engine
-from spec_lab.models.families.table import read_model_config
+from spec_lab.menu.config import AttentionConfig, GraphConfig
+from spec_lab.options.trees.dynamic import DynamicTreeConfig
+from spec_lab.wiring.models import thinking_markers
 from spec_lab.workloads.tokenizer import TargetTokenizer
 from tests.graph_lab import MODES, synthetic
 from tests.lab import Reference, generate, make_config, make_engine, random_requests

@@ -11,19 +11,19 @@ from typing import Any
 import pytest
 import torch
 
-from spec_lab.assembly.caches import cache_row
 from spec_lab.attention.torch_backend import TorchAttention
+from spec_lab.checkpoints.config import ModelConfig
+from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.core.kv_cache import NULL_PAGE, PagedKVCache
 from spec_lab.core.types import FeatureSpec, NormSide
 from spec_lab.engine.pages import PageTable
 from spec_lab.models import gemma4, gemma4_experts, gemma4_layers
-from spec_lab.models.config import ModelConfig
 from spec_lab.models.experts import ExpertMLP
-from spec_lab.models.families.table import read_model_config
 from spec_lab.models.norms import Float32Norm, RMSNorm
 from spec_lab.models.sandwich import AddNormed
 from spec_lab.models.target_loader import WeightSource, load_target
 from spec_lab.pruning.selection import AllRows, BeforeAttention, NoRows
+from spec_lab.wiring.caches import cache_row
 from tests.test_decoder import Lane
 from tests.tiers import every_other
 from tests.tiny_gemma4 import KINDS, VOCAB, WINDOW, make_tiny_gemma4, use_hub_spelling

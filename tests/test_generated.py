@@ -13,11 +13,12 @@ from typing import Any
 
 import pytest
 
-from spec_lab.assembly.workloads_loader import load_requests
 from spec_lab.cli.compose import compose_run
 from spec_lab.core.types import Request
 from spec_lab.corpus.categories import CHECKABLE_CATEGORIES, Split, generate
 from spec_lab.corpus.example import ASSISTANT, THINK_END, Example
+from spec_lab.menu.chosen import choose
+from spec_lab.wiring.workloads import load_requests
 from spec_lab.workloads.checker import is_correct
 from spec_lab.workloads.generated import answer_of, generated_examples
 
@@ -36,7 +37,7 @@ class Letters:
 def requests_of(*overrides: str) -> list[Request]:
     config, _ = compose_run(["workload=generated", *overrides])
     tokenizer: Any = Letters()
-    return load_requests(config, tokenizer)
+    return load_requests(choose(config), tokenizer)
 
 
 def test_so_many_of_each_checkable_category_in_turn() -> None:
@@ -118,4 +119,4 @@ def test_a_knob_lost_on_the_way_is_named() -> None:
     config, _ = compose_run(["workload=generated"])
     tokenizer: Any = Letters()
     with pytest.raises(ValueError, match=r"needs workload\.per_category"):
-        load_requests(replace(config, workload=replace(config.workload, per_category=None)), tokenizer)
+        load_requests(choose(replace(config, workload=replace(config.workload, per_category=None))), tokenizer)

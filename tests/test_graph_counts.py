@@ -11,8 +11,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from spec_lab.assembly.graphs import FullLoopGraphConfig, RoundGraphConfig, SplitSeedGraphConfig, StepReplayGraphConfig
-from spec_lab.config import GraphConfig, RunConfig
 from spec_lab.core.results import RoundRecord
 from spec_lab.core.types import Verification
 from spec_lab.engine import timing
@@ -25,6 +23,12 @@ from spec_lab.measure import runner
 from spec_lab.measure.launch_counts import CountedRounds, count_trace
 from spec_lab.measure.profiling import profile_rounds
 from spec_lab.measure.watched_rounds import watch_rounds
+from spec_lab.menu.chosen import choose
+from spec_lab.menu.config import GraphConfig, RunConfig
+from spec_lab.options.graphs.full_loop import FullLoopGraphConfig
+from spec_lab.options.graphs.round import RoundGraphConfig
+from spec_lab.options.graphs.split_seed import SplitSeedGraphConfig
+from spec_lab.options.graphs.step_replay import StepReplayGraphConfig
 from spec_lab.record.reading import read_summary
 from spec_lab.record.trace import STAGE_PREFIX, TraceEvent
 from tests.fake_runs import CHOICES
@@ -363,7 +367,7 @@ def configure(pair: tuple[Path, Path], tmp_path: Path) -> RunConfig:
 
 def test_a_captured_run_records_its_counts(configure: RunConfig, tmp_path: Path) -> None:
     configure.profile_rounds = 1
-    summary = runner.run(configure, CHOICES, tmp_path / "run")
+    summary = runner.run(choose(configure), CHOICES, tmp_path / "run")
     assert summary["graph"]["mode"] == "full_loop" and summary["graph"]["captures"] == 2
     assert set(summary["graph"]["nodes"]) == {"verify", "draft"}
     assert set(summary["references"]["plain"]["graph"]["nodes"]) == {"verify"}
@@ -380,7 +384,7 @@ def test_a_run_of_several_rounds_a_replay_records_them(configure: RunConfig, tmp
     """Those that were wasted have no line; with the lines they are what was replayed."""
     configure.graph = RoundGraphConfig(rounds_per_replay=4)
     configure.profile_rounds = 3
-    summary = runner.run(configure, CHOICES, tmp_path / "run")
+    summary = runner.run(choose(configure), CHOICES, tmp_path / "run")
     assert summary["graph"]["rounds_per_replay"] == 4 and set(summary["graph"]["nodes"]) == {"rounds"}
     lines = [json.loads(line) for line in (tmp_path / "run" / "rounds.jsonl").read_text().splitlines()]
     first = [line for line in lines if line["repeat"] == 0]
@@ -402,7 +406,7 @@ def test_a_fallback_fails_the_run(
 
     monkeypatch.setattr(CapturedMode, "run", run)
     with pytest.raises(RuntimeError, match=reason):
-        runner.run(configure, CHOICES, tmp_path / "run")
+        runner.run(choose(configure), CHOICES, tmp_path / "run")
     summary = read_summary(tmp_path / "run")
     assert summary["status"] == "failed"
     assert summary["reason"] is not None and f"graph=full_loop {reason}" in summary["reason"]

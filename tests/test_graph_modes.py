@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from spec_lab.assembly.graphs import FullLoopGraphConfig, RoundGraphConfig
 from spec_lab.engine.capture import count_syncs
 from spec_lab.engine.graphs.segment import Segment
 from spec_lab.engine.readback import RoundResult, read_later
+from spec_lab.options.graphs.full_loop import FullLoopGraphConfig
+from spec_lab.options.graphs.round import RoundGraphConfig
 from tests.graph_lab import (
     DRAFTERS,
     MODES,

@@ -9,8 +9,8 @@ import pytest
 
 from spec_lab.cli.compose import compose_run
 from spec_lab.cli.options import read_groups
-from spec_lab.compatibility.run import refusals
 from spec_lab.core.results import GenerationResult, GraphCounts
+from spec_lab.menu.refusals.run import refusals
 from spec_lab.record.measured import Measured
 from spec_lab.record.runs import Run
 from spec_lab.record.schema import RoundWork
@@ -28,8 +28,7 @@ ROUND = {"name": "round", "overlap": False, "metadata": "in_place"}
 LOOP = {"name": "full_loop", "verify": True, "metadata": "in_place"}
 
 
-def fake_run(graph: dict[str, Any], times: list[float], batch_size: int = 1, accepted: int = 2, **changes: Any) -> Run:
-    """A made-up run whose repeat i takes `times[i]` milliseconds a round; half of each is the host's."""
+def fake_repeats(graph: dict[str, Any], times: list[float], accepted: int = 2) -> list[GenerationResult]:
     repeats = []
     for time in times:
         rounds = [make_round([accepted + 1], time / 1e3) for _ in range(4)]
@@ -37,11 +36,29 @@ def fake_run(graph: dict[str, Any], times: list[float], batch_size: int = 1, acc
             record.launch_seconds = record.seconds / 2
         counts = GraphCounts(mode=graph["name"], captures=3, replays=40, nodes={"verify": 70, "draft": None})
         repeats.append(GenerationResult([make_request("r0", [accepted] * 4)], rounds, [], counts, 3, 1.0))
+    return repeats
+
+
+def fake_run(
+    graph: dict[str, Any],
+    times: list[float],
+    batch_size: int = 1,
+    accepted: int = 2,
+    eager: list[float] | None = None,
+    **changes: Any,
+) -> Run:
+    """A made-up run whose repeat i takes `times[i]` milliseconds a round; half of each is the host's.
+
+    Args:
+        eager: what the repeats of the same run take eager, which takes turns with it.
+    """
+    repeats = fake_repeats(graph, times, accepted)
+    references = {} if eager is None else {"eager": Measured(fake_repeats({"name": "eager"}, eager, accepted))}
     work = RoundWork(
         launches_per_round=12.0, replays_per_round=2.0, host_syncs_per_round=1.0, gpu_busy_ms_per_round=times[0] / 4
     )
     config = {"graph": graph, "batch_size": batch_size, "seed": 0, **changes}
-    summary = build_summary(make_info(config), Measured(repeats), seconds=1.0, work=work)
+    summary = build_summary(make_info(config), Measured(repeats), references, seconds=1.0, work=work)
     return Run(Path(f"{graph['name']}-{batch_size}"), summary)
 
 
@@ -70,29 +87,30 @@ def test_a_failed_run_is_not_compared() -> None:
     assert read_graph_comparisons([fake_run({"name": "eager"}, [4.0]), failed]) == []
 
 
-def test_the_ratio_spans_all_combinations_of_repeats() -> None:
-    eager, loop = fake_run({"name": "eager"}, [4.0, 5.0, 8.0]), fake_run(LOOP, [2.0, 1.0, 4.0])
-    ratio = time_to_eager(loop.summary, eager.summary)
-    assert ratio is not None
-    assert (ratio["value"], ratio["low"], ratio["high"]) == pytest.approx((2 / 5, 1 / 8, 4 / 4))
+def test_the_ratio_is_over_the_eager_run_of_the_same_turns() -> None:
+    """The machine slows down fourfold from turn to turn, and in each the captured round takes half."""
+    ratio = time_to_eager(fake_run(LOOP, [2.0, 8.0, 32.0], eager=[4.0, 16.0, 64.0]).summary)
+    assert ratio is not None and ratio.interval == pytest.approx((0.5, 0.5))
+    assert time_to_eager(fake_run(LOOP, [2.0, 1.0, 4.0]).summary) is None, "another folder's turns are no pairs"
 
 
-def test_the_figure_has_what_a_round_takes_over_eager_at_the_same_batch() -> None:
+def test_the_figure_has_what_a_round_takes_over_eager() -> None:
     eager = {"name": "eager"}
-    [runs] = read_graph_comparisons(
-        [fake_run(eager, [2.0, 4.0]), fake_run(ROUND, [1.0, 1.0]), fake_run(eager, [9.0], 8)]
-    )
-    [base, captured] = plotted_times(runs)
+    captured_runs = [fake_run(ROUND, [1.0, 1.0, 1.0], eager=[2.0, 3.0, 4.0]), fake_run(LOOP, [1.0], eager=[2.0])]
+    [runs] = read_graph_comparisons([fake_run(eager, [2.0, 4.0]), *captured_runs, fake_run(eager, [9.0], 8)])
+    [base, loop, captured] = plotted_times(runs)
     assert (base.place, base.line, base.value) == ("eager", "batch 1", 1.0)
-    assert (captured.place, captured.low, captured.high) == ("round", 0.25, 0.5)
+    assert captured.value == pytest.approx(24 ** (-1 / 3))
+    assert captured.place == "round" and captured.low < captured.value < captured.high
+    assert loop.low == loop.value == loop.high == 0.5, "one turn gives no bar"
 
 
 def test_every_cell_is_in_the_table() -> None:
-    [runs] = read_graph_comparisons([fake_run({"name": "eager"}, [4.0]), fake_run(LOOP, [2.0])])
+    [runs] = read_graph_comparisons([fake_run({"name": "eager"}, [4.0]), fake_run(LOOP, [2.0], eager=[4.0])])
     lines = format_graph_comparison(runs).splitlines()
     assert lines[0].split()[:2] == ["batch", "graph"]
     assert lines[3].split() == [
-        "1", "full_loop", "2.000", "0.50", "(0.50", "to", "0.50)", "12.0", "2.0", "1.0", "75.0%", "1.000", "3",
+        "1", "full_loop", "2.000", "0.50", "12.0", "2.0", "1.0", "75.0%", "1.000", "3",
         "verify", "70", "draft", "-", "3.000",
     ]  # fmt: skip
     assert "Batch 1: acceptance length is 3.0000 in all modes." in lines
@@ -110,7 +128,7 @@ def test_without_a_gpu_nothing_is_idle() -> None:
     runs = [fake_run({"name": "eager"}, [4.0]), fake_run(LOOP, [2.0])]
     for run in runs:
         run.summary["gpu_idle_share"] = None
-    assert format_graph_comparison(runs).splitlines()[3].split()[10] == "-"
+    assert format_graph_comparison(runs).splitlines()[3].split()[7] == "-"
 
 
 def test_every_graph_option_has_a_place_in_the_table(empty_folder: Path) -> None:

@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 
 from spec_lab.cli.compose import compose_run
-from spec_lab.compatibility.run import refusals
+from spec_lab.menu.refusals.run import refusals
 from tests.bench_modules import imported
 
 

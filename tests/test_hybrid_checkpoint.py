@@ -14,23 +14,25 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from spec_lab.assembly.caches import build_cache
-from spec_lab.assembly.kernels import TORCH
-from spec_lab.assembly.models import load_models
-from spec_lab.assembly.targets import SHAPES
-from spec_lab.assembly.trees import StaticTreeConfig
 from spec_lab.attention.torch_backend import TorchAttention
-from spec_lab.config import RecurrentConfig, Rollback, TargetConfig, Weights
+from spec_lab.checkpoints.config import ModelConfig
+from spec_lab.checkpoints.delta_net_checkpoint import rows_of_heads
+from spec_lab.checkpoints.delta_sizes import DeltaNetSizes
+from spec_lab.checkpoints.families.table import read_decoder, read_model_config
+from spec_lab.checkpoints.gemma4_assistant_config import TargetLayerKV
+from spec_lab.checkpoints.hybrid_checkpoint import counts_from_one
+from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes
 from spec_lab.measure.lab import note_rollback
-from spec_lab.models.config import ModelConfig
-from spec_lab.models.delta_net_checkpoint import rows_of_heads
-from spec_lab.models.delta_sizes import DeltaNetSizes
-from spec_lab.models.families.table import read_decoder, read_model_config
-from spec_lab.models.gemma4_assistant_config import TargetLayerKV
-from spec_lab.models.hybrid_checkpoint import counts_from_one
+from spec_lab.menu.choices import Rollback, Weights
+from spec_lab.menu.chosen import choose
+from spec_lab.menu.config import RecurrentConfig, TargetConfig
 from spec_lab.models.target_loader import WeightSource, load_target, read_hybrid
 from spec_lab.models.tensor_parallel import TensorParallel
-from spec_lab.models.tensor_shapes import decoder_tensor_shapes
+from spec_lab.options.targets import SHAPES
+from spec_lab.options.trees.static import StaticTreeConfig
+from spec_lab.wiring.caches import build_cache
+from spec_lab.wiring.kernels import TORCH
+from spec_lab.wiring.models import load_models
 from tests.kept_states import KEPT, tensors_of
 from tests.lab import make_config, make_engine, random_requests
 from tests.tiny_checkpoints import refused, rewrite_tensors
@@ -163,7 +165,7 @@ def test_a_state_is_in_the_way_of_trees_draft_models_and_ranks(tmp_path: Path) -
         make_engine(config, requests)
     tree = replace(make_config((tmp_path, tmp_path), "none"), tree=StaticTreeConfig(paths=[[0], [1]]))
     with refused("tree=static", "branches cannot share", "tree=none"):
-        load_models(tree, 40)
+        load_models(choose(tree), 40)
     plan = read_model_config(tmp_path).layers[0]
     with refused("target.tensor_parallel=2", "keep a state", "target.tensor_parallel=1"):
         TensorParallel(0, 2, None).share(plan)  # type: ignore[arg-type]
@@ -194,8 +196,8 @@ def test_slots_are_bounded_by_the_bytes_of_their_states(monkeypatch: pytest.Monk
     """As many slots as a cache of keys and values would have room for do not fit with a state for each verify row."""
     sizes = {"linear_num_value_heads": 32, "linear_key_head_dim": 128, "linear_value_head_dim": 128}
     target: ModelConfig = read_decoder(FLAT | sizes, "config.json")
-    from spec_lab.assembly import memory
-    from spec_lab.assembly.limits import Limits
+    from spec_lab.wiring import memory
+    from spec_lab.wiring.limits import Limits
 
     models: Any = type("M", (), {"dtype": torch.float32, "device": CPU, "kernels": TORCH})
     limits = Limits(64, 32, 8, 16, 200, 32, num_rows=4)

@@ -11,12 +11,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from spec_lab.config import RecurrentConfig, Rollback
+from spec_lab.checkpoints.checkpoint import stored_tensors
+from spec_lab.checkpoints.config import read_num_mtp_modules
+from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.checkpoints.mtp_checkpoint import load_mtp
 from spec_lab.core.types import NormSide
-from spec_lab.models.checkpoint import stored_tensors
-from spec_lab.models.config import read_num_mtp_modules
-from spec_lab.models.families.table import read_model_config
-from spec_lab.models.mtp_checkpoint import load_mtp
+from spec_lab.menu.choices import Rollback
+from spec_lab.menu.config import RecurrentConfig
 from tests.engine_state import poison
 from tests.fake_target import PaddedGraph
 from tests.graph_lab import MODES, Lab, accepted_lengths, assert_equal_to_eager, mixed_requests

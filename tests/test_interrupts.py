@@ -26,6 +26,7 @@ from spec_lab.measure import profiling
 from spec_lab.measure.profiling import ProfiledRounds
 from spec_lab.measure.runner import run
 from spec_lab.measure.watched_rounds import WatchedRounds, watch_rounds
+from spec_lab.menu.chosen import choose
 from spec_lab.record.progress import Progress
 from spec_lab.record.reading import read_request_rows, read_summary
 from spec_lab.record.sinks import SUMMARY_FILE
@@ -170,7 +171,7 @@ def test_ctrl_c_at_any_moment_of_profiling_leaves_an_interrupted_record(
     config = make_run_config(pair, prompts, references=[], profile_rounds=2)
     monkeypatch.setattr(owner, method, raise_interrupt)
     with pytest.raises(KeyboardInterrupt):
-        run(config, CHOICES, tmp_path / "run")
+        run(choose(config), CHOICES, tmp_path / "run")
     summary = json.loads((tmp_path / "run" / SUMMARY_FILE).read_text())
     assert (summary["status"], summary["reason"]) == ("interrupted", "KeyboardInterrupt")
 
@@ -201,10 +202,10 @@ def test_ctrl_c_in_the_first_repeat_leaves_the_requests_that_had_finished(
         if num_left[0] == 0:
             raise KeyboardInterrupt
 
-    run(config, CHOICES, tmp_path / "whole")
+    run(choose(config), CHOICES, tmp_path / "whole")
     monkeypatch.setattr(Progress, "advance", press_after_two)
     with pytest.raises(KeyboardInterrupt):
-        run(config, CHOICES, tmp_path / "run")
+        run(choose(config), CHOICES, tmp_path / "run")
     assert read_summary(tmp_path / "run")["status"] == "interrupted"
     untimed = [
         [{key: value for key, value in row.items() if not key.endswith("_at")} for row in read_request_rows(folder)]

@@ -9,7 +9,7 @@ import torch
 
 from spec_kernels.stops import going_on
 from spec_kernels.stops_reference import going_on_reference
-from spec_lab.assembly.graphs import RoundGraphConfig
+from spec_lab.options.graphs.round import RoundGraphConfig
 from tests.graph_lab import make_lab, mixed_requests
 from tests.kernel_lab import DEVICE
 from tests.test_kernels_wiring import LaunchedKernels

@@ -20,9 +20,11 @@ from spec_kernels.tree_reference import (
 from spec_kernels.tree_walk import follow_argmax, follow_chosen, impose_path
 from spec_kernels.utils import INTERPRETED
 from spec_kernels.vocabulary import VOCAB_TILE
-from spec_lab.assembly.rules import RejectionConfig, StrictAcceptanceConfig, SyntheticConfig
-from spec_lab.assembly.trees import DynamicTreeConfig
 from spec_lab.core.draft_tree import ancestors_and_self
+from spec_lab.options.rules.rejection import RejectionConfig
+from spec_lab.options.rules.strict import StrictAcceptanceConfig
+from spec_lab.options.rules.synthetic import SyntheticConfig
+from spec_lab.options.trees.dynamic import DynamicTreeConfig
 from tests.graph_lab import MODES, SAMPLED, Lab, Rule, make_lab, mixed_requests
 from tests.kernel_lab import DEVICE, DTYPES, randn
 from tests.test_kernels_wiring import LaunchedKernels

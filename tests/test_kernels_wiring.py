@@ -16,28 +16,32 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from spec_kernels.rope_write import rope_write
 from spec_lab.acceptance.phase import ThinkingMarkers
-from spec_lab.assembly import registry
-from spec_lab.assembly.attention_loader import BackendContext, triton_attention
-from spec_lab.assembly.engine import build_engine
-from spec_lab.assembly.heads import load_drafter
-from spec_lab.assembly.kernels import KERNELS
-from spec_lab.assembly.limits import engine_limits
-from spec_lab.assembly.models import load_models
-from spec_lab.assembly.rules import RejectionConfig, RelaxedThinkingConfig, StrictAcceptanceConfig
 from spec_lab.attention.torch_backend import TorchAttention
-from spec_lab.config import AcceptanceConfig, RunConfig, SamplingConfig
+from spec_lab.checkpoints.families.plain import Family
+from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.checkpoints.plan import RopeConfig
+from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes
 from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.results import GenerationResult
 from spec_lab.core.types import Request
 from spec_lab.engine.engine import Engine
 from spec_lab.errors import UserError
-from spec_lab.models.families.plain import Family
-from spec_lab.models.families.table import read_model_config
+from spec_lab.menu import registry
+from spec_lab.menu.chosen import choose
+from spec_lab.menu.config import AcceptanceConfig, RunConfig, SamplingConfig
 from spec_lab.models.layer_builder import build_attention
 from spec_lab.models.layers import FusedRopeAndWrite, RopeThenWrite
-from spec_lab.models.plan import RopeConfig
 from spec_lab.models.rope import rotary_table
-from spec_lab.models.tensor_shapes import decoder_tensor_shapes
+from spec_lab.options.attention.triton import triton_attention
+from spec_lab.options.rules.rejection import RejectionConfig
+from spec_lab.options.rules.relaxed_thinking import RelaxedThinkingConfig
+from spec_lab.options.rules.strict import StrictAcceptanceConfig
+from spec_lab.wiring.attention import BackendContext
+from spec_lab.wiring.drafting import load_drafter
+from spec_lab.wiring.engine import build_engine
+from spec_lab.wiring.kernels import KERNELS
+from spec_lab.wiring.limits import engine_limits
+from spec_lab.wiring.models import load_models
 from tests.graph_lab import live_kv
 from tests.kernel_lab import DEVICE, assert_near, randn
 from tests.lab import make_config, make_pair, random_requests
@@ -156,9 +160,10 @@ def make_run(folders: dict[str, Path], case: Case, graph: str, kernels: str = "t
 
 
 def make_engine(config: RunConfig, requests: Sequence[Request]) -> Engine:
-    limits = engine_limits(config, list(requests), config.drafter.num_draft_tokens)
-    models = load_models(config, limits.max_seq_len, MARKERS)
-    return build_engine(config, models, load_drafter(config, models), limits)
+    chosen = choose(config)
+    limits = engine_limits(chosen, list(requests), config.drafter.num_draft_tokens)
+    models = load_models(chosen, limits.max_seq_len, MARKERS)
+    return build_engine(chosen, models, load_drafter(chosen, models.of_drafters), limits)
 
 
 def thinking_requests(count: int, max_new_tokens: int) -> list[Request]:
@@ -234,7 +239,7 @@ def test_what_this_machine_cannot_run_is_refused_by_both_knobs(
 def test_heads_that_are_rotated_whole_have_one_kernel(tmp_path: Path, family: Family) -> None:
     target, _ = make_pair(tmp_path, family)
     config = make_config((target, target), "none", device=DEVICE.type, dtype="float32", kernels="triton")
-    model = load_models(config, 32).target
+    model = load_models(choose(config), 32).target
     strategies = {type(layer.attention.rope_and_write) for layer in model.layers}
     assert strategies == {FusedRopeAndWrite}
 

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from spec_lab.attention.torch_backend import TorchAttention
+from spec_lab.checkpoints.latent_sizes import LatentSizes, latent_tensor_shapes
 from spec_lab.core.kv_cache import NULL_PAGE, LayerCache
 from spec_lab.core.layer_protocols import RowSelection
 from spec_lab.core.types import AttentionMetadata
 from spec_lab.engine.pages import PageTable
 from spec_lab.models.latent import LatentAttention, build_latent_attention
-from spec_lab.models.latent_sizes import LatentSizes, latent_tensor_shapes
 from spec_lab.models.rope import RotaryTable
 from spec_lab.pruning.selection import AfterAttention, AllRows, BeforeAttention, NoRows
 from tests.tiny_checkpoints import randomize, refused

@@ -22,8 +22,8 @@ from spec_lab.cli.outcomes import OUTCOMES_FOLDER, Outcomes
 from spec_lab.cli.sweep import FolderResolver, SweepPlace
 from spec_lab.cli.sweep_lock import SweepLock, sharing_lock
 from spec_lab.cli.task import JobTask, WorkerTask, device_of
-from spec_lab.config import RunConfig
 from spec_lab.errors import UserError
+from spec_lab.menu.config import RunConfig
 from spec_lab.record.reading import read_summary
 from spec_lab.record.schema import Summary
 from spec_lab.record.verdict import verdict
@@ -36,7 +36,7 @@ CHEAP = ("debug=smoke", "references=[]", "profile_rounds=0", "workload.limit=1",
 TWO_AND_A_REFUSED_ONE = ("drafter=mtp_vanilla", "drafter.num_draft_tokens=1,2,5", *CHEAP)
 PROBE = """
 import os, signal
-from spec_lab.assembly.option import LoggerOption
+from spec_lab.menu.option import LoggerOption
 
 class Probe:
     def start(self, folder, summary):

@@ -12,17 +12,17 @@ import torch
 
 from spec_kernels import early
 from spec_kernels.early import loads_ahead
+from spec_lab.checkpoints.delta_sizes import DeltaNetSizes
+from spec_lab.checkpoints.expert_sizes import ExpertSizes, RouterScores
+from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.checkpoints.latent_sizes import LatentSizes
+from spec_lab.checkpoints.plan import LayerPlan, RopeConfig
+from spec_lab.checkpoints.random_weights import random_mtp
 from spec_lab.core.conditional import inside_if_node
-from spec_lab.models.delta_sizes import DeltaNetSizes
-from spec_lab.models.expert_sizes import ExpertSizes, RouterScores
-from spec_lab.models.families.table import read_model_config
-from spec_lab.models.latent_sizes import LatentSizes
 from spec_lab.models.launching import launching_of
 from spec_lab.models.linear import make_linear
 from spec_lab.models.mtp import MtpModule
-from spec_lab.models.plan import LayerPlan, RopeConfig
 from spec_lab.models.products import PLAIN, PlainProducts
-from spec_lab.models.random_weights import random_mtp
 from spec_lab.models.rope import rotary_table
 from spec_lab.models.triton_products import TritonProducts
 from spec_lab.pruning.selection import AllRows

@@ -23,7 +23,7 @@ from spec_lab.record import progress
 from spec_lab.record.progress import Progress
 from tests import recorded_runner
 
-README = Path(__file__).parents[1] / "README.md"
+PAGE = Path(__file__).parents[1] / "docs" / "use.md"
 
 
 @pytest.fixture
@@ -226,27 +226,27 @@ def test_notebook_has_a_bar_of_its_own(monkeypatch: pytest.MonkeyPatch, capsys: 
     assert capsys.readouterr().err == ""
 
 
-def readme_program() -> str:
-    """The one block of Python in the README."""
-    [program] = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
+def page_program() -> str:
+    """The one block of Python in docs/use.md."""
+    [program] = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     return str(program)
 
 
-def test_program_in_the_readme_is_five_lines_and_runs_as_it_stands(
+def test_program_in_the_page_is_five_lines_and_runs_as_it_stands(
     runner: ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    program = readme_program()
+    program = page_program()
     assert len([line for line in program.splitlines() if line]) == 5
-    exec(compile(program, "README.md", "exec"), {})
+    exec(compile(program, "use.md", "exec"), {})
     assert [record["status"] for record in records()] == ["finished"]
     assert "acceptance length" in capsys.readouterr().out
 
 
 @pytest.mark.slow
-def test_program_in_the_readme_decodes(empty_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    program = readme_program().replace('["', '["debug=smoke", "', 1)
+def test_program_in_the_page_decodes(empty_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = page_program().replace('["', '["debug=smoke", "', 1)
     space: dict[str, Any] = {}
-    exec(compile(program, "README.md", "exec"), space)
+    exec(compile(program, "use.md", "exec"), space)
     assert space["result"].summary["status"] == "finished"
     assert space["result"].requests[0]["output_ids"]
     assert spec_lab.examine(space["config"])

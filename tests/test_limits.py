@@ -8,12 +8,15 @@ from typing import Any
 
 import pytest
 
-from spec_lab.assembly.graphs import EagerGraphConfig, RoundGraphConfig
-from spec_lab.assembly.limits import Limits, engine_limits
-from spec_lab.assembly.trees import DynamicTreeConfig, StaticTreeConfig
-from spec_lab.config import GraphConfig, TreeConfig
 from spec_lab.core.kv_cache import NUM_RESERVED_PAGES
 from spec_lab.core.types import Request
+from spec_lab.menu.chosen import choose
+from spec_lab.menu.config import GraphConfig, TreeConfig
+from spec_lab.options.graphs.eager import EagerGraphConfig
+from spec_lab.options.graphs.round import RoundGraphConfig
+from spec_lab.options.trees.dynamic import DynamicTreeConfig
+from spec_lab.options.trees.static import StaticTreeConfig
+from spec_lab.wiring.limits import Limits, engine_limits
 from tests.lab import make_config
 from tests.tiny_checkpoints import TINY_SIZES
 
@@ -25,7 +28,7 @@ def limits(folder: Path, **changes: Any) -> Limits:
     """The sizes for `REQUESTS` of a tiny target, of which config.json is all that is read."""
     (folder / "config.json").write_text(json.dumps(TINY_SIZES | {"architectures": ["Qwen2ForCausalLM"]}))
     config = make_config((folder, folder), num_draft_tokens=K, cache={"page_size": 4}, **changes)
-    return engine_limits(config, REQUESTS, K)
+    return engine_limits(choose(config), REQUESTS, K)
 
 
 @pytest.mark.parametrize(

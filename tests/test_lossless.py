@@ -15,22 +15,33 @@ from typing import Any
 import pytest
 import torch
 
-from spec_lab.assembly import registry
-from spec_lab.assembly.option import DrafterOption
-from spec_lab.assembly.rules import RejectionConfig
-from spec_lab.assembly.run_tree import with_depth_as_k
-from spec_lab.assembly.trees import DynamicTreeConfig, StaticTreeConfig
-from spec_lab.config import SamplingConfig
+from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.core.results import GenerationResult
 from spec_lab.core.types import Request
 from spec_lab.drafters.oracle import OracleDrafter
 from spec_lab.engine.engine import Engine
-from spec_lab.models.families.table import read_model_config
+from spec_lab.menu import registry
+from spec_lab.menu.config import SamplingConfig
+from spec_lab.menu.option import DrafterOption
+from spec_lab.menu.tree_sizes import with_depth_as_k
+from spec_lab.options.rules.rejection import RejectionConfig
+from spec_lab.options.trees.dynamic import DynamicTreeConfig
+from spec_lab.options.trees.static import StaticTreeConfig
 from tests.engine_state import find_tensors, is_cache, poison
 from tests.fake_target import PaddedGraph
 from tests.graph_lab import MODES
 from tests.lab import PRUNING, Reference, make_config, make_engine, random_requests
-from tests.lossless_cases import CASES, DRAFTERS, PRODUCT, TARGETS, TRAINED, TREE_DRAFTERS, TREES, Case
+from tests.lossless_cases import (
+    CAPTURED,
+    CASES,
+    DRAFTERS,
+    PRODUCT,
+    TARGETS,
+    TRAINED,
+    TREE_DRAFTERS,
+    TREES,
+    Case,
+)
 from tests.taught_pairs import TEACHERS, teach_drafters
 from tests.tiny_assistant import make_tiny_assistant
 from tests.tiny_checkpoints import make_tiny_target
@@ -179,7 +190,7 @@ def test_every_drafter_of_the_lab_is_in_the_table() -> None:
     rows = registry.load().options(DrafterOption)
     assert set(DRAFTERS) == set(rows)
     assert set(TEACHERS) == {name for name, row in rows.items() if row.folder is not None}
-    assert set(TRAINED) == {name for name, row in rows.items() if row.no_loop is None} - {"none"}
+    assert set(CAPTURED) == {name for name, row in rows.items() if row.no_loop is None} - {"none"}
     assert {*TREE_DRAFTERS, "ngram"} == {name for name, row in rows.items() if row.load_tree is not None}
 
 

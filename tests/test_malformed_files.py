@@ -13,16 +13,16 @@ import torch
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from spec_lab.checkpoints.checkpoint import load_tensors, stored_tensors
+from spec_lab.checkpoints.config import ModelConfig, read_num_mtp_modules
+from spec_lab.checkpoints.eagle3_checkpoint import load_eagle3
+from spec_lab.checkpoints.eagle3_config import read_eagle3_config
+from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.checkpoints.gemma4_assistant_config import AssistantTarget, read_assistant_config
+from spec_lab.checkpoints.json_input import parse_json, read_json
+from spec_lab.checkpoints.mtp_checkpoint import load_mtp
+from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes
 from spec_lab.errors import UserError
-from spec_lab.models.checkpoint import load_tensors, stored_tensors
-from spec_lab.models.config import ModelConfig, read_num_mtp_modules
-from spec_lab.models.eagle3_checkpoint import load_eagle3
-from spec_lab.models.eagle3_config import read_eagle3_config
-from spec_lab.models.families.table import read_model_config
-from spec_lab.models.gemma4_assistant_config import AssistantTarget, read_assistant_config
-from spec_lab.models.json_input import parse_json, read_json
-from spec_lab.models.mtp_checkpoint import load_mtp
-from spec_lab.models.tensor_shapes import decoder_tensor_shapes
 from tests.one_line import read_or_refused
 from tests.tiny_assistant import make_tiny_assistant
 from tests.tiny_checkpoints import make_tiny_eagle3, make_tiny_target, rewrite_config

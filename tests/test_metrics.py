@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -53,6 +54,21 @@ def test_histograms_count_all_rounds() -> None:
     requests = [make_request("a", [3, 0, 3]), make_request("b", [2, 3], [3, 1], truncated=True)]
     assert acceptance_metrics.accepted_histogram(requests, K) == [1, 0, 1, 3]
     assert acceptance_metrics.emitted_histogram(requests, K) == [0, 2, 0, 1, 2]
+
+
+def test_distance_is_a_mean_over_chosen_tokens_with_an_interval_over_requests() -> None:
+    """r0 has .3 over 2 tokens and .1 over 1, r1 .8 over 3: 1.2 / 6. An infinite KL has no mean; a request, no width."""
+    rounds = [make_round([2, 3], 0.1), make_round([1], 0.1)]
+    rounds[0].distance, rounds[1].distance = [[0.3, 0.5], [0.8, 1.0]], [[0.1, 0.5]]
+    requests = [make_request("r0", [1, 0]), make_request("r1", [2])]
+    found = acceptance_metrics.distance(requests, rounds)
+    assert found is not None and found["low"] is not None and found["high"] is not None
+    assert found["total_variation"] == pytest.approx(0.2) and found["kl"] == pytest.approx(2 / 6)
+    assert 0 <= found["low"] < 0.2 < found["high"] <= 1
+    rounds[1].distance = [[0.1, math.inf]]
+    one = acceptance_metrics.distance(requests[:1], rounds)
+    assert one == {"total_variation": pytest.approx(0.4 / 3), "low": None, "high": None, "kl": None}
+    assert acceptance_metrics.distance(requests, [make_round([2, 3], 0.1)]) is None
 
 
 def test_rates() -> None:

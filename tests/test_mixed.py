@@ -11,7 +11,7 @@ import pytest
 
 from spec_lab.__main__ import main as run_main
 from spec_lab.cli.mixed import MixNote
-from spec_lab.config import KernelSet
+from spec_lab.menu.choices import KernelSet
 from spec_lab.record.mixed import are_mixed, mixed_by_auto
 from spec_lab.record.runs import find_runs
 from spec_lab.report.__main__ import main
@@ -48,8 +48,8 @@ def test_the_report_tells_them_apart(mixed: Path, capsys: pytest.CaptureFixture[
     assert [line.split()[column] for line in lines[2:5]] == ["native", "native", "torch"]
     assert f"{SAID}, and kernels=torch is the same for all" in " ".join(lines)
     compared, _ = compare(numbered(find_runs([mixed])))
-    assert [row.rate is None for row in compared] == [True, False, True]
-    assert [row.rate_verdict for row in compared][2] == "-"
+    assert [row.speedup is None for row in compared] == [True, False, True]
+    assert compared[2].speedup_verdict == "other kernels"
     frame = load_frame(mixed).query("part == 'this run'")
     assert list(frame["kernels"]) == ["native", "native", "torch"] and set(frame["auto"]) == {"attention kernels"}
 
@@ -63,7 +63,7 @@ def test_what_was_meant_is_no_mix(
     assert main([str(mixed)]) == 0
     assert "auto took for some" not in capsys.readouterr().out
     compared, _ = compare(numbered(find_runs([mixed])))
-    assert (compared[2].rate is None) is (device == "cuda")
+    assert (compared[2].speedup is None) is (device == "cuda")
 
 
 def test_options_of_groups_and_old_records() -> None:
@@ -86,7 +86,7 @@ def test_a_sweep_says_it_once(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_typed_sweep_is_warned_of(
     empty_folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("spec_lab.compatibility.auto.problem_of_native", lambda: None)
+    monkeypatch.setattr("spec_lab.menu.auto.problem_of_native", lambda: None)
     assert run_main(["-m", "--dry-run", "device=cpu", "num_threads=1,2"]) == 0
     out, err = capsys.readouterr()
     assert SAID in err and err.count("\n") == 1

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from spec_lab.models.config import ModelConfig
-from spec_lab.models.families.plain import Family
-from spec_lab.models.families.table import read_decoder, read_model_config
-from spec_lab.models.plan import LayerPlan, RopeConfig
+from spec_lab.checkpoints.config import ModelConfig
+from spec_lab.checkpoints.families.plain import Family
+from spec_lab.checkpoints.families.table import read_decoder, read_model_config
+from spec_lab.checkpoints.plan import LayerPlan, RopeConfig
 from tests.tiny_checkpoints import TINY_SIZES, make_tiny_target, refused, rewrite_config, use_hub_spelling
 
 FAMILIES: tuple[Family, ...] = ("llama", "qwen2", "qwen3")

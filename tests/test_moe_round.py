@@ -12,9 +12,9 @@ from types import ModuleType
 import pytest
 
 import spec_lab
+from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.cli.compose import compose_run
-from spec_lab.compatibility.run import refusals
-from spec_lab.models.families.table import read_model_config
+from spec_lab.menu.refusals.run import refusals
 from tests.bench_modules import imported
 from tests.tiny_latent import SIZES
 

@@ -25,13 +25,14 @@ from spec_kernels.native.part_operators import multiply
 from spec_kernels.native.parts import NativeProduct
 from spec_lab.attention.native_backend import NativeAttention
 from spec_lab.attention.torch_backend import TorchAttention
-from spec_lab.config import KernelSet
+from spec_lab.checkpoints.plan import LayerPlan
 from spec_lab.measure.lab import MAIN, load_lab, note_kernels
+from spec_lab.menu.choices import KernelSet
+from spec_lab.menu.chosen import choose
 from spec_lab.models.linear import make_linear
 from spec_lab.models.native_forwards import MAX_ROWS
 from spec_lab.models.native_products import NativeDecoderLayer, NativeProducts
 from spec_lab.models.norms import RMSNorm
-from spec_lab.models.plan import LayerPlan
 from spec_lab.models.products import PLAIN
 from spec_lab.models.replaceable_parts import DraftInput, LayerBody, LikeliestToken
 from spec_lab.pruning.selection import AfterAttention, AllRows, BeforeAttention, NoRows
@@ -423,7 +424,7 @@ def test_what_was_built_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.slow
 def test_a_draft_model_has_these_layers_too() -> None:
     composed = spec_lab.compose(["device=cpu", "drafter=draft_model", "workload.limit=1", "max_new_tokens=2"])
-    drafter = load_lab(composed.config).engines[MAIN].parts.drafter
+    drafter = load_lab(choose(composed.config)).engines[MAIN].parts.drafter
     assert isinstance(drafter.model.layers[0], NativeDecoderLayer)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import cast
@@ -15,8 +16,8 @@ from spec_kernels.native.rounds import strict_accept
 from spec_lab.acceptance.confidences import DraftConfidences
 from spec_lab.acceptance.native_rules import NativeStrictAcceptance
 from spec_lab.acceptance.strict import StrictAcceptance
-from spec_lab.assembly.caches import cache_row
 from spec_lab.attention.native_backend import NativeAttention
+from spec_lab.checkpoints.random_weights import random_eagle3
 from spec_lab.core.kv_cache import PagedKVCache
 from spec_lab.core.layer_protocols import RowSelection
 from spec_lab.core.pruning_protocols import CatchupPruning, PrunePolicy
@@ -27,16 +28,17 @@ from spec_lab.drafters.native_catchup import plan_native_catchup
 from spec_lab.drafters.picking import DraftedRows, DraftPicker, GreedyPicker
 from spec_lab.drafters.recurrent import RecurrentDrafter, RecurrentState
 from spec_lab.engine.native_slots import commit_native_rows
-from spec_lab.engine.round import DecodeRound, Parts
+from spec_lab.engine.parts import Parts
 from spec_lab.engine.slots import commit_rows
+from spec_lab.engine.stopping_loop import StepsAtOnce
 from spec_lab.models.eagle3 import Eagle3Head
 from spec_lab.models.native_forwards import MAX_ROWS, NativeHeadLayer, NativeStack
 from spec_lab.models.native_products import NativeProducts
 from spec_lab.models.products import PLAIN, Products
-from spec_lab.models.random_weights import random_eagle3
 from spec_lab.models.replaceable_parts import LayerStack
 from spec_lab.pruning.policy import LastPromptRow, NoCatchupPruning, PruneAfterAttention, PruneBeforeAttention
 from spec_lab.pruning.selection import AfterAttention, AllRows, BeforeAttention, NoRows
+from spec_lab.wiring.caches import cache_row
 from tests.fake_target import make_prune
 from tests.native_lane import (
     FULL,
@@ -251,7 +253,7 @@ def test_only_greedy_drafts_on_fresh_metadata_are_made_at_once(monkeypatch: pyte
     monkeypatch.setattr(drafters[0], "step", lambda state, step: steps.append(step.index))
     for mover, expected in ((lane.lane.backend, []), (NativeAttention(PAGE_SIZE, MAX_POSITIONS), [1])):
         state = RecurrentState(tokens, lane.run([20], 1), metadata, DraftedRows(tokens, tokens))
-        assert DecodeRound(parts)._drafts(state, mover).shape == (1, 2)
+        assert StepsAtOnce().run(parts, mover, state, 2, nullcontext).shape == (1, 2)
         assert steps == expected
 
 

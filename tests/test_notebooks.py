@@ -14,6 +14,7 @@ from spec_lab.__main__ import main
 from spec_lab.gallery.__main__ import main as gallery
 from spec_lab.gallery.export import conclusion_of, execute, read_notebook, run_notebook
 from spec_lab.measure.runner import run
+from spec_lab.menu.chosen import choose
 from tests.fake_runs import CHOICES, record_run
 from tests.tiny_runs import make_run_config, make_runnable_pair, write_prompts
 
@@ -100,7 +101,7 @@ def test_first_run_shows_a_run_made_here(tmp_path: Path) -> None:
     prompts = write_prompts(tmp_path / "prompts.jsonl", rows)
     folder = tmp_path / "outputs" / "a-run"
     folder.mkdir(parents=True)
-    summary = run(make_run_config(pair, prompts, prune="catchup", profile_rounds=2), CHOICES, folder)
+    summary = run(choose(make_run_config(pair, prompts, prune="catchup", profile_rounds=2)), CHOICES, folder)
     text, num_images, conclusion = show_first_run(tmp_path / "outputs")
     assert num_images == 4
     assert str(folder) in text

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from spec_lab.assembly.workloads_loader import open_workload
-from spec_lab.config import RunConfig, WorkloadConfig
 from spec_lab.errors import UserError
+from spec_lab.menu.chosen import choose
+from spec_lab.menu.config import RunConfig, WorkloadConfig
+from spec_lab.wiring.workloads import open_workload
 from tests.lab import make_config
 from tests.tiny_checkpoints import TINY_SIZES
 from tests.tiny_runs import write_prompts, write_tokenizer
@@ -35,17 +36,17 @@ def test_a_token_past_the_vocabulary_is_refused(tmp_path: Path, form: str, large
     prompts = write_prompts(tmp_path / "mine.jsonl", [{"prompt": "abc", "form": form}])
     config = make_run(tmp_path, "jsonl", path=str(prompts))
     make_target(tmp_path, vocab_size=largest + 1)
-    (request,) = open_workload(config, tmp_path)[1]
+    (request,) = open_workload(choose(config))[1]
     assert max(request.prompt_ids) == largest
     make_target(tmp_path, vocab_size=largest)
     with pytest.raises(UserError, match=rf"tokenizer\.json: token id {largest} of prompt mine-0000 is past"):
-        open_workload(config, tmp_path)
+        open_workload(choose(config))
 
 
 def test_random_ids_of_a_larger_tokenizer_are_refused(tmp_path: Path) -> None:
     make_target(tmp_path, vocab_size=20)
     with pytest.raises(UserError, match=r"random_ids-0000 is past the target's vocabulary of 20"):
-        open_workload(make_run(tmp_path, "random_ids", num_requests=2, prompt_tokens=50), tmp_path)
+        open_workload(choose(make_run(tmp_path, "random_ids", num_requests=2, prompt_tokens=50)))
 
 
 @pytest.mark.parametrize("workload", ["fixed_length", "random_ids"])
@@ -53,7 +54,7 @@ def test_as_many_requests_are_made_as_the_limit_takes(tmp_path: Path, workload: 
     """A billion would take minutes and more memory than there is."""
     make_target(tmp_path)
     config = make_run(tmp_path, workload, num_requests=10**9, prompt_tokens=16, limit=2)
-    assert [len(request.prompt_ids) for request in open_workload(config, tmp_path)[1]] == [16, 16]
+    assert [len(request.prompt_ids) for request in open_workload(choose(config))[1]] == [16, 16]
 
 
 @pytest.mark.parametrize("workload", ["fixed_length", "random_ids"])
@@ -64,10 +65,10 @@ def test_prompts_longer_than_the_target_reads_are_refused_before_they_are_made(
     make_target(tmp_path)
     config = make_run(tmp_path, workload, num_requests=2, prompt_tokens=prompt_tokens)
     with pytest.raises(UserError, match=rf"workload\.prompt_tokens={prompt_tokens} and max_new_tokens=8 are more than"):
-        open_workload(config, tmp_path)
+        open_workload(choose(config))
 
 
 def test_the_longest_prompt_that_fits_is_taken(tmp_path: Path) -> None:
     make_target(tmp_path)
-    (request,) = open_workload(make_run(tmp_path, "random_ids", num_requests=1, prompt_tokens=504), tmp_path)[1]
+    (request,) = open_workload(choose(make_run(tmp_path, "random_ids", num_requests=1, prompt_tokens=504)))[1]
     assert len(request.prompt_ids) == 504

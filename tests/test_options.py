@@ -6,17 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from spec_lab.assembly import registry
-from spec_lab.assembly.drafters.trained import SHIPPED, ZOO
-from spec_lab.assembly.option import CatchupPruningOption, PromptPruningOption
+from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.cli.compose import compose_run
 from spec_lab.cli.dry_run import describe
 from spec_lab.cli.options import read_groups, read_option
-from spec_lab.compatibility.run import refusals
 from spec_lab.doctor.__main__ import main as examine
 from spec_lab.errors import UserError
 from spec_lab.measure.runner import run
-from spec_lab.models.families.table import read_model_config
+from spec_lab.menu import registry
+from spec_lab.menu.chosen import choose
+from spec_lab.menu.option import CatchupPruningOption, PromptPruningOption
+from spec_lab.menu.refusals.run import refusals
+from spec_lab.options.shipped import SHIPPED, ZOO
 from spec_lab.workloads.prompt_files import PROMPTS_FOLDER
 from tests.tiny_assistant import make_tiny_assistant
 from tests.tiny_mtp import make_tiny_mtp
@@ -115,7 +116,7 @@ def test_every_option_builds_and_runs(
     assert refusals(config) == []
     assert f"{group:12}{option:16}".rstrip() in describe(config, choices, [])
 
-    summary = run(config, choices, empty_folder / "run")
+    summary = run(choose(config), choices, empty_folder / "run")
 
     assert choices[group].split("+")[0] == option
     num_turns = 2 if option == "spec_bench" else 1
@@ -167,7 +168,7 @@ def test_a_draft_option_that_breaks_losslessness_runs_when_allowed_and_is_record
     target = ["target=hf", f"target.path={pair[0]}", f"drafter.path={pair[1]}"]
     config, choices = compose_run([*lossy, *target, *CHEAP])
     assert refusals(config) == []
-    assert run(config, choices, tmp_path / "run")["acceptance_lossless"] is False
+    assert run(choose(config), choices, tmp_path / "run")["acceptance_lossless"] is False
 
 
 HEADING = b"# python -m spec_lab drafter=mine\n# an option of somebody else\n"

@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from spec_lab.assembly.drafters.trained import TrainedDrafterConfig
-from spec_lab.assembly.graphs import EagerGraphConfig, RoundGraphConfig
-from spec_lab.assembly.rules import RejectionConfig
-from spec_lab.config import AttentionConfig, Dtype, KernelSet, RecurrentConfig, Rollback, RunConfig, SamplingConfig
 from spec_lab.core.types import Request, Sequence
 from spec_lab.engine.engine import Engine
+from spec_lab.menu.choices import Dtype, KernelSet, Rollback
+from spec_lab.menu.config import AttentionConfig, RecurrentConfig, RunConfig, SamplingConfig, TrainedDrafterConfig
+from spec_lab.options.graphs.eager import EagerGraphConfig
+from spec_lab.options.graphs.round import RoundGraphConfig
+from spec_lab.options.rules.rejection import RejectionConfig
 from tests.engine_state import find_tensors
 from tests.fake_target import ScriptedDrafter, make_fake_engine
 from tests.lab import make_config, make_engine

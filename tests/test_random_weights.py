@@ -12,21 +12,21 @@ import pytest
 import torch
 
 from spec_lab.__main__ import main
-from spec_lab.assembly.drafters.frozen_kv import ASSISTANT_SHAPES
-from spec_lab.assembly.targets import SHAPES
-from spec_lab.errors import UserError
-from spec_lab.models.families.table import read_model_config
-from spec_lab.models.gemma4_assistant_checkpoint import TOKEN_ORDERING, assistant_tensor_shapes
-from spec_lab.models.gemma4_assistant_config import (
+from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.checkpoints.gemma4_assistant_checkpoint import TOKEN_ORDERING, assistant_tensor_shapes
+from spec_lab.checkpoints.gemma4_assistant_config import (
     AssistantConfig,
     AssistantLayerConfig,
     AssistantTarget,
     CentroidHeadConfig,
     read_assistant_config,
 )
-from spec_lab.models.gemma4_text import LayerRope
-from spec_lab.models.random_weights import random_assistant, random_mtp
-from spec_lab.models.tensor_shapes import decoder_tensor_shapes
+from spec_lab.checkpoints.gemma4_text import LayerRope
+from spec_lab.checkpoints.random_weights import random_assistant, random_mtp
+from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes
+from spec_lab.errors import UserError
+from spec_lab.options.drafters.frozen_kv import ASSISTANT_SHAPES
+from spec_lab.options.targets import SHAPES
 from spec_lab.record.runs import read_summary
 from tests import tiny_gemma4
 from tests.tiny_checkpoints import TINY_SIZES, make_tiny_target

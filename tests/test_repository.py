@@ -27,7 +27,8 @@ def makefile_recipes() -> dict[str, list[str]]:
 
 def documents() -> list[Path]:
     """Everything that a reader is sent to by a path."""
-    folders = (ROOT, ROOT / "docs", ROOT / "kernels", *(ROOT / "spec_lab/zoo").iterdir())
+    named = (ROOT / name for name in (".", "docs", "docs/log", "outputs", "kernels"))
+    folders = (*named, *(ROOT / "spec_lab/zoo").iterdir())
     return sorted(path for folder in folders for path in folder.glob("*.md"))
 
 

@@ -18,14 +18,15 @@ from safetensors.numpy import save_file
 
 from spec_lab.acceptance.noise import SlotSeeds
 from spec_lab.acceptance.phase import ThinkingMarkers
-from spec_lab.assembly.rules import RejectionConfig, RelaxedThinkingConfig, StrictAcceptanceConfig
-from spec_lab.assembly.rules_loader import RuleContext, build_deterministic_rule
-from spec_lab.config import AcceptanceConfig
 from spec_lab.core.results import GenerationResult
 from spec_lab.core.types import Request
 from spec_lab.drafters.random import RandomDrafter
 from spec_lab.engine.engine import Engine
 from spec_lab.errors import UserError
+from spec_lab.menu.config import AcceptanceConfig
+from spec_lab.options.rules.rejection import RejectionConfig
+from spec_lab.options.rules.relaxed_thinking import RelaxedThinkingConfig
+from spec_lab.options.rules.strict import StrictAcceptanceConfig
 from spec_lab.record.measured import Measured
 from spec_lab.record.recorder import Recorder, request_row
 from spec_lab.record.sinks import LineFile
@@ -35,6 +36,7 @@ from spec_lab.rescore.__main__ import main
 from spec_lab.rescore.judge import rescore
 from spec_lab.rescore.trajectory import fitting, likeliest, record_verify_rows
 from spec_lab.rescore.verify_rows import load_verify_rows, num_bytes_per_round, save_verify_rows
+from spec_lab.wiring.rules import RuleContext, build_deterministic_rule
 from tests.fake_runs import make_info
 from tests.fake_target import FakeTarget, PaddedGraph, make_fake_engine
 
@@ -250,8 +252,8 @@ def test_command_prints_a_line_a_rule(tmp_path: Path, capsys: pytest.CaptureFixt
     [
         ([], "the following arguments are required: RULE; python -m spec_lab.rescore --help"),
         (["acceptance=strikt"], "did you mean strict?"),
-        (["acceptance=rejection"], "acceptance=rejection draws, so it cannot be re-scored"),
-        (["acceptance=synthetic"], "acceptance=synthetic draws, so it cannot be re-scored"),
+        (["acceptance=rejection"], "acceptance=rejection draws or needs the parts of a run"),
+        (["acceptance=synthetic"], "acceptance=synthetic draws or needs the parts of a run"),
         (["acceptance.topk=3"], "name the rule before its knobs, acceptance=RULE acceptance.topk=3"),
         (["acceptance=strict", "acceptance.topk=3"], "acceptance.topk is not read by the options chosen"),
         ([RELAXED, "acceptance.topk=three"], "acceptance.topk takes a whole number, not 'three'"),

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
+from spec_lab.checkpoints.expert_sizes import ExpertSizes, RouterScores, expert_tensor_shapes
 from spec_lab.engine.experts_read import ExpertsRead, ReadingStage
-from spec_lab.models.expert_sizes import ExpertSizes, RouterScores, expert_tensor_shapes
 from spec_lab.models.experts import build_experts
 from spec_lab.models.norms import RMSNorm
 from spec_lab.models.residual_experts import FinishWithExperts, ResidualExperts

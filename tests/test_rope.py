@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from spec_lab.models.families.table import read_decoder
-from spec_lab.models.plan import RopeConfig
+from spec_lab.checkpoints.families.table import read_decoder
+from spec_lab.checkpoints.plan import RopeConfig
 from spec_lab.models.rope import inverse_frequencies, rope_tables
 
 LLAMA3 = {

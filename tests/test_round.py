@@ -14,6 +14,7 @@ import torch
 
 from spec_lab.acceptance.strict import StrictAcceptance
 from spec_lab.attention.torch_backend import TorchAttention
+from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.core.kv_cache import SCRATCH_PAGE
 from spec_lab.core.prompts import PromptEnds
 from spec_lab.core.protocols import Drafter
@@ -24,7 +25,6 @@ from spec_lab.engine.engine import Engine
 from spec_lab.engine.pages import PageTable
 from spec_lab.engine.readback import PendingResult, RoundResult, read_later
 from spec_lab.engine.slots import SlotState
-from spec_lab.models.families.table import read_model_config
 from tests.fake_target import FakeTarget, PaddedGraph, ScriptedDrafter, make_fake_engine
 from tests.lab import make_config, make_engine, make_pair
 from tests.layer_rows import count_rows

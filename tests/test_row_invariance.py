@@ -14,12 +14,14 @@ import pytest
 import torch
 
 import spec_lab
-from spec_lab.assembly import models
-from spec_lab.assembly.engine import build_teacher
-from spec_lab.assembly.kernels import TORCH
-from spec_lab.assembly.limits import engine_limits
-from spec_lab.config import AttentionConfig, Dtype, KernelSet
 from spec_lab.measure.lab import Lab, load_lab
+from spec_lab.menu.choices import Dtype, KernelSet
+from spec_lab.menu.chosen import choose
+from spec_lab.menu.config import AttentionConfig
+from spec_lab.wiring import models
+from spec_lab.wiring.engine import build_teacher
+from spec_lab.wiring.kernels import TORCH
+from spec_lab.wiring.limits import engine_limits
 from tests.kernel_lab import DEVICE
 from tests.tiny_runs import make_run_config, make_runnable_pair, write_prompts
 
@@ -43,7 +45,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(models, "resolve_dtype", lambda name, device: DTYPE)
-        return load_lab(replace(config, attention=AttentionConfig("triton")))
+        return load_lab(choose(replace(config, attention=AttentionConfig("triton"))))
 
 
 @contextmanager
@@ -71,7 +73,7 @@ def test_the_teacher_has_the_logits_of_plain_decoding(lab: Lab) -> None:
     with kept_logits(lab) as found:
         lab.teacher.greedy_choices(record.prompt_ids, record.output_ids)
     assert torch.equal(torch.cat(found), torch.cat(expected))
-    no_promise, limits = replace(lab.models, kernels=TORCH), engine_limits(lab.config, lab.requests, 3)
+    no_promise, limits = replace(lab.models, kernels=TORCH), engine_limits(lab.chosen, lab.requests, 3)
     with kept_logits(lab) as rounded_otherwise:
         build_teacher(lab.config, no_promise, limits).greedy_choices(record.prompt_ids, record.output_ids)
     assert not torch.equal(torch.cat(rounded_otherwise)[-LIMIT:], torch.cat(expected))

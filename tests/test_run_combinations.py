@@ -8,8 +8,9 @@ import pytest
 
 from spec_lab.cli.compose import compose_run
 from spec_lab.cli.options import read_groups
-from spec_lab.compatibility.run import refusals
 from spec_lab.measure import runner
+from spec_lab.menu.chosen import choose
+from spec_lab.menu.refusals.run import refusals
 
 PRUNINGS = {name: (f"prune={name}",) for name in read_groups()["prune"].options} | {
     "by hand": ("prune.catchup=pre_attention",)
@@ -24,7 +25,7 @@ def run_all_references(drafter: str, pruning: str, folder: Path) -> None:
         config, choices = compose_run(overrides)
         if refusals(config):
             continue
-        summary = runner.run(config, choices, folder / references)
+        summary = runner.run(choose(config), choices, folder / references)
         expected = set(references.strip("[]").split(",")) - {""}
         assert summary["status"] == "finished" and set(summary["references"]) <= expected
         assert (summary["divergence"] or {}).get("bugs") == 0

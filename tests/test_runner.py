@@ -12,14 +12,18 @@ from typing import Any
 
 import pytest
 
-from spec_lab.assembly.graphs import FullLoopGraphConfig, RoundGraphConfig
-from spec_lab.assembly.rules import RelaxedThinkingConfig, StrictAcceptanceConfig, SyntheticConfig
-from spec_lab.config import AcceptanceConfig, GraphConfig, RecordConfig, RunConfig
 from spec_lab.core.origins import TokenOrigin
 from spec_lab.corpus.example import THINK_START
 from spec_lab.measure.lab import load_lab
 from spec_lab.measure.runner import run
 from spec_lab.measure.world import ALONE
+from spec_lab.menu.chosen import choose
+from spec_lab.menu.config import AcceptanceConfig, GraphConfig, RecordConfig, RunConfig
+from spec_lab.options.graphs.full_loop import FullLoopGraphConfig
+from spec_lab.options.graphs.round import RoundGraphConfig
+from spec_lab.options.rules.relaxed_thinking import RelaxedThinkingConfig
+from spec_lab.options.rules.strict import StrictAcceptanceConfig
+from spec_lab.options.rules.synthetic import SyntheticConfig
 from spec_lab.record.reading import read_request_rows
 from spec_lab.record.schema import Summary
 from spec_lab.report.frame import load_frame
@@ -52,7 +56,7 @@ def execute(pair: tuple[Path, Path], tmp_path: Path) -> Execute:
         config = make_run_config(pair, prompts, references=["plain"], batch_size=2, **changes)
         config.acceptance, config.record = acceptance, RecordConfig(topk=topk)
         folder = tmp_path / acceptance.name
-        summary = run(config, CHOICES | {"acceptance": acceptance.name}, folder)
+        summary = run(choose(config), CHOICES | {"acceptance": acceptance.name}, folder)
         return summary, folder
 
     return execute
@@ -211,6 +215,6 @@ def test_what_an_earlier_job_left_is_gone_before_the_next_loads(
         left = weakref.ref(Left())
         monkeypatch.setattr("spec_lab.measure.lab.open_workload", opened)
         with pytest.raises(Loads):
-            load_lab(config)
+            load_lab(choose(config))
     finally:
         gc.enable()

@@ -11,14 +11,15 @@ from typing import Any
 
 import pytest
 
-from spec_lab.assembly.rules import RejectionConfig
-from spec_lab.config import RunConfig, SamplingConfig
 from spec_lab.core.results import GenerationResult
 from spec_lab.core.types import Request
 from spec_lab.engine.engine import Engine
 from spec_lab.measure import runner
 from spec_lab.measure.lab import MAIN, Lab, load_lab
 from spec_lab.measure.world import World
+from spec_lab.menu.chosen import Chosen, choose
+from spec_lab.menu.config import RunConfig, SamplingConfig
+from spec_lab.options.rules.rejection import RejectionConfig
 from spec_lab.record.reading import read_request_rows
 from spec_lab.record.schema import Summary
 from spec_lab.record.trace import STAGE_PREFIX, TRACE_FILE
@@ -46,7 +47,7 @@ def configure(pair: tuple[Path, Path], tmp_path: Path) -> Callable[..., RunConfi
 @pytest.fixture
 def execute(configure: Callable[..., RunConfig], tmp_path: Path) -> Execute:
     """Run a drafter and record into `tmp_path / "run"`."""
-    return lambda *args, **changes: runner.run(configure(*args, **changes), CHOICES, tmp_path / "run")
+    return lambda *args, **changes: runner.run(choose(configure(*args, **changes)), CHOICES, tmp_path / "run")
 
 
 @pytest.fixture
@@ -56,8 +57,8 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[str]]]:
     seen: list[tuple[str, list[str]]] = []
     generate = Engine.generate
 
-    def load(config: RunConfig, world: World) -> Lab:
-        labs.append(load_lab(config, world))
+    def load(chosen: Chosen, world: World) -> Lab:
+        labs.append(load_lab(chosen, world))
         return labs[-1]
 
     def watched(engine: Engine, requests: list[Request], *args: Any, **options: Any) -> GenerationResult:
@@ -114,7 +115,7 @@ def test_passes_are_warmed_up_and_take_turns(execute: Execute, passes: list[tupl
 def test_references_are_those_that_differ_from_the_run(
     drafter: str, changes: dict[str, Any], references: set[str], configure: Callable[..., RunConfig]
 ) -> None:
-    lab = load_lab(configure(drafter, **changes))
+    lab = load_lab(choose(configure(drafter, **changes)))
     assert set(lab.engines) == {MAIN} | references
 
 
@@ -179,7 +180,7 @@ def test_plain_decoding_is_a_run_too(execute: Execute, tmp_path: Path) -> None:
 def test_a_sampled_run_has_nothing_to_diverge_from(configure: Callable[..., RunConfig], tmp_path: Path) -> None:
     config = configure("ngram", repeats=2)
     config.acceptance, config.sampling = RejectionConfig(method="one_hot"), SamplingConfig(temperature=1.0)
-    summary = runner.run(config, CHOICES, tmp_path / "run")
+    summary = runner.run(choose(config), CHOICES, tmp_path / "run")
     assert summary["divergence"] is None
     assert summary["repeats_identical"] is True
     assert summary["speedup"] is not None
@@ -223,5 +224,5 @@ def test_a_prompt_that_does_not_fit_is_refused_before_anything_is_recorded(
 ) -> None:
     config = configure(cache={"max_seq_len": 40}, max_new_tokens=8)
     with pytest.raises(ValueError, match=r"request r3.*raise cache\.max_seq_len"):
-        runner.run(config, CHOICES, tmp_path / "run")
+        runner.run(choose(config), CHOICES, tmp_path / "run")
     assert not (tmp_path / "run").exists()

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from spec_lab.assembly import registry
-from spec_lab.assembly.option import CatchupPruningOption, PromptPruningOption
 from spec_lab.core.prompts import LiveRows
 from spec_lab.core.rows import rows_at
 from spec_lab.core.types import AttentionMetadata, FeatureSpec, NormSide
+from spec_lab.menu import registry
+from spec_lab.menu.option import CatchupPruningOption, PromptPruningOption
 from spec_lab.pruning.selection import AfterAttention, AllRows, BeforeAttention, NoRows
 from tests.graph_lab import DEVICES
 

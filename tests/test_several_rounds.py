@@ -11,9 +11,6 @@ import pytest
 import torch
 
 from spec_kernels.stops_reference import going_on_reference
-from spec_lab.assembly.graphs import RoundGraphConfig
-from spec_lab.assembly.trees import DynamicTreeConfig
-from spec_lab.config import RecurrentConfig, Rollback, VerifyConfig
 from spec_lab.core.results import GenerationResult, RequestRecord, RoundRecord
 from spec_lab.core.types import FinishReason, Request, Sequence, Verification
 from spec_lab.engine.engine import Engine
@@ -21,6 +18,10 @@ from spec_lab.engine.scheduler import emit_round
 from spec_lab.engine.stops import StopConditions
 from spec_lab.measure.launch_counts import CountedRounds
 from spec_lab.measure.watched_rounds import watch_rounds
+from spec_lab.menu.choices import Rollback
+from spec_lab.menu.config import RecurrentConfig, VerifyConfig
+from spec_lab.options.graphs.round import RoundGraphConfig
+from spec_lab.options.trees.dynamic import DynamicTreeConfig
 from tests.graph_lab import (
     DEVICES,
     DRAFTERS,
@@ -122,7 +123,7 @@ def cells() -> list[Any]:
         if (number + number // len(ALL_RULES)) % 2 == 0:
             marks = [] if (drafter, rule) == ("eagle3", "sampled") else [SLOW]
             rows.append(pytest.param(drafter, rule, (3, 2, 5)[number % 3], (3, 1)[number // 3 % 2], marks=marks))
-    return rows
+    return [*rows, pytest.param("ngram", "synthetic", 3, 3), pytest.param("random", "strict", 2, 3, marks=[SLOW])]
 
 
 @pytest.mark.parametrize(("drafter", "rule", "num_rounds", "batch_size"), cells())

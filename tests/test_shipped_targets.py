@@ -9,17 +9,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from spec_lab.assembly.drafters.trained import SHIPPED, ZOO
-from spec_lab.assembly.engine import build_engine
-from spec_lab.assembly.heads import load_drafter
-from spec_lab.assembly.limits import engine_limits
-from spec_lab.assembly.models import load_models, target_folder, thinking_markers
-from spec_lab.assembly.workloads_loader import load_requests
 from spec_lab.cli.compose import compose_run
-from spec_lab.compatibility.run import refuse
-from spec_lab.config import RunConfig
 from spec_lab.errors import UserError
 from spec_lab.measure.runner import run
+from spec_lab.menu.chosen import choose
+from spec_lab.menu.config import RunConfig
+from spec_lab.menu.refusals.run import admit
+from spec_lab.options.shipped import SHIPPED, ZOO
+from spec_lab.wiring.drafting import load_drafter
+from spec_lab.wiring.engine import build_engine
+from spec_lab.wiring.limits import engine_limits
+from spec_lab.wiring.models import load_models, thinking_markers
+from spec_lab.wiring.workloads import load_requests
 from spec_lab.workloads.tokenizer import TargetTokenizer
 from tests.test_train_pipeline import composed_pipeline
 
@@ -48,11 +49,12 @@ def compose(target: str, overrides: str) -> tuple[RunConfig, dict[str, str]]:
 
 
 def decode(config: RunConfig) -> dict[str, list[int]]:
-    tokenizer = TargetTokenizer(target_folder(config))
-    requests = load_requests(config, tokenizer)
-    limits = engine_limits(config, requests, config.drafter.num_draft_tokens)
-    models = load_models(config, limits.max_seq_len, thinking_markers(tokenizer))
-    engine = build_engine(config, models, load_drafter(config, models), limits)
+    chosen = choose(config)
+    tokenizer = TargetTokenizer(chosen.target_folder)
+    requests = load_requests(chosen, tokenizer)
+    limits = engine_limits(chosen, requests, config.drafter.num_draft_tokens)
+    models = load_models(chosen, limits.max_seq_len, thinking_markers(tokenizer))
+    engine = build_engine(chosen, models, load_drafter(chosen, models.of_drafters), limits)
     return {record.request_id: record.output_ids for record in engine.generate(requests).requests}
 
 
@@ -77,10 +79,10 @@ def test_a_shipped_target_has_its_drafters_or_is_refused(target: str) -> None:
     assert len({folder.is_dir() for folder in folders}) == 1
     config, _ = compose(target, f"drafter={SHIPPED[target][0]}")
     if folders[0].is_dir():
-        refuse(config)
+        admit(config)
     else:
         with pytest.raises(UserError, match="its weights are not here"):
-            refuse(config)
+            admit(config)
 
 
 @pytest.mark.slow
@@ -91,14 +93,14 @@ def test_a_cell_is_what_happens(overrides: str, target: str, cell: str, tmp_path
     config, choices = compose(target, overrides)
     if cell != "runs":
         with pytest.raises(UserError) as refused:
-            refuse(config)
+            admit(config)
             decode(config)
         assert cell.startswith("refused: ") and cell.removeprefix("refused: ") in str(refused.value)
         assert "\n" not in str(refused.value)
         return
-    refuse(config)
+    admit(config)
     if overrides == "drafter=oracle":
-        divergence = run(config, choices, tmp_path)["divergence"]
+        divergence = run(choose(config), choices, tmp_path)["divergence"]
         assert divergence is not None and divergence["bugs"] == 0
         return
     outputs = decode(config)
@@ -115,10 +117,11 @@ def test_drafts_are_those_of_the_module_as_it_was_trained(target: str) -> None:
     skip_without_weights(target)
     drafter = SHIPPED[target][0]
     config, _ = compose(target, f"drafter={drafter} max_new_tokens=40 workload.limit=4")
-    requests = load_requests(config, TargetTokenizer(target_folder(config)))
-    limits = engine_limits(config, requests, config.drafter.num_draft_tokens)
-    models = load_models(config, limits.max_seq_len)
-    engine = build_engine(config, models, load_drafter(config, models), limits)
+    chosen = choose(config)
+    requests = load_requests(chosen, TargetTokenizer(chosen.target_folder))
+    limits = engine_limits(chosen, requests, config.drafter.num_draft_tokens)
+    models = load_models(chosen, limits.max_seq_len)
+    engine = build_engine(chosen, models, load_drafter(chosen, models.of_drafters), limits)
     records = engine.generate(requests).requests
 
     trained = composed_pipeline(f"target={target}", f"drafter={TRAINED_AS[drafter]}")

@@ -51,11 +51,11 @@ def rendered(uri: str, markdown: str, pages: Any, config: Any, files: Files) -> 
     ("uri", "link", "expected"),
     [
         ("index.md", "docs/extend.md", "extend.md"),
-        ("index.md", "docs/relaxed_thinking.png", "relaxed_thinking.png"),
+        ("index.md", "docs/report.png", "report.png"),
         ("index.md", "kernels/README.md", "kernels.md"),
         ("index.md", "spec_lab/engine/round.py", "repository/spec_lab/engine/round.py"),
-        ("sweeps.md", "../sweeps/drafter_grid.yaml", "repository/sweeps/drafter_grid.yaml"),
-        ("sweeps.md", "extend.md#the-rows", "extend.md#the-rows"),
+        ("use.md", "../sweeps/drafter_grid.yaml", "repository/sweeps/drafter_grid.yaml"),
+        ("use.md", "extend.md#the-rows", "extend.md#the-rows"),
         ("api/options.md", "../extend.md", "../extend.md"),
         ("zoo/pocket.md", "../../workloads/load.py", "../repository/spec_lab/workloads/load.py"),
         ("kernels.md", "../README.md", "index.md"),
@@ -71,7 +71,7 @@ def test_a_link_leads_to_the_same_thing_as_in_the_repository(
 
 def test_a_file_that_is_no_page_is_copied_once(pages: Any, config: Any, files: Files) -> None:
     link = "[a](../sweeps/drafter_grid.yaml)"
-    rendered("sweeps.md", f"{link} {link}", pages, config, files)
+    rendered("use.md", f"{link} {link}", pages, config, files)
     [copied] = [file for file in files if file.src_uri == "repository/sweeps/drafter_grid.yaml"]
     assert copied.content_string == (ROOT / "sweeps" / "drafter_grid.yaml").read_text()
 

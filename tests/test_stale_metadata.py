@@ -8,17 +8,21 @@ from typing import Any
 
 import pytest
 
-from spec_lab.assembly.drafters.trained import ZOO
-from spec_lab.assembly.engine import build_engine
-from spec_lab.assembly.graphs import FullLoopGraphConfig, RoundGraphConfig, SplitSeedGraphConfig, StepReplayGraphConfig
-from spec_lab.assembly.heads import load_drafter
-from spec_lab.assembly.limits import engine_limits
-from spec_lab.assembly.models import load_models
 from spec_lab.cli.compose import compose_run
-from spec_lab.config import GraphConfig
 from spec_lab.core.results import GenerationResult
 from spec_lab.measure.lab import MAIN, load_lab
+from spec_lab.menu.chosen import choose
+from spec_lab.menu.config import GraphConfig
+from spec_lab.options.graphs.full_loop import FullLoopGraphConfig
+from spec_lab.options.graphs.round import RoundGraphConfig
+from spec_lab.options.graphs.split_seed import SplitSeedGraphConfig
+from spec_lab.options.graphs.step_replay import StepReplayGraphConfig
+from spec_lab.options.shipped import ZOO
 from spec_lab.record.acceptance_metrics import acceptance_length
+from spec_lab.wiring.drafting import load_drafter
+from spec_lab.wiring.engine import build_engine
+from spec_lab.wiring.limits import engine_limits
+from spec_lab.wiring.models import load_models
 from tests.lab import make_config, make_engine, make_pair, random_requests
 from tests.tiny_checkpoints import refused
 
@@ -27,7 +31,7 @@ CHEAP = ["workload.limit=6", "max_new_tokens=48", "drafter.num_draft_tokens=4", 
 
 def generate(*overrides: str) -> GenerationResult:
     config, _ = compose_run([*CHEAP, "device=cpu", *overrides])
-    lab = load_lab(config)
+    lab = load_lab(choose(config))
     return lab.engines[MAIN].generate(lab.requests)
 
 
@@ -58,19 +62,21 @@ class Fixed:
 def test_a_backend_that_cannot_move_inside_a_graph_is_refused_by_name(graph: GraphConfig, tmp_path: Path) -> None:
     requests = random_requests(1, 4)
     config = dataclasses.replace(make_config(make_pair(tmp_path), device="cpu"), graph=graph)
-    limits = engine_limits(config, requests, 3)
-    models = load_models(config, limits.max_seq_len)
+    chosen = choose(config)
+    limits = engine_limits(chosen, requests, 3)
+    models = load_models(chosen, limits.max_seq_len)
     models = dataclasses.replace(models, backend=Fixed(models.backend))
     with refused("attention=torch", f"graph={graph.name}", "graph=step_replay"):
-        build_engine(config, models, load_drafter(config, models), limits)
+        build_engine(chosen, models, load_drafter(chosen, models.of_drafters), limits)
 
 
 def test_graph_step_replay_takes_any_backend(tmp_path: Path) -> None:
     requests = random_requests(1, 4)
     config = dataclasses.replace(make_config(make_pair(tmp_path), device="cpu"), graph=StepReplayGraphConfig())
-    limits = engine_limits(config, requests, 3)
-    models = load_models(config, limits.max_seq_len)
+    chosen = choose(config)
+    limits = engine_limits(chosen, requests, 3)
+    models = load_models(chosen, limits.max_seq_len)
     models = dataclasses.replace(models, backend=Fixed(models.backend))
-    engine = build_engine(config, models, load_drafter(config, models), limits)
+    engine = build_engine(chosen, models, load_drafter(chosen, models.of_drafters), limits)
     expected = make_engine(config, requests).generate(requests)
     assert engine.generate(requests).requests[0].output_ids == expected.requests[0].output_ids

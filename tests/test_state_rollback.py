@@ -15,9 +15,10 @@ from typing import Any
 import pytest
 import torch
 
-from spec_lab.config import RecurrentConfig, Rollback
 from spec_lab.core.types import AcceptanceInputs, Request, Sequence
 from spec_lab.engine.engine import Engine
+from spec_lab.menu.choices import Rollback
+from spec_lab.menu.config import RecurrentConfig
 from tests.fake_target import PaddedGraph
 from tests.kept_states import KEPT, spoil_unread
 from tests.lab import make_config, make_engine, random_requests

@@ -132,12 +132,12 @@ def test_files_import_one_another_in_no_circle() -> None:
 
 
 def test_a_circle_of_files_in_a_package_is_seen_and_one_of_types_alone_is_none() -> None:
-    rows = {"spec_lab.assembly.registry": "def own():\n    from spec_lab.assembly.drafters import lookup"}
-    back = "from spec_lab.assembly import registry"
+    rows = {"spec_lab.menu.registry": "def own():\n    from spec_lab.menu.rows import lookup"}
+    back = "from spec_lab.menu import registry"
     types = f"from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    {back}"
-    assert circle(file_graph(rows | {"spec_lab.assembly.drafters.lookup": types})) == ()
-    found = circle(file_graph(rows | {"spec_lab.assembly.drafters.lookup": back}))
-    assert set(found) == {"spec_lab.assembly.registry", "spec_lab.assembly.drafters.lookup"}
+    assert circle(file_graph(rows | {"spec_lab.menu.rows.lookup": types})) == ()
+    found = circle(file_graph(rows | {"spec_lab.menu.rows.lookup": back}))
+    assert set(found) == {"spec_lab.menu.registry", "spec_lab.menu.rows.lookup"}
 
 
 def test_nothing_is_taken_from_the_package_itself_but_modules() -> None:

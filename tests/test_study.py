@@ -292,7 +292,8 @@ def test_accuracy_change_counts_prompts_checked_in_both() -> None:
 
 def test_table_has_a_line_a_point(sweep: Path) -> None:
     [points] = read_studies(find_runs([sweep])).studies
-    lines = format_study(points).splitlines()
+    subject, _, *lines = format_study(points).splitlines()
+    assert "drafter=eagle3, prune=catchup" in subject
     assert len(lines) == 2 + len(points) + 1 + 2
     assert "top 10, delta 0.6" in lines[6]
     assert "-20.0 (" in lines[6]

@@ -122,7 +122,7 @@ def test_finished_sweep_is_shown_and_not_repeated(
 def test_what_auto_takes_for_some_runs_alone_is_said(
     calls: list[dict[str, Any]], write: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("spec_lab.compatibility.auto.problem_of_native", lambda: None)
+    monkeypatch.setattr("spec_lab.menu.auto.problem_of_native", lambda: None)
     threads = GRID | {"parameters": {"num_threads": {"values": [1, 2]}}}
     assert main([write(threads), "device=cpu"]) == 0
     assert [str(call["config"].kernels) for call in calls] == ["native", "torch"]

@@ -11,13 +11,14 @@ import torch
 
 from spec_lab.acceptance.phase import RelaxationPhase, RoundPhase, ThinkingMarkers, TokenPhase
 from spec_lab.acceptance.relaxed import DeltaForm, RelaxedThinkingAcceptance
-from spec_lab.assembly.rules import RejectionConfig, SyntheticConfig
-from spec_lab.config import SamplingConfig
 from spec_lab.core.kv_cache import NUM_RESERVED_PAGES
 from spec_lab.core.types import AcceptanceInputs, DraftStep, RoundBatch, Verification
 from spec_lab.engine.capture import CaptureError
 from spec_lab.engine.engine import Engine
 from spec_lab.engine.tape import TapeGraph
+from spec_lab.menu.config import SamplingConfig
+from spec_lab.options.rules.rejection import RejectionConfig
+from spec_lab.options.rules.synthetic import SyntheticConfig
 from tests.captures import capture, flat, same
 from tests.graph_lab import MODES, RULES, Lab, Outcome, generate_watched, make_lab, mixed_requests, outcome
 from tests.lab import make_config, make_engine, make_pair, random_requests

@@ -13,7 +13,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from spec_lab.assembly.drafters.trained import ZOO
 from spec_lab.corpus.example import (
     ASSISTANT,
     END_OF_TEXT,
@@ -25,6 +24,7 @@ from spec_lab.corpus.example import (
     render_prompt,
 )
 from spec_lab.errors import UserError
+from spec_lab.options.shipped import ZOO
 from spec_lab.workloads.chat_template import ChatTemplate
 from spec_lab.workloads.time_limit import time_limit
 from spec_lab.workloads.tokenizer import TargetTokenizer

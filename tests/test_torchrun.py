@@ -14,6 +14,7 @@ import pytest
 
 from spec_lab.measure.audit import audit
 from spec_lab.measure.lab import load_lab
+from spec_lab.menu.chosen import choose
 from spec_lab.record.reading import read_request_rows, read_summary
 from tests.tiny_runs import CHEAP, make_run_config, make_runnable_pair, write_prompts
 
@@ -24,9 +25,7 @@ FAILING = '''
 import os
 from dataclasses import dataclass
 
-from spec_lab.assembly.deferred import Deferred
-from spec_lab.assembly.option import DrafterOption
-from spec_lab.config import DrafterConfig
+from spec_lab.extend import DrafterConfig, DrafterOption
 
 
 @dataclass
@@ -34,12 +33,12 @@ class FailingConfig(DrafterConfig):
     name: str = "failing"
 
 
-def load(config, options, models):
-    from spec_lab.assembly.drafters.lookup_loader import load_none
+def load(chosen, options, build):
+    from spec_lab.options.drafters import none
 
     if os.environ["RANK"] == "1":
         raise RuntimeError("no " + "luck")
-    return load_none(config, options, models)
+    return none.load(chosen, options, build)
 
 
 def register(registry):
@@ -96,7 +95,9 @@ def test_two_processes_write_what_one_does(place: Path, drafting: tuple[str, ...
     assert summary["config"]["target"]["tensor_parallel"] == 2
     divergence = summary["divergence"]
     assert divergence is not None and divergence["bugs"] == 0
-    alone = load_lab(make_run_config((place / "target", place / "head"), place / "prompts.jsonl", "none", batch_size=2))
+    alone = load_lab(
+        choose(make_run_config((place / "target", place / "head"), place / "prompts.jsonl", "none", batch_size=2))
+    )
     (engine,) = alone.engines.values()
     plain = {record.request_id: record.output_ids for record in engine.generate(alone.requests).requests}
     together: list[Any] = [SimpleNamespace(request_id=row["id"], **row) for row in read_request_rows(folder)]

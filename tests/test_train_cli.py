@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from spec_lab.assembly.drafters.trained import ZOO
+from spec_lab.options.shipped import ZOO
 from spec_lab.train.__main__ import main
 from spec_lab.train.card import _reflow
 from spec_lab.train.loop import TrainingDiverged

@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes
 from spec_lab.models.delta_rule import DeltaRows, delta_row_by_row
-from spec_lab.models.tensor_shapes import decoder_tensor_shapes
 from spec_lab.train.decoder import TrainableDecoder
 from spec_lab.train.decoder_checkpoint import as_saved, from_saved
 from spec_lab.train.delta_net import gated_delta_rule, inverse_of_unit_lower

@@ -9,21 +9,21 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from spec_lab.assembly.caches import cache_row
 from spec_lab.attention.torch_backend import TorchAttention
+from spec_lab.checkpoints.checkpoint import load_tensors
+from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes
 from spec_lab.core.kv_cache import PagedKVCache
 from spec_lab.core.types import FeatureSpec
 from spec_lab.engine.pages import PageTable
-from spec_lab.models.checkpoint import load_tensors
 from spec_lab.models.decoder import DecoderTarget
-from spec_lab.models.families.table import read_model_config
-from spec_lab.models.tensor_shapes import decoder_tensor_shapes
 from spec_lab.pruning.selection import AllRows
 from spec_lab.train.draft_model_recipe import DistillationLoss, DraftModelRecipe, distillation_batch
 from spec_lab.train.drafter import TrainingTask
 from spec_lab.train.drafter_config import DraftModelTrainingConfig
 from spec_lab.train.generations import Generations
 from spec_lab.train.module_config import OptimisationConfig
+from spec_lab.wiring.caches import cache_row
 from tests.tiny_checkpoints import refused
 
 VOCAB, LENGTH = 30, 14

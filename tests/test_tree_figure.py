@@ -1,4 +1,4 @@
-"""The picture of docs/trees.md is drawn from the page's own table."""
+"""The picture of docs/log/trees.md is drawn from the page's own table."""
 
 from __future__ import annotations
 
@@ -45,5 +45,5 @@ def test_cells_have_their_drafter_shape_batch_and_star(figure: ModuleType) -> No
 
 @pytest.mark.slow
 def test_the_page_can_be_drawn(figure: ModuleType, tmp_path: Path) -> None:
-    assert figure.main([str(ROOT / "docs" / "trees.md"), str(tmp_path / "picture.png")]) == 0
+    assert figure.main([str(ROOT / "docs" / "log" / "trees.md"), str(tmp_path / "picture.png")]) == 0
     assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")

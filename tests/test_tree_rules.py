@@ -15,10 +15,12 @@ from spec_lab.acceptance.phase import ThinkingMarkers, TokenPhase
 from spec_lab.acceptance.relaxed import DeltaForm
 from spec_lab.acceptance.relaxed_tree import RelaxedThinkingTreeAcceptance
 from spec_lab.acceptance.tree import OneHotTreeAcceptance, StrictTreeAcceptance, SyntheticTreeAcceptance, follow
-from spec_lab.assembly.rules import RejectionConfig, RejectionMethodChoice, SyntheticConfig
-from spec_lab.assembly.trees import DynamicTreeConfig, StaticTreeConfig
-from spec_lab.config import TreeConfig
 from spec_lab.core.tree_protocols import JudgedRows, TreeRule, Walk
+from spec_lab.menu.config import TreeConfig
+from spec_lab.options.rules.rejection import RejectionConfig, RejectionMethodChoice
+from spec_lab.options.rules.synthetic import SyntheticConfig
+from spec_lab.options.trees.dynamic import DynamicTreeConfig
+from spec_lab.options.trees.static import StaticTreeConfig
 from tests.acceptance_cases import CPU
 from tests.graph_lab import MODES, SAMPLED, Lab, Rule, generate_watched, lab, mixed_requests, outcome
 from tests.graph_lab import RULES as CHAIN_RULES

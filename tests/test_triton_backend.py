@@ -8,14 +8,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from spec_lab.assembly import attention_loader
 from spec_lab.attention.torch_backend import TorchAttention
 from spec_lab.attention.triton_backend import TritonAttention
-from spec_lab.config import AttentionConfig, CacheConfig
 from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.layer_protocols import AttentionBackend
 from spec_lab.core.types import AttentionMetadata
 from spec_lab.engine.pages import PageTable
+from spec_lab.menu.config import AttentionConfig, CacheConfig
+from spec_lab.options.attention.triton import triton_attention
+from spec_lab.wiring.attention import BackendContext
 from tests.kernel_lab import DEVICE, assert_near, randn
 from tests.lab import Reference, generate, make_config, make_pair, random_requests
 from tests.tiers import every_other
@@ -141,8 +142,8 @@ def test_every_launch_is_one_operator_that_declares_what_it_writes() -> None:
 
 
 def test_the_option_makes_the_backend() -> None:
-    context = attention_loader.BackendContext(16, 64, DEVICE, torch.float32)
-    assert isinstance(attention_loader.triton_attention(context), TritonAttention)
+    context = BackendContext(16, 64, DEVICE, torch.float32)
+    assert isinstance(triton_attention(context), TritonAttention)
 
 
 def test_a_kernel_without_a_device_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,14 +10,14 @@ import pytest
 import torch
 
 from spec_kernels.rope_write import rope_write
+from spec_lab.checkpoints.config import ModelConfig
+from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.checkpoints.gemma4_assistant_checkpoint import TOKEN_ORDERING, assistant_tensor_shapes
+from spec_lab.checkpoints.gemma4_assistant_config import AssistantTarget, read_assistant_config
+from spec_lab.checkpoints.gemma4_checkpoint import gemma4_tensor_shapes
 from spec_lab.core.types import AttentionMetadata, FeatureSpec
-from spec_lab.models.config import ModelConfig
-from spec_lab.models.families.table import read_model_config
 from spec_lab.models.gemma4 import Gemma4Target
 from spec_lab.models.gemma4_assistant import Gemma4Assistant
-from spec_lab.models.gemma4_assistant_checkpoint import TOKEN_ORDERING, assistant_tensor_shapes
-from spec_lab.models.gemma4_assistant_config import AssistantTarget, read_assistant_config
-from spec_lab.models.gemma4_checkpoint import gemma4_tensor_shapes
 from spec_lab.models.products import PLAIN, Products
 from spec_lab.models.triton_products import TritonProducts
 from spec_lab.pruning.selection import AfterAttention, AllRows, NoRows

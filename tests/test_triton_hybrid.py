@@ -13,18 +13,17 @@ from torch.testing import assert_close
 from spec_kernels.delta_chunks import CHUNK
 from spec_kernels.norms import rms_norm
 from spec_kernels.utils import INTERPRETED
-from spec_lab.assembly.caches import cache_row
-from spec_lab.assembly.kernels import KERNELS
 from spec_lab.attention.torch_backend import TorchAttention
-from spec_lab.config import RecurrentConfig, Rollback, RunConfig
+from spec_lab.checkpoints.delta_net_checkpoint import delta_net_tensor_shapes
+from spec_lab.checkpoints.delta_sizes import DeltaNetSizes
+from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.core.kv_cache import PagedKVCache
 from spec_lab.core.types import AttentionMetadata, FeatureSpec
 from spec_lab.engine.states import RecurrentStates
+from spec_lab.menu.choices import Rollback
+from spec_lab.menu.config import RecurrentConfig, RunConfig
 from spec_lab.models.delta_caches import TORCH_DELTA, DeltaParts
 from spec_lab.models.delta_net import build_delta_net
-from spec_lab.models.delta_net_checkpoint import delta_net_tensor_shapes
-from spec_lab.models.delta_sizes import DeltaNetSizes
-from spec_lab.models.families.table import read_model_config
 from spec_lab.models.norms import Float32Norm
 from spec_lab.models.products import PLAIN
 from spec_lab.models.rope import RotaryRows
@@ -34,6 +33,8 @@ from spec_lab.models.triton_layer import FusedLayer
 from spec_lab.models.triton_linear import TritonNorm
 from spec_lab.models.triton_products import TritonProducts
 from spec_lab.pruning.selection import AllRows
+from spec_lab.wiring.caches import cache_row
+from spec_lab.wiring.kernels import KERNELS
 from tests.graph_lab import MODES
 from tests.kept_states import spoil_unread
 from tests.kernel_lab import DEVICE, randn

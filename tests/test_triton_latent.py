@@ -11,19 +11,19 @@ import torch
 
 from spec_kernels.attention_tiles import choose_latent_split_keys, choose_latent_tiles
 from spec_kernels.latent_attention import latent_attention, latent_attention_reference
-from spec_lab.assembly import registry
 from spec_lab.attention.torch_backend import TorchAttention
 from spec_lab.attention.triton_backend import TritonAttention
-from spec_lab.config import AttentionConfig
+from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.checkpoints.random_weights import random_eagle3, random_tensors
+from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes
 from spec_lab.core.kv_cache import LayerCache
+from spec_lab.menu import registry
+from spec_lab.menu.config import AttentionConfig
 from spec_lab.models.eagle3 import Eagle3Head
-from spec_lab.models.families.table import read_model_config
 from spec_lab.models.latent import NarrowQuery
 from spec_lab.models.linear import make_linear
 from spec_lab.models.norms import RMSNorm
 from spec_lab.models.products import PLAIN
-from spec_lab.models.random_weights import random_eagle3, random_tensors
-from spec_lab.models.tensor_shapes import decoder_tensor_shapes
 from spec_lab.models.triton_experts import TritonExperts, triton_router
 from spec_lab.models.triton_latent import SkinnyQuery, TritonLayerProducts
 from spec_lab.pruning.selection import AllRows

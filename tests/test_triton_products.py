@@ -11,31 +11,31 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from spec_kernels.rope_write import rope_write
-from spec_lab.assembly.caches import cache_row
-from spec_lab.assembly.kernels import KERNELS
 from spec_lab.attention.triton_backend import TritonAttention
+from spec_lab.checkpoints.config import ModelConfig
+from spec_lab.checkpoints.families.plain import Family
+from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.checkpoints.keep_fp8 import with_narrow_products, with_wide_products
+from spec_lab.checkpoints.plan import LayerPlan
+from spec_lab.checkpoints.random_weights import random_eagle3, random_mtp, random_tensors
+from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes
 from spec_lab.core.kv_cache import PagedKVCache
 from spec_lab.core.layer_protocols import RowSelection
 from spec_lab.core.types import AttentionMetadata, FeatureSpec, NormSide
 from spec_lab.engine.pages import PageTable
-from spec_lab.models.config import ModelConfig
 from spec_lab.models.decoder import DecoderTarget
 from spec_lab.models.eagle3 import Eagle3Head
-from spec_lab.models.families.plain import Family
-from spec_lab.models.families.table import read_model_config
 from spec_lab.models.layers import GatedMLP
 from spec_lab.models.linear import DenseLinear, make_linear
 from spec_lab.models.mtp import MtpModule
-from spec_lab.models.narrow import with_narrow_products, with_wide_products
-from spec_lab.models.plan import LayerPlan
 from spec_lab.models.products import PLAIN, Products
-from spec_lab.models.random_weights import random_eagle3, random_mtp, random_tensors
 from spec_lab.models.rope import rotary_table
-from spec_lab.models.tensor_shapes import decoder_tensor_shapes
 from spec_lab.models.triton_layer import FusedLayer
 from spec_lab.models.triton_linear import TritonGatedMLP, dense
 from spec_lab.models.triton_products import TritonProducts
 from spec_lab.pruning.selection import AfterAttention, AllRows, BeforeAttention, NoRows
+from spec_lab.wiring.caches import cache_row
+from spec_lab.wiring.kernels import KERNELS
 from tests.kernel_lab import DEVICE, randn
 from tests.lab import make_pair
 from tests.tiers import every_other

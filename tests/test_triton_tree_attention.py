@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 import torch
 
-from spec_lab.assembly.trees import DynamicTreeConfig
 from spec_lab.attention.torch_tree import TorchTreeAttention
 from spec_lab.attention.triton_backend import TritonTreeAttention
-from spec_lab.config import AttentionConfig, CacheConfig, KernelSet
 from spec_lab.core.draft_tree import TreeRows, climb
 from spec_lab.core.kv_cache import LayerCache, cache_slots
 from spec_lab.core.types import AttentionMetadata
+from spec_lab.menu.choices import KernelSet
+from spec_lab.menu.config import AttentionConfig, CacheConfig
+from spec_lab.options.trees.dynamic import DynamicTreeConfig
 from tests.kernel_lab import DEVICE, DTYPES, assert_near, randn
 from tests.lab import Reference, generate, make_config, make_pair, random_requests
 from tests.test_triton_attention import SPLIT, Paged, attend, fill, reference

@@ -10,9 +10,9 @@ import pytest
 
 from spec_lab.__main__ import main
 from spec_lab.cli.unsafe import refuse_argument
-from spec_lab.compatibility.names import refuse_name
 from spec_lab.doctor.__main__ import main as doctor
 from spec_lab.errors import UserError
+from spec_lab.menu.refusals.names import refuse_name
 from spec_lab.train.__main__ import main as train
 from tests.tiers import checkerboard
 
@@ -68,7 +68,7 @@ def test_what_would_run_code_is_refused_in_a_line(
     ],
 )
 def test_what_a_clusters_shell_would_run_is_refused(argument: str) -> None:
-    with pytest.raises(UserError, match=r"a shell would run it; write an option .*many_machines"):
+    with pytest.raises(UserError, match=r"a shell would run it; write an option .*docs/use"):
         refuse_argument(argument)
     refuse_argument("hydra.launcher.partition=gpu")
 

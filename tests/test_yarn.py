@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from spec_lab.models.families.yarn import ScoredRope, read_rope_or_yarn
-from spec_lab.models.json_input import ConfigFields
+from spec_lab.checkpoints.families.yarn import ScoredRope, read_rope_or_yarn
+from spec_lab.checkpoints.json_input import ConfigFields
 from spec_lab.models.rope import inverse_frequencies, rope_tables
 from tests.tiny_checkpoints import refused
 

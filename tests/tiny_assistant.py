@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
 
-from spec_lab.models.config import ModelConfig
+from spec_lab.checkpoints.config import ModelConfig
 from tests.lab import Reference
 from tests.tiny_checkpoints import random_weight
 

@@ -17,8 +17,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from spec_lab.models.config import ModelConfig
-from spec_lab.models.families.plain import Family
+from spec_lab.checkpoints.config import ModelConfig
+from spec_lab.checkpoints.families.plain import Family
 
 TINY_SIZES: dict[str, Any] = {
     "vocab_size": 160,

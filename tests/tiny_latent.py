@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from spec_lab.models.config import ModelConfig
+from spec_lab.checkpoints.config import ModelConfig
 from tests.tiny_checkpoints import random_weight, randomize
 
 LATENT_KEYS = ("q_lora_rank", "kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim")

@@ -15,8 +15,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from spec_lab.checkpoints.config import ModelConfig
 from spec_lab.core.types import NormSide
-from spec_lab.models.config import ModelConfig
 from tests.lab import Reference
 from tests.tiny_checkpoints import randomize
 from tests.tiny_latent import LATENT_KEYS, SIZES, YARN

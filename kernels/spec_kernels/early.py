@@ -9,11 +9,11 @@ What may be read before are weights, and what a forward is given: lengths, slots
 as ever write these, and in every layer a product that waits before it lets others in, or a launch as ever, stands in
 front of what reads them. They are read past L1 (`.cg`), where an earlier forward's may still lie.
 
-Not every kernel gains by it (docs/families.md). One that is placed while others hold multiprocessors comes to lie two
-deep on some and not at all on others, so that reading much takes longer: few programs are placed early, or those that
-load their part of a weight meanwhile. And the next kernel is let in behind the wait, since else kernels gather that
-take the room of those in front. Where what comes behind has weights to load, it is let in before: by norms, rotations
-and merges, and by latent attention and the products around it.
+Not every kernel gains by it (docs/log/families.md). One that is placed while others hold multiprocessors comes to lie
+two deep on some and not at all on others, so that reading much takes longer: few programs are placed early, or those
+that load their part of a weight meanwhile. And the next kernel is let in behind the wait, since else kernels gather
+that take the room of those in front. Where what comes behind has weights to load, it is let in before: by norms,
+rotations and merges, and by latent attention and the products around it.
 """
 
 # mypy: allow-untyped-decorators

@@ -235,7 +235,7 @@ def few_experts(
                 HAS_RESIDUAL=residual is not None,
                 HAS_GATE_UP=has_gate_up,
                 HAS_DOWN=has_down,
-                # A half by itself is slower so with GLM-4.7-Flash's experts (docs/moe.md).
+                # A half by itself is slower so with GLM-4.7-Flash's experts (docs/log/moe.md).
                 **placed(has_gate_up and has_down),
                 num_warps=tiles.gate_up.num_warps,
             )

@@ -1,4 +1,4 @@
-"""Shapes of the tiles of a product with few rows, tuned on an H200 (docs/performance.md)."""
+"""Shapes of the tiles of a product with few rows, tuned on an H200 (docs/log/kernels.md)."""
 
 from __future__ import annotations
 

@@ -1,5 +1,1 @@
-"""This package makes parts of a configuration: each option has a row here, beside what builds it.
-
-The rows import no torch, so that help, typo checks and refusals are instant. What builds an option is imported when it
-is first asked for.
-"""
+"""Old names, for one release. Extensions import `spec_lab.extend`."""

@@ -1,217 +1,45 @@
-"""The row of an option: all that the lab must know of it, a class for each kind of part.
-
-Help lines and presets are not here: they stand in the option's YAML under `conf/`.
-"""
+"""Old names, for one release: rows whose loaders take the configuration in the place of the `Chosen` run."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from functools import wraps
+from types import SimpleNamespace
+from typing import Any
 
-from spec_lab.config import (
-    AcceptanceConfig,
-    AttentionConfig,
-    DrafterConfig,
-    GraphConfig,
-    LoggerConfig,
-    RunConfig,
-    TargetConfig,
-    TreeConfig,
-    WorkloadConfig,
+from spec_lab.menu import option
+from spec_lab.menu.option import (
+    AttentionOption,
+    CatchupPruningOption,
+    LoggerOption,
+    PromptPruningOption,
+    Refusal,
+    TargetOption,
+    TreeOption,
+    WorkloadOption,
 )
 
-if TYPE_CHECKING:
-    from spec_lab.acceptance.deterministic import DeterministicRule
-    from spec_lab.assembly.heads import DrafterFactory
-    from spec_lab.assembly.rules_loader import RuleContext, RuleResources
-    from spec_lab.assembly.tree_sizes import TreeSizes
-    from spec_lab.core.layer_protocols import AttentionBackend
-    from spec_lab.core.protocols import AcceptanceRule
-    from spec_lab.core.pruning_protocols import CatchupPruning, PromptPruning
-    from spec_lab.core.tree_protocols import TreeRule
-    from spec_lab.drafters.growth import TreeShape
-    from spec_lab.engine.graphs.mode import GraphMode
-    from spec_lab.record.sinks import Sink
-
-Refusal = Callable[[RunConfig], str | None]
-"""Looks at a run that chose the option: None, or one line that names the knob and the remedy. It imports no torch."""
+__all__ = ["AttentionOption", "CatchupPruningOption", "DrafterOption", "GraphOption", "LoggerOption"]
+__all__ += ["PromptPruningOption", "Refusal", "RuleOption", "TargetOption", "TreeOption", "WorkloadOption"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Option:
-    """The fields that every option has.
+def _taking(row: type[option.Option], loaders: tuple[str, ...], old: Callable[[Any], tuple[Any, ...]]) -> Any:
+    """Make the row as before; `old` makes of a build what its loaders took behind their part of the configuration."""
 
-    Attributes:
-        name: as it is typed behind `GROUP=`, or as the value of its knob.
-        refusals: what the option cannot do or be combined with; asked only of runs that chose it.
-    """
+    def of_config(load: Any) -> Any:
+        return load and (lambda chosen, options, build: load(chosen.config, options, *old(build)))
 
-    name: str
-    refusals: tuple[Refusal, ...] = ()
+    @wraps(row)
+    def make(**fields: Any) -> option.Option:
+        return row(**{name: of_config(value) if name in loaders else value for name, value in fields.items()})
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TargetOption(Option):
-    """`target=`.
-
-    Attributes:
-        folder: where the checkpoint lies.
-        num_threads: CPU threads where `num_threads=null`; None is every core.
-    """
-
-    schema: type[TargetConfig] = TargetConfig
-    folder: Callable[[TargetConfig], Path]
-    num_threads: int | None = None
+    return make
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DrafterOption(Option):
-    """`drafter=`.
-
-    Attributes:
-        load: takes (config, its `drafter` part, models), reads the weights, and returns a `DrafterFactory`.
-        folder: takes (config, its `drafter` part) and returns the folder of the weights; None where there are none.
-        aspects: takes (config, its `drafter` part, models) and returns what the doctor reads in other ways, a list of
-            `doctor.readings.Aspect`; None where weights have one reading.
-        drafts: it proposes tokens; False is plain decoding, with no draft tokens to count.
-        follows_greedy_text: why its drafts fit only an output that is plain greedy decoding's, as in "replays a greedy
-            continuation"; None where they fit any.
-        hands_hidden_on: a draft step replaces tokens and a hidden state, and nothing else of the drafter's state.
-        no_loop: why there is no draft loop to capture, as in "looks its drafts up"; None where there is one.
-        no_moves: why no metadata moves between draft steps; None where it does.
-        load_tree: as `load`, for a drafter that drafts the branches of a tree; None where it drafts chains only.
-        ingests_in_graphs: its `ingest` may be captured for a prompt that comes alone, since it reads no spans.
-        notes_confidence: it picks its drafts with `assembly.heads.make_picker`, which notes how sure it is of them.
-    """
-
-    schema: type[DrafterConfig]
-    load: Callable[..., DrafterFactory]
-    folder: Callable[..., Path] | None = None
-    aspects: Callable[..., list[Any]] | None = None
-    drafts: bool = True
-    follows_greedy_text: str | None = None
-    hands_hidden_on: bool = False
-    no_loop: str | None = None
-    no_moves: str | None = None
-    load_tree: Callable[..., DrafterFactory] | None = None
-    notes_confidence: bool = False
-    ingests_in_graphs: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TreeOption(Option):
-    """`tree=`.
-
-    Attributes:
-        sizes: takes the `tree` part, and says how large the tree is; None for a chain.
-        make: takes the `tree` part and the models, and makes what decides which drafts are in the tree.
-    """
-
-    schema: type[TreeConfig] = TreeConfig
-    sizes: Callable[[Any], TreeSizes] | None = None
-    make: Callable[..., TreeShape[Any]] | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RuleOption(Option):
-    """`acceptance=`: either `judge` or `build` makes the rule.
-
-    Attributes:
-        judge: takes (the `acceptance` part, `RuleContext`) and makes a rule that decides without drawing; such
-            a rule can also judge a recorded run again.
-        build: takes (config, its `acceptance` part, `RuleResources`) and makes a rule that draws.
-        greedy_only: why it needs sampling.temperature=0, as in "compares with the argmax"; None where it does not.
-        keeps_greedy_text: its output is plain greedy decoding's, token for token, whatever is drafted.
-        walk: makes the rule's form for a tree of drafts, from (config, its `acceptance` part, `RuleResources`); None
-            where it judges chains only.
-        takes_fewer_drafts: it accepts no draft that `AcceptanceInputs.num_drafts` says is not offered, and puts the
-            target's own token in its place.
-    """
-
-    schema: type[AcceptanceConfig]
-    judge: Callable[[Any, RuleContext], DeterministicRule] | None = None
-    build: Callable[[RunConfig, Any, RuleResources], AcceptanceRule] | None = None
-    greedy_only: str | None = None
-    keeps_greedy_text: bool = False
-    walk: Callable[[RunConfig, Any, RuleResources], TreeRule] | None = None
-    takes_fewer_drafts: bool = False
-
-    def __post_init__(self) -> None:
-        assert (self.judge is None) != (self.build is None), "one of judge and build makes the rule"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PromptPruningOption(Option):
-    """A value of `prune.prefill`; `make` takes nothing."""
-
-    make: Callable[[], PromptPruning]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CatchupPruningOption(Option):
-    """A value of `prune.catchup`; `make` takes nothing.
-
-    Attributes:
-        in_one_call: see `PrunePolicy.catchup_in_one_call`.
-    """
-
-    make: Callable[[], CatchupPruning]
-    in_one_call: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GraphOption(Option):
-    """`graph=`; `build` takes (config, its `graph` part, models, limits).
-
-    Attributes:
-        num_launched: draft steps a round that are launched from Python; None where none is captured.
-        runs_trees: draft steps may differ in their number of rows, as those of a tree do.
-    """
-
-    schema: type[GraphConfig]
-    build: Callable[..., GraphMode]
-    num_launched: int | None = 0
-    runs_trees: bool = False
-
-    @property
-    def captures(self) -> bool:
-        """Tells whether anything is captured."""
-        return self.num_launched is not None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttentionOption(Option):
-    """`attention=`; `make` takes a `BackendContext`, and so does `make_for_trees`, of a backend that masks the rows of
-    trees; None where there is none."""
-
-    schema: type[AttentionConfig] = AttentionConfig
-    make: Callable[..., AttentionBackend]
-    make_for_trees: Callable[..., AttentionBackend] | None = None
-    needs_triton: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkloadOption(Option):
-    """`workload=`; `load` takes (config, tokenizer) and returns the requests.
-
-    Attributes:
-        reads: the knobs of the group that it cannot do without, with a value to begin with.
-        has_categories: whether there are categories to choose from.
-        reads_text: whether prompts are text, which the target's tokenizer turns into ids.
-    """
-
-    schema: type[WorkloadConfig] = WorkloadConfig
-    load: Callable[..., list[Any]]
-    reads: Mapping[str, str] = field(default_factory=dict)
-    has_categories: bool = True
-    reads_text: bool = True
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoggerOption(Option):
-    """`logger=`; `sinks` takes the `logger` part and returns where records go beside the files."""
-
-    schema: type[LoggerConfig] = LoggerConfig
-    sinks: Callable[[LoggerConfig], list[Sink]]
+DrafterOption = _taking(option.DrafterOption, ("load", "load_tree", "aspects"), lambda build: (build,))
+RuleOption = _taking(
+    option.RuleOption,
+    ("build", "walk"),
+    lambda build: (SimpleNamespace(models=build, limits=build, seeds=build.seeds),),
+)
+GraphOption = _taking(option.GraphOption, ("build",), lambda build: (build, build))

@@ -15,17 +15,17 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from spec_lab.assembly import registry
-from spec_lab.assembly.registry import Registry
-from spec_lab.assembly.run_offers import with_largest_k
-from spec_lab.assembly.run_tree import with_depth_as_k
 from spec_lab.cli.explain import explain, not_read, read_too_late
 from spec_lab.cli.labels import name_groups
 from spec_lab.cli.options import Menu, conf_folder, read_groups, run_menu
 from spec_lab.cli.overrides import check_overrides, extensions_in, value_of
-from spec_lab.compatibility.auto import with_auto_chosen
-from spec_lab.config import RunConfig
 from spec_lab.errors import UserError
+from spec_lab.menu import registry
+from spec_lab.menu.auto import with_auto_chosen
+from spec_lab.menu.config import RunConfig
+from spec_lab.menu.offers import with_largest_k
+from spec_lab.menu.registry import Registry
+from spec_lab.menu.tree_sizes import with_depth_as_k
 
 VERSION_BASE = "1.3"
 SEARCH_PATH = "hydra.searchpath="

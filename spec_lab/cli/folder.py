@@ -19,8 +19,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from spec_lab.config import Rollback, RunConfig
 from spec_lab.errors import WORN_OUT, UserError
+from spec_lab.menu.choices import Rollback
+from spec_lab.menu.config import RunConfig
 from spec_lab.record.reading import read_summary
 from spec_lab.record.schema import Status
 from spec_lab.record.sinks import SWEEP_FILE, write_json

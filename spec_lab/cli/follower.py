@@ -15,7 +15,7 @@ from functools import partial
 from tempfile import TemporaryDirectory
 
 from spec_lab.cli.ending import EXIT_CODES
-from spec_lab.config import LoggerConfig, RunConfig
+from spec_lab.menu.config import LoggerConfig, RunConfig
 from spec_lab.ranks import ranks
 
 Adapt = Callable[[RunConfig], RunConfig]

@@ -12,15 +12,15 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from spec_lab.assembly import registry
 from spec_lab.cli.dry_run import describe
 from spec_lab.cli.ending import EXIT_CODES, explained, print_ending
 from spec_lab.cli.folder import folder_name, make_folder, missing_folders, remove_empty
 from spec_lab.cli.interrupts import Interrupts
-from spec_lab.compatibility.names import refuse_name
-from spec_lab.compatibility.run import refusals, refuse
-from spec_lab.config import RunConfig
 from spec_lab.errors import Trouble, UserError, describe_error, is_interruption, is_out_of_memory
+from spec_lab.menu import registry
+from spec_lab.menu.config import RunConfig
+from spec_lab.menu.refusals.names import refuse_name
+from spec_lab.menu.refusals.run import admit, refusals
 from spec_lab.record.amend import amend_status
 from spec_lab.record.measured import RunInfo
 from spec_lab.record.provenance import collect_provenance
@@ -87,10 +87,11 @@ def _run(job: Job) -> JobOutcome:
     try:
         if job.config.dry_run:
             return _dry_run(job)
+        chosen = admit(job.config)
         folder = begin(job)
         from spec_lab.measure.runner import run
 
-        run(job.config, job.choices, folder)
+        run(chosen, job.choices, folder)
     except (Exception, KeyboardInterrupt) as error:
         if is_interruption(error):
             close_record(folder, "interrupted", "KeyboardInterrupt")
@@ -102,13 +103,12 @@ def _run(job: Job) -> JobOutcome:
 
 
 def begin(job: Job) -> Path:
-    """Check a job and make its folder, with a record in it that says that the job has not ended.
+    """Make the folder of a job that may start, with a record in it that says that the job has not ended.
 
     Raises:
-        UserError: the job is refused, or the folder cannot be made.
+        UserError: the folder cannot be made.
         OSError: the disk is full.
     """
-    refuse(job.config)
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # read when torch loads: the profiler's own chatter
     return _make_folder(job, "interrupted", LOADING)
 
@@ -161,7 +161,7 @@ def _refused(job: Job, folder: Path | None, reason: str) -> JobOutcome:
 
 def _make_folder(job: Job, status: Status, reason: str) -> Path:
     """Make the job's folder, with the first record in it."""
-    provenance = collect_provenance(extensions=registry.of(job.config).origins())
+    provenance = collect_provenance(extensions=registry.load(job.config.extensions).origins())
     info = RunInfo(job.config.name, job.choices, dataclasses.asdict(job.config), provenance, utc_now())
     name = folder_name(job.config, job.choices)
     return make_folder(job.base, name, lambda folder: write_status(folder, info, status, reason))

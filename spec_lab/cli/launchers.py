@@ -36,7 +36,7 @@ def refuse_launcher(arguments: Iterable[str], program: str) -> None:
     """Raise UserError where `program`, which starts no workers, is asked for a launcher that it would not use."""
     for argument in arguments:
         if argument.lstrip("+").startswith(("hydra/launcher", "hydra.launcher")):
-            raise UserError(f"{argument}: {program} runs in one process; leave it out (docs/many_machines.md)")
+            raise UserError(f"{argument}: {program} runs in one process; leave it out (docs/use.md)")
 
 
 def refuse_sharing(launcher: Mapping[str, Any], device: str) -> None:

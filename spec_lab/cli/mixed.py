@@ -6,7 +6,7 @@ import dataclasses
 import sys
 from typing import Any
 
-from spec_lab.config import RunConfig
+from spec_lab.menu.config import RunConfig
 from spec_lab.record.mixed import mixed_by_auto
 
 

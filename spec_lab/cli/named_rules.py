@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ValueType
 
-from spec_lab.assembly import registry
 from spec_lab.cli.compose import compose_run
 from spec_lab.cli.options import run_menu
 from spec_lab.cli.overrides import extensions_in, parse_override
-from spec_lab.compatibility.run import refusals
-from spec_lab.config import RunConfig
 from spec_lab.errors import UserError
+from spec_lab.menu import registry
+from spec_lab.menu.config import RunConfig
+from spec_lab.menu.refusals.run import refusals
 
 GROUP = "acceptance"
 EXTENSIONS = "extensions"
@@ -90,7 +90,7 @@ def _expand(argument: str) -> list[str]:
 
 def _read_rule(overrides: Sequence[str], extensions: Sequence[str]) -> NamedRule:
     config, _ = compose_run([*extensions, *overrides])
-    registry.of(config).judge_of(config.acceptance.name)
+    registry.load(config.extensions).judge_of(config.acceptance.name)
     for refusal in refusals(config):
         raise UserError(refusal)
     return NamedRule(" ".join(_bare(override) for override in overrides), config)

@@ -13,13 +13,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
-from spec_lab.assembly import registry
-from spec_lab.assembly.option import CatchupPruningOption, PromptPruningOption
-from spec_lab.assembly.registry import KNOBS, Registry
-from spec_lab.bounds import Bounds, bounds_of, default_of
 from spec_lab.cli.yaml_file import read_yaml
-from spec_lab.config import CacheConfig, Choice, RecordConfig, RecurrentConfig, RunConfig, VerifyConfig
 from spec_lab.errors import UserError
+from spec_lab.menu import registry
+from spec_lab.menu.bounds import Bounds, bounds_of, default_of
+from spec_lab.menu.choices import Choice
+from spec_lab.menu.config import CacheConfig, RecordConfig, RecurrentConfig, RunConfig, VerifyConfig
+from spec_lab.menu.option import CatchupPruningOption, PromptPruningOption
+from spec_lab.menu.registry import KNOBS, Registry
 
 
 @dataclass(frozen=True, slots=True)

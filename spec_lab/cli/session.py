@@ -13,7 +13,6 @@ from typing import Any
 import hydra
 from omegaconf import DictConfig
 
-from spec_lab.assembly import registry
 from spec_lab.cli.compose import VERSION_BASE, register_schemas, with_search_path
 from spec_lab.cli.flags import FLAGS_THAT_SHOW
 from spec_lab.cli.folder import display
@@ -31,6 +30,7 @@ from spec_lab.cli.overrides import check_arguments, extensions_in
 from spec_lab.cli.sweep import FolderResolver, Multirun
 from spec_lab.cli.task import JobTask
 from spec_lab.errors import UserError, one_line
+from spec_lab.menu import registry
 
 
 class Session:

@@ -21,8 +21,8 @@ from spec_lab.cli.folder import (
 )
 from spec_lab.cli.outcomes import Outcomes
 from spec_lab.cli.sweep_lock import SweepLock
-from spec_lab.compatibility.names import refuse_name, refuse_output_dir
 from spec_lab.errors import WORN_OUT, UserError
+from spec_lab.menu.refusals.names import refuse_name, refuse_output_dir
 from spec_lab.ranks import ranks
 from spec_lab.record.schema import Status
 

@@ -11,8 +11,6 @@ from typing import Any
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
-from spec_lab.assembly import registry
-from spec_lab.assembly.loggers import join_sweep
 from spec_lab.cli.compose import chosen_options, refuse_unread_extensions, to_run_config
 from spec_lab.cli.ending import print_refusal
 from spec_lab.cli.folder import display, find_ended, folder_name
@@ -26,8 +24,10 @@ from spec_lab.cli.options import read_groups
 from spec_lab.cli.outcomes import Outcomes
 from spec_lab.cli.sweep import SweepPlace
 from spec_lab.cli.sweep_lock import sharing_lock
-from spec_lab.config import RunConfig
 from spec_lab.errors import UserError
+from spec_lab.menu import registry
+from spec_lab.menu.config import RunConfig
+from spec_lab.options.loggers import join_sweep
 
 IN_PROCESS = "basic"
 """Hydra's own launcher, which runs one job after the other where it was called."""

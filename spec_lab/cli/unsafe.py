@@ -42,7 +42,7 @@ def refuse_argument(argument: str) -> None:
     if SHELL_LINES.match(matched["key"]) or (is_of_launcher and not argument.isprintable()):
         raise UserError(
             f"{argument!r}: a shell would run it; write an option hydra/launcher/MINE.yaml and name its folder with "
-            "--config-dir (docs/many_machines.md)"
+            "--config-dir (docs/use.md)"
         )
 
 

@@ -67,6 +67,8 @@ class RoundRecord:
         launch_seconds: from the host's first call of the launch until it had launched all of the round,
             before it waits for results.
         relaxed: drafts accepted only because the rule relaxed; None for rules that never do.
+        distance: of each request total variation and KL in nats between the emitted law and the target's, summed over
+            the rows that the round reached; None for rules that do not say.
     """
 
     index: int
@@ -78,6 +80,7 @@ class RoundRecord:
     stage_seconds: dict[str, float]
     rows: RowCounts
     relaxed: list[int] | None = None
+    distance: list[list[float]] | None = None
     launch_seconds: float | None = None
     num_surplus: int = 0
 

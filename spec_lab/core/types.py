@@ -166,6 +166,7 @@ class RoundBatch:
         page_table: [batch, num_pages + 1].
         max_kv_len: upper bound of `kv_lens` known to the host.
         num_drafts: [batch] how many of its drafts each request offers; None where each offers all.
+        parents: [batch, N] the row of each row's parent, where drafts are a tree; else None.
         recurrent: where verify finds the states of a target with recurrent layers; None for any other.
     """
 
@@ -176,6 +177,7 @@ class RoundBatch:
     page_table: torch.Tensor
     max_kv_len: int
     num_drafts: torch.Tensor | None = None
+    parents: torch.Tensor | None = None
     recurrent: RecurrentRows | None = None
 
     @property
@@ -233,6 +235,8 @@ class Verification:
         num_thinking: [batch] emitted tokens inside thinking, markers left out; None likewise.
         num_offered: [batch] drafts that were offered, as the round notes it; None where all were.
         num_drafted: [batch] drafts that were made for the next round, where only the device knows it; else None.
+        distance: [batch, 2] total variation and KL in nats between the emitted law and the target's, summed over the
+            rows that the round reached; None for rules that do not say.
     """
 
     tokens: torch.Tensor
@@ -241,6 +245,7 @@ class Verification:
     num_thinking: torch.Tensor | None = None
     num_offered: torch.Tensor | None = None
     num_drafted: torch.Tensor | None = None
+    distance: torch.Tensor | None = None
 
     @property
     def num_live(self) -> torch.Tensor:

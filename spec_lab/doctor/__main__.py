@@ -10,16 +10,15 @@ from collections.abc import Sequence
 
 from hydra.types import RunMode
 
-from spec_lab.assembly import registry
 from spec_lab.cli.compose import compose_run, compose_with_hydra
 from spec_lab.cli.ending import guarded, leave
 from spec_lab.cli.flags import split_flags
 from spec_lab.cli.help import help_text, version_text
 from spec_lab.cli.overrides import extensions_in
-from spec_lab.compatibility.ranks import refuse_split
-from spec_lab.compatibility.run import refuse
-from spec_lab.config import RunConfig
 from spec_lab.errors import UserError
+from spec_lab.menu.chosen import Chosen
+from spec_lab.menu.refusals.ranks import refuse_split
+from spec_lab.menu.refusals.run import admit
 
 INTRODUCTION = """\
 spec_lab.doctor: why is acceptance low? Takes the overrides of one run, looks at its drafter, target and loop, and names
@@ -47,7 +46,7 @@ def _run(arguments: Sequence[str]) -> int:
     return _examine(_composed(arguments))
 
 
-def _composed(arguments: Sequence[str]) -> RunConfig:
+def _composed(arguments: Sequence[str]) -> Chosen:
     flags, overrides = split_flags(arguments)
     if flags:
         raise UserError(
@@ -61,8 +60,7 @@ def _composed(arguments: Sequence[str]) -> RunConfig:
     if config.dry_run:
         raise UserError("dry_run=true: spec_lab.doctor writes nothing anyway; leave it out")
     refuse_split(config, "spec_lab.doctor")
-    refuse(config)
-    return config
+    return admit(config)
 
 
 def _is_sweep(overrides: Sequence[str]) -> bool:
@@ -70,7 +68,7 @@ def _is_sweep(overrides: Sequence[str]) -> bool:
     return bool(compose_with_hydra(overrides).hydra.mode is RunMode.MULTIRUN)
 
 
-def _examine(config: RunConfig) -> int:
+def _examine(chosen: Chosen) -> int:
     """Torch is imported only now, so that typos are refused at once."""
     import torch
 
@@ -80,10 +78,10 @@ def _examine(config: RunConfig) -> int:
     from spec_lab.doctor.subject import load_subject
     from spec_lab.measure.lab import default_num_threads
 
-    if not registry.of(config).rule(config).keeps_greedy_text or config.sampling.temperature > 0:
+    if not chosen.rule.keeps_greedy_text or chosen.config.sampling.temperature > 0:
         print("examined with strict greedy acceptance, where a draft is right or wrong", file=sys.stderr)
-    torch.set_num_threads(config.num_threads or default_num_threads(config))
-    findings = examine(load_subject(config))
+    torch.set_num_threads(chosen.config.num_threads or default_num_threads(chosen))
+    findings = examine(load_subject(chosen))
     print(format_findings(findings))
     return 1 if faults(findings) else 0
 

@@ -7,13 +7,11 @@ from pathlib import Path
 
 import torch
 
-from spec_lab.assembly.heads import weights_folder
-from spec_lab.assembly.models import target_folder
+from spec_lab.checkpoints.checkpoint import FLOAT_DTYPES, read_tensors, stored_tensors, without_mtp
+from spec_lab.checkpoints.checkpoint_files import StoredTensor
 from spec_lab.doctor.findings import Finding, Verdict, does_not_apply
 from spec_lab.doctor.subject import Subject
 from spec_lab.errors import UserError
-from spec_lab.models.checkpoint import FLOAT_DTYPES, read_tensors, stored_tensors, without_mtp
-from spec_lab.models.checkpoint_files import StoredTensor
 
 # Rounding float32 weights to bfloat16 moves a tensor by some 0.2 % of its norm; more is no rounding.
 MAX_CAST_ERROR = 0.01
@@ -27,7 +25,7 @@ MIN_STANDARD_ERRORS = 4.0
 def check_tokenizer(subject: Subject) -> Finding:
     """Compare the target's tokenizer with its embedding, and with the drafter's own tokenizer where one lies there."""
     check = "tokenizer"
-    ours_folder = target_folder(subject.config)
+    ours_folder = subject.chosen.target_folder
     if not (ours_folder / "tokenizer.json").is_file():
         return does_not_apply(check, "the target has none, and the prompts are ids")
     ours, vocab_size = _vocabulary(ours_folder), subject.models.target.vocab_size
@@ -36,7 +34,7 @@ def check_tokenizer(subject: Subject) -> Finding:
     if outside:
         cause = f"{outside} token ids lie outside the target's embedding: tokenizer.json is another model's"
         return Finding(check, Verdict.FAULT, measured, cause)
-    theirs_folder = weights_folder(subject.config, subject.config.drafter)
+    theirs_folder = subject.chosen.drafter_folder
     if theirs_folder == ours_folder or not (theirs_folder / "tokenizer.json").is_file():
         return Finding(check, Verdict.OK, f"{measured}; the drafter brings none of its own")
     theirs = _vocabulary(theirs_folder)
@@ -51,7 +49,7 @@ def check_tokenizer(subject: Subject) -> Finding:
 def check_vocabulary(subject: Subject) -> Finding:
     """Check whether the ids that `d2t` maps to are those the target writes, and not their neighbours."""
     check, vocab_size = "vocabulary map (d2t)", subject.models.target.vocab_size
-    stored = stored_tensors(weights_folder(subject.config, subject.config.drafter))
+    stored = stored_tensors(subject.chosen.drafter_folder)
     d2t = next((tensor for name, tensor in stored.items() if name.removeprefix("model.") == "d2t"), None)
     if d2t is None:
         return does_not_apply(check, f"the drafter drafts all {vocab_size} ids of the target")
@@ -111,7 +109,7 @@ def _shift_gain(words: torch.Tensor, target_ids: torch.Tensor, shift: int) -> fl
 
 def _own_tensors(subject: Subject) -> dict[str, StoredTensor]:
     """Return the drafter's tensors, where they lie beside a target's trunk."""
-    stored = stored_tensors(weights_folder(subject.config, subject.config.drafter))
+    stored = stored_tensors(subject.chosen.drafter_folder)
     trunk = without_mtp(stored)
     return {name: tensor for name, tensor in stored.items() if name not in trunk} or stored
 

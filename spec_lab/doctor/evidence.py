@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import torch
 
-from spec_lab.assembly.heads import load_drafter
 from spec_lab.core.results import RequestRecord
 from spec_lab.core.types import FeatureSpec
 from spec_lab.doctor.rounds import DraftRecorder, DraftsByRound, LoopRound, rounds_of, spread
 from spec_lab.doctor.subject import Subject
 from spec_lab.doctor.teacher_forced import Drafted, TeacherForcedDrafts
+from spec_lab.wiring.drafting import load_drafter
 
 # Under this a share of rounds says nothing.
 MIN_ROUNDS = 24
@@ -51,7 +51,7 @@ class Evidence:
 
 def run_loop(subject: Subject) -> LoopRun:
     """Run the requests through the run's own engine."""
-    engine = subject.engine(subject.config, subject.make_drafter)
+    engine = subject.engine(subject.chosen, subject.make_drafter)
     recorder = DraftRecorder(engine)
     engine.graph = recorder
     records = engine.generate(subject.requests).requests
@@ -65,5 +65,5 @@ def gather(subject: Subject, loop: LoopRun) -> Evidence | None:
         return None
     forced = TeacherForcedDrafts(subject, rounds)
     in_loop = forced.judged(torch.tensor([loop_round.drafts for loop_round in rounds]))
-    make_drafter = load_drafter(subject.of_spine, subject.reference_models)
+    make_drafter = load_drafter(subject.of_spine, subject.reference_build)
     return Evidence(subject, loop.features, forced, in_loop, forced.draft(make_drafter))

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from spec_lab.assembly import registry
-from spec_lab.doctor.aspects import aspects_of
 from spec_lab.doctor.checkpoints import check_dtype, check_tokenizer, check_vocabulary
 from spec_lab.doctor.evidence import MIN_ROUNDS, Evidence, gather, run_loop
 from spec_lab.doctor.findings import Finding, does_not_apply
 from spec_lab.doctor.hidden import CHECK as HIDDEN_CHECK
 from spec_lab.doctor.hidden import check_hidden
 from spec_lab.doctor.loop import check_bounds, check_loop, check_output, check_teacher_forcing
-from spec_lab.doctor.readings import aspect_names, check_readings
+from spec_lab.doctor.readings import aspect_names, aspects_of, check_readings
 from spec_lab.doctor.recycled import CHECK as RECYCLED_CHECK
 from spec_lab.doctor.recycled import check_recycled
 from spec_lab.doctor.states import check_states
@@ -24,7 +22,7 @@ def examine(subject: Subject) -> list[Finding]:
     """
     loop = run_loop(subject)
     findings = [check_states(subject), *check_bounds(subject), check_output(subject, loop.records)]
-    if registry.of(subject.config).drafter(subject.config).folder is None:
+    if subject.chosen.drafter.folder is None:
         reason = f"drafter={subject.config.drafter.name} has no weights"
         skipped = ("tokenizer", "vocabulary map (d2t)", "dtype of the weights", *_forced_checks(subject))
         return findings + [does_not_apply(check, reason) for check in skipped]
@@ -38,7 +36,7 @@ def examine(subject: Subject) -> list[Finding]:
 
 def _forced_checks(subject: Subject) -> list[str]:
     """Return the names of what `_forced` finds, where it cannot be asked."""
-    readings = aspect_names(aspects_of(subject.of_spine, subject.reference_models))
+    readings = aspect_names(aspects_of(subject.of_spine, subject.reference_build))
     return [HIDDEN_CHECK, RECYCLED_CHECK, *readings, "loop against teacher forcing", "teacher forcing"]
 
 
@@ -46,7 +44,7 @@ def _forced(subject: Subject, evidence: Evidence) -> list[Finding]:
     return [
         check_hidden(evidence),
         check_recycled(evidence),
-        *check_readings(evidence, aspects_of(subject.of_spine, subject.reference_models)),
+        *check_readings(evidence, aspects_of(subject.of_spine, subject.reference_build)),
         check_loop(evidence),
         check_teacher_forcing(evidence),
     ]

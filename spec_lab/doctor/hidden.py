@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from spec_lab.assembly.heads import load_drafter
 from spec_lab.core.types import FeatureSpec
 from spec_lab.doctor.evidence import Evidence
 from spec_lab.doctor.findings import Finding, Verdict, does_not_apply
 from spec_lab.doctor.loop import MIN_AGREEMENT
 from spec_lab.doctor.teacher_forced import Drafted
+from spec_lab.wiring.drafting import load_drafter
 
 CHECK = "hidden path"
 # Zeros in place of the hidden states change nearly every first draft that depends on them.
@@ -22,7 +22,7 @@ def check_hidden(evidence: Evidence) -> Finding:
     """Drafts with the target's hidden states zeroed against drafts as they are."""
     if evidence.features == FeatureSpec():
         return does_not_apply(CHECK, "the drafter reads no hidden state of the target")
-    make_drafter = load_drafter(evidence.subject.of_spine, evidence.subject.reference_models)
+    make_drafter = load_drafter(evidence.subject.of_spine, evidence.subject.reference_build)
     zeroed = evidence.forced.draft(make_drafter, torch.zeros_like)
     as_it_is = evidence.as_configured
     changed = float((zeroed.tokens[:, 0] != as_it_is.tokens[:, 0]).double().mean())

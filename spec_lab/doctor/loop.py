@@ -6,9 +6,6 @@ import dataclasses
 
 import torch
 
-from spec_lab.assembly.drafters.lookup import OracleDrafterConfig, RandomDrafterConfig
-from spec_lab.assembly.heads import load_drafter
-from spec_lab.config import DrafterConfig
 from spec_lab.core.results import RequestRecord
 from spec_lab.core.types import Request
 from spec_lab.doctor.evidence import MIN_ROUNDS, Evidence
@@ -17,7 +14,11 @@ from spec_lab.doctor.rounds import rounds_of
 from spec_lab.doctor.subject import Subject
 from spec_lab.doctor.teacher_forced import Drafted
 from spec_lab.measure.audit import audit
+from spec_lab.menu.config import DrafterConfig
+from spec_lab.options.drafters.oracle import OracleDrafterConfig
+from spec_lab.options.drafters.random import RandomDrafterConfig
 from spec_lab.record.acceptance_metrics import acceptance_length
+from spec_lab.wiring.drafting import load_drafter
 
 # Uniform tokens agree once in a vocabulary; this much is nearly always more than chance.
 MAX_RANDOM_LENGTH = 1.15
@@ -140,8 +141,9 @@ def _check_random(subject: Subject) -> Finding:
 
 
 def _generate(subject: Subject, drafter: DrafterConfig, requests: list[Request]) -> list[RequestRecord]:
-    config = dataclasses.replace(subject.of_spine, drafter=drafter)
-    return subject.engine(config, load_drafter(config, subject.models)).generate(requests).requests
+    spine = subject.of_spine
+    chosen = spine.again(dataclasses.replace(spine.config, drafter=drafter))
+    return subject.engine(chosen, load_drafter(chosen, subject.models.of_drafters)).generate(requests).requests
 
 
 def _divergences(subject: Subject, records: list[RequestRecord]) -> tuple[int, int]:

@@ -6,41 +6,20 @@ else. So every such choice is made the other way too, in memory, over the same r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from spec_lab.assembly.heads import DrafterFactory
 from spec_lab.doctor.evidence import Evidence
 from spec_lab.doctor.findings import Finding, Verdict, does_not_apply
 from spec_lab.doctor.teacher_forced import Drafted
+from spec_lab.menu.chosen import Chosen
+from spec_lab.menu.readings import Aspect
+from spec_lab.wiring.models import DrafterBuild
 
 # Another reading must be better by this many accepted drafts a round, else it is not worth a change, and by this many
 # standard errors of the difference over the same rounds, which chance alone passes once in some 700 readings.
 MIN_GAIN = 0.1
 MIN_STANDARD_ERRORS = 3.0
-
-
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """One way to read a checkpoint.
-
-    Attributes:
-        make: builds the drafters' factory when it is scored, so that one reading is in memory at a time.
-        min_draft_tokens: 2 where only later drafts can differ.
-    """
-
-    name: str
-    make: Callable[[], DrafterFactory]
-    min_draft_tokens: int = 1
-
-
-@dataclass(frozen=True, slots=True)
-class Aspect:
-    """A choice, how it is made in this run, and the other ways."""
-
-    name: str
-    configured: str
-    readings: list[Reading]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +45,12 @@ ALL_ASPECTS = (
     "KV source layers",
 )
 """The aspects of the built-in drafters, in the order in which they are reported."""
+
+
+def aspects_of(chosen: Chosen, build: DrafterBuild) -> list[Aspect]:
+    """List what can be read in other ways; the drafters are made of `build`."""
+    aspects = chosen.drafter.aspects
+    return [] if aspects is None else aspects(chosen, chosen.config.drafter, build)
 
 
 def aspect_names(aspects: Iterable[Aspect]) -> list[str]:

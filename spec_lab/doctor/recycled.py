@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from spec_lab.assembly.heads import DrafterFactory, DrafterResources, load_drafter
 from spec_lab.core.prompts import PromptPack
 from spec_lab.core.protocols import Drafter
 from spec_lab.core.types import DraftStep, FeatureSpec, Request, VerifiedRound
@@ -16,6 +15,7 @@ from spec_lab.doctor.findings import Finding, Verdict, does_not_apply
 from spec_lab.doctor.hidden import MIN_CHANGED, MIN_DROP
 from spec_lab.doctor.loop import MIN_LATER_AGREEMENT
 from spec_lab.doctor.teacher_forced import Drafted
+from spec_lab.wiring.drafting import DrafterFactory, DrafterResources, load_drafter
 
 CHECK = "recycled path"
 
@@ -71,7 +71,7 @@ def check_recycled(evidence: Evidence) -> Finding:
 
 
 def _zeroed(evidence: Evidence) -> DrafterFactory:
-    make_drafter = load_drafter(evidence.subject.of_spine, evidence.subject.reference_models)
+    make_drafter = load_drafter(evidence.subject.of_spine, evidence.subject.reference_build)
 
     def make(resources: DrafterResources) -> Drafter[Any]:
         return ZeroedRecycling(make_drafter(resources))

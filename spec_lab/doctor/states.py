@@ -16,9 +16,6 @@ from typing import Any
 import torch
 
 from spec_lab.acceptance.strict import StrictAcceptance
-from spec_lab.assembly.drafters.lookup import RandomDrafterConfig
-from spec_lab.assembly.graphs import EagerGraphConfig
-from spec_lab.assembly.heads import load_drafter
 from spec_lab.core.recurrent_cache import RecurrentRows
 from spec_lab.core.types import AcceptanceInputs, Verification
 from spec_lab.doctor.findings import Finding, Verdict, does_not_apply
@@ -26,6 +23,9 @@ from spec_lab.doctor.subject import Subject
 from spec_lab.engine.engine import Engine
 from spec_lab.engine.states import SlotStates
 from spec_lab.engine.teacher import TeacherForcing
+from spec_lab.options.drafters.random import RandomDrafterConfig
+from spec_lab.options.graphs.eager import EagerGraphConfig
+from spec_lab.wiring.drafting import load_drafter
 
 CHECK = "states of layers"
 NUM_TOKENS = 24
@@ -171,8 +171,8 @@ def check_states(subject: Subject) -> Finding:
 def _worst_difference(subject: Subject, teacher: TeacherForcing, mistake: Mistake | None = None) -> tuple[float, int]:
     """Decode one request, with what would hide a mistake; the largest difference, and the number of rounds."""
     drafter = RandomDrafterConfig(num_draft_tokens=subject.num_draft_tokens)
-    config = dataclasses.replace(subject.config, drafter=drafter, graph=EagerGraphConfig())
-    engine = subject.engine(config, load_drafter(config, subject.models))
+    chosen = subject.chosen.again(dataclasses.replace(subject.config, drafter=drafter, graph=EagerGraphConfig()))
+    engine = subject.engine(chosen, load_drafter(chosen, subject.models.of_drafters))
     most = subject.num_draft_tokens
     # With a mistake, no round has all drafts accepted: behind it, what lies one row later is outside of the cache.
     script = (most, 0, 1, most, most - 1) if mistake is None else (most - 1, 0, 1, most - 1)

@@ -8,24 +8,25 @@ from typing import Any
 
 import torch
 
-from spec_lab.assembly.drafters.trained import DraftSampling
-from spec_lab.assembly.engine import build_engine, build_teacher, plain_config
-from spec_lab.assembly.graphs import EagerGraphConfig
-from spec_lab.assembly.heads import DrafterFactory, load_drafter
-from spec_lab.assembly.limits import Limits, engine_limits
-from spec_lab.assembly.models import Models, load_models, target_folder, thinking_markers
-from spec_lab.assembly.rules import StrictAcceptanceConfig
-from spec_lab.assembly.run_offers import may_offer_fewer, named_offers, without_offers
-from spec_lab.assembly.run_tree import tree_sizes
-from spec_lab.assembly.trees import TreeBranches
-from spec_lab.assembly.workloads_loader import open_workload
 from spec_lab.attention.torch_backend import TorchAttention
-from spec_lab.config import AcceptanceConfig, RunConfig, SamplingConfig, TreeConfig
 from spec_lab.core.results import RequestRecord
 from spec_lab.core.types import Request
 from spec_lab.engine.engine import Engine
 from spec_lab.engine.teacher import TeacherForcing
 from spec_lab.errors import UserError
+from spec_lab.menu.choices import DraftSampling
+from spec_lab.menu.chosen import Chosen
+from spec_lab.menu.config import AcceptanceConfig, RunConfig, SamplingConfig, TreeConfig
+from spec_lab.menu.offers import without_offers
+from spec_lab.options.graphs.eager import EagerGraphConfig
+from spec_lab.options.plain import plain_config
+from spec_lab.options.rules.strict import StrictAcceptanceConfig
+from spec_lab.options.trees.dynamic import TreeBranches
+from spec_lab.wiring.drafting import DrafterFactory, load_drafter
+from spec_lab.wiring.engine import build_engine, build_teacher
+from spec_lab.wiring.limits import Limits, engine_limits
+from spec_lab.wiring.models import DrafterBuild, TargetBuild, load_models, thinking_markers
+from spec_lab.wiring.workloads import open_workload
 
 # Enough rounds that a difference worth mending stands out from chance, few enough to wait for.
 MAX_REQUESTS = 9
@@ -37,7 +38,7 @@ class Subject:
     """A run that is examined.
 
     Attributes:
-        config: the run, with strict greedy acceptance: only there a draft is right or wrong.
+        chosen: the run, with strict greedy acceptance: only there a draft is right or wrong.
         requests: the first few of the workload, cut short.
         limits: of the run's engine.
         make_drafter: makes the drafter of the run's engine.
@@ -45,8 +46,8 @@ class Subject:
         max_rounds: of the loop's rounds, how many are drafted anew for every reading of a checkpoint.
     """
 
-    config: RunConfig
-    models: Models
+    chosen: Chosen
+    models: TargetBuild
     requests: list[Request]
     limits: Limits
     make_drafter: DrafterFactory
@@ -54,28 +55,32 @@ class Subject:
     max_rounds: int = 144
 
     @property
+    def config(self) -> RunConfig:
+        return self.chosen.config
+
+    @property
     def num_draft_tokens(self) -> int:
-        return self.of_spine.drafter.num_draft_tokens
+        return self.of_spine.config.drafter.num_draft_tokens
 
     @property
-    def of_spine(self) -> RunConfig:
+    def of_spine(self) -> Chosen:
         """The same run whose drafts are a chain: of a tree the likeliest drafts, which are its spine."""
-        sizes = tree_sizes(self.config)
+        sizes = self.chosen.sizes
         if sizes is None:
-            return self.config
+            return self.chosen
         drafter = dataclasses.replace(self.config.drafter, num_draft_tokens=sizes.spine)
-        return dataclasses.replace(self.config, drafter=drafter, tree=TreeConfig())
+        return self.chosen.again(dataclasses.replace(self.config, drafter=drafter, tree=TreeConfig()))
 
     @property
-    def reference_models(self) -> Models:
-        """The same models, for drafters that attend with the reference backend whatever the run's is."""
+    def reference_build(self) -> DrafterBuild:
+        """The parts of its drafters, for some that attend with the reference backend whatever the run's is."""
         target = self.models.target
         reference = TorchAttention(self.config.cache.page_size, target.num_positions)
-        return dataclasses.replace(self.models, backend=reference)
+        return dataclasses.replace(self.models.of_drafters, backend=reference)
 
-    def engine(self, config: RunConfig, make_drafter: DrafterFactory) -> Engine:
+    def engine(self, chosen: Chosen, make_drafter: DrafterFactory) -> Engine:
         """Make an engine of the run's sizes that knows the plain outputs, where its drafter replays them."""
-        engine = build_engine(config, self.models, make_drafter, self.limits)
+        engine = build_engine(chosen, self.models, make_drafter, self.limits)
         teach(engine.parts.drafter, self.plain)
         return engine
 
@@ -91,46 +96,47 @@ def teach(drafter: Any, plain: list[RequestRecord]) -> None:
         learn({record.request_id: record.output_ids for record in plain})
 
 
-def load_subject(config: RunConfig) -> Subject:
+def load_subject(chosen: Chosen) -> Subject:
     """Load target and drafter, and let the target write.
 
     Raises:
         UserError: there is no drafter, its tree has no spine, or a checkpoint, a prompt set or a size is not what it
             should be.
     """
-    if config.drafter.num_draft_tokens == 0:
+    if chosen.config.drafter.num_draft_tokens == 0:
         raise UserError("drafter=none drafts nothing that could be examined; choose drafter=eagle3")
-    refuse_no_spine(config)
-    if may_offer_fewer(config):
-        raise UserError(f"{named_offers(config)}: what is examined is all K drafts; use {without_offers()}")
-    num_rounds = getattr(config.graph, "rounds_per_replay", 1)
+    refuse_no_spine(chosen)
+    if chosen.offers.may_be_fewer:
+        raise UserError(f"{chosen.offers.named}: what is examined is all K drafts; use {without_offers()}")
+    num_rounds = getattr(chosen.config.graph, "rounds_per_replay", 1)
     if num_rounds > 1:
         raise UserError(
             f"graph.rounds_per_replay={num_rounds}: what is examined are the drafts that wait between two rounds; use "
             "graph.rounds_per_replay=1"
         )
-    config = strict_greedy(config)
+    chosen = chosen.again(strict_greedy(chosen.config))
+    config = chosen.config
     torch.manual_seed(config.seed)
-    tokenizer, workload = open_workload(config, target_folder(config))
+    tokenizer, workload = open_workload(chosen)
     requests = [shortened(request) for request in workload[:MAX_REQUESTS]]
-    limits = engine_limits(config, requests, config.drafter.num_draft_tokens)
-    models = load_models(config, limits.max_seq_len, thinking_markers(tokenizer))
-    make_drafter = load_drafter(config, models)
+    limits = engine_limits(chosen, requests, config.drafter.num_draft_tokens)
+    models = load_models(chosen, limits.max_seq_len, thinking_markers(tokenizer))
+    make_drafter = load_drafter(chosen, models.of_drafters)
     # Eager, so that whatever a graph mode does wrong is not in the text it is judged by.
-    alone = dataclasses.replace(plain_config(config), graph=EagerGraphConfig())
-    plain_engine = build_engine(alone, models, load_drafter(alone, models), limits)
+    alone = chosen.again(dataclasses.replace(plain_config(config), graph=EagerGraphConfig()))
+    plain_engine = build_engine(alone, models, load_drafter(alone, models.of_drafters), limits)
     plain = plain_engine.generate(requests).requests
-    subject = Subject(config, models, requests, limits, make_drafter, plain)
+    subject = Subject(chosen, models, requests, limits, make_drafter, plain)
     teacher = subject.greedy_teacher()
     for record in plain:
         teacher.require_finite([*record.prompt_ids, *record.output_ids[:-1]])
     return subject
 
 
-def refuse_no_spine(config: RunConfig) -> None:
+def refuse_no_spine(chosen: Chosen) -> None:
     """Raise UserError for a tree without a path that a chain drafts too."""
-    options: Any = config.tree
-    sizes = tree_sizes(config)
+    options: Any = chosen.config.tree
+    sizes = chosen.sizes
     if sizes is not None and sizes.spine == 0:
         raise UserError("tree.paths without [0]: what is examined is the path of the likeliest drafts; add [0]")
     if getattr(options, "branches", TreeBranches.exact) != TreeBranches.exact:

@@ -15,9 +15,6 @@ from typing import Any
 import torch
 
 from spec_lab.acceptance.noise import SlotSeeds
-from spec_lab.assembly.caches import build_cache
-from spec_lab.assembly.engine import build_prune_policy, unpruned_config
-from spec_lab.assembly.heads import DrafterFactory, DrafterResources
 from spec_lab.core.kv_cache import NUM_RESERVED_PAGES, PagedKVCache
 from spec_lab.core.layer_protocols import AttentionBackend
 from spec_lab.core.protocols import Drafter
@@ -26,9 +23,13 @@ from spec_lab.core.types import FeatureSpec, Request
 from spec_lab.doctor.rounds import LoopRound
 from spec_lab.doctor.subject import Subject
 from spec_lab.engine.pages import PageTable
-from spec_lab.engine.round import collect_drafts
 from spec_lab.engine.states import slot_states
+from spec_lab.engine.stopping_loop import collect_drafts
+from spec_lab.options.plain import unpruned_config
 from spec_lab.pruning.selection import AllRows
+from spec_lab.wiring.caches import build_cache
+from spec_lab.wiring.drafting import DrafterFactory, DrafterResources
+from spec_lab.wiring.engine import build_prune_policy
 
 FeatureChange = Callable[[torch.Tensor], torch.Tensor]
 
@@ -131,7 +132,7 @@ class TeacherForcedDrafts:
 
     @property
     def _reference(self) -> AttentionBackend:
-        return self._subject.reference_models.backend
+        return self._subject.reference_build.backend
 
     def _text(self, index: int) -> TargetText:
         request, plain = self._subject.requests[index], self._subject.plain[index]
@@ -144,7 +145,8 @@ class TeacherForcedDrafts:
         """Make a drafter with a cache of its own, for all rounds of a text."""
         of_text = self._texts[text]
         seeds = SlotSeeds(1, self._subject.config.seed, self._device)
-        prune = build_prune_policy(unpruned_config(self._subject.config))
+        chosen = self._subject.chosen
+        prune = build_prune_policy(chosen.again(unpruned_config(chosen.config)))
         return make_drafter(DrafterResources(self._limits, prune, seeds, of_text.cache))
 
     def _drafts(self, drafter: Drafter[Any], loop_round: LoopRound, features: torch.Tensor | None) -> torch.Tensor:

@@ -20,6 +20,10 @@ class LookupState:
     def take(self, step: DraftStep) -> None:
         self.tokens = self.proposals.index_select(1, step.column).squeeze(1)
 
+    def rest(self) -> torch.Tensor:
+        """Return all drafts of the round: there is no loop to run."""
+        return self.proposals
+
 
 class TokenHistory:
     """Keeps the tokens of each slot by position, [num_slots + 1, capacity]; the last row is the scratch slot's."""

@@ -52,6 +52,8 @@ class HistoryLookup(GivenDrafts, ABC, Generic[Found]):
 class NgramDrafter(HistoryLookup[LookupState]):
     """Looks drafts up. Where nothing matches, or a match runs into the end, it drafts token 0: hardly ever accepted."""
 
+    requirements = DrafterRequirements(draft_rest=LookupState.rest)
+
     def __init__(self, num_draft_tokens: int, max_ngram: int, min_ngram: int, history: TokenHistory) -> None:
         super().__init__(num_draft_tokens, history)
         self.sizes = range(max_ngram, min_ngram - 1, -1)

@@ -18,7 +18,7 @@ class OracleDrafter(GivenDrafts):
 
     def __init__(self, num_draft_tokens: int, history: TokenHistory) -> None:
         self.num_draft_tokens = num_draft_tokens
-        self.requirements = DrafterRequirements(learn_continuations=self.learn)
+        self.requirements = DrafterRequirements(learn_continuations=self.learn, draft_rest=LookupState.rest)
         self.history = history
         self._continuations: Mapping[str, Sequence[int]] = {}
 

@@ -18,8 +18,8 @@ from spec_lab.core.pruning_protocols import CatchupPruning
 from spec_lab.core.results import RequestRecord, RoundRecord, RowCounts
 from spec_lab.core.types import FinishReason, Sequence
 from spec_lab.engine.graphs.mode import GraphMode
+from spec_lab.engine.parts import Parts
 from spec_lab.engine.readback import PendingResult, RoundResult
-from spec_lab.engine.round import Parts
 from spec_lab.engine.scheduler import emit_round
 
 
@@ -185,6 +185,7 @@ class RoundAccounts:
             stage_seconds=times.stage_seconds,
             rows=self._rows(settled, result, emitted),
             relaxed=None if result.relaxed is None else [sum(result.relaxed[part.index]) for part in emitted],
+            distance=None if result.distance is None else [result.distance[part.index] for part in emitted],
             launch_seconds=times.launch_seconds,
             num_surplus=len(settled.sequences) - len(emitted),
         )

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from time import perf_counter
-from typing import Any
 
 import torch
 
@@ -16,7 +15,7 @@ from spec_lab.engine.accounts import Launch, RoundAccounts, request_record
 from spec_lab.engine.graphs.mode import GraphMode
 from spec_lab.engine.prefill import PromptPass
 from spec_lab.engine.readback import read_later
-from spec_lab.engine.round import DecodeRound, Parts
+from spec_lab.engine.round import DecodeRound, Rounds
 from spec_lab.engine.scheduler import Scheduler, emit_first
 
 
@@ -34,26 +33,30 @@ class Engine:
 
     def __init__(
         self,
-        parts: Parts,
+        rounds: Rounds,
         prune: PrunePolicy,
         graph: GraphMode,
         scheduler: Scheduler,
         prefill_chunk: int,
         prefill_tokens: int | None = None,
         overlap: bool = False,
-        make_round: Callable[[Any], DecodeRound] = DecodeRound,
         make_prompt_pass: Callable[..., PromptPass] = PromptPass,
     ) -> None:
         """`prefill_tokens`: the most rows of several prompts in a forward; None is one prompt at a time. `overlap`: the
-        host reads a round's results only after it has launched the next; `make_round` takes `parts` and makes the
-        round, of a chain or of a tree; `make_prompt_pass` takes what `PromptPass` does."""
-        self.parts = parts
+        host reads a round's results only after it has launched the next; `make_prompt_pass` takes what `PromptPass`
+        does."""
+        self.rounds = rounds
+        self.parts = rounds.widest.parts
         self.graph = graph
         self.prune = prune
         self.scheduler = scheduler
         self.overlap = overlap
-        self.round = make_round(parts)
         self.prompt_pass = make_prompt_pass(self.round, prune, prefill_chunk, prefill_tokens)
+
+    @property
+    def round(self) -> DecodeRound:
+        """Return the round of the largest K."""
+        return self.rounds.widest
 
     @property
     def num_draft_tokens(self) -> int:
@@ -63,7 +66,7 @@ class Engine:
         """Capture what rounds of any size will replay, so that no timed pass has to."""
         with torch.inference_mode():
             for num_requests in range(1, self.scheduler.num_slots + 1):
-                self.graph.prepare(self.round.of_batch(num_requests), num_requests)
+                self.graph.prepare(self.rounds.of_batch(num_requests), num_requests)
             self.prompt_pass.prepare()
 
     def generate(
@@ -91,7 +94,7 @@ class _GenerationRun:
         self._on_finish = on_finish
         self._eos = engine.parts.target.eos_token_ids
         self._accounts = RoundAccounts(
-            engine.parts, engine.graph, engine.prune.catchup, engine.round.tree_rows, engine.overlap, self._now
+            engine.parts, engine.graph, engine.prune.catchup, engine.round.drafts.tree_rows, engine.overlap, self._now
         )
         self._start = perf_counter()
         self._prefilling: dict[str, _Prefilling] = {}
@@ -141,7 +144,7 @@ class _GenerationRun:
             graph=replace(counts, nodes=dict(counts.nodes)),
             num_draft_tokens=self._engine.num_draft_tokens,
             seconds=self._now(),
-            tree_rows=self._engine.round.tree_rows,
+            tree_rows=self._engine.round.drafts.tree_rows,
             experts_read=self._engine.parts.experts_read.read(),
             expert_bytes_read=self._engine.parts.experts_read.read_bytes(),
             num_wasted_rounds=self._accounts.num_wasted_rounds,
@@ -186,7 +189,7 @@ class _GenerationRun:
     def _launch(self, ready: list[Sequence], follows: bool) -> Launch:
         """Launch a round; where it `follows` another, all of the host's time since that one's reading is its own."""
         engine, parts = self._engine, self._engine.parts
-        decode_round = engine.round.of_batch(len(ready))
+        decode_round = engine.rounds.of_batch(len(ready))
         engine.graph.prepare(decode_round, len(ready))
         launched_at = self._now()
         began_at = self._accounts.read_at if follows else launched_at

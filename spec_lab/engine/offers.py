@@ -1,74 +1,88 @@
-"""Counts how many drafts each request offers to verification: by what was drafted, by confidence, by a budget of rows.
-
-All of it is decided on the device and before a draft is judged, from what was known before the draft was drawn, so that
-a request's text keeps the target's distribution whatever is left out.
-"""
+"""Drafts may all count, or as many of them as each request offers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import replace
+from typing import Protocol
 
 import torch
 
-from spec_kernels.confidence_reference import count_offered_reference
-from spec_lab.acceptance.confidences import DraftConfidences
-
-CountOffered = Callable[
-    [torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, int, float | None, int | None], torch.Tensor
-]
-"""Is `spec_kernels.confidence_reference.count_offered_reference`, or a kernel that does the same."""
+from spec_lab.core.types import RoundBatch
+from spec_lab.engine.capture import GraphRecorder
+from spec_lab.engine.offered import DraftOffers
+from spec_lab.engine.parts import Parts
+from spec_lab.engine.stopping_loop import DraftLoop, StepsAtOnce, make_draft_loop
 
 
-class DraftOffers:
-    """Counts the drafts that slots offer.
+class Offers(Protocol):
+    """Says of each request how many drafts it offers to verification, and when drafting ends.
 
     Attributes:
-        num_drafted: [num_slots + 1] how many wait in a slot, of K there can be.
+        num_draft_tokens: K, the most drafts a request that are verified.
+        max_drafted: the most drafts a request that the draft loop makes.
+        loop: runs the draft steps.
+    """
+
+    num_draft_tokens: int
+    max_drafted: int
+    loop: DraftLoop
+
+    def mark(self, batch: RoundBatch) -> RoundBatch:
+        """Note how many drafts each request offers, and leave out what nobody can offer."""
+        ...
+
+    def expect(self, slot_ids: torch.Tensor) -> None:
+        """Take note that drafts of `slot_ids` [batch] are being made."""
+        ...
+
+    def made(self, slot_ids: torch.Tensor) -> torch.Tensor | None:
+        """Return how many drafts [batch] were made, where only the device knows it; else None."""
+        ...
+
+
+class AllOffered:
+    """Keeps the protocol `Offers`: every draft counts."""
+
+    def __init__(self, num_draft_tokens: int) -> None:
+        self.num_draft_tokens = self.max_drafted = num_draft_tokens
+        self.loop: DraftLoop = StepsAtOnce()
+
+    def mark(self, batch: RoundBatch) -> RoundBatch:
+        return batch
+
+    def expect(self, slot_ids: torch.Tensor) -> None:
+        """Do nothing: nobody counts."""
+
+    def made(self, slot_ids: torch.Tensor) -> torch.Tensor | None:
+        return None
+
+
+class Counted:
+    """Keeps the protocol `Offers`: `offered` counts what each request offers, K at most.
+
+    Shapes are those of K: a draft that is not offered is verified like any other, and never accepted. Where nothing is
+    captured, rows that nobody offers are left out, and drafting ends with the last request that goes on.
     """
 
     def __init__(
-        self,
-        num_slots: int,
-        device: torch.device,
-        confidences: DraftConfidences | None = None,
-        budget: int | None = None,
-        count: CountOffered = count_offered_reference,
+        self, parts: Parts, offered: DraftOffers, num_draft_tokens: int, recorder: GraphRecorder | None
     ) -> None:
-        """Set the ends that a request's drafts may have before K.
+        """`recorder` captures the stages: the host then reads nothing, and every round has all its rows. None where
+        they are launched from Python."""
+        self.num_draft_tokens = num_draft_tokens
+        has_modules = parts.drafter.requirements.distinct_steps
+        self.max_drafted = parts.drafter.num_draft_tokens if has_modules else num_draft_tokens
+        self.loop = make_draft_loop(parts, offered, recorder)
+        self._offered = offered
+        self._fixed_shapes = recorder is not None
 
-        Args:
-            confidences: what the drafter notes, and the threshold under which it ends; None where nothing reads them.
-            budget: rows a round over the batch, pending tokens with them; None for as many as there are.
-            count: counts them.
-        """
-        assert confidences is not None or budget is None, "a budget reads confidences"
-        self._confidences = confidences
-        self._budget = budget
-        self._count = count
-        if confidences is None:
-            self.num_drafted = torch.zeros(num_slots + 1, dtype=torch.int64, device=device)
-        else:
-            self.num_drafted = confidences.num_drafted
+    def mark(self, batch: RoundBatch) -> RoundBatch:
+        offered = self._offered.of(batch.slot_ids, batch.active, self.num_draft_tokens)
+        width = self.num_draft_tokens if self._fixed_shapes else int(offered.max())
+        return replace(batch, input_ids=batch.input_ids[:, : width + 1], num_drafts=offered)
 
-    def of(self, slot_ids: torch.Tensor, active: torch.Tensor, most: int) -> torch.Tensor:
-        """Count the offered drafts [batch] of `slot_ids` [batch], `most` of each; rows that are not `active` [batch]
-        offer none."""
-        kept = self._confidences
-        survival, threshold = (None, None) if kept is None else (kept.survival, kept.threshold)
-        return self._count(slot_ids, active, self.num_drafted, survival, most, threshold, self._budget)
+    def expect(self, slot_ids: torch.Tensor) -> None:
+        self._offered.expect(slot_ids, self.max_drafted)
 
-    def expect(self, slot_ids: torch.Tensor, num_drafts: int) -> None:
-        """Say that so many drafts will wait in `slot_ids` [batch], where no draft is noted as it is made."""
-        if self._confidences is None or num_drafts == 0:
-            self.num_drafted.index_fill_(0, slot_ids, num_drafts)
-
-    @property
-    def may_stop(self) -> bool:
-        """Tell whether a request's drafting may end before K."""
-        return self._confidences is not None and self._confidences.threshold is not None
-
-    @property
-    def num_going_on(self) -> torch.Tensor:
-        """Return [1], how many requests of the batch want a draft behind the newest: a tensor that each draft moves."""
-        assert self._confidences is not None and self.may_stop
-        return self._confidences.num_going_on
+    def made(self, slot_ids: torch.Tensor) -> torch.Tensor | None:
+        return self._offered.num_drafted.index_select(0, slot_ids) if self.loop.decides_on_device else None

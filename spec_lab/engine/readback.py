@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 
 from spec_lab.core.types import Verification
@@ -17,6 +18,7 @@ class RoundResult:
         relaxed: for each draft 1 or 0, whether it was accepted only because the rule relaxed; None for other rules.
         num_offered: drafts of the round that could have been accepted; None where all could.
         num_drafted: drafts that the round made for the next; None where the host knows without being told.
+        distance: of each request total variation and KL, summed over the rows reached; None where the rule says none.
     """
 
     tokens: list[list[int]]
@@ -24,6 +26,7 @@ class RoundResult:
     relaxed: list[list[int]] | None
     num_offered: list[int] | None = None
     num_drafted: list[int] | None = None
+    distance: list[list[float]] | None = None
 
     @property
     def num_rows(self) -> int:
@@ -43,6 +46,7 @@ class RoundResult:
                 None if self.relaxed is None else self.relaxed[part],
                 None if self.num_offered is None else self.num_offered[part],
                 None if self.num_drafted is None else self.num_drafted[part],
+                None if self.distance is None else self.distance[part],
             )
             for part in rows
         ]
@@ -53,16 +57,18 @@ class PendingResult:
     """Holds results in one tensor, so that the host waits and copies once.
 
     Attributes:
-        packed: [batch, N + 1] tokens and emitted count; a column more for each count that the round notes besides, and
-            K more where the rule says which drafts it relaxed for.
+        packed: [batch, N + 1] tokens and emitted count; a column more for each count that the round notes besides, two
+            more for the bits of its distances, and K more where the rule says which drafts it relaxed for.
         num_tokens: N.
         counts: the names of the counts behind the emitted one.
+        has_distance: whether the rule says how far from the target it emits.
         copied: recorded behind the copy into host memory; None where `packed` is read where it is.
     """
 
     packed: torch.Tensor
     num_tokens: int
     counts: tuple[str, ...] = ()
+    has_distance: bool = False
     copied: torch.cuda.Event | None = None
 
     def read(self) -> RoundResult:
@@ -71,15 +77,23 @@ class PendingResult:
             self.copied.synchronize()
         rows = self.packed.tolist()
         num_tokens = self.num_tokens
-        first_relaxed = num_tokens + 1 + len(self.counts)
+        first_distance = num_tokens + 1 + len(self.counts)
+        first_relaxed = first_distance + 2 * self.has_distance
         has_relaxed = self.packed.shape[1] > first_relaxed
         counts = {name: [row[place] for row in rows] for place, name in enumerate(self.counts, num_tokens + 1)}
         return RoundResult(
             tokens=[row[:num_tokens] for row in rows],
             num_emitted=[row[num_tokens] for row in rows],
             relaxed=[row[first_relaxed:] for row in rows] if has_relaxed else None,
+            distance=[_floats(row[first_distance:first_relaxed]) for row in rows] if self.has_distance else None,
             **counts,
         )
+
+
+def _floats(bits: list[int]) -> list[float]:
+    """Read integers as the float64 numbers whose bits they are."""
+    floats: list[float] = np.array(bits, dtype=np.int64).view(np.float64).tolist()
+    return floats
 
 
 def read_later(verification: Verification) -> PendingResult:
@@ -103,5 +117,7 @@ def _pack(verification: Verification) -> PendingResult:
     noted = {"num_offered": verification.num_offered, "num_drafted": verification.num_drafted}
     counts = {name: count.unsqueeze(1) for name, count in noted.items() if count is not None}
     relaxed = [] if verification.relaxed is None else [verification.relaxed]
-    columns = [verification.tokens, verification.num_emitted.unsqueeze(1), *counts.values(), *relaxed]
-    return PendingResult(torch.cat(columns, dim=1), verification.tokens.shape[1], tuple(counts))
+    # In the tokens' dtype, or the host would wait for two tensors.
+    distance = [] if verification.distance is None else [verification.distance.double().view(torch.int64)]
+    columns = [verification.tokens, verification.num_emitted.unsqueeze(1), *counts.values(), *distance, *relaxed]
+    return PendingResult(torch.cat(columns, dim=1), verification.tokens.shape[1], tuple(counts), bool(distance))

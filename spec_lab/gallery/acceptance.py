@@ -78,12 +78,13 @@ def at(drafted: Sequence[DraftedRun], num_draft_tokens: int) -> list[DraftedRun]
 
 
 def lengths(drafted: Sequence[DraftedRun]) -> pd.DataFrame:
-    """Return the acceptance length with its 95 % interval, one row a drafter, K and category; the category `all` is of
-    all."""
+    """Return the acceptance length with its 95 % interval, which one prompt has not, one row a drafter, K and category;
+    the category `all` is of all."""
     import pandas as pd
 
     columns = ["drafter", "K", "category", "requests", "acceptance_length", "low", "high"]
-    return pd.DataFrame([row for each in drafted for row in _length_rows(each)], columns=columns)
+    frame = pd.DataFrame([row for each in drafted for row in _length_rows(each)], columns=columns)
+    return frame.astype({"low": float, "high": float})
 
 
 def rates(drafted: Sequence[DraftedRun]) -> pd.DataFrame:
@@ -184,11 +185,12 @@ def _positions(best: DraftedRun) -> str:
         return ""
     first, last = conditional[0], conditional[-1]
     assert first is not None and last is not None
-    how = "no worse" if last >= first else "worse"
+    how = "fewer" if last < first else "no fewer"
     return (
         f"Of {best.drafter}'s drafts the first is accepted in {percent(plain[0])} of the rounds and number "
         f"{len(plain)} in {percent(plain[-1])}; where all before it were accepted, number {len(plain)} is accepted in "
-        f"{percent(last)}: with depth its drafts get {how}."
+        f"{percent(last)} of them, {how} than of the firsts. Only rounds on easier text get so far, so this does not "
+        "say what depth alone does."
     )
 
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from spec_lab.errors import UserError
 from spec_lab.gallery.timeline import RoundTimeline, quietest_round
+from spec_lab.record.paired import PairedRatio
 from spec_lab.record.runs import Run
-from spec_lab.record.schema import Ratio, Summary
-from spec_lab.record.verdict import JUDGED_REPEATS
+from spec_lab.record.schema import Summary
 from spec_lab.record.wording import number, percent, with_range
 from spec_lab.report.graph_table import time_to_eager
 from spec_lab.report.known_options import EAGER, describe_mode, place_of_mode
@@ -54,14 +54,15 @@ def _order(each: ModeRound) -> tuple[int, str]:
 
 def times(rounds: Sequence[ModeRound]) -> pd.DataFrame:
     """Return one row a mode: launches, idle share and longest gap of the drawn round, and time of a round without a
-    profiler, over eager's with the range over all combinations of repeats."""
+    profiler, over that of the same run eager with its 95 % interval over turns."""
     import pandas as pd
 
-    return pd.DataFrame([_row(each, _eager(rounds)) for each in rounds])
+    return pd.DataFrame([_row(each) for each in rounds])
 
 
-def _row(each: ModeRound, eager: ModeRound | None) -> dict[str, object]:
-    ratio = None if eager is None else time_to_eager(each.summary, eager.summary)
+def _row(each: ModeRound) -> dict[str, object]:
+    ratio = time_to_eager(each.summary)
+    low, high = (None, None) if ratio is None else ratio.ends
     return {
         "mode": each.mode,
         "launches": each.launches,
@@ -70,9 +71,9 @@ def _row(each: ModeRound, eager: ModeRound | None) -> dict[str, object]:
         "longest gap, us": each.timeline.longest_gap_us,
         "profiled round, ms": each.timeline.length_us / 1e3,
         "timed round, ms": each.summary["round_ms"],
-        "over eager": None if ratio is None else ratio["value"],
-        "low": None if ratio is None else ratio["low"],
-        "high": None if ratio is None else ratio["high"],
+        "over eager": None if ratio is None else ratio.value,
+        "low": low,
+        "high": high,
     }
 
 
@@ -90,18 +91,21 @@ def conclude(rounds: Sequence[ModeRound]) -> str:
             f"There is nothing beside eager to compare here; in {only.mode} nothing ran for "
             f"{percent(only.timeline.idle_share, 0)} of the round."
         )
-    ratio = time_to_eager(fewest.summary, eager.summary)
     what = "calls that submit work" if eager.timeline.on_gpu else "operators that compute or write"
     sentences = [
         f"An eager round is {number(eager.launches, 0)} launches ({what}); graph mode **{fewest.mode}** makes them "
         f"{number(fewest.launches, 0)}.",
         f"Nothing runs for {percent(eager.timeline.idle_share, 0)} of the eager round and for "
-        f"{percent(fewest.timeline.idle_share, 0)} of this one; the longest gap goes from "
-        f"{number(eager.timeline.longest_gap_us, 0)} to {number(fewest.timeline.longest_gap_us, 0)} us.",
-        _time(fewest, ratio),
+        f"{percent(fewest.timeline.idle_share, 0)} of this one; the longest gap is {_longest_gap(eager)} of the one "
+        f"and {_longest_gap(fewest)} of the other.",
+        _time(fewest, time_to_eager(fewest.summary)),
         "" if eager.timeline.on_gpu else CPU_NOTE,
     ]
     return " ".join(sentence for sentence in sentences if sentence)
+
+
+def _longest_gap(each: ModeRound) -> str:
+    return percent(each.timeline.longest_gap_us / each.timeline.length_us, 0)
 
 
 CPU_NOTE = (
@@ -111,11 +115,11 @@ CPU_NOTE = (
 )
 
 
-def _time(each: ModeRound, ratio: Ratio | None) -> str:
+def _time(each: ModeRound, ratio: PairedRatio | None) -> str:
     if ratio is None:
-        return ""
+        return "Its time is not set against eager's: no eager run took turns with it (references=[eager])."
     said = f"Timed without the profiler, a round in mode {each.mode} takes "
-    if len(each.summary["repeats"]) < JUDGED_REPEATS:
-        return f"{said}{number(ratio['value'])} of eager's time, with too few repeats to judge the noise."
-    noise = ": no difference beyond noise" if ratio["low"] <= 1 <= ratio["high"] else ""
-    return f"{said}{with_range(ratio['value'], ratio['low'], ratio['high'])} of eager's time{noise}."
+    said += f"{with_range(ratio.value, *ratio.ends)} of eager's time"
+    if not ratio.is_judged:
+        return f"{said}, with too few turns for an interval."
+    return f"{said}{', within noise' if ratio.is_noise else ''}."

@@ -6,26 +6,25 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from spec_lab.errors import UserError
+from spec_lab.record.paired import PairedRatio, over_reference
 from spec_lab.record.runs import Run
-from spec_lab.record.schema import Ratio, Reference, Summary
-from spec_lab.record.time_metrics import paired_ratio
-from spec_lab.record.verdict import JUDGED_REPEATS, is_noise
-from spec_lab.record.wording import number, percent, with_range
+from spec_lab.record.schema import Summary
+from spec_lab.record.wording import number, with_range
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-UNPRUNED = "unpruned"
 ORDER = ("none", "prefill", "post_attention", "catchup")
 """They stand in the order of how much they leave out; others come behind."""
 PANELS = (
     ("catchup_rows", None, "rows a request round", "catch-up step"),
     ("logit_rows", None, "rows a request", "prompt pass"),
     ("round_ratio", ("round_low", "round_high"), "over the unpruned run's", "time of a round"),
-    ("prompt_ratio", None, "over the unpruned run's, medians", "time of a prompt pass"),
+    ("prompt_ratio", ("prompt_low", "prompt_high"), "over the unpruned run's", "time of a prompt pass"),
 )
-"""Column, columns of its range, what the axis says, title."""
+"""Column, columns of its interval, what the axis says, title."""
+TIMES = ("round_ratio", "round_low", "round_high", "prompt_ratio", "prompt_low", "prompt_high")
 
 
 def savings(runs: Sequence[Run]) -> pd.DataFrame:
@@ -33,8 +32,8 @@ def savings(runs: Sequence[Run]) -> pd.DataFrame:
     turns.
 
     `catchup_rows`: rows of the catch-up step past the KV write, a request round. `logit_rows`: prompt rows that reached
-    the logits, a request. `round_ratio`, `round_low`, `round_high`: time of a round over the unpruned run's, paired by
-    repeat, median and range. `catchup_ratio`, `prompt_ratio`: medians over medians.
+    the logits, a request. `round_ratio`, `round_low`, `round_high`: time of a round over the unpruned run's, turn by
+    turn, with its 95 % interval. `prompt_...`: that of a prompt pass, which records of before it was kept have not.
 
     Raises:
         UserError: no run has drafts.
@@ -44,16 +43,14 @@ def savings(runs: Sequence[Run]) -> pd.DataFrame:
     rows = [_row(run.summary) for run in runs if run.summary["num_draft_tokens"] and run.summary["rounds"]]
     if not rows:
         raise UserError("no run in it drafts; make some with python -m spec_lab experiment=pruning")
-    frame = pd.DataFrame(rows)
+    frame = pd.DataFrame(rows).astype(dict.fromkeys(TIMES, float))
     names = [*ORDER, *sorted(set(frame["prune"]) - set(ORDER))]
     place = frame["prune"].map(names.index)
     return frame.assign(place=place).sort_values(["K", "place"], ignore_index=True).drop(columns="place")
 
 
 def _row(summary: Summary) -> dict[str, Any]:
-    unpruned = summary["references"].get(UNPRUNED)
     rows = summary["rows"]
-    round_ratio = None if unpruned is None else _round_ratio(summary, unpruned)
     return {
         "prune": summary["choices"].get("prune", "prune"),
         "K": summary["num_draft_tokens"],
@@ -61,38 +58,27 @@ def _row(summary: Summary) -> dict[str, Any]:
         "live_rows": rows["catchup_live"] / summary["rounds"],
         "logit_rows": rows["prefill_logits"] / summary["num_requests"],
         "round_ms": summary["round_ms"],
-        "round_ratio": None if round_ratio is None else round_ratio["value"],
-        "round_low": None if round_ratio is None else round_ratio["low"],
-        "round_high": None if round_ratio is None else round_ratio["high"],
-        "beyond_noise": round_ratio is not None and _is_judged(summary) and not is_noise(round_ratio),
-        "catchup_ratio": _over(_catchup_ms(summary), _catchup_ms(unpruned)),
-        "prompt_ratio": _over(
-            summary["prefill_ms_per_request"], None if unpruned is None else unpruned["prefill_ms_per_request"]
-        ),
+        "catchup_ms": summary["stage_ms_per_round"].get("catchup"),
+        **_ratio("round", over_reference(summary, summary, "unpruned", "round_ms")),
+        **_ratio("prompt", over_reference(summary, summary, "unpruned", "prefill_ms_per_request")),
     }
 
 
-def _round_ratio(summary: Summary, unpruned: Reference) -> Ratio | None:
-    times, others = ([repeat["round_ms"] for repeat in part["repeats"]] for part in (summary, unpruned))
-    return paired_ratio(times, others, over=UNPRUNED)
-
-
-def _is_judged(summary: Summary) -> bool:
-    return len(summary["repeats"]) >= JUDGED_REPEATS
-
-
-def _catchup_ms(part: Summary | Reference | None) -> float | None:
-    return None if part is None else part["stage_ms_per_round"].get("catchup")
-
-
-def _over(value: float | None, base: float | None) -> float | None:
-    return value / base if value is not None and base else None
+def _ratio(name: str, ratio: PairedRatio | None) -> dict[str, Any]:
+    low, high = (None, None) if ratio is None else ratio.ends
+    return {
+        f"{name}_ratio": None if ratio is None else ratio.value,
+        f"{name}_low": low,
+        f"{name}_high": high,
+        f"{name}_shorter": ratio is not None and ratio.is_below,
+        f"{name}_longer": ratio is not None and ratio.is_above,
+    }
 
 
 def rows_and_time(frame: pd.DataFrame) -> Figure:
     """Draw left what each pruning leaves of the rows, right what is left of the time; a colour a K.
 
-    A dot on the line is as long as without pruning; its whiskers are the range of the repeats.
+    A dot on the line is as long as without pruning; its whiskers are the 95 % interval over turns.
     """
     import seaborn as sns
 
@@ -140,22 +126,26 @@ def conclude(frame: pd.DataFrame) -> str:
 
 
 def _times(frame: pd.DataFrame) -> str:
-    timed = frame.dropna(subset="round_ratio")
-    if timed.empty:
+    if frame["round_ratio"].isna().all():
         return "No unpruned run took turns with these, so nothing is said of time."
-    shorter = timed[timed["beyond_noise"] & (timed["round_ratio"] < 1)]
-    longer = timed[timed["beyond_noise"] & (timed["round_ratio"] > 1)]
-    best = timed.sort_values("round_ratio").iloc[0]
-    extreme = with_range(best["round_ratio"], best["round_low"], best["round_high"])
-    return (
-        f"Of {len(timed)} pruned runs {len(shorter)} have a shorter round than the unpruned run beside them, beyond "
-        f"the range of the repeats, and {len(longer)} a longer one; the shortest, {best['prune']} at K = {best['K']}, "
-        f"takes {extreme} of its time.{_prompt_passes(timed)}"
-    )
+    return f"{_told(frame, 'round', 'round')}{_told(frame, 'prompt', 'prompt pass')}".strip()
 
 
-def _prompt_passes(timed: pd.DataFrame) -> str:
-    ratios = timed["prompt_ratio"].dropna()
-    if ratios.empty:
+def _told(frame: pd.DataFrame, name: str, what: str) -> str:
+    """Say of how many runs a time differs from the unpruned run's beyond noise, and what is left at the best."""
+    import pandas as pd
+
+    timed = frame.dropna(subset=f"{name}_ratio")
+    if timed.empty:
         return ""
-    return f" A prompt pass takes {percent(ratios.median(), 0)} of the unpruned one's time, in the median of the runs."
+    if timed[f"{name}_low"].isna().all():
+        return f" No {what} is judged: an interval takes three turns (repeats=3 or more)."
+    best = timed.sort_values(f"{name}_ratio").iloc[0]
+    ends = (None, None) if pd.isna(best[f"{name}_low"]) else (best[f"{name}_low"], best[f"{name}_high"])
+    num_shorter, num_longer = timed[f"{name}_shorter"].sum(), timed[f"{name}_longer"].sum()
+    left = with_range(best[f"{name}_ratio"], *ends)
+    return (
+        f" Of {len(timed)} pruned runs {num_shorter} have a shorter {what} than the unpruned run beside them, beyond "
+        f"noise, and {num_longer} a longer one; the shortest, {best['prune']} at K = {best['K']}, takes {left} of its "
+        "time."
+    )

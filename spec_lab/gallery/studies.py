@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from spec_lab.errors import UserError
 from spec_lab.record.runs import Run, find_runs, run_folders
+from spec_lab.report import origin
 
-SHORT_REVISION = 7
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 def load_study(folder: str | os.PathLike[str], experiment: str) -> list[Run]:
@@ -37,21 +40,9 @@ def finished_runs(folder: str | os.PathLike[str]) -> list[Run]:
 
 def describe(runs: Sequence[Run]) -> str:
     """Say where and when the runs ran, in a line: machine, type, prompts, version, revision, date."""
-    newest = runs[-1].summary
-    machines = ", ".join(dict.fromkeys(f"{run.summary['device_name']}" for run in runs))
-    prompts = sorted({run.summary["num_requests"] for run in runs})
-    revision = (newest["git_revision"] or "unknown")[:SHORT_REVISION]
-    parts = [
-        f"{_count(len(runs), 'run')} on {machines}",
-        _count(newest["num_threads"], "thread") if newest["device"] == "cpu" else "",
-        f"{newest['dtype']}",
-        f"{' or '.join(map(str, prompts))} prompts",
-        f"torch {newest['versions'].get('torch')}",
-        f"revision {revision}",
-        newest["started_at"][:10],
-    ]
-    return ", ".join(part for part in parts if part)
+    return origin.describe([run.summary for run in runs])
 
 
-def _count(number: int | None, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+def signed(figure: Figure, runs: Sequence[Run]) -> Figure:
+    """Write the same below a figure, with the runs' names."""
+    return origin.signed(figure, [run.summary for run in runs])

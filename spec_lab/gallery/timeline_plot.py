@@ -1,4 +1,8 @@
-"""The figure of rounds as timelines, a graph mode below the other, all on one scale."""
+"""The figure of rounds as timelines, a graph mode below the other, each as long as the figure is wide.
+
+Profiled rounds are of several runs, each of its own minutes: how long they are beside each other says more of the
+machine than of the modes. So the lengths are written, and the bands show what a round is made of.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +23,7 @@ if TYPE_CHECKING:
 LANES = ("stages", "launches", "work")
 WORK_COLOUR, GAP_COLOUR, LAUNCH_COLOUR, REPLAY_COLOUR = "0.25", "#f3c6c0", "0.45", "black"
 SHORTEST_NAMED = 0.055
-"""A stage is named in its bar where that is at least this share of the longest round."""
+"""A stage is named in its bar where that is at least this share of the round."""
 
 
 def rounds_as_timelines(rounds: Sequence[ModeRound]) -> Figure:
@@ -27,16 +31,15 @@ def rounds_as_timelines(rounds: Sequence[ModeRound]) -> Figure:
     (a thin line each, a thick one for a replay), and when anything runs (dark) or nothing does (light red)."""
     from matplotlib.patches import Patch
 
-    longest = max(each.timeline.length_us for each in rounds)
     with open_figure(height=1.0 + 1.0 * len(rounds), width=10.0) as (figure, axes):
         for place, each in enumerate(rounds):
-            _draw(axes, each.timeline, 4.0 * place, longest)
+            _draw(axes, each.timeline, 4.0 * place)
             axes.annotate(_title(each), (0, 4.0 * place - 0.62), va="bottom", fontsize="medium")
         middles = [4.0 * place + lane for place in range(len(rounds)) for lane in range(len(LANES))]
         axes.set_yticks(middles, LANES * len(rounds), fontsize="x-small")
         axes.set_ylim(4.0 * len(rounds) - 1.3, -1.6)
-        axes.set_xlim(0, longest / 1e3)
-        axes.set(xlabel="milliseconds from the start of the round")
+        axes.set_xlim(0, 100)
+        axes.set(xlabel="percent of the round")
         axes.grid(visible=False, axis="y")
         works = "a kernel or a copy runs" if rounds[0].timeline.on_gpu else "an operator runs"
         handles = [Patch(color=WORK_COLOUR, label=works), Patch(color=GAP_COLOUR, label="nothing runs")]
@@ -48,27 +51,28 @@ def rounds_as_timelines(rounds: Sequence[ModeRound]) -> Figure:
 def _title(each: ModeRound) -> str:
     timeline = each.timeline
     idle = percent(timeline.idle_share, 0)
-    return f"{each.mode}: {number(each.launches, 0)} launches, {timeline.length_us / 1e3:.1f} ms, {idle} of it idle"
+    lengths = f"{timeline.length_us / 1e3:.1f} ms under the profiler, {number(each.summary['round_ms'], 1)} timed"
+    return f"{each.mode}: {number(each.launches, 0)} launches, {idle} of it idle; {lengths}"
 
 
-def _draw(axes: Axes, timeline: RoundTimeline, top: float, longest: float) -> None:
-    colours = _colours()
+def _draw(axes: Axes, timeline: RoundTimeline, top: float) -> None:
+    colours, percents = _colours(), 100 / timeline.length_us
     for stage in timeline.stages:
-        _draw_stage(axes, stage, top, colours, named=stage.end_us - stage.start_us > SHORTEST_NAMED * longest)
+        _draw_stage(axes, stage, top, colours, percents)
     for replays, colour, width in ((False, LAUNCH_COLOUR, 0.3), (True, REPLAY_COLOUR, 2.5)):
-        starts = [each.start_us / 1e3 for each in timeline.launches if is_replay(each.name) == replays]
+        starts = [each.start_us * percents for each in timeline.launches if is_replay(each.name) == replays]
         axes.vlines(starts, top + 1 - 0.4, top + 1 + 0.4, color=colour, linewidth=width)
     for pieces, colour in ((timeline.gaps, GAP_COLOUR), (timeline.work, WORK_COLOUR)):
-        spans = [(start / 1e3, (end - start) / 1e3) for start, end in pieces]
+        spans = [(start * percents, (end - start) * percents) for start, end in pieces]
         axes.broken_barh(spans, (top + 2 - 0.4, 0.8), facecolors=colour, linewidth=0)
 
 
-def _draw_stage(axes: Axes, stage: Stretch, top: float, colours: dict[str, Any], named: bool) -> None:
+def _draw_stage(axes: Axes, stage: Stretch, top: float, colours: dict[str, Any], percents: float) -> None:
     name = stage.name.removeprefix(REPLAY_PREFIX)
-    start, length = stage.start_us / 1e3, (stage.end_us - stage.start_us) / 1e3
+    start, length = stage.start_us * percents, (stage.end_us - stage.start_us) * percents
     edge = {"edgecolor": "black", "linewidth": 1.2} if is_replay(stage.name) else {"linewidth": 0}
     axes.barh(top, length, left=start, height=0.8, color=colours.get(name, "0.8"), **edge)
-    if named:
+    if length > 100 * SHORTEST_NAMED:
         axes.annotate(stage.name, (start + length / 2, top), ha="center", va="center", fontsize="x-small")
 
 

@@ -35,7 +35,7 @@ def noise_tolerance(dtype: torch.dtype, top_logit: float, noise: float) -> float
 
     In 16-bit types every layer rounds the residual stream, so that forwards of different numbers of rows part by more
     than the steps of a logit: of the pocket target's margins 1 % lie beyond `near_tie_tolerance` of float32's, whatever
-    computes them (docs/trees.md). It is the wider of the two, up to `MOST_STEPS`.
+    computes them (docs/log/lossless_bf16.md). It is the wider of the two, up to `MOST_STEPS`.
     """
     logits_alone = near_tie_tolerance(dtype, top_logit)
     if dtype == torch.float32:

@@ -9,19 +9,21 @@ from dataclasses import dataclass
 
 import torch
 
-from spec_lab.assembly import registry
-from spec_lab.assembly.engine import UNPRUNED, build_engine, build_teacher, plain_config, unpruned_config
-from spec_lab.assembly.heads import load_drafter
-from spec_lab.assembly.limits import Limits, engine_limits
-from spec_lab.assembly.models import Models, load_models, target_folder, thinking_markers
-from spec_lab.assembly.workloads_loader import check_requests, longest_sequence, open_workload
-from spec_lab.config import KernelSet, PruneConfig, Rollback, RunConfig
 from spec_lab.core.types import Request
 from spec_lab.engine.engine import Engine
 from spec_lab.engine.teacher import TeacherForcing
 from spec_lab.measure.world import ALONE, World
+from spec_lab.menu.choices import KernelSet, Rollback
+from spec_lab.menu.chosen import Chosen
+from spec_lab.menu.config import PruneConfig, RunConfig
+from spec_lab.options.plain import UNPRUNED, eager_config, plain_config, unpruned_config
 from spec_lab.record.progress import Progress
 from spec_lab.record.schema import THIS_RUN
+from spec_lab.wiring.drafting import load_drafter
+from spec_lab.wiring.engine import build_engine, build_teacher
+from spec_lab.wiring.limits import Limits, engine_limits
+from spec_lab.wiring.models import TargetBuild, load_models, thinking_markers
+from spec_lab.wiring.workloads import check_requests, longest_sequence, open_workload
 from spec_lab.workloads.conversations import before_end, longest_conversation, with_later_turns
 from spec_lab.workloads.tokenizer import Tokenizer
 
@@ -36,78 +38,86 @@ class Lab:
         engines: the run's own under `MAIN`, and its references by name.
     """
 
-    config: RunConfig
+    chosen: Chosen
     world: World
-    models: Models
+    models: TargetBuild
     tokenizer: Tokenizer
     requests: list[Request]
     engines: dict[str, Engine]
     teacher: TeacherForcing
 
+    @property
+    def config(self) -> RunConfig:
+        return self.chosen.config
 
-def load_lab(config: RunConfig, world: World = ALONE) -> Lab:
+
+def load_lab(chosen: Chosen, world: World = ALONE) -> Lab:
     """Load prompts, target and drafter, and make the engines."""
+    config = chosen.config
     gc.collect()  # an engine and its graphs hold one another, and a job before this one may have left its caches
     torch.manual_seed(config.seed)
-    torch.set_num_threads(config.num_threads or default_num_threads(config))
-    tokenizer, first_turns = open_workload(config, target_folder(config))
-    limits = engine_limits(config, first_turns, config.drafter.num_draft_tokens)
-    longest = min(longest_conversation(first_turns, tokenizer), longest_sequence(config))
-    models = load_models(config, max(limits.max_seq_len, longest), thinking_markers(tokenizer), world.partition)
-    requests = _with_later_turns(config, models, tokenizer, first_turns)
-    limits = engine_limits(config, requests, config.drafter.num_draft_tokens)
-    make_drafter = load_drafter(config, models)
-    engines = {MAIN: build_engine(config, models, make_drafter, limits)}
+    torch.set_num_threads(config.num_threads or default_num_threads(chosen))
+    tokenizer, first_turns = open_workload(chosen)
+    limits = engine_limits(chosen, first_turns, config.drafter.num_draft_tokens)
+    longest = min(longest_conversation(first_turns, tokenizer), longest_sequence(chosen))
+    models = load_models(chosen, max(limits.max_seq_len, longest), thinking_markers(tokenizer), world.partition)
+    requests = _with_later_turns(chosen, models, tokenizer, first_turns)
+    limits = engine_limits(chosen, requests, config.drafter.num_draft_tokens)
+    make_drafter = load_drafter(chosen, models.of_drafters)
+    engines = {MAIN: build_engine(chosen, models, make_drafter, limits)}
     if "plain" in config.references and config.drafter.num_draft_tokens > 0:
-        engines["plain"] = plain_engine(config, models, limits)
+        engines["plain"] = plain_engine(chosen, models, limits)
     if "unpruned" in config.references and _prunes(config.prune, engines[MAIN]):
-        engines["unpruned"] = build_engine(unpruned_config(config), models, make_drafter, limits)
+        engines["unpruned"] = build_engine(chosen.again(unpruned_config(config)), models, make_drafter, limits)
+    if "eager" in config.references and chosen.graph.captures:
+        engines["eager"] = build_engine(chosen.again(eager_config(config)), models, make_drafter, limits)
     note_rollback(config, models)
     note_kernels(config, models)
     for request in requests:
         engines[MAIN].scheduler.check(request)
     teacher = build_teacher(config, models, limits)
     teacher.require_finite(requests[0].prompt_ids)  # where activations overflow at all, most do from the first tokens
-    return Lab(config, world, models, tokenizer, requests, engines, teacher)
+    return Lab(chosen, world, models, tokenizer, requests, engines, teacher)
 
 
-def default_num_threads(config: RunConfig) -> int:
+def default_num_threads(chosen: Chosen) -> int:
     """Return what the target's option says; where it says nothing, all cores, shared by the processes of the run."""
-    shared = max(1, (os.cpu_count() or 1) // config.target.tensor_parallel)
-    return registry.of(config).target(config).num_threads or shared
+    shared = max(1, (os.cpu_count() or 1) // chosen.config.target.tensor_parallel)
+    return chosen.target.num_threads or shared
 
 
 def _with_later_turns(
-    config: RunConfig, models: Models, tokenizer: Tokenizer, first_turns: list[Request]
+    chosen: Chosen, models: TargetBuild, tokenizer: Tokenizer, first_turns: list[Request]
 ) -> list[Request]:
     """Return the requests of all turns, once plain decoding has answered those that others follow."""
 
     def answer(asked: list[Request]) -> list[str]:
-        engine = plain_engine(config, models, engine_limits(config, asked, 0))
+        engine = plain_engine(chosen, models, engine_limits(chosen, asked, 0))
         with Progress(len(asked), "answer") as progress:
             progress.stage("answering the turns that others follow")
             records = engine.generate(asked, on_finish=lambda _: progress.advance()).requests
         return [tokenizer.decode(before_end(record.output_ids, models.target.eos_token_ids)) for record in records]
 
-    requests = with_later_turns(first_turns, tokenizer, answer, longest_sequence(config), config.workload.unusable)
-    check_requests(requests, models.target.config, target_folder(config))
+    unusable = chosen.config.workload.unusable
+    requests = with_later_turns(first_turns, tokenizer, answer, longest_sequence(chosen), unusable)
+    check_requests(requests, models.target.config, chosen.target_folder)
     return requests
 
 
-def plain_engine(config: RunConfig, models: Models, limits: Limits) -> Engine:
+def plain_engine(chosen: Chosen, models: TargetBuild, limits: Limits) -> Engine:
     """Make the engine that decodes without drafts, and prunes nothing."""
-    plain = plain_config(config)
-    return build_engine(plain, models, load_drafter(plain, models), limits)
+    plain = chosen.again(plain_config(chosen.config))
+    return build_engine(plain, models, load_drafter(plain, models.of_drafters), limits)
 
 
-def note_rollback(config: RunConfig, models: Models) -> None:
+def note_rollback(config: RunConfig, models: TargetBuild) -> None:
     """Say where `recurrent.rollback` is a no-op, so that sweeps compose."""
     rollback = config.recurrent.rollback
     if rollback != Rollback.checkpoints and not models.target.config.keeps_states:
         print(f"recurrent.rollback={rollback} changes nothing: no layer of this target keeps a state", file=sys.stderr)
 
 
-def note_kernels(config: RunConfig, models: Models) -> None:
+def note_kernels(config: RunConfig, models: TargetBuild) -> None:
     """Say where `row_invariant=false` is a no-op, and which layers `kernels=native` leaves as they are."""
     name, dtype = config.kernels, str(models.dtype).removeprefix("torch.")
     if not config.row_invariant and (name != KernelSet.triton or models.dtype is torch.float32):

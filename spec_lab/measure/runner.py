@@ -11,17 +11,16 @@ from pathlib import Path
 import torch
 
 from spec_lab.acceptance.phase import thinking_mask
-from spec_lab.assembly import registry
-from spec_lab.assembly.limits import engine_limits
-from spec_lab.assembly.option import LoggerOption
-from spec_lab.config import RunConfig, WeightDtype
 from spec_lab.core.results import GenerationResult, GraphCounts, RequestRecord
 from spec_lab.errors import is_interruption
 from spec_lab.measure.audit import audit
 from spec_lab.measure.lab import MAIN, Lab, load_lab, plain_engine
 from spec_lab.measure.profiling import RoundProfile, profile_rounds
 from spec_lab.measure.world import World, world_of
+from spec_lab.menu.choices import WeightDtype
+from spec_lab.menu.chosen import Chosen
 from spec_lab.record.measured import Divergence, Measured, RunInfo
+from spec_lab.record.paired import order_of_turn
 from spec_lab.record.progress import Progress
 from spec_lab.record.provenance import Provenance, collect_provenance
 from spec_lab.record.recorder import Recorder, utc_now
@@ -31,34 +30,35 @@ from spec_lab.record.summary import build_summary
 from spec_lab.report.run_table import format_run
 from spec_lab.rescore.trajectory import fitting, record_verify_rows
 from spec_lab.rescore.verify_rows import save_verify_rows
+from spec_lab.wiring.limits import engine_limits
 from spec_lab.workloads.checker import is_correct
 from spec_lab.workloads.text_ends import text_ends
 
 WARMUP_TOKENS = 32
 
 
-def run(config: RunConfig, choices: dict[str, str], folder: Path) -> Summary:
+def run(chosen: Chosen, choices: dict[str, str], folder: Path) -> Summary:
     """Do the same as `record_run`, and print the table and the verdict."""
-    summary = record_run(config, choices, folder)
+    summary = record_run(chosen, choices, folder)
     print(format_run(summary))
     return summary
 
 
-def record_run(config: RunConfig, choices: dict[str, str], folder: Path) -> Summary:
+def record_run(chosen: Chosen, choices: dict[str, str], folder: Path) -> Summary:
     """Run and record into `folder`.
 
     Raises:
         UserError: before anything is recorded, when a checkpoint, a prompt set or a size is not what it should be.
     """
-    with world_of(config, folder) as world:
-        return _record_in(world, config, choices, folder)
+    with world_of(chosen.config, folder) as world:
+        return _record_in(world, chosen, choices, folder)
 
 
-def _record_in(world: World, config: RunConfig, choices: dict[str, str], folder: Path) -> Summary:
+def _record_in(world: World, chosen: Chosen, choices: dict[str, str], folder: Path) -> Summary:
     """Run what is recorded; with its end all that was loaded goes, before the processes part."""
-    lab = load_lab(config, world)
-    info = RunInfo(config.name, choices, dataclasses.asdict(config), _provenance(lab), utc_now())
-    with Recorder(folder, info, _sinks(config)) as recorder:
+    lab = load_lab(chosen, world)
+    info = RunInfo(chosen.config.name, choices, dataclasses.asdict(chosen.config), _provenance(lab), utc_now())
+    with Recorder(folder, info, _sinks(chosen)) as recorder:
         summary = _measure(lab, info, recorder)
         recorder.finish(summary)
     return summary
@@ -75,7 +75,7 @@ def _measure(lab: Lab, info: RunInfo, recorder: Recorder) -> Summary:
     with Progress(num_requests, "request") as progress, _kept_if_interrupted(lab, recorder) as finished:
         _warm_up(lab, progress)
         for repeat in range(config.repeats):
-            for name in _rotated(list(lab.engines), repeat):
+            for name in order_of_turn(list(lab.engines), repeat):
                 kept = finished if (repeat, name) == (0, MAIN) else []
                 passes[name].append(_timed_pass(lab, name, repeat, progress, kept))
             recorder.rounds(repeat, passes[MAIN][-1].rounds)
@@ -136,7 +136,7 @@ def _teach(lab: Lab, progress: Progress) -> None:
 def _plain_outputs(lab: Lab) -> dict[str, list[int]]:
     """Return outputs of plain decoding, K tokens longer: the last round drafts past the limit, and is judged whole."""
     num_more = lab.config.drafter.num_draft_tokens
-    limits = engine_limits(lab.config, lab.requests, num_more)
+    limits = engine_limits(lab.chosen, lab.requests, num_more)
     longer = dataclasses.replace(
         limits,
         max_seq_len=limits.max_seq_len + num_more,
@@ -144,13 +144,7 @@ def _plain_outputs(lab: Lab) -> dict[str, list[int]]:
         max_kv_len=limits.max_kv_len + num_more,
     )
     requests = [dataclasses.replace(r, max_new_tokens=r.max_new_tokens + num_more) for r in lab.requests]
-    return _outputs(plain_engine(lab.config, lab.models, longer).generate(requests).requests)
-
-
-def _rotated(names: list[str], by: int) -> list[str]:
-    """Return another order each repeat, so that a machine that slows down does not always hurt the same one."""
-    shift = by % len(names)
-    return names[shift:] + names[:shift]
+    return _outputs(plain_engine(lab.chosen, lab.models, longer).generate(requests).requests)
 
 
 def _timed_pass(
@@ -167,7 +161,7 @@ def _timed_pass(
     engine = lab.engines[name]
     before = dataclasses.replace(engine.graph.counts)
     result = engine.generate(lab.requests, on_finish=end)
-    check_replayed(before, result, must_replay=name == MAIN and registry.of(lab.config).graph(lab.config).captures)
+    check_replayed(before, result, must_replay=name == MAIN and lab.chosen.graph.captures)
     lab.world.require_agreement(result)
     return result
 
@@ -274,7 +268,7 @@ def _keep_verify_rows(lab: Lab, records: list[RequestRecord], folder: Path, prog
 
 def _provenance(lab: Lab) -> Provenance:
     dtype = str(lab.models.dtype).removeprefix("torch.")
-    origins = registry.of(lab.config).origins()
+    origins = lab.chosen.registry.origins()
     narrow = lab.config.target.weight_dtype
     return collect_provenance(
         str(lab.models.device),
@@ -286,5 +280,5 @@ def _provenance(lab: Lab) -> Provenance:
     )
 
 
-def _sinks(config: RunConfig) -> list[Sink]:
-    return registry.of(config).find(LoggerOption, config.logger.name).sinks(config.logger)
+def _sinks(chosen: Chosen) -> list[Sink]:
+    return chosen.logger.sinks(chosen.config.logger)

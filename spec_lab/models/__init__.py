@@ -1,1 +1,1 @@
-"""Checkpoints in the Hugging Face layout, and the lean forward code of the families they belong to."""
+"""The lean forward code of targets and draft heads, and the layers that they are built of."""

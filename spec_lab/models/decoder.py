@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
+from spec_lab.checkpoints.config import ModelConfig
 from spec_lab.core.kv_cache import PagedKVCache
 from spec_lab.core.layer_protocols import AttentionBackend, RowSelection
 from spec_lab.core.rows import rows_at
 from spec_lab.core.types import AttentionMetadata, FeatureSpec, NormSide, TargetOutput
-from spec_lab.models.config import ModelConfig
 from spec_lab.models.delta_net import GatedDeltaNet
 from spec_lab.models.experts import ExpertMLP
 from spec_lab.models.launching import launching_of

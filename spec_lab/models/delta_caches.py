@@ -10,9 +10,9 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 
+from spec_lab.checkpoints.delta_sizes import DeltaNetSizes
 from spec_lab.core.recurrent_cache import ConvWindows, RecurrentCache, RecurrentRows
 from spec_lab.models.delta_rule import DeltaRows, delta_in_chunks, delta_row_by_row
-from spec_lab.models.delta_sizes import DeltaNetSizes
 from spec_lab.models.delta_steps import DeltaNetWeights, DeltaSteps, TorchDeltaSteps
 
 Rows = TypeVar("Rows", contravariant=True)

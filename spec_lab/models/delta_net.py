@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
+from spec_lab.checkpoints.delta_sizes import DeltaNetSizes
 from spec_lab.core.layer_protocols import RowSelection
 from spec_lab.core.ragged import in_even_batches
 from spec_lab.core.types import AttentionMetadata
 from spec_lab.models.delta_caches import DeltaCache
-from spec_lab.models.delta_sizes import DeltaNetSizes
 from spec_lab.models.delta_steps import DeltaNetWeights, DeltaSteps, TorchDeltaSteps
 from spec_lab.models.layers import fused_linear
 from spec_lab.models.linear import Linear

@@ -9,9 +9,9 @@ from typing import Any, Protocol
 import torch
 import torch.nn.functional as F
 
+from spec_lab.checkpoints.delta_sizes import DeltaNetSizes
 from spec_lab.core.recurrent_cache import ConvWindows, RecurrentRows
 from spec_lab.models.delta_rule import DeltaRows
-from spec_lab.models.delta_sizes import DeltaNetSizes
 
 L2_EPS = 1e-6
 

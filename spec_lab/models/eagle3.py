@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from spec_lab.checkpoints.eagle3_config import NUM_TAPS, Eagle3Config
 from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.layer_protocols import AttentionBackend, RowSelection
 from spec_lab.core.types import AttentionMetadata
-from spec_lab.models.eagle3_config import NUM_TAPS, Eagle3Config
 from spec_lab.models.layer_builder import build_attention, build_mlp
 from spec_lab.models.linear import make_linear
 from spec_lab.models.norms import RMSNorm

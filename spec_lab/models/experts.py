@@ -14,8 +14,8 @@ from typing import Protocol
 import torch
 import torch.nn.functional as F
 
+from spec_lab.checkpoints.expert_sizes import ExpertSizes
 from spec_lab.errors import UserError
-from spec_lab.models.expert_sizes import ExpertSizes
 from spec_lab.models.layers import GatedMLP, fused_linear
 from spec_lab.models.linear import Linear, make_linear
 from spec_lab.models.routers import Router, Routing, build_router

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
+from spec_lab.checkpoints.config import ModelConfig
 from spec_lab.core.kv_cache import PagedKVCache
 from spec_lab.core.layer_protocols import AttentionBackend, RowSelection
 from spec_lab.core.types import AttentionMetadata, FeatureSpec, TargetOutput
-from spec_lab.models.config import ModelConfig
 from spec_lab.models.decoder import Decoder, read_features
 from spec_lab.models.gemma4_layers import build_gemma4_layer
 from spec_lab.models.layers import RowsPart

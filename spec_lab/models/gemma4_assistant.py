@@ -13,16 +13,17 @@ from typing import Protocol
 import torch
 import torch.nn.functional as F
 
+from spec_lab.checkpoints.gemma4_assistant_checkpoint import TOKEN_ORDERING
+from spec_lab.checkpoints.gemma4_assistant_config import AssistantConfig, AssistantLayerConfig
+from spec_lab.checkpoints.slices import kept_part
 from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.layer_protocols import AttentionBackend
 from spec_lab.core.types import AttentionMetadata
 from spec_lab.models.clusters import TokenClusters
-from spec_lab.models.gemma4_assistant_checkpoint import TOKEN_ORDERING
-from spec_lab.models.gemma4_assistant_config import AssistantConfig, AssistantLayerConfig
 from spec_lab.models.layers import GatedMLP, fused_linear, gelu_tanh
 from spec_lab.models.linear import make_linear
 from spec_lab.models.norms import RMSNorm
-from spec_lab.models.partition import WHOLE, Partition, kept_part
+from spec_lab.models.partition import WHOLE, Partition
 from spec_lab.models.products import PLAIN, Products
 from spec_lab.models.queries import norm_and_turn_queries
 from spec_lab.models.replaceable_parts import LikeliestToken

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from spec_lab.models.expert_sizes import ExpertSizes
+from spec_lab.checkpoints.expert_sizes import ExpertSizes
 from spec_lab.models.experts import ExpertMLP, ExpertsMaker, RoutedExperts, SortedExperts
 from spec_lab.models.layers import gelu_tanh
 from spec_lab.models.linear import make_linear

@@ -12,10 +12,11 @@ from dataclasses import dataclass, replace
 import torch
 import torch.nn.functional as F
 
+from spec_lab.checkpoints.config import ModelConfig
+from spec_lab.checkpoints.plan import LayerPlan
 from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.layer_protocols import AttentionBackend, RowSelection
 from spec_lab.core.types import AttentionMetadata
-from spec_lab.models.config import ModelConfig
 from spec_lab.models.experts import ExpertMLP
 from spec_lab.models.gemma4_experts import ExpertsBeside, build_experts_beside
 from spec_lab.models.layers import (
@@ -30,7 +31,6 @@ from spec_lab.models.layers import (
 from spec_lab.models.linear import Linear, make_linear
 from spec_lab.models.norms import Float32Norm, head_weights
 from spec_lab.models.partition import Partition
-from spec_lab.models.plan import LayerPlan
 from spec_lab.models.products import Products
 from spec_lab.models.queries import norm_and_turn_queries
 from spec_lab.models.rope import RotaryRows

@@ -2,7 +2,7 @@
 
 What a launch costs beside its bytes weighs most where a layer is many launches that read little: with experts, of which
 few rows read a part, and with latent attention. Layers of Llama's kind gain less than 1 % on an H200 or lose by it
-(docs/moe.md), and launch as ever.
+(docs/log/moe.md), and launch as ever.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
-from spec_lab.models.plan import LayerPlan
+from spec_lab.checkpoints.plan import LayerPlan
 from spec_lab.models.products import Products
 
 Launching = Callable[[int], AbstractContextManager[None]]

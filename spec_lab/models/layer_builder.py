@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from spec_lab.checkpoints.keep_fp8 import SCALES
+from spec_lab.checkpoints.plan import LayerPlan
 from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.layer_protocols import AttentionBackend
 from spec_lab.models.delta_net import build_delta_net
@@ -24,10 +26,8 @@ from spec_lab.models.layers import (
     fused_linear,
 )
 from spec_lab.models.linear import Linear
-from spec_lab.models.narrow import SCALES
 from spec_lab.models.norms import head_weights, make_norm, per_head_norm
 from spec_lab.models.partition import WHOLE, Partition
-from spec_lab.models.plan import LayerPlan
 
 
 def build_layer(

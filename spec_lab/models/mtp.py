@@ -10,6 +10,8 @@ from collections.abc import Mapping
 
 import torch
 
+from spec_lab.checkpoints.mtp_checkpoint import MtpConfig
+from spec_lab.checkpoints.mtp_layouts import EMBEDDING_NORM, FINAL_NORM, HIDDEN_NORM, PROJECTION
 from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.layer_protocols import AttentionBackend, RowSelection
 from spec_lab.core.types import AttentionMetadata, NormSide
@@ -18,8 +20,6 @@ from spec_lab.models.launching import launching_of
 from spec_lab.models.layer_builder import build_layer
 from spec_lab.models.layers import expert_parts
 from spec_lab.models.linear import Linear, make_linear
-from spec_lab.models.mtp_checkpoint import MtpConfig
-from spec_lab.models.mtp_layouts import EMBEDDING_NORM, FINAL_NORM, HIDDEN_NORM, PROJECTION
 from spec_lab.models.norms import make_norm
 from spec_lab.models.products import PLAIN, Products
 from spec_lab.models.replaceable_parts import DraftInput, LikeliestToken

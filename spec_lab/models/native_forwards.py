@@ -14,7 +14,7 @@ from spec_lab.core.types import AttentionMetadata, StartedDraft, VerifiedRound
 from spec_lab.models.replaceable_parts import DraftLayer, LayerStack
 
 MAX_ROWS = 128
-"""Behind them the library is as quick, in which arithmetic is all that counts: docs/performance.md."""
+"""Behind them the library is as quick, in which arithmetic is all that counts: docs/log/cpu.md."""
 
 
 def are_few(rows: torch.Tensor, metadata: AttentionMetadata) -> bool:

@@ -17,6 +17,7 @@ from spec_kernels.native import part_operators as native
 from spec_kernels.native.forwards import DraftLayerParts, NativeDraftLayer, NativeHead, NativeLayers
 from spec_kernels.native.parts import LayerParts, NativeLayer, NativeNorm, NativeProduct
 from spec_lab.attention.torch_backend import TorchAttention
+from spec_lab.checkpoints.plan import LayerPlan
 from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.layer_protocols import RowSelection
 from spec_lab.core.protocols import DraftStart, DraftSteps
@@ -33,7 +34,6 @@ from spec_lab.models.native_forwards import (
     are_few,
 )
 from spec_lab.models.norms import RMSNorm, WeightedNorm
-from spec_lab.models.plan import LayerPlan
 from spec_lab.models.products import PlainProducts
 from spec_lab.models.replaceable_parts import (
     Body,

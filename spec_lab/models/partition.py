@@ -10,23 +10,12 @@ from typing import Protocol
 
 import torch
 
+from spec_lab.checkpoints.slices import Slices, WholeTensors
 from spec_lab.models.linear import Linear, make_linear
-from spec_lab.models.plan import LayerPlan
-
-Part = tuple[slice, ...]
-"""It says which rows, or rows and columns, of a tensor are kept."""
 
 
-class Partition(Protocol):
-    """Says which share of a decoder one process has."""
-
-    def share(self, plan: LayerPlan) -> LayerPlan:
-        """Return the sizes that this process's share of a layer has, its KV cache among them."""
-        ...
-
-    def part(self, name: str, shape: tuple[int, ...]) -> Part | None:
-        """Return the share of the tensor that a checkpoint calls `name`; None where every process has all of it."""
-        ...
+class Partition(Slices, Protocol):
+    """Says which share of a decoder one process has, and makes the products that need the others' shares."""
 
     def output(
         self, weight: torch.Tensor, bias: torch.Tensor | None = None, scales: torch.Tensor | None = None
@@ -40,14 +29,8 @@ class Partition(Protocol):
         ...
 
 
-class Whole:
+class Whole(WholeTensors):
     """Keeps everything in one process."""
-
-    def share(self, plan: LayerPlan) -> LayerPlan:
-        return plan
-
-    def part(self, name: str, shape: tuple[int, ...]) -> Part | None:
-        return None
 
     def output(
         self, weight: torch.Tensor, bias: torch.Tensor | None = None, scales: torch.Tensor | None = None
@@ -59,9 +42,3 @@ class Whole:
 
 
 WHOLE = Whole()
-
-
-def kept_part(partition: Partition, name: str, tensor: torch.Tensor) -> torch.Tensor:
-    """Return the share of a tensor that is in memory as a whole; a copy where it is a part, so that the rest can go."""
-    part = partition.part(name, tuple(tensor.shape))
-    return tensor if part is None else tensor[part].clone(memory_format=torch.contiguous_format)

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
+from spec_lab.checkpoints.plan import LayerPlan
 from spec_lab.core.protocols import DraftStart, DraftSteps
 from spec_lab.models.clusters import TokenClusters
 from spec_lab.models.layers import DecoderLayer, RowsPart
 from spec_lab.models.linear import Linear
-from spec_lab.models.plan import LayerPlan
 from spec_lab.models.replaceable_parts import (
     Body,
     DraftInput,

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from spec_kernels.expert_tiles import MAX_INVARIANT_ROWS
 from spec_kernels.gated_share import add_gated_share
 from spec_kernels.routing import can_choose
-from spec_lab.models.expert_sizes import ExpertSizes
+from spec_lab.checkpoints.expert_sizes import ExpertSizes
 from spec_lab.models.experts import ExpertMLP, GatedSharedExpert
 from spec_lab.models.layers import GatedMLP, RowsPart
 from spec_lab.models.linear import DenseLinear

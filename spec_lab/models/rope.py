@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from spec_lab.models.plan import RopeConfig
+from spec_lab.checkpoints.plan import RopeConfig
 
 
 @dataclass(slots=True)

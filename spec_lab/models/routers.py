@@ -13,7 +13,7 @@ from typing import Protocol
 
 import torch
 
-from spec_lab.models.expert_sizes import ExpertSizes, RouterScores
+from spec_lab.checkpoints.expert_sizes import ExpertSizes, RouterScores
 from spec_lab.models.linear import Linear, make_linear
 
 

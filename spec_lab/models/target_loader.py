@@ -8,18 +8,18 @@ from pathlib import Path
 
 import torch
 
+from spec_lab.checkpoints.checkpoint import OwnTensors, load_tensors, without_mtp
+from spec_lab.checkpoints.checkpoint_files import StoredTensor
+from spec_lab.checkpoints.config import ModelConfig
+from spec_lab.checkpoints.gemma4_checkpoint import gemma4_tensor_shapes, own_tensors
+from spec_lab.checkpoints.hybrid_checkpoint import counts_from_one, hybrid_tensors
+from spec_lab.checkpoints.keep_fp8 import with_narrow_products, with_wide_products
+from spec_lab.checkpoints.random_weights import random_tensors
+from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes
 from spec_lab.core.layer_protocols import AttentionBackend
-from spec_lab.models.checkpoint import OwnTensors, load_tensors, without_mtp
-from spec_lab.models.checkpoint_files import StoredTensor
-from spec_lab.models.config import ModelConfig
 from spec_lab.models.decoder import Decoder, DecoderTarget
 from spec_lab.models.gemma4 import Gemma4Target
-from spec_lab.models.gemma4_checkpoint import gemma4_tensor_shapes, own_tensors
-from spec_lab.models.hybrid_checkpoint import counts_from_one, hybrid_tensors
-from spec_lab.models.narrow import with_narrow_products, with_wide_products
 from spec_lab.models.partition import WHOLE, Partition
-from spec_lab.models.random_weights import random_tensors
-from spec_lab.models.tensor_shapes import decoder_tensor_shapes
 
 Shapes = Mapping[str, tuple[int, ...]]
 Tensors = Mapping[str, torch.Tensor]
@@ -32,7 +32,7 @@ class WeightSource:
     Attributes:
         folder: a checkpoint; None for random weights.
         partition: what of each tensor is kept.
-        is_fp8: the products of layers are in e4m3 (`narrow`). On a CPU, which has no product for it, they are in
+        is_fp8: the products of layers are in e4m3 (`keep_fp8`). On a CPU, which has no product for it, they are in
             `dtype`, with the values of e4m3.
     """
 
@@ -53,7 +53,7 @@ class WeightSource:
         if self.folder is None:
             tensors = random_tensors(shapes, *to, self.seed, self.partition, in_float32)
         else:
-            tensors = load_tensors(self.folder, shapes, *to, partition=self.partition, own=own, narrow=self.is_fp8)
+            tensors = load_tensors(self.folder, shapes, *to, slices=self.partition, own=own, narrow=self.is_fp8)
         if not self.is_fp8:
             return tensors
         narrow = with_narrow_products(tensors)

@@ -10,8 +10,8 @@ from spec_kernels.expert_tiles import MAX_INVARIANT_ROWS
 from spec_kernels.experts import routed_experts
 from spec_kernels.few_experts import few_experts, num_experts_arrivals
 from spec_kernels.routing import MAX_ROUTED_ROWS, can_choose, choose_experts, route
+from spec_lab.checkpoints.expert_sizes import ExpertSizes
 from spec_lab.errors import UserError
-from spec_lab.models.expert_sizes import ExpertSizes
 from spec_lab.models.experts import Activation, ExpertsMaker, RoutedExperts, SortedExperts, has_grouped_product
 from spec_lab.models.routers import Router, RouterMaker, Routing, float32_product, torch_router
 from spec_lab.models.triton_linear import ACTIVATIONS

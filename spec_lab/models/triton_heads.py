@@ -8,12 +8,12 @@ from typing import Protocol
 import torch
 
 from spec_kernels.project_heads import fits_scales, project_heads
+from spec_lab.checkpoints.plan import LayerPlan
 from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.layer_protocols import RowSelection
 from spec_lab.core.types import AttentionMetadata
 from spec_lab.models.layers import Attention
 from spec_lab.models.norms import RMSNorm
-from spec_lab.models.plan import LayerPlan
 from spec_lab.models.rope import RotaryRows
 from spec_lab.models.triton_linear import SkinnyProduct, dense, no_arrivals
 

@@ -9,6 +9,7 @@ from typing import cast
 import torch
 
 from spec_kernels.product_tiles import MAX_ROWS
+from spec_lab.checkpoints.plan import LayerPlan
 from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.layer_protocols import RowSelection
 from spec_lab.core.types import AttentionMetadata
@@ -17,7 +18,6 @@ from spec_lab.models.latent import LatentAttention, NarrowQuery
 from spec_lab.models.layers import DecoderLayer, GatedMLP, RowsPart
 from spec_lab.models.linear import DenseLinear, StreamedLinear
 from spec_lab.models.norms import RMSNorm
-from spec_lab.models.plan import LayerPlan
 from spec_lab.models.replaceable_parts import Body, Layer, LayerBody
 from spec_lab.models.rope import RotaryRows
 from spec_lab.models.triton_layer import ManyRowsBody

@@ -16,6 +16,7 @@ import torch
 
 from spec_kernels.early import early_launches
 from spec_kernels.product_tiles import INVARIANT_ROWS, MAX_ROWS
+from spec_lab.checkpoints.plan import LayerPlan
 from spec_lab.core.conditional import is_inside_if_node
 from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.protocols import DraftStart, DraftSteps
@@ -24,7 +25,6 @@ from spec_lab.models.experts import ExpertMLP
 from spec_lab.models.layers import Attention, AttentionPart, DecoderLayer, GatedMLP, RowsPart
 from spec_lab.models.linear import Linear
 from spec_lab.models.norms import RMSNorm, WeightedNorm
-from spec_lab.models.plan import LayerPlan
 from spec_lab.models.replaceable_parts import (
     Body,
     DraftInput,

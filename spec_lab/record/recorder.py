@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -164,4 +165,10 @@ def round_row(repeat: int, record: RoundRecord) -> RoundRow:
         relaxed=record.relaxed,
         launch_seconds=record.launch_seconds,
         num_surplus=record.num_surplus,
+        distance=None if record.distance is None else [_finite(apart) for apart in record.distance],
     )
+
+
+def _finite(numbers: list[float]) -> list[float | None]:
+    """Put None for infinity, which JSON has not: KL is infinite where a token is emitted that the target excludes."""
+    return [number if math.isfinite(number) else None for number in numbers]

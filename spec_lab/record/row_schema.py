@@ -64,3 +64,4 @@ class RoundRow(TypedDict):
     relaxed: list[int] | None
     launch_seconds: float | None
     num_surplus: NotRequired[int]
+    distance: NotRequired[list[list[float | None]] | None]

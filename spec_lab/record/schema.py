@@ -122,6 +122,15 @@ class Relaxed(TypedDict):
     per_1000_tokens: float | None
 
 
+class Distance(TypedDict):
+    """How far the emitted law is from the target's, a token; with a 95 % interval over requests."""
+
+    total_variation: float
+    low: float | None
+    high: float | None
+    kl: float | None
+
+
 class Thinking(TypedDict):
     """Output tokens between the thinking markers."""
 
@@ -159,12 +168,13 @@ class DivergenceCounts(TypedDict):
 
 
 class Repeat(TypedDict):
-    """One timed pass over the workload."""
+    """One timed pass over the workload. Its last key is younger than schema version 7."""
 
     decode_tokens_per_second: float | None
     end_to_end_tokens_per_second: float | None
     round_ms: float | None
     seconds: float
+    prefill_ms_per_request: NotRequired[float | None]
 
 
 class Speed(TypedDict):
@@ -198,6 +208,7 @@ class Outcome(TypedDict):
     acceptance_rate_by_position: PositionRates
     accuracy: Accuracy
     relaxed: Relaxed | None
+    distance: NotRequired[Distance | None]
     thinking: Thinking | None
     equal_to_plain: float | None
 

@@ -153,6 +153,7 @@ def _outcome(measured: Measured, requests: Sequence[RequestRecord], diverged: Co
         acceptance_rate_by_position=acceptance_metrics.acceptance_rate_by_position(requests, num_draft_tokens),
         accuracy=answer_metrics.accuracy(correct.get(request.request_id) for request in requests),
         relaxed=acceptance_metrics.relaxed_hits(requests, measured.rounds),
+        distance=acceptance_metrics.distance(requests, measured.rounds),
         thinking=answer_metrics.thinking(requests, measured.num_thinking_tokens),
         equal_to_plain=answer_metrics.equal_share(requests, diverged),
     )
@@ -192,6 +193,7 @@ def _repeat(result: GenerationResult) -> Repeat:
         end_to_end_tokens_per_second=time_metrics.end_to_end_tokens_per_second(result),
         round_ms=time_metrics.round_ms(result.rounds),
         seconds=result.seconds,
+        prefill_ms_per_request=time_metrics.prefill_ms_per_request(result.prefills),
     )
 
 

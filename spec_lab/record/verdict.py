@@ -3,32 +3,22 @@
 from __future__ import annotations
 
 from spec_lab.record.answer_metrics import answers_cut
-from spec_lab.record.schema import Accuracy, Ratio, Rows, Summary
+from spec_lab.record.paired import LEAST_TURNS, PairedRatio, over_reference
+from spec_lab.record.round_cost import draft_ms, in_plain_steps
+from spec_lab.record.schema import Accuracy, Rows, Summary
 from spec_lab.record.wording import number, percent, with_range
 
-JUDGED_REPEATS = 3
 NO_PLAIN = "references has no plain"
-CPU_CAVEAT = (
-    "on a CPU a small model's step is mostly fixed cost (calling operations, reading weights), which skipping rows "
-    "does not reduce and every draft step pays again, so this machine shows little of what either can save"
-)
+MOSTLY_FIXED = 0.75
+"""The share of a plain step that more rows do not lengthen, from which a step is called mostly fixed cost."""
 
 
 def verdict(summary: Summary) -> str:
-    """Say speedup with its range, acceptance length, same tokens or not, what pruning saved, what the device hides."""
+    """Say speedup with its interval, acceptance length, same tokens or not, what pruning saved, what eats a gain."""
     if summary["status"] != "finished":
         return f"The run is {summary['status']}: {summary['reason'] or 'no reason was recorded'}."
     parts = [_speed(summary), _tokens(summary), _price(summary), _pruning(summary), _shared(summary), _caveat(summary)]
     return "; ".join(part for part in parts if part) + "."
-
-
-def is_noise(ratio: Ratio) -> bool:
-    """Tell whether a change is no larger than what the repeats differ by.
-
-    Stricter than asking whether the range holds 1: of three repeats that differ by chance alone, all lie on one side in
-    25 % of cases, and their median is farther off than their range in 9 % (normal noise, simulated).
-    """
-    return abs(ratio["value"] - 1) <= ratio["high"] - ratio["low"]
 
 
 def _speed(summary: Summary) -> str:
@@ -38,27 +28,35 @@ def _speed(summary: Summary) -> str:
         return f"{subject} had no round to time: every output ended with the prompt pass's own token"
     if not summary["num_draft_tokens"]:
         return f"Plain decoding gave {number(summary['decode_tokens_per_second'], 1)} tokens/s and drafted nothing"
-    if summary["speedup"] is None:
+    speedup = over_reference(summary, summary, "plain")
+    if speedup is None:
         return f"{drafter} was not timed against plain decoding ({_why_not_timed(summary)}), {_acceptance(summary)}"
-    return f"{_speedup(drafter, summary['speedup'], len(summary['repeats']))}, {_acceptance(summary)}"
+    return f"{_speedup(drafter, speedup)}, {_acceptance(summary)}{_break_even(summary, speedup)}"
 
 
 def _why_not_timed(summary: Summary) -> str:
     return "which had no round itself" if "plain" in summary["references"] else NO_PLAIN
 
 
-def _speedup(drafter: str, speedup: Ratio, num_repeats: int) -> str:
-    measured = f"{_range(speedup, num_repeats)} times as fast as plain decoding"
-    if num_repeats < JUDGED_REPEATS:
-        return f"{drafter} decoded {measured}, with too few repeats to judge the noise"
-    if is_noise(speedup):
-        return f"{drafter} decoded {measured}, no difference beyond noise"
-    direction = "faster" if speedup["value"] > 1 else "slower"
-    return f"{drafter} is {direction}: it decoded {measured} over {num_repeats} repeats"
+def _speedup(drafter: str, speedup: PairedRatio) -> str:
+    measured = f"{with_range(speedup.value, *speedup.ends)} times as fast as plain decoding"
+    if not speedup.is_judged:
+        return f"{drafter} decoded {measured}{_too_few(speedup)}"
+    if speedup.is_noise:
+        return f"{drafter} decoded {measured} over {speedup.num_turns} turns, within noise"
+    direction = "faster" if speedup.is_above else "slower"
+    return f"{drafter} is {direction}: it decoded {measured} over {speedup.num_turns} turns"
 
 
-def _range(ratio: Ratio, num_repeats: int) -> str:
-    return number(ratio["value"]) if num_repeats == 1 else with_range(ratio["value"], ratio["low"], ratio["high"])
+def _too_few(ratio: PairedRatio) -> str:
+    turns = "1 turn" if ratio.num_turns == 1 else f"{ratio.num_turns} turns"
+    return f", with no interval from {turns} (repeats={LEAST_TURNS} or more give one)"
+
+
+def _break_even(summary: Summary, speedup: PairedRatio) -> str:
+    """Say from which length drafting pays, which is what the speedup says in other words, and as sure as that."""
+    length = summary["break_even_acceptance_length"]
+    return f" (drafting pays from {number(length)})" if length is not None and speedup.is_judged else ""
 
 
 def _acceptance(summary: Summary) -> str:
@@ -66,10 +64,7 @@ def _acceptance(summary: Summary) -> str:
     if summary["acceptance_length"] is None:
         return "with too few rounds to take an acceptance length from"
     imposed = " that was imposed, not measured" if summary["acceptance_imposed"] else ""
-    text = f"with an acceptance length of {number(summary['acceptance_length'])} of {num_tokens}{imposed}"
-    if summary["break_even_acceptance_length"] is not None:
-        text += f" (drafting pays from {number(summary['break_even_acceptance_length'])})"
-    return text
+    return f"with an acceptance length of {number(summary['acceptance_length'])} of {num_tokens}{imposed}"
 
 
 def _tokens(summary: Summary) -> str:
@@ -139,17 +134,24 @@ def _accuracy(accuracy: Accuracy) -> str:
 
 
 def _pruning(summary: Summary) -> str:
-    ratio, unpruned = summary["pruning_speedup"], summary["references"].get("unpruned")
-    if unpruned is None:
+    if "unpruned" not in summary["references"]:
         return ""
+    ratio = over_reference(summary, summary, "unpruned")
     if ratio is None:
         return f"pruning had no round to change and {_saved_rows(summary)}"
-    value, low, high = (f"{100 * (ratio[key] - 1):+.1f}" for key in ("value", "low", "high"))
-    num_repeats = len(summary["repeats"])
-    text = f"pruning changed the decode rate by {value} %" + (f" ({low} to {high} %)" if num_repeats > 1 else "")
-    if num_repeats < JUDGED_REPEATS:
-        return f"{text}, with too few repeats to judge the noise, and {_saved_rows(summary)}"
-    return f"{text}, {'within' if is_noise(ratio) else 'beyond'} noise, and {_saved_rows(summary)}"
+    return f"pruning changed the decode rate by {_change(ratio)}, and {_saved_rows(summary)}"
+
+
+def _change(ratio: PairedRatio) -> str:
+    value = f"{_percent_change(ratio.value)} %"
+    if ratio.interval is None:
+        return f"{value}{_too_few(ratio)}"
+    low, high = map(_percent_change, ratio.interval)
+    return f"{value} ({low} to {high} %), {'within' if ratio.is_noise else 'beyond'} noise"
+
+
+def _percent_change(ratio: float) -> str:
+    return f"{100 * (ratio - 1):+.1f}"
 
 
 def _saved_rows(summary: Summary) -> str:
@@ -191,5 +193,26 @@ def _shared(summary: Summary) -> str:
 
 
 def _caveat(summary: Summary) -> str:
-    device = summary["device"] or ""
-    return CPU_CAVEAT if device.startswith("cpu") and summary["num_draft_tokens"] else ""
+    """Say that a CPU's fixed costs eat the gain, where the stages show it: more rows are all but free, and the drafter
+    costs more than they do. Not behind a gain, nor behind turns that tell nothing.
+    """
+    is_cpu, num_rows = (summary["device"] or "").startswith("cpu"), _verify_rows(summary)
+    verify = in_plain_steps(summary, summary["stage_ms_per_round"].get("verify"))
+    draft = in_plain_steps(summary, draft_ms(summary))
+    ratios = [over_reference(summary, summary, name) for name in ("plain", "unpruned")]
+    if not is_cpu or num_rows < 2 or verify is None or draft is None:
+        return ""
+    if ratios[0] is None or not ratios[0].is_judged or any(ratio is not None and ratio.is_above for ratio in ratios):
+        return ""
+    more_rows = verify - 1
+    if more_rows / (num_rows - 1) > 1 - MOSTLY_FIXED or draft < max(more_rows, 1 - MOSTLY_FIXED):
+        return ""
+    return (
+        f"a round takes {number(verify)} plain steps to verify {num_rows} rows and {number(draft)} to draft: on "
+        "this CPU a step is mostly fixed cost (calling operations, reading weights), which skipping rows does not "
+        "reduce and every draft step pays again"
+    )
+
+
+def _verify_rows(summary: Summary) -> int:
+    return summary.get("tree_rows") or (summary["num_draft_tokens"] or 0) + 1

@@ -16,7 +16,7 @@ def percent(value: float | None, digits: int = 1) -> str:
 
 
 def with_range(value: float | None, low: float | None, high: float | None, digits: int = 2) -> str:
-    """Write a value with the lowest and highest it took: `1.42 (1.38 to 1.47)`."""
-    if value is None:
-        return ABSENT
+    """Write a value with the ends of its interval, `1.42 (1.38 to 1.47)`; without ends the value alone."""
+    if value is None or low is None or high is None:
+        return number(value, digits)
     return f"{number(value, digits)} ({number(low, digits)} to {number(high, digits)})"

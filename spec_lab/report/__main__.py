@@ -203,8 +203,7 @@ def _text(
 
 def _comparisons_text(found: Comparisons) -> list[str]:
     parts: list[str] = []
-    for points in found.studies:
-        parts += ["What lossy acceptance costs and brings", format_study(points)]
+    parts += [format_study(points) for points in found.studies]
     parts += [format_comparison(cells) for cells in found.drafters]
     for runs in found.graphs:
         parts += ["Graph modes", format_graph_comparison(runs)]

@@ -21,26 +21,29 @@ if TYPE_CHECKING:
 NUM_RESAMPLES = 2000
 SEED = 0
 PERCENTILES = (2.5, 97.5)
+LEAST_PROMPTS = 2
+"""All resamples of one prompt are the same, which would look like certainty."""
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A value with its 95 % interval."""
+    """A value with its 95 % interval, whose ends are None where one prompt alone gives no spread."""
 
     value: float
-    low: float
-    high: float
+    low: float | None
+    high: float | None
 
     @property
     def holds_zero(self) -> bool:
-        return self.low <= 0 <= self.high
+        """Tells whether the prompts do not tell the value from 0; one prompt tells nothing."""
+        return self.low is None or self.high is None or self.low <= 0 <= self.high
 
 
 def bootstrap_acceptance_length(rows: Sequence[RequestRow], num_draft_tokens: int) -> Interval | None:
     """Return pooled acceptance length with its 95 % percentile interval; None where too little was judged."""
     if not rows:
         return None
-    return _interval(*_pooled_and_resampled(rows, num_draft_tokens, _times_picked(len(rows), SEED)))
+    return _interval(*_pooled_and_resampled(rows, num_draft_tokens, _times_picked(len(rows), SEED)), len(rows))
 
 
 def bootstrap_difference(
@@ -63,7 +66,7 @@ def bootstrap_difference(
     base_picks = picks if paired else _times_picked(len(base_rows), SEED + 1)
     pooled, resampled = _pooled_and_resampled(rows, num_draft_tokens, picks)
     base_pooled, base_resampled = _pooled_and_resampled(base_rows, base_num_draft_tokens, base_picks)
-    return _interval(pooled - base_pooled, resampled - base_resampled)
+    return _interval(pooled - base_pooled, resampled - base_resampled, min(len(rows), len(base_rows)))
 
 
 def _times_picked(count: int, seed: int) -> Counts:
@@ -101,10 +104,12 @@ def _acceptance_lengths(reached: Counts, accepted: Counts) -> Counts:
     return lengths
 
 
-def _interval(value: float, resampled: Counts) -> Interval | None:
+def _interval(value: float, resampled: Counts, num_prompts: int) -> Interval | None:
     import numpy as np
 
     if np.isnan(value) or np.isnan(resampled).all():
         return None
+    if num_prompts < LEAST_PROMPTS:
+        return Interval(float(value), None, None)
     low, high = np.nanpercentile(resampled, PERCENTILES)
     return Interval(float(value), float(low), float(high))

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from spec_lab.record.schema import Accuracy, Ratio
+from spec_lab.record.paired import PairedRatio
+from spec_lab.record.schema import Accuracy
 from spec_lab.record.wording import ABSENT, percent, with_range
 from spec_lab.report.bootstrap import Interval
 
 
-def ratio_cell(ratio: Ratio | None) -> str:
-    """Write the median with the lowest and highest of the repeats."""
-    return ABSENT if ratio is None else with_range(ratio["value"], ratio["low"], ratio["high"])
+def ratio_cell(ratio: PairedRatio | None) -> str:
+    """Write a ratio with its 95 % interval over turns, where they are enough for one."""
+    return ABSENT if ratio is None else with_range(ratio.value, *ratio.ends)
 
 
 def interval_cell(interval: Interval | None) -> str:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from spec_lab.record.schema import Ratio
-from spec_lab.record.time_metrics import DRAFT_STAGES
-from spec_lab.record.wording import ABSENT, number, with_range
+from spec_lab.record.paired import PairedRatio, over_reference
+from spec_lab.record.round_cost import draft_ms, in_plain_steps
+from spec_lab.record.wording import ABSENT, number
+from spec_lab.report.cells import ratio_cell
 from spec_lab.report.comparable import NumberedRun
 from spec_lab.report.frame import predicted_speedup
 from spec_lab.report.known_options import ORACLE
@@ -38,7 +39,7 @@ class Cost:
     verify: float | None
     break_even: float
     length: float | None
-    measured: Ratio | None
+    measured: PairedRatio | None
     oracle_length: float
     oracle_was_run: bool
 
@@ -55,7 +56,7 @@ class Cost:
     @property
     def off(self) -> float | None:
         """Measured over predicted speedup, less 1."""
-        return self.measured["value"] / self.predicted - 1 if self.measured is not None and self.predicted else None
+        return self.measured.value / self.predicted - 1 if self.measured is not None and self.predicted else None
 
     @property
     def oracle_speedup(self) -> float:
@@ -91,7 +92,7 @@ def format_costs(costs: Sequence[Cost]) -> str:
             number(cost.break_even),
             number(cost.length) + ("*" if cost.run.run.summary["acceptance_imposed"] else ""),
             number(cost.predicted),
-            ABSENT if (m := cost.measured) is None else with_range(m["value"], m["low"], m["high"]),
+            ratio_cell(cost.measured),
             ABSENT if cost.off is None else f"{100 * cost.off:+.1f}%",
             number(cost.oracle_length) + ("m" if cost.oracle_was_run else ""),
             number(cost.oracle_speedup),
@@ -112,18 +113,13 @@ def _cost(run: NumberedRun, oracles: dict[int | None, float]) -> Cost | None:
     num_draft_tokens, break_even = summary["num_draft_tokens"], summary["break_even_acceptance_length"]
     if summary["status"] != "finished" or not num_draft_tokens or not break_even:
         return None
-    stages, round_ms = summary["stage_ms_per_round"], summary["round_ms"]
-    draft = [value for stage in DRAFT_STAGES if (value := stages.get(stage)) is not None]
-    verify = stages.get("verify")
-    # A round serves a batch: its parts share the cost of a request round as they share its time.
-    scale = break_even / round_ms if round_ms else None
     return Cost(
         run,
-        sum(draft) * scale if draft and scale is not None else None,
-        verify * scale if verify is not None and scale is not None else None,
+        in_plain_steps(summary, draft_ms(summary)),
+        in_plain_steps(summary, summary["stage_ms_per_round"].get("verify")),
         break_even,
         summary["acceptance_length"],
-        summary["speedup"],
+        over_reference(summary, summary, "plain"),
         oracles.get(num_draft_tokens, num_draft_tokens + 1.0),
         num_draft_tokens in oracles,
     )

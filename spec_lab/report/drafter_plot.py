@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from spec_lab.report.drafter_table import Cell
 from spec_lab.report.known_options import BOUNDS
-from spec_lab.report.plots import PALETTE, open_figure
+from spec_lab.report.plots import PALETTE, open_figure, spread
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -40,24 +40,23 @@ def acceptance_against_draft_tokens(cells: Sequence[Cell]) -> Figure:
 
 
 def predicted_against_measured(cells: Sequence[Cell]) -> Figure:
-    """Draw measured speedup, with the range of its repeats, over the predicted one; a marker for each K.
+    """Draw measured speedup, with its 95 % interval over turns, over the predicted one; a marker for each K.
 
     On the diagonal the prediction is right; above the dotted line drafting pays. The bounds are left out, as the
     oracle's speedup would leave no room for the others.
     """
-    timed = [cell for cell in cells if cell.predicted_speedup is not None and cell.summary["speedup"] is not None]
+    timed = [cell for cell in cells if cell.predicted_speedup is not None and cell.speedup is not None]
     shown = [cell for cell in timed if cell.drafter not in BOUNDS]
     colours = _colours(shown)
     markers = dict(zip(sorted({cell.num_draft_tokens for cell in shown}), cycle(MARKERS), strict=False))
     with open_figure(height=5.4) as (figure, axes):
         for cell in shown:
-            speedup, predicted = cell.summary["speedup"], cell.predicted_speedup
+            speedup, predicted = cell.speedup, cell.predicted_speedup
             assert speedup is not None and predicted is not None
-            value, low, high = speedup["value"], speedup["low"], speedup["high"]
             axes.errorbar(
                 predicted,
-                value,
-                yerr=([value - low], [high - value]),
+                speedup.value,
+                yerr=spread(speedup.value, *speedup.ends),
                 fmt=markers[cell.num_draft_tokens],
                 color=colours[cell.drafter],
                 elinewidth=1.1,

@@ -12,9 +12,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from spec_lab.record.paired import PairedRatio, over_reference
+from spec_lab.record.round_cost import draft_ms
 from spec_lab.record.runs import Run
-from spec_lab.record.schema import Ratio, Summary
-from spec_lab.record.time_metrics import DRAFT_STAGES, paired_ratio
+from spec_lab.record.schema import Summary
 from spec_lab.record.wording import ABSENT, number
 from spec_lab.report.cells import ratio_cell
 from spec_lab.report.comparable import BESIDE_THE_RUN
@@ -33,14 +34,15 @@ COLUMNS_EXPLAINED: Mapping[str, str] = {
     "break-even": "Time of a request round in plain steps, everything in it: the acceptance length from which drafting "
     "pays. At batch 1 it exceeds draft + verify by accept, commit and what lies between the stages.",
     "predicted": "Speedup to expect of the decode rate: acceptance length / break-even.",
-    "measured": "Decode rate over that of plain decoding, repeat by repeat: median (lowest to highest).",
-    "end to end": "The same ratio for all output tokens over the whole call, prompt passes included: median.",
+    "measured": "Decode rate over that of plain decoding, turn by turn: geometric mean, with its 95 % interval from "
+    "three turns on.",
+    "end to end": "The same mean for all output tokens over the whole call, prompt passes included.",
 }
 HOW_THEY_DIFFER = """\
-Why predicted and measured differ: a round cut short by EOS or a limit counts in measured with the tokens it kept, and
-in the acceptance length as it was judged, up to the end of sequence. So measured is lower, and the shorter the outputs,
-the more. And a ratio of medians is no median of ratios. The prompt pass, in which a drafter takes in the prompt and
-makes its first drafts, is only in end to end."""
+Why predicted and measured differ: a round cut short by EOS or a limit counts in measured with the tokens it kept,
+and in the acceptance length as it was judged, up to the end of sequence. So measured is lower, and the shorter the
+outputs, the more. And break-even is a median over turns, measured a mean. The prompt pass, in which a drafter takes
+in the prompt and makes its first drafts, is only in end to end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +64,7 @@ class Cell:
 
     @property
     def draft_ms(self) -> float | None:
-        """Time of the drafter in a round; None where no stage of it could be timed by itself."""
-        stages = self.summary["stage_ms_per_round"]
-        known = [value for stage in DRAFT_STAGES if (value := stages.get(stage)) is not None]
-        return sum(known) if known else None
+        return draft_ms(self.summary)
 
     @property
     def verify_ms(self) -> float | None:
@@ -76,15 +75,13 @@ class Cell:
         return predicted_speedup(self.summary)
 
     @property
-    def end_to_end_speedup(self) -> Ratio | None:
+    def speedup(self) -> PairedRatio | None:
+        return over_reference(self.summary, self.summary, "plain")
+
+    @property
+    def end_to_end_speedup(self) -> PairedRatio | None:
         """The speedup of all output tokens over the whole call, prompt passes included."""
-        plain = self.summary["references"].get("plain")
-        if plain is None:
-            return None
-        rates, others = (
-            [repeat["end_to_end_tokens_per_second"] for repeat in speed["repeats"]] for speed in (self.summary, plain)
-        )
-        return paired_ratio(rates, others, over="plain")
+        return over_reference(self.summary, self.summary, "plain", "end_to_end_tokens_per_second")
 
     def in_plain_steps(self, milliseconds: float | None) -> float | None:
         """Return a time over that of a round of plain decoding; None without such a reference."""
@@ -208,8 +205,8 @@ def _cost_columns(cells: Sequence[Cell]) -> dict[str, list[str]]:
         "verify/plain": [number(cell.in_plain_steps(cell.verify_ms)) for cell in cells],
         "break-even": [number(cell.summary["break_even_acceptance_length"]) for cell in cells],
         "predicted": [number(cell.predicted_speedup) for cell in cells],
-        "measured": [ratio_cell(cell.summary["speedup"]) for cell in cells],
-        "end to end": [_median(cell.end_to_end_speedup) for cell in cells],
+        "measured": [ratio_cell(cell.speedup) for cell in cells],
+        "end to end": [_mean(cell.end_to_end_speedup) for cell in cells],
     }
 
 
@@ -226,8 +223,8 @@ def _percent(rate: float | None) -> str:
     return number(None if rate is None else 100 * rate, 0)
 
 
-def _median(ratio: Ratio | None) -> str:
-    return number(None if ratio is None else ratio["value"])
+def _mean(ratio: PairedRatio | None) -> str:
+    return number(None if ratio is None else ratio.value)
 
 
 def _title(cells: Sequence[Cell]) -> str:

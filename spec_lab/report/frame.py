@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from spec_lab.record.paired import PairedRatio, Reference, over_reference
 from spec_lab.record.runs import Run, find_runs
 from spec_lab.record.schema import READING_STAGES, THIS_RUN, Outcome, Ratio, Speed, Summary
 from spec_lab.record.time_metrics import STAGES, paired_ratio
@@ -23,7 +24,7 @@ from spec_lab.report.prompts import prompts_id
 if TYPE_CHECKING:
     import pandas as pd
 
-PLAIN = "plain"
+PLAIN: Reference = "plain"
 
 
 class Column(NamedTuple):
@@ -63,11 +64,17 @@ COLUMNS: dict[str, Column] = {
     "speedup": Column("number", "decode rate over plain decoding's, paired by repeat: median"),
     "speedup_low": Column("number", "lowest of the repeats"),
     "speedup_high": Column("number", "highest of the repeats"),
+    "speedup_mean": Column("number", "the same: geometric mean over turns"),
+    "speedup_mean_low": Column("number", "of its 95 % interval over turns; missing under three"),
+    "speedup_mean_high": Column("number", "of the same"),
     "break_even_acceptance_length": Column("number", "from which drafting pays: time of a request round / of plain's"),
     "predicted_speedup": Column("number", "acceptance_length / break_even_acceptance_length"),
     "pruning_speedup": Column("number", "decode rate over that of the run without pruning: median"),
     "pruning_speedup_low": Column("number", "lowest of the repeats"),
     "pruning_speedup_high": Column("number", "highest of the repeats"),
+    "pruning_speedup_mean": Column("number", "the same: geometric mean over turns"),
+    "pruning_speedup_mean_low": Column("number", "of its 95 % interval over turns; missing under three"),
+    "pruning_speedup_mean_high": Column("number", "of the same"),
     "round_ms": Column("number", "mean time of a round"),
     "launch_ms": Column("number", "from the host's first call of the launch until all of a round is launched"),
     **{f"{stage}_ms": Column("number", f"mean time of the stage {stage} in a round") for stage in STAGES},
@@ -90,6 +97,8 @@ COLUMNS: dict[str, Column] = {
     "accuracy_low": Column("number", "of its 95 % interval"),
     "accuracy_high": Column("number", "of its 95 % interval"),
     "accuracy_n": Column("count", "answers that were checked"),
+    "total_variation": Column("number", "of the emitted law from the target's, mean of a token"),
+    "kl": Column("number", "likewise KL in nats"),
     "relaxed_per_1000_tokens": Column("number", "accepted drafts that were not the argmax"),
     "thinking_tokens": Column("number", "mean of a request"),
     "kernels": Column("text", "the option of `kernels`, where nobody named one that which was taken"),
@@ -174,9 +183,12 @@ def _of_part(name: str, part: Any, summary: Summary) -> dict[str, Any]:
     values = {**_outcome(part), **_speed(part), "num_draft_tokens": 0 if name == PLAIN else num_draft_tokens}
     if name != PLAIN:
         values |= _ratio("speedup", summary["speedup"] if is_main else _over_plain(part, summary))
+        values |= _paired("speedup_mean", over_reference(part, summary, PLAIN))
     if is_main:
         latency = summary["latency_ms"]
-        values |= _ratio("pruning_speedup", summary["pruning_speedup"]) | {
+        values |= _ratio("pruning_speedup", summary["pruning_speedup"])
+        values |= _paired("pruning_speedup_mean", over_reference(part, summary, "unpruned"))
+        values |= {
             "break_even_acceptance_length": summary["break_even_acceptance_length"],
             "predicted_speedup": predicted_speedup(summary),
             "launches_per_round": summary["launches_per_round"],
@@ -195,7 +207,7 @@ def predicted_speedup(summary: Summary) -> float | None:
 
 def _outcome(part: Outcome) -> dict[str, Any]:
     accuracy, relaxed, thinking = part["accuracy"], part["relaxed"], part["thinking"]
-    rates = part["acceptance_rate_by_position"]["unconditional"]
+    distance, rates = part.get("distance"), part["acceptance_rate_by_position"]["unconditional"]
     return {
         "requests": part["num_requests"],
         "rounds": part["rounds"],
@@ -208,6 +220,8 @@ def _outcome(part: Outcome) -> dict[str, Any]:
         "accuracy_low": accuracy["low"],
         "accuracy_high": accuracy["high"],
         "accuracy_n": accuracy["n"],
+        "total_variation": None if distance is None else distance["total_variation"],
+        "kl": None if distance is None else distance["kl"],
         "relaxed_per_1000_tokens": None if relaxed is None else relaxed["per_1000_tokens"],
         "thinking_tokens": None if thinking is None else thinking["mean_tokens"],
         **{f"accepted_at_{position}": rate for position, rate in enumerate(rates, start=1)},
@@ -245,6 +259,13 @@ def _ratio(name: str, ratio: Ratio | None) -> dict[str, float | None]:
     if ratio is None:
         return {}
     return {name: ratio["value"], f"{name}_low": ratio["low"], f"{name}_high": ratio["high"]}
+
+
+def _paired(name: str, ratio: PairedRatio | None) -> dict[str, float | None]:
+    if ratio is None:
+        return {}
+    low, high = ratio.ends
+    return {name: ratio.value, f"{name}_low": low, f"{name}_high": high}
 
 
 def _number(value: Any) -> float | None:

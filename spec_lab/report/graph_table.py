@@ -8,21 +8,23 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from spec_lab.record.paired import PairedRatio, over_reference
 from spec_lab.record.runs import Run
-from spec_lab.record.schema import Ratio, Summary
-from spec_lab.record.wording import ABSENT, number, percent, with_range
+from spec_lab.record.schema import Summary
+from spec_lab.record.wording import ABSENT, number, percent
+from spec_lab.report.cells import ratio_cell
 from spec_lab.report.known_options import EAGER, describe_mode, place_of_mode
 from spec_lab.report.lines_plot import PlottedNumber, ends_of
 from spec_lab.report.study import NOT_COMPARED
 from spec_lab.report.table import format_table, paragraph
 
 NOTE = """\
-round: median over repeats of the mean time of a round; to eager: that over eager's at the same batch, in brackets from
-the fastest repeat over eager's slowest to the slowest over eager's fastest; CPU span: from the host's first call of
-the launch until it has launched all of a round; launches, replays, syncs: a round, counted outside the timed part;
-captures: of the whole run, warm-up and smaller batches included, on a GPU two of each graph, which are replayed in
-turn; nodes: of the graphs captured last. With attention=torch a captured round reads keys up to the longest length
-there can be, an eager one up to the longest of its batch."""
+round: median over turns of the mean time of a round; to eager: that over the same run's without capture, which takes
+turns with it, with the 95 % interval over turns (from three on), and none without references=[eager]; CPU span: from
+the host's first call of the launch until it has launched all of a round; launches, replays, syncs: a round, counted
+outside the timed part; captures: of the whole run, warm-up and smaller batches included, on a GPU two of each graph,
+which are replayed in turn; nodes: of the graphs captured last. With attention=torch a captured round reads keys up
+to the longest length there can be, an eager one up to the longest of its batch."""
 
 
 def read_graph_comparisons(runs: Sequence[Run]) -> list[list[Run]]:
@@ -49,42 +51,31 @@ def format_graph_comparison(runs: Sequence[Run]) -> str:
         "captures", "nodes", "acceptance length",
     ]  # fmt: skip
     eager = {_batch_size(run): run.summary for run in runs if describe_mode(run.summary) == EAGER}
-    body = [
-        [str(_batch_size(run)), describe_mode(run.summary), *_cells(run.summary, eager[_batch_size(run)])]
-        for run in runs
-    ]
+    body = [[str(_batch_size(run)), describe_mode(run.summary), *_cells(run.summary)] for run in runs]
     lengths = "\n".join(_compare_lengths(batch_size, runs) for batch_size in eager)
     return "\n\n".join([format_table(header, body, left=("graph", "nodes"), num_keys=2), lengths, paragraph(NOTE)])
 
 
-def time_to_eager(summary: Summary, eager: Summary) -> Ratio | None:
-    """Time of a round over that of eager. Repeats of two runs are no pairs, so the range is over all combinations."""
-    value, base = summary["round_ms"], eager["round_ms"]
-    if value is None or not base:
-        return None
-    times, base_times = ([r["round_ms"] for r in part["repeats"] if r["round_ms"]] for part in (summary, eager))
-    if not times or not base_times:
-        return None
-    return Ratio(value=value / base, low=min(times) / max(base_times), high=max(times) / min(base_times), over=EAGER)
+def time_to_eager(summary: Summary) -> PairedRatio | None:
+    """Return the time of a round over that of the same run eager; None where none took turns with it."""
+    return over_reference(summary, summary, "eager", "round_ms")
 
 
 def plotted_times(runs: Sequence[Run]) -> list[PlottedNumber]:
-    """Return the time of a round of each run over that of eager at its batch size, a line a batch size."""
-    eager = {_batch_size(run): run.summary for run in runs if describe_mode(run.summary) == EAGER}
+    """Return the time of a round of each run over that of the same run eager, a line a batch size."""
     found = []
     for run in runs:
         batch_size, mode = _batch_size(run), describe_mode(run.summary)
-        ratio = 1.0 if mode == EAGER else time_to_eager(run.summary, eager[batch_size])
+        ratio = 1.0 if mode == EAGER else time_to_eager(run.summary)
         if ratio is not None:
             found.append(PlottedNumber(mode, f"batch {batch_size}", *ends_of(ratio)))
     return found
 
 
-def _cells(summary: Summary, eager: Summary) -> list[str]:
-    ratio = time_to_eager(summary, eager)
+def _cells(summary: Summary) -> list[str]:
     return [
         number(summary["round_ms"], 3),
-        ABSENT if ratio is None else with_range(ratio["value"], ratio["low"], ratio["high"]),
+        ratio_cell(time_to_eager(summary)),
         number(summary["launches_per_round"], 1),
         number(summary["replays_per_round"], 1),
         number(summary["host_syncs_per_round"], 1),

@@ -13,8 +13,9 @@ from functools import reduce
 from typing import Any, Literal
 
 from spec_lab.record.averages import ratio
+from spec_lab.record.paired import PairedRatio, over_reference
 from spec_lab.record.runs import Run
-from spec_lab.record.schema import Ratio, Summary
+from spec_lab.record.schema import Summary
 from spec_lab.record.wording import ABSENT, number
 from spec_lab.report.cells import ratio_cell
 from spec_lab.report.study import NOT_COMPARED
@@ -37,7 +38,7 @@ class Drawn:
 
     knob: str
     quantity: str
-    number: Callable[[Summary], float | Ratio | None]
+    number: Callable[[Summary], float | PairedRatio | None]
     even: float | None = None
 
 
@@ -84,11 +85,11 @@ def _prompt_pass(summary: Summary) -> str:
 
 
 def _speedup(summary: Summary) -> str:
-    return ratio_cell(summary["speedup"])
+    return ratio_cell(_over_plain(summary))
 
 
 def _pruning_speedup(summary: Summary) -> str:
-    return ratio_cell(summary["pruning_speedup"])
+    return ratio_cell(_over_unpruned(summary))
 
 
 def _rows(kind: Literal["catchup_computed", "prefill_hidden", "prefill_logits"]) -> Callable[[Summary], str]:
@@ -123,8 +124,12 @@ def _drafting(summary: Summary) -> str:
     return "fixed" if stop == "none" else f"stop {drafter['stop_threshold']}"
 
 
-def _over_plain(summary: Summary) -> Ratio | None:
-    return summary["speedup"]
+def _over_plain(summary: Summary) -> PairedRatio | None:
+    return over_reference(summary, summary, "plain")
+
+
+def _over_unpruned(summary: Summary) -> PairedRatio | None:
+    return over_reference(summary, summary, "unpruned")
 
 
 OVER_PLAIN = ("decode rate over plain decoding's", _over_plain, 1.0)
@@ -137,7 +142,7 @@ STUDIES = (
             "length": _length, "rows": _rows("catchup_computed"), "catchup": _stage("catchup"), "round": _round,
             "prompt": _prompt_pass, "over unpruned": _pruning_speedup,
         },
-        Drawn("prune", "decode rate over an unpruned run's", lambda summary: summary["pruning_speedup"], 1.0),
+        Drawn("prune", "decode rate over an unpruned run's", _over_unpruned, 1.0),
         {"tokens": "workload.prompt_tokens", "batch": "batch_size"},
         ("workload.num_requests",),
     ),

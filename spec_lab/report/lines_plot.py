@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import cycle
 from typing import TYPE_CHECKING
 
-from spec_lab.record.schema import Ratio
+from spec_lab.record.paired import PairedRatio
 from spec_lab.report.plots import PALETTE, open_figure
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ class PlottedNumber:
         place: where it stands on the axis of the knob, as it is written there.
         line: what its line is called; empty where there is one line.
         value: the number, between `low` and `high`.
-        low: the lower end of its range over repeats; equal to `value` where there is none.
+        low: the lower end of its interval over turns; equal to `value` where there is none.
         high: the upper end.
     """
 
@@ -37,17 +37,17 @@ class PlottedNumber:
     high: float
 
 
-def ends_of(number: float | Ratio) -> tuple[float, float, float]:
-    """Return value, lowest and highest, which are one where the number has no range."""
+def ends_of(number: float | PairedRatio) -> tuple[float, float, float]:
+    """Return the value and the ends of its interval, which are one where the number has none."""
     if isinstance(number, (int, float)):
         return number, number, number
-    return number["value"], number["low"], number["high"]
+    return number.value, *(number.interval or (number.value, number.value))
 
 
 def number_over_knob(
     numbers: Sequence[PlottedNumber], title: str, knob: str, quantity: str, even: float | None
 ) -> Figure:
-    """Draw a point for each number with a bar from its lowest to its highest repeat, and join those of a line.
+    """Draw a point for each number with its 95 % interval over turns, and join those of a line.
 
     Places stand at equal distances: numbers by value, words in the order given.
 
@@ -59,7 +59,7 @@ def number_over_knob(
     import pandas as pd
     import seaborn as sns
 
-    # The median of a value and the two ends of its range is the value, and their whole spread the range.
+    # The median of a value and the two ends of its interval is the value, and their whole spread the interval.
     rows = [(each.place, each.line, end) for each in numbers for end in (each.low, each.value, each.high)]
     frame = pd.DataFrame(rows, columns=["place", "line", "number"])
     lines = list(dict.fromkeys(each.line for each in numbers))

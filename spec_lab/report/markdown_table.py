@@ -10,11 +10,13 @@ import textwrap
 from collections.abc import Callable, Iterable, Sequence
 
 from spec_lab.errors import UserError
+from spec_lab.record.paired import over_reference
 from spec_lab.record.reading import read_all_request_rows
 from spec_lab.record.runs import Run
 from spec_lab.record.schema import Summary
-from spec_lab.record.wording import ABSENT, number, percent, with_range
+from spec_lab.record.wording import ABSENT, number, percent
 from spec_lab.report.bootstrap import bootstrap_acceptance_length
+from spec_lab.report.cells import interval_cell, ratio_cell
 from spec_lab.report.known_options import describe_rule
 
 HEADER = (
@@ -31,7 +33,8 @@ TEXT_COLUMNS = 3
 WIDTH = 120
 NOTE = """\
 Acceptance length with its 95 % bootstrap interval over prompts; *break-even* is the acceptance length at which a round
-is worth its time; speedup is the decode rate over that of plain decoding, repeat by repeat: median (lowest to highest).
+is worth its time; speedup is the decode rate over that of plain decoding, turn by turn: geometric mean, with its 95 % t
+interval over turns, which holds 1 where the difference is within noise.
 """
 
 
@@ -58,16 +61,15 @@ def _cells(run: Run) -> list[str]:
     num_draft_tokens = summary["num_draft_tokens"] or 0
     rows = read_all_request_rows(run.folder, summary)
     length = bootstrap_acceptance_length(rows, num_draft_tokens) if num_draft_tokens else None
-    speedup = summary["speedup"]
     imposed = "*" if summary["acceptance_imposed"] else ""
     return [
         summary["choices"].get("drafter", ABSENT),
         summary["choices"].get("prune", ABSENT),
         describe_rule(summary).rule,
         str(num_draft_tokens),
-        ABSENT if length is None else with_range(length.value, length.low, length.high) + imposed,
+        interval_cell(length) + (imposed if length is not None else ""),
         number(summary["break_even_acceptance_length"]),
-        ABSENT if speedup is None else with_range(speedup["value"], speedup["low"], speedup["high"]),
+        ratio_cell(over_reference(summary, summary, "plain")),
         percent(summary["equal_to_plain"], 0),
     ]
 

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from spec_lab.report.bootstrap import Interval
 from spec_lab.report.cost_table import Cost
+from spec_lab.report.origin import run_words
 from spec_lab.report.paired_table import Compared
-from spec_lab.report.plots import PALETTE, open_figure
+from spec_lab.report.plots import PALETTE, open_figure, spread
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -47,7 +48,7 @@ def cost_and_speedup(costs: Sequence[Cost]) -> Figure:
     import seaborn as sns
 
     draft, verify, rest, mark = sns.color_palette(PALETTE, 4)
-    names = [f"{cost.run.label} {cost.run.run.summary['choices'].get('drafter', '')}" for cost in costs]
+    names = [f"{cost.run.label} {run_words(cost.run.run.summary)}" for cost in costs]
     with open_figure(height=1.8 + 0.34 * len(costs), width=9.6, columns=2) as (figure, panels):
         for place, cost in enumerate(costs):
             start = 0.0
@@ -78,17 +79,15 @@ def _speedups(axes: Axes, cost: Cost, place: int, colour: Any) -> None:
     if cost.predicted is not None:
         axes.plot(cost.predicted, place, "|", color="black", markersize=12)
     if cost.measured is not None:
-        ratio = cost.measured
-        _interval(axes, Interval(ratio["value"], ratio["low"], ratio["high"]), place, colour)
+        _interval(axes, Interval(cost.measured.value, *cost.measured.ends), place, colour)
 
 
 def _interval(axes: Axes, interval: Interval | None, place: int, colour: Any) -> None:
     if interval is None:
         return
-    spread = ([interval.value - interval.low], [interval.high - interval.value])
-    axes.errorbar(interval.value, place, xerr=spread, fmt="o", color=colour, elinewidth=1.2, capsize=2)
+    ends = spread(interval.value, interval.low, interval.high)
+    axes.errorbar(interval.value, place, xerr=ends, fmt="o", color=colour, elinewidth=1.2, capsize=2)
 
 
 def _name(row: Compared) -> str:
-    summary = row.run.run.summary
-    return f"{row.run.label} {summary['choices'].get('drafter', '')} K={summary['num_draft_tokens']}"
+    return f"{row.run.label} {run_words(row.run.run.summary)}"

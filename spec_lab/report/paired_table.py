@@ -1,7 +1,7 @@
 """Runs against one of them: is a difference more than noise?
 
-Acceptance lengths are compared prompt by prompt, with a bootstrap over prompts. Decode rates of two runs are no pairs:
-the machine may have changed in between, so their range is over all combinations of repeats.
+Acceptance lengths are compared prompt by prompt, with a bootstrap over prompts. Decode rates of two runs are not: the
+machine may have changed in between. Their speedups are, since plain decoding beside each saw the same machine.
 """
 
 from __future__ import annotations
@@ -11,23 +11,23 @@ from dataclasses import dataclass
 
 from spec_lab.errors import UserError
 from spec_lab.record.mixed import are_mixed
+from spec_lab.record.paired import LEAST_TURNS, PairedRatio, over_reference
 from spec_lab.record.reading import read_all_request_rows
 from spec_lab.record.row_schema import RequestRow
-from spec_lab.record.schema import Ratio, Summary
-from spec_lab.record.verdict import JUDGED_REPEATS, is_noise
-from spec_lab.record.wording import ABSENT, number, with_range
+from spec_lab.record.schema import Summary
+from spec_lab.record.wording import ABSENT, number
 from spec_lab.report.bootstrap import NUM_RESAMPLES, SEED, Interval, bootstrap_acceptance_length, bootstrap_difference
-from spec_lab.report.cells import interval_cell
+from spec_lab.report.cells import interval_cell, ratio_cell
 from spec_lab.report.comparable import NumberedRun
 from spec_lab.report.known_options import describe_rule
 from spec_lab.report.table import format_table, paragraph
 
 NOTE = f"""\
-difference: acceptance length less that of the base, with the 95 % interval of a bootstrap over prompts ({NUM_RESAMPLES}
-resamples, seed {SEED}); paired: both runs are resampled together; within noise: the interval holds 0. rate: decode rate
-over the base's, in brackets over all combinations of repeats; within noise: no farther from 1 than that range is wide,
-and not judged under {JUDGED_REPEATS} repeats; none on another device, or where auto took other options. --base NUMBER
-chooses another base."""
+difference: acceptance length less that of the base, with the 95 % interval of a bootstrap over prompts
+({NUM_RESAMPLES} resamples, seed {SEED}); paired: both runs are resampled together; within noise: the interval holds
+0. speedup to base's: each run's decode rate over that of its own plain decoding, turn by turn, over the same of the
+base, with Welch's 95 % interval over turns; within noise: it holds 1; not judged under {LEAST_TURNS} turns. --base
+NUMBER chooses another base."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,8 @@ class Compared:
         difference: None where too little was judged, and for the base itself.
         num_prompts: over which the difference is.
         is_paired: those prompts are the same in both.
-        rate: decode rate over the base's; None on another device, where auto took other options, and for the base.
+        speedup: over plain decoding, over that of the base; None for the base, and where the two are no match.
+        no_match: why.
     """
 
     run: NumberedRun
@@ -47,27 +48,30 @@ class Compared:
     difference: Interval | None
     num_prompts: int
     is_paired: bool
-    rate: Ratio | None
+    speedup: PairedRatio | None
+    no_match: str = ""
 
     @property
     def length_verdict(self) -> str:
         """Says it in a word or two."""
         if self.difference is None:
             return ABSENT
+        if self.difference.low is None:
+            return "not judged"
         if self.difference.holds_zero:
             return "within noise"
         return "longer" if self.difference.value > 0 else "shorter"
 
     @property
-    def rate_verdict(self) -> str:
+    def speedup_verdict(self) -> str:
         """Says it in a word or two."""
-        if self.rate is None:
-            return ABSENT
-        if len(self.run.run.summary["repeats"]) < JUDGED_REPEATS:
+        if self.speedup is None:
+            return self.no_match or ABSENT
+        if not self.speedup.is_judged:
             return "not judged"
-        if is_noise(self.rate):
+        if self.speedup.is_noise:
             return "within noise"
-        return "faster" if self.rate["value"] > 1 else "slower"
+        return "higher" if self.speedup.is_above else "lower"
 
 
 def is_measured(run: NumberedRun) -> bool:
@@ -101,8 +105,8 @@ def format_compared(compared: Sequence[Compared]) -> str:
     """Write title, table and what the columns mean."""
     base = compared[0].run
     header = [
-        "#", "drafter", "K", "rule", "acceptance length", "difference", "prompts", "difference is", "decode rate",
-        "rate is",
+        "#", "drafter", "K", "rule", "acceptance length", "difference", "prompts", "difference is",
+        "speedup to base's", "speedup is",
     ]  # fmt: skip
     body = [_cells(row, is_base=row is compared[0]) for row in compared]
     title = f"Against {base.label}, {base.run.folder}"
@@ -121,8 +125,8 @@ def _cells(row: Compared, is_base: bool) -> list[str]:
         "base" if is_base else _signed(row.difference),
         prompts,
         "" if is_base else row.length_verdict,
-        "base" if is_base else ABSENT if row.rate is None else with_range(*_of(row.rate)),
-        "" if is_base else row.rate_verdict,
+        "base" if is_base else ratio_cell(row.speedup),
+        "" if is_base else row.speedup_verdict,
     ]
 
 
@@ -136,39 +140,35 @@ def _compare_one(
     mine = shared if is_paired else rows
     theirs = [known[row["id"], tuple(row["prompt_ids"])] for row in shared] if is_paired else base_rows
     is_base = run is base
+    no_match = "" if is_base else _no_match(run.run.summary, base.run.summary)
     return Compared(
         run,
         bootstrap_acceptance_length(rows, num_draft_tokens),
         None if is_base else bootstrap_difference(mine, num_draft_tokens, theirs, base_k, is_paired),
         len(mine),
         is_paired,
-        None if is_base else decode_rate_over(run.run.summary, base.run.summary),
+        None if is_base or no_match else _speedup_to(run.run.summary, base.run.summary),
+        no_match,
     )
 
 
-def decode_rate_over(summary: Summary, base: Summary) -> Ratio | None:
-    """Decode rate over that of another run on the same device; the range is over all combinations of repeats.
-
-    None where auto took other options for the one than for the other: that is not what the runs were to differ in.
-    """
+def _no_match(summary: Summary, base: Summary) -> str:
+    """Say why two speedups are not compared: they differ by more than what the runs were to differ in."""
     places = [(s["device_name"], s["dtype"], s["num_threads"]) for s in (summary, base)]
-    value, base_value = summary["decode_tokens_per_second"], base["decode_tokens_per_second"]
-    if places[0] != places[1] or are_mixed(summary["config"], base["config"]) or value is None or not base_value:
-        return None
-    rates, base_rates = ([r["decode_tokens_per_second"] for r in part["repeats"]] for part in (summary, base))
-    known, base_known = [rate for rate in rates if rate], [rate for rate in base_rates if rate]
-    if not known or not base_known:
-        return None
-    return Ratio(
-        value=value / base_value, low=min(known) / max(base_known), high=max(known) / min(base_known), over="base"
-    )
+    if places[0] != places[1]:
+        return "other machine"
+    if are_mixed(summary["config"], base["config"]):
+        return "other kernels"
+    return "" if _speedup_to(summary, base) is not None else "no plain beside"
 
 
-def _of(ratio: Ratio) -> tuple[float, float, float]:
-    return ratio["value"], ratio["low"], ratio["high"]
+def _speedup_to(summary: Summary, base: Summary) -> PairedRatio | None:
+    ours, theirs = (over_reference(part, part, "plain") for part in (summary, base))
+    return None if ours is None or theirs is None else ours.over(theirs)
 
 
 def _signed(interval: Interval | None) -> str:
     if interval is None:
         return ABSENT
-    return f"{interval.value:+,.2f} ({number(interval.low)} to {number(interval.high)})"
+    value = f"{interval.value:+,.2f}"
+    return value if interval.low is None else f"{value} ({number(interval.low)} to {number(interval.high)})"

@@ -25,6 +25,11 @@ ROW_LABELS = {
 }
 
 
+def spread(value: float, low: float | None, high: float | None) -> tuple[list[float], list[float]] | None:
+    """Return what an error bar reaches down and up; None where there is no interval."""
+    return None if low is None or high is None else ([value - low], [high - value])
+
+
 def acceptance_by_category(summary: Summary, requests: pd.DataFrame | None = None) -> Figure:
     """Draw pooled acceptance length a category, hardest on top; with `requests`, each of them as a dot.
 

@@ -10,9 +10,11 @@ from typing import Any
 from spec_lab.record.answer_metrics import answers_cut
 from spec_lab.record.definitions import DEFINITIONS
 from spec_lab.record.mixed import mixed_by_auto
+from spec_lab.record.paired import over_reference
 from spec_lab.record.runs import Run
-from spec_lab.record.schema import READING_STAGES, THIS_RUN, Outcome, Ratio, Speed, Summary
-from spec_lab.record.time_metrics import STAGES, paired_ratio
+from spec_lab.record.schema import READING_STAGES, THIS_RUN, Outcome, Speed, Summary
+from spec_lab.record.time_metrics import STAGES
+from spec_lab.record.verdict import verdict
 from spec_lab.record.versions import old_definition
 from spec_lab.record.wording import ABSENT, number, percent
 from spec_lab.report.cells import accuracy_cell, ratio_cell
@@ -33,7 +35,7 @@ IMPOSED = "* the acceptance was imposed, not measured"
 
 def format_run(summary: Summary) -> str:
     """Write one run: its configurations, its categories, the verdict. Only the verdict where it did not finish."""
-    parts = [textwrap.fill(summary["verdict"], text_width())]
+    parts = [textwrap.fill(verdict(summary), text_width())]
     if summary["status"] == "finished":
         speeds = _configurations(summary)
         tables = [_speed_table(summary), _stage_table(speeds), _experts_table(speeds), format_categories(summary)]
@@ -104,6 +106,7 @@ def _lossy_columns(summary: Summary) -> dict[str, Callable[[Outcome], str]]:
         return {}
     return {
         "thinking tokens": lambda outcome: number((outcome["thinking"] or {}).get("mean_tokens"), 1),
+        "TV a token": lambda outcome: number((outcome.get("distance") or {}).get("total_variation"), 4),
         "relaxed hits": lambda outcome: number((outcome["relaxed"] or {}).get("hits"), 0),
         "equal to plain": lambda outcome: percent(outcome["equal_to_plain"]),
     }
@@ -138,7 +141,7 @@ def speed_cells(summary: Summary) -> tuple[list[str], list[list[str]]]:
             number(parts[name]["acceptance_length"]) + ("*" if _is_imposed(name, summary) else ""),
             number(speed["decode_tokens_per_second"], 1),
             number(speed["end_to_end_tokens_per_second"], 1),
-            ratio_cell(_over_plain(name, summary)),
+            ratio_cell(over_reference(speed, summary, "plain")),
             _accuracy(parts[name], summary, _is_imposed(name, summary)),
         ]
         for name, speed in _configurations(summary).items()
@@ -148,14 +151,6 @@ def speed_cells(summary: Summary) -> tuple[list[str], list[list[str]]]:
 
 def _is_imposed(name: str, summary: Summary) -> bool:
     return name != "plain" and summary["acceptance_imposed"]
-
-
-def _over_plain(name: str, summary: Summary) -> Ratio | None:
-    plain = summary["references"].get("plain")
-    if plain is None or name == "plain":
-        return None
-    rates = [repeat["decode_tokens_per_second"] for repeat in _configurations(summary)[name]["repeats"]]
-    return paired_ratio(rates, [repeat["decode_tokens_per_second"] for repeat in plain["repeats"]], over="plain")
 
 
 def _stage_table(speeds: Mapping[str, Speed]) -> str:
@@ -205,7 +200,7 @@ def _run_cells(run: Run, varied: Sequence[str]) -> list[str]:
         describe_rule(summary).rule,
         number(summary["acceptance_length"]) + ("*" if summary["acceptance_imposed"] else ""),
         number(summary["decode_tokens_per_second"], 1),
-        ratio_cell(summary["speedup"]),
+        ratio_cell(over_reference(summary, summary, "plain")),
         _accuracy(summary, summary, summary["acceptance_imposed"]),
         summary["status"],
         str(run.folder),

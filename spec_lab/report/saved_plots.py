@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import io
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from spec_lab.errors import describe_error
 from spec_lab.record.runs import Run
@@ -20,11 +20,14 @@ from spec_lab.report.knob_plot import knob_figure, plotted_numbers
 from spec_lab.report.knob_table import KnobStudy
 from spec_lab.report.known_options import BOUNDS
 from spec_lab.report.lines_plot import number_over_knob
+from spec_lab.report.origin import signed
 from spec_lab.report.paired_table import Compared
 from spec_lab.report.study import Point
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    Drawing: TypeAlias = tuple[int, str, Callable[[], Figure], list[Summary]]
 
 STUDY_PLOT = "acceptance_against_accuracy.png"
 ACCEPTANCE_PLOT = "acceptance_against_draft_tokens.png"
@@ -43,7 +46,8 @@ class Plot(NamedTuple):
 
 def plots_of(studies: Sequence[list[Point]], comparisons: Sequence[list[Cell]], folder: Path) -> list[Plot]:
     """Save the plots of every study and comparison in `folder`."""
-    return [_save(draw, folder / _numbered(number, name)) for number, name, draw in _drawings(studies, comparisons)]
+    drawings = _drawings(studies, comparisons)
+    return [_save(draw, folder / _numbered(number, name), of) for number, name, draw, of in drawings]
 
 
 def knob_plots_of(studies: Sequence[tuple[KnobStudy, list[Run]]], folder: Path) -> list[Plot]:
@@ -55,17 +59,19 @@ def knob_plots_of(studies: Sequence[tuple[KnobStudy, list[Run]]], folder: Path) 
         if numbers:
             drawn[study.experiment] += 1
             name = _numbered(drawn[study.experiment], f"{study.experiment}.png")
-            saved.append(_save(partial(knob_figure, study, numbers), folder / name))
+            saved.append(_save(partial(knob_figure, study, numbers), folder / name, _summaries(runs)))
     return saved
 
 
 def graph_plots_of(comparisons: Sequence[list[Run]], folder: Path) -> list[Plot]:
     """Save the plot of every comparison of graph modes in `folder`."""
-    saved = []
-    for number, runs in enumerate(comparisons, start=1):
-        words = ("What a graph mode saves", "graph mode", "time of a round over eager's")
-        draw = partial(number_over_knob, plotted_times(runs), *words, even=1.0)
-        saved.append(_save(draw, folder / _numbered(number, GRAPHS_PLOT)))
+    saved: list[Plot] = []
+    words = ("What a graph mode saves", "graph mode", "time of a round over eager's")
+    for runs in comparisons:
+        numbers = plotted_times(runs)
+        if len({each.place for each in numbers}) > 1:
+            path = folder / _numbered(len(saved) + 1, GRAPHS_PLOT)
+            saved.append(_save(partial(number_over_knob, numbers, *words, even=1.0), path, _summaries(runs)))
     return saved
 
 
@@ -76,46 +82,51 @@ def run_plots_of(summary: Summary, folder: Path) -> list[Plot]:
     folder.mkdir(parents=True, exist_ok=True)
     drafting = [plots.acceptance_by_position, plots.acceptance_by_category] if summary["num_draft_tokens"] else []
     drawings = [*drafting, plots.stage_times]
-    return [_save(partial(draw, summary), folder / f"{draw.__name__}.png") for draw in drawings]
+    return [_save(partial(draw, summary), folder / f"{draw.__name__}.png", [summary]) for draw in drawings]
 
 
 def overview_plots_of(overviews: Sequence[tuple[list[Compared], list[Cost]]], folder: Path) -> list[Plot]:
     """Save the plots of runs against one of them, and of their costs, in `folder`: one of each a set of runs."""
     from spec_lab.report import overview_plot
 
-    drawings: list[tuple[int, str, Callable[[], Figure]]] = []
+    drawings: list[Drawing] = []
     for number, (compared, costs) in enumerate(overviews, start=1):
         if compared:
-            drawings.append((number, LENGTHS_PLOT, partial(overview_plot.lengths_and_differences, compared)))
+            draw = partial(overview_plot.lengths_and_differences, compared)
+            drawings.append((number, LENGTHS_PLOT, draw, _summaries(row.run.run for row in compared)))
         if costs:
-            drawings.append((number, COST_PLOT, partial(overview_plot.cost_and_speedup, costs)))
-    return [_save(draw, folder / _numbered(number, name)) for number, name, draw in drawings]
+            draw = partial(overview_plot.cost_and_speedup, costs)
+            drawings.append((number, COST_PLOT, draw, _summaries(cost.run.run for cost in costs)))
+    return [_save(draw, folder / _numbered(number, name), of) for number, name, draw, of in drawings]
 
 
-def _drawings(
-    studies: Sequence[list[Point]], comparisons: Sequence[list[Cell]]
-) -> Iterator[tuple[int, str, Callable[[], Figure]]]:
-    """Yield number, file name, and what draws it. Matplotlib is imported only where there is something to draw."""
+def _drawings(studies: Sequence[list[Point]], comparisons: Sequence[list[Cell]]) -> Iterator[Drawing]:
+    """Yield number, file name, what draws it, what it is of. Matplotlib is imported only where something is drawn."""
     for number, points in enumerate(studies, start=1):
         from spec_lab.report.study_plot import acceptance_against_accuracy
 
-        yield number, STUDY_PLOT, partial(acceptance_against_accuracy, points)
+        yield number, STUDY_PLOT, partial(acceptance_against_accuracy, points), [point.summary for point in points]
     for number, cells in enumerate(comparisons, start=1):
         from spec_lab.report.drafter_plot import acceptance_against_draft_tokens, predicted_against_measured
 
-        yield number, ACCEPTANCE_PLOT, partial(acceptance_against_draft_tokens, cells)
+        of = [cell.summary for cell in cells if cell.is_finished]
+        yield number, ACCEPTANCE_PLOT, partial(acceptance_against_draft_tokens, cells), of
         if any(cell.predicted_speedup is not None and cell.drafter not in BOUNDS for cell in cells):
-            yield number, SPEEDUP_PLOT, partial(predicted_against_measured, cells)
+            yield number, SPEEDUP_PLOT, partial(predicted_against_measured, cells), of
 
 
 def _numbered(number: int, name: str) -> str:
     return name if number == 1 else f"{number}-{name}"
 
 
-def _save(draw: Callable[[], Figure], path: Path) -> Plot:
+def _summaries(runs: Iterable[Run]) -> list[Summary]:
+    return [run.summary for run in runs]
+
+
+def _save(draw: Callable[[], Figure], path: Path, of: Sequence[Summary]) -> Plot:
     picture = io.BytesIO()
     try:
-        draw().savefig(picture, format="png", dpi=160)
+        signed(draw(), of).savefig(picture, format="png", dpi=160, bbox_inches="tight")
         replace_bytes(path, picture.getvalue())
     except OSError as error:
         return Plot(path, f"plot not saved: {path} ({error.strerror or describe_error(error)})")

@@ -16,7 +16,7 @@ from spec_lab.record.answer_metrics import accuracy_change, answers_cut
 from spec_lab.record.reading import read_all_request_rows
 from spec_lab.record.row_schema import RequestRow
 from spec_lab.record.runs import Run
-from spec_lab.record.schema import Accuracy, AccuracyChange
+from spec_lab.record.schema import Accuracy, AccuracyChange, Summary
 from spec_lab.record.wording import ABSENT, number, percent
 from spec_lab.report.bootstrap import Interval, bootstrap_acceptance_length
 from spec_lab.report.cells import accuracy_cell, interval_cell
@@ -46,6 +46,7 @@ class Point:
         equal_to_strict: share of outputs that are strict's, token by token.
         thinking_tokens: mean of a request.
         hits_per_1000_tokens: accepted drafts that were not the argmax, of the tokens emitted in rounds.
+        summary: of the run.
     """
 
     rule: str
@@ -58,6 +59,7 @@ class Point:
     equal_to_strict: float
     thinking_tokens: float | None
     hits_per_1000_tokens: float | None
+    summary: Summary
 
     @property
     def is_strict(self) -> bool:
@@ -119,7 +121,7 @@ def _read_points(strict: Run, lossy: Sequence[Run]) -> tuple[list[Point], list[s
 
 
 def format_study(points: Sequence[Point]) -> str:
-    """Write the table, a line a point."""
+    """Write of which drafter and pruning it is, and the table, a line a point."""
     header = [
         "K", "rule", "acceptance length", "accuracy", "difference to strict", "lost", "gained", "thinking tokens",
         "equal to strict", "relaxed hits a 1000 tokens",
@@ -137,7 +139,14 @@ def format_study(points: Sequence[Point]) -> str:
         ]
         for point in points
     ]
-    return f"{format_table(header, body, left=('rule',), num_keys=2)}\n\n{paragraph(NOTE)}"
+    table = format_table(header, body, left=("rule",), num_keys=2)
+    return "\n\n".join([f"What lossy acceptance costs and brings: {subject_of(points)}", table, paragraph(NOTE)])
+
+
+def subject_of(points: Sequence[Point]) -> str:
+    """Say what the points share: `drafter=eagle3, prune=catchup`."""
+    choices = points[0].summary["choices"] if points else {}
+    return ", ".join(f"{group}={choices[group]}" for group in ("target", "drafter", "prune") if group in choices)
 
 
 def _check_prompts(run: Run, rows: Sequence[RequestRow], strict: Run, strict_rows: Sequence[RequestRow]) -> None:
@@ -166,6 +175,7 @@ def _point(run: Run, rows: Sequence[RequestRow], strict_rows: Sequence[RequestRo
         equal_to_strict=num_equal / len(rows),
         thinking_tokens=None if thinking is None else thinking["mean_tokens"],
         hits_per_1000_tokens=None if relaxed is None else relaxed["per_1000_tokens"],
+        summary=summary,
     )
 
 

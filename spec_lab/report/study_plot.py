@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from itertools import cycle
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from spec_lab.report.plots import PALETTE, open_figure
-from spec_lab.report.study import Point
+from spec_lab.report.plots import PALETTE, open_figure, spread
+from spec_lab.report.study import Point, subject_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -59,7 +59,9 @@ def acceptance_against_accuracy(points: Sequence[Point]) -> Figure:
             axes.margins(x=0.1)
         panels[0].set_ylabel("answers right")
         _add_legend(figure, panels[0], shown, list(families), looks)
-        figure.suptitle("What lossy acceptance brings and costs, 95 % intervals", x=0.01, ha="left")
+        figure.suptitle(
+            f"What lossy acceptance brings and costs, 95 % intervals: {subject_of(points)}", x=0.01, ha="left"
+        )
     return figure
 
 
@@ -94,7 +96,7 @@ def _draw_series(axes: Axes, series: Sequence[Point], looks: Mapping[str, Look])
             length.value,
             value,
             yerr=([value - low], [high - value]),
-            xerr=([length.value - length.low], [length.high - length.value]),
+            xerr=spread(length.value, length.low, length.high),
             fmt="none",
             ecolor="0.45" if point.is_strict else look.colour,
             alpha=0.6,

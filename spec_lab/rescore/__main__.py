@@ -1,6 +1,7 @@
 """`python -m spec_lab.rescore FOLDER RULE...`: what other rules would have accepted in a recorded run.
 
-The run must have kept its verify rows (record.topk=16). Rules that draw cannot be judged again. No model is run.
+The run must have kept its verify rows (record.topk=16). Rules that draw, or are made from the parts of a run,
+cannot judge again. No model is run.
 
   python -m spec_lab.rescore outputs/RUN acceptance=strict
   python -m spec_lab.rescore outputs/RUN acceptance=relaxed_thinking acceptance.topk=3,10 acceptance.delta=0.2,0.4

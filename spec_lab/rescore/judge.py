@@ -17,13 +17,13 @@ import torch
 from spec_lab.acceptance.emit import leading
 from spec_lab.acceptance.phase import ThinkingMarkers
 from spec_lab.acceptance.standing import DraftStanding
-from spec_lab.assembly.rules_loader import RuleContext, build_deterministic_rule
-from spec_lab.config import AcceptanceConfig
 from spec_lab.core.types import Request
 from spec_lab.errors import UserError
+from spec_lab.menu.config import AcceptanceConfig
 from spec_lab.record.reading import read_request_rows
 from spec_lab.record.sinks import REQUESTS_FILE
 from spec_lab.rescore.verify_rows import VERIFY_ROWS_FILE, VerifyRows, load_verify_rows
+from spec_lab.wiring.rules import RuleContext, build_deterministic_rule
 
 Indices = np.ndarray[Any, Any]
 
@@ -35,7 +35,7 @@ def rescore(folder: Path, options: AcceptanceConfig, extensions: Sequence[str] =
 
     Raises:
         UserError: the run kept no verify rows (`record.topk`) or too few a row, its files are broken, or the rule
-            draws.
+            has no `judge`.
     """
     rows = load_verify_rows(folder)
     return rescore_rows(rows, read_prompts(folder, rows), options, extensions)

@@ -9,8 +9,8 @@ from typing import Any
 
 from spec_lab.cli.nearest import hint, nearest
 from spec_lab.cli.yaml_file import read_yaml
-from spec_lab.config import Choice
 from spec_lab.errors import UserError
+from spec_lab.menu.choices import Choice
 from spec_lab.record.scalars import scalar_paths
 from spec_lab.sweep.command import fixed_overrides
 from spec_lab.sweep.library import load_library, quiet

@@ -11,9 +11,9 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from spec_lab.cli.compose import compose_run
 from spec_lab.cli.ending import EXIT_CODES, print_refusal
 from spec_lab.cli.folder import sweep_place
-from spec_lab.compatibility.run import refuse
-from spec_lab.config import RunConfig
 from spec_lab.errors import UserError
+from spec_lab.menu.config import RunConfig
+from spec_lab.menu.refusals.run import admit
 from spec_lab.sweep.file import RUN_CAP, SearchMethod, read_sweep_file
 from spec_lab.sweep.search import Search, Tried
 from spec_lab.sweep.session import Sweep
@@ -66,7 +66,7 @@ def _preview_one(sweep: Sweep, number: int, parameters: dict[str, Any]) -> bool:
     print(f"[{number + 1}] {' '.join(overrides)}")
     try:
         config, _ = compose_run(overrides)
-        refuse(config)
+        admit(config)
     except UserError as error:
         print_refusal(error)
         return True

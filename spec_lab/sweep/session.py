@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from spec_lab.assembly.loggers import join_sweep
 from spec_lab.cli.compose import compose_run
 from spec_lab.cli.ending import print_refusal
 from spec_lab.cli.folder import close_sweep, display, find_ended, folder_name, make_output_dir
@@ -15,6 +14,7 @@ from spec_lab.cli.job import Job, JobOutcome, run_job
 from spec_lab.cli.mixed import MixNote
 from spec_lab.cli.sweep_lock import SweepLock
 from spec_lab.errors import UserError
+from spec_lab.options.loggers import join_sweep
 from spec_lab.record.reading import read_summary
 from spec_lab.record.scalars import scalar
 from spec_lab.sweep.command import as_overrides

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from spec_lab.models.config import ModelConfig
+from spec_lab.checkpoints.config import ModelConfig
 from spec_lab.train.checkpoint import load_drafter, save_drafter
 from spec_lab.train.decoder import TrainableDecoder, compile_on_gpu
 from spec_lab.train.drafter import DrafterDescription, DraftMatcher, TrainingTask

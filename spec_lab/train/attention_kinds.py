@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from spec_lab.models.plan import LayerPlan
+from spec_lab.checkpoints.plan import LayerPlan
 from spec_lab.train.layers import (
     AttentionShape,
     HeadsAttention,

@@ -11,10 +11,10 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from spec_lab.assembly.drafters.trained import ZOO
-from spec_lab.bounds import out_of_bounds
-from spec_lab.compatibility.names import refuse_output_dir
 from spec_lab.errors import UserError
+from spec_lab.menu.bounds import out_of_bounds
+from spec_lab.menu.refusals.names import refuse_output_dir
+from spec_lab.options.shipped import ZOO
 from spec_lab.train.config import TrainConfig
 from spec_lab.train.fitting import Fitting, TargetSizes
 from spec_lab.train.module_config import OptimisationConfig

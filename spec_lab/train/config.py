@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 from omegaconf import MISSING
 
-from spec_lab.config import knob
 from spec_lab.corpus.example import SPECIAL_TOKENS
+from spec_lab.menu.config import knob
 from spec_lab.train.drafter_config import DrafterChoice, DrafterTrainingConfig
 from spec_lab.train.module_config import MAX_LENGTH, MAX_VOCAB_SIZE
 from spec_lab.train.target_config import NewTargetConfig, TargetChoice

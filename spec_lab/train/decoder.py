@@ -16,9 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from spec_lab.models.config import ModelConfig
-from spec_lab.models.families.table import read_decoder
-from spec_lab.models.plan import LayerPlan
+from spec_lab.checkpoints.config import ModelConfig
+from spec_lab.checkpoints.families.table import read_decoder
+from spec_lab.checkpoints.plan import LayerPlan
 from spec_lab.train.attention_kinds import attend, attention_of, rotation_of
 from spec_lab.train.data import next_token_loss
 from spec_lab.train.delta_net import TrainableDeltaNet

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from spec_lab.models.checkpoint import run_dtype
+from spec_lab.checkpoints.checkpoint import run_dtype
 
 
 def as_saved(tensors: Mapping[str, Tensor], zero_centred: bool) -> dict[str, Tensor]:

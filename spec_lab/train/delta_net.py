@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from spec_lab.models.delta_sizes import DeltaNetSizes
+from spec_lab.checkpoints.delta_sizes import DeltaNetSizes
 from spec_lab.models.delta_steps import L2_EPS
 from spec_lab.train.layers import TrainableRMSNorm
 

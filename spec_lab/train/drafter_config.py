@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 from omegaconf import MISSING
 
-from spec_lab.config import knob
 from spec_lab.corpus.example import SPECIAL_TOKENS
+from spec_lab.menu.config import knob
 from spec_lab.train.module_config import (
     MAX_VOCAB_SIZE,
     LayerConfig,

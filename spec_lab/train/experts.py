@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from spec_lab.models.expert_sizes import ExpertSizes
+from spec_lab.checkpoints.expert_sizes import ExpertSizes
 from spec_lab.train.layers import INITIAL_STD, SwiGLU
 
 BIAS_STEP = 1e-3

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from spec_lab.models.config import ModelConfig
-from spec_lab.models.plan import LayerPlan
+from spec_lab.checkpoints.config import ModelConfig
+from spec_lab.checkpoints.plan import LayerPlan
 from spec_lab.train.attention_kinds import rotation_of
 from spec_lab.train.decoder import KeysValues, TrainableDecoder
 from spec_lab.train.layers import GatedGELU, Rotation, TrainableRMSNorm, split_heads

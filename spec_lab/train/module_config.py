@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from spec_lab.config import knob
+from spec_lab.menu.config import knob
 
 MAX_LENGTH = 2048
 """Positions of a target that is trained here."""

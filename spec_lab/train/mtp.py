@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from spec_lab.checkpoints.plan import LayerPlan
 from spec_lab.errors import UserError
-from spec_lab.models.plan import LayerPlan
 from spec_lab.train.attention_kinds import LatentSelfAttention, attention_of, rotation_of
 from spec_lab.train.chain import unroll_chain
 from spec_lab.train.decoder import mlp_of
@@ -51,7 +51,7 @@ Shape = TypeVar("Shape", bound=ModuleShape)
 
 @dataclass(frozen=True, slots=True)
 class PlannedShape:
-    """A module whose layer is planned as a target's is (`spec_lab.models.plan`)."""
+    """A module whose layer is planned as a target's is (`spec_lab.checkpoints.plan`)."""
 
     plan: LayerPlan
     hidden_size: int

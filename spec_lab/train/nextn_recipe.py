@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from spec_lab.models.mtp_layouts import DEEPSEEK, QWEN3_NEXT, MtpLayout
+from spec_lab.checkpoints.mtp_layouts import DEEPSEEK, QWEN3_NEXT, MtpLayout
 from spec_lab.train.checkpoint import load_drafter, save_config
 from spec_lab.train.decoder import TrainableDecoder, compile_on_gpu, products_in_tf32
 from spec_lab.train.decoder_checkpoint import as_saved, from_saved, in_saved_dtype

@@ -1,6 +1,6 @@
 """The drafters that can be trained: a row for each, with its schema, what trains it, and what it has to fit.
 
-Imports no torch: what trains a drafter is named, and imported when it is asked for.
+Imports no torch: what trains a drafter is imported when it is asked for.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from spec_lab.assembly.deferred import Deferred
 from spec_lab.train.config import TrainConfig
 from spec_lab.train.drafter_config import (
     AssistantTrainingConfig,
@@ -83,36 +82,91 @@ class TargetTrainingOption:
     refusals: tuple[Callable[[Any], str | None], ...] = ()
 
 
+def target_recipe(options: Any) -> NewTarget:
+    """Make what trains such a target."""
+    from spec_lab.train.target import TargetRecipe
+
+    return TargetRecipe(options)
+
+
+def eagle3_recipe(options: Any) -> DrafterRecipe:
+    """Make what trains such a drafter."""
+    from spec_lab.train.eagle3_recipe import Eagle3Recipe
+
+    return Eagle3Recipe(options)
+
+
+def mtp_recipe(options: Any) -> DrafterRecipe:
+    """Make what trains such a drafter."""
+    from spec_lab.train.mtp_recipe import MtpRecipe
+
+    return MtpRecipe(options)
+
+
+def frozen_kv_recipe(options: Any) -> DrafterRecipe:
+    """Make what trains such a drafter."""
+    from spec_lab.train.frozen_kv_recipe import FrozenKVRecipe
+
+    return FrozenKVRecipe(options)
+
+
+def draft_model_recipe(options: Any) -> DrafterRecipe:
+    """Make what trains such a drafter."""
+    from spec_lab.train.draft_model_recipe import DraftModelRecipe
+
+    return DraftModelRecipe(options)
+
+
+def nextn_recipe(options: Any) -> DrafterRecipe:
+    """Make what trains such a drafter."""
+    from spec_lab.train.nextn_recipe import NextnRecipe
+
+    return NextnRecipe(options)
+
+
+def assistant_recipe(options: Any) -> DrafterRecipe:
+    """Make what trains such a drafter."""
+    from spec_lab.train.assistant_recipe import AssistantRecipe
+
+    return AssistantRecipe(options)
+
+
+def decoder_recipe(options: Any) -> NewTarget:
+    """Make what trains such a target."""
+    from spec_lab.train.decoder_recipe import DecoderRecipe
+
+    return DecoderRecipe(options)
+
+
 QWEN3_DRAFTERS = ("eagle3", "mtp_eagle", "mtp_vanilla", "frozen_kv", "draft_model")
-DECODER_RECIPE = Deferred("spec_lab.train.decoder_recipe", "DecoderRecipe")
 
 TARGETS: tuple[TargetTrainingOption, ...] = (
     TargetTrainingOption(name="shipped", schema=ShippedTarget, drafters=QWEN3_DRAFTERS),
     TargetTrainingOption(
         name="pocket",
         schema=PocketTrainingConfig,
-        recipe=Deferred("spec_lab.train.target", "TargetRecipe"),
+        recipe=target_recipe,
         drafters=QWEN3_DRAFTERS,
         refusals=(target_heads,),
     ),
     TargetTrainingOption(
         name="pocket_hybrid",
         schema=PocketHybridTrainingConfig,
-        recipe=DECODER_RECIPE,
+        recipe=decoder_recipe,
         drafters=("nextn",),
         refusals=(target_heads, delta_heads),
     ),
     TargetTrainingOption(
         name="pocket_gemma",
         schema=PocketGemmaTrainingConfig,
-        recipe=DECODER_RECIPE,
+        recipe=decoder_recipe,
         drafters=("assistant",),
         refusals=(target_heads, owned_layers),
     ),
     TargetTrainingOption(
         name="pocket_moe",
         schema=PocketMoeTrainingConfig,
-        recipe=DECODER_RECIPE,
+        recipe=decoder_recipe,
         drafters=("nextn",),
         refusals=(chosen_experts,),
     ),
@@ -123,40 +177,38 @@ DRAFTERS: tuple[DrafterTrainingOption, ...] = (
     DrafterTrainingOption(
         name="eagle3",
         schema=Eagle3TrainingConfig,
-        recipe=Deferred("spec_lab.train.eagle3_recipe", "Eagle3Recipe"),
+        recipe=eagle3_recipe,
         refusals=(heads, taps, draft_vocabulary),
     ),
     DrafterTrainingOption(
         name="mtp_eagle",
         schema=MtpEagleTrainingConfig,
-        recipe=Deferred("spec_lab.train.mtp_recipe", "MtpRecipe"),
+        recipe=mtp_recipe,
         refusals=(heads, unrolled_steps, measured_drafts),
     ),
     DrafterTrainingOption(
         name="mtp_vanilla",
         schema=MtpVanillaTrainingConfig,
-        recipe=Deferred("spec_lab.train.mtp_recipe", "MtpRecipe"),
+        recipe=mtp_recipe,
         refusals=(heads, unrolled_steps, measured_drafts),
     ),
     DrafterTrainingOption(
         name="frozen_kv",
         schema=FrozenKvTrainingConfig,
-        recipe=Deferred("spec_lab.train.frozen_kv_recipe", "FrozenKVRecipe"),
+        recipe=frozen_kv_recipe,
         refusals=(width, kv_sources),
     ),
     DrafterTrainingOption(
         name="draft_model",
         schema=DraftModelTrainingConfig,
-        recipe=Deferred("spec_lab.train.draft_model_recipe", "DraftModelRecipe"),
+        recipe=draft_model_recipe,
         refusals=(heads, width),
     ),
-    DrafterTrainingOption(
-        name="nextn", schema=NextnTrainingConfig, recipe=Deferred("spec_lab.train.nextn_recipe", "NextnRecipe")
-    ),
+    DrafterTrainingOption(name="nextn", schema=NextnTrainingConfig, recipe=nextn_recipe),
     DrafterTrainingOption(
         name="assistant",
         schema=AssistantTrainingConfig,
-        recipe=Deferred("spec_lab.train.assistant_recipe", "AssistantRecipe"),
+        recipe=assistant_recipe,
         refusals=(width, assistant_heads),
     ),
 )

@@ -11,8 +11,8 @@ from typing import Any
 
 from safetensors import SafetensorError
 
+from spec_lab.checkpoints.json_input import parse_json
 from spec_lab.errors import UserError, is_out_of_memory
-from spec_lab.models.json_input import parse_json
 
 BROKEN = (
     *(OSError, EOFError, ValueError, TypeError, LookupError, RuntimeError, pickle.UnpicklingError, SafetensorError),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from spec_lab.config import knob
+from spec_lab.menu.config import knob
 from spec_lab.train.module_config import (
     MAX_LENGTH,
     LayerConfig,

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from spec_lab.checkpoints.json_input import ConfigFields, read_json
 from spec_lab.corpus.example import Form
 from spec_lab.errors import UserError, describe_error, one_line
-from spec_lab.models.json_input import ConfigFields, read_json
 from spec_lab.workloads.time_limit import time_limit
 
 # A template that does its work is done within milliseconds, and adds a few lines to the prompt.

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from spec_lab.checkpoints.json_input import parse_json
 from spec_lab.errors import UserError
-from spec_lab.models.json_input import parse_json
 from spec_lab.workloads.unusable import UnusablePrompt
 
 

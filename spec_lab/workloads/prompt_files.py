@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from spec_lab.config import Unusable, WorkloadConfig
+from spec_lab.checkpoints.json_input import is_integer
 from spec_lab.corpus.example import Form
 from spec_lab.errors import UserError
-from spec_lab.models.json_input import is_integer
+from spec_lab.menu.choices import Unusable
+from spec_lab.menu.config import WorkloadConfig
 from spec_lab.workloads.json_lines import TextLine, json_object, text_lines
 from spec_lab.workloads.unusable import UnusablePrompt, keep_usable
 

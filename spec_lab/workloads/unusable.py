@@ -6,8 +6,8 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
-from spec_lab.config import Unusable
 from spec_lab.errors import UserError, one_line
+from spec_lab.menu.choices import Unusable
 
 Item = TypeVar("Item")
 Made = TypeVar("Made")

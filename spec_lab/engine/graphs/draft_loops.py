@@ -13,7 +13,8 @@ from spec_lab.core.types import AttentionMetadata, DraftStep, Verification, Veri
 from spec_lab.engine.capture import GraphRecorder
 from spec_lab.engine.experts_read import ReadingStage
 from spec_lab.engine.graphs.captured import Bucket, CapturedMode
-from spec_lab.engine.round import DecodeRound, VerifyOutput
+from spec_lab.engine.parts import VerifyOutput
+from spec_lab.engine.round import DecodeRound
 
 
 class SeparateVerify(CapturedMode):
@@ -59,7 +60,7 @@ class SplitSeed(SeparateVerify):
 
     def _draft(self, bucket: Bucket, decode_round: DecodeRound, verified: VerifiedRound) -> Any:
         state = decode_round.catch_up(verified)
-        if decode_round.max_drafted < 2:
+        if decode_round.offers.max_drafted < 2:
             return decode_round.recur(state)
         return self._segment(bucket, decode_round, "recur", decode_round.recur)(state)
 
@@ -131,7 +132,7 @@ class StepReplay(SeparateVerify):
 
         # Records have the nodes of this graph under SGLang's word for the first step.
         inputs: StepInputs = self._segment(bucket, decode_round, "seed", first, stage="catchup")(verified)
-        for index in range(1, decode_round.max_drafted):
+        for index in range(1, decode_round.offers.max_drafted):
             inputs.column.fill_(index)
             if inputs.state.attention is not None:
                 rebuild(decode_round, inputs.state.attention)
@@ -147,8 +148,8 @@ class StepReplay(SeparateVerify):
 def first_step(decode_round: DecodeRound, verified: VerifiedRound) -> StepInputs:
     """Run the catch-up (or first) step, and make the buffers that the other steps go on with."""
     state = decode_round.catch_up(verified)
-    drafts = state.tokens.new_zeros((state.tokens.shape[0], decode_round.max_drafted))
-    if decode_round.max_drafted:
+    drafts = state.tokens.new_zeros((state.tokens.shape[0], decode_round.offers.max_drafted))
+    if decode_round.offers.max_drafted:
         drafts[:, 0] = state.tokens
     return StepInputs(state, torch.zeros(1, dtype=torch.int64, device=drafts.device), drafts)
 

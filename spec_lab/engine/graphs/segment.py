@@ -10,7 +10,7 @@ import torch
 from spec_lab.core.results import GraphCounts
 from spec_lab.core.trees import copy_tensors, map_tensors
 from spec_lab.engine.capture import CapturedGraph, GraphRecorder
-from spec_lab.engine.round import Parts
+from spec_lab.engine.parts import Parts
 
 Inputs = TypeVar("Inputs")
 Outputs = TypeVar("Outputs")

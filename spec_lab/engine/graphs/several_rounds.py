@@ -86,6 +86,7 @@ def one_after_another(rounds: Sequence[Verification]) -> Verification:
         num_thinking=_join([verification.num_thinking for verification in rounds]),
         num_offered=_join([verification.num_offered for verification in rounds]),
         num_drafted=_join([verification.num_drafted for verification in rounds]),
+        distance=_join([verification.distance for verification in rounds]),
     )
 
 

@@ -1,1 +1,0 @@
-"""The drafters: for each a module with its row, its keys and what it refuses, beside the one that loads it."""

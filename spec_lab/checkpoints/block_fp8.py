@@ -1,0 +1,77 @@
+"""fp8 matrices with a scale for each block: dequantised when they are read, or kept; `quantization` says which."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from spec_kernels.block_fp8_reference import BLOCK_SIZE
+from spec_lab.checkpoints.checkpoint_files import BlockScales, StoredTensor
+from spec_lab.checkpoints.json_input import read_json
+from spec_lab.checkpoints.keep_fp8 import is_product, of_each_row
+from spec_lab.checkpoints.quantization import SCALES_SUFFIX, Block, read_block, scales_shape
+from spec_lab.errors import UserError
+
+
+def with_scales(stored: Mapping[str, StoredTensor], folder: Path) -> dict[str, StoredTensor]:
+    """Give every fp8 matrix its scales, which then are no tensors of their own.
+
+    Raises:
+        UserError: scales that config.json does not tell of, or that do not fit their matrix.
+    """
+    result = dict(stored)
+    scaled = {
+        name: result.pop(f"{name}{SCALES_SUFFIX}")
+        for name, tensor in stored.items()
+        if tensor.dtype == "F8_E4M3" and f"{name}{SCALES_SUFFIX}" in stored
+    }
+    if not scaled:
+        return result
+    source = folder / "config.json"
+    block = read_block(read_json(source), str(source))
+    if block is None:
+        first = next(iter(scaled))
+        raise UserError(f"{source}: has no quantization_config, but {first} and others have scales; fetch it again")
+    for name, scales in scaled.items():
+        shape = stored[name].shape
+        if len(shape) != 2 or scales.shape != scales_shape(shape, block):
+            raise UserError(
+                f"{scales.file}: {scales.name} is {list(scales.shape)}, which does not fit {list(shape)} in blocks of "
+                f"{list(block)}; take weights and config.json from the same checkpoint"
+            )
+        result[name] = replace(stored[name], scales=BlockScales(scales, block))
+    return result
+
+
+def with_products_as_stored(stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
+    """Leave the fp8 products of layers as they are in the file, and their scales beside them, as `keep_fp8` has both.
+
+    Raises:
+        UserError: blocks of a width that no kernel here has.
+    """
+    result: dict[str, StoredTensor] = {}
+    for name, tensor in stored.items():
+        result[name] = tensor
+        if tensor.scales is not None and is_product(name):
+            assert tensor.part is None, "a split target in e4m3 is refused"
+            block_rows, block_columns = tensor.scales.block
+            if block_columns != BLOCK_SIZE:
+                raise UserError(
+                    f"{tensor.file}: target.weight_dtype=fp8 keeps fp8 weights in blocks of {BLOCK_SIZE} inputs, "
+                    f"weight_block_size is {list(tensor.scales.block)}; use target.weight_dtype=auto"
+                )
+            form = partial(of_each_row, block_rows=block_rows, num_rows=tensor.shape[0])
+            result[name] = replace(tensor, scales=None, as_stored=True)
+            result[f"{name}{SCALES_SUFFIX}"] = replace(tensor.scales.tensor, form=form, in_float32=True)
+    return result
+
+
+def dequantised(weight: torch.Tensor, scales: torch.Tensor, block: Block) -> torch.Tensor:
+    """Multiply each block of an fp8 matrix [rows, columns] by its scale, in float32."""
+    rows, columns = weight.shape
+    of_rows = scales.float().repeat_interleave(block[0], dim=0)[:rows]
+    return weight.float() * of_rows.repeat_interleave(block[1], dim=1)[:, :columns]

@@ -1,0 +1,234 @@
+"""Reading the safetensors of a Hugging Face folder, single or sharded: names and shapes are checked before any data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+
+from spec_lab.checkpoints.block_fp8 import dequantised, with_products_as_stored, with_scales
+from spec_lab.checkpoints.checkpoint_files import INDEX_FILE, StoredTensor, checkpoint_files, few, opened, tensors_of
+from spec_lab.checkpoints.expert_checkpoint import with_stacked_experts
+from spec_lab.checkpoints.slices import WHOLE_TENSORS, Slices
+from spec_lab.errors import UserError
+
+FLOAT_DTYPES = ("F64", "F32", "F16", "BF16")
+# Whatever the run's dtype: what the first is added to lies closer together than bfloat16 can tell apart, and a state's
+# decay over thousands of rows hangs on the others (SGLang #20741).
+FLOAT32_TENSORS = (".e_score_correction_bias", ".A_log", ".dt_bias")
+
+
+def without_mtp(stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
+    """Return the trunk's tensors. A layer with an `eh_proj` is a module under DeepSeek's names; the other names say
+    it."""
+    suffix = "eh_proj.weight"
+    layers = tuple(name.removesuffix(suffix) for name in stored if name.endswith(f".{suffix}"))
+    prefixes = ("mtp.", "model.mtp_layers.", *layers)
+    return {name: tensor for name, tensor in stored.items() if not name.startswith(prefixes)}
+
+
+OwnTensors = Callable[[Mapping[str, StoredTensor]], dict[str, StoredTensor]]
+
+
+def load_tensors(
+    folder: Path,
+    wanted: Mapping[str, tuple[int, ...]],
+    dtype: torch.dtype,
+    device: torch.device | str,
+    optional: Collection[str] = (),
+    slices: Slices = WHOLE_TENSORS,
+    own: OwnTensors = without_mtp,
+    narrow: bool = False,
+) -> dict[str, torch.Tensor]:
+    """Read the wanted tensors of a checkpoint, of each what `slices` keep, cast to `dtype`, in the order of
+    `wanted`.
+
+    Ignored without a word: rotary buffers of old exports, an `lm_head.weight` equal to the embedding it is tied to, and
+    multi-token prediction modules, which stand beside the trunk and are a drafter's (`mtp_checkpoint`).
+
+    Args:
+        wanted: name -> shape of every tensor the model has.
+        optional: names among `wanted` that the checkpoint may lack; they are then absent from the result.
+        own: picks the model's tensors of all in the folder, and gives them the names of `wanted`.
+        narrow: fp8 products of layers stay so, with scales (`block_fp8.with_products_as_stored`).
+
+    Raises:
+        UserError: a missing, unreadable or incomplete file, or tensors missing, of another shape or not expected.
+    """
+    stored = own(stored_tensors(folder))
+    tied_head = None if "lm_head.weight" in wanted else stored.pop("lm_head.weight", None)
+    check_tensors(stored, wanted, optional, str(folder))
+    check_floating(stored, str(folder))
+    kept = {
+        name: replace(stored[name], part=slices.part(name, shape)) for name, shape in wanted.items() if name in stored
+    }
+    tensors = read_tensors(with_products_as_stored(kept) if narrow else kept, dtype, device)
+    if tied_head is not None:
+        _check_tied_head(tied_head, stored.get("model.embed_tokens.weight"))
+    return tensors
+
+
+def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
+    """Return every tensor of a checkpoint folder, from the file headers alone.
+
+    The scales of an fp8 matrix stand with it (`block_fp8`). A layer's experts are one tensor, whether the file has them
+    so or one by one (`expert_checkpoint`). Left out are the rotary buffers of old exports, and the indexers of
+    DeepSeek-V3.2's sparse attention, which runs here only as long as they would choose every key
+    (`ModelConfig.max_dense_positions`).
+    """
+    stored: dict[str, StoredTensor] = {}
+    for file, indexed_names in checkpoint_files(folder).items():
+        in_file = tensors_of(file)
+        absent = [name for name in indexed_names if name not in in_file]
+        if absent:
+            raise UserError(f"{file}: lacks {few(absent)} that {INDEX_FILE} places there; fetch the checkpoint again")
+        stored |= in_file
+    needed = {
+        name: tensor
+        for name, tensor in stored.items()
+        if not name.endswith("rotary_emb.inv_freq") and ".self_attn.indexer." not in name
+    }
+    return with_stacked_experts(with_scales(needed, folder))
+
+
+def check_tensors(
+    stored: Mapping[str, StoredTensor], wanted: Mapping[str, tuple[int, ...]], optional: Collection[str], source: str
+) -> None:
+    """Refuse a checkpoint whose tensors are not the wanted ones, in one line with everything that is wrong.
+
+    A tensor nobody wants is refused as well: in a supported family it means that the model was misread.
+    """
+    missing = [name for name in wanted if name not in stored and name not in optional]
+    unexpected = [name for name in stored if name not in wanted]
+    reshaped = [
+        f"{name} is {list(stored[name].shape)}, config.json says {list(shape)}"
+        for name, shape in wanted.items()
+        if name in stored and stored[name].shape != shape
+    ]
+    complaints = [("missing", missing), ("of another shape", reshaped), ("not expected", unexpected)]
+    found = [f"{len(names)} {kind}: {few(names)}" for kind, names in complaints if names]
+    if found:
+        raise UserError(
+            f"{source}: the tensors do not fit config.json ({'; '.join(found)}); "
+            "take both from the same checkpoint of a supported architecture"
+        )
+
+
+def check_floating(stored: Mapping[str, StoredTensor], source: str) -> None:
+    """Refuse weights that are neither plain floating point nor fp8 with scales: they would be read as wrong numbers."""
+    packed = [
+        f"{tensor.name} is {tensor.dtype}"
+        for whole in stored.values()
+        for tensor in (piece for expert in whole.stack or ((whole,),) for piece in expert)
+        if tensor.dtype not in FLOAT_DTYPES and tensor.scales is None
+    ]
+    if packed:
+        raise UserError(
+            f"{source}: quantized weights are not supported ({few(packed)}); "
+            "use the float16, bfloat16 or float32 checkpoint"
+        )
+
+
+def read_tensors(
+    stored: Mapping[str, StoredTensor], dtype: torch.dtype, device: torch.device | str
+) -> dict[str, torch.Tensor]:
+    """Read tensors from disk, each file opened once; floating tensors are cast to `dtype`, others keep theirs.
+
+    Those of `FLOAT32_TENSORS` are float32 whatever `dtype` is. Every tensor is copied: one that stays mapped to
+    its file would change, or fault, when training rewrites the file.
+
+    Raises:
+        UserError: a tensor with NaN or infinity, in the file or once cast: nothing a model says with it means anything.
+    """
+    tensors = _read_whole({key: tensor for key, tensor in stored.items() if not tensor.stack}, dtype, device)
+    for key, tensor in stored.items():
+        if tensor.stack:
+            tensors[key] = _read_stack(tensor, dtype, device)
+    return {key: tensors[key] for key in stored}
+
+
+def _read_stack(tensor: StoredTensor, dtype: torch.dtype, device: torch.device | str) -> torch.Tensor:
+    """Read the experts of one layer and put them together; no more than one layer's are in memory twice."""
+    pieces = _read_whole({piece.name: piece for expert in tensor.stack for piece in expert}, dtype, device)
+    return torch.stack([torch.cat([pieces[piece.name] for piece in expert]) for expert in tensor.stack])
+
+
+def _read_whole(
+    stored: Mapping[str, StoredTensor], dtype: torch.dtype, device: torch.device | str
+) -> dict[str, torch.Tensor]:
+    tensors: dict[str, torch.Tensor] = {}
+    for file in dict.fromkeys(tensor.file for tensor in stored.values()):
+        with opened(file) as handle:
+            for key, tensor in stored.items():
+                if tensor.file == file:
+                    value = _read(handle, tensor)
+                    kept_dtype = value.dtype if tensor.as_stored else _dtype_in_memory(key, value, dtype)
+                    kept_dtype = torch.float32 if tensor.in_float32 else kept_dtype
+                    made = value if tensor.form is None else tensor.form(value)
+                    tensors[key] = made.to(device=device, dtype=kept_dtype, copy=True)
+                    if not is_finite(tensors[key]):
+                        raise _not_finite(tensor, value, kept_dtype)
+    return tensors
+
+
+def _dtype_in_memory(name: str, value: torch.Tensor, dtype: torch.dtype) -> torch.dtype:
+    if not value.is_floating_point():
+        return value.dtype
+    return run_dtype(name, dtype)
+
+
+def run_dtype(name: str, dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype that the tensor `name` has in a model of `dtype`."""
+    return torch.float32 if name.endswith(FLOAT32_TENSORS) else dtype
+
+
+def is_finite(tensor: torch.Tensor) -> bool:
+    """Tell whether no value is NaN or infinite, in one pass on the device, without a second tensor of its size."""
+    if not tensor.is_floating_point() or tensor.numel() == 0:
+        return True
+    if tensor.dtype is torch.float8_e4m3fn:
+        return not bool((tensor.view(torch.uint8) & 0x7F == 0x7F).any())  # NaN, in a type without infinity
+    least, most = torch.aminmax(tensor)  # NaN goes through
+    return bool(torch.isfinite(least) & torch.isfinite(most))
+
+
+def _read(handle: safe_open, tensor: StoredTensor) -> torch.Tensor:
+    file: Any = handle  # safetensors has no annotations
+    value: torch.Tensor
+    if tensor.scales is not None:
+        value = dequantised(file.get_tensor(tensor.name), _scales(handle, tensor), tensor.scales.block)
+        return value if tensor.part is None else value[tensor.part]
+    value = file.get_tensor(tensor.name) if tensor.part is None else file.get_slice(tensor.name)[tensor.part]
+    return value
+
+
+def _scales(handle: safe_open, tensor: StoredTensor) -> torch.Tensor:
+    """Read the scales of an fp8 matrix, which an index may have placed in another file than the matrix."""
+    assert tensor.scales is not None
+    stored = tensor.scales.tensor
+    if stored.file == tensor.file:
+        return _read(handle, stored)
+    with opened(stored.file) as other:
+        return _read(other, stored)
+
+
+def _not_finite(tensor: StoredTensor, value: torch.Tensor, dtype: torch.dtype) -> UserError:
+    name = str(dtype).removeprefix("torch.")
+    if is_finite(value):
+        return UserError(f"{tensor.file}: {tensor.name} is too large for dtype={name}; use dtype=bfloat16 or float32")
+    return UserError(f"{tensor.file}: {tensor.name} has NaN or infinite values; fetch the file again, or train anew")
+
+
+def _check_tied_head(head: StoredTensor, embedding: StoredTensor | None) -> None:
+    """transformers 4 ties over a stored head, transformers 5 keeps one that differs: refuse rather than choose."""
+    stored = {"head": head} | ({"embedding": embedding} if embedding else {})
+    tensors = read_tensors(stored, torch.float32, "cpu")
+    if embedding is None or not torch.equal(tensors["head"], tensors["embedding"]):
+        raise UserError(
+            f"{head.file.parent}: config.json ties lm_head to the embedding, but the checkpoint has another "
+            "lm_head.weight; set tie_word_embeddings to false there, or drop the tensor"
+        )

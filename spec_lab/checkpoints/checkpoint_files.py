@@ -1,0 +1,120 @@
+"""The files of a checkpoint folder, single or sharded, and where in them each tensor lies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from spec_lab.checkpoints.json_input import ConfigFields, read_json, shown
+from spec_lab.checkpoints.quantization import Block
+from spec_lab.checkpoints.slices import Part
+from spec_lab.errors import UserError
+
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """The place of a tensor on disk.
+
+    Attributes:
+        shape: of the whole tensor.
+        dtype: the safetensors code, as BF16.
+        part: what is read of it; None is all.
+        stack: the tensors that it is made of, where the file has one for each expert: those of an expert one above the
+            other, the experts behind one another.
+        scales: of the blocks of an fp8 matrix; None where the numbers stand for themselves.
+        form: what is made of it once it is read; `shape` is what comes of it. None is nothing.
+        in_float32: what comes of it stays so, whatever the run's dtype.
+        as_stored: it keeps the file's dtype.
+    """
+
+    file: Path
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    part: Part | None = None
+    stack: tuple[tuple[StoredTensor, ...], ...] = ()
+    scales: BlockScales | None = None
+    form: Callable[[torch.Tensor], torch.Tensor] | None = None
+    in_float32: bool = False
+    as_stored: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class BlockScales:
+    """The place of the scales of an fp8 matrix, one a block of `block` rows and columns."""
+
+    tensor: StoredTensor
+    block: Block
+
+
+def checkpoint_files(folder: Path) -> dict[Path, list[str]]:
+    """Return the files of a checkpoint, each with the names the index places in it (none for a single file)."""
+    if (folder / SINGLE_FILE).exists():
+        return {folder / SINGLE_FILE: []}
+    index = folder / INDEX_FILE
+    if not index.exists():
+        raise UserError(_no_weights(folder))
+    weight_map = ConfigFields(read_json(index), str(index)).object("weight_map")
+    if not weight_map:
+        raise UserError(f"{index}: has no weight_map; fetch the file again")
+    files: dict[Path, list[str]] = {}
+    for name, file in weight_map.items():
+        if not isinstance(file, str) or Path(file).name != file or "\0" in file:
+            raise UserError(f"{index}: weight_map must name plain files beside it, names {shown(file)}; fetch it again")
+        files.setdefault(folder / file, []).append(name)
+    missing = [file.name for file in files if not file.exists()]
+    if missing:
+        raise UserError(f"{index}: names shards that are not there ({few(missing)}); fetch them into {folder}")
+    return files
+
+
+def _no_weights(folder: Path) -> str:
+    if not folder.is_dir():
+        return f"{folder}: no such folder; give one with config.json and {SINGLE_FILE}"
+    if any(folder.glob("pytorch_model*.bin")):
+        return (
+            f"{folder}: holds pytorch_model.bin only; convert it to {SINGLE_FILE} "
+            "(torch.load(..., weights_only=True), then safetensors.torch.save_file)"
+        )
+    others = sorted(file.name for file in folder.glob("*.safetensors"))
+    if others:
+        return f"{folder}: has {few(others)}, not {SINGLE_FILE} or {INDEX_FILE}; rename the file or fetch the index"
+    return f"{folder}: has neither {SINGLE_FILE} nor {INDEX_FILE}; fetch the weights in safetensors format"
+
+
+def tensors_of(file: Path) -> dict[str, StoredTensor]:
+    """Return every tensor of one file, from its header."""
+    tensors: dict[str, StoredTensor] = {}
+    with opened(file) as handle:
+        for name in sorted(handle.keys()):
+            if not name.isprintable():
+                raise _unreadable(file, f"it names a tensor {shown(name)}")
+            part = handle.get_slice(name)
+            tensors[name] = StoredTensor(file, name, tuple(part.get_shape()), part.get_dtype())
+    return tensors
+
+
+def opened(file: Path) -> safe_open:
+    """Open the file, whose tensors are read when they are asked for."""
+    try:
+        return safe_open(file, framework="pt", device="cpu")
+    except (SafetensorError, OSError) as error:
+        raise _unreadable(file, " ".join(str(error).split())) from error
+
+
+def _unreadable(file: Path, reason: str) -> UserError:
+    return UserError(f"{file}: truncated, corrupt or no safetensors file ({reason}); fetch it again")
+
+
+def few(names: Iterable[str], limit: int = 4) -> str:
+    """Name the first few of a list, and how many more there are, for an error of one line."""
+    listed = list(names)
+    more = f" and {len(listed) - limit} more" if len(listed) > limit else ""
+    return ", ".join(listed[:limit]) + more

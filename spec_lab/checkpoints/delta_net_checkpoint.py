@@ -1,0 +1,64 @@
+"""The tensors of a gated delta net as checkpoints store them, in two layouts. The lab's layers read Qwen3.5's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+
+import torch
+
+from spec_lab.checkpoints.checkpoint_files import StoredTensor
+from spec_lab.checkpoints.delta_sizes import DeltaNetSizes
+
+
+def delta_net_tensor_shapes(sizes: DeltaNetSizes, hidden_size: int) -> dict[str, tuple[int, ...]]:
+    """Name and shapes of the tensors below `linear_attn.`, as Qwen3.5 has them."""
+    return {
+        "in_proj_qkv.weight": (sizes.conv_size, hidden_size),
+        "in_proj_z.weight": (sizes.value_size, hidden_size),
+        "in_proj_b.weight": (sizes.num_value_heads, hidden_size),
+        "in_proj_a.weight": (sizes.num_value_heads, hidden_size),
+        "conv1d.weight": (sizes.conv_size, 1, sizes.kernel_size),
+        "A_log": (sizes.num_value_heads,),
+        "dt_bias": (sizes.num_value_heads,),
+        "norm.weight": (sizes.value_head_dim,),
+        "out_proj.weight": (hidden_size, sizes.value_size),
+    }
+
+
+def ungrouped(stored: Mapping[str, StoredTensor], prefix: str, sizes: DeltaNetSizes) -> dict[str, StoredTensor]:
+    """Return the tensors with those of one layer below `prefix` (ending in `linear_attn.`) in Qwen3.5's layout.
+
+    Qwen3-Next lays the rows of a key head together: its query, its key, the values and the gates of its value heads;
+    and likewise strength and time step of these. A tensor with another number of rows stays as it is, which is refused.
+    """
+    group = sizes.num_value_heads // sizes.num_key_heads
+    values = group * sizes.value_head_dim
+    layouts: dict[str, tuple[tuple[int, ...], dict[str, tuple[int, ...]]]] = {
+        "in_proj_qkvz.weight": (
+            (sizes.key_head_dim, sizes.key_head_dim, values, values),
+            {"in_proj_qkv.weight": (0, 1, 2), "in_proj_z.weight": (3,)},
+        ),
+        "in_proj_ba.weight": ((group, group), {"in_proj_b.weight": (0,), "in_proj_a.weight": (1,)}),
+    }
+    result = dict(stored)
+    for name, (rows, targets) in layouts.items():
+        grouped = stored.get(prefix + name)
+        if grouped is None or grouped.shape[0] != sizes.num_key_heads * sum(rows):
+            continue
+        del result[prefix + name]
+        for target, picked in targets.items():
+            num_rows = sizes.num_key_heads * sum(rows[part] for part in picked)
+            form = partial(rows_of_heads, num_heads=sizes.num_key_heads, rows=rows, picked=picked)
+            result[prefix + target] = replace(grouped, shape=(num_rows, *grouped.shape[1:]), form=form)
+    return result
+
+
+def rows_of_heads(
+    grouped: torch.Tensor, num_heads: int, rows: tuple[int, ...], picked: tuple[int, ...]
+) -> torch.Tensor:
+    """Take the `picked` parts of a tensor of which each head has parts of so many `rows`: the first part of all heads,
+    then the next."""
+    parts = grouped.unflatten(0, (num_heads, -1)).split(rows, dim=1)
+    return torch.cat([parts[part].flatten(0, 1) for part in picked])

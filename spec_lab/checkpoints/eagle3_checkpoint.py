@@ -1,0 +1,122 @@
+"""Reading the tensors of EAGLE-3 draft heads: SafeAILab's layout, and that of vLLM's speculators.
+
+EAGLE-3: Li et al. 2025, arXiv 2503.01840. Whatever the layout, tensors come back under SafeAILab's names (`fc.weight`,
+`midlayer.*`, `norm.weight`, `lm_head.weight`, `d2t`, `t2d`, `embed_tokens.weight`), those of EAGLE-3.1 under the
+speculators' (`input_norm.weight`, `fc_norm.{0,1,2}.weight`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+from spec_lab.checkpoints.checkpoint import check_floating, check_tensors, read_tensors, stored_tensors
+from spec_lab.checkpoints.checkpoint_files import StoredTensor
+from spec_lab.checkpoints.config import ModelConfig
+from spec_lab.checkpoints.eagle3_config import KNOB, NUM_TAPS, Eagle3Config, read_eagle3_config
+from spec_lab.checkpoints.tensor_shapes import layer_tensor_shapes
+from spec_lab.errors import UserError
+
+
+def load_eagle3(
+    folder: Path, target: ModelConfig, dtype: torch.dtype, device: torch.device | str
+) -> tuple[Eagle3Config, dict[str, torch.Tensor]]:
+    """Read a head for a target: its config, and its tensors under SafeAILab's names.
+
+    Weights are cast to `dtype`. `d2t` is [draft_vocab_size] int64, the offset from draft id to target id; `t2d` is
+    [target_vocab_size] bool. Left out where the file has none: `embed_tokens.weight` and, without a draft vocabulary,
+    `lm_head.weight` (the target's serve instead), `d2t` (draft ids are target ids) and `t2d`.
+
+    Raises:
+        UserError: what `read_eagle3_config` refuses; tensors missing, of another shape or not expected; a vocabulary
+            map that is out of range or contradicts itself.
+    """
+    config = read_eagle3_config(folder, target)
+    stored = _canonical_names(stored_tensors(folder), str(folder))
+    maps: dict[str, StoredTensor] = {name: stored.pop(name) for name in ("d2t", "t2d") if name in stored}
+    wanted = eagle3_tensor_shapes(config)
+    optional = _optional_tensors(config, target)
+    check_tensors(stored, wanted, optional, str(folder))
+    check_floating(stored, str(folder))
+    tensors = read_tensors({name: stored[name] for name in wanted if name in stored}, dtype, device)
+    vocabulary = _checked_vocabulary(read_tensors(maps, dtype, "cpu"), config, str(folder))
+    return config, tensors | {name: tensor.to(device) for name, tensor in vocabulary.items()}
+
+
+def eagle3_tensor_shapes(config: Eagle3Config) -> dict[str, tuple[int, ...]]:
+    """Return the names and shapes of a head's weights; the vocabulary maps are not among them.
+
+    The layer's first products read its embedding and its feature, each normed: twice the width.
+    """
+    hidden = config.layer.hidden_size
+    layer = layer_tensor_shapes(config.layer.only_layer, hidden, attention_input_size=2 * hidden)
+    return {
+        **_tap_norm_shapes(config),
+        "fc.weight": (hidden, NUM_TAPS * config.target_hidden_size),
+        "midlayer.hidden_norm.weight": (hidden,),
+        **{f"midlayer.{name}": shape for name, shape in layer.items()},
+        "norm.weight": (hidden,),
+        "lm_head.weight": (config.draft_vocab_size, hidden),
+        "embed_tokens.weight": (config.target_vocab_size, hidden),
+    }
+
+
+def _optional_tensors(config: Eagle3Config, target: ModelConfig) -> set[str]:
+    """Name the weights that the target's can stand in for."""
+    if config.layer.hidden_size != target.hidden_size:
+        return set()
+    whole_vocabulary = config.draft_vocab_size == config.target_vocab_size
+    return {"embed_tokens.weight"} | ({"lm_head.weight"} if whole_vocabulary else set())
+
+
+def _tap_norm_shapes(config: Eagle3Config) -> dict[str, tuple[int, ...]]:
+    if config.norm_before_fc:
+        return {"input_norm.weight": (NUM_TAPS * config.target_hidden_size,)}
+    if config.fc_norm:
+        return {f"fc_norm.{tap}.weight": (config.target_hidden_size,) for tap in range(NUM_TAPS)}
+    return {}
+
+
+def _canonical_names(stored: Mapping[str, StoredTensor], source: str) -> dict[str, StoredTensor]:
+    renamed: dict[str, StoredTensor] = {}
+    for name, tensor in stored.items():
+        canonical = name.removeprefix("model.")
+        if canonical.startswith("layers.0."):
+            canonical = canonical.replace("layers.0.", "midlayer.", 1)
+        if canonical in renamed:
+            raise UserError(f"{source}: {renamed[canonical].name} and {name} are the same tensor; keep one of them")
+        renamed[canonical] = tensor
+    return renamed
+
+
+def _checked_vocabulary(maps: Mapping[str, torch.Tensor], config: Eagle3Config, source: str) -> dict[str, torch.Tensor]:
+    """Return `d2t` as int64 and `t2d` as bool, where there are any, once they agree with the config and each other."""
+    draft_size, target_size = config.draft_vocab_size, config.target_vocab_size
+    if "d2t" not in maps:
+        if draft_size == target_size:
+            return {}
+        raise UserError(
+            f"{source}: d2t is missing, and the draft vocabulary of {draft_size} is a part of the target's "
+            f"{target_size}; set {KNOB} to a whole checkpoint"
+        )
+    for name, size in (("d2t", draft_size), ("t2d", target_size)):
+        if name in maps and maps[name].shape != (size,):
+            raise UserError(f"{source}: {name} has shape {list(maps[name].shape)}, config.json says [{size}]")
+    d2t = maps["d2t"].to(torch.int64)
+    target_ids = torch.arange(draft_size) + d2t
+    outside = target_ids[(target_ids < 0) | (target_ids >= target_size)]
+    if len(outside):
+        raise UserError(
+            f"{source}: d2t names target id {outside[0].item()}, outside the target's vocabulary of {target_size}; "
+            f"set {KNOB} to a head trained for this target"
+        )
+    if len(set(target_ids.tolist())) < draft_size:
+        raise UserError(f"{source}: d2t gives one target id to two draft ids; set {KNOB} to an intact checkpoint")
+    if "t2d" not in maps:
+        return {"d2t": d2t}
+    t2d = maps["t2d"].to(torch.bool)
+    if not torch.equal(torch.zeros_like(t2d).index_fill(0, target_ids, True), t2d):
+        raise UserError(f"{source}: d2t and t2d name different target ids; set {KNOB} to an intact checkpoint")
+    return {"d2t": d2t, "t2d": t2d}

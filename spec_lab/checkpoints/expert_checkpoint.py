@@ -1,0 +1,61 @@
+"""Experts as checkpoints store them: a tensor for each, or one for all experts of a layer.
+
+Most files on the hub have `experts.3.up_proj.weight` (DeepSeek, GLM, Qwen3, and all that transformers 5 saves); those
+of Qwen3.5 and Gemma 4 have `experts.gate_up_proj`. The lab's layers read the latter: all experts in one tensor, gate
+above up.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+
+from spec_lab.checkpoints.checkpoint_files import StoredTensor
+
+_OF_ONE_EXPERT = re.compile(
+    r"(?P<layer>(?:.*\.)?experts\.)(?P<expert>\d+)\.(?P<part>gate_proj|up_proj|down_proj)\.weight"
+)
+_STACKS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
+
+
+def with_stacked_experts(stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
+    """Return the tensors with each layer's experts under the two names of all of them.
+
+    An expert that lacks a part, or has one of another shape than the first expert's, stays as it is: then the stack is
+    short of one, and the check of names and shapes says both.
+    """
+    layers: dict[str, dict[int, dict[str, StoredTensor]]] = {}
+    for name, tensor in stored.items():
+        if match := _OF_ONE_EXPERT.fullmatch(name):
+            experts = layers.setdefault(match["layer"], {})
+            experts.setdefault(int(match["expert"]), {})[match["part"]] = tensor
+    result = dict(stored)
+    for layer, experts in layers.items():
+        complete = _alike([experts[number] for number in sorted(experts)])
+        for stack, parts in _STACKS.items():
+            if complete:
+                result[layer + stack] = _stacked(layer + stack, [tuple(e[part] for part in parts) for e in complete])
+        for expert in complete:
+            for tensor in expert.values():
+                del result[tensor.name]
+    return result
+
+
+def _alike(experts: list[dict[str, StoredTensor]]) -> list[dict[str, StoredTensor]]:
+    """Keep the experts that have all parts, in the shapes of the first of them."""
+    complete = [expert for expert in experts if len(expert) == sum(map(len, _STACKS.values()))]
+    return [expert for expert in complete if _shapes(expert) == _shapes(complete[0])]
+
+
+def _shapes(expert: Mapping[str, StoredTensor]) -> dict[str, tuple[int, ...]]:
+    return {part: tensor.shape for part, tensor in expert.items()}
+
+
+def _stacked(name: str, pieces: list[tuple[StoredTensor, ...]]) -> StoredTensor:
+    """Lay an expert's pieces one above the other, and the experts behind one another."""
+    first = pieces[0]
+    rows, columns = sum(piece.shape[0] for piece in first), first[0].shape[1:]
+    # The codes of packed dtypes come last in the alphabet: one such piece makes the whole packed, which is refused.
+    dtype = max(piece.dtype for expert in pieces for piece in expert)
+    return replace(first[0], name=name, shape=(len(pieces), rows, *columns), dtype=dtype, stack=tuple(pieces))

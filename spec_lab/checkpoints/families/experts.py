@@ -1,0 +1,160 @@
+"""The configs of decoders with layers of experts and grouped-query attention: Qwen3-MoE, GLM-4.5 to 4.7; and how those
+of experts are read, for other families too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from spec_lab.checkpoints.config import MAX_LAYERS, ModelConfig
+from spec_lab.checkpoints.expert_sizes import ExpertSizes, RouterScores
+from spec_lab.checkpoints.families.plain import declared_dtype, read_rope, refuse_unsupported
+from spec_lab.checkpoints.json_input import ConfigFields, shown
+from spec_lab.checkpoints.plan import LayerPlan
+from spec_lab.errors import UserError
+
+QWEN3_MOE: Mapping[str, Any] = {
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 32768,
+    "rms_norm_eps": 1e-6,
+    "moe_intermediate_size": 768,
+    "num_experts_per_tok": 8,
+    "num_experts": 128,
+    "norm_topk_prob": False,
+}
+GLM4_MOE: Mapping[str, Any] = {
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-5,
+    "moe_intermediate_size": 1408,
+    "num_experts_per_tok": 8,
+    "n_routed_experts": 128,
+    "n_shared_experts": 1,
+    "routed_scaling_factor": 1.0,
+    "n_group": 1,
+    "topk_group": 1,
+    "norm_topk_prob": True,
+    "first_k_dense_replace": 1,
+}
+"""The values that transformers gives to keys which a file leaves out."""
+
+
+def read_qwen3_moe(config: dict[str, Any], source: str) -> ModelConfig:
+    """Read Qwen3-30B-A3B and its like: every layer sparse, but for those the file makes dense."""
+    fields = with_defaults(config, QWEN3_MOE, source)
+    if fields.flag("use_sliding_window"):
+        raise UserError(f"{source}: use_sliding_window is not supported in a Qwen3-MoE; it must be false")
+    plan = replace(_attention_plan(fields), o_bias=fields.flag("attention_bias"), qk_norm=True)
+    experts = read_softmax_experts(fields)
+    step = fields.integer("decoder_sparse_step", 1)
+    dense = {*(fields.integers("mlp_only_layers") or ())}
+    num_layers = fields.integer("num_hidden_layers", most=MAX_LAYERS)
+    is_sparse = [layer not in dense and (layer + 1) % step == 0 for layer in range(num_layers)]
+    layers = tuple(replace(plan, experts=experts if sparse else None) for sparse in is_sparse)
+    return _model(fields, "qwen3_moe", layers)
+
+
+def read_glm4_moe(config: dict[str, Any], source: str) -> ModelConfig:
+    """Read GLM-4.5, 4.6 or 4.7, Air among them: dense layers first, and heads of which half turns."""
+    fields = with_defaults(config, GLM4_MOE, source)
+    plan = replace(_attention_plan(fields, rotary_part=0.5), qk_norm=fields.flag("use_qk_norm"))
+    num_layers = fields.integer("num_hidden_layers", most=MAX_LAYERS)
+    num_dense = min(fields.integer("first_k_dense_replace", least=0), num_layers)
+    sparse = replace(plan, experts=read_sigmoid_experts(fields))
+    return _model(fields, "glm4_moe", (plan,) * num_dense + (sparse,) * (num_layers - num_dense))
+
+
+def with_defaults(config: Mapping[str, Any], defaults: Mapping[str, Any], source: str) -> ConfigFields:
+    """Return the keys of a file, with a family's values where it has none."""
+    return ConfigFields({**defaults, **{key: value for key, value in config.items() if value is not None}}, source)
+
+
+def read_softmax_experts(fields: ConfigFields) -> ExpertSizes:
+    """Read the experts of a Qwen; transformers 5 writes `num_local_experts` for `num_experts`."""
+    sizes = ExpertSizes(
+        num_experts=fields.integer("num_local_experts", fields.integer("num_experts")),
+        num_chosen=fields.integer("num_experts_per_tok"),
+        intermediate_size=fields.integer("moe_intermediate_size"),
+        scores=RouterScores.SOFTMAX,
+        renormalized=fields.flag("norm_topk_prob"),
+    )
+    _refuse_impossible_choice(sizes, fields.source)
+    return sizes
+
+
+def read_sigmoid_experts(fields: ConfigFields) -> ExpertSizes:
+    """Read the experts of a DeepSeek-V3 or a GLM-4.5."""
+    for key, supported in (("scoring_func", "sigmoid"), ("topk_method", "noaux_tc")):
+        value = fields.text(key, supported)
+        if value != supported:
+            raise UserError(f"{fields.source}: {key} {shown(value)} is not supported; supported is {supported!r}")
+    inner = fields.integer("moe_intermediate_size")
+    sizes = ExpertSizes(
+        num_experts=fields.integer("num_local_experts", fields.integer("n_routed_experts")),
+        num_chosen=fields.integer("num_experts_per_tok"),
+        intermediate_size=inner,
+        scores=RouterScores.SIGMOID,
+        correction_bias=True,
+        num_groups=fields.integer("n_group"),
+        num_chosen_groups=fields.integer("topk_group"),
+        renormalized=fields.flag("norm_topk_prob"),
+        scaling=fields.number("routed_scaling_factor"),
+        shared_intermediate_size=inner * fields.integer("n_shared_experts", least=0),
+    )
+    _refuse_impossible_choice(sizes, fields.source)
+    return sizes
+
+
+def _refuse_impossible_choice(sizes: ExpertSizes, source: str) -> None:
+    num_experts, num_groups = sizes.num_experts, sizes.num_groups
+    if num_groups > 1 and (num_experts % num_groups or num_experts < 2 * num_groups):
+        raise UserError(
+            f"{source}: n_group {num_groups} makes no equal groups of two or more of {num_experts} experts; take "
+            "config.json from the checkpoint's own page"
+        )
+    if sizes.num_chosen_groups > num_groups:
+        raise UserError(f"{source}: topk_group {sizes.num_chosen_groups} is more than n_group {num_groups}")
+    eligible = num_experts // num_groups * sizes.num_chosen_groups
+    if sizes.num_chosen > eligible:
+        raise UserError(f"{source}: num_experts_per_tok {sizes.num_chosen} is more than the {eligible} to choose among")
+
+
+def _attention_plan(fields: ConfigFields, rotary_part: float = 1.0) -> LayerPlan:
+    """Read what all layers have in common; `rotary_part` of a head's channels turn, where the file names no other."""
+    refuse_unsupported(fields)
+    source = fields.source
+    num_heads, num_kv_heads = fields.integer("num_attention_heads"), fields.integer("num_key_value_heads")
+    if num_heads % num_kv_heads:
+        raise UserError(
+            f"{source}: num_attention_heads {num_heads} is no multiple of num_key_value_heads {num_kv_heads}"
+        )
+    head_dim = fields.integer("head_dim", fields.integer("hidden_size") // num_heads)
+    rope = read_rope(fields, fields.integer("max_position_embeddings"), rotary_part)
+    if int(head_dim * rope.partial_rotary_factor) % 2:
+        raise UserError(f"{source}: an odd number of a head's {head_dim} channels turns; it must be an even one")
+    return LayerPlan(
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        rope=rope,
+        intermediate_size=fields.integer("intermediate_size"),
+        qkv_bias=fields.flag("attention_bias"),
+    )
+
+
+def _model(fields: ConfigFields, family: str, layers: tuple[LayerPlan, ...]) -> ModelConfig:
+    vocab_size = fields.integer("vocab_size")
+    return ModelConfig(
+        family=family,
+        vocab_size=vocab_size,
+        hidden_size=fields.integer("hidden_size"),
+        rms_norm_eps=fields.number("rms_norm_eps"),
+        max_position_embeddings=fields.integer("max_position_embeddings"),
+        tie_word_embeddings=fields.flag("tie_word_embeddings"),
+        layers=layers,
+        eos_token_ids=fields.token_ids("eos_token_id", vocab_size),
+        bos_token_id=fields.optional_integer("bos_token_id"),
+        torch_dtype=declared_dtype(fields),
+    )

@@ -1,0 +1,187 @@
+"""The configs of Qwen3.5 and Qwen3-Next: three layers with a gated delta net to one with full, gated attention.
+
+The text model's keys stand in `text_config` where the checkpoint also sees. A key the file leaves out has the value
+transformers gives it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from spec_lab.checkpoints.config import MAX_LAYERS, ModelConfig, text_part
+from spec_lab.checkpoints.delta_sizes import DeltaNetSizes
+from spec_lab.checkpoints.expert_sizes import ExpertSizes
+from spec_lab.checkpoints.families.experts import read_softmax_experts, with_defaults
+from spec_lab.checkpoints.families.plain import declared_dtype, read_rope, refuse_unsupported
+from spec_lab.checkpoints.json_input import ConfigFields, shown
+from spec_lab.checkpoints.plan import LayerPlan
+from spec_lab.errors import UserError
+
+FULL, LINEAR = "full_attention", "linear_attention"
+SILU_GATES = ("swish", "silu")
+QWEN3_5_MOE: Mapping[str, Any] = {
+    "num_experts": 256,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 512,
+    "shared_expert_intermediate_size": 512,
+    "norm_topk_prob": True,
+    "intermediate_size": 512,  # of no layer
+}
+QWEN3_NEXT: Mapping[str, Any] = {
+    "num_experts": 512,
+    "num_experts_per_tok": 10,
+    "moe_intermediate_size": 512,
+    "shared_expert_intermediate_size": 512,
+    "norm_topk_prob": True,
+    "intermediate_size": 5632,
+}
+"""The values that transformers gives to keys which a file leaves out."""
+
+
+def read_qwen3_5(config: dict[str, Any], source: str) -> ModelConfig:
+    """Read a dense Qwen3.5, with or without eyes."""
+    return _read(config, source, {}, _no_layer)
+
+
+def read_qwen3_5_moe(config: dict[str, Any], source: str) -> ModelConfig:
+    """Read a Qwen3.5 of which every layer has experts."""
+    return _read(config, source, QWEN3_5_MOE, _every_layer)
+
+
+def read_qwen3_next(config: dict[str, Any], source: str) -> ModelConfig:
+    """Read a Qwen3-Next, of which a layer has experts unless the file makes it dense."""
+    return _read(config, source, QWEN3_NEXT, _layers_not_dense)
+
+
+def _no_layer(fields: ConfigFields, num_layers: int) -> tuple[bool, ...]:
+    return (False,) * num_layers
+
+
+def _every_layer(fields: ConfigFields, num_layers: int) -> tuple[bool, ...]:
+    return (True,) * num_layers
+
+
+def _layers_not_dense(fields: ConfigFields, num_layers: int) -> tuple[bool, ...]:
+    step, dense = fields.integer("decoder_sparse_step", 1), set(fields.integers("mlp_only_layers") or ())
+    if fields.integer("num_experts", least=0) == 0:
+        return _no_layer(fields, num_layers)
+    return tuple(index not in dense and (index + 1) % step == 0 for index in range(num_layers))
+
+
+HasExperts = Callable[[ConfigFields, int], tuple[bool, ...]]
+"""Says of each of so many layers whether it has experts."""
+
+
+def _read(config: dict[str, Any], source: str, defaults: Mapping[str, Any], has_experts: HasExperts) -> ModelConfig:
+    whole = ConfigFields(config, source)
+    fields = with_defaults(text_part(config, source), defaults, source)
+    for part in (whole, fields):
+        refuse_unsupported(part)
+    _refuse_other_gates(fields)
+    vocab_size = fields.integer("vocab_size")
+    max_positions = fields.integer("max_position_embeddings", 32768)
+    return ModelConfig(
+        family="hybrid",
+        vocab_size=vocab_size,
+        hidden_size=fields.integer("hidden_size"),
+        rms_norm_eps=fields.number("rms_norm_eps", 1e-6),
+        max_position_embeddings=max_positions,
+        tie_word_embeddings=whole.flag("tie_word_embeddings", fields.flag("tie_word_embeddings")),
+        layers=_layers(fields, max_positions, has_experts),
+        eos_token_ids=fields.token_ids("eos_token_id", vocab_size) or whole.token_ids("eos_token_id", vocab_size),
+        bos_token_id=fields.optional_integer("bos_token_id"),
+        torch_dtype=declared_dtype(fields if fields.has("dtype") or fields.has("torch_dtype") else whole),
+    )
+
+
+def _refuse_other_gates(fields: ConfigFields) -> None:
+    """Refuse gates of attention or of the delta nets that no published model has, and the forward code neither."""
+    if not fields.flag("attn_output_gate", True):
+        raise UserError(f"{fields.source}: attn_output_gate false is not supported; supported is true")
+    gate = fields.text("output_gate_type", SILU_GATES[0])
+    if gate not in SILU_GATES:
+        raise UserError(
+            f"{fields.source}: output_gate_type {shown(gate)} is not supported; supported are {', '.join(SILU_GATES)}"
+        )
+
+
+def _layers(fields: ConfigFields, max_positions: int, has_experts: HasExperts) -> tuple[LayerPlan, ...]:
+    layer_types = _layer_types(fields)
+    sparse = has_experts(fields, len(layer_types))
+    experts = _experts(fields) if any(sparse) else None
+    full = _full_layer(fields, max_positions)
+    by_type = {FULL: full, LINEAR: replace(full, delta_net=_delta_net(fields))}
+    return tuple(
+        replace(by_type[layer_type], experts=experts if is_sparse else None)
+        for layer_type, is_sparse in zip(layer_types, sparse, strict=True)
+    )
+
+
+def _experts(fields: ConfigFields) -> ExpertSizes:
+    """Read the experts, and the shared one beside them, of which each row takes a part."""
+    shared = fields.integer("shared_expert_intermediate_size")
+    routed = read_softmax_experts(fields)
+    return replace(routed, shared_intermediate_size=shared, shared_name="shared_expert", shared_gate=True)
+
+
+def _layer_types(fields: ConfigFields) -> tuple[str, ...]:
+    """Read the kind of each layer; where the file names none, every fourth one is full."""
+    num_layers = fields.integer("num_hidden_layers", most=MAX_LAYERS)
+    if not fields.has("layer_types"):
+        interval = fields.integer("full_attention_interval", 4)
+        return tuple(LINEAR if (index + 1) % interval else FULL for index in range(num_layers))
+    layer_types = fields.texts("layer_types")
+    if len(layer_types) != num_layers:
+        raise UserError(
+            f"{fields.source}: layer_types names {len(layer_types)} layers, num_hidden_layers is {num_layers}"
+        )
+    for layer_type in layer_types:
+        if layer_type not in (FULL, LINEAR):
+            raise UserError(
+                f"{fields.source}: layer type {shown(layer_type)} is not supported; supported are {FULL}, {LINEAR}"
+            )
+    return layer_types
+
+
+def _full_layer(fields: ConfigFields, max_positions: int) -> LayerPlan:
+    num_heads, num_kv_heads = fields.integer("num_attention_heads"), fields.integer("num_key_value_heads")
+    _require_multiple(fields, "num_attention_heads", num_heads, "num_key_value_heads", num_kv_heads)
+    head_dim = fields.integer("head_dim", 256)
+    rope = read_rope(fields, max_positions, default_part=0.25)
+    if int(head_dim * rope.partial_rotary_factor) % 2 or not 0 < rope.partial_rotary_factor <= 1:
+        raise UserError(
+            f"{fields.source}: partial_rotary_factor {rope.partial_rotary_factor} of head_dim {head_dim} is no even "
+            "number of channels; take config.json from the checkpoint anew"
+        )
+    bias = fields.flag("attention_bias")
+    return LayerPlan(
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        rope=rope,
+        intermediate_size=fields.integer("intermediate_size"),
+        qkv_bias=bias,
+        o_bias=bias,
+        qk_norm=True,
+        attention_gate=True,
+        float32_norms=True,
+    )
+
+
+def _delta_net(fields: ConfigFields) -> DeltaNetSizes:
+    num_keys, num_values = fields.integer("linear_num_key_heads", 16), fields.integer("linear_num_value_heads", 32)
+    _require_multiple(fields, "linear_num_value_heads", num_values, "linear_num_key_heads", num_keys)
+    return DeltaNetSizes(
+        num_key_heads=num_keys,
+        num_value_heads=num_values,
+        key_head_dim=fields.integer("linear_key_head_dim", 128),
+        value_head_dim=fields.integer("linear_value_head_dim", 128),
+        kernel_size=fields.integer("linear_conv_kernel_dim", 4, least=2),
+    )
+
+
+def _require_multiple(fields: ConfigFields, name: str, number: int, of_name: str, of: int) -> None:
+    if number % of:
+        raise UserError(f"{fields.source}: {name} {number} is no multiple of {of_name} {of}")

@@ -1,0 +1,167 @@
+"""The configs of Llama, Qwen2, Qwen3 and MiMo: decoders whose layers are all alike, but for Qwen's windows.
+
+Both spellings are read: the one of the files on the hub (`rope_theta`, `rope_scaling`, `torch_dtype`) and the one that
+transformers 5 writes (`rope_parameters`, `dtype`). A key the file leaves out has the value transformers gives it; an
+option that would change the forward pass and that the lean code lacks is refused, never skipped.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Literal
+
+from spec_lab.checkpoints.config import MAX_LAYERS, ModelConfig
+from spec_lab.checkpoints.json_input import ConfigFields, shown
+from spec_lab.checkpoints.plan import LayerPlan, RopeConfig
+from spec_lab.checkpoints.quantization import read_block
+from spec_lab.errors import UserError
+
+Family = Literal["llama", "qwen2", "qwen3"]
+
+
+def read_llama(config: dict[str, Any], source: str) -> ModelConfig:
+    """Read a LlamaForCausalLM."""
+    return _read(ConfigFields(config, source), "llama")
+
+
+def read_qwen2(config: dict[str, Any], source: str) -> ModelConfig:
+    """Read a Qwen2ForCausalLM."""
+    return _read(ConfigFields(config, source), "qwen2")
+
+
+def read_qwen3(config: dict[str, Any], source: str) -> ModelConfig:
+    """Read a Qwen3ForCausalLM."""
+    return _read(ConfigFields(config, source), "qwen3")
+
+
+def _read(fields: ConfigFields, family: Family) -> ModelConfig:
+    refuse_unsupported(fields)
+    qwen = family != "llama"
+    vocab_size = fields.integer("vocab_size")
+    max_positions = fields.integer("max_position_embeddings", 32768 if qwen else 2048)
+    num_layers = fields.integer("num_hidden_layers", most=MAX_LAYERS)
+    plan = _plan(fields, family, max_positions)
+    return ModelConfig(
+        family=family,
+        vocab_size=vocab_size,
+        hidden_size=fields.integer("hidden_size"),
+        rms_norm_eps=fields.number("rms_norm_eps", 1e-6),
+        max_position_embeddings=max_positions,
+        tie_word_embeddings=fields.flag("tie_word_embeddings"),
+        layers=tuple(replace(plan, window=window) for window in _layer_windows(fields, num_layers, family)),
+        eos_token_ids=fields.token_ids("eos_token_id", vocab_size),
+        bos_token_id=fields.optional_integer("bos_token_id") if qwen or "bos_token_id" in fields.values else 1,
+        torch_dtype=declared_dtype(fields),
+    )
+
+
+def _plan(fields: ConfigFields, family: Family, max_positions: int) -> LayerPlan:
+    """Read what all layers have in common."""
+    source = fields.source
+    num_heads = fields.integer("num_attention_heads")
+    qwen = family != "llama"
+    num_kv_heads = fields.integer(
+        "num_key_value_heads", 32 if qwen and "num_key_value_heads" not in fields.values else num_heads
+    )
+    head_dim = fields.integer("head_dim", 128 if family == "qwen3" else fields.integer("hidden_size") // num_heads)
+    if num_heads % num_kv_heads:
+        raise UserError(
+            f"{source}: num_attention_heads {num_heads} is no multiple of num_key_value_heads {num_kv_heads}"
+        )
+    if head_dim % 2:
+        raise UserError(f"{source}: head_dim {head_dim} is odd; the rotary embedding needs an even one")
+    attention_bias = family != "qwen2" and fields.flag("attention_bias")
+    return LayerPlan(
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        rope=_whole_rope(fields, max_positions),
+        intermediate_size=fields.integer("intermediate_size"),
+        qkv_bias=attention_bias or family == "qwen2",
+        o_bias=attention_bias,
+        mlp_bias=family == "llama" and fields.flag("mlp_bias"),
+        qk_norm=family == "qwen3",
+    )
+
+
+def declared_dtype(fields: ConfigFields) -> str:
+    """Return the name of the dtype that a config declares."""
+    return fields.text("dtype", fields.text("torch_dtype", "float32")).removeprefix("torch.")
+
+
+def refuse_unsupported(fields: ConfigFields) -> None:
+    """Refuse another activation, and weights quantized in a way that is not read."""
+    activation = fields.text("hidden_act", "silu")
+    if activation != "silu":
+        raise UserError(f"{fields.source}: hidden_act {shown(activation)} is not supported; supported is 'silu'")
+    read_block(fields.values, fields.source)
+
+
+def read_rope(config: ConfigFields, max_positions: int, default_part: float = 1.0) -> RopeConfig:
+    """Read the one rotary embedding of all layers.
+
+    `default_part`: of a head's channels turn, where the file does not say how many.
+    """
+    source = config.source
+    parameters = config.object("rope_scaling") or config.object("rope_parameters")
+    if any(isinstance(value, dict) for value in parameters.values()):
+        # transformers reads such parameters for no family here: Llama skips them, the Qwen families fail.
+        raise UserError(f"{source}: rope parameters keyed by layer type are not supported; one set for all layers is")
+    fields = ConfigFields(parameters, f"{source} (rope)")
+    theta = fields.number("rope_theta", config.number("rope_theta", 10000.0))
+    part = fields.number("partial_rotary_factor", config.number("partial_rotary_factor", default_part))
+    kind = fields.text("rope_type", fields.text("type", "default"))
+    if kind == "default":
+        return RopeConfig(theta=theta, scaling="none", partial_rotary_factor=part)
+    if kind == "linear":
+        return RopeConfig(theta=theta, scaling="linear", factor=fields.number("factor"), partial_rotary_factor=part)
+    if kind == "llama3":
+        original = config.optional_integer("original_max_position_embeddings", least=1)
+        return RopeConfig(
+            theta=theta,
+            scaling="llama3",
+            factor=fields.number("factor"),
+            low_freq_factor=fields.number("low_freq_factor"),
+            high_freq_factor=fields.number("high_freq_factor"),
+            original_max_position_embeddings=original
+            or fields.integer("original_max_position_embeddings", max_positions),
+            partial_rotary_factor=part,
+        )
+    raise UserError(f"{source}: rope type {shown(kind)} is not supported; supported are default, linear, llama3")
+
+
+def _whole_rope(fields: ConfigFields, max_positions: int) -> RopeConfig:
+    """Read a rotary embedding that turns all channels of a head."""
+    rope = read_rope(fields, max_positions)
+    if rope.partial_rotary_factor != 1.0:
+        raise UserError(
+            f"{fields.source}: partial_rotary_factor {rope.partial_rotary_factor} is not supported; supported is 1.0"
+        )
+    return rope
+
+
+def _layer_windows(fields: ConfigFields, num_layers: int, family: Family) -> tuple[int | None, ...]:
+    """Return Qwen's sliding windows: by `layer_types`, else on the layers from `max_window_layers` up. Llama has
+    none."""
+    config, source = fields.values, fields.source
+    sliding = family != "llama" and fields.flag("use_sliding_window") and config.get("sliding_window", 4096) is not None
+    window = fields.integer("sliding_window", 4096) if sliding else None
+    layer_types = fields.texts("layer_types")
+    first = fields.integer("max_window_layers", 28, least=0)
+    if not fields.has("layer_types"):
+        if window is not None and "max_window_layers" in config and not fields.has("max_window_layers"):
+            raise UserError(f"{source}: max_window_layers is null, but use_sliding_window is on; name the first layer")
+        return tuple(window if layer >= first else None for layer in range(num_layers))
+    if len(layer_types) != num_layers:
+        raise UserError(f"{source}: layer_types names {len(layer_types)} layers, num_hidden_layers is {num_layers}")
+    for layer_type in layer_types:
+        if layer_type not in ("full_attention", "sliding_attention"):
+            raise UserError(
+                f"{source}: layer type {shown(layer_type)} is not supported; supported are full_attention, "
+                "sliding_attention"
+            )
+    if window is None and "sliding_attention" in layer_types:
+        raise UserError(
+            f"{source}: layer_types has sliding_attention, but use_sliding_window or sliding_window is unset"
+        )
+    return tuple(window if layer_type == "sliding_attention" else None for layer_type in layer_types)

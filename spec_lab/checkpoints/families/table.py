@@ -1,0 +1,74 @@
+"""The families of decoders that run: by the architecture a config.json names, the reader of the file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from spec_lab.checkpoints.config import ModelConfig, read_config_json
+from spec_lab.checkpoints.families.deepseek import read_deepseek_v3, read_glm4_moe_lite, refuse_deepseek_v2
+from spec_lab.checkpoints.families.experts import read_glm4_moe, read_qwen3_moe
+from spec_lab.checkpoints.families.gemma4 import read_gemma4
+from spec_lab.checkpoints.families.hybrid import read_qwen3_5, read_qwen3_5_moe, read_qwen3_next
+from spec_lab.checkpoints.families.plain import read_llama, read_qwen2, read_qwen3
+from spec_lab.checkpoints.json_input import ConfigFields, read_json, shown
+from spec_lab.errors import UserError
+
+Reader = Callable[[dict[str, Any], str], ModelConfig]
+"""Reads the keys of a config.json; the text names the file in errors. It raises UserError for what cannot run."""
+
+READERS: Mapping[str, Reader] = {
+    "LlamaForCausalLM": read_llama,
+    "Qwen2ForCausalLM": read_qwen2,
+    "Qwen3ForCausalLM": read_qwen3,
+    "MiMoForCausalLM": read_qwen2,
+    "Gemma4ForCausalLM": read_gemma4,
+    "Gemma4ForConditionalGeneration": read_gemma4,
+    "Qwen3MoeForCausalLM": read_qwen3_moe,
+    "Glm4MoeForCausalLM": read_glm4_moe,
+    "DeepseekV2ForCausalLM": refuse_deepseek_v2,
+    "DeepseekV3ForCausalLM": read_deepseek_v3,
+    "DeepseekV32ForCausalLM": read_deepseek_v3,
+    "Glm4MoeLiteForCausalLM": read_glm4_moe_lite,
+    "Qwen3_5ForCausalLM": read_qwen3_5,
+    "Qwen3_5ForConditionalGeneration": read_qwen3_5,
+    "Qwen3_5MoeForCausalLM": read_qwen3_5_moe,
+    "Qwen3_5MoeForConditionalGeneration": read_qwen3_5_moe,
+    "Qwen3NextForCausalLM": read_qwen3_next,
+}
+
+
+def read_decoder(config: dict[str, Any], source: str) -> ModelConfig:
+    """Read the keys of a config.json; `source` names the file in errors.
+
+    Raises:
+        UserError: an unsupported architecture or option, or a missing or impossible value.
+    """
+    architectures = ConfigFields(config, source).texts("architectures")
+    for name in architectures:
+        if name in READERS:
+            return READERS[name](config, source)
+    found = ", ".join(map(shown, architectures)) or "none named"
+    raise UserError(f"{source}: architecture {found} is not supported; supported are {', '.join(READERS)}")
+
+
+def read_model_config(folder: Path, knob: str = "target.path") -> ModelConfig:
+    """Read config.json, and the end tokens as `generate` of transformers has them.
+
+    Where there is a generation_config.json, its end tokens are the only ones, even if it names none. Without that file
+    they are those that config.json spells out; a family's default is not used.
+
+    Args:
+        knob: the setting that led here, named in errors.
+
+    Raises:
+        UserError: no such folder or file, no JSON object, or what `read_decoder` refuses.
+    """
+    config = read_decoder(read_config_json(folder, knob), str(folder / "config.json"))
+    generation = folder / "generation_config.json"
+    if not generation.exists():
+        return config
+    fields = ConfigFields(read_json(generation), str(generation))
+    return replace(config, eos_token_ids=fields.token_ids("eos_token_id", config.vocab_size))

@@ -1,0 +1,75 @@
+"""The tensors of a Gemma 4 assistant, under the names of its checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from spec_lab.checkpoints.checkpoint import check_floating, check_tensors, read_tensors, stored_tensors
+from spec_lab.checkpoints.gemma4_assistant_config import AssistantConfig, AssistantTarget, read_assistant_config
+from spec_lab.errors import UserError
+
+TOKEN_ORDERING = "masked_embedding.token_ordering"
+
+
+def load_assistant(
+    folder: Path, target: AssistantTarget, dtype: torch.dtype, device: torch.device | str
+) -> tuple[AssistantConfig, dict[str, torch.Tensor]]:
+    """Read an assistant: its config, and its tensors under the checkpoint's names, cast to `dtype`.
+
+    `masked_embedding.token_ordering` is [vocab_size] int64, the token ids cluster by cluster.
+
+    Raises:
+        UserError: what `read_assistant_config` refuses; tensors missing, of another shape or not expected; a
+            token_ordering that does not name every token once.
+    """
+    config = read_assistant_config(folder, target)
+    stored = stored_tensors(folder)
+    ordering = {name: stored.pop(name) for name in (TOKEN_ORDERING,) if name in stored}
+    wanted = assistant_tensor_shapes(config)
+    check_tensors(stored, wanted, (), str(folder))
+    check_floating(stored, str(folder))
+    tensors = read_tensors({name: stored[name] for name in wanted}, dtype, device)
+    if config.centroids is not None:
+        found = read_tensors(ordering, dtype, device).get(TOKEN_ORDERING)
+        tensors[TOKEN_ORDERING] = _checked_ordering(found, target.vocab_size, str(folder))
+    return config, tensors
+
+
+def assistant_tensor_shapes(config: AssistantConfig) -> dict[str, tuple[int, ...]]:
+    """Name and shapes of an assistant's weights; the token ordering is not among them, the head is the embedding."""
+    hidden, inner, target_hidden = config.hidden_size, config.intermediate_size, config.target.hidden_size
+    norms = ("input", "post_attention", "pre_feedforward", "post_feedforward")
+    shapes: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens.weight": (config.target.vocab_size, hidden),
+        "model.norm.weight": (hidden,),
+        "pre_projection.weight": (hidden, 2 * target_hidden),
+        "post_projection.weight": (target_hidden, hidden),
+    }
+    for index, layer in enumerate(config.layers):
+        prefix, query_size = f"model.layers.{index}.", config.num_heads * layer.head_dim
+        shapes |= {f"{prefix}{name}_layernorm.weight": (hidden,) for name in norms}
+        shapes |= {
+            f"{prefix}self_attn.q_proj.weight": (query_size, hidden),
+            f"{prefix}self_attn.q_norm.weight": (layer.head_dim,),
+            f"{prefix}self_attn.o_proj.weight": (hidden, query_size),
+            f"{prefix}mlp.gate_proj.weight": (inner, hidden),
+            f"{prefix}mlp.up_proj.weight": (inner, hidden),
+            f"{prefix}mlp.down_proj.weight": (hidden, inner),
+            f"{prefix}layer_scalar": (1,),
+        }
+    if config.centroids is not None:
+        shapes["masked_embedding.centroids.weight"] = (config.centroids.num_centroids, hidden)
+    return shapes
+
+
+def _checked_ordering(ordering: torch.Tensor | None, vocab_size: int, source: str) -> torch.Tensor:
+    """Return the ordering once every token id is in it once: an id out of range would be fed to the target's
+    embedding."""
+    if ordering is None:
+        raise UserError(f"{source}: {TOKEN_ORDERING} is missing; fetch the checkpoint again")
+    ordering = ordering.long()
+    if not torch.equal(ordering.sort().values, torch.arange(vocab_size, device=ordering.device)):
+        raise UserError(f"{source}: {TOKEN_ORDERING} does not name each of {vocab_size} tokens once; fetch it again")
+    return ordering

@@ -1,0 +1,106 @@
+"""The tensors of a Gemma 4 decoder: their names and shapes, and what else its checkpoints hold."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from spec_lab.checkpoints.checkpoint_files import StoredTensor
+from spec_lab.checkpoints.config import ModelConfig
+from spec_lab.checkpoints.expert_sizes import ExpertSizes, routed_tensor_shapes
+from spec_lab.checkpoints.gemma4_sizes import Gemma4Sizes
+from spec_lab.checkpoints.plan import LayerPlan
+
+Shapes = dict[str, tuple[int, ...]]
+
+NESTED = "model.language_model."
+# Of the models that also see and hear: their towers, and what turns an image or a sound into rows of the decoder.
+OTHER_SENSES = tuple(f"model.{part}." for part in ("vision_tower", "embed_vision", "audio_tower", "embed_audio"))
+# A layer that reads another one's KV has no use for them, but the files on the hub have them all the same.
+DEAD = ("k_proj.weight", "v_proj.weight", "k_norm.weight")
+
+
+def gemma4_tensor_shapes(config: ModelConfig) -> Shapes:
+    """Name and shapes of a whole decoder; no `lm_head.weight` where it is tied."""
+    sizes, hidden = config.gemma4, config.hidden_size
+    assert sizes is not None
+    shapes: Shapes = {"model.embed_tokens.weight": (config.vocab_size, hidden)}
+    if sizes.per_layer_width:
+        packed = config.num_layers * sizes.per_layer_width
+        shapes |= {
+            "model.embed_tokens_per_layer.weight": (config.vocab_size, packed),
+            "model.per_layer_model_projection.weight": (packed, hidden),
+            "model.per_layer_projection_norm.weight": (sizes.per_layer_width,),
+        }
+    for index, plan in enumerate(config.layers):
+        layer = gemma4_layer_shapes(plan, sizes, hidden)
+        shapes |= {f"model.layers.{index}.{name}": shape for name, shape in layer.items()}
+    shapes["model.norm.weight"] = (hidden,)
+    if not config.tie_word_embeddings:
+        shapes["lm_head.weight"] = (config.vocab_size, hidden)
+    return shapes
+
+
+def gemma4_layer_shapes(plan: LayerPlan, sizes: Gemma4Sizes, hidden: int) -> Shapes:
+    """Name and shapes of one layer, without prefix."""
+    inner, width = plan.intermediate_size, sizes.per_layer_width
+    norms = ("input", "post_attention", "pre_feedforward", "post_feedforward")
+    shapes: Shapes = {f"{name}_layernorm.weight": (hidden,) for name in norms}
+    shapes |= {f"self_attn.{name}": shape for name, shape in _attention_shapes(plan, sizes, hidden).items()}
+    shapes |= {
+        "mlp.gate_proj.weight": (inner, hidden),
+        "mlp.up_proj.weight": (inner, hidden),
+        "mlp.down_proj.weight": (hidden, inner),
+        "layer_scalar": (1,),
+    }
+    if plan.experts is not None:
+        shapes |= _expert_shapes(plan.experts, hidden)
+    if width:
+        shapes |= {
+            "per_layer_input_gate.weight": (width, hidden),
+            "per_layer_projection.weight": (hidden, width),
+            "post_per_layer_input_norm.weight": (hidden,),
+        }
+    return shapes
+
+
+def own_tensors(stored: Mapping[str, StoredTensor], config: ModelConfig) -> dict[str, StoredTensor]:
+    """Return the decoder's tensors under the names that a text model has, in whichever way the checkpoint calls
+    them."""
+    dead = {
+        f"model.layers.{index}.self_attn.{name}"
+        for index, plan in enumerate(config.layers)
+        if plan.kv_owner is not None
+        for name in DEAD
+    }
+    text = {
+        f"model.{name.removeprefix(NESTED)}" if name.startswith(NESTED) else name: tensor
+        for name, tensor in stored.items()
+        if not name.startswith(OTHER_SENSES)
+    }
+    return {name: tensor for name, tensor in text.items() if name not in dead}
+
+
+def _expert_shapes(sizes: ExpertSizes, hidden: int) -> Shapes:
+    norms = ("pre_feedforward_layernorm_2", "post_feedforward_layernorm_1", "post_feedforward_layernorm_2")
+    return {
+        **{f"{name}.weight": (hidden,) for name in norms},
+        "router.proj.weight": (sizes.num_experts, hidden),
+        "router.scale": (hidden,),
+        "router.per_expert_scale": (sizes.num_experts,),
+        **routed_tensor_shapes(sizes, hidden),
+    }
+
+
+def _attention_shapes(plan: LayerPlan, sizes: Gemma4Sizes, hidden: int) -> Shapes:
+    query_size, kv_size = plan.num_heads * plan.head_dim, plan.num_kv_heads * plan.head_dim
+    shapes: Shapes = {
+        "q_proj.weight": (query_size, hidden),
+        "q_norm.weight": (plan.head_dim,),
+        "o_proj.weight": (hidden, query_size),
+    }
+    if plan.kv_owner is not None:
+        return shapes
+    shapes |= {"k_proj.weight": (kv_size, hidden), "k_norm.weight": (plan.head_dim,)}
+    if not (sizes.keys_are_values and plan.window is None):
+        shapes["v_proj.weight"] = (kv_size, hidden)
+    return shapes

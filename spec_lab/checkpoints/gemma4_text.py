@@ -1,0 +1,76 @@
+"""The reading of what a Gemma 4 decoder's config.json says of a layer, a target's and an assistant's alike.
+
+Two spellings of the layers' sizes are read: `global_head_dim` and `num_global_key_value_heads` of the files on the hub,
+and the `per_layer_config` that transformers writes from 5.23 on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from spec_lab.checkpoints.json_input import ConfigFields, shown
+from spec_lab.checkpoints.plan import RopeConfig
+from spec_lab.errors import UserError
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+DEFAULT_ROPE: Mapping[str, Mapping[str, Any]] = {
+    SLIDING: {"rope_type": "default", "rope_theta": 10_000.0},
+    FULL: {"rope_type": "proportional", "rope_theta": 1_000_000.0, "partial_rotary_factor": 0.25},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class LayerRope:
+    """Rotary embedding of a layer's queries or keys.
+
+    Attributes:
+        rotated_fraction: leading part of the channel pairs that turns; the others stand still (Gemma's "proportional").
+        scaling: of the frequencies, by the names of `RopeConfig`.
+    """
+
+    theta: float
+    rotated_fraction: float = 1.0
+    scaling: str = "none"
+
+    @property
+    def config(self) -> RopeConfig:
+        """The same for the code that makes tables; `scaling` is that of another family, and is not in it."""
+        if self.rotated_fraction == 1.0:
+            return RopeConfig(self.theta, "none")
+        return RopeConfig(self.theta, "proportional", partial_rotary_factor=self.rotated_fraction)
+
+    def __str__(self) -> str:
+        return f"theta {self.theta:g}, rotated fraction {self.rotated_fraction:g}, scaling {self.scaling}"
+
+
+def head_sizes(text: ConfigFields, index: int, layer_type: str) -> tuple[int, int]:
+    """Return head_dim and number of KV heads of a layer; transformers' defaults where the file says nothing."""
+    head_dim = text.integer("head_dim", 256)
+    num_kv_heads = text.integer("num_key_value_heads", 4)
+    per_layer = ConfigFields(text.object("per_layer_config"), f"{text.source} (per_layer_config)")
+    if text.has("per_layer_config"):
+        layer = ConfigFields(per_layer.object(str(index)), per_layer.source)
+        return layer.integer("head_dim", head_dim), layer.integer("num_key_value_heads", num_kv_heads)
+    if layer_type == FULL:
+        head_dim = text.integer("global_head_dim", 512)
+        if text.flag("attention_k_eq_v"):
+            num_kv_heads = text.integer("num_global_key_value_heads", num_kv_heads)
+    return head_dim, num_kv_heads
+
+
+def layer_rope(text: ConfigFields, layer_type: str, knob: str) -> LayerRope:
+    """Return the rotary embedding of the layers of one type; `knob` led to the file and is named in errors."""
+    by_type = ConfigFields(text.object("rope_parameters") or DEFAULT_ROPE, f"{text.source} (rope_parameters)")
+    if not by_type.has(layer_type):
+        raise UserError(f"{text.source}: rope_parameters has no {layer_type}; fetch the file again")
+    fields = ConfigFields(by_type.object(layer_type), f"{text.source} (rope_parameters.{layer_type})")
+    kind, factor = fields.text("rope_type", "default"), fields.number("factor", 1.0)
+    if kind not in ("default", "proportional") or factor != 1.0:
+        raise UserError(
+            f"{fields.source}: rope_type {shown(kind)} with factor {factor:g} is not supported; "
+            f"set {knob} to a checkpoint with rope_type default or proportional"
+        )
+    fraction = fields.number("partial_rotary_factor", 1.0) if kind == "proportional" else 1.0
+    return LayerRope(fields.number("rope_theta"), fraction)

@@ -1,0 +1,68 @@
+"""The weights of a target's products in e4m3, 8 bits, with block scales: `target.weight_dtype=fp8`.
+
+Tensors have the names of an fp8 checkpoint (`quantization`): `X.weight` in float8_e4m3fn beside `X.weight_scale_inv`,
+which here has a row for each of the weight's, so that rows can be taken apart and put together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F
+
+from spec_kernels.block_fp8_reference import BLOCK_SIZE, num_blocks
+from spec_lab.checkpoints.quantization import SCALES_SUFFIX
+
+SCALES = f"weight{SCALES_SUFFIX}"
+PRODUCTS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+LARGEST = 448.0
+"""No number of e4m3 is larger."""
+
+
+def is_product(name: str) -> bool:
+    """Tell whether a tensor is the weight of a product of a layer; embeddings, norms and the head are none."""
+    *_, projection, kind = ("", *name.split("."))
+    return kind == "weight" and projection in PRODUCTS
+
+
+def narrowed(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Round a weight [rows, inputs] to e4m3 times a scale for each block, which takes the block's largest to 448."""
+    rows, columns = weight.shape
+    row_blocks, column_blocks = num_blocks(rows), num_blocks(columns)
+    padded = F.pad(weight.float(), (0, column_blocks * BLOCK_SIZE - columns, 0, row_blocks * BLOCK_SIZE - rows))
+    blocks = padded.view(row_blocks, BLOCK_SIZE, column_blocks, BLOCK_SIZE)
+    scales = blocks.abs().amax(dim=(1, 3), keepdim=True) / LARGEST
+    scales = torch.where(scales > 0, scales, 1.0)
+    values = (blocks / scales).view_as(padded)[:rows, :columns].to(torch.float8_e4m3fn)
+    return values, of_each_row(scales.view(row_blocks, column_blocks), BLOCK_SIZE, rows)
+
+
+def of_each_row(scales: torch.Tensor, block_rows: int, num_rows: int) -> torch.Tensor:
+    """Turn the scales of blocks [blocks of rows, blocks of inputs] into one for each row."""
+    return scales.repeat_interleave(block_rows, dim=0)[:num_rows].contiguous()
+
+
+def widened(values: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Turn a narrow weight, with scales for each row, into what it stands for."""
+    return (values.float() * scales.repeat_interleave(BLOCK_SIZE, dim=1)[:, : values.shape[1]]).to(dtype)
+
+
+def with_narrow_products(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Narrow every product that is not narrow already, one after the other; the other tensors stay as they are."""
+    result = {}
+    for name, tensor in tensors.items():
+        result[name] = tensor
+        if is_product(name) and tensor.dtype is not torch.float8_e4m3fn:
+            result[name], result[f"{name}{SCALES_SUFFIX}"] = narrowed(tensor)
+    return result
+
+
+def with_wide_products(tensors: Mapping[str, torch.Tensor], dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """Turn narrow products back, so that they have the values of e4m3 in another type."""
+    result = {}
+    for name, tensor in tensors.items():
+        scales = tensors.get(f"{name}{SCALES_SUFFIX}")
+        if not name.endswith(SCALES_SUFFIX):
+            result[name] = tensor if scales is None else widened(tensor, scales, dtype)
+    return result

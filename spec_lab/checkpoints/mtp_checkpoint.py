@@ -1,0 +1,257 @@
+"""Reading multi-token prediction (MTP, NextN) modules, from a folder of their own or from their target's.
+
+Whatever the family's layout, tensors come back in one form: DeepSeek's names without prefix (`enorm.weight`,
+`hnorm.weight`, `eh_proj.weight`, `input_layernorm.weight`, `self_attn.*`, `mlp.*`, `shared_head.norm.weight`), the
+projection reading [embedding, hidden], norms that multiply by their weight alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from spec_lab.checkpoints.checkpoint import check_floating, check_tensors, read_tensors, stored_tensors
+from spec_lab.checkpoints.checkpoint_files import StoredTensor
+from spec_lab.checkpoints.config import ModelConfig, num_mtp_modules, read_config_json, text_part
+from spec_lab.checkpoints.expert_sizes import ExpertSizes
+from spec_lab.checkpoints.families.deepseek import LATENT_ARCHITECTURES
+from spec_lab.checkpoints.families.table import READERS, read_decoder
+from spec_lab.checkpoints.hybrid_checkpoint import zero_centred
+from spec_lab.checkpoints.json_input import ConfigFields
+from spec_lab.checkpoints.mtp_layouts import (
+    EMBEDDING_NORM,
+    FINAL_NORM,
+    HIDDEN_NORM,
+    LAYOUTS,
+    PROJECTION,
+    UNSUPPORTED_TENSORS,
+    MtpLayout,
+    find_layout,
+)
+from spec_lab.checkpoints.plan import LayerPlan
+from spec_lab.checkpoints.tensor_shapes import layer_tensor_shapes
+from spec_lab.core.types import NormSide
+from spec_lab.errors import UserError
+
+KNOB = "drafter.path"
+# The engines' loaders skip these copies too, and let the target's embedding and head serve.
+SKIPPED_COPIES = ("embed_tokens.weight", "shared_head.head.weight")
+# With these the one layer of a config is of the kind with experts, whatever the trunk's first layer has.
+SPARSE_LAYER: Mapping[str, Any] = {
+    "first_k_dense_replace": 0,
+    "mlp_layer_types": None,
+    "mlp_only_layers": [],
+    "decoder_sparse_step": 1,
+}
+LATENT_TENSOR = "self_attn.kv_a_proj_with_mqa.weight"
+LATENT_ARCHITECTURE = "DeepseekV3ForCausalLM"
+QK_NORMS = ("self_attn.q_norm.weight", "self_attn.k_norm.weight")
+EXPERT_TENSORS = ("mlp.gate.", "mlp.experts.", "mlp.shared_expert")
+
+
+@dataclass(frozen=True, slots=True)
+class MtpConfig:
+    """The sizes that the modules of a checkpoint have in common.
+
+    Attributes:
+        layer: sizes, rope and options of a module's one decoder layer.
+        num_modules: how many the checkpoint has.
+        target_hidden: the target's hidden state a module reads, by the side of the target's final norm.
+        recycled_hidden: a module's own hidden state that the next draft reads, by the side of its final norm.
+    """
+
+    layer: ModelConfig
+    num_modules: int
+    target_hidden: NormSide
+    recycled_hidden: NormSide
+
+
+def load_mtp(
+    folder: Path, target: ModelConfig, num_modules: int, dtype: torch.dtype, device: torch.device | str
+) -> tuple[MtpConfig, list[dict[str, torch.Tensor]]]:
+    """Read the first `num_modules` modules for a target: their config, and each one's tensors in the common form.
+
+    The trunk's tensors, where the folder has them, are not looked at; copies of the target's embedding and head are
+    skipped.
+
+    Raises:
+        UserError: no module in the folder, or too few; a block or experts that are not supported; a module for another
+            target; tensors missing, of another shape or not expected.
+    """
+    config = read_config_json(folder, KNOB)
+    source = str(folder / "config.json")
+    decoder = {"architectures": config.get("architectures"), **text_part(config, source)}
+    num_layers = ConfigFields(decoder, source).integer("num_hidden_layers")
+    count = num_mtp_modules(config, source) or 1
+    layout, prefixes, stored = _stored_modules(folder, num_layers, count)
+    if num_modules > count:
+        raise UserError(
+            f"{folder}: has {count} MTP module{'s' if count > 1 else ''}, {num_modules} are wanted; "
+            f"use drafter.num_draft_tokens={count}, or drafter=mtp_eagle, which reuses one"
+        )
+    layer = _layer_config(decoder, layout, _names_below(stored, prefixes[0].layer), source)
+    _refuse_other_target(layer, target, source)
+    shapes = mtp_tensor_shapes(layer)
+    file_names = [{name: of_module.file_name(layout, name) for name in shapes} for of_module in prefixes]
+    wanted = {of_module[name]: shape for of_module in file_names for name, shape in shapes.items()}
+    check_tensors(stored, wanted, (), str(folder))
+    check_floating(stored, str(folder))
+    modules = [
+        _common_form({name: stored[file_name] for name, file_name in of_module.items()}, layout, dtype, device)
+        for of_module in file_names[:num_modules]
+    ]
+    return MtpConfig(layer, count, layout.target_hidden, layout.recycled_hidden), modules
+
+
+def mtp_tensor_shapes(layer: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Name and shapes of one module in the common form."""
+    hidden = layer.hidden_size
+    return {
+        EMBEDDING_NORM: (hidden,),
+        HIDDEN_NORM: (hidden,),
+        PROJECTION: (hidden, 2 * hidden),
+        **layer_tensor_shapes(layer.only_layer, hidden, attention_input_size=hidden),
+        FINAL_NORM: (hidden,),
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class _Prefixes:
+    """The place of one module's tensors in the file."""
+
+    module: str
+    layer: str
+
+    @classmethod
+    def of(cls, layout: MtpLayout, module: int, num_layers: int) -> _Prefixes:
+        numbers = {"module": module, "layer": num_layers + module}
+        return cls(layout.module_prefix.format(**numbers), layout.layer_prefix.format(**numbers))
+
+    def file_name(self, layout: MtpLayout, name: str) -> str:
+        return self.module + layout.names[name] if name in layout.names else self.layer + name
+
+
+def _stored_modules(
+    folder: Path, num_layers: int, count: int
+) -> tuple[MtpLayout, list[_Prefixes], dict[str, StoredTensor]]:
+    """Find the family, where each of the `count` modules stands, and their tensors, without copies of the target's."""
+    stored = stored_tensors(folder)
+    layout = find_layout(stored, num_layers)
+    if layout is None:
+        markers = ", ".join(layout.marker.format(module=0, layer=num_layers) for layout in LAYOUTS)
+        raise UserError(f"{folder}: holds no MTP module (none of {markers}); set {KNOB} to a checkpoint that does")
+    prefixes = [_Prefixes.of(layout, module, num_layers) for module in range(count)]
+    skipped = {of_module.module + name for of_module in prefixes for name in SKIPPED_COPIES}
+    starts = tuple(of_module.module for of_module in prefixes)
+    ours = {name: tensor for name, tensor in stored.items() if name.startswith(starts) and name not in skipped}
+    _refuse_unsupported_blocks(ours, folder)
+    return layout, prefixes, ours
+
+
+def _names_below(stored: Collection[str], prefix: str) -> set[str]:
+    return {name.removeprefix(prefix) for name in stored if name.startswith(prefix)}
+
+
+def _refuse_unsupported_blocks(stored: Collection[str], folder: Path) -> None:
+    for name in stored:
+        for part, block in UNSUPPORTED_TENSORS.items():
+            if part in name:
+                raise UserError(
+                    f"{folder}: an MTP module with {block} is not supported ({name}); "
+                    f"set {KNOB} to a module with grouped-query or latent attention"
+                )
+
+
+def _layer_config(decoder: Mapping[str, Any], layout: MtpLayout, names: Collection[str], source: str) -> ModelConfig:
+    """Return a module's decoder layer: sizes from the config; experts, biases, q and k norms as the stored `names` have
+    them.
+
+    A family of the lab's reads its own config. That of another is read as `layout.architecture`'s, but for the part of
+    a head that turns, which may then be any.
+    """
+    fields = ConfigFields(decoder, source)
+    named = fields.texts("architectures")
+    architecture = _architecture(named, layout, names)
+    one_layer = {"num_hidden_layers": 1, "layer_types": ["full_attention"], **SPARSE_LAYER}
+    options = {**layout.defaults, **decoder, **one_layer, "architectures": [architecture]}
+    if architecture in named:
+        layer = read_decoder(options, source)
+        rope = layer.only_layer.rope
+    else:
+        options, partial_rotary_factor = _without_partial_rotary(options, source)
+        layer = read_decoder(options, source)
+        rope = replace(layer.only_layer.rope, partial_rotary_factor=partial_rotary_factor)
+    if fields.flag("use_sliding_window"):
+        raise UserError(f"{source}: an MTP module with a sliding window is not supported; use a full-attention one")
+    plan = replace(
+        layer.only_layer,
+        qkv_bias="self_attn.q_proj.bias" in names,
+        o_bias="self_attn.o_proj.bias" in names,
+        qk_norm=layer.only_layer.qk_norm or any(name in names for name in QK_NORMS),
+        attention_gate=layout.attention_gate,
+        float32_norms=layout.zero_centred,
+        rope=rope,
+        experts=_experts(layer.only_layer, names, source),
+    )
+    return replace(layer, layers=(plan,))
+
+
+def _architecture(named: Collection[str], layout: MtpLayout, names: Collection[str]) -> str:
+    """Choose the family whose config the layer is read as. A file may name one with latent attention and hold modules
+    without, or the other way round: the tensors decide."""
+    is_latent = LATENT_TENSOR in names
+    fitting = [name for name in named if name in READERS and (name in LATENT_ARCHITECTURES) == is_latent]
+    return next(iter(fitting), LATENT_ARCHITECTURE if is_latent else layout.architecture)
+
+
+def _experts(plan: LayerPlan, names: Collection[str], source: str) -> ExpertSizes | None:
+    """Read the experts of a module that has some; the config alone would say what the trunk's layers have."""
+    of_experts = sorted(name for name in names if name.startswith(EXPERT_TENSORS))
+    if not of_experts:
+        return None
+    if plan.experts is None:
+        raise UserError(
+            f"{source}: no family with a mixture-of-experts MLP (MoE) that is supported, but its MTP module has one "
+            f"({of_experts[0]}); set {KNOB} to a module with a dense MLP, or of a Glm4MoeForCausalLM"
+        )
+    return plan.experts
+
+
+def _without_partial_rotary(config: dict[str, Any], source: str) -> tuple[dict[str, Any], float]:
+    """Return the config without the key that no target may have, and its value. It stands in either of two places."""
+    key = "partial_rotary_factor"
+    fields = ConfigFields(config, source)
+    rope_key = "rope_scaling" if fields.object("rope_scaling") else "rope_parameters"
+    rope = fields.object(rope_key)
+    factor = ConfigFields(rope, f"{source} (rope)").number(key, fields.number(key, 1.0))
+    return {**config, key: None, rope_key: {**rope, key: None}}, factor
+
+
+def _refuse_other_target(layer: ModelConfig, target: ModelConfig, source: str) -> None:
+    pairs = {
+        "hidden_size": (layer.hidden_size, target.hidden_size),
+        "vocab_size": (layer.vocab_size, target.vocab_size),
+    }
+    differing = [f"{name} is {ours}, the target has {its}" for name, (ours, its) in pairs.items() if ours != its]
+    if differing:
+        raise UserError(
+            f"{source}: MTP modules of another target ({'; '.join(differing)}); "
+            f"set {KNOB} to modules trained for this target"
+        )
+
+
+def _common_form(
+    stored: Mapping[str, StoredTensor], layout: MtpLayout, dtype: torch.dtype, device: torch.device | str
+) -> dict[str, torch.Tensor]:
+    """Read one module and undo what its family does differently."""
+    if layout.zero_centred:
+        stored = {name: zero_centred(it) if name.endswith("norm.weight") else it for name, it in stored.items()}
+    tensors = read_tensors(stored, dtype, device)
+    if layout.hidden_first:
+        hidden, embedding = tensors[PROJECTION].chunk(2, dim=1)
+        tensors[PROJECTION] = torch.cat((embedding, hidden), dim=1)
+    return tensors

@@ -1,0 +1,61 @@
+"""Says which quantized checkpoints are read, and which layers can be fp8, without torch: fp8 with a scale for each
+block, as DeepSeek-V3 has it.
+
+A matrix `X.weight` of float8_e4m3fn has its scales in `X.weight_scale_inv`, which despite the name are multiplied with
+(README_WEIGHTS.md of DeepSeek-V3). Blocks at the lower and the right edge may be cut off: a matrix of 576 rows has 4.5
+blocks of 128. The size of a block therefore comes from config.json, and not from the shapes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from spec_lab.checkpoints.json_input import ConfigFields, shown
+from spec_lab.errors import UserError
+
+if TYPE_CHECKING:
+    from spec_lab.checkpoints.config import ModelConfig
+
+SCALES_SUFFIX = "_scale_inv"
+REMEDY = "use the float16, bfloat16 or float32 checkpoint"
+
+Block = tuple[int, int]
+
+
+def read_block(config: Mapping[str, Any], source: str) -> Block | None:
+    """Read the size of a checkpoint's blocks from its config.json; None where nothing is quantized.
+
+    Raises:
+        UserError: it is quantized in another way.
+    """
+    options = ConfigFields(config, source).object("quantization_config")
+    if not options:
+        return None
+    fields = ConfigFields(options, f"{source} (quantization_config)")
+    method, form = fields.text("quant_method", "unnamed"), fields.text("fmt", "e4m3")
+    if (method, form) != ("fp8", "e4m3") or not fields.has("weight_block_size"):
+        raise UserError(
+            f"{source}: quantized checkpoints are not supported (quant_method {shown(method)}), but for fp8 of fmt "
+            f"e4m3 with a weight_block_size; {REMEDY}"
+        )
+    block = fields.integers("weight_block_size") or ()
+    if len(block) != 2 or min(block) < 1:
+        raise UserError(f"{source}: weight_block_size must be two positive integers, is {list(block[:4])}; {REMEDY}")
+    return block[0], block[1]
+
+
+def problem_of_fp8(model: ModelConfig) -> str | None:
+    """Name the kind of layer that `target.weight_dtype=fp8` knows no products of; None where it knows all."""
+    kinds = {
+        "layers of Gemma 4": model.gemma4 is not None,
+        "layers of experts": any(plan.experts is not None for plan in model.layers),
+        "latent attention (MLA)": any(plan.latent is not None for plan in model.layers),
+        "layers that keep a state (gated delta net)": model.keeps_states,
+    }
+    return next((kind for kind, is_there in kinds.items() if is_there), None)
+
+
+def scales_shape(shape: tuple[int, ...], block: Block) -> tuple[int, ...]:
+    """Return how many blocks a matrix has in each direction, begun ones included."""
+    return tuple(-(-length // size) for length, size in zip(shape, block, strict=True))

@@ -1,1 +1,0 @@
-"""This module says what cannot work together, found before anything is loaded, a module for each kind of part."""

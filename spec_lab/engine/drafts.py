@@ -1,0 +1,239 @@
+"""The shape of a round's drafts: a chain, or a tree."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+
+from spec_kernels.tree_reference import move_path_reference
+from spec_lab.core.draft_tree import DraftTree
+from spec_lab.core.layer_protocols import MetadataMover
+from spec_lab.core.prompts import PromptEnds
+from spec_lab.core.rows import rows_at
+from spec_lab.core.tree_protocols import JudgedRows, TreeAttentionBackend, TreeDrafter, TreeRule
+from spec_lab.core.types import AcceptanceInputs, AttentionMetadata, DraftStep, RoundBatch, VerifiedRound
+from spec_lab.engine.offers import Offers
+from spec_lab.engine.parts import Parts, VerifyOutput
+from spec_lab.engine.slots import SlotState
+from spec_lab.engine.stopping_loop import StepScope
+
+MovePath = Callable[
+    [
+        list[torch.Tensor],
+        torch.Tensor | None,
+        torch.Tensor | None,
+        torch.Tensor,
+        torch.Tensor,
+        torch.Tensor,
+        int,
+    ],
+    None,
+]
+"""Is `spec_kernels.tree_reference.move_path_reference`, or a kernel that does the same."""
+
+
+class Drafts(Protocol):
+    """Does what a round does otherwise for a tree than for a chain.
+
+    Attributes:
+        tree_rows: rows a request of verify, where drafts are a tree; else None.
+    """
+
+    tree_rows: int | None
+
+    def mark(self, batch: RoundBatch) -> RoundBatch:
+        """Note what a batch of tokens does not say of the drafts' shape."""
+        ...
+
+    def attention(self, batch: RoundBatch) -> AttentionMetadata:
+        """Build the metadata of verify's rows."""
+        ...
+
+    def judge(self, output: VerifyOutput, kept_logits: torch.Tensor | None) -> VerifiedRound:
+        """Let the rule judge the drafts, and leave those that it accepted as a chain."""
+        ...
+
+    def collect(self, offers: Offers, mover: MetadataMover, state: Any, scope: StepScope) -> tuple[Any, int]:
+        """Run the steps behind draft 1: all drafts, and how many a request as far as the host knows."""
+        ...
+
+    def leave(self, slots: SlotState, verified: VerifiedRound, drafts: Any) -> None:
+        """Leave the next round's inputs in the slots."""
+        ...
+
+    def start(self, slots: SlotState, ends: PromptEnds, drafts: Any) -> None:
+        """Leave the first round's inputs in the slots, behind a prompt pass."""
+        ...
+
+    def waiting(self, slots: SlotState, slot_ids: list[int]) -> list[list[int]]:
+        """Tell the host the drafts that wait in each of `slot_ids`, of a tree its spine."""
+        ...
+
+
+class Chain:
+    """Keeps the protocol `Drafts`: K drafts, each behind the one before it, in slots that may have room for more."""
+
+    tree_rows: int | None = None
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+
+    def mark(self, batch: RoundBatch) -> RoundBatch:
+        return batch
+
+    def attention(self, batch: RoundBatch) -> AttentionMetadata:
+        """Build the metadata of rows at positions L..L+K."""
+        num_rows = batch.input_ids.shape[1]
+        attention = self._parts.backend.build(
+            positions=batch.kv_lens.unsqueeze(1) + torch.arange(num_rows, device=batch.kv_lens.device),
+            seq_lens=batch.kv_lens + num_rows,
+            page_table=batch.page_table,
+            max_seq_len=batch.max_kv_len + num_rows,
+        )
+        attention.recurrent = batch.recurrent
+        return attention
+
+    def judge(self, output: VerifyOutput, kept_logits: torch.Tensor | None) -> VerifiedRound:
+        batch, num_verified = output.batch, output.batch.draft_tokens.shape[1]
+        if kept_logits is not None and kept_logits.shape[1] > num_verified:
+            kept_logits = kept_logits[:, :num_verified]
+        inputs = AcceptanceInputs(
+            logits=output.logits,
+            draft_tokens=batch.draft_tokens,
+            active=batch.active,
+            slot_ids=batch.slot_ids,
+            kv_lens=batch.kv_lens,
+            draft_logits=kept_logits,
+            num_drafts=batch.num_drafts,
+        )
+        return VerifiedRound(batch, self._parts.rule.accept(inputs), output.features)
+
+    def collect(self, offers: Offers, mover: MetadataMover, state: Any, scope: StepScope) -> tuple[torch.Tensor, int]:
+        drafts = offers.loop.run(self._parts, mover, state, offers.max_drafted, scope)
+        return drafts, drafts.shape[1]
+
+    def leave(self, slots: SlotState, verified: VerifiedRound, drafts: torch.Tensor) -> None:
+        slots.commit(verified.batch, verified.verification, _widened(drafts, slots))
+
+    def start(self, slots: SlotState, ends: PromptEnds, drafts: torch.Tensor) -> None:
+        slots.start(ends, _widened(drafts, slots))
+
+    def waiting(self, slots: SlotState, slot_ids: list[int]) -> list[list[int]]:
+        drafts: list[list[int]] = slots.input_ids[slot_ids, 1:].tolist()
+        return drafts
+
+
+def _widened(drafts: torch.Tensor, slots: SlotState) -> torch.Tensor:
+    """Fill [batch, drafts] up to the width of the slots."""
+    missing = slots.input_ids.shape[1] - 1 - drafts.shape[1]
+    return F.pad(drafts, (0, missing)) if missing else drafts
+
+
+@dataclass(frozen=True, slots=True)
+class TreeParts:
+    """The parts of a round that a tree asks more of, each also in its `Parts`, and what moves a path."""
+
+    drafter: TreeDrafter
+    rule: TreeRule
+    backend: TreeAttentionBackend
+    move_path: MovePath = move_path_reference
+
+    @classmethod
+    def of(cls, parts: Any, move_path: MovePath = move_path_reference) -> TreeParts:
+        """Take them from `parts`, of which drafter, rule and backend know trees."""
+        return cls(parts.drafter, parts.rule, parts.backend, move_path)
+
+
+class Tree:
+    """Keeps the protocol `Drafts`: N rows that each name their parent.
+
+    Behind accept stands a chain: the KV and the features of the accepted path lie where those of accepted drafts of a
+    chain would, so that catch-up, its pruning and all that follows are as they are.
+    """
+
+    def __init__(self, parts: Parts, tree: TreeParts, num_rows: int, page_size: int) -> None:
+        """`num_rows`: N of the tree, the root with the drafts."""
+        self._cache = parts.cache
+        self._tree = tree
+        self._depth = tree.drafter.num_draft_tokens
+        self._page_size = page_size
+        self.tree_rows: int | None = num_rows
+        num_slots = parts.slots.kv_lens.shape[0]
+        # The parent of each row of a slot's next tree, [num_slots + 1, N]; the last slot is the scratch slot.
+        self.parents = torch.zeros((num_slots, num_rows), dtype=torch.int64, device=parts.slots.kv_lens.device)
+
+    def mark(self, batch: RoundBatch) -> RoundBatch:
+        return replace(batch, parents=rows_at(self.parents, batch.slot_ids))
+
+    def attention(self, batch: RoundBatch) -> AttentionMetadata:
+        """Build the metadata of rows in slots L..L+N-1, at positions L + depth."""
+        parents = _parents(batch)
+        max_seq_len = batch.max_kv_len + parents.shape[1]
+        return self._tree.backend.build_tree(parents, self._depth, batch.kv_lens, batch.page_table, max_seq_len)
+
+    def judge(self, output: VerifyOutput, kept_logits: torch.Tensor | None) -> VerifiedRound:
+        """Let the rule walk the tree, and leave its path as a chain of n rows."""
+        batch = output.batch
+        judged = JudgedRows(
+            output.logits,
+            batch.input_ids,
+            _parents(batch),
+            batch.active,
+            batch.slot_ids,
+            batch.kv_lens,
+            kept_logits,
+        )
+        walk = self._tree.rule.walk(judged, self._depth)
+        return VerifiedRound(batch, walk.verification, self._compact(batch, walk.path, output.features))
+
+    def collect(self, offers: Offers, mover: MetadataMover, state: Any, scope: StepScope) -> tuple[DraftTree, int]:
+        """Run a step for each level behind the first. Branches move their own metadata."""
+        drafter = self._tree.drafter
+        columns = torch.arange(self._depth, device=self.parents.device)
+        with scope():
+            for index in range(1, self._depth):
+                drafter.step(state, DraftStep(index, columns[index : index + 1]))
+            return drafter.finish(state), self._depth
+
+    def leave(self, slots: SlotState, verified: VerifiedRound, drafts: DraftTree) -> None:
+        self.parents.index_copy_(0, verified.batch.slot_ids, drafts.parents)
+        slots.commit(verified.batch, verified.verification, drafts.tokens)
+
+    def start(self, slots: SlotState, ends: PromptEnds, drafts: DraftTree) -> None:
+        self.parents.index_copy_(0, ends.slot_ids, drafts.parents)
+        slots.start(ends, drafts.tokens)
+
+    def waiting(self, slots: SlotState, slot_ids: list[int]) -> list[list[int]]:
+        """Tell the spines: from the root on the first child of each, -1 behind the last."""
+        trees = zip(self.parents[slot_ids].tolist(), slots.input_ids[slot_ids].tolist(), strict=True)
+        return [spine(parents, tokens, self._depth) for parents, tokens in trees]
+
+    def _compact(self, batch: RoundBatch, path: torch.Tensor, features: torch.Tensor | None) -> torch.Tensor | None:
+        """Move the KV of the path's rows to the slots L + 1, L + 2, ... of all layers, and return their features.
+
+        Keys are rotated for their positions already. What is moved behind the path is junk, which the next verify
+        writes over.
+        """
+        moved = None if features is None else features.new_empty(path.numel(), features.shape[1])
+        caches = list(self._cache.tensors)
+        self._tree.move_path(caches, moved, features, path, batch.kv_lens, batch.page_table, self._page_size)
+        return moved
+
+
+def _parents(batch: RoundBatch) -> torch.Tensor:
+    assert batch.parents is not None, "a round of trees marks its batches"
+    return batch.parents
+
+
+def spine(parents: list[int], tokens: list[int], depth: int) -> list[int]:
+    """Return the tokens of the first child of each row from the root on; -1 behind the last."""
+    row: int | None = 0
+    drafts: list[int] = []
+    while row is not None and len(drafts) <= depth:
+        drafts.append(tokens[row])
+        row = next((child for child in range(row + 1, len(parents)) if parents[child] == row), None)
+    return [*drafts[1:], *[-1] * (depth + 1 - len(drafts))]

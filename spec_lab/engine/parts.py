@@ -1,0 +1,39 @@
+"""The parts that a round is made of, and what verify hands on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from spec_lab.core.kv_cache import PagedKVCache
+from spec_lab.core.layer_protocols import AttentionBackend, MetadataMover
+from spec_lab.core.protocols import AcceptanceRule, Drafter, StageTimer, Target
+from spec_lab.core.types import RoundBatch
+from spec_lab.engine.experts_read import ExpertsRead
+from spec_lab.engine.slots import SlotState
+
+
+@dataclass(slots=True)
+class Parts:
+    """Holds everything a round is made of. `mover` is the backend, unless its metadata is made stale on purpose."""
+
+    target: Target
+    drafter: Drafter[Any]
+    rule: AcceptanceRule
+    backend: AttentionBackend
+    mover: MetadataMover
+    cache: PagedKVCache
+    slots: SlotState
+    timer: StageTimer
+    experts_read: ExpertsRead
+
+
+@dataclass(slots=True)
+class VerifyOutput:
+    """Holds the target's answer to a batch: logits [batch, N, vocab], and the drafter's features [batch * N, ...]."""
+
+    batch: RoundBatch
+    logits: torch.Tensor
+    features: torch.Tensor | None

@@ -1,0 +1,188 @@
+"""Chooses what stands at auto (`attention`, `kernels`, `graph`) by device and drafter, when a run is composed.
+
+What runs on a CUDA device gets the fast option of each where nothing is said against it: the option is tried as if it
+had been typed, and where that would be refused the one that runs anywhere stays. A CPU has a fast option of `kernels`
+alone, where those know all of the target's layers and this machine can compile them. Everything behind this sees the
+options taken, and `RunConfig.auto` keeps which of them nobody named.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+from spec_lab.auto_knobs import RUNS_ANYWHERE
+from spec_lab.checkpoints.config import ModelConfig
+from spec_lab.errors import KERNELS, NO_KERNELS, UserError
+from spec_lab.menu import registry
+from spec_lab.menu.choices import Dtype, KernelSet, RelaxedPhase
+from spec_lab.menu.chosen import Chosen, choose
+from spec_lab.menu.config import AttentionConfig, CacheConfig, RunConfig
+from spec_lab.menu.devices import runs_on_cuda
+from spec_lab.menu.option import GraphOption
+from spec_lab.menu.refusals.run import problems
+from spec_lab.menu.refusals.weights import model_of
+
+AUTO = "auto"
+CPU_PREFILL_TOKENS, CUDA_PREFILL_TOKENS = 2048, 8192
+"""More rows a forward bring little on either: docs/log/prompt_passes.md. vLLM has 8192 on GPUs of this size."""
+ONE_PROMPT = 1
+"""Rows of several prompts take no share of a forward."""
+INVARIANT_ROWS = 16
+"""The rows that `spec_kernels.product_tiles` speaks of: said again, since composing needs no kernels on its path."""
+SHORT_CHUNK, LONG_CHUNK = 512, 8192
+"""The long one is for attention without masks, which are as large as a chunk times all keys before it."""
+
+
+@dataclass(frozen=True, slots=True)
+class AutoKnob:
+    """A knob that may stand at auto.
+
+    Attributes:
+        name_of: what a run has of it.
+        take: the same run with another option of it.
+        fast: is taken on a CUDA device unless something refuses it.
+        fast_on_cpu: is taken on a CPU unless something refuses it; None where nothing is faster there.
+        needs_triton: of the fast one.
+    """
+
+    name_of: Callable[[RunConfig], str]
+    take: Callable[[RunConfig, str], RunConfig]
+    fast: str
+    needs_triton: bool
+    fast_on_cpu: str | None = None
+
+
+def _take_attention(config: RunConfig, name: str) -> RunConfig:
+    return dataclasses.replace(config, attention=AttentionConfig(name=name))
+
+
+def _take_kernels(config: RunConfig, name: str) -> RunConfig:
+    return dataclasses.replace(config, kernels=KernelSet(name))
+
+
+def _take_graph(config: RunConfig, name: str) -> RunConfig:
+    return dataclasses.replace(config, graph=registry.load(config.extensions).find(GraphOption, name).schema())
+
+
+KNOBS: Mapping[str, AutoKnob] = {
+    "attention": AutoKnob(lambda config: config.attention.name, _take_attention, "triton", True),
+    "kernels": AutoKnob(lambda config: str(config.kernels), _take_kernels, "triton", True, "native"),
+    "graph": AutoKnob(lambda config: config.graph.name, _take_graph, "round", False),
+}
+
+
+def with_auto_chosen(config: RunConfig) -> RunConfig:
+    """Return the run with an option in place of each auto, and numbers in those of the nulls of `cache.prefill_*`.
+
+    Raises:
+        UserError: `auto`, which says what was chosen here, was typed.
+    """
+    if config.auto:
+        raise UserError("auto=[...] is what the lab writes into its record; leave it out")
+    on_cuda = runs_on_cuda(config.device)
+    open_knobs = {name: knob for name, knob in KNOBS.items() if knob.name_of(config) == AUTO}
+    for name, knob in open_knobs.items():
+        config = knob.take(config, RUNS_ANYWHERE[name])
+    chosen, apart = _chosen(config), False
+    if chosen is not None:
+        for knob in open_knobs.values():
+            chosen = _faster(chosen, knob) if on_cuda else _faster_on_cpu(chosen, knob)
+        config, apart = chosen.config, on_cuda and _rounds_are_row_invariant(chosen)
+    return dataclasses.replace(config, auto=sorted(open_knobs), cache=_with_prompt_sizes(config, on_cuda, apart))
+
+
+def _chosen(config: RunConfig) -> Chosen | None:
+    """Resolve a run; None where it names what nothing registered, which is refused when it is to start."""
+    try:
+        return choose(config)
+    except UserError:
+        return None
+
+
+def _with_prompt_sizes(config: RunConfig, on_cuda: bool, apart: bool) -> CacheConfig:
+    """Return the cache with the rows of a prompt's forwards as they are, where nothing was said of them.
+
+    Args:
+        apart: whether each prompt has forwards of its own.
+    """
+    cache = config.cache
+    if cache.prefill_chunk is None:
+        # With this phase a prompt's last chunk decides what is relaxed, and no device may decide that.
+        reads_chunks = getattr(config.acceptance, "phase", None) == RelaxedPhase.round
+        is_long = on_cuda and config.attention.name == KNOBS["attention"].fast and not reads_chunks
+        cache = dataclasses.replace(cache, prefill_chunk=LONG_CHUNK if is_long else SHORT_CHUNK)
+    if cache.prefill_tokens is None:
+        budget = CUDA_PREFILL_TOKENS if on_cuda else CPU_PREFILL_TOKENS
+        cache = dataclasses.replace(cache, prefill_tokens=ONE_PROMPT if apart else budget)
+    return cache
+
+
+def _rounds_are_row_invariant(chosen: Chosen) -> bool:
+    """Tell whether a full round has so few rows that none depends on the others, where the target's layers are such.
+
+    A prompt's forward is of many rows, whose rounding follows from how many they are. Where decoding is to be the same
+    bit for bit, each prompt therefore has a forward of its own: which others come with it is decided by when requests
+    end, and drafts change that.
+    """
+    config = chosen.config
+    has_kernels = (config.attention.name, str(config.kernels)) == (KNOBS["attention"].fast, KNOBS["kernels"].fast)
+    tree, has_16_bits = chosen.sizes, config.dtype != Dtype.float32
+    num_rows = config.drafter.num_draft_tokens + 1 if tree is None else tree.num_rows
+    if not (config.row_invariant and has_kernels and has_16_bits and config.batch_size * num_rows <= INVARIANT_ROWS):
+        return False
+    model = model_of(chosen)
+    return model is not None and config.target.tensor_parallel == 1 and not _promises_nothing(model)
+
+
+def _promises_nothing(model: ModelConfig) -> bool:
+    """Tell whether some layer's rows depend on the others, or are not promised not to."""
+    return model.keeps_states or any(plan.experts is not None or plan.latent is not None for plan in model.layers)
+
+
+def _faster(chosen: Chosen, knob: AutoKnob) -> Chosen:
+    """Return the run with the knob's fast option, or as it is where that would be refused."""
+    if knob.needs_triton and (find_spec("triton") is None or os.environ.get("TRITON_INTERPRET")):
+        return chosen
+    faster = chosen.again(knob.take(chosen.config, knob.fast))
+    return faster if set(problems(faster)) <= set(problems(chosen)) else chosen
+
+
+def _faster_on_cpu(chosen: Chosen, knob: AutoKnob) -> Chosen:
+    """Return the run with what is fast on a CPU, where the target's layers have it and this machine can compile it."""
+    if knob.fast_on_cpu is None:
+        return chosen
+    faster = chosen.again(knob.take(chosen.config, knob.fast_on_cpu))
+    return faster if _fits_native(faster, chosen) and problem_of_native() is None else chosen
+
+
+def _fits_native(native: Chosen, chosen: Chosen) -> bool:
+    """Tell whether nothing more speaks against a run with kernels in C than without, and the target has such layers."""
+    if not set(problems(native)) <= set(problems(chosen)):
+        return False
+    model = model_of(chosen)
+    return model is not None and model.gemma4 is None and all(plan.fits_native for plan in model.layers)
+
+
+def problem_of_native() -> str | None:
+    """Say what is missing for the C of `spec_kernels.native`; None where it is there."""
+    if find_spec(KERNELS) is None:
+        return NO_KERNELS
+    from spec_kernels.native import build
+
+    return build.problem()
+
+
+def describe_auto(config: RunConfig) -> str:
+    """Say in a line what was chosen, as in `attention=torch graph=eager`, and what alone a CPU lacks for faster ones;
+    empty where every option was named."""
+    chosen = " ".join(f"{name}={KNOBS[name].name_of(config)}" for name in config.auto)
+    if "kernels" not in config.auto or runs_on_cuda(config.device):
+        return chosen
+    here = _chosen(config)
+    fits = here is not None and _fits_native(here.again(_take_kernels(config, KernelSet.native)), here)
+    problem = problem_of_native() if fits else None
+    return chosen if problem is None else f"{chosen}, not kernels=native: {problem}"

@@ -1,0 +1,112 @@
+"""The closed sets of values that knobs take."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Self
+
+
+class Choice(StrEnum):
+    """A closed set of values of a knob. A member is named as it is typed, and says in `help` what it means."""
+
+    help: str
+
+    def __new__(cls, value: str, explanation: str = "") -> Self:
+        member = str.__new__(cls, value)
+        member._value_ = value
+        member.help = explanation
+        return member
+
+
+class Dtype(Choice):
+    """The types that weights and activations can be kept in."""
+
+    auto = "auto", "float32 on a CPU, else bfloat16"
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+    float16 = "float16"
+
+
+class KernelSet(Choice):
+    """The kinds of kernels that can compute the small steps of a round."""
+
+    auto = (
+        "auto",
+        "triton on a CUDA device, native on a CPU with a C compiler, each where the run can have it; else torch",
+    )
+    torch = "torch"
+    triton = "triton", "a GPU, or TRITON_INTERPRET=1"
+    native = "native", "C compiled for this CPU; one thread, float32, chains"
+
+
+class ReferenceChoice(Choice):
+    """The references that can be measured beside a run."""
+
+    plain = "plain", "no drafter"
+    unpruned = "unpruned", "no pruning"
+    eager = "eager", "no graph"
+
+
+class LoggerMode(Choice):
+    """The places to which W&B's records can go."""
+
+    auto = "auto", "online with a key, else offline"
+    online = "online"
+    offline = "offline"
+    disabled = "disabled"
+
+
+class Unusable(Choice):
+    """The ways to go on where a prompt of a file cannot be used."""
+
+    refuse = "refuse", "the run does not begin"
+    skip = "skip", "the prompt is left out, and named"
+
+
+class Weights(Choice):
+    """The places from which a model's weights can come."""
+
+    checkpoint = "checkpoint"
+    random = "random", "made on the device, for speed studies; config.json is all that is read"
+
+
+class WeightDtype(Choice):
+    """The types that the weights of the products of a target's layers can be kept in."""
+
+    auto = "auto", "dtype"
+    fp8 = "fp8", "e4m3 with a float32 scale for 128 x 128, widened as it is read"
+
+
+class Rollback(Choice):
+    """The ways to take rejected drafts back from layers that keep a state."""
+
+    checkpoints = "checkpoints", "a state behind each verify row; an index says which one stays"
+    replay = "replay", "one state; the next round does again what was accepted"
+
+
+class DraftSampling(Choice):
+    """The ways to pick drafts."""
+
+    greedy = "greedy"
+    distribution = "distribution", "at sampling.temperature"
+
+
+class DraftStop(Choice):
+    """The ways in which a request's drafting ends before K."""
+
+    none = "none", "it does not"
+    confidence = "confidence", "with the draft at which the product of top-1 probabilities falls under stop_threshold"
+
+
+class DraftMetadata(Choice):
+    """The ways in which attention metadata moves between the draft steps of a graph."""
+
+    in_place = "in_place"
+    stale = "stale", "wrong on purpose"
+
+
+class RelaxedPhase(Choice):
+    """The parts of a text in which relaxed acceptance is on."""
+
+    token = "token", "by the markers before each token"
+    round = "round", "by those before the round, as TensorRT-LLM"

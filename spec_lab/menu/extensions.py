@@ -1,0 +1,108 @@
+"""Modules outside this package that add options: named by `extensions=[MODULE]`, or installed with an entry point.
+
+A module has a function `register(registry)`. A package may have a folder `conf/` with the YAML of its options and with
+experiments; it joins the search path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from importlib import import_module, metadata
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from spec_lab.errors import UserError, describe_error
+from spec_lab.record.provenance import git_revision
+from spec_lab.record.schema import ExtensionOrigin
+
+if TYPE_CHECKING:
+    from spec_lab.menu.registry import Registry
+
+ENTRY_POINTS = "spec_lab.extensions"
+"""The group under which an installed package names its module."""
+
+
+@dataclass(frozen=True, slots=True)
+class Extension:
+    """A module that adds options."""
+
+    name: str
+    module: ModuleType
+
+    @property
+    def conf(self) -> Path | None:
+        """The package's own `conf/`; None where there is none."""
+        folders = [Path(folder) / "conf" for folder in getattr(self.module, "__path__", [])]
+        return next((folder.resolve() for folder in folders if folder.is_dir()), None)
+
+    def origin(self) -> ExtensionOrigin:
+        """Return its version, and the revision of the checkout that its file is tracked in."""
+        file = None if self.module.__file__ is None else Path(self.module.__file__).resolve()
+        revision = None if file is None else git_revision(file.parent, file.name)
+        return {"version": self._version(), "revision": revision}
+
+    def _version(self) -> str | None:
+        """Return the version of the distribution that it came with, else its `__version__`."""
+        top = self.name.partition(".")[0]
+        for distribution in metadata.packages_distributions().get(top, []):
+            return metadata.version(distribution)
+        version = getattr(self.module, "__version__", None)
+        return None if version is None else str(version)
+
+    def register(self, registry: Registry) -> None:
+        """Let the module add its options.
+
+        Raises:
+            UserError: it has no such function, or the function fails.
+        """
+        register = getattr(self.module, "register", None)
+        if not callable(register):
+            raise UserError(f"extensions: {self.name} has no function register(registry); docs/extend.md shows one")
+        try:
+            register(registry)
+        except UserError:
+            raise
+        except (Exception, SystemExit) as error:
+            raise UserError(f"extensions: {self.name}.register fails ({describe_error(error)}); mend it") from error
+
+
+def find_extensions(names: Iterable[str]) -> list[Extension]:
+    """Find installed extensions, then the modules named, each once.
+
+    Raises:
+        UserError: one cannot be imported.
+    """
+    installed = [point.value for point in metadata.entry_points(group=ENTRY_POINTS)]
+    return [find_extension(name) for name in dict.fromkeys([*installed, *names])]
+
+
+def find_extension(name: str) -> Extension:
+    """Import the module of an extension; UserError where it cannot be imported."""
+    return Extension(name, _import(name))
+
+
+def _import(name: str) -> ModuleType:
+    if not all(part.isidentifier() for part in name.split(".")):
+        raise UserError(
+            f"extensions: {name!r} is no module's name; write it as an import does, such as extensions=[my_lab], and "
+            "put the folder that holds it on PYTHONPATH"
+        )
+    try:
+        return import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
+            raise UserError(
+                f"extensions: there is no module {name}; install it, or put the folder that holds it on PYTHONPATH"
+            ) from error
+        raise _broken(name, error) from error
+    except (Exception, SystemExit) as error:
+        raise _broken(name, error) from error
+
+
+def _broken(name: str, error: Exception | SystemExit) -> UserError:
+    remedy = f'python -c "import {name}" shows where'
+    if isinstance(error, SystemExit):  # Python shows no place of it
+        remedy = "it must not end the process; mend it"
+    return UserError(f"extensions: {name} cannot be imported ({describe_error(error)}); {remedy}")

@@ -1,0 +1,88 @@
+"""This module says of a run how many drafts its requests may offer: its K by batch, its stop and its budget of rows. It
+imports no torch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+from spec_lab.engine.k_schedule import KSchedule, problem_of
+from spec_lab.menu.choices import DraftStop
+from spec_lab.menu.config import RunConfig
+
+MAX_DRAFT_TOKENS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class RunOffers:
+    """The drafts that requests may offer: all K of them, or fewer.
+
+    Attributes:
+        num_draft_tokens: K.
+        ranges: of `drafter.k_schedule`, which may be some that cannot be read; None is one K for all.
+        threshold: the confidence under which a request's drafting ends; None where it does not.
+        budget: of rows a round; None is all of them.
+    """
+
+    num_draft_tokens: int
+    ranges: list[list[int]] | None
+    threshold: float | None
+    budget: int | None
+
+    @property
+    def schedule(self) -> KSchedule | None:
+        """Returns the K of each batch size, where its ranges can be read; None where there is one K for all."""
+        return None if self.ranges is None else KSchedule.of(self.ranges)
+
+    @property
+    def smallest_k(self) -> int:
+        """Returns the fewest drafts that a round of any batch has room for; K where no schedule can be read."""
+        if self.ranges is None or problem_of(self.ranges, MAX_DRAFT_TOKENS) is not None:
+            return self.num_draft_tokens
+        return KSchedule.of(self.ranges).choices[-1]
+
+    @property
+    def read_confidences(self) -> bool:
+        """Tells whether anything asks how sure the drafter is of its drafts."""
+        return self.threshold is not None or self.budget is not None
+
+    @property
+    def may_be_fewer(self) -> bool:
+        """Tells whether a request may offer fewer than K drafts."""
+        return self.read_confidences or self.ranges is not None
+
+    @property
+    def named(self) -> str:
+        """Returns the knob by which a request may offer fewer than K drafts, as it was typed."""
+        if self.ranges is not None:
+            ranges = ",".join(f"[{','.join(map(str, entry))}]" for entry in self.ranges)
+            return f"drafter.k_schedule=[{ranges}]"
+        return "drafter.stop=confidence" if self.budget is None else f"verify.budget={self.budget}"
+
+
+def run_offers(config: RunConfig) -> RunOffers:
+    """Read of a run what its requests may offer."""
+    drafter: Any = config.drafter
+    stops = getattr(drafter, "stop", DraftStop.none) == DraftStop.confidence
+    threshold = drafter.stop_threshold if stops else None
+    return RunOffers(drafter.num_draft_tokens, drafter.k_schedule, threshold, config.verify.budget)
+
+
+def without_offers() -> str:
+    """Return the overrides with which all drafts are offered."""
+    return "drafter.stop=none drafter.k_schedule=null verify.budget=null"
+
+
+def with_largest_k(config: RunConfig) -> RunConfig:
+    """Return the same run with the largest K of its schedule as K, unless somebody set K: what then differs is
+    refused."""
+    drafter = config.drafter
+    usual = next(field.default for field in dataclasses.fields(drafter) if field.name == "num_draft_tokens")
+    if drafter.k_schedule is None or drafter.num_draft_tokens != usual or usual == 0:
+        return config
+    if problem_of(drafter.k_schedule, MAX_DRAFT_TOKENS) is not None:
+        return config
+    largest = KSchedule.of(drafter.k_schedule).choices[0]
+    return dataclasses.replace(config, drafter=dataclasses.replace(drafter, num_draft_tokens=largest))

@@ -1,0 +1,77 @@
+"""Refuses what no drafter, or no drafter with a rule, can do. Functions like those of `menu.refusals.run`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from spec_lab.menu.choices import DraftSampling
+from spec_lab.menu.chosen import Chosen
+from spec_lab.menu.offers import MAX_DRAFT_TOKENS
+
+
+def drafting_needs_tokens(chosen: Chosen) -> str | None:
+    """A drafter that drafts a chain drafts between one token and the most there can be; a tree bounds its own depth."""
+    drafter = chosen.config.drafter
+    if not chosen.drafter.drafts or chosen.sizes is not None:
+        return None
+    if 1 <= drafter.num_draft_tokens <= MAX_DRAFT_TOKENS:
+        return None
+    if drafter.num_draft_tokens == 0:
+        return (
+            f"drafter={drafter.name} with drafter.num_draft_tokens=0 drafts nothing; "
+            "use drafter=none or drafter.num_draft_tokens=3"
+        )
+    return (
+        f"drafter.num_draft_tokens={drafter.num_draft_tokens} is outside 1..{MAX_DRAFT_TOKENS}; "
+        "use drafter.num_draft_tokens=3"
+    )
+
+
+def rule_is_greedy(chosen: Chosen) -> str | None:
+    """Some rules have no meaning at a temperature above 0; their rows say why."""
+    config = chosen.config
+    why = chosen.rule.greedy_only
+    if why is None or config.sampling.temperature <= 0:
+        return None
+    return (
+        f"acceptance={config.acceptance.name} {why}, which sampling.temperature={config.sampling.temperature} does not "
+        "take; use sampling.temperature=0 or acceptance=rejection"
+    )
+
+
+def greedy_text_is_followed(chosen: Chosen) -> str | None:
+    """Some drafters need an output that is plain greedy decoding's; their rows say why."""
+    config = chosen.config
+    why = chosen.drafter.follows_greedy_text
+    if why is None:
+        return None
+    if config.sampling.temperature > 0:
+        return (
+            f"drafter={config.drafter.name} {why}, which sampling.temperature={config.sampling.temperature} does not "
+            "follow; use sampling.temperature=0"
+        )
+    if chosen.rule.keeps_greedy_text:
+        return None
+    return (
+        f"drafter={config.drafter.name} {why}, which acceptance={config.acceptance.name} does not follow; "
+        "use acceptance=strict"
+    )
+
+
+def sampled_drafts_need_a_temperature(chosen: Chosen) -> str | None:
+    """Sampled drafts are drawn at the run's temperature, which must be one. Greedy rules with them end here too."""
+    sampling = getattr(chosen.config.drafter, "draft_sampling", DraftSampling.greedy)
+    if sampling == DraftSampling.greedy or chosen.config.sampling.temperature > 0:
+        return None
+    return (
+        f"drafter.draft_sampling={sampling} draws at sampling.temperature, which is 0; use "
+        "drafter.draft_sampling=greedy or sampling.temperature=1 acceptance=rejection"
+    )
+
+
+DRAFTER_CHECKS: tuple[Callable[[Chosen], str | None], ...] = (
+    drafting_needs_tokens,
+    rule_is_greedy,
+    greedy_text_is_followed,
+    sampled_drafts_need_a_temperature,
+)

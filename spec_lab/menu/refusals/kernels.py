@@ -1,0 +1,75 @@
+"""Refuses what kernels of Triton and of C cannot work with. Functions like those of `menu.refusals.run`; no torch.
+
+What only the machine at hand can tell, as with device=auto, is refused by `wiring.triton`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from spec_lab.menu.choices import Dtype, KernelSet
+from spec_lab.menu.chosen import Chosen
+from spec_lab.menu.devices import runs_on_cuda
+
+
+def interpreted_dtype(chosen: Chosen) -> str | None:
+    """The kernels run in Triton's interpreter on a CPU, whose bfloat16 products are silently wrong."""
+    config = chosen.config
+    knob = _triton_knob(chosen)
+    if knob is None or config.device != "cpu" or config.dtype != Dtype.bfloat16:
+        return None
+    return f"{knob}=triton on a CPU is Triton's interpreter, which gets dtype=bfloat16 wrong; use dtype=float32"
+
+
+def triton_needs_a_device(chosen: Chosen) -> str | None:
+    """Triton compiles for a GPU; on a CPU it has its interpreter alone, which must be asked for."""
+    knob = _triton_knob(chosen)
+    if knob is None or chosen.config.device != "cpu" or os.environ.get("TRITON_INTERPRET"):
+        return None
+    return (
+        f"{knob}=triton has no CUDA device with device=cpu; use {knob}=torch, or set TRITON_INTERPRET=1 in the "
+        "environment to run the kernels in Triton's interpreter, which is slow"
+    )
+
+
+def _triton_knob(chosen: Chosen) -> str | None:
+    """Return the first knob that asks for Triton."""
+    if chosen.attention.needs_triton:
+        return "attention"
+    return "kernels" if chosen.config.kernels == KernelSet.triton else None
+
+
+def native_needs_a_plain_run(chosen: Chosen) -> str | None:
+    """The kernels in C know float32, the cache of attention=torch, chains, and one thread."""
+    config = chosen.config
+    if config.kernels != KernelSet.native:
+        return None
+    asked = "null" if config.num_threads is None else config.num_threads
+    num_threads = config.num_threads or chosen.target.num_threads
+    wrong = {
+        f"device={config.device}": (runs_on_cuda(config.device), "device=cpu"),
+        f"dtype={config.dtype}": (config.dtype not in (Dtype.auto, Dtype.float32), "dtype=float32"),
+        f"attention={config.attention.name}": (config.attention.name not in ("auto", "torch"), "attention=torch"),
+        f"tree={config.tree.name}": (chosen.sizes is not None, "tree=none"),
+        f"num_threads={asked}": (
+            num_threads != 1,
+            "num_threads=1",
+        ),
+        f"target.tensor_parallel={config.target.tensor_parallel}": (
+            config.target.tensor_parallel > 1,
+            "target.tensor_parallel=1",
+        ),
+    }
+    found = next(((knob, remedy) for knob, (is_wrong, remedy) in wrong.items() if is_wrong), None)
+    if found is None:
+        return None
+    knob, remedy = found
+    return f"kernels=native is for float32 chains on one thread of a CPU, not {knob}; use {remedy}, or kernels=torch"
+
+
+KERNEL_CHECKS: tuple[Callable[[Chosen], str | None], ...] = (
+    interpreted_dtype,
+    triton_needs_a_device,
+    native_needs_a_plain_run,
+)

@@ -1,0 +1,135 @@
+"""Refuses what cannot be where requests may offer fewer than K drafts. Functions like those of `menu.refusals.run`;
+imports no torch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+from spec_lab.engine.k_schedule import problem_of
+from spec_lab.menu.chosen import Chosen
+from spec_lab.menu.offers import MAX_DRAFT_TOKENS, without_offers
+
+Check = Callable[[Chosen], str | None]
+
+
+def schedule_can_be_read(chosen: Chosen) -> str | None:
+    """The ranges of `drafter.k_schedule` ascend, and its largest K is K."""
+    config = chosen.config
+    ranges = config.drafter.k_schedule
+    if ranges is None:
+        return None
+    if (problem := problem_of(ranges, MAX_DRAFT_TOKENS)) is not None:
+        return f"drafter.k_schedule: {problem}; use drafter.k_schedule=[[1,4,5],[5,16,3],[17,64,0]]"
+    schedule = chosen.offers.schedule
+    assert schedule is not None
+    largest, num_draft_tokens = schedule.choices[0], config.drafter.num_draft_tokens
+    if largest == num_draft_tokens or not chosen.drafter.drafts:
+        return None
+    return (
+        f"drafter.num_draft_tokens={num_draft_tokens} is not the largest K of drafter.k_schedule, {largest}, which "
+        "stands for it; leave out drafter.num_draft_tokens"
+    )
+
+
+def threshold_is_read(chosen: Chosen) -> str | None:
+    """`drafter.stop_threshold` has a meaning with a stop only."""
+    drafter: Any = chosen.config.drafter
+    if not hasattr(drafter, "stop") or chosen.offers.threshold is not None:
+        return None
+    usual = next(field.default for field in dataclasses.fields(drafter) if field.name == "stop_threshold")
+    if drafter.stop_threshold == usual:
+        return None
+    return (
+        f"drafter.stop_threshold={drafter.stop_threshold} is not read by drafter.stop={drafter.stop}; leave it out or "
+        "use drafter.stop=confidence"
+    )
+
+
+def there_are_drafts(chosen: Chosen) -> str | None:
+    """Plain decoding offers nothing."""
+    if chosen.drafter.drafts:
+        return None
+    return f"{chosen.offers.named} has nothing to offer with drafter={chosen.config.drafter.name}; leave it out"
+
+
+def confidence_is_noted(chosen: Chosen) -> str | None:
+    """The drafter must say how sure it is."""
+    option = chosen.drafter
+    if not option.drafts or option.notes_confidence or not chosen.offers.read_confidences:
+        return None
+    return (
+        f"{chosen.offers.named} goes by the drafter's confidence, and drafter={option.name} notes none; "
+        f"use {without_offers()}, or drafter=eagle3"
+    )
+
+
+def a_row_is_left_for_drafts(chosen: Chosen) -> str | None:
+    """Verification runs a row for the pending token of each request, whatever the budget; the rest is for drafts."""
+    config = chosen.config
+    budget = config.verify.budget
+    if budget is None or budget > config.batch_size:
+        return None
+    return (
+        f"verify.budget={budget} leaves no row for a draft beside one for each of batch_size={config.batch_size} "
+        f"requests; use verify.budget={2 * config.batch_size}, or verify.budget=null for all rows"
+    )
+
+
+def drafts_are_a_chain(chosen: Chosen) -> str | None:
+    """A tree says itself which of its drafts are verified."""
+    if chosen.sizes is None:
+        return None
+    return f"{chosen.offers.named} leaves out drafts of a chain; use tree=none or {without_offers()}"
+
+
+def rule_takes_fewer(chosen: Chosen) -> str | None:
+    """The rule must know which drafts it may accept."""
+    rule = chosen.rule
+    if rule.takes_fewer_drafts:
+        return None
+    return (
+        f"{chosen.offers.named} leaves out drafts, which acceptance={rule.name} would not see; use acceptance=strict "
+        f"or {without_offers()}"
+    )
+
+
+def recorded_rows_are_all_offered(chosen: Chosen) -> str | None:
+    """Kept verify rows are judged again by other rules, which would have been offered the same drafts."""
+    config = chosen.config
+    if config.record.topk < 1:
+        return None
+    return (
+        f"record.topk={config.record.topk} keeps rows of drafts that were all offered; use record.topk=0 or "
+        f"{without_offers()}"
+    )
+
+
+def _where_fewer_are_offered(check: Check) -> Check:
+    """Make of a check the same one, asked only of runs in which a request may offer fewer than K drafts."""
+
+    @wraps(check)
+    def asked(chosen: Chosen) -> str | None:
+        return check(chosen) if chosen.offers.may_be_fewer else None
+
+    return asked
+
+
+OFFER_CHECKS: tuple[Check, ...] = (
+    schedule_can_be_read,
+    threshold_is_read,
+    a_row_is_left_for_drafts,
+    *map(
+        _where_fewer_are_offered,
+        (
+            there_are_drafts,
+            confidence_is_noted,
+            drafts_are_a_chain,
+            rule_takes_fewer,
+            recorded_rows_are_all_offered,
+        ),
+    ),
+)

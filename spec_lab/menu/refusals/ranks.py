@@ -1,0 +1,63 @@
+"""This module says what speaks against the number of processes, in functions like those of `menu.refusals.run`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from spec_lab.checkpoints.can_split import problem_of_split
+from spec_lab.errors import UserError
+from spec_lab.menu.chosen import Chosen
+from spec_lab.menu.config import RunConfig
+from spec_lab.menu.refusals.weights import model_of
+from spec_lab.ranks import ranks
+
+
+def as_many_ranks(chosen: Chosen) -> str | None:
+    """There must be a process for each part of the target, and none besides."""
+    wanted, started = chosen.config.target.tensor_parallel, ranks().size
+    if wanted == started or wanted < 1:
+        return None
+    if started == 1:
+        return (
+            f"target.tensor_parallel={wanted} needs {wanted} processes, and this is one; start it with "
+            f"torchrun --nproc-per-node {wanted} -m spec_lab, or use target.tensor_parallel=1"
+        )
+    return (
+        f"target.tensor_parallel={wanted} is not the {started} processes that were started (WORLD_SIZE={started}); "
+        f"use target.tensor_parallel={started}, or start {wanted}"
+    )
+
+
+def ranks_choose_their_device(chosen: Chosen) -> str | None:
+    """Two parts on one GPU have no more room than the whole."""
+    config = chosen.config
+    if config.target.tensor_parallel == 1 or ":" not in config.device:
+        return None
+    return (
+        f"device={config.device} is one GPU for target.tensor_parallel={config.target.tensor_parallel} processes; "
+        "use device=cuda, of which each takes its own"
+    )
+
+
+def target_can_be_split(chosen: Chosen) -> str | None:
+    """Every layer must have parts, as its config.json says; one that cannot be read is refused where it is needed."""
+    size = chosen.config.target.tensor_parallel
+    model = None if size < 2 else model_of(chosen)
+    plans = () if model is None else model.layers
+    return next((problem for plan in plans if (problem := problem_of_split(plan, size))), None)
+
+
+def refuse_split(config: RunConfig, program: str) -> None:
+    """Raise UserError where `program`, which works in one process, is to split its target."""
+    if config.target.tensor_parallel != 1:
+        raise UserError(
+            f"target.tensor_parallel={config.target.tensor_parallel}: {program} works in one process; "
+            "use target.tensor_parallel=1, or run it with torchrun -m spec_lab"
+        )
+
+
+RANK_CHECKS: tuple[Callable[[Chosen], str | None], ...] = (
+    ranks_choose_their_device,
+    target_can_be_split,
+    as_many_ranks,
+)

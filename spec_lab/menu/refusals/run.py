@@ -1,0 +1,226 @@
+"""This module says what cannot work, found before anything is loaded.
+
+Each check looks at a `Chosen` run and returns None, or one line that names the knob and the remedy. A pair that
+is pointless but harmless passes: `prune=catchup` with a drafter that has no catch-up step is a logged no-op, so that
+sweeps compose. What only a loaded model can tell (shapes, tokenizers, prompt lengths) is refused by its loader.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable
+
+from spec_lab.errors import UserError
+from spec_lab.menu.bounds import out_of_bounds
+from spec_lab.menu.choices import Dtype
+from spec_lab.menu.chosen import Chosen, choose
+from spec_lab.menu.config import RunConfig
+from spec_lab.menu.option import WorkloadOption
+from spec_lab.menu.refusals.drafters import DRAFTER_CHECKS
+from spec_lab.menu.refusals.graphs import GRAPH_CHECKS
+from spec_lab.menu.refusals.kernels import KERNEL_CHECKS
+from spec_lab.menu.refusals.names import refuse_name, refuse_output_dir
+from spec_lab.menu.refusals.offers import OFFER_CHECKS
+from spec_lab.menu.refusals.ranks import RANK_CHECKS
+from spec_lab.menu.refusals.trees import TREE_CHECKS
+from spec_lab.menu.refusals.weights import WEIGHT_CHECKS
+
+NUM_RESERVED_PAGES = 2  # of core.kv_cache, which imports torch; a test holds the two together
+MAX_RECORDED_TOPK = 128
+MOST_THREADS_A_CORE = 8
+# Under these, float32 logits overflow when they are divided, and rounding decides which tokens stay. The likeliest
+# token has all of the probability long before.
+LEAST_TEMPERATURE = 1e-6
+LEAST_TOP_P = 1e-6
+DEVICES = ("auto", "cpu", "cuda")
+
+Check = Callable[[Chosen], str | None]
+
+
+def admit(config: RunConfig) -> Chosen:
+    """Return what a run chose that may start; UserError with the first refusal where it may not."""
+    chosen = choose(config)
+    found = problems(chosen)
+    if found:
+        more = f" (and {len(found) - 1} more: see --dry-run)" if len(found) > 1 else ""
+        raise UserError(found[0] + more)
+    return chosen
+
+
+def refusals(config: RunConfig) -> list[str]:
+    """Return everything that speaks against the run, a line each; empty when it may start."""
+    try:
+        return problems(choose(config))
+    except UserError as error:
+        return [str(error)]
+
+
+def problems(chosen: Chosen) -> list[str]:
+    """Return what the lab's checks, and the chosen rows themselves, say against a run, a line each."""
+    config = chosen.config
+    own = (refusal(config) for row in chosen.rows for refusal in row.refusals)
+    found = [*(check(chosen) for check in CHECKS), *own]
+    return [*out_of_bounds(config), *(message for message in found if message is not None)]
+
+
+def run_name(chosen: Chosen) -> str | None:
+    """The name of a run can begin that of a folder."""
+    return refuse_name(chosen.config.name)
+
+
+def output_folder(chosen: Chosen) -> str | None:
+    """The folder for records can be written."""
+    return refuse_output_dir(chosen.config.output_dir)
+
+
+def sampling_range(chosen: Chosen) -> str | None:
+    """Temperature, top_k and top_p leave more than one token to draw from, or none of them is set."""
+    sampling = chosen.config.sampling
+    if sampling.temperature < 0:
+        return f"sampling.temperature={sampling.temperature} is negative; use sampling.temperature=0 (greedy)"
+    if 0 < sampling.temperature < LEAST_TEMPERATURE:
+        return (
+            f"sampling.temperature={sampling.temperature} is under {LEAST_TEMPERATURE}, where only the likeliest token "
+            "is left; use sampling.temperature=0 (greedy)"
+        )
+    if sampling.top_k is not None and sampling.top_k < 1:
+        return f"sampling.top_k={sampling.top_k} leaves no token; use sampling.top_k=null for all of them"
+    if sampling.top_p is not None and not 0 < sampling.top_p <= 1:
+        return f"sampling.top_p={sampling.top_p} is no probability above 0; use sampling.top_p=null for all tokens"
+    if sampling.top_p is not None and sampling.top_p < LEAST_TOP_P:
+        return (
+            f"sampling.top_p={sampling.top_p} is under {LEAST_TOP_P}, where only the likeliest token is left; use "
+            "sampling.temperature=0 (greedy) with sampling.top_p=null"
+        )
+    return None
+
+
+def truncation_needs_sampling(chosen: Chosen) -> str | None:
+    """Greedy decoding reads neither top_k nor top_p."""
+    config = chosen.config
+    if config.sampling.temperature > 0:
+        return None
+    for knob, value in (("top_k", config.sampling.top_k), ("top_p", config.sampling.top_p)):
+        if value is not None:
+            return (
+                f"sampling.{knob}={value} changes nothing at sampling.temperature={config.sampling.temperature}; "
+                f"leave out sampling.{knob}"
+            )
+    return None
+
+
+def threads_have_cores(chosen: Chosen) -> str | None:
+    """A library that is asked for a hundred thousand threads dies without a word."""
+    config = chosen.config
+    most = MOST_THREADS_A_CORE * (os.cpu_count() or 1)
+    if config.num_threads is None or config.num_threads <= most:
+        return None
+    return f"num_threads={config.num_threads} is more than the {most} that make sense here; use num_threads=null"
+
+
+def cache_holds_a_request(chosen: Chosen) -> str | None:
+    """The cache holds the shortest request there can be: the workload's prompt, or one token, and the output."""
+    config = chosen.config
+    cache = config.cache
+    prompt_tokens = config.workload.prompt_tokens or 1
+    needed = prompt_tokens + config.max_new_tokens
+    if cache.max_seq_len is not None and cache.max_seq_len < needed:
+        return (
+            f"cache.max_seq_len={cache.max_seq_len} is under the {needed} tokens of a prompt of {prompt_tokens} and "
+            f"max_new_tokens={config.max_new_tokens}; use cache.max_seq_len=null or lower max_new_tokens"
+        )
+    needed_in_pages = needed + 2 * config.drafter.num_draft_tokens
+    num_usable = (cache.num_pages or 0) - NUM_RESERVED_PAGES
+    if cache.num_pages is not None and cache.page_size > 0 and num_usable * cache.page_size < needed_in_pages:
+        return (
+            f"cache.num_pages={cache.num_pages} of {cache.page_size} tokens do not hold a request of {needed} tokens; "
+            "use cache.num_pages=null"
+        )
+    return None
+
+
+def device_and_dtype(chosen: Chosen) -> str | None:
+    """The device is one that is known, and float16 is asked for on a GPU alone."""
+    config = chosen.config
+    base, _, index = config.device.partition(":")
+    if base not in DEVICES or (index and not (base == "cuda" and index.isdecimal())):
+        return f"device={config.device} is unknown; use auto, cpu, cuda or cuda:1"
+    if config.dtype == Dtype.float16 and config.device == "cpu":
+        return "dtype=float16 is for a GPU; use dtype=float32 with device=cpu"
+    return None
+
+
+def workload_knobs(chosen: Chosen) -> str | None:
+    """The keys that the workload cannot do without are set, and those that only another one reads are not."""
+    workload, reads = chosen.config.workload, chosen.workload.reads
+    others = chosen.registry.options(WorkloadOption)
+    for knob, value in reads.items():
+        if getattr(workload, knob) is None:
+            return f"workload={workload.name} needs workload.{knob}; add workload.{knob}={value}"
+    for knob in dict.fromkeys(knob for option in others.values() for knob in option.reads):
+        if knob not in reads and getattr(workload, knob) is not None:
+            reader = next(name for name, option in others.items() if knob in option.reads)
+            return (
+                f"workload.{knob}={getattr(workload, knob)} is not read by workload={workload.name}; "
+                f"leave it out or choose workload={reader}"
+            )
+    return None
+
+
+def recorded_rows(chosen: Chosen) -> str | None:
+    """No more tokens of a verify row are kept than a rule looks at."""
+    topk = chosen.config.record.topk
+    if topk <= MAX_RECORDED_TOPK:
+        return None
+    return f"record.topk={topk} is above {MAX_RECORDED_TOPK}, more than a rule looks at; use record.topk=16"
+
+
+def workload_categories(chosen: Chosen) -> str | None:
+    """Categories are named once each, and only of a workload that has some."""
+    workload = chosen.config.workload
+    if workload.categories is None:
+        return None
+    if not workload.categories:
+        return "workload.categories=[] leaves no prompt; use workload.categories=null for all of them"
+    repeated = [name for name, count in Counter(workload.categories).items() if count > 1]
+    if repeated:
+        return f"workload.categories names {', '.join(repeated)} more than once; name each category once"
+    if not chosen.workload.has_categories:
+        return f"workload.categories is not read by workload={workload.name}; leave it out"
+    return None
+
+
+def output_keeps_the_law(chosen: Chosen) -> str | None:
+    """Whoever trains on outputs asks that no rule may change them."""
+    acceptance = chosen.config.acceptance
+    if not acceptance.lossless_only or chosen.rule.keeps_the_law(acceptance):
+        return None
+    is_greedy = chosen.config.sampling.temperature == 0
+    lossless = "acceptance=strict" if is_greedy else "acceptance=rejection acceptance.method=one_hot"
+    return (
+        f"acceptance={acceptance.name} may change the output, which acceptance.lossless_only=true refuses; use "
+        f"{lossless}, or acceptance.lossless_only=false"
+    )
+
+
+CHECKS: tuple[Check, ...] = (
+    run_name,
+    output_folder,
+    output_keeps_the_law,
+    *DRAFTER_CHECKS,
+    *GRAPH_CHECKS,
+    *KERNEL_CHECKS,
+    *TREE_CHECKS,
+    *OFFER_CHECKS,
+    *WEIGHT_CHECKS,
+    *RANK_CHECKS,
+    sampling_range,
+    truncation_needs_sampling,
+    threads_have_cores,
+    cache_holds_a_request,
+    device_and_dtype,
+    workload_knobs,
+    workload_categories,
+    recorded_rows,
+)

@@ -1,0 +1,70 @@
+"""Refuses targets whose weights cannot be kept as `target.weight_dtype` asks. Functions like those of
+`menu.refusals.run`; imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from spec_lab.checkpoints.config import ModelConfig
+from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.checkpoints.quantization import problem_of_fp8
+from spec_lab.errors import UserError
+from spec_lab.menu.choices import Dtype, KernelSet, WeightDtype
+from spec_lab.menu.chosen import Chosen
+from spec_lab.menu.devices import runs_on_cuda
+
+REMEDY = "use target.weight_dtype=auto"
+
+
+def model_of(chosen: Chosen) -> ModelConfig | None:
+    """Read the target's config.json; None where that cannot be read, which is refused where it is needed."""
+    if any(refusal(chosen.config) for refusal in chosen.target.refusals):
+        return None
+    try:
+        return read_model_config(chosen.target_folder)
+    except UserError:
+        return None
+
+
+def fp8_layers(chosen: Chosen) -> str | None:
+    """Every layer must have products in e4m3, as its config.json says."""
+    model = model_of(chosen) if chosen.config.target.weight_dtype == WeightDtype.fp8 else None
+    if model is None:
+        return None
+    problem = problem_of_fp8(model)
+    return (
+        None
+        if problem is None
+        else f"target.weight_dtype=fp8 is for plain attention and MLPs, and the target has {problem}; {REMEDY}"
+    )
+
+
+def fp8_in_one_process(chosen: Chosen) -> str | None:
+    """Blocks of a split weight would not be those of the whole."""
+    config = chosen.config
+    size = config.target.tensor_parallel
+    if config.target.weight_dtype != WeightDtype.fp8 or size == 1:
+        return None
+    return f"target.tensor_parallel={size} splits no weights in fp8; {REMEDY}, or target.tensor_parallel=1"
+
+
+def fp8_by_our_products(chosen: Chosen) -> str | None:
+    """The library multiplies no 16-bit rows by e4m3: on a GPU a weight would be widened in memory for every round."""
+    config = chosen.config
+    if config.target.weight_dtype != WeightDtype.fp8 or not runs_on_cuda(config.device):
+        return None
+    wrong = {
+        f"kernels={config.kernels}": config.kernels != KernelSet.triton,
+        "dtype=float32": config.dtype == Dtype.float32,
+        "row_invariant=false": not config.row_invariant,
+    }
+    named = next((knob for knob, is_wrong in wrong.items() if is_wrong), None)
+    if named is None:
+        return None
+    return (
+        f"{named} takes products that target.weight_dtype=fp8 has none of on a GPU; use kernels=triton dtype=bfloat16 "
+        "row_invariant=true, or target.weight_dtype=auto"
+    )
+
+
+WEIGHT_CHECKS: tuple[Callable[[Chosen], str | None], ...] = (fp8_layers, fp8_in_one_process, fp8_by_our_products)

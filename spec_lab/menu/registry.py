@@ -1,0 +1,168 @@
+"""Lists the options that there are: those of `spec_lab.options`, the first extension, and those a run names.
+
+A registry is a function of the names of the extensions alone. A run's rows are looked up once (`menu.chosen`).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from operator import attrgetter
+from typing import TYPE_CHECKING, TypeVar, cast
+
+from spec_lab.errors import UserError
+from spec_lab.menu.config import (
+    AttentionConfig,
+    AutoGraphConfig,
+    LoggerConfig,
+    PruneConfig,
+    RunConfig,
+    SamplingConfig,
+    TargetConfig,
+    WorkloadConfig,
+)
+from spec_lab.menu.extensions import Extension, find_extension, find_extensions
+from spec_lab.menu.option import (
+    AttentionOption,
+    CatchupPruningOption,
+    DrafterOption,
+    GraphOption,
+    LoggerOption,
+    Option,
+    PromptPruningOption,
+    RuleOption,
+    TargetOption,
+    TreeOption,
+    WorkloadOption,
+)
+from spec_lab.record.schema import ExtensionOrigin
+
+if TYPE_CHECKING:
+    from spec_lab.acceptance.deterministic import DeterministicRule
+
+Row = TypeVar("Row", bound=Option)
+OWN = "spec_lab.options"
+"""The module with this lab's own options."""
+
+KNOBS: Mapping[type[Option], str] = {
+    TargetOption: "target",
+    DrafterOption: "drafter",
+    RuleOption: "acceptance",
+    PromptPruningOption: "prune.prefill",
+    CatchupPruningOption: "prune.catchup",
+    GraphOption: "graph",
+    AttentionOption: "attention",
+    WorkloadOption: "workload",
+    LoggerOption: "logger",
+    TreeOption: "tree",
+}
+"""This says what is typed to choose an option of a kind: a group, or a knob of one."""
+
+GROUP_SCHEMAS: Mapping[str, type] = {
+    "run": RunConfig,
+    "target": TargetConfig,
+    "prune": PruneConfig,
+    "attention": AttentionConfig,
+    "graph/auto": AutoGraphConfig,
+    "workload": WorkloadConfig,
+    "sampling": SamplingConfig,
+    "logger": LoggerConfig,
+}
+"""Schemas that the options of a group share."""
+
+
+class Registry:
+    """The rows of every option, by kind and name."""
+
+    def __init__(self) -> None:
+        self.extensions: list[Extension] = []
+        self._rows: defaultdict[type[Option], dict[str, Option]] = defaultdict(dict)
+
+    def add(self, *options: Option) -> None:
+        """Add rows; an extension calls it once or often.
+
+        Raises:
+            UserError: there is an option of that kind and name.
+        """
+        for option in options:
+            rows = self._rows[type(option)]
+            if option.name in rows:
+                raise UserError(
+                    f"{KNOBS[type(option)]}={option.name} is registered twice; give one of them another name"
+                )
+            rows[option.name] = option
+
+    def options(self, kind: type[Row]) -> Mapping[str, Row]:
+        """Return the rows of a kind, in the order they were added."""
+        return cast("Mapping[str, Row]", self._rows[kind])
+
+    def find(self, kind: type[Row], name: str) -> Row:
+        """Return the row of an option.
+
+        Raises:
+            UserError: nothing registered it.
+        """
+        found = self.options(kind).get(name)
+        if found is None:
+            raise UserError(
+                f"{KNOBS[kind]}={name}: nothing builds it; use one of {', '.join(self.options(kind))}, or name the "
+                "module that registers it with extensions=[MODULE] (docs/extend.md)"
+            )
+        return found
+
+    def judge_of(self, rule: str) -> Callable[..., DeterministicRule]:
+        """Return what makes a rule that decides without drawing.
+
+        Raises:
+            UserError: nothing registered the rule, or only a run can make it.
+        """
+        judge = self.find(RuleOption, rule).judge
+        if judge is None:
+            others = [name for name, other in self.options(RuleOption).items() if other.judge is not None]
+            raise UserError(
+                f"acceptance={rule} draws or needs the parts of a run (it has build, and no judge), so it cannot be "
+                f"re-scored; use one of {', '.join(others)}"
+            )
+        return judge
+
+    def origins(self) -> dict[str, ExtensionOrigin]:
+        """Return version and revision of every extension, for the record."""
+        return {extension.name: extension.origin() for extension in self.extensions}
+
+    def schemas(self) -> dict[str, type]:
+        """Return every schema by the name under which a YAML asks for it: `drafter/eagle3`, or of a whole group
+        `workload`."""
+        schemas = dict(GROUP_SCHEMAS)
+        for kind, group in KNOBS.items():
+            for option in self.options(kind).values():
+                schema = getattr(option, "schema", None)
+                if schema is not None and schema is not GROUP_SCHEMAS.get(group):
+                    schemas[f"{group}/{option.name}"] = schema
+        return schemas
+
+
+def chosen_name(config: RunConfig, kind: type[Option]) -> str:
+    """Return the option of a kind that a run names."""
+    knob = KNOBS[kind]
+    name: str = attrgetter(knob if "." in knob else f"{knob}.name")(config)
+    return name
+
+
+def load(extensions: Sequence[str] = ()) -> Registry:
+    """Register the options of this package, then those of installed extensions, then those of the modules named.
+
+    Raises:
+        UserError: a module cannot be imported, registers nothing, or registers what is there.
+    """
+    return _load(tuple(extensions))
+
+
+@cache
+def _load(extensions: tuple[str, ...]) -> Registry:
+    registry = Registry()
+    find_extension(OWN).register(registry)
+    for extension in find_extensions(extensions):
+        extension.register(registry)
+        registry.extensions.append(extension)
+    return registry

@@ -1,0 +1,48 @@
+"""The options of this lab, a file each. To the registry they are the first extension."""
+
+from __future__ import annotations
+
+from spec_lab.menu.registry import Registry
+from spec_lab.options import loggers, pruning, targets, workloads
+from spec_lab.options.attention import torch, triton
+from spec_lab.options.drafters import (
+    draft_model,
+    eagle3,
+    frozen_kv,
+    mtp_eagle,
+    mtp_vanilla,
+    ngram,
+    none,
+    oracle,
+    random,
+)
+from spec_lab.options.graphs import eager, full_loop, round, split_seed, step_replay
+from spec_lab.options.rules import (
+    cascade,
+    ensemble,
+    fly,
+    fuzzy,
+    mentored,
+    rejection,
+    relaxed_thinking,
+    strict,
+    synthetic,
+    threshold,
+    typical,
+)
+from spec_lab.options.trees import dynamic, static
+from spec_lab.options.trees import none as chain
+
+DRAFTERS = (none, ngram, oracle, random, eagle3, mtp_eagle, mtp_vanilla, frozen_kv, draft_model)
+LOSSY_RULES = (typical, threshold, cascade, ensemble, mentored, fuzzy, fly)
+RULES = (strict, relaxed_thinking, rejection, synthetic, *LOSSY_RULES)
+GRAPHS = (eager, split_seed, step_replay, full_loop, round)
+ATTENTION = (torch, triton)
+TREES = (chain, dynamic, static)
+
+
+def register(registry: Registry) -> None:
+    """Add the rows, in the order in which refusals name them."""
+    registry.add(*targets.ROWS)
+    registry.add(*(option.ROW for option in (*DRAFTERS, *RULES, *GRAPHS, *ATTENTION, *TREES)))
+    registry.add(*pruning.ROWS, *workloads.ROWS, *loggers.ROWS)

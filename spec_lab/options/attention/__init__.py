@@ -1,0 +1,1 @@
+"""The attention backends, a file each: makers and row."""

@@ -1,0 +1,250 @@
+"""Lists for each drafter the choices its checkpoint leaves open and the ways to make them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+
+from spec_lab.checkpoints.eagle3_config import Eagle3Config, default_tap_layer_inputs
+from spec_lab.checkpoints.gemma4_assistant_config import AssistantConfig, TargetLayerKV
+from spec_lab.checkpoints.mtp_checkpoint import MtpConfig
+from spec_lab.checkpoints.mtp_layouts import PROJECTION
+from spec_lab.core.types import NormSide
+from spec_lab.errors import UserError
+from spec_lab.menu.readings import Aspect, Reading
+from spec_lab.wiring.drafting import DrafterFactory
+
+Tensors = Mapping[str, torch.Tensor]
+MtpFactory = Callable[[MtpConfig, Sequence[Tensors]], DrafterFactory]
+
+
+class Eagle3Factory(Protocol):
+    """Makes drafters around a head, whose window is the run's unless another is given."""
+
+    def __call__(self, head: Eagle3Config, tensors: Tensors, window: int | None = ...) -> DrafterFactory: ...
+
+
+class AssistantFactory(Protocol):
+    """Makes drafters around an assistant, whose queries stand where the run has them unless told otherwise."""
+
+    def __call__(self, assistant: AssistantConfig, tensors: Tensors, position: Any = ...) -> DrafterFactory: ...
+
+
+USUAL_THETA = 10000.0
+# Of grouped-query attention, and of latent attention.
+ATTENTION_INPUTS = tuple(
+    f"midlayer.self_attn.{name}.weight" for name in ("q_proj", "k_proj", "v_proj", "q_a_proj", "kv_a_proj_with_mqa")
+)
+
+
+def eagle3_aspects(
+    head: Eagle3Config, tensors: Tensors, window: int | None, num_layers: int, factory: Eagle3Factory
+) -> list[Aspect]:
+    """List what an EAGLE-3 head can be read in other ways by: its taps, orders, norms, window, token map and rope."""
+    swapped = _swap_halves(tensors, [name for name in ATTENTION_INPUTS if name in tensors])
+    order = Reading("hidden before embedding", partial(factory, head, swapped))
+    aspects = [
+        _tap_aspect(head, tensors, num_layers, factory),
+        Aspect("concat order", "embedding before hidden", [order]),
+        _eagle3_norm_aspect(head, tensors, factory),
+    ]
+    if window is None:
+        aspects.append(Aspect("attention window", "all keys", []))
+    else:
+        every_key = Reading("all keys", partial(factory, head, tensors, None))
+        aspects.append(Aspect("attention window", f"{window} keys", [every_key]))
+    if "d2t" in tensors:
+        maps = _other_maps(tensors["d2t"], head.target_vocab_size)
+        others = [Reading(name, partial(factory, head, {**tensors, "d2t": d2t})) for name, d2t in maps.items()]
+        aspects.append(Aspect("d2t offsets", "draft id + d2t", others))
+    if head.layer.only_layer.latent is not None:
+        aspects.append(_theta_aspect(head, tensors, factory))
+    return aspects
+
+
+def _theta_aspect(head: Eagle3Config, tensors: Tensors, factory: Eagle3Factory) -> Aspect:
+    """Compare with theta 10000, with which TorchSpec trained heads with latent attention whatever their config said."""
+    plan = head.layer.only_layer
+    readings = []
+    if plan.rope.theta != USUAL_THETA:
+        usual = replace(plan, rope=replace(plan.rope, theta=USUAL_THETA))
+        changed = replace(head, layer=replace(head.layer, layers=(usual,)))
+        readings.append(Reading(f"{USUAL_THETA:g}", partial(factory, changed, tensors)))
+    return Aspect("rope theta", f"{plan.rope.theta:g}", readings)
+
+
+def _tap_aspect(head: Eagle3Config, tensors: Tensors, num_layers: int, factory: Eagle3Factory) -> Aspect:
+    taps = head.tap_layer_inputs or default_tap_layer_inputs(num_layers)
+    readings = []
+    for name, other in _other_taps(taps, num_layers).items():
+        changed = replace(head, tap_layer_inputs=other)
+        readings.append(Reading(f"{name} (inputs of {_listed(other)})", partial(factory, changed, tensors)))
+    return Aspect("tap ids", f"inputs of layers {_listed(taps)}", readings)
+
+
+def _eagle3_norm_aspect(head: Eagle3Config, tensors: Tensors, factory: Eagle3Factory) -> Aspect:
+    residual = replace(head, norm_before_residual=not head.norm_before_residual)
+    output = replace(head, norm_output=not head.norm_output)
+    readings = [
+        Reading(f"norm_before_residual {_word(residual.norm_before_residual)}", partial(factory, residual, tensors)),
+        Reading(f"norm_output {_word(output.norm_output)}", partial(factory, output, tensors), 2),
+    ]
+    stored = f"norm_before_residual {_word(head.norm_before_residual)}, norm_output {_word(head.norm_output)}"
+    return Aspect("norm order", stored, readings)
+
+
+def frozen_kv_aspects(
+    assistant: AssistantConfig, tensors: Tensors, position: str, others: Sequence[str], factory: AssistantFactory
+) -> list[Aspect]:
+    """List what an assistant can be read in other ways by: its inputs, the position of its queries, and its sources."""
+    sources = tuple(layer.kv_source for layer in assistant.layers)
+    swapped = _swap_halves(tensors, ("pre_projection.weight",))
+    return [
+        Aspect(
+            "concat order",
+            "embedding before hidden",
+            [Reading("hidden before embedding", partial(factory, assistant, swapped))],
+        ),
+        Aspect(
+            "query position",
+            position,
+            [Reading(other, partial(factory, assistant, tensors, other)) for other in others],
+        ),
+        Aspect(
+            "KV source layers",
+            f"layers {_listed(sources)}",
+            [
+                Reading(f"layers {_listed(other)}", partial(factory, _with_sources(assistant, other), tensors))
+                for other in other_sources(assistant)
+            ],
+        ),
+    ]
+
+
+def mtp_aspects(mtp: MtpConfig, modules: Sequence[Tensors], factory: MtpFactory) -> list[Aspect]:
+    """List what every MTP module can be read in other ways by."""
+    swapped = [_swap_halves(tensors, (PROJECTION,)) for tensors in modules]
+    target_hidden = replace(mtp, target_hidden=_other_side(mtp.target_hidden))
+    recycled_hidden = replace(mtp, recycled_hidden=_other_side(mtp.recycled_hidden))
+    both = replace(target_hidden, recycled_hidden=recycled_hidden.recycled_hidden)
+    return [
+        Aspect(
+            "concat order",
+            "embedding before hidden",
+            [Reading("hidden before embedding", partial(factory, mtp, swapped))],
+        ),
+        Aspect(
+            "norm order",
+            f"target_hidden {mtp.target_hidden}, recycled_hidden {mtp.recycled_hidden}",
+            [
+                Reading(f"target_hidden {target_hidden.target_hidden}", partial(factory, target_hidden, modules)),
+                Reading(
+                    f"recycled_hidden {recycled_hidden.recycled_hidden}", partial(factory, recycled_hidden, modules), 2
+                ),
+                Reading("both on the other side", partial(factory, both, modules), 2),
+            ],
+        ),
+    ]
+
+
+def order_aspect(mtp: MtpConfig, modules: Sequence[Tensors], factory: MtpFactory) -> Aspect:
+    """Return the orders in which modules can stand."""
+    orders = {f"modules {_listed([index + 1 for index in other])}": other for other in _other_orders(len(modules))}
+    return Aspect(
+        "module order",
+        f"modules {_listed(range(1, len(modules) + 1))}",
+        [Reading(name, partial(factory, mtp, [modules[index] for index in other])) for name, other in orders.items()],
+    )
+
+
+def _other_taps(taps: tuple[int, int, int], num_layers: int) -> dict[str, tuple[int, int, int]]:
+    """Return the ids one layer later (they name outputs), one earlier (they were inputs before one was added), the
+    default."""
+    candidates: dict[str, tuple[int, ...]] = {
+        "one later, as outputs": tuple(tap + 1 for tap in taps),
+        "one earlier": tuple(tap - 1 for tap in taps),
+    }
+    with suppress(UserError):  # too shallow a target has no default
+        candidates["the default"] = default_tap_layer_inputs(num_layers)
+    found: dict[str, tuple[int, int, int]] = {}
+    for name, (low, middle, high) in candidates.items():
+        other = low, middle, high
+        if low >= 0 and high < num_layers and other not in (taps, *found.values()):
+            found[name] = other
+    return found
+
+
+def _other_orders(num_modules: int) -> list[tuple[int, ...]]:
+    """Return other orders: two neighbours exchanged, all one place on or back, and in reverse; of up to three modules,
+    every order."""
+    stored = tuple(range(num_modules))
+    exchanged = [(*stored[:low], low + 1, low, *stored[low + 2 :]) for low in range(num_modules - 1)]
+    candidates = [*exchanged, (*stored[1:], *stored[:1]), (*stored[-1:], *stored[:-1]), stored[::-1]]
+    return [other for other in dict.fromkeys(candidates) if other != stored]
+
+
+def _other_maps(d2t: torch.Tensor, vocab_size: int) -> dict[str, torch.Tensor]:
+    """Return offsets whose target ids are the neighbours, or what d2t itself names."""
+    draft_ids = torch.arange(len(d2t), device=d2t.device)
+    maps = {f"every id {shift:+d}": (draft_ids + d2t + shift) % vocab_size - draft_ids for shift in (-1, 1)}
+    if int(d2t.min()) >= 0 and int(d2t.max()) < vocab_size:
+        maps["d2t as target ids"] = d2t - draft_ids
+    return maps
+
+
+def other_sources(assistant: AssistantConfig) -> list[tuple[int, ...]]:
+    """Return the nearest layers like them, before and behind, for all layers of the head or for those of one kind; the
+    last of the kind (what engines take); and the same ones in reverse."""
+    sources = tuple(layer.kv_source for layer in assistant.layers)
+    layers = assistant.target.layers
+    last = {layer.is_sliding: index for index, layer in enumerate(layers) if layer.owns_kv}
+    candidates = [
+        tuple(_beside(layers, source, step) if layers[source].is_sliding in kinds else source for source in sources)
+        for step in (-1, 1)
+        for kinds in ((True, False), (True,), (False,))
+    ]
+    candidates += [tuple(last[layers[source].is_sliding] for source in sources), sources[::-1]]
+    fitting = [
+        other
+        for other in dict.fromkeys(candidates)
+        if all(0 <= index < len(layers) for index in other)
+        and all(layers[new] == layers[old] for new, old in zip(other, sources, strict=True))
+    ]
+    return [other for other in fitting if other != sources]
+
+
+def _beside(layers: Sequence[TargetLayerKV], source: int, step: int) -> int:
+    """Return the nearest layer in one direction whose KV is like that of `source`; -1 where there is none."""
+    index = source + step
+    while 0 <= index < len(layers):
+        if layers[index] == layers[source]:
+            return index
+        index += step
+    return -1
+
+
+def _with_sources(assistant: AssistantConfig, sources: Sequence[int]) -> AssistantConfig:
+    layers = tuple(replace(layer, kv_source=source) for layer, source in zip(assistant.layers, sources, strict=True))
+    return replace(assistant, layers=layers)
+
+
+def _swap_halves(tensors: Tensors, names: Sequence[str]) -> dict[str, torch.Tensor]:
+    """Return the named weights [out, 2 * width] with the two halves of their inputs exchanged."""
+    return {**tensors, **{name: torch.cat(tensors[name].chunk(2, dim=1)[::-1], dim=1) for name in names}}
+
+
+def _other_side(side: NormSide) -> NormSide:
+    return NormSide.PRE_NORM if side is NormSide.POST_NORM else NormSide.POST_NORM
+
+
+def _listed(layers: Sequence[int]) -> str:
+    return " ".join(map(str, layers))
+
+
+def _word(flag: bool) -> str:
+    return str(flag).lower()

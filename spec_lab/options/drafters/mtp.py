@@ -1,0 +1,154 @@
+"""The keys and weights of drafters with MTP modules, and how those are read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from spec_lab.checkpoints.config import MTP_COUNT_KEYS, read_num_mtp_modules
+from spec_lab.errors import UserError
+from spec_lab.menu.choices import Choice, Weights
+from spec_lab.menu.chosen import Chosen
+from spec_lab.menu.config import DrafterConfig, RunConfig, TrainedDrafterConfig, knob
+from spec_lab.options.shipped import DrafterWeights, missing_folder, no_weights_shipped, path_beside_random_weights
+
+if TYPE_CHECKING:
+    import torch
+
+    from spec_lab.checkpoints.mtp_checkpoint import MtpConfig
+    from spec_lab.core.types import NormSide
+    from spec_lab.models.mtp import MtpModule
+    from spec_lab.wiring.models import DrafterBuild
+
+
+class NormChoice(Choice):
+    """The side of a final norm on which a hidden state is taken."""
+
+    auto = "auto", "what the engines of the family do"
+    pre_norm = "pre_norm"
+    post_norm = "post_norm"
+
+
+@dataclass
+class MtpDrafterConfig(TrainedDrafterConfig):
+    """Multi-token prediction modules, as DeepSeek, GLM, MiMo and Qwen ship them."""
+
+    target_hidden: NormChoice = knob(NormChoice.auto, "the target's hidden state that goes in")
+    recycled_hidden: NormChoice = knob(NormChoice.auto, "the module's own that goes on to the next draft")
+    weights: Weights = knob(Weights.checkpoint, "where the modules' weights come from")
+
+
+@dataclass(frozen=True, slots=True)
+class MtpWeights(DrafterWeights):
+    """Modules may also lie in the checkpoint of a target that brings its own."""
+
+    def folder_of_modules(self, config: RunConfig, options: MtpDrafterConfig) -> Path:
+        """Return `drafter.path`, the folder of a target that brings modules, or the weights shipped for the target."""
+        if options.path is None and config.target.path is not None:
+            folder = Path(config.target.path)
+            if read_num_mtp_modules(folder, "target.path"):
+                return folder
+            raise UserError(_none_found(config, options))
+        return self.folder(config, options)
+
+    def one_is_missing(self, config: RunConfig) -> str | None:
+        """There is a module, by config.json alone."""
+        return self._too_few_modules(config, 1)
+
+    def one_a_draft_is_missing(self, config: RunConfig) -> str | None:
+        """There are as many modules as drafts, by config.json alone."""
+        return self._too_few_modules(config, config.drafter.num_draft_tokens)
+
+    def _too_few_modules(self, config: RunConfig, num_needed: int) -> str | None:
+        options: Any = config.drafter
+        if options.weights == Weights.random:
+            return path_beside_random_weights(options)
+        name, folder = self._where_modules_lie(config)
+        if folder is None:
+            return no_weights_shipped(options, config.target)
+        if not folder.is_dir():
+            return missing_folder(name, str(folder)) if name == "drafter.path" else None  # the target refuses its own
+        try:
+            num_modules = read_num_mtp_modules(folder, name)
+        except UserError as error:
+            return str(error)
+        if num_modules >= num_needed:
+            return None
+        if num_modules:
+            there_are = f"{num_modules} are shipped" if name == "shipped" else f"{name}={folder} has {num_modules}"
+            return _use_fewer(options, num_modules, there_are)
+        if name == "target.path":
+            return _none_found(config, options)
+        return (
+            f"{name}={folder} names no MTP modules in its config.json ({' or '.join(MTP_COUNT_KEYS)}); "
+            "give the folder of a checkpoint that has some"
+        )
+
+    def _where_modules_lie(self, config: RunConfig) -> tuple[str, Path | None]:
+        """Return the knob that names the folder, or `shipped`, and the folder."""
+        options: Any = config.drafter
+        if options.path is not None:
+            return "drafter.path", Path(options.path)
+        if config.target.path is not None:
+            return "target.path", Path(config.target.path)
+        return "shipped", self.shipped_for(config.target)
+
+
+def _none_found(config: RunConfig, options: DrafterConfig) -> str:
+    searched = f", and the config.json of target.path={config.target.path} names no MTP modules"
+    return no_weights_shipped(options, config.target, searched)
+
+
+def _use_fewer(options: DrafterConfig, num_modules: int, there_are: str) -> str:
+    return (
+        f"drafter.num_draft_tokens={options.num_draft_tokens}: drafter={options.name} has a module for each draft, and "
+        f"{there_are}; use drafter.num_draft_tokens={num_modules} or drafter=mtp_eagle"
+    )
+
+
+def read_mtp_modules(
+    chosen: Chosen, options: MtpDrafterConfig, build: DrafterBuild, num_modules: int
+) -> tuple[MtpConfig, list[dict[str, torch.Tensor]]]:
+    """Read the first modules of the drafter's folder, or as many of random weights; their config has the sides of the
+    norms that the knobs settled."""
+    from spec_lab.checkpoints.mtp_checkpoint import load_mtp
+    from spec_lab.checkpoints.random_weights import random_mtp
+
+    target = build.target.config
+    if options.weights == Weights.random:
+        mtp, tensors = random_mtp(target, num_modules, build.dtype, build.device, chosen.config.seed + 1)
+    else:
+        mtp, tensors = load_mtp(chosen.drafter_folder, target, num_modules, build.dtype, build.device)
+    mtp = replace(
+        mtp,
+        target_hidden=_norm_side(options.target_hidden, mtp.target_hidden),
+        recycled_hidden=_norm_side(options.recycled_hidden, mtp.recycled_hidden),
+    )
+    return mtp, tensors
+
+
+def build_mtp_modules(
+    mtp: MtpConfig, tensors: Sequence[Mapping[str, torch.Tensor]], build: DrafterBuild
+) -> list[MtpModule]:
+    """Make a module around each of `tensors`; they share the target's embedding and head."""
+    from spec_lab.models.linear import make_linear
+    from spec_lab.models.mtp import MtpModule
+    from spec_lab.models.rope import rotary_table
+
+    target = build.target
+    head = make_linear(target.head_weight)
+    plan = mtp.layer.only_layer
+    rotary = rotary_table(plan.rope, plan.head_dim, target.num_positions, build.dtype, build.device)
+    shared = target.embedding, head, rotary, build.backend, build.kernels.products
+    modules = [MtpModule(mtp, of_module, *shared) for of_module in tensors]
+    for module in modules:
+        build.adopt(module.expert_parts)
+    return modules
+
+
+def _norm_side(value: NormChoice, default: NormSide) -> NormSide:
+    from spec_lab.core.types import NormSide
+
+    return default if value == NormChoice.auto else NormSide(str(value))

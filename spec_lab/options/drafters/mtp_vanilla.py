@@ -1,0 +1,89 @@
+"""drafter=mtp_vanilla: its keys, what it refuses, and its loader."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from spec_lab.menu.chosen import Chosen
+from spec_lab.menu.option import DrafterOption
+from spec_lab.menu.readings import Aspect
+from spec_lab.options.drafters.mtp import MtpDrafterConfig, MtpWeights, build_mtp_modules, read_mtp_modules
+from spec_lab.options.shipped import zoo_folders
+
+if TYPE_CHECKING:
+    import torch
+
+    from spec_lab.checkpoints.mtp_checkpoint import MtpConfig
+    from spec_lab.core.protocols import Drafter
+    from spec_lab.wiring.drafting import DrafterFactory, DrafterResources
+    from spec_lab.wiring.models import DrafterBuild
+
+
+@dataclass
+class MtpVanillaDrafterConfig(MtpDrafterConfig):
+    """drafter=mtp_vanilla: an MTP module for each draft, over a window of the last tokens."""
+
+    name: str = "mtp_vanilla"
+
+
+VANILLA_WEIGHTS = MtpWeights(zoo_folders("mtp_vanilla"))
+
+
+def load(chosen: Chosen, options: MtpVanillaDrafterConfig, build: DrafterBuild) -> DrafterFactory:
+    """Load a module for each draft (TensorRT-LLM's MTP vanilla); UserError when the checkpoint has fewer modules."""
+    mtp, tensors = read_mtp_modules(chosen, options, build, options.num_draft_tokens)
+    return mtp_vanilla_factory(chosen, options, build, mtp, tensors)
+
+
+def mtp_vanilla_factory(
+    chosen: Chosen,
+    options: MtpVanillaDrafterConfig,
+    build: DrafterBuild,
+    mtp: MtpConfig,
+    tensors: Sequence[Mapping[str, torch.Tensor]],
+) -> DrafterFactory:
+    """Make drafters around modules that were read already, one for each draft."""
+    from spec_lab.core.types import FeatureSpec
+    from spec_lab.drafters.mtp_vanilla import MtpVanillaDrafter
+    from spec_lab.wiring.caches import build_cache
+    from spec_lab.wiring.drafting import make_picker
+
+    modules = build_mtp_modules(mtp, tensors, build)
+    num_modules = len(modules)
+
+    def make(resources: DrafterResources) -> Drafter[Any]:
+        limits = resources.limits
+        caches = build_cache(mtp.layer.layers * num_modules, limits, build).layers
+        window = build.kernels.mtp_window(
+            limits.num_slots, num_modules, mtp.layer.hidden_size, build.dtype, build.device
+        )
+        picker = make_picker(chosen, options, build, resources)
+        features = FeatureSpec(final_hidden=mtp.target_hidden)
+        return MtpVanillaDrafter(modules, caches, window, features, build.backend, resources.prune, picker)
+
+    return make
+
+
+def aspects(chosen: Chosen, options: MtpVanillaDrafterConfig, build: DrafterBuild) -> list[Aspect]:
+    """List what modules can be read in other ways by: each by itself, and the order in which they stand."""
+    from spec_lab.options.drafters.aspects import mtp_aspects, order_aspect
+
+    mtp, modules = read_mtp_modules(chosen, options, build, options.num_draft_tokens)
+    factory = partial(mtp_vanilla_factory, chosen, options, build)
+    return [*mtp_aspects(mtp, modules, factory), order_aspect(mtp, modules, factory)]
+
+
+ROW = DrafterOption(
+    name="mtp_vanilla",
+    schema=MtpVanillaDrafterConfig,
+    load=load,
+    refusals=(VANILLA_WEIGHTS.one_a_draft_is_missing,),
+    folder=VANILLA_WEIGHTS.folder_of_modules,
+    aspects=aspects,
+    hands_hidden_on=True,
+    no_moves="runs every module over the same positions",
+    notes_confidence=True,
+)

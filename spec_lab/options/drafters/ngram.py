@@ -1,0 +1,72 @@
+"""drafter=ngram: its keys, what it refuses, and its loaders."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from spec_lab.menu.chosen import Chosen
+from spec_lab.menu.config import DrafterConfig, RunConfig, TreeConfig, knob
+from spec_lab.menu.option import DrafterOption
+from spec_lab.options.trees.dynamic import DynamicTreeConfig
+
+if TYPE_CHECKING:
+    from spec_lab.wiring.drafting import DrafterFactory
+    from spec_lab.wiring.models import DrafterBuild
+
+
+@dataclass
+class NgramDrafterConfig(DrafterConfig):
+    """drafter=ngram: prompt lookup; the longest suffix of max_ngram..min_ngram tokens seen before, continued."""
+
+    name: str = "ngram"
+    max_ngram: int = knob(4, "longest suffix of the text that is looked up, in tokens", most=1024)
+    min_ngram: int = knob(2, "shortest suffix of the text that is looked up, in tokens")
+
+
+def ngram_lengths(config: RunConfig) -> str | None:
+    """The suffixes that are looked up have at least one token, and there is a longest."""
+    options: Any = config.drafter
+    if 1 <= options.min_ngram <= options.max_ngram:
+        return None
+    return (
+        f"drafter.min_ngram={options.min_ngram} must be at least 1 and at most drafter.max_ngram={options.max_ngram}; "
+        "use drafter.min_ngram=2 drafter.max_ngram=4"
+    )
+
+
+def continuations_have_no_ranks(config: RunConfig) -> str | None:
+    """Continuations that are looked up have no probabilities by which paths could name them."""
+    if config.tree.name in (TreeConfig.name, DynamicTreeConfig.name):
+        return None
+    return f"drafter=ngram looks up no ranks of tree={config.tree.name}; use tree=dynamic, or drafter=eagle3"
+
+
+def load(chosen: Chosen, options: NgramDrafterConfig, build: DrafterBuild) -> DrafterFactory:
+    """Make drafter=ngram."""
+    from spec_lab.drafters.ngram import NgramDrafter
+    from spec_lab.wiring.drafting import token_history
+
+    sizes = options.max_ngram, options.min_ngram
+    return lambda resources: NgramDrafter(options.num_draft_tokens, *sizes, token_history(resources, build))
+
+
+def load_tree(chosen: Chosen, options: NgramDrafterConfig, build: DrafterBuild) -> DrafterFactory:
+    """Make drafter=ngram for trees."""
+    from spec_lab.drafters.ngram_tree import NgramTreeDrafter
+    from spec_lab.wiring.drafting import token_history
+
+    sizes = chosen.sizes
+    assert sizes is not None, "only runs with a tree are asked"
+    of_tree, of_suffix = (sizes.depth, sizes.num_rows, sizes.topk), (options.max_ngram, options.min_ngram)
+    return lambda resources: NgramTreeDrafter(*of_tree, *of_suffix, token_history(resources, build))
+
+
+ROW = DrafterOption(
+    name="ngram",
+    schema=NgramDrafterConfig,
+    load=load,
+    refusals=(ngram_lengths, continuations_have_no_ranks),
+    no_moves="looks its drafts up",
+    load_tree=load_tree,
+)

@@ -1,0 +1,1 @@
+"""The graph modes, a file each: keys, maker and row."""

@@ -1,0 +1,49 @@
+"""graph=round: its keys, and what makes it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from spec_lab.menu.choices import DraftMetadata
+from spec_lab.menu.chosen import Chosen
+from spec_lab.menu.config import GraphConfig, knob
+from spec_lab.menu.option import GraphOption
+
+if TYPE_CHECKING:
+    from spec_lab.engine.graphs.mode import GraphMode
+    from spec_lab.wiring.graphs import GraphBuild
+
+
+@dataclass
+class RoundGraphConfig(GraphConfig):
+    """graph=round: verify, accept and all draft steps in one graph."""
+
+    name: str = "round"
+    overlap: bool = knob(False, "the host reads a round's tokens only after it has launched the next round")
+    metadata: DraftMetadata = knob(DraftMetadata.in_place, "between the draft steps of a graph")
+    rounds_per_replay: int = knob(
+        1, "rounds in one graph; the device sees requests end, the host reads the tokens of all", least=1, most=64
+    )
+    prompts: bool = knob(False, "the pass of a prompt of up to 512 tokens that comes alone is one graph too")
+    skip_ended: bool = knob(
+        False, "skip rounds of a replay behind the end of all requests; stages are timed in its first round alone"
+    )
+
+
+def build_mode(chosen: Chosen, options: RoundGraphConfig, build: GraphBuild) -> GraphMode:
+    """Make graph=round."""
+    from spec_lab.engine.graphs.several_rounds import SeveralRounds
+    from spec_lab.engine.graphs.skipped_rounds import SkippedRounds
+    from spec_lab.engine.graphs.whole_round import WholeRound
+    from spec_lab.engine.stops import StopConditions
+
+    places = options.name, build.recorder(), build.num_slots, build.max_kv_len
+    if options.rounds_per_replay == 1:
+        return WholeRound(*places)
+    stops = StopConditions(build.num_slots, build.eos_token_ids, build.device, build.kernels.going_on)
+    make = SkippedRounds if options.skip_ended else SeveralRounds
+    return make(*places, options.rounds_per_replay, stops, options.overlap)
+
+
+ROW = GraphOption(name="round", schema=RoundGraphConfig, build=build_mode, runs_trees=True)

@@ -1,0 +1,42 @@
+"""The runs that a run is compared with: plain decoding, the same without pruning, and the same without a graph."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from spec_lab.menu.config import PruneConfig, RecurrentConfig, RunConfig, TreeConfig, VerifyConfig
+from spec_lab.options.drafters.none import NoDrafterConfig
+from spec_lab.options.graphs.eager import EagerGraphConfig
+from spec_lab.options.rules.rejection import RejectionConfig, RejectionMethodChoice
+from spec_lab.options.rules.strict import StrictAcceptanceConfig
+
+UNPRUNED = PruneConfig(prefill="all_rows", catchup="none")
+PLAIN_PRUNE = PruneConfig(prefill="last_row", catchup="none")
+
+
+def plain_config(config: RunConfig) -> RunConfig:
+    """Return the same run without drafter and lossy acceptance: what every run is compared with.
+
+    Its prompt pass computes logits for the last row alone, as every serving engine does: no straw man.
+    """
+    is_greedy = config.sampling.temperature == 0
+    rule = StrictAcceptanceConfig() if is_greedy else RejectionConfig(method=RejectionMethodChoice.one_hot)
+    return dataclasses.replace(
+        config,
+        drafter=NoDrafterConfig(),
+        acceptance=rule,
+        prune=PLAIN_PRUNE,
+        tree=TreeConfig(),
+        verify=VerifyConfig(),
+        recurrent=RecurrentConfig(),
+    )
+
+
+def unpruned_config(config: RunConfig) -> RunConfig:
+    """Return the same run without pruning."""
+    return dataclasses.replace(config, prune=UNPRUNED)
+
+
+def eager_config(config: RunConfig) -> RunConfig:
+    """Return the same run without a graph."""
+    return dataclasses.replace(config, graph=EagerGraphConfig())

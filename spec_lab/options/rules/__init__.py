@@ -1,0 +1,1 @@
+"""The acceptance rules, a file each: keys, refusals, makers and row."""

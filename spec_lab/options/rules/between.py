@@ -1,0 +1,32 @@
+"""The refusals and the maker that the rules between strict and relaxed share."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from spec_lab.acceptance.lossy import LossyAcceptance, Window
+    from spec_lab.acceptance.token_laws import TokenLaw
+    from spec_lab.menu.chosen import Chosen
+    from spec_lab.menu.config import RunConfig
+    from spec_lab.wiring.rules import RuleBuild
+
+
+def strict_at_temperature_0(config: RunConfig) -> str | None:
+    """The target's law is then one-hot, and the rule's own law makes it strict."""
+    if config.sampling.temperature > 0:
+        return None
+    return (
+        f"acceptance={config.acceptance.name} accepts at sampling.temperature=0 what acceptance=strict does; use "
+        "sampling=sampled or acceptance=strict"
+    )
+
+
+def make_lossy(chosen: Chosen, build: RuleBuild, law: TokenLaw, window: Window | None = None) -> LossyAcceptance:
+    """Make the rule of a law, with the run's sampling."""
+    from spec_lab.acceptance.distribution import SamplingParams
+    from spec_lab.acceptance.lossy import LossyAcceptance
+
+    sampling = chosen.config.sampling
+    params = SamplingParams(sampling.temperature, sampling.top_k, sampling.top_p)
+    return LossyAcceptance(law, params, build.seeds, window)

@@ -1,0 +1,58 @@
+"""acceptance=fly: its keys, what it refuses, and its maker."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from spec_lab.menu.config import AcceptanceConfig, knob
+from spec_lab.menu.option import RuleOption
+from spec_lab.options.rules.between import make_lossy
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from spec_lab.core.protocols import AcceptanceRule
+    from spec_lab.menu.chosen import Chosen
+    from spec_lab.menu.config import RunConfig
+    from spec_lab.wiring.rules import RuleBuild
+
+
+@dataclass
+class FlyConfig(AcceptanceConfig):
+    """acceptance=fly: a miss passes where the target is unsure and agrees behind it (FLy, vLLM 0.33). Lossy."""
+
+    name: str = "fly"
+    window: int = knob(2, "so many drafts behind a miss must pass by themselves", least=1)
+    entropy: float = knob(0.3, "least entropy of the likeliest tokens, in nats, for a miss to pass", least=0)
+    topk: int = knob(3, "tokens whose entropy is taken", least=2)
+
+
+def a_window_fits(config: RunConfig) -> str | None:
+    """A window that the drafts end inside forgives nothing."""
+    rule: Any = config.acceptance
+    num_draft_tokens = config.drafter.num_draft_tokens
+    if num_draft_tokens == 0 or rule.window < num_draft_tokens:
+        return None
+    remedy = f"use acceptance.window={num_draft_tokens - 1}" if num_draft_tokens > 1 else "use acceptance=strict"
+    return (
+        f"acceptance.window={rule.window} fits behind none of drafter.num_draft_tokens={num_draft_tokens} drafts, so "
+        f"that nothing is forgiven; {remedy} or drafter.num_draft_tokens={rule.window + 1}"
+    )
+
+
+def build_rule(chosen: Chosen, options: FlyConfig, build: RuleBuild) -> AcceptanceRule:
+    """Make acceptance=fly."""
+    from spec_lab.acceptance.lossy import Window
+    from spec_lab.acceptance.token_laws import OverlapLaw, exact
+
+    return make_lossy(chosen, build, OverlapLaw(exact), Window(options.window, options.entropy, options.topk))
+
+
+ROW = RuleOption(
+    name="fly",
+    schema=FlyConfig,
+    build=build_rule,
+    refusals=(a_window_fits,),
+    takes_fewer_drafts=True,
+)

@@ -1,0 +1,163 @@
+"""acceptance=rejection: its keys, what it refuses, and its makers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from spec_lab.menu.choices import Choice, DraftSampling, KernelSet
+from spec_lab.menu.chosen import Chosen
+from spec_lab.menu.config import AcceptanceConfig, RunConfig, TreeConfig, knob
+from spec_lab.menu.option import RuleOption
+from spec_lab.options.trees.static import StaticTreeConfig
+
+if TYPE_CHECKING:
+    from spec_lab.acceptance.distribution import SamplingParams
+    from spec_lab.core.protocols import AcceptanceRule
+    from spec_lab.core.tree_protocols import TreeRule
+    from spec_lab.wiring.rules import RuleBuild
+
+
+class RejectionMethodChoice(Choice):
+    """The ways to judge sampled drafts."""
+
+    standard = "standard", "reads the draft distribution"
+    one_hot = "one_hot", "greedy drafts"
+    block = "block"
+    traversal = "traversal", "sampled siblings of tree=static"
+
+
+@dataclass
+class RejectionConfig(AcceptanceConfig):
+    """acceptance=rejection: lossless sampling."""
+
+    name: str = "rejection"
+    method: RejectionMethodChoice = knob(RejectionMethodChoice.standard, "how drafts are judged")
+    allow_lossy: bool = knob(False, "let standard and block read the head's probabilities of greedy drafts: biased")
+
+
+def rejection_reads_the_draft_distribution(config: RunConfig) -> str | None:
+    """standard and block divide by the probability a draft was sampled with; a greedy draft's is 1, not the head's.
+
+    With the head's probabilities under greedy drafts the output is biased: only acceptance.allow_lossy lets that run.
+    block with one-hot q would be lossless, and accept what one_hot accepts in expectation: refused as pointless.
+    one_hot holds for every draft, sampled ones included (tests/test_rejection.py enumerates it): it passes.
+    """
+    rule: Any = config.acceptance
+    if config.drafter.num_draft_tokens == 0 or rule.method == RejectionMethodChoice.one_hot:
+        return None
+    if not hasattr(config.drafter, "draft_sampling"):
+        return (
+            f"acceptance.method={rule.method} reads draft probabilities, and drafter={config.drafter.name} has none; "
+            "use acceptance.method=one_hot"
+        )
+    is_greedy = config.drafter.draft_sampling == DraftSampling.greedy
+    if config.sampling.temperature > 0 and is_greedy and not (rule.allow_lossy and _may_be_lossy(rule)):
+        biased = ", or acceptance.allow_lossy=true for a biased output" if _may_be_lossy(rule) else ""
+        return (
+            f"acceptance.method={rule.method} with drafter.draft_sampling=greedy divides by probabilities the drafts "
+            f"were not drawn with; use drafter.draft_sampling=distribution, acceptance.method=one_hot{biased}"
+        )
+    if config.sampling.temperature <= 0:
+        return (
+            f"acceptance.method={rule.method} needs sampled drafts, and sampling.temperature=0 has none; "
+            "use acceptance.method=one_hot or acceptance=strict"
+        )
+    return None
+
+
+def _may_be_lossy(rule: Any) -> bool:
+    """Tell whether a method can read the head's probabilities of greedy drafts."""
+    return rule.method in (RejectionMethodChoice.standard, RejectionMethodChoice.block)
+
+
+def lossy_draft_option(config: RunConfig) -> str | None:
+    """`acceptance.allow_lossy` has no meaning where nothing is lossy."""
+    rule: Any = config.acceptance
+    if not rule.allow_lossy:
+        return None
+    is_greedy = getattr(config.drafter, "draft_sampling", None) == DraftSampling.greedy
+    if _may_be_lossy(rule) and is_greedy:
+        return None
+    return (
+        "acceptance.allow_lossy=true has nothing to allow: only greedy drafts under acceptance.method=standard or "
+        "block are lossy; use acceptance.allow_lossy=false"
+    )
+
+
+def block_verification_has_no_kernel(config: RunConfig) -> str | None:
+    """Block verification stays in torch."""
+    rule: Any = config.acceptance
+    if config.kernels != KernelSet.triton or rule.method != RejectionMethodChoice.block:
+        return None
+    return "acceptance.method=block has no kernel in kernels=triton; use kernels=torch or acceptance.method=standard"
+
+
+def shape_of_drafts_fits_the_method(config: RunConfig) -> str | None:
+    """Traversal verification reads a tree, standard and block a chain, and one_hot either."""
+    rule: Any = config.acceptance
+    is_chain, judges_trees = config.tree.name == TreeConfig.name, rule.method == RejectionMethodChoice.traversal
+    if rule.method == RejectionMethodChoice.one_hot or is_chain != judges_trees:
+        return None
+    if is_chain:
+        return (
+            "acceptance.method=traversal judges trees, and is acceptance.method=block on a chain; use "
+            "acceptance.method=block or tree=static"
+        )
+    return (
+        f"acceptance.method={rule.method} judges chains of drawn drafts, no tree={config.tree.name}; use "
+        "acceptance.method=traversal with tree=static, acceptance.method=one_hot or tree=none"
+    )
+
+
+def drafts_of_a_tree_are_drawn_in_its_shape(config: RunConfig) -> str | None:
+    """A tree whose shape follows from its drafts is drawn from another law than the one that would be read."""
+    rule: Any = config.acceptance
+    if rule.method != RejectionMethodChoice.traversal or config.tree.name in (TreeConfig.name, StaticTreeConfig.name):
+        return None
+    return (
+        f"acceptance.method=traversal with tree={config.tree.name}, whose shape follows from its drafts, would be "
+        "biased; use tree=static, or acceptance.method=one_hot"
+    )
+
+
+def walk(chosen: Chosen, options: RejectionConfig, build: RuleBuild) -> TreeRule:
+    """Make acceptance=rejection for trees: acceptance.method=one_hot or traversal."""
+    from spec_lab.acceptance.traversal import TraversalAcceptance
+    from spec_lab.core.draft_paths import DraftPaths
+
+    if options.method == RejectionMethodChoice.one_hot:
+        return build.kernels.trees.one_hot(_sampling(chosen), build.seeds)
+    tree: Any = chosen.config.tree
+    paths, device = DraftPaths(tree.paths), build.device
+    return TraversalAcceptance(paths, _sampling(chosen), build.seeds, device, tree.replacement)
+
+
+def build_rule(chosen: Chosen, options: RejectionConfig, build: RuleBuild) -> AcceptanceRule:
+    """Make acceptance=rejection."""
+    kernels = build.kernels
+    return kernels.rejection(options.method, _sampling(chosen), build.seeds, not options.allow_lossy)
+
+
+def _sampling(chosen: Chosen) -> SamplingParams:
+    from spec_lab.acceptance.distribution import SamplingParams
+
+    sampling = chosen.config.sampling
+    return SamplingParams(sampling.temperature, sampling.top_k, sampling.top_p)
+
+
+ROW = RuleOption(
+    name="rejection",
+    schema=RejectionConfig,
+    build=build_rule,
+    refusals=(
+        rejection_reads_the_draft_distribution,
+        lossy_draft_option,
+        block_verification_has_no_kernel,
+        shape_of_drafts_fits_the_method,
+        drafts_of_a_tree_are_drawn_in_its_shape,
+    ),
+    walk=walk,
+    takes_fewer_drafts=True,
+    keeps_the_law=lambda options: not options.allow_lossy,
+)

@@ -1,0 +1,74 @@
+"""acceptance=synthetic: its keys, what it refuses, and its makers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from spec_lab.acceptance.rates import check_rates, expand_mean_length
+from spec_lab.errors import UserError
+from spec_lab.menu.chosen import Chosen
+from spec_lab.menu.config import AcceptanceConfig, RunConfig, knob
+from spec_lab.menu.option import RuleOption
+
+if TYPE_CHECKING:
+    from spec_lab.core.protocols import AcceptanceRule
+    from spec_lab.core.tree_protocols import TreeRule
+    from spec_lab.wiring.rules import RuleBuild
+
+
+@dataclass
+class SyntheticConfig(AcceptanceConfig):
+    """acceptance=synthetic: set rates, for speed studies; the output is neither model's text."""
+
+    name: str = "synthetic"
+    mean_length: float | None = knob(2.5, "acceptance length to impose, 1 to K + 1; null when rates are given")
+    rates: list[float] | None = knob(None, "unconditional rate of each draft position, not increasing")
+
+
+def synthetic_rates(config: RunConfig) -> str | None:
+    """The rates are some that a rule can impose, and one of the two knobs gives them."""
+    rule: Any = config.acceptance
+    if (rule.rates is None) == (rule.mean_length is None):
+        return (
+            f"acceptance.mean_length={rule.mean_length} and acceptance.rates={rule.rates}: one of them sets the rates; "
+            "set the other to null"
+        )
+    try:
+        if rule.rates is None:
+            expand_mean_length(rule.mean_length, config.drafter.num_draft_tokens)
+        else:
+            check_rates(rule.rates, config.drafter.num_draft_tokens)
+    except UserError as error:
+        return str(error)
+    return None
+
+
+def walk(chosen: Chosen, options: SyntheticConfig, build: RuleBuild) -> TreeRule:
+    """Make acceptance=synthetic for trees."""
+    return build.kernels.trees.synthetic(_rates(chosen, options), build.seeds, build.device)
+
+
+def build_rule(chosen: Chosen, options: SyntheticConfig, build: RuleBuild) -> AcceptanceRule:
+    """Make acceptance=synthetic."""
+    return build.kernels.synthetic(_rates(chosen, options), build.seeds, build.device)
+
+
+def _rates(chosen: Chosen, options: SyntheticConfig) -> Sequence[float]:
+    """Return the rate of each draft position, given or made of the mean length."""
+    if options.rates is not None:
+        return options.rates
+    assert options.mean_length is not None
+    return expand_mean_length(options.mean_length, chosen.config.drafter.num_draft_tokens)
+
+
+ROW = RuleOption(
+    name="synthetic",
+    schema=SyntheticConfig,
+    build=build_rule,
+    greedy_only="ends a round with the argmax",
+    refusals=(synthetic_rates,),
+    walk=walk,
+    takes_fewer_drafts=True,
+)

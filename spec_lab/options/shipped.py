@@ -1,0 +1,79 @@
+"""The weights that are shipped, where those of a drafter lie, and what is refused where there are none."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from spec_lab.errors import UserError
+from spec_lab.menu.config import DrafterConfig, RunConfig, TargetConfig, TrainedDrafterConfig
+
+ZOO = Path(__file__).parents[1] / "zoo"
+SHIPPED: Mapping[str, tuple[str, ...]] = {
+    "pocket": ("eagle3", "mtp_eagle", "mtp_vanilla", "frozen_kv", "draft_model"),
+    "pocket_hybrid": ("mtp_eagle",),
+    "pocket_gemma": ("frozen_kv",),
+    "pocket_moe": ("mtp_eagle",),
+}
+"""The targets whose weights are in this package, and the drafters that have weights for each."""
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterWeights:
+    """The weights of one drafter: those in `drafter.path`, or those shipped for the target.
+
+    Attributes:
+        shipped: their folders, by the target's option.
+    """
+
+    shipped: Mapping[str, Path]
+
+    def shipped_for(self, target: TargetConfig) -> Path | None:
+        return self.shipped.get(target.name)
+
+    def folder(self, config: RunConfig, options: TrainedDrafterConfig) -> Path:
+        """Find the folder of the weights.
+
+        Raises:
+            UserError: no path, and a target that nothing is shipped for.
+        """
+        if options.path is not None:
+            return Path(options.path)
+        shipped = self.shipped_for(config.target)
+        if shipped is None:
+            raise UserError(no_weights_shipped(options, config.target))
+        return shipped
+
+    def missing(self, config: RunConfig) -> str | None:
+        """Return the refusal of a run whose drafter has no weights."""
+        options: Any = config.drafter
+        if options.path is not None:
+            return missing_folder("drafter.path", options.path)
+        return None if self.shipped_for(config.target) else no_weights_shipped(options, config.target)
+
+
+def zoo_folders(name: str) -> dict[str, Path]:
+    """Return the weights of drafter `name` in this package, by target."""
+    return {target: ZOO / f"{target}-{name}" for target, drafters in SHIPPED.items() if name in drafters}
+
+
+def no_weights_shipped(options: DrafterConfig, target: TargetConfig, searched: str = "") -> str:
+    """Return the refusal of a drafter without a path; `searched` says where else its weights were looked for."""
+    return (
+        f"no weights of drafter={options.name} are shipped for target={target.name}{searched}; "
+        "give some with drafter.path=FOLDER or choose drafter=ngram"
+    )
+
+
+def path_beside_random_weights(options: TrainedDrafterConfig) -> str | None:
+    """Return the refusal of a folder that random weights would not be read from."""
+    if options.path is None:
+        return None
+    return f"drafter.path={options.path} is not read with drafter.weights=random; leave one of them out"
+
+
+def missing_folder(knob: str, path: str) -> str | None:
+    """Return the refusal of a path that is no folder."""
+    return None if Path(path).is_dir() else f"{knob}={path} is no folder; give the folder of a checkpoint"

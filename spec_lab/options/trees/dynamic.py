@@ -1,0 +1,93 @@
+"""tree=dynamic: its keys, sizes, what it refuses, and what makes it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from spec_lab.menu.bounds import out_of_bounds
+from spec_lab.menu.choices import Choice
+from spec_lab.menu.config import RunConfig, TreeConfig, knob
+from spec_lab.menu.option import TreeOption
+from spec_lab.menu.tree_sizes import TreeSizes
+from spec_lab.options.trees.shared import MAX_DEPTH, MAX_ROWS, MAX_TOPK, branches_are_drawn
+
+if TYPE_CHECKING:
+    from spec_lab.drafters.growth import DynamicTree
+    from spec_lab.wiring.models import DrafterBuild
+
+
+class TreeBranches(Choice):
+    """The keys that a branch sees behind the committed ones."""
+
+    exact = "exact", "its ancestors'"
+    approximate = "approximate", "those of whatever stood in its place, as SGLang"
+
+
+@dataclass
+class DynamicTreeConfig(TreeConfig):
+    """tree=dynamic: which drafts are in the tree follows from their probabilities (EAGLE-2)."""
+
+    name: str = "dynamic"
+    topk: int = knob(4, "branches a level, and drafts looked at below each", least=1, most=MAX_TOPK)
+    depth: int = knob(
+        3, "levels of drafts: the longest path, which stands for drafter.num_draft_tokens", least=1, most=MAX_DEPTH
+    )
+    num_rows: int = knob(16, "rows a request that are verified, the pending token with them", least=2, most=MAX_ROWS)
+    branches: TreeBranches = knob(TreeBranches.exact, "whose keys a branch sees in the drafter's cache")
+
+
+def dynamic_sizes(options: DynamicTreeConfig) -> TreeSizes:
+    """The sizes of a dynamic tree stand in its keys."""
+    width = options.topk if options.depth > 1 else 1
+    return TreeSizes(options.depth, options.num_rows, options.topk, width, spine=options.depth)
+
+
+def dynamic_rows_exist(config: RunConfig) -> str | None:
+    """A dynamic tree verifies no more drafts than it scores; sizes out of their bounds are refused as such."""
+    options: Any = config.tree
+    most = options.topk + (options.depth - 1) * options.topk**2 + 1
+    if options.num_rows <= most or out_of_bounds(options):
+        return None
+    return (
+        f"tree.num_rows={options.num_rows} is more than the {most} rows that tree.topk={options.topk} "
+        f"tree.depth={options.depth} score; use tree.num_rows={most}"
+    )
+
+
+def branches_have_keys(config: RunConfig) -> str | None:
+    """Only a drafter that writes keys for its branches can see those of a stranger."""
+    options: Any = config.tree
+    if options.branches == TreeBranches.exact or config.drafter.name not in ("frozen_kv", "ngram"):
+        return None
+    return (
+        f"tree.branches=approximate changes nothing with drafter={config.drafter.name}, whose branches write no keys; "
+        "use tree.branches=exact or drafter=eagle3"
+    )
+
+
+def drawn_branches_are_not_chosen(config: RunConfig) -> str | None:
+    """A choice among drawn drafts by their probability would leave those that are not what the drafter's law says."""
+    if not branches_are_drawn(config):
+        return None
+    return (
+        "drafter.draft_sampling=distribution with tree=dynamic, which keeps the likeliest of what was drawn, would "
+        "bend the law of the drafts; use tree=static or drafter.draft_sampling=greedy"
+    )
+
+
+def make(options: DynamicTreeConfig, build: DrafterBuild) -> DynamicTree:
+    """Make tree=dynamic."""
+    from spec_lab.drafters.growth import DynamicTree
+
+    exact, choices = options.branches == TreeBranches.exact, build.kernels.trees.choices
+    return DynamicTree(options.depth, options.num_rows, options.topk, exact, choices)
+
+
+ROW = TreeOption(
+    name="dynamic",
+    schema=DynamicTreeConfig,
+    sizes=dynamic_sizes,
+    make=make,
+    refusals=(dynamic_rows_exist, branches_have_keys, drawn_branches_are_not_chosen),
+)

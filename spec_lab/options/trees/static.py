@@ -1,0 +1,115 @@
+"""tree=static: its keys, sizes, what it refuses, and what makes it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+from spec_lab.menu.config import RunConfig, TreeConfig, knob
+from spec_lab.menu.option import TreeOption
+from spec_lab.menu.tree_sizes import TreeSizes
+from spec_lab.options.trees.shared import MAX_DEPTH, MAX_ROWS, MAX_TOPK, branches_are_drawn
+
+if TYPE_CHECKING:
+    from spec_lab.drafters.growth import StaticTree
+    from spec_lab.wiring.models import DrafterBuild
+
+
+# As wide as the first level of a dynamic tree and of its rows, and deepest below the likeliest draft.
+DEFAULT_PATHS = [
+    [0], [1], [2], [3],
+    [0, 0], [0, 1], [0, 2], [1, 0], [1, 1], [2, 0],
+    [0, 0, 0], [0, 0, 1], [0, 0, 2], [0, 1, 0], [1, 0, 0],
+]  # fmt: skip
+
+
+@dataclass
+class StaticTreeConfig(TreeConfig):
+    """tree=static: the same paths in every round."""
+
+    name: str = "static"
+    paths: list[list[int]] = knob(DEFAULT_PATHS, "a list for each draft: the ranks of its ancestors, then its own")
+    replacement: bool = knob(
+        False, "drawn siblings are independent, and may be equal; drafter.draft_sampling=distribution only"
+    )
+
+
+def static_sizes(options: StaticTreeConfig) -> TreeSizes:
+    """The sizes of a static tree follow from its paths."""
+    paths = options.paths or [[0]]
+    parents = {tuple(path[:-1]) for path in paths}
+    widths = Counter(map(len, parents))
+    return TreeSizes(
+        depth=max(map(len, paths)),
+        num_rows=len(paths) + 1,
+        topk=max((path[-1] for path in paths if path), default=0) + 1,
+        width=max(widths.values()),
+        spine=next(length for length in count() if [0] * (length + 1) not in paths),
+    )
+
+
+def paths_are_a_tree(config: RunConfig) -> str | None:
+    """Every path of a static tree is there once, of ranks that there are, below a path that is there too."""
+    options: Any = config.tree
+    if not 1 <= len(options.paths) < MAX_ROWS:
+        return f"tree.paths has {len(options.paths)} drafts, outside 1..{MAX_ROWS - 1}; use tree.paths=[[0],[1],[0,0]]"
+    paths = {tuple(path) for path in options.paths}
+    for path in options.paths:
+        shown = ",".join(map(str, path))
+        if not path or not all(0 <= rank < MAX_TOPK for rank in path):
+            return f"tree.paths: [{shown}] must be ranks of 0..{MAX_TOPK - 1}, at least one; use [0]"
+        if len(path) > MAX_DEPTH:
+            return f"tree.paths: [{shown}] is {len(path)} drafts long, the longest there can be is {MAX_DEPTH}; cut it"
+        if options.paths.count(path) > 1:
+            return f"tree.paths names [{shown}] more than once; name each draft once"
+        if len(path) > 1 and tuple(path[:-1]) not in paths:
+            above = ",".join(map(str, path[:-1]))
+            return f"tree.paths: [{shown}] hangs below [{above}], which is not there; add [{above}]"
+    return None
+
+
+def siblings_are_drawn(config: RunConfig) -> str | None:
+    """The likeliest tokens differ anyway."""
+    options: Any = config.tree
+    if not options.replacement or branches_are_drawn(config):
+        return None
+    return (
+        "tree.replacement=true is about drawn siblings, and drafter.draft_sampling=greedy draws none; leave it out or "
+        "use drafter.draft_sampling=distribution"
+    )
+
+
+def drawn_ranks_have_no_gap(config: RunConfig) -> str | None:
+    """A drawn sibling was drawn from what those before it left, all of which must be there to be read."""
+    options: Any = config.tree
+    if not branches_are_drawn(config):
+        return None
+    paths = {tuple(path) for path in options.paths}
+    for path in options.paths:
+        before = [*path[:-1], path[-1] - 1] if path else []
+        if path and path[-1] > 0 and tuple(before) not in paths:
+            shown, missing = (",".join(map(str, ranks)) for ranks in (path, before))
+            return (
+                f"tree.paths: [{shown}] with drafter.draft_sampling=distribution is drawn behind [{missing}], which is "
+                f"not there; add [{missing}]"
+            )
+    return None
+
+
+def make(options: StaticTreeConfig, build: DrafterBuild) -> StaticTree:
+    """Make tree=static."""
+    from spec_lab.core.draft_paths import DraftPaths
+    from spec_lab.drafters.growth import StaticTree
+
+    return StaticTree(DraftPaths(options.paths), build.device)
+
+
+ROW = TreeOption(
+    name="static",
+    schema=StaticTreeConfig,
+    sizes=static_sizes,
+    make=make,
+    refusals=(paths_are_a_tree, siblings_are_drawn, drawn_ranks_have_no_gap),
+)

@@ -1,0 +1,82 @@
+"""The workloads: a row for each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from spec_lab.menu.config import RunConfig
+from spec_lab.menu.option import WorkloadOption
+
+if TYPE_CHECKING:
+    from spec_lab.core.types import Request
+    from spec_lab.workloads.tokenizer import Tokenizer
+
+A_FILE = {"path": "FILE"}
+ONE_LENGTH = {"prompt_tokens": "8", "num_requests": "8"}
+
+
+def file_exists(config: RunConfig) -> str | None:
+    """The path is that of a file."""
+    path = config.workload.path
+    if path is None or Path(path).is_file():
+        return None
+    return f"workload.path={path} is no file; give the path of a JSON Lines file"
+
+
+def pocket(config: RunConfig, tokenizer: Tokenizer) -> list[Request]:
+    """Return the requests of workload=pocket."""
+    from spec_lab.workloads.load import pocket_requests
+
+    return pocket_requests(config, tokenizer)
+
+
+def generated(config: RunConfig, tokenizer: Tokenizer) -> list[Request]:
+    """Return the requests of workload=generated."""
+    from spec_lab.workloads.load import generated_requests
+
+    return generated_requests(config, tokenizer)
+
+
+def jsonl(config: RunConfig, tokenizer: Tokenizer) -> list[Request]:
+    """Return the requests of workload=jsonl."""
+    from spec_lab.workloads.load import jsonl_requests
+
+    return jsonl_requests(config, tokenizer)
+
+
+def spec_bench(config: RunConfig, tokenizer: Tokenizer) -> list[Request]:
+    """Return the requests of workload=spec_bench."""
+    from spec_lab.workloads.load import spec_bench_requests
+
+    return spec_bench_requests(config, tokenizer)
+
+
+def fixed_length(config: RunConfig, tokenizer: Tokenizer) -> list[Request]:
+    """Return the requests of workload=fixed_length."""
+    from spec_lab.workloads.load import fixed_length_requests
+
+    return fixed_length_requests(config, tokenizer)
+
+
+def random_ids(config: RunConfig, tokenizer: Tokenizer) -> list[Request]:
+    """Return the requests of workload=random_ids."""
+    from spec_lab.workloads.load import random_id_requests
+
+    return random_id_requests(config, tokenizer)
+
+
+ROWS = (
+    WorkloadOption(name="pocket", load=pocket),
+    WorkloadOption(name="generated", load=generated, reads={"per_category": "20"}),
+    WorkloadOption(name="jsonl", load=jsonl, reads=A_FILE, refusals=(file_exists,)),
+    WorkloadOption(name="spec_bench", load=spec_bench, reads=A_FILE, refusals=(file_exists,)),
+    WorkloadOption(name="fixed_length", load=fixed_length, reads=ONE_LENGTH, has_categories=False),
+    WorkloadOption(
+        name="random_ids",
+        load=random_ids,
+        reads=ONE_LENGTH,
+        has_categories=False,
+        reads_text=False,
+    ),
+)

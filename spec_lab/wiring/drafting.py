@@ -1,0 +1,77 @@
+"""This module makes the factory of the drafter that `drafter=` names, and holds what loaders of trained ones share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from spec_lab.acceptance.confidences import DraftConfidences
+from spec_lab.acceptance.draft_sampling import DraftLogits
+from spec_lab.acceptance.noise import SlotSeeds
+from spec_lab.core.kv_cache import PagedKVCache
+from spec_lab.core.protocols import Drafter
+from spec_lab.core.pruning_protocols import PrunePolicy
+from spec_lab.drafters.confidence import ConfidentGreedyPicker, ConfidentPicker
+from spec_lab.drafters.history import TokenHistory
+from spec_lab.drafters.picking import BiasedGreedyPicker, DraftPicker, GreedyPicker, SamplingPicker
+from spec_lab.menu.choices import DraftSampling
+from spec_lab.menu.chosen import Chosen
+from spec_lab.menu.config import TrainedDrafterConfig
+from spec_lab.wiring.limits import Limits
+from spec_lab.wiring.models import DrafterBuild
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterResources:
+    """The parts of one engine that its drafter may use.
+
+    Attributes:
+        target_cache: for drafters that read the target's KV.
+        confidences: where the drafter notes how sure it is; None where nothing asks.
+    """
+
+    limits: Limits
+    prune: PrunePolicy
+    seeds: SlotSeeds
+    target_cache: PagedKVCache
+    confidences: DraftConfidences | None = None
+
+
+DrafterFactory = Callable[[DrafterResources], Drafter[Any]]
+
+
+def load_drafter(chosen: Chosen, build: DrafterBuild) -> DrafterFactory:
+    """Load the drafter's weights; the factory then makes one drafter an engine around them."""
+    load = chosen.drafter.load if chosen.sizes is None else chosen.drafter.load_tree
+    assert load is not None, "a drafter without branches is refused a tree"
+    return load(chosen, chosen.config.drafter, build)
+
+
+def make_picker(
+    chosen: Chosen, options: TrainedDrafterConfig, build: DrafterBuild, resources: DrafterResources
+) -> DraftPicker:
+    """Decide how the drafter picks its tokens, and whether it notes how sure it is of them."""
+    biased = getattr(chosen.config.acceptance, "allow_lossy", False)
+    is_greedy = options.draft_sampling == DraftSampling.greedy
+    confidences = resources.confidences
+    if is_greedy and not biased:
+        return GreedyPicker() if confidences is None else ConfidentGreedyPicker(confidences)
+    picker = _sampling_picker(chosen, options, build, resources, is_greedy)
+    return picker if confidences is None else ConfidentPicker(picker, confidences)
+
+
+def _sampling_picker(
+    chosen: Chosen, options: TrainedDrafterConfig, build: DrafterBuild, resources: DrafterResources, is_greedy: bool
+) -> DraftPicker:
+    """Make the picker that samples, or takes the likeliest token as if it had been sampled."""
+    num_slots, num_draft_tokens = resources.limits.num_slots, options.num_draft_tokens
+    kept = DraftLogits(num_slots, num_draft_tokens, build.target.vocab_size, build.device)
+    picker = BiasedGreedyPicker if is_greedy else SamplingPicker
+    return picker(chosen.config.sampling.temperature, resources.seeds, kept, build.kernels.sample_draft)
+
+
+def token_history(resources: DrafterResources, build: DrafterBuild) -> TokenHistory:
+    """Make the texts of an engine's slots, for drafters that look their drafts up."""
+    limits = resources.limits
+    return TokenHistory(limits.num_slots, limits.max_seq_len + limits.margin + 1, build.device)

@@ -1,0 +1,96 @@
+"""This module makes the engine of a configuration."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from spec_lab.acceptance.noise import SlotSeeds
+from spec_lab.core.pruning_protocols import PrunePolicy
+from spec_lab.engine.engine import Engine
+from spec_lab.engine.pages import PageAllocator, PageTable
+from spec_lab.engine.parts import Parts
+from spec_lab.engine.scheduler import Scheduler
+from spec_lab.engine.slots import SlotState
+from spec_lab.engine.states import slot_states
+from spec_lab.engine.teacher import TeacherForcing
+from spec_lab.engine.timing import make_timer
+from spec_lab.errors import UserError
+from spec_lab.menu.chosen import Chosen
+from spec_lab.menu.config import RunConfig
+from spec_lab.wiring.caches import build_cache
+from spec_lab.wiring.drafting import DrafterFactory, DrafterResources
+from spec_lab.wiring.graphs import build_graph_mode, build_mover, prompt_pass_maker
+from spec_lab.wiring.limits import Limits, overlaps
+from spec_lab.wiring.models import TargetBuild
+from spec_lab.wiring.rounds import build_confidences, build_rounds
+from spec_lab.wiring.rules import RuleBuild, build_rule
+
+
+def build_prune_policy(chosen: Chosen) -> PrunePolicy:
+    """Makes the policy that `prune.prefill` and `prune.catchup` name."""
+    return PrunePolicy(chosen.prefill.make(), chosen.catchup.make(), chosen.catchup.in_one_call)
+
+
+def build_engine(chosen: Chosen, built: TargetBuild, make_drafter: DrafterFactory, limits: Limits) -> Engine:
+    """Make an engine with caches of its own."""
+    config, sizes = chosen.config, chosen.sizes
+    prune = build_prune_policy(chosen)
+    if prune.needs_prewrite and not built.backend.prewrite:
+        raise UserError(
+            f"attention={config.attention.name} cannot write KV before attention, which prune.prefill=last_row and "
+            "prune.catchup=pre_attention need; use prune=none or attention=torch"
+        )
+    seeds = SlotSeeds(limits.num_slots, config.seed, built.device)
+    rule = build_rule(chosen, _rule_build(chosen, built, limits, seeds))
+    num_verified = config.drafter.num_draft_tokens + 1
+    limits = dataclasses.replace(limits, num_rows=num_verified, rollback=config.recurrent.rollback)
+    cache = build_cache(built.target.layer_plans, limits, built)
+    confidences = build_confidences(chosen, limits, built)
+    drafter = make_drafter(DrafterResources(limits, prune, seeds, cache, confidences))
+    assert limits.margin >= 2 * drafter.num_draft_tokens
+    num_rows = drafter.num_draft_tokens + 1 if sizes is None else sizes.num_rows
+    table = PageTable(limits.num_slots, limits.max_seq_len + limits.margin, limits.page_size, built.device)
+    parts = Parts(
+        target=built.target,
+        drafter=drafter,
+        rule=rule,
+        backend=built.backend,
+        mover=build_mover(chosen, built),
+        cache=cache,
+        slots=SlotState(limits.num_slots, num_rows - 1, table, slot_states(cache), built.kernels.commit_rows),
+        timer=make_timer(built.device),
+        experts_read=built.experts_read,
+    )
+    allocator = PageAllocator(limits.num_pages)
+    scheduler = Scheduler(limits.num_slots, allocator, limits.page_size, limits.max_seq_len, limits.margin)
+    graph = build_graph_mode(chosen, built, limits)
+    return Engine(
+        build_rounds(chosen, parts, limits, confidences, graph.recorder, built),
+        prune,
+        graph,
+        scheduler,
+        config.cache.chunk_size,
+        config.cache.prefill_tokens,
+        overlaps(config),
+        prompt_pass_maker(chosen, built),
+    )
+
+
+def _rule_build(chosen: Chosen, built: TargetBuild, limits: Limits, seeds: SlotSeeds) -> RuleBuild:
+    return RuleBuild(
+        limits.num_slots,
+        built.markers,
+        built.target.eos_token_ids,
+        chosen.config.cache.chunk_size,
+        built.device,
+        built.kernels,
+        seeds=seeds,
+    )
+
+
+def build_teacher(config: RunConfig, built: TargetBuild, limits: Limits) -> TeacherForcing:
+    """Make the judge of texts, over a cache that holds one of them at a time."""
+    one_sequence = limits.one_sequence()
+    cache = build_cache(built.target.layer_plans, one_sequence, built)
+    sizes = limits.page_size, config.cache.chunk_size, built.invariant_rows
+    return TeacherForcing(built.target, built.backend, cache, *sizes)

@@ -1,0 +1,94 @@
+"""This module makes the graph mode that `graph=` names, and what moves metadata and runs prompts beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from spec_lab.attention.stale import StaleMover
+from spec_lab.core.layer_protocols import MetadataMover
+from spec_lab.engine.capture import CudaGraphRecorder, GraphRecorder
+from spec_lab.engine.graphs.draft_loops import DraftCarry, carry_every_tensor
+from spec_lab.engine.graphs.mode import GraphMode
+from spec_lab.engine.graphs.prompts import CapturedPromptPass
+from spec_lab.engine.prefill import PromptPass
+from spec_lab.engine.tape import TapeRecorder
+from spec_lab.errors import UserError
+from spec_lab.menu.choices import DraftMetadata
+from spec_lab.menu.chosen import Chosen
+from spec_lab.wiring.kernels import Kernels
+from spec_lab.wiring.limits import Limits
+from spec_lab.wiring.models import TargetBuild
+
+
+@dataclass(frozen=True, slots=True)
+class GraphBuild:
+    """The parts of one engine that a graph mode is made of.
+
+    Attributes:
+        carry: what a draft step hands on to the next one.
+    """
+
+    num_slots: int
+    max_kv_len: int
+    eos_token_ids: frozenset[int]
+    device: torch.device
+    kernels: Kernels
+    carry: DraftCarry
+
+    def recorder(self) -> GraphRecorder:
+        """Make what captures and replays on the device."""
+        return graph_recorder(self.device)
+
+
+def graph_recorder(device: torch.device) -> GraphRecorder:
+    """Make what captures and replays on a device."""
+    return CudaGraphRecorder(device) if device.type == "cuda" else TapeRecorder()
+
+
+def build_graph_mode(chosen: Chosen, built: TargetBuild, limits: Limits) -> GraphMode:
+    """Make the mode, with a recorder of the device.
+
+    Raises:
+        UserError: the mode moves attention metadata inside a graph, and the attention backend cannot.
+    """
+    config = chosen.config
+    moves_in_graph = hasattr(config.graph, "metadata")
+    if moves_in_graph and not built.backend.supports_in_place_update:
+        raise UserError(
+            f"attention={config.attention.name} cannot move its metadata inside a graph, which "
+            f"graph={config.graph.name} does; use graph=step_replay, which builds it anew, or attention=torch"
+        )
+    build = GraphBuild(
+        limits.num_slots,
+        limits.max_kv_len,
+        built.target.eos_token_ids,
+        built.device,
+        built.kernels,
+        # The kernel takes tokens and a hidden state; a drafter that hands on anything else keeps the general way.
+        carry=built.kernels.carry_hidden if chosen.drafter.hands_hidden_on else carry_every_tensor,
+    )
+    return chosen.graph.build(chosen, config.graph, build)
+
+
+def build_mover(chosen: Chosen, built: TargetBuild) -> MetadataMover:
+    """Return what moves metadata between draft steps: the backend, or with graph.metadata=stale a wrong one."""
+    if getattr(chosen.config.graph, "metadata", DraftMetadata.in_place) == DraftMetadata.stale:
+        return StaleMover(built.backend)
+    return built.backend
+
+
+def prompt_pass_maker(chosen: Chosen, built: TargetBuild) -> Callable[..., PromptPass]:
+    """Return what makes the prompt pass of a round, a pruning policy and sizes.
+
+    Raises:
+        UserError: prompts are to be captured, and layers of the target keep a state.
+    """
+    if not getattr(chosen.config.graph, "prompts", False):
+        return PromptPass
+    if built.target.config.keeps_states:
+        raise UserError("graph.prompts=true captures no prompt of a target that keeps states; use graph.prompts=false")
+    return partial(CapturedPromptPass, graph_recorder(built.device))

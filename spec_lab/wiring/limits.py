@@ -1,0 +1,109 @@
+"""The sizes of an engine's caches: how long a sequence may become, how far a round writes behind it, how many pages."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from spec_lab.checkpoints.config import ModelConfig
+from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.core.kv_cache import NUM_RESERVED_PAGES
+from spec_lab.core.types import Request
+from spec_lab.errors import UserError
+from spec_lab.menu.choices import Rollback
+from spec_lab.menu.chosen import Chosen
+from spec_lab.menu.config import RunConfig
+from spec_lab.menu.tree_sizes import TreeSizes
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Sizes of an engine's caches.
+
+    Attributes:
+        max_seq_len: longest prompt plus output.
+        margin: positions past it that a round may write: 2K of a chain, and N more where the host runs a round behind
+            and the device does not end requests.
+        max_kv_len: the longest committed length at the start of a round.
+        num_rows: rows of a request in verify.
+        rollback: how layers that keep a state take some of them back.
+    """
+
+    num_slots: int
+    max_seq_len: int
+    margin: int
+    page_size: int
+    num_pages: int
+    max_kv_len: int
+    num_rows: int = 1
+    rollback: Rollback = Rollback.checkpoints
+
+    def one_sequence(self) -> Limits:
+        """Return the sizes for one sequence at a time, as long as the longest."""
+        num_pages = _num_pages(self.max_seq_len + self.margin, self.page_size) + NUM_RESERVED_PAGES
+        return dataclasses.replace(self, num_slots=1, num_pages=num_pages)
+
+
+def engine_limits(chosen: Chosen, requests: list[Request], num_draft_tokens: int) -> Limits:
+    """Return sizes that hold `batch_size` of the longest requests, unless the cache group says otherwise.
+
+    Raises:
+        UserError: the longest request does not fit into the target's positions, or is longer than what the target
+            attends without choosing keys.
+    """
+    config, longest = chosen.config, max(requests, key=_num_tokens)
+    target = read_model_config(chosen.target_folder)
+    num_positions = target.max_position_embeddings
+    if _num_tokens(longest) > num_positions:
+        raise UserError(
+            f"request {longest.request_id} of {len(longest.prompt_ids)} prompt and {longest.max_new_tokens} new "
+            f"tokens: {_num_tokens(longest)} tokens are longer than the target's {num_positions} positions; "
+            "lower max_new_tokens, use shorter prompts, or leave such prompts out with workload.unusable=skip"
+        )
+    _refuse_sparse_attention(target, longest, _reach(chosen.sizes, num_draft_tokens))
+    max_seq_len = config.cache.max_seq_len or _num_tokens(longest)
+    num_late_rows = num_draft_tokens + 1 if overlaps(config) and not sees_ends(config) else 0
+    margin = _reach(chosen.sizes, num_draft_tokens) + num_late_rows
+    page_size = config.cache.page_size
+    num_slots = min(config.batch_size, len(requests))
+    pages_each = _num_pages(max_seq_len + margin, page_size)
+    num_pages = config.cache.num_pages or pages_each * num_slots + NUM_RESERVED_PAGES
+    return Limits(num_slots, max_seq_len, margin, page_size, num_pages, max_seq_len + num_late_rows)
+
+
+def _refuse_sparse_attention(target: ModelConfig, longest: Request, reach: int) -> None:
+    limit, needed = target.max_dense_positions, _num_tokens(longest) + reach
+    if limit is not None and needed > limit:
+        raise UserError(
+            f"request {longest.request_id}: prompt, output and drafts are {needed} tokens, and past {limit} "
+            "(index_topk) the target attends chosen keys alone, which is not supported; lower max_new_tokens or use "
+            "shorter prompts"
+        )
+
+
+def _reach(sizes: TreeSizes | None, num_draft_tokens: int) -> int:
+    """Count the positions past its last token that a round may write: 2K of a chain, K + 1 of them by verify.
+
+    The branches of a tree lie side by side: verify writes a slot a row, and a drafter one a branch and level.
+    """
+    if sizes is None:
+        return 2 * num_draft_tokens
+    return max(sizes.num_rows, sizes.depth + (sizes.depth - 1) * sizes.width, 2 * sizes.depth)
+
+
+def overlaps(config: RunConfig) -> bool:
+    """Tell whether the host runs a round behind; only some graph modes can."""
+    return bool(getattr(config.graph, "overlap", False))
+
+
+def sees_ends(config: RunConfig) -> bool:
+    """Tell whether the device ends requests, so that no round begins behind an end that the host has not read yet."""
+    return bool(getattr(config.graph, "rounds_per_replay", 1) > 1)
+
+
+def _num_tokens(request: Request) -> int:
+    return len(request.prompt_ids) + request.max_new_tokens
+
+
+def _num_pages(num_positions: int, page_size: int) -> int:
+    return -(-num_positions // page_size)

@@ -1,0 +1,198 @@
+"""The models and the attention backend of a run, which are loaded once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+
+from spec_lab.acceptance.phase import ThinkingMarkers
+from spec_lab.checkpoints.config import ModelConfig
+from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.core.layer_protocols import AttentionBackend
+from spec_lab.engine.experts_read import ExpertsRead
+from spec_lab.errors import UserError
+from spec_lab.menu.choices import WeightDtype, Weights
+from spec_lab.menu.chosen import Chosen
+from spec_lab.menu.devices import has_cuda
+from spec_lab.models.decoder import Decoder
+from spec_lab.models.experts import ExpertMLP
+from spec_lab.models.partition import WHOLE, Partition
+from spec_lab.models.target_loader import WeightSource, load_target
+from spec_lab.wiring.attention import BackendContext
+from spec_lab.wiring.kernels import KERNELS, Kernels
+from spec_lab.workloads.thinking import THINKING_MARKERS
+from spec_lab.workloads.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterBuild:
+    """The parts that a drafter is made of, besides its own weights.
+
+    Attributes:
+        kernels: what computes the small steps of a round.
+        experts_read: counts for the layers of experts.
+    """
+
+    target: Decoder
+    backend: AttentionBackend
+    kernels: Kernels
+    device: torch.device
+    dtype: torch.dtype
+    experts_read: ExpertsRead
+
+    def adopt(self, parts: Iterable[ExpertMLP]) -> None:
+        """Let the run's kernels compute these routers and experts, and count what they read."""
+        adopted = tuple(parts)
+        for part in adopted:
+            part.router = part.router.made_by(self.kernels.router)
+            part.experts = part.experts.made_by(self.kernels.experts)
+        self.experts_read.watch(adopted)
+
+
+@dataclass(frozen=True, slots=True)
+class TargetBuild:
+    """A target and the parts that it was loaded for, which every engine of a run shares.
+
+    Attributes:
+        kernels: what computes the small steps of a round.
+        experts_read: counts for the layers of experts, the target's and the drafter's.
+        markers: of the thinking phase; None when the tokenizer has none.
+    """
+
+    target: Decoder
+    backend: AttentionBackend
+    kernels: Kernels
+    device: torch.device
+    dtype: torch.dtype
+    experts_read: ExpertsRead
+    markers: ThinkingMarkers | None = None
+
+    @property
+    def row_invariant(self) -> bool:
+        """Tell whether a row of a forward of the target, of up to 16, is bit for bit the same whatever the others."""
+        return self.invariant_rows > 1
+
+    @property
+    def invariant_rows(self) -> int:
+        """The most rows of a forward of the target of which each is, bit for bit, what it would be alone.
+
+        It is 1 where nothing is promised.
+        """
+        products, plans = self.kernels.products, self.target.layer_plans
+        by_products = (
+            getattr(self.backend, "row_invariant", False)
+            and self.target.used_products
+            and all(products.is_row_invariant(plan) for plan in plans)
+        )
+        by_layers = all(getattr(layer, "row_invariant", False) for layer in self.target.layers)
+        return products.invariant_rows if by_products or by_layers else 1
+
+    @property
+    def of_drafters(self) -> DrafterBuild:
+        """Returns the parts that a drafter is made of."""
+        return DrafterBuild(self.target, self.backend, self.kernels, self.device, self.dtype, self.experts_read)
+
+
+def resolve_device(name: str) -> torch.device:
+    """Return the device that `device=` names, which `auto` makes CUDA where torch has it.
+
+    Raises:
+        UserError: torch sees no such device, or cannot use the GPU that there is.
+    """
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+        if name == "cpu" and has_cuda():
+            raise UserError("device=auto: there is a GPU, and this torch cannot use it; use device=cpu")
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise UserError(f"device={name}: this torch sees no CUDA device; use device=cpu")
+    return torch.device(name)
+
+
+def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
+    """Return the type that `dtype=` names; `auto` is float32 on a CPU, else bfloat16.
+
+    Raises:
+        UserError: float16 on a CPU.
+    """
+    if name == "auto":
+        return torch.float32 if device.type == "cpu" else torch.bfloat16
+    if name == "float16" and device.type == "cpu":
+        raise UserError("dtype=float16 is for a GPU, and this run is on the CPU; use dtype=float32 or device=cuda")
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
+
+
+def thinking_markers(tokenizer: Tokenizer) -> ThinkingMarkers | None:
+    """Return the ids of the thinking markers, in the first spelling that the tokenizer knows, or None."""
+    for pair in THINKING_MARKERS:
+        begin, end = map(tokenizer.special_id, pair)
+        if begin is not None and end is not None:
+            return ThinkingMarkers(begin, end)
+    return None
+
+
+def load_models(
+    chosen: Chosen, max_seq_len: int, markers: ThinkingMarkers | None = None, partition: Partition = WHOLE
+) -> TargetBuild:
+    """Load what `partition` keeps of the target.
+
+    Raises:
+        UserError: the checkpoint is not what it should be, too short for `max_seq_len`, or cannot be split.
+    """
+    config, folder = chosen.config, chosen.target_folder
+    device = resolve_device(config.device)
+    dtype = resolve_dtype(config.dtype, device)
+    if device.type == "cuda":
+        # cuDNN plans its attention anew for every shape, and a growing cache has a new one in every round.
+        torch.backends.cuda.enable_cudnn_sdp(False)
+    model_config = read_model_config(folder)
+    _refuse_target(chosen, model_config, max_seq_len)
+    # Draft positions may pass the end; they are clamped onto the last row of the table.
+    max_positions = min(model_config.max_position_embeddings, max_seq_len + 2 * 16)
+    kernels = KERNELS[config.kernels](device, dtype, config.row_invariant)
+    context = BackendContext(
+        config.cache.page_size, max_positions, device, dtype, kernels.rope_write, kernels.torch_attention
+    )
+    backend = _make_backend(chosen, model_config, context)
+    checkpoint = None if config.target.weights == Weights.random else folder
+    is_fp8 = config.target.weight_dtype == WeightDtype.fp8
+    source = WeightSource(checkpoint, dtype, device, partition, config.seed, is_fp8)
+    target = load_target(model_config, source, backend, max_positions)
+    if partition is WHOLE:
+        target.use(kernels.products)
+    build = TargetBuild(target, backend, kernels, device, dtype, ExpertsRead(device, config.batch_size), markers)
+    build.of_drafters.adopt(target.expert_parts)
+    for net in target.delta_nets:
+        net.use(kernels.delta.steps)
+    return build
+
+
+def _refuse_target(chosen: Chosen, target: ModelConfig, max_seq_len: int) -> None:
+    """Refuse a target with too few positions for the cache, or with states where a tree would have to share them."""
+    if max_seq_len > target.max_position_embeddings:
+        raise UserError(
+            f"cache.max_seq_len={max_seq_len} is longer than the target's {target.max_position_embeddings} "
+            "positions; use cache.max_seq_len=null"
+        )
+    if target.keeps_states and chosen.sizes is not None:
+        raise UserError(
+            f"tree={chosen.tree.name}: layers of the target keep a state, which branches cannot share "
+            f"({chosen.target_folder}); use tree=none"
+        )
+
+
+def _make_backend(chosen: Chosen, target: ModelConfig, context: BackendContext) -> AttentionBackend:
+    """Make the attention backend before any weight is read; UserError where it lacks the target's latent attention."""
+    attention = chosen.attention
+    make = attention.make if chosen.sizes is None else attention.make_for_trees
+    assert make is not None, "a backend that masks no trees is refused one"
+    backend = make(context)
+    if any(plan.latent is not None for plan in target.layers) and backend.latent is None:
+        raise UserError(
+            f"attention={attention.name} has no latent attention (MLA), which the target needs; use attention=torch"
+        )
+    if backend.latent is not None:
+        backend.latent.expect(chosen.config.batch_size)
+    return backend

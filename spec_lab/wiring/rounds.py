@@ -1,0 +1,47 @@
+"""This module makes the rounds of a configuration: of a chain or a tree, with all drafts or as many as are offered."""
+
+from __future__ import annotations
+
+from spec_lab.acceptance.confidences import DraftConfidences
+from spec_lab.engine.capture import GraphRecorder
+from spec_lab.engine.drafts import Chain, Tree, TreeParts
+from spec_lab.engine.offered import DraftOffers
+from spec_lab.engine.offers import AllOffered, Counted
+from spec_lab.engine.parts import Parts
+from spec_lab.engine.round import DecodeRound, Rounds
+from spec_lab.menu.chosen import Chosen
+from spec_lab.wiring.limits import Limits
+from spec_lab.wiring.models import TargetBuild
+
+
+def build_confidences(chosen: Chosen, limits: Limits, built: TargetBuild) -> DraftConfidences | None:
+    """Make the place where the drafter notes how sure it is of its drafts; None where nothing asks."""
+    if not chosen.offers.read_confidences:
+        return None
+    sizes = limits.num_slots, chosen.config.drafter.num_draft_tokens
+    return DraftConfidences(*sizes, built.device, chosen.offers.threshold, built.kernels.note_confidence)
+
+
+def build_rounds(
+    chosen: Chosen,
+    parts: Parts,
+    limits: Limits,
+    confidences: DraftConfidences | None,
+    recorder: GraphRecorder | None,
+    built: TargetBuild,
+) -> Rounds:
+    """Make the rounds of an engine, of which `recorder` captures stretches: one, or one for each K of a schedule."""
+    most, offers = parts.drafter.num_draft_tokens, chosen.offers
+    if chosen.sizes is not None:
+        tree = TreeParts.of(parts, built.kernels.trees.move_path)
+        drafts = Tree(parts, tree, chosen.sizes.num_rows, limits.page_size)
+        return Rounds(DecodeRound(parts, drafts, AllOffered(most)))
+    chain = Chain(parts)
+    if not offers.may_be_fewer:
+        return Rounds(DecodeRound(parts, chain, AllOffered(most)))
+    count = built.kernels.count_offered
+    offered = DraftOffers(limits.num_slots, built.device, confidences, offers.budget, count)
+    choices = (most,) if offers.schedule is None else offers.schedule.choices
+    assert choices[0] == most, "the largest K is what slots have room for"
+    rounds = {k: DecodeRound(parts, chain, Counted(parts, offered, k, recorder)) for k in choices}
+    return Rounds(rounds[most], offers.schedule, rounds)

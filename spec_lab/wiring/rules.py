@@ -1,0 +1,65 @@
+"""This module makes the rule that `acceptance=` names."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from spec_lab.acceptance.deterministic import DeterministicRule
+from spec_lab.acceptance.noise import SlotSeeds
+from spec_lab.acceptance.phase import ThinkingMarkers
+from spec_lab.core.protocols import AcceptanceRule
+from spec_lab.menu import registry
+from spec_lab.menu.chosen import Chosen
+from spec_lab.menu.config import AcceptanceConfig
+from spec_lab.wiring.kernels import TORCH, Kernels
+
+
+@dataclass(frozen=True, slots=True)
+class RuleContext:
+    """The facts of a run that a deterministic rule has to know; a record keeps a part of them.
+
+    Attributes:
+        markers: of the thinking phase; None when the tokenizer has none.
+        prefill_chunk: prompt rows a forward.
+        kernels: what judges the drafts; of no interest for a record, which keeps the standing of the drafts itself.
+    """
+
+    num_slots: int
+    markers: ThinkingMarkers | None
+    eos_token_ids: frozenset[int]
+    prefill_chunk: int
+    device: torch.device
+    kernels: Kernels = TORCH
+
+
+@dataclass(frozen=True, slots=True)
+class RuleBuild(RuleContext):
+    """The parts of one engine that a rule is made of: one that draws also has seeds."""
+
+    seeds: SlotSeeds = field(kw_only=True)
+
+
+def build_rule(chosen: Chosen, build: RuleBuild) -> AcceptanceRule:
+    """Make the rule of an engine, in its form for trees where the run has one."""
+    if chosen.sizes is not None:
+        return _build_tree_rule(chosen, build)
+    option, options = chosen.rule, chosen.config.acceptance
+    if option.build is not None:
+        return option.build(chosen, options, build)
+    assert option.judge is not None, "one of judge and build makes the rule"
+    return option.judge(options, build)
+
+
+def _build_tree_rule(chosen: Chosen, build: RuleBuild) -> AcceptanceRule:
+    assert chosen.rule.walk is not None, "a rule that judges no trees is refused one"
+    return chosen.rule.walk(chosen, chosen.config.acceptance, build)
+
+
+def build_deterministic_rule(
+    options: AcceptanceConfig, context: RuleContext, extensions: Sequence[str] = ()
+) -> DeterministicRule:
+    """Make a rule that decides without drawing, of this package or of `extensions`; UserError for any other."""
+    return registry.load(tuple(extensions)).judge_of(options.name)(options, context)

@@ -1,0 +1,102 @@
+"""Opens the workload of a run: the tokenizer of its target, and its requests, checked against the target."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from spec_lab.checkpoints.config import ModelConfig
+from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.core.types import Request
+from spec_lab.errors import UserError
+from spec_lab.menu.choices import Unusable, Weights
+from spec_lab.menu.chosen import Chosen
+from spec_lab.menu.config import RunConfig
+from spec_lab.workloads.conversations import require_room
+from spec_lab.workloads.tokenizer import IdsAlone, TargetTokenizer, Tokenizer
+from spec_lab.workloads.unusable import keep_usable
+
+
+def open_workload(chosen: Chosen) -> tuple[Tokenizer, list[Request]]:
+    """Return the tokenizer of the target, and the requests of the workload, which its embedding has rows for.
+
+    config.json is read first: of a checkpoint that is none of ours, no other file is.
+
+    Raises:
+        UserError: the checkpoint, its tokenizer or the workload is not what it should be.
+    """
+    config, folder = chosen.config, chosen.target_folder
+    target = read_model_config(folder)
+    _refuse_too_long(config, target)
+    tokenizer = _tokenizer(chosen, folder, target.vocab_size)
+    requests = load_requests(chosen, tokenizer)
+    if config.workload.unusable == Unusable.skip:
+        requests = _fitting(requests, longest_sequence(chosen), config)
+    check_requests(requests, target, folder)
+    return tokenizer, requests
+
+
+def longest_sequence(chosen: Chosen) -> int:
+    """Count the tokens of prompt and output that the target and the cache take at most."""
+    num_positions = read_model_config(chosen.target_folder).max_position_embeddings
+    return min(chosen.config.cache.max_seq_len or num_positions, num_positions)
+
+
+def _tokenizer(chosen: Chosen, folder: Path, vocab_size: int) -> Tokenizer:
+    """Return the target's tokenizer; without one, ids stand for themselves where no prompt is text, or no weight means
+    anything."""
+    needs_none = chosen.config.target.weights == Weights.random or not chosen.workload.reads_text
+    if needs_none and not (folder / "tokenizer.json").is_file():
+        return IdsAlone(vocab_size)
+    return TargetTokenizer(folder)
+
+
+def load_requests(chosen: Chosen, tokenizer: Tokenizer) -> list[Request]:
+    """Return the requests of the workload; UserError when none is left or a file is not what it should be."""
+    requests = chosen.workload.load(chosen.config, tokenizer)
+    if not requests:
+        raise UserError(
+            f"workload={chosen.workload.name} is empty; check workload.limit, workload.categories and workload.path"
+        )
+    return requests
+
+
+def _fitting(requests: list[Request], max_seq_len: int, config: RunConfig) -> list[Request]:
+    """Return the requests that the target can take; UserError when there is none."""
+
+    def check(request: Request) -> Request:
+        require_room(request, max_seq_len)
+        return request
+
+    kept = keep_usable(requests, check, config.workload.unusable)
+    if not kept:
+        raise UserError(f"workload={config.workload.name}: no prompt is short enough; lower max_new_tokens")
+    return kept
+
+
+def _refuse_too_long(config: RunConfig, target: ModelConfig) -> None:
+    """Refuse before anything of that length is made."""
+    prompt_tokens = config.workload.prompt_tokens
+    if prompt_tokens is not None and prompt_tokens + config.max_new_tokens > target.max_position_embeddings:
+        raise UserError(
+            f"workload.prompt_tokens={prompt_tokens} and max_new_tokens={config.max_new_tokens} are more than the "
+            f"target's {target.max_position_embeddings} positions; lower one of them"
+        )
+
+
+def check_requests(requests: list[Request], target: ModelConfig, folder: Path) -> None:
+    """Raise UserError for a prompt with a token that the target has no embedding of, and for two requests of one id."""
+    _refuse_duplicates(requests)
+    for request in requests:
+        if request.prompt_ids and max(request.prompt_ids) >= target.vocab_size:
+            raise UserError(
+                f"{folder / 'tokenizer.json'}: token id {max(request.prompt_ids)} of prompt {request.request_id} is "
+                f"past the target's vocabulary of {target.vocab_size}; take tokenizer and weights from one checkpoint"
+            )
+
+
+def _refuse_duplicates(requests: list[Request]) -> None:
+    seen: set[str] = set()
+    for request in requests:
+        if request.request_id in seen:
+            raise UserError(f"workload: two prompts have the id {request.request_id}; ids must differ")
+        seen.add(request.request_id)
