@@ -31,7 +31,7 @@ from typing import Any
 
 # The one place that a rename has to visit. The lab is known by `spec_lab.compose` and `spec_lab.run`, by the keys of
 # configurations and records, by the trace in a run's folder, and by these. Old names may stay behind new ones.
-PARTS = ("spec_lab.engine.round.Parts",)
+PARTS = ("spec_lab.engine.parts.Parts", "spec_lab.engine.round.Parts")
 """Is made once an engine, of a `rule` and a `drafter` among others."""
 CACHE = ("spec_lab.core.kv_cache.PagedKVCache",)
 """Has `num_pages`, the `tensors` [layers, slots, ...] of pages, and `recurrent` caches with a row a request slot."""
