@@ -18,7 +18,7 @@ from spec_lab.menu.refusals.run import refusals
 from tests.bench_modules import imported
 from tests.tiny_latent import SIZES
 
-SHAPES = Path(spec_lab.__file__).parent / "models" / "shapes"
+SHAPES = Path(spec_lab.__file__).parent / "checkpoints" / "shapes"
 
 
 @pytest.fixture
