@@ -23,9 +23,10 @@ from spec_lab.models.checkpoint import load_tensors
 from spec_lab.models.decoder import DecoderTarget
 from spec_lab.models.families.plain import Family
 from spec_lab.models.families.table import read_model_config
-from spec_lab.models.linear import DenseLinear, can_pack, make_linear
+from spec_lab.models.linear import DenseLinear, make_linear
 from spec_lab.models.tensor_shapes import decoder_tensor_shapes
 from spec_lab.pruning.selection import AllRows, BeforeAttention, NoRows
+from tests.onednn import needs_rows_alike
 from tests.tiny_checkpoints import make_tiny_target, use_hub_spelling
 
 LLAMA3 = {
@@ -262,6 +263,7 @@ def test_no_features_unless_asked_for(checkpoints: Any) -> None:
     assert lane.run(random_tokens(1, 5), [0], FeatureSpec()).features is None
 
 
+@needs_rows_alike
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize(("out_features", "in_features"), [(96, 32), (160, 48), (768, 256)])
 def test_a_product_of_one_row_and_of_many_are_bit_equal_on_a_cpu(
@@ -271,8 +273,6 @@ def test_a_product_of_one_row_and_of_many_are_bit_equal_on_a_cpu(
     torch.manual_seed(0)
     weight, rows = torch.randn(out_features, in_features), torch.randn(64, in_features)
     linear = make_linear(weight, torch.randn(out_features) if bias else None)
-    if not can_pack(weight):
-        pytest.skip("no packed products in this torch")
     one = torch.cat([linear(row) for row in rows.split(1)])
     for count in (2, 3, 4, 6, 8, 16, 64):
         assert torch.equal(torch.cat([linear(part) for part in rows.split(count)]), one), count
