@@ -5,11 +5,12 @@
     python benchmarks/bits.py compare old.json new.json             what differs; exit code 1 where anything does
     python benchmarks/bits.py compare old.json                      with this checkout, recorded now
     python benchmarks/bits.py record gpu.json --gpu --limit 200     on a GPU, the runs that begin within 200 seconds
+    python benchmarks/bits.py record ms.json --gpu --only h200      ten rounds of `h200_round.py`: their nodes and time
 
 Of a run: tokens, logits of every verified round, drafts, what a draft model puts out, the caches at the end, nodes of
-graphs, on a GPU the sequence of kernels. Of every kernel: its PTX, compiled ahead, on a GPU as it was launched; there
-too nodes and time of ten rounds of `h200_round.py`. Bits follow from the machine too (BLAS, compiler), so records of
-different machines are not compared. `make bits` compares this checkout with BASE.
+graphs, on a GPU the sequence of kernels. Of every kernel: its PTX, compiled ahead, on a GPU as it was launched. Bits
+follow from the machine too (BLAS, compiler), so records of different machines are not compared. `make bits` compares
+this checkout with BASE.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ import bits_runs
 HERE = Path(__file__).resolve()
 STATED = ("eagle3", "mtp_eagle", "mtp_vanilla", "frozen_kv")
 """Drafters whose state has floats between steps; a draft model of its own has tokens alone."""
+KERNELS, TIMES = "ptx", "h200"
+"""What `--only` calls kernels compiled ahead, and rounds that are timed, which are recorded when asked for."""
 ROUNDS = "512 in"
 """The cells of `h200_round.py` that are timed: ten."""
 WITHIN = 0.01
@@ -49,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("file", type=Path)
     parser.add_argument("other", type=Path, nargs="?", help="of compare: a second record; none is this checkout")
     parser.add_argument("--checkout", type=Path, default=HERE.parents[1], help="the folder whose bits are recorded")
-    parser.add_argument("--only", default="", help="runs whose line has this in it; or 'ptx', or 'h200'")
+    parser.add_argument("--only", default="", help="runs whose line has this in it, ptx, or h200")
     parser.add_argument("--gpu", action="store_true", help="the runs of a GPU")
     parser.add_argument("--limit", type=float, default=float("inf"), help="begin no run later than so many seconds")
     options = parser.parse_args(arguments)
@@ -67,65 +70,63 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _record(on_gpu: bool, only: str, options: argparse.Namespace) -> Record:
     """Decode, compile and time in processes of their own, whose path leads to the checkout."""
     checkout = options.checkout.resolve()
-    described = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
-    revision = subprocess.run(described, cwd=checkout, capture_output=True, text=True, check=False).stdout.strip()
-    made: Record = {
-        "source": f"{checkout} {revision}",
-        "gpu": on_gpu,
-        "only": only,
-        "machine": {},
-        "runs": {},
-        "ms": {},
-    }
+    made: Record = {"source": f"{checkout} {_revision(checkout)}", "gpu": on_gpu, "only": only}
+    made |= {"machine": {}, "runs": {}, "ms": {}, "trouble": []}
     lines = [line for line in (bits_runs.ON_GPU if on_gpu else bits_runs.ON_CPU) if only in line]
-    if on_gpu and only in ("", "h200"):
-        _time_rounds(checkout, made)
-    if lines:
-        _look_inside(checkout, made, "runs", "\n".join(lines), options.limit)
-    if not on_gpu and only in ("", "ptx"):
+    if lines or only == TIMES:
+        _look_inside(checkout, made, "gpu" if on_gpu else "cpu", lines, options.limit)
+    if not on_gpu and only in ("", KERNELS):
         _look_inside(checkout, made, "kernels")
-    if not made["runs"]:
+    if on_gpu and only == TIMES:
+        _time_rounds(checkout, made)
+    if not made["runs"] and not made["trouble"]:
         raise RecordError(f"no run has {only!r} in its line")
     return made
 
 
-def _look_inside(checkout: Path, made: Record, what: str, lines: str = "", limit: float = float("inf")) -> None:
-    """Put into a record what `bits_inside.py` sees."""
-    changes = {"BITS_LIMIT": str(limit), "OMP_NUM_THREADS": "1"}
-    if what == "runs" and not made["gpu"]:
-        changes["TRITON_INTERPRET"] = "1"
+def _revision(checkout: Path) -> str:
+    """Return what git calls the checkout; nothing of a folder without its history."""
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
+    if not (checkout / ".git").exists():
+        return ""
+    return subprocess.run(command, cwd=checkout, capture_output=True, text=True, check=False).stdout.strip()
+
+
+def _look_inside(
+    checkout: Path, made: Record, what: str, lines: Sequence[str] = (), limit: float = float("inf")
+) -> None:
+    """Put into a record what `bits_inside.py` sees, also where it ends early."""
+    changes = {"BITS_LIMIT": str(limit), "OMP_NUM_THREADS": "1", **({"TRITON_INTERPRET": "1"} if what == "cpu" else {})}
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "seen.json"
-        _start([str(HERE.with_name("bits_inside.py")), str(out), what], checkout, changes, lines)
-        seen = json.loads(out.read_text(encoding="utf-8"))
-    made["machine"] = seen["machine"]
-    made["runs"] |= seen["runs"]
+        command = [str(HERE.with_name("bits_inside.py")), str(out), what]
+        made["trouble"] += _start(command, checkout, changes, "\n".join(lines))
+        if out.exists():
+            seen = json.loads(out.read_text(encoding="utf-8"))
+            made["machine"] = seen["machine"]
+            made["runs"] |= seen["runs"]
 
 
 def _time_rounds(checkout: Path, made: Record) -> None:
     """Put into a record what ten cells of the checkout's table of rounds come to."""
     with tempfile.TemporaryDirectory() as folder:
-        _start([str(checkout / "benchmarks" / "h200_round.py"), folder, "--only", ROUNDS], checkout, {})
+        command = [str(checkout / "benchmarks" / "h200_round.py"), folder, "--only", ROUNDS]
+        made["trouble"] += _start(command, checkout, {})
         with (Path(folder) / "rounds.csv").open(newline="", encoding="utf-8") as file:
             for row in csv.DictReader(file):
                 made["ms"][row["cell"]] = float(row["ms a round"])
                 made["runs"][f"rounds {row['cell']}"] = {"nodes": [row["nodes"]]}
 
 
-def _start(command: list[str], checkout: Path, changes: dict[str, str], lines: str = "") -> None:
-    """Run a program of Python on a checkout, and wait for it.
-
-    Raises:
-        RecordError: it failed.
-    """
+def _start(command: list[str], checkout: Path, changes: dict[str, str], lines: str = "") -> list[str]:
+    """Run a program of Python on a checkout, and return what there is to say if it failed."""
     path = os.pathsep.join([str(checkout), str(checkout / "kernels"), os.environ.get("PYTHONPATH", "")])
     ours = {"PYTHONPATH": path, "TRITON_DISABLE_LINE_INFO": "1", **changes}
     others = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run(
         [sys.executable, *command], cwd=checkout, env=others | ours, input=lines, text=True, check=False
     )
-    if done.returncode:
-        raise RecordError(f"{' '.join(command)} in {checkout} ended with exit code {done.returncode}")
+    return [f"{' '.join(command)} ended with exit code {done.returncode}"] if done.returncode else []
 
 
 def _write(made: Record, file: Path) -> int:
@@ -165,8 +166,8 @@ def _told(old: Record, new: Record) -> int:
 
 
 def holes(made: Record) -> list[str]:
-    """Say of each run what had to be seen of it, and was not."""
-    found = []
+    """Say what ended early, and of each run what had to be seen of it, and was not."""
+    found = [f"{made['source']}: {trouble}" for trouble in made["trouble"]]
     for line, seen in made["runs"].items():
         missing = [part for part in _expected(line) if not seen.get(part)]
         if missing:

@@ -1,7 +1,8 @@
 """Is started by `bits.py` inside the checkout whose bits are recorded: decodes or compiles, and writes what it saw.
 
-    python benchmarks/bits_inside.py OUT.json runs < LINES    a run a line; none begins after $BITS_LIMIT seconds
-    python benchmarks/bits_inside.py OUT.json kernels         every kernel compiled ahead for an H200, without a GPU
+    python benchmarks/bits_inside.py OUT.json cpu < LINES    a run a line; none begins after $BITS_LIMIT seconds
+    python benchmarks/bits_inside.py OUT.json gpu < LINES    on a GPU
+    python benchmarks/bits_inside.py OUT.json kernels        every kernel compiled ahead for an H200, without a GPU
 
 Rules, drafters and caches are watched as they are made, and what passes them is hashed. The hash is an operator, which
 the recorder of a CPU replays with the rest. A CUDA graph cannot hold it: on a GPU rounds that are launched show their
@@ -31,7 +32,7 @@ from typing import Any
 
 # The one place that a rename has to visit. The lab is known by `spec_lab.compose` and `spec_lab.run`, by the keys of
 # configurations and records, by the trace in a run's folder, and by these. Old names may stay behind new ones.
-PARTS = ("spec_lab.engine.round.Parts",)
+PARTS = ("spec_lab.engine.parts.Parts", "spec_lab.engine.round.Parts")
 """Is made once an engine, of a `rule` and a `drafter` among others."""
 CACHE = ("spec_lab.core.kv_cache.PagedKVCache",)
 """Has `num_pages`, the `tensors` [layers, slots, ...] of pages, and `recurrent` caches with a row a request slot."""
@@ -100,7 +101,7 @@ class Watch:
                 self.entry["caches"] += [hashed(pages[:, : self._scratch]), hashed(pages[:, self._scratch + 1 :])]
             for states in cache.recurrent:
                 self.entry["caches"] += [hashed(tensor[:-1]) for tensor in _tensors_of(states)]
-        entry, self.entry = dict(self.entry), defaultdict(list)
+        entry, self.entry, self._active = dict(self.entry), defaultdict(list), None
         self._caches.clear()
         return entry
 
@@ -110,7 +111,7 @@ class Watch:
         for name in JUDGE:
             if hasattr(rule, name):
                 _around(rule, name, before=self._judged)
-        _around(drafter, BEGIN, before=self._verified, behind=lambda state, *_: self._state(state))
+        _around(drafter, BEGIN, before=self._begun, behind=lambda state, *_: self._state(state))
         _around(drafter, STEP, behind=lambda _, state, *__: self._state(state))
 
     def _first(self, logits: Any, *_: Any) -> None:
@@ -123,7 +124,7 @@ class Watch:
             if getattr(verified, name, None) is not None:
                 self._keep(part, getattr(verified, name))
 
-    def _verified(self, verified: Any) -> None:
+    def _begun(self, verified: Any) -> None:
         self._active = verified.batch.active
 
     def _state(self, state: Any) -> None:
@@ -244,37 +245,36 @@ def watched_compiler() -> dict[str, set[str]]:
     return seen
 
 
-def machine() -> dict[str, str]:
+def machine(on_gpu: bool) -> dict[str, str]:
     """Return what bits depend on besides the source."""
     import torch
     import triton
 
+    known = {"Python": platform.python_version(), "torch": torch.__version__, "triton": triton.__version__}
+    if on_gpu:
+        return known | {"GPU": torch.cuda.get_device_name()}
     cpu = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
     compiler = subprocess.run("cc --version", shell=True, capture_output=True, text=True, check=False).stdout
-    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
-    return {
-        "python": platform.python_version(),
-        "torch": f"{torch.__version__}, {digest(torch.__config__.show().encode())}",
-        "triton": triton.__version__,
+    return known | {
         "CPU": f"{cpu[1] if cpu else platform.machine()}, {torch.backends.cpu.get_cpu_capability()}",
+        "libraries": digest(torch.__config__.show().encode()),
         "C compiler": compiler.partition("\n")[0],
-        "GPU": gpu,
     }
 
 
 def main(out: Path, what: str) -> None:
-    """Write what was seen to `out`, whole behind each run, so that what ends this program loses one run."""
+    """Write what was seen to `out`, whole behind each run."""
     # An editable install would lead past the path, to the configuration of another checkout.
     sys.meta_path[:] = [finder for finder in sys.meta_path if "__editable__" not in getattr(finder, "__module__", "")]
     import spec_lab
 
-    assert Path(spec_lab.__file__).is_relative_to(Path.cwd()), f"{spec_lab.__file__} is not of this checkout"
+    assert Path(spec_lab.__file__).resolve().is_relative_to(Path.cwd()), f"{spec_lab.__file__} is not of this checkout"
     runs: dict[str, Entry] = {}
-    compiled = watched_compiler()
+    compiled, known = watched_compiler(), machine(what == "gpu")
 
     def write() -> None:
         seen = {f"kernel {name}": {"ptx": sorted(forms)} for name, forms in sorted(compiled.items())}
-        out.write_text(json.dumps({"machine": machine(), "runs": runs | seen}))
+        out.write_text(json.dumps({"machine": known, "runs": runs | seen}))
 
     if what == "kernels":
         found(COMPILE_ALL)()
@@ -282,17 +282,17 @@ def main(out: Path, what: str) -> None:
         return
     watch = Watch()
     watch.install()
-    limit = time.monotonic() + float(os.environ.get("BITS_LIMIT", "inf"))
-    lines = sys.stdin.read().splitlines()
+    write()
+    lines, limit = sys.stdin.read().splitlines(), time.monotonic() + float(os.environ["BITS_LIMIT"])
     for number, line in enumerate(lines, 1):
         if time.monotonic() > limit:
             print(f"out of time: the last {len(lines) - number + 1} runs were not begun", file=sys.stderr)
             return
-        begun = time.process_time()
+        begun = time.monotonic()
         runs[line] = run_line(line, watch)
         write()
-        failed = "".join(runs[line].get("failed", []))
-        print(f"{number}/{len(lines)} {time.process_time() - begun:5.1f} s {line} {failed}", file=sys.stderr)
+        said = f"{number}/{len(lines)} {time.monotonic() - begun:5.1f} s {line}"
+        print(said, *runs[line].get("failed", []), file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -125,7 +125,8 @@ attention=triton target=pocket_hybrid drafter=mtp_eagle graph=eager {TWO} prune=
 """
 
 
-CUDA = f"{BASE} device=cuda dtype=bfloat16 kernels=triton attention=triton profile_rounds=2 max_new_tokens=12"
+LONG = "workload.ignore_eos=true max_new_tokens=24 profile_rounds=2"
+CUDA = f"{BASE} {LONG} device=cuda dtype=bfloat16 kernels=triton attention=triton"
 FEW = "workload.limit=3 batch_size=2"
 POCKETS = """
 drafter=none graph=round batch_size=1 workload.limit=1
@@ -150,7 +151,8 @@ drafter=mtp_eagle graph=split_seed prune=catchup {FEW}
 drafter=mtp_vanilla graph=step_replay prune=catchup {FEW}
 drafter=frozen_kv graph=full_loop prune=prefill {FEW}
 drafter=draft_model graph=round prune=catchup {FEW}
-drafter=eagle3 graph=round prune=catchup {FEW} graph.rounds_per_replay=3 graph.skip_ended=true graph.prompts=true
+drafter=eagle3 graph=round prune=catchup {FEW} max_new_tokens=48 graph.rounds_per_replay=3 graph.skip_ended=true
+drafter=eagle3 graph=round prune=catchup batch_size=1 workload.limit=2 graph.prompts=true
 drafter=eagle3 graph=round prune=catchup {FEW} {DRAWN}
 drafter=mtp_eagle graph=round prune=catchup {FEW} acceptance=relaxed_thinking
 drafter=eagle3 graph=round prune=catchup {FEW} {STOP} verify.budget=6

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol, TypeVar
 
 import spec_lab
 from spec_lab.errors import UserError
+from spec_lab.menu.config import RunConfig
 from spec_lab.menu.refusals.run import refusals
 
 
@@ -34,8 +35,9 @@ def chosen(cells: Iterable[ACell], only: Sequence[str]) -> list[ACell]:
     return found
 
 
-def refused(cells: Iterable[Composable]) -> int:
-    """Compose `cells`, and print of each what `--dry-run` of the lab prints; 2 where any is refused."""
+def refused(cells: Iterable[Composable], also: Callable[[RunConfig], str | None] = lambda config: None) -> int:
+    """Compose `cells`, and print of each what `--dry-run` of the lab prints; 2 where any is refused, `also` by the
+    table."""
     code = 0
     for cell in cells:
         try:
@@ -45,5 +47,8 @@ def refused(cells: Iterable[Composable]) -> int:
             code = 2
             continue
         print(f"-- {cell.name}", composed, sep="\n")
-        code = 2 if refusals(composed.config) else code
+        reason = also(composed.config)
+        if reason is not None:
+            print(f"{cell.name}: {reason}", file=sys.stderr)
+        code = 2 if reason is not None or refusals(composed.config) else code
     return code

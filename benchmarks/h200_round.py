@@ -31,7 +31,7 @@ from spec_lab.errors import UserError
 from spec_lab.record.wording import number
 from spec_lab.report.table import format_table
 
-SHAPES = Path(spec_lab.__file__).parent / "models" / "shapes"
+SHAPES = Path(spec_lab.__file__).parent / "checkpoints" / "shapes"
 DRAFT_VOCAB_SIZE = 32_000
 COLUMNS = (
     *("cell", "ms a round", "acceptance length", "floor ms", "share", "nodes", "prompt pass ms", "prompt floor ms"),

@@ -25,7 +25,7 @@ from time import perf_counter
 
 from cell_checks import chosen, refused
 from measured_rows import read_rows
-from round_bench import Bench, Cell, Model, missing_cells, run_cells
+from round_bench import Bench, Cell, Model, leaves_rounds_behind, missing_cells, run_cells
 
 from spec_lab.core.results import GenerationResult
 from spec_lab.core.types import Request
@@ -88,7 +88,7 @@ def main(arguments: Sequence[str] | None = None, cells: Sequence[Cell] = CELLS) 
     table = options.folder / "moe_rounds.csv"
     cells = chosen([replace(cell, changes=tuple(options.changes)) for cell in cells], options.only)
     if options.dry_run:
-        return refused(cells)
+        return refused(cells, leaves_rounds_behind)
     missing = missing_cells(cells, table)
     failed = False if options.show else run_cells(missing, table, perf_counter() + options.seconds, ExpertsBench)
     print(format_table(SHOWN, shown_rows(read_rows(table)), left=("cell",)))

@@ -29,6 +29,7 @@ from spec_lab.core.types import Request
 from spec_lab.engine.engine import Engine
 from spec_lab.errors import UserError
 from spec_lab.menu.chosen import Chosen, choose
+from spec_lab.menu.config import RunConfig
 from spec_lab.options.drafters.eagle3 import eagle3_factory, read_eagle3
 from spec_lab.options.drafters.frozen_kv import frozen_kv_factory, read_assistant
 from spec_lab.options.drafters.mtp import read_mtp_modules
@@ -115,6 +116,17 @@ class Cell:
         ]
 
 
+def leaves_rounds_behind(config: RunConfig) -> str | None:
+    """Say why a cell of such rounds cannot be timed: not all of them would have all requests."""
+    graph: Any = config.graph
+    if getattr(graph, "overlap", False) and graph.rounds_per_replay == 1:
+        return (
+            "graph.overlap=true launches a round behind the end of all requests, which is none of this table; leave it "
+            "out, or add graph.rounds_per_replay=2"
+        )
+    return None
+
+
 def missing_cells(cells: Sequence[Cell], table: Path) -> list[Cell]:
     """Return the cells that have no line yet."""
     there = {row["cell"] for row in read_rows(table)}
@@ -189,6 +201,9 @@ class Bench(ABC):
         gc.collect()
         torch.cuda.empty_cache()
         config, _ = compose_run(cell.overrides())
+        refusal = leaves_rounds_behind(config)
+        if refusal is not None:
+            raise UserError(refusal)
         if self.models.backend.latent is not None:
             self.models.backend.latent.expect(cell.batch_size)
         chosen = choose(config)

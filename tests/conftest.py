@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 
@@ -32,6 +33,10 @@ def has_cuda() -> bool:
 # Read when triton is imported, which any test may do first: it must be set before a test module is imported.
 if not has_cuda():
     os.environ.setdefault("TRITON_INTERPRET", "1")
+if find_spec("triton") is not None:
+    from tests import sequential_dot
+
+    sequential_dot.install()
 # A shell ignores Ctrl-C for what it starts in the background, and processes inherit that: the tests of Ctrl-C need it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN and threading.current_thread() is threading.main_thread():
     signal.signal(signal.SIGINT, signal.default_int_handler)

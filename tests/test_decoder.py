@@ -23,9 +23,10 @@ from spec_lab.core.layer_protocols import RowSelection
 from spec_lab.core.types import AttentionMetadata, FeatureSpec, NormSide, TargetOutput
 from spec_lab.engine.pages import PageTable
 from spec_lab.models.decoder import DecoderTarget
-from spec_lab.models.linear import DenseLinear, can_pack, make_linear
+from spec_lab.models.linear import DenseLinear, make_linear
 from spec_lab.pruning.selection import AllRows, BeforeAttention, NoRows
 from spec_lab.wiring.caches import cache_row
+from tests.onednn import needs_rows_alike
 from tests.tiny_checkpoints import make_tiny_target, use_hub_spelling
 
 LLAMA3 = {
@@ -262,6 +263,7 @@ def test_no_features_unless_asked_for(checkpoints: Any) -> None:
     assert lane.run(random_tokens(1, 5), [0], FeatureSpec()).features is None
 
 
+@needs_rows_alike
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize(("out_features", "in_features"), [(96, 32), (160, 48), (768, 256)])
 def test_a_product_of_one_row_and_of_many_are_bit_equal_on_a_cpu(
@@ -271,8 +273,6 @@ def test_a_product_of_one_row_and_of_many_are_bit_equal_on_a_cpu(
     torch.manual_seed(0)
     weight, rows = torch.randn(out_features, in_features), torch.randn(64, in_features)
     linear = make_linear(weight, torch.randn(out_features) if bias else None)
-    if not can_pack(weight):
-        pytest.skip("no packed products in this torch")
     one = torch.cat([linear(row) for row in rows.split(1)])
     for count in (2, 3, 4, 6, 8, 16, 64):
         assert torch.equal(torch.cat([linear(part) for part in rows.split(count)]), one), count

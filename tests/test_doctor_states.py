@@ -36,7 +36,7 @@ def subjects(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Subject]:
     base = ["target=hf", f"target.path={folder}", "drafter=ngram", "drafter.num_draft_tokens=3", *SHORT]
     healthy = load_subject(choose(compose_run([*base, "recurrent.rollback=checkpoints"])[0]))
     replaying = replace(healthy.config, recurrent=compose_run([*base, "recurrent.rollback=replay"])[0].recurrent)
-    return {"checkpoints": healthy, "replay": replace(healthy, config=replaying)}
+    return {"checkpoints": healthy, "replay": replace(healthy, chosen=choose(replaying))}
 
 
 @pytest.mark.parametrize("rollback", ["checkpoints", pytest.param("replay", marks=pytest.mark.slow)])

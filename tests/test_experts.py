@@ -15,6 +15,7 @@ from spec_lab.engine.tape import TapeRecorder
 from spec_lab.models import routers
 from spec_lab.models.experts import ExpertMLP, SortedExperts, build_experts, grouped_experts, has_grouped_product
 from spec_lab.models.routers import Routing, SigmoidRouter, SoftmaxRouter
+from tests.onednn import needs_rows_alike
 from tests.tiny_checkpoints import random_weight, refused
 
 HIDDEN, NUM_EXPERTS, INNER = 32, 8, 24
@@ -219,6 +220,7 @@ def test_of_equal_scores_the_lower_expert_wins_whatever_stands_beside() -> None:
     assert chosen.tolist() == [[0, 1, 2, 3]] * 40
 
 
+@needs_rows_alike
 @pytest.mark.parametrize("name", ["glm4_moe", "qwen3_moe"])
 @torch.inference_mode()
 def test_a_rows_routing_is_bit_equal_whatever_stands_beside(name: str) -> None:

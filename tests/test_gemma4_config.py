@@ -16,7 +16,6 @@ from spec_lab.checkpoints.gemma4_assistant_config import AssistantTarget, read_a
 from spec_lab.checkpoints.plan import RopeConfig
 from spec_lab.options.drafters.aspects import other_sources
 from spec_lab.options.targets import SHAPES
-from tests.test_families_page import cells
 from tests.tiny_checkpoints import refused
 
 SLIDING, FULL = "sliding_attention", "full_attention"
@@ -189,20 +188,6 @@ def test_the_shapes_are_the_released_ones(size: str) -> None:
     """What they spell out is what the released files leave to their defaults."""
     shape = read_model_config(SHAPES / f"gemma4_{size}")
     assert replace(shape, eos_token_ids=(1, 106)) == read(size, bos_token_id=2)
-
-
-@pytest.mark.parametrize(("size", "column"), [("e2b", 1), ("e4b", 2), ("26b", 3), ("31b", 4)])
-def test_the_page_on_families_has_the_sizes(size: str, column: int) -> None:
-    config = read(size)
-    assert config.gemma4 is not None
-    num_full = sum(plan.window is None for plan in config.layers)
-    cell = {name: cells(name)[column] for name in ("layers, of them full", "layers that read another's KV")}
-    assert cell["layers, of them full"] == f"{config.num_layers}, {num_full}"
-    num_shared = sum(plan.kv_owner is not None for plan in config.layers)
-    assert cell["layers that read another's KV"] == str(num_shared)
-    read_layers = cells("the assistant reads the KV of layers")[column]
-    assert tuple(map(int, read_layers.split(", "))) == READ_LAYERS[size]
-    assert cells("embedding for each layer")[column] == (str(config.gemma4.per_layer_width or "-"))
 
 
 def test_the_doctor_reads_the_kv_of_the_layers_beside(tmp_path: Path) -> None:

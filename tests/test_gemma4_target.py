@@ -31,8 +31,8 @@ from tests.tiny_gemma4 import KINDS, VOCAB, WINDOW, make_tiny_gemma4, use_hub_sp
 pytest.importorskip("transformers.models.gemma4")
 
 LENGTH, PAGE_SIZE = 5 * WINDOW, 4
-# One error of the lab's arithmetic; the smallest mistake in the forward shows as more than fifty of them.
-TOLERANCE = 2e-5
+# One error of arithmetic; the smallest mistake in the forward shows as more than fifty of them.
+TOLERANCE = 3e-5
 PARTS = {"whole": [40], "chunks_of_7": [7] * 5 + [5], "one_row": [9] + [1] * 31, "rows_of_4": [4] * 10}
 CPU = torch.device("cpu")
 
@@ -102,7 +102,7 @@ def test_logits_and_features_equal_transformers(checkpoints: Any, kind: str, nam
     assert sum(PARTS[name]) == LENGTH
     logits, read = run_parts(make_gemma_lane(folder), token_ids, PARTS[name], features)
     assert (logits - output.logits[0]).abs().max() < TOLERANCE
-    torch.testing.assert_close(read, expected, rtol=0, atol=2e-4)
+    torch.testing.assert_close(read, expected, rtol=0, atol=10 * TOLERANCE)
 
 
 @pytest.mark.parametrize("kind", every_other(KINDS))

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import os
+import pkgutil
 import re
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -52,18 +56,50 @@ SHARED_BYTES = 227 * 1024
 """Shared memory that a program may have on an H200."""
 
 
+COMPILED: set[Any] = set()
+
+
+def functions_of(module: ModuleType) -> list[Any]:
+    """The Triton functions of a module: kernels, and what they call."""
+    from triton.runtime.jit import JITFunction
+
+    own = (each for each in vars(module).values() if isinstance(each, JITFunction))
+    return [each for each in own if each.__module__ == module.__name__]
+
+
+def kernels_of(functions: list[Any]) -> list[Any]:
+    """Those that no other one calls."""
+    named = ((function.fn.__globals__, name) for function in functions for name in function.fn.__code__.co_names)
+    called = {id(space.get(name)) for space, name in named}
+    return [function for function in functions if id(function) not in called]
+
+
+def kernel_of(module: ModuleType, constants: Iterable[str], takes: str) -> Any:
+    """Return the kernel of a module that has these constants and the tensor `takes`, if one is named; of two such the
+    one of fewer arguments."""
+    asked = set(constants) - {"EARLY"}
+    found = []
+    for kernel in kernels_of(functions_of(module)):
+        own = {parameter.name for parameter in kernel.params if parameter.is_constexpr} - {"EARLY"}
+        if own == asked and (not takes or f"{takes}_ptr" in kernel.arg_names):
+            found.append(kernel)
+    return min(found, key=lambda kernel: len(kernel.params))
+
+
 def compile_kernel(
-    kernel: object,
+    module: ModuleType,
     dtype: str,
     num_warps: int = 4,
     form: str = "ptx",
     pointers: Mapping[str, str] | None = None,
     ahead: tuple[str, ...] = (),
     given: tuple[str, ...] = (),
+    takes: str = "",
     **constants: int | bool,
 ) -> str:
-    """Compile a kernel to PTX, or another `form`, for compute capability 9.0. Its arguments are aligned as the
-    launchers' tensors are, and as the size of most vocabularies is. `pointers` are those of other types than usual.
+    """Compile the kernel of a module that has these constants to PTX, or another `form`, for compute capability 9.0.
+    Its arguments are aligned as the launchers' tensors are, and as the size of most vocabularies is. `pointers` are
+    those of other types than usual.
 
     One that can be placed early waits before it touches memory, but for what `ahead` names, weights, and for what a
     forward is `given`: that it does load before, and past L1.
@@ -72,7 +108,9 @@ def compile_kernel(
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    names = [parameter.name for parameter in kernel.params]  # type: ignore[attr-defined]
+    kernel = kernel_of(module, constants, takes)
+    COMPILED.add(kernel.fn)
+    names = [parameter.name for parameter in kernel.params]
     if "EARLY" in names:
         constants = {"EARLY": True} | constants
     signature = {}
@@ -124,7 +162,7 @@ def compile_attention(
 
     tiles = (tree_tiles if is_tree else decode_tiles)(num_queries * group, head_dim, 4 if dtype == "fp32" else 2)
     return compile_kernel(
-        attention_decode.attend_split,
+        attention_decode,
         dtype,
         tiles.num_warps,
         form,
@@ -163,7 +201,7 @@ def compile_chunk(dtype: str, head_dim: int, is_windowed: bool) -> str:
 
     tiles = prompt_tiles(head_dim, 4 if dtype == "fp32" else 2)
     return compile_kernel(
-        attention_prompt.attend_chunk,
+        attention_prompt,
         dtype,
         tiles.num_warps,
         GROUP=4,
@@ -184,31 +222,31 @@ def compile_vocabulary() -> None:
 
     merge = {"ROW_TILE": 4, "TILE_TILE": 64}
     for dtype in ("bf16", "fp32"):
-        tops = compile_kernel(strict._tops_of_tiles, dtype, VOCAB_TILE=4096)
+        tops = compile_kernel(strict, dtype, VOCAB_TILE=4096)
         assert "ld.global.v4" in tops, "logits in loads of 16 bytes, where 16 divides the vocabulary's size"
-        compile_kernel(relaxed._standing_in_tiles, dtype, VOCAB_TILE=4096)
-        compile_kernel(relaxed._merge_standing, dtype, TILE_TILE=64)
-        compile_kernel(softmax._softmax_in_tiles, dtype, VOCAB_TILE=4096)
-        compile_kernel(gumbel._race_in_tiles, dtype, RACE_TILE=1024)
+        compile_kernel(relaxed, dtype, VOCAB_TILE=4096)
+        compile_kernel(relaxed, dtype, TILE_TILE=64)
+        compile_kernel(softmax, dtype, VOCAB_TILE=4096)
+        compile_kernel(gumbel, dtype, RACE_TILE=1024)
         for is_sampled in (False, True):
             kind = {"IS_SAMPLED": is_sampled, "ALL_OFFERED": dtype == "bf16"}
-            compile_kernel(rejection._walk_drafts, dtype, **kind, **merge)
-            compile_kernel(rejection._race_in_tiles, dtype, RACE_TILE=1024, **kind)
+            compile_kernel(rejection, dtype, **kind, **merge)
+            compile_kernel(rejection, dtype, RACE_TILE=1024, **kind)
     for offered in (False, True):
-        compile_kernel(strict._count_matches, "i64", ALL_OFFERED=offered, **merge)
-        compile_kernel(synthetic._accept_at_rates, "i64", ALL_OFFERED=offered, **merge)
-    compile_kernel(gumbel.finish_race, "i64", TILE_TILE=256)
-    compile_kernel(rejection._put_last, "i64", TILE_TILE=256)
+        compile_kernel(strict, "i64", ALL_OFFERED=offered, **merge)
+        compile_kernel(synthetic, "i64", ALL_OFFERED=offered, **merge)
+    compile_kernel(gumbel, "i64", TILE_TILE=256)
+    compile_kernel(rejection, "i64", TILE_TILE=256)
 
 
 def compile_draft_kernels() -> None:
     from spec_kernels import draft_step, mtp_window
 
-    step = compile_kernel(draft_step._update, "bf16", HIDDEN_SIZE=4096, CHANNEL_TILE=1024)
+    step = compile_kernel(draft_step, "bf16", HIDDEN_SIZE=4096, CHANNEL_TILE=1024)
     assert "ld.global.v4" in step, "hidden states in loads of 16 bytes"
     for row_tile, channel_tile in ((1, 2048), (4, 512), (8, 256)):
         tiles = {"ROW_TILE": row_tile, "CHANNEL_TILE": channel_tile}
-        slide = compile_kernel(mtp_window._slide, "bf16", HIDDEN_SIZE=4096, **tiles)
+        slide = compile_kernel(mtp_window, "bf16", HIDDEN_SIZE=4096, **tiles)
         read, barrier, written = slide.rfind("ld.global"), slide.find("bar.sync"), slide.find("st.global")
         assert 0 < read < barrier < written, "in place: a window is read, then all threads meet, then it is written"
 
@@ -219,10 +257,10 @@ def compile_confidence() -> None:
 
     for may_stop in (False, True):
         for is_first in (False, True):
-            compile_kernel(confidence._note, "i64", IS_FIRST=is_first, MAY_STOP=may_stop, REQUEST_TILE=64)
+            compile_kernel(confidence, "i64", IS_FIRST=is_first, MAY_STOP=may_stop, REQUEST_TILE=64)
         for has_budget in (False, True):
             tiles = {"DRAFT_TILE": 8, "OTHERS": 32}
-            compile_kernel(confidence._count_offered, "i64", MAY_STOP=may_stop, HAS_BUDGET=has_budget, **tiles)
+            compile_kernel(confidence, "i64", MAY_STOP=may_stop, HAS_BUDGET=has_budget, **tiles)
 
 
 def compile_stops() -> None:
@@ -230,7 +268,7 @@ def compile_stops() -> None:
     from spec_kernels import stops
 
     for only_last in (False, True):
-        compile_kernel(stops._going_on, "i64", ROW_TILE=4, END_TILE=4, ONLY_LAST=only_last)
+        compile_kernel(stops, "i64", ROW_TILE=4, END_TILE=4, ONLY_LAST=only_last)
 
 
 def compile_trees() -> None:
@@ -238,10 +276,10 @@ def compile_trees() -> None:
     from spec_kernels import tree_draw, tree_grow, tree_path, tree_rank, tree_walk
 
     for dtype, tile in (("bf16", 1024), ("fp32", 4096)):
-        ranks = compile_kernel(tree_rank._rank_in_tiles, dtype, pointers={"order": "*i64"}, TOPK=4, VOCAB_TILE=tile)
+        ranks = compile_kernel(tree_rank, dtype, pointers={"order": "*i64"}, TOPK=4, VOCAB_TILE=tile)
         assert "ld.global.v4" in ranks, "logits in loads of 16 bytes, where 16 divides the vocabulary's size"
     merge = {"MAPPED": True, "TOPK": 4, "TILE_TILE": 32, "PLACE_TILE": 128}
-    compile_kernel(tree_rank._merge_ranks, "fp32", 1, pointers={"order": "*i64"}, **merge)
+    compile_kernel(tree_rank, "fp32", 1, pointers={"order": "*i64"}, **merge)
     numbers = ("pool_tokens", "pool_parents", "branch_tokens", "came_from", "numbers", "found_tokens", "numbers_before")
     pool = dict.fromkeys(numbers, "*i64") | {"row_of": "*i32"}
     scores = ("pool_scores", "branch_scores", "log_probs", "scores_before")
@@ -249,19 +287,19 @@ def compile_trees() -> None:
     for is_first in (False, True):
         found = {"IS_FIRST": is_first, "TOPK": 4}
         branches = {"BRANCH_TILE": 4, "FOUND_TILE": 4 if is_first else 16, "CHUNK": 1024}
-        level = compile_kernel(tree_grow._choose_branches, "bf16", pointers=pool, **found, **branches)
+        level = compile_kernel(tree_grow, "bf16", pointers=pool, **found, **branches)
         assert "ld.global.v4" in level and "st.global.v4" in level, "hidden states in loads and stores of 16 bytes"
-        compile_kernel(tree_grow._choose_rows, "bf16", pointers=pool, TILE=1024, COUNTED=False, **found)
-        rows = compile_kernel(tree_grow._choose_rows, "bf16", pointers=pool, TILE=64, COUNTED=True, **found)
+        compile_kernel(tree_grow, "bf16", pointers=pool, TILE=1024, COUNTED=False, **found)
+        rows = compile_kernel(tree_grow, "bf16", pointers=pool, TILE=64, COUNTED=True, **found)
         between = rows[rows.find("st.global") : rows.find("ld.global.cg")]
         assert is_first or "bar.sync" in between, "the row of a parent is read when all are written"
     tiles = {"ROW_TILE": 16, "TILE_TILE": 32, "COLUMN_TILE": 4}
     for is_chosen in (False, True):
         of = {"chosen": "*i64" if is_chosen else "*i32"}
-        compile_kernel(tree_walk._follow, "fp32", 1, pointers=of, IS_CHOSEN=is_chosen, **tiles)
-    compile_kernel(tree_draw._race_of_rows, "bf16", pointers={"scores": "*fp64"}, RACE_TILE=1024)
-    compile_kernel(tree_walk._impose, "fp32", 1, pointers={"rates": "*fp64"}, RATE_TILE=4, **tiles)
-    moves = compile_kernel(tree_path._move_path, "bf16", PAGE_SIZE=16, COLUMN_TILE=4, CHUNK=1024)
+        compile_kernel(tree_walk, "fp32", 1, pointers=of, IS_CHOSEN=is_chosen, **tiles)
+    compile_kernel(tree_draw, "bf16", pointers={"scores": "*fp64"}, RACE_TILE=1024)
+    compile_kernel(tree_walk, "fp32", 1, pointers={"rates": "*fp64"}, RATE_TILE=4, **tiles)
+    moves = compile_kernel(tree_path, "bf16", PAGE_SIZE=16, COLUMN_TILE=4, CHUNK=1024)
     kept = moves[: moves.find("bar.sync")], moves[moves.find("bar.sync") :]
     assert "ld.global.v4" in kept[0] and "st.global.v4" not in kept[0], "all is read before any is written"
 
@@ -276,24 +314,21 @@ def compile_experts() -> None:
         for dtype in ("bf16", "fp32"):
             tiles = choose_expert_tiles(num_rows, pairs_each, 4 if dtype == "fp32" else 2)
             both = sizes | {"PAIR_TILE": tiles.pairs, "BY_PAIR": num_rows == 4}
-            for kernel, product, more in (
-                (experts._gate_up, tiles.gate_up, {"NUM_CHOSEN": 8, "IS_GELU": False}),
-                (experts._down, tiles.down, {}),
-            ):
+            for product, more in ((tiles.gate_up, {"NUM_CHOSEN": 8, "IS_GELU": False}), (tiles.down, {})):
                 shape = {"COLUMN_TILE": product.columns, "CHANNEL_TILE": product.channels}
-                ptx = compile_kernel(kernel, dtype, product.num_warps, **both, **shape, **more)
+                ptx = compile_kernel(experts, dtype, product.num_warps, **both, **shape, **more)
                 if dtype == "bf16":
                     assert "mma" in ptx and "cp.async.cg" in ptx, "tensor cores, and loads of 16 bytes"
                 else:
                     assert "mma." not in ptx, "no TF32"
-    compile_kernel(experts._sort_pairs, "i32", PAIR_TILE=1024, NO_EXPERT=1 << 30)
-    compile_kernel(experts._add_terms, "bf16", NUM_CHOSEN=8, HIDDEN=2048, CHANNEL_TILE=512, HAS_RESIDUAL=True)
+    compile_kernel(experts, "i32", PAIR_TILE=1024, NO_EXPERT=1 << 30)
+    compile_kernel(experts, "bf16", NUM_CHOSEN=8, HIDDEN=2048, CHANNEL_TILE=512, HAS_RESIDUAL=True)
     choice = {"NUM_EXPERTS": 256, "EXPERT_TILE": 256, "NUM_CHOSEN": 8, "IS_RENORMALIZED": True}
     for is_sigmoid, groups in ((True, 8), (False, 1)):
         kind = {"IS_SIGMOID": is_sigmoid, "HAS_BIAS": is_sigmoid, "NUM_GROUPS": groups, "NUM_CHOSEN_GROUPS": 4}
-        compile_kernel(routing._choose, "fp32", 2, **choice, **kind)
+        compile_kernel(routing, "fp32", 2, **choice, **kind)
         rows = {"HIDDEN": 2048, "HIDDEN_TILE": 2048, "NORMED": True, "AT_ONCE": 4}
-        ptx = compile_kernel(routing._route, "bf16", 1, ahead=("gate", "norm"), **rows, **choice, **kind)
+        ptx = compile_kernel(routing, "bf16", 1, ahead=("gate", "norm"), **rows, **choice, **kind)
         assert "ld.global.v4" in ptx
 
 
@@ -315,7 +350,7 @@ def compile_few_experts() -> None:
     }
     for has_gate_up, has_down in ((True, True), (True, False), (False, True)):
         ptx = compile_kernel(
-            few_experts._few_experts,
+            few_experts,
             "bf16",
             tiles.down.num_warps,
             ROW_TILE=16,
@@ -345,7 +380,7 @@ def compile_latent_attention() -> None:
     for num_heads, dtype, is_whole in ((20, "bf16", False), (128, "bf16", True), (8, "bf16", False)):
         tiles = choose_latent_tiles(num_heads, 128, 2)
         ptx = compile_kernel(
-            latent_attention._attend_latents,
+            latent_attention,
             dtype,
             tiles.num_warps,
             given=ENDS,
@@ -363,16 +398,16 @@ def compile_latent_attention() -> None:
         )
         assert "wgmma" in ptx and "cp.async.cg" in ptx
     merged = {"NUM_HEADS": 20, "RANK": 512, "SPLIT_TILE": 32, "CHANNEL_TILE": 128}
-    compile_kernel(latent_merge.merge_wide_splits, "bf16", given=ENDS, **merged)
+    compile_kernel(latent_merge, "bf16", given=ENDS, **merged)
     halves = {"HALF": 32, "HALF_TILE": 32}
-    compile_kernel(latent_rows._write_rows, "bf16", RANK=512, RANK_TILE=512, **halves)
-    compile_kernel(latent_rows._turn_queries, "bf16", NUM_HEADS=20, HEAD_TILE=16, **halves)
+    compile_kernel(latent_rows, "bf16", RANK=512, RANK_TILE=512, **halves)
+    compile_kernel(latent_rows, "bf16", NUM_HEADS=20, HEAD_TILE=16, **halves)
     tiles_of_heads = {"ROW_TILE": 16, "COLUMN_TILE": 64, "CHANNEL_TILE": 64}
     sizes = {"IN": 192, "OUT": 512, **tiles_of_heads, **halves}
-    for kernel, rest in ((head_products._multiply_heads, {}), (head_products._absorb_and_write, {"RANK_TILE": 512})):
+    for rest in ({}, {"RANK_TILE": 512}):
         for ahead in (False, True):
             maps = ("maps",) if ahead else ()
-            ptx = compile_kernel(kernel, "bf16", ahead=maps, AHEAD=ahead, **sizes, **rest)
+            ptx = compile_kernel(head_products, "bf16", ahead=maps, AHEAD=ahead, **sizes, **rest)
             assert "mma" in ptx and ("cp.async.cg" in ptx) != ahead, "maps come in a pipeline, or all before it waits"
 
 
@@ -383,21 +418,21 @@ def compile_delta_net() -> None:
     heads = {"NUM_KEY_HEADS": 16, "NUM_VALUE_HEADS": 32, "KEY_DIM": 128, "VALUE_DIM": 128}
     for is_prompt in (False, True):
         tiles = {"CHANNEL_TILE": 128, "HEAD_TILE": 32, "HISTORY": 3, "HISTORY_TILE": 4, "ROW_TILE": 16}
-        slide = compile_kernel(delta_inputs._delta_inputs, "bf16", IS_PROMPT=is_prompt, **heads, **tiles)
+        slide = compile_kernel(delta_inputs, "bf16", IS_PROMPT=is_prompt, **heads, **tiles)
         behind = slide[slide.rfind("bar.sync") :]
         assert 0 < behind.find("st.global") < behind.find("ld.global"), "all threads have read when a window is written"
     tiles = {"KEY_TILE": 128, "VALUE_TILE": delta_rule.VALUE_TILE}
-    ptx = compile_kernel(delta_rule._delta_rule, "fp32", delta_rule.NUM_WARPS, **tiles, **heads)
+    ptx = compile_kernel(delta_rule, "fp32", delta_rule.NUM_WARPS, **tiles, **heads)
     assert "ld.global.v4" in ptx and "st.global.v4" in ptx, "states in loads and stores of 16 bytes"
     chunks = {"KEY_TILE": 128, "CHUNK": delta_chunks.CHUNK}
-    ptx = compile_kernel(delta_chunks._invert_systems, "fp32", delta_chunks.SYSTEM_WARPS, **chunks, **heads)
+    ptx = compile_kernel(delta_chunks, "fp32", delta_chunks.SYSTEM_WARPS, **chunks, **heads)
     assert "mma" in ptx, "tensor cores"
     chunks["VALUE_TILE"] = delta_chunks.VALUE_TILE
-    ptx = compile_kernel(delta_chunks._walk_chunks, "fp32", delta_chunks.CHUNK_WARPS, **chunks, **heads)
+    ptx = compile_kernel(delta_chunks, "fp32", delta_chunks.CHUNK_WARPS, **chunks, **heads)
     assert "mma" in ptx, "tensor cores"
     sizes = {"KEY_SIZE": 2048, "VALUE_SIZE": 4096, "NUM_VALUE_HEADS": 32}
-    compile_kernel(delta_kept._keep_rows, "fp32", HEAD_TILE=32, CHANNEL_TILE=1024, **sizes)
-    compile_kernel(gated_norm._gated_norm, "bf16", NUM_HEADS=32, HEAD_DIM=128, PAIR_TILE=4, CHANNEL_TILE=128)
+    compile_kernel(delta_kept, "fp32", HEAD_TILE=32, CHANNEL_TILE=1024, **sizes)
+    compile_kernel(gated_norm, "bf16", NUM_HEADS=32, HEAD_DIM=128, PAIR_TILE=4, CHANNEL_TILE=128)
 
 
 def compile_product(dtype: str, rows: int, columns: int, splits: int, **constants: int | bool) -> str:
@@ -410,7 +445,7 @@ def compile_product(dtype: str, rows: int, columns: int, splits: int, **constant
     options |= {"SCALE_ROWS": 0, "AHEAD": False, **constants}
     both = {**sizes, **options}
     ahead = ("weight", "norm") if both["AHEAD"] else ()
-    return compile_kernel(product._product, dtype, ahead=ahead, STAGES=3, WHOLE_TILES=True, **both)
+    return compile_kernel(product, dtype, ahead=ahead, STAGES=3, WHOLE_TILES=True, **both)
 
 
 def compile_fp8_products() -> None:
@@ -422,26 +457,26 @@ def compile_fp8_products() -> None:
         sizes = {"IN_FEATURES": 4096, "SPLITS": 1, "ROW_TILE": 16, "COLUMN_TILE": 64, "DEPTH": 128, "STAGES": 4}
         options = {"TURNED": True, "WHOLE_TILES": True, "SCALE_ROWS": 128, "NORMED": True, "GATED": gated}
         rest = dict.fromkeys(("HAS_BIAS", "HAS_MULTIPLIED", "IS_GELU", "AHEAD"), False) | {"HAS_RESIDUAL": not gated}
-        ptx = compile_kernel(product._product, "bf16", 4, pointers=pairs, **sizes, **options, **rest)
+        ptx = compile_kernel(product, "bf16", 4, pointers=pairs, **sizes, **options, **rest)
         assert "wgmma" in ptx and "cp.async.cg" in ptx, "tensor cores, and loads of 16 bytes"
         assert "ldmatrix" in ptx, "pairs go straight to registers"
         assert ptx.count("0x87f087f0") == (32 if gated else 16), "an instruction for two numbers"
     sizes = {"IN_FEATURES": 4096, "SCALE_ROWS": 128, "ROW_TILE": block_fp8.ROWS_OF_PROGRAM}
-    compile_kernel(block_fp8._dequantise, "bf16", 4, pointers=pairs, **sizes)
-    compile_kernel(block_fp8._dequantise, "fp16", 4, pointers=pairs, **sizes)
+    compile_kernel(block_fp8, "bf16", 4, pointers=pairs, **sizes)
+    compile_kernel(block_fp8, "fp16", 4, pointers=pairs, **sizes)
 
 
 def compile_project_heads() -> None:
-    from spec_kernels.project_heads import _project_heads
+    from spec_kernels import project_heads
 
     tiles = {"IN_FEATURES": 4096, "SPLITS": 2, "ROW_TILE": 16, "COLUMN_TILE": 64, "DEPTH": 128, "STAGES": 4}
     heads = {"NUM_HEADS": 32, "NUM_KV_HEADS": 8, "HALF": 64}
     for bias in (False, True):
         modes = {"TURNED": True, "WHOLE_TILES": True, "SCALE_ROWS": 0, "NORMED": not bias, "HAS_BIAS": bias}
-        ptx = compile_kernel(_project_heads, "bf16", 4, **tiles, **heads, **modes)
+        ptx = compile_kernel(project_heads, "bf16", 4, **tiles, **heads, **modes)
         assert "wgmma" in ptx and "cp.async.cg" in ptx, "tensor cores, and loads of 16 bytes"
     pairs = {"weight": "*i16", "scales": "*fp32"}
-    ptx = compile_kernel(_project_heads, "bf16", 4, pointers=pairs, **tiles, **heads, **modes | {"SCALE_ROWS": 128})
+    ptx = compile_kernel(project_heads, "bf16", 4, pointers=pairs, **tiles, **heads, **modes | {"SCALE_ROWS": 128})
     assert "wgmma" in ptx and "ldmatrix" in ptx, "pairs go straight to registers"
 
 
@@ -462,17 +497,17 @@ def compile_products() -> None:
     tiles = {"IN_FEATURES": 4096, "ROW_TILE": 16, "COLUMN_TILE": 32, "DEPTH": 128, "STAGES": 3, "MERGE_TILE": 128}
     modes = {"TURNED": False, "WHOLE_TILES": True, "NORMED": True, "MAPPED": True}
     for weighed in (False, True):
-        compile_kernel(likeliest._likeliest, "bf16", WEIGHED=weighed, **tiles, **modes)
+        compile_kernel(likeliest, "bf16", WEIGHED=weighed, **tiles, **modes)
     small = {"IN_FEATURES": 40, "ROW_TILE": 32, "COLUMN_TILE": 16, "DEPTH": 16, "STAGES": 4, "MERGE_TILE": 2}
     weighed_alone = modes | {"WHOLE_TILES": False, "MAPPED": False, "WEIGHED": True}
-    found = compile_kernel(likeliest._likeliest, "fp32", **small, **weighed_alone)
+    found = compile_kernel(likeliest, "fp32", **small, **weighed_alone)
     assert not products_fused_across_threads(found), "all threads that hold a row's probability have the same one"
-    compile_kernel(draft_input._draft_input, "bf16", 8, SIZE=4096, SIZE_TILE=4096)
-    compile_kernel(norms._rms_norm, "bf16", 8, SIZE=4096, SIZE_TILE=4096)
-    compile_kernel(norms._add_rms_norm, "bf16", 8, ahead=("weight",), SIZE=4096, SIZE_TILE=4096)
-    compile_kernel(gated_share._add_gated_share, "bf16", 8, SIZE=2048, SIZE_TILE=2048)
+    compile_kernel(draft_input, "bf16", 8, SIZE=4096, SIZE_TILE=4096)
+    compile_kernel(norms, "bf16", 8, SIZE=4096, SIZE_TILE=4096)
+    compile_kernel(norms, "bf16", 8, ahead=("weight",), takes="added", SIZE=4096, SIZE_TILE=4096)
+    compile_kernel(gated_share, "bf16", 8, SIZE=2048, SIZE_TILE=2048)
     for is_gelu in (False, True):
-        compile_kernel(gate._gate, "bf16", TILE=1024, IS_GELU=is_gelu)
+        compile_kernel(gate, "bf16", TILE=1024, IS_GELU=is_gelu)
 
 
 def compile_gemma4() -> None:
@@ -481,26 +516,25 @@ def compile_gemma4() -> None:
 
     for is_last in (False, True):
         ending = {"SCALED": is_last, "HAS_NEXT": not is_last, "SIZE": 2560, "SIZE_TILE": 4096}
-        compile_kernel(norms._add_normed, "bf16", 8, ahead=("weight", "next_weight", "scale"), **ending)
+        compile_kernel(norms, "bf16", 8, ahead=("weight", "next_weight", "scale"), **ending)
     tiles = {"NUM_LAYERS": 42, "WIDTH": 256, "WIDTH_TILE": 256}
-    compile_kernel(layer_embedding._layer_embeddings, "bf16", 1, **tiles)
-    compile_kernel(softcap._softcap, "bf16", TILE=2048)
+    compile_kernel(layer_embedding, "bf16", 1, **tiles)
+    compile_kernel(softcap, "bf16", TILE=2048)
     choice = {"NUM_CLUSTERS": 2048, "NUM_CHOSEN": 32, "CLUSTER_TILE": 16, "OTHERS_TILE": 512}
-    compile_kernel(clusters._choose_clusters, "bf16", **choice)
+    compile_kernel(clusters, "bf16", **choice)
     sizes = {"HIDDEN": 256, "SIZE": 128, "SIZE_TILE": 128, "NUM_CHOSEN": 32, "CHOSEN_TILE": 32, "CHANNEL_TILE": 256}
-    compile_kernel(clusters._best_of_clusters, "bf16", 8, **sizes)
+    compile_kernel(clusters, "bf16", 8, **sizes)
     head = {"HALF": 128, "HALF_TILE": 128, "REST": 0, "REST_TILE": 1, "PAIR_TILE": 8, "NORMED": True}
     for num_kv_heads, keys_are_values in ((2, False), (4, True), (0, False)):
         of_values = {"NORMS_VALUES": num_kv_heads > 0, "KEYS_ARE_VALUES": keys_are_values}
         sizes = {"NUM_HEADS": 8, "NUM_KV_HEADS": num_kv_heads, **head, **of_values}
-        compile_kernel(
-            rope_write._rope_write, "bf16", ahead=("norm",), given=ANGLES if num_kv_heads else ANGLES[:2], **sizes
-        )
+        compile_kernel(rope_write, "bf16", ahead=("norm",), given=ANGLES if num_kv_heads else ANGLES[:2], **sizes)
 
 
 def main() -> None:
     import triton
 
+    import spec_kernels
     from spec_kernels import merge_pieces, metadata, rope_write, split_merge, tree_metadata
 
     if triton.knobs.nvidia.ptxas.version == "12.8":
@@ -517,32 +551,32 @@ def main() -> None:
     for is_whole in (False, True):
         tree = compile_attention("bf16", 16, 128, 4, is_whole, is_tree=True)
         assert "wgmma.mma_async" in tree and "cp.async.cg" in tree, "a tree's keys are read as a chain's are"
-    compile_kernel(tree_metadata._place_tree, "bf16", 1, PAGE_SIZE=16, ROW_TILE=16)
-    compile_kernel(tree_metadata._place_branches, "bf16", 1, PAGE_SIZE=16, ROW_TILE=4, PLACE_TILE=4)
+    compile_kernel(tree_metadata, "bf16", 1, PAGE_SIZE=16, ROW_TILE=16)
+    compile_kernel(tree_metadata, "bf16", 1, PAGE_SIZE=16, ROW_TILE=4, PLACE_TILE=4)
     compile_attention("bf16", 4, 512, 8, is_whole=True)
     merge = {"NUM_HEADS": 32, "HEAD_DIM": 128, "HEAD_TILE": 4, "CHANNEL_TILE": 128}
-    merge |= {"STAGES": split_merge._STAGES}
+    merge |= {"STAGES": split_merge.STAGES}
     wide = merge | {"NUM_HEADS": 16, "HEAD_DIM": 512, "CHANNEL_TILE": 512}
-    compile_kernel(split_merge.merge_splits, "bf16", given=ENDS, IS_TREE=False, IS_WHOLE=False, **merge)
-    compile_kernel(split_merge.merge_splits, "bf16", 8, given=ENDS, IS_TREE=False, IS_WHOLE=False, **wide)
-    compile_kernel(split_merge.merge_splits, "bf16", given=ENDS_OF_TREES, IS_TREE=True, IS_WHOLE=True, **merge)
+    compile_kernel(split_merge, "bf16", given=ENDS, IS_TREE=False, IS_WHOLE=False, **merge)
+    compile_kernel(split_merge, "bf16", 8, given=ENDS, IS_TREE=False, IS_WHOLE=False, **wide)
+    compile_kernel(split_merge, "bf16", given=ENDS_OF_TREES, IS_TREE=True, IS_WHOLE=True, **merge)
     pieces = {"NUM_HEADS": 32, "HEAD_DIM": 128, "ROW_TILE": 16, "CHANNEL_TILE": 128}
-    assert "ld.global.v4" in compile_kernel(merge_pieces.merge_rows, "bf16", **pieces), "in loads of 16 bytes"
+    assert "ld.global.v4" in compile_kernel(merge_pieces, "bf16", **pieces), "in loads of 16 bytes"
     chunk = compile_chunk("bf16", 128, is_windowed=False)
     assert "wgmma.mma_async" in chunk and "cp.async.cg" in chunk, "Hopper's tensor core products"
     compile_chunk("bf16", 512, is_windowed=True)
     heads = {"HEAD_DIM": 128, "CHANNEL_TILE": 128}
-    compile_kernel(rope_write._write_kv, "bf16", NUM_KV_HEADS=8, PAIR_TILE=16, **heads)
+    compile_kernel(rope_write, "bf16", NUM_KV_HEADS=8, PAIR_TILE=16, **heads)
     for normed in (False, True):
         sizes = {"NUM_HEADS": 32, "NUM_KV_HEADS": 8, "HALF": 64, "HALF_TILE": 64, "PAIR_TILE": 16}
         of_values = {"NORMS_VALUES": False, "KEYS_ARE_VALUES": False}
         for still in ({"REST": 0, "REST_TILE": 1}, {"REST": 192, "REST_TILE": 256}):
             options = {"NORMED": normed, **sizes, **still, **of_values}
-            compile_kernel(rope_write._rope_write, "bf16", ahead=("norm",), given=ANGLES, **options)
-    turned = compile_kernel(rope_write._rope_write, "fp32", form="ttgir", **options)
+            compile_kernel(rope_write, "bf16", ahead=("norm",), given=ANGLES, **options)
+    turned = compile_kernel(rope_write, "fp32", form="ttgir", **options)
     assert turned.count("math.fma") == 2, "which product is fused is written down, as in project_heads"
-    compile_kernel(metadata._advance, "i64", PAGE_SIZE=16, REQUEST_TILE=128)
-    compile_kernel(metadata._build, "i64", PAGE_SIZE=16, ROW_TILE=128)
+    compile_kernel(metadata, "i64", PAGE_SIZE=16, REQUEST_TILE=128)
+    compile_kernel(metadata, "i64", PAGE_SIZE=16, ROW_TILE=128)
     compile_vocabulary()
     compile_draft_kernels()
     compile_stops()
@@ -555,6 +589,9 @@ def main() -> None:
     compile_products()
     compile_gemma4()
     compile_fp8_products()
+    names = (module.name for module in pkgutil.iter_modules(spec_kernels.__path__, "spec_kernels."))
+    functions = [each for name in names for each in functions_of(importlib.import_module(name))]
+    assert {kernel.fn for kernel in kernels_of(functions)} == COMPILED
 
 
 @pytest.mark.slow

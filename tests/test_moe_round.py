@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,7 @@ from spec_lab.menu.refusals.run import refusals
 from tests.bench_modules import imported
 from tests.tiny_latent import SIZES
 
-SHAPES = Path(spec_lab.__file__).parent / "models" / "shapes"
+SHAPES = Path(spec_lab.__file__).parent / "checkpoints" / "shapes"
 
 
 @pytest.fixture
@@ -53,17 +54,32 @@ def test_every_cell_composes(rounds: ModuleType) -> None:
         assert refusals(config) == [] or cell.model is rounds.APART
 
 
+def tiny_model(rounds: ModuleType, target: Path, graph: str) -> Any:
+    target.mkdir()
+    config = SIZES | {"architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3"}
+    (target / "config.json").write_text(json.dumps(config))
+    on_cpu = ("device=cpu", "attention=torch", "kernels=torch", f"graph={graph}", "num_threads=1")
+    return rounds.Model("tiny", ("target=hf", f"target.path={target}", *on_cpu), prompt_tokens=6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("several", "code"), [((), 2), (("graph.rounds_per_replay=2",), 0)])
+def test_rounds_behind_the_end_of_all_requests_are_refused_with_a_remedy_that_works(
+    several: tuple[str, ...], code: int, rounds: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cells = [rounds.Cell(tiny_model(rounds, tmp_path / "target", "round"), 2, 3)]
+    options = [str(tmp_path / "out"), "--with", "graph.overlap=true", *several]
+    assert rounds.main([*options, "--dry-run"], cells) == code
+    assert rounds.main(options, cells) == code
+    assert (capsys.readouterr().err.count("add graph.rounds_per_replay=2") == 2) == (code == 2)
+
+
 @pytest.mark.slow
 def test_cells_of_a_tiny_target_are_timed_once(
     rounds: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """With one set of weights; what is there is not run again. A pruned catch-up reads fewer experts."""
-    target = tmp_path / "target"
-    target.mkdir()
-    config = SIZES | {"architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3"}
-    (target / "config.json").write_text(json.dumps(config))
-    on_cpu = ("device=cpu", "attention=torch", "kernels=torch", "graph=eager", "num_threads=1")
-    tiny = rounds.Model("tiny", ("target=hf", f"target.path={target}", *on_cpu), prompt_tokens=6)
+    tiny = tiny_model(rounds, tmp_path / "target", "eager")
     apart = replace(tiny, name="apart", drafter=("drafter=random",), catches_up=False)
     cells = [
         rounds.Cell(tiny, 3, 0),

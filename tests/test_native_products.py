@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-import os
-import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -210,7 +207,7 @@ def test_a_system_that_refuses_tile_registers() -> None:
 
 REFUSED = """
 import ctypes
-from spec_kernels.native.build import build
+from spec_kernels.native.build import library
 
 class Stack(ctypes.Structure):
     _fields_ = (("memory", ctypes.c_void_p), ("flags", ctypes.c_int), ("size", ctypes.c_size_t))
@@ -219,7 +216,7 @@ memory = ctypes.create_string_buffer(1 << 16)
 for size in (8192, len(memory)):
     stack = Stack(ctypes.addressof(memory), 0, size)
     assert ctypes.CDLL(None).sigaltstack(ctypes.byref(stack), None) == 0
-    print(ctypes.CDLL(str(build())).native_has_tiles())
+    print(library().native_has_tiles())
 """
 
 
@@ -299,95 +296,6 @@ def test_exponentials_where_they_end() -> None:
         )
 
 
-def test_a_compiler_that_fails_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    cases = (
-        ([], "no C compiler"),
-        (["/bin/false"], "/bin/false does not compile native.c"),
-        (["/nowhere", "/bin/false"], "/nowhere cannot be used"),
-    )
-    for programs, said in cases:
-        monkeypatch.setattr(build, "compilers", lambda programs=programs: programs)
-        with pytest.raises(build.BuildError, match=said):
-            build.build.__wrapped__()
-    assert list((tmp_path / "spec_lab").iterdir()) == []
-
-
-@pytest.mark.slow
-def test_what_the_first_compiler_cannot_the_second_may(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the place of an empty file; and without a home, where it goes with the process."""
-    good = build.compilers()[0]
-    monkeypatch.setattr(build, "compilers", lambda: ["/bin/false", good])
-    monkeypatch.setattr(build, "_key", lambda found, folder: "good" if found == good else "bad")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    kept = tmp_path / "spec_lab" / "native-good.so"
-    kept.parent.mkdir()
-    kept.touch()
-    assert build.build.__wrapped__() == kept and kept.stat().st_size > 0
-
-    def no_home(_: Path) -> Path:
-        raise RuntimeError("no home")
-
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setattr(Path, "expanduser", no_home)
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    assert build.build.__wrapped__().parent.parent == tmp_path
-
-
-@pytest.fixture
-def copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of a cache in which a library that is there already stands for a compiled one."""
-    whole = build.build()
-
-    def compile_by_copying(found: str, source: Path, kept: Path) -> None:
-        shutil.copy(whole, kept)
-        build._clear_up(kept.parent)
-
-    monkeypatch.setattr(build, "_compile", compile_by_copying)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    return tmp_path / "spec_lab"
-
-
-def test_the_libraries_used_last_stay(copied: Path) -> None:
-    """And one that is no whole library is made again."""
-    copied.mkdir()
-    broken = copied / f"native-{build._key(build.compilers()[0], Path(build.__file__).parent)}.so"
-    broken.write_bytes(b"half of a library")
-    kept = build.build.__wrapped__()
-    assert kept == broken and kept.stat().st_size > 100
-    others = [copied / f"native-{number}.so" for number in range(12)]
-    for age, path in enumerate([kept, *others]):
-        path.touch()
-        os.utime(path, (1e9 - age, 1e9 - age))
-    (copied / "of somebody else").touch()
-    assert build.build.__wrapped__() == kept and kept.stat().st_mtime > 1e9, "it is in use"
-    build._clear_up(copied)
-    left = [kept, *others[: build._MOST_KEPT - 1], copied / "of somebody else"]
-    assert sorted(copied.iterdir()) == sorted(left)
-
-
-def test_a_cache_that_cannot_be_used_is_passed_by(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What lies in one that cannot be written is loaded; nothing is where the system loads no code."""
-    kept = build.build.__wrapped__()
-
-    def refuse(*arguments: object) -> None:
-        raise PermissionError("read-only")
-
-    with monkeypatch.context() as read_only:
-        read_only.setattr(os, "utime", refuse)
-        read_only.setattr(build, "_compile", refuse)
-        assert build.build.__wrapped__() == kept
-    with monkeypatch.context() as noexec:
-        noexec.setattr(os, "statvfs", lambda folder: SimpleNamespace(f_flag=os.ST_NOEXEC))
-        own = build.build.__wrapped__()
-        assert own.parent.parent == copied.parent and own.parent != copied
-    copied.rename(copied.with_name("elsewhere"))
-    copied.write_text("a file in its place")
-    own = build.build.__wrapped__()
-    assert own.parent.parent == copied.parent and own.parent != copied
-
-
 def test_no_ops_of_the_kernels_are_said(capsys: pytest.CaptureFixture[str]) -> None:
     """So that sweeps of row_invariant compose; and which layers are none of theirs."""
     layers = [NativeDecoderLayer.__new__(NativeDecoderLayer), object()]
@@ -405,20 +313,6 @@ def test_no_ops_of_the_kernels_are_said(capsys: pytest.CaptureFixture[str]) -> N
         note_kernels(choose(config), models)
         printed = capsys.readouterr().err
         assert said in printed and printed.count("\n") == bool(said)
-
-
-@pytest.mark.slow
-def test_what_was_built_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    built = build.build.__wrapped__()
-    assert built.parent == tmp_path / "spec_lab"
-    monkeypatch.setattr(build, "_compile", lambda *arguments: pytest.fail("it was compiled again"))
-    assert build.build.__wrapped__() == built
-    wall = ["-Wall", "-Wextra", "-Werror", "-Wno-psabi"]
-    source = Path(build.__file__).with_name("native.c")
-    command = [build.compilers()[0], *build._FLAGS, *wall, str(source), "-o", str(tmp_path / "x.so"), "-lm"]
-    assert subprocess.run(command, check=False).returncode == 0, "any processor of this kind, and no warning"
-    assert ctypes.CDLL(str(tmp_path / "x.so")).native_has_tiles() == 0, "the compiler was asked for none"
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""The shape of the sources: one name for one class, packages without circles, docstrings that begin as sentences do."""
+"""The shape of the sources: one name for one class, packages and files without circles."""
 
 from __future__ import annotations
 
@@ -21,11 +21,6 @@ def parsed(source: str) -> ast.Module:
 
 def sources() -> list[Path]:
     return sorted(path for package in ("spec_lab", "kernels") for path in (ROOT / package).rglob("*.py"))
-
-
-def documented_sources() -> list[Path]:
-    folders = ("spec_lab", "kernels", "benchmarks", "scripts")
-    return sorted([ROOT / "setup.py", *(path for folder in folders for path in (ROOT / folder).rglob("*.py"))])
 
 
 def classes_that_stand_twice(files: dict[str, str]) -> dict[str, list[str]]:

@@ -13,7 +13,7 @@ import triton.language as tl
 from spec_kernels.early import placed_if_few, wait_behind_others
 from spec_kernels.online_softmax import divisor, merge
 
-_STAGES = 12
+STAGES = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,7 @@ def merge_partials(
         HEAD_DIM=width,
         HEAD_TILE=head_tile,
         CHANNEL_TILE=channel_tile,
-        STAGES=_STAGES,
+        STAGES=STAGES,
         IS_TREE=depths is not None,
         IS_WHOLE=is_whole,
         **placed_if_few(grid[0] * grid[1]),

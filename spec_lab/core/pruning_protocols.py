@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
@@ -50,8 +51,12 @@ class CatchupPruning(Protocol):
         length."""
         ...
 
-    def num_computed(self, num_requests: int, num_rows: int) -> int:
-        """Return how many of `num_requests * num_rows` rows are computed past the KV write."""
+    def num_computed(self, live_lens: Sequence[int], num_rows: int) -> int:
+        """Return how many of `num_rows` rows for each of `live_lens` are computed past the KV write.
+
+        Args:
+            live_lens: L + n of each request, as far as the round has committed it; 1 for a padded row.
+        """
         ...
 
 

@@ -22,6 +22,7 @@ MIN_DRAFTABLE = 0.9
 # A map that is off by one covers clearly fewer of the target's words: the difference in standard errors (McNemar's)
 # over the different tokens it wrote. Over all tokens a single frequent one could decide.
 MIN_STANDARD_ERRORS = 4.0
+NO_CHECKPOINT = "the drafter's weights are no checkpoint of safetensors"
 
 
 def check_tokenizer(subject: Subject) -> Finding:
@@ -51,9 +52,11 @@ def check_tokenizer(subject: Subject) -> Finding:
 def check_vocabulary(subject: Subject) -> Finding:
     """Check whether the ids that `d2t` maps to are those the target writes, and not their neighbours."""
     check, vocab_size = "vocabulary map (d2t)", subject.models.target.vocab_size
-    stored = stored_tensors(subject.chosen.drafter_folder)
+    stored = _stored(subject)
+    if stored is None:
+        return does_not_apply(check, NO_CHECKPOINT)
     d2t = next((tensor for name, tensor in stored.items() if name.removeprefix("model.") == "d2t"), None)
-    if d2t is None:
+    if d2t is None or len(d2t.shape) != 1:
         return does_not_apply(check, f"the drafter drafts all {vocab_size} ids of the target")
     offsets = read_tensors({"d2t": d2t}, torch.float32, "cpu")["d2t"].long()
     target_ids = torch.arange(len(offsets)) + offsets
@@ -76,7 +79,10 @@ def check_vocabulary(subject: Subject) -> Finding:
 def check_dtype(subject: Subject) -> Finding:
     """Measure what the cast to the run's dtype does to the weights; the loader has refused NaN and overflow."""
     check, dtype = "dtype of the weights", subject.models.dtype
-    floating = {name: tensor for name, tensor in _own_tensors(subject).items() if tensor.dtype in FLOAT_DTYPES}
+    stored = _stored(subject)
+    if stored is None:
+        return does_not_apply(check, NO_CHECKPOINT)
+    floating = {name: tensor for name, tensor in _own_tensors(stored).items() if tensor.dtype in FLOAT_DTYPES}
     worst_error, worst_name = 0.0, ""
     for name, tensor in _one_by_one(floating):
         cast = tensor.to(dtype).float()
@@ -111,9 +117,19 @@ def _shift_gain(words: torch.Tensor, target_ids: torch.Tensor, shift: int) -> fl
     return (gained - lost) / max(gained + lost, 1) ** 0.5
 
 
-def _own_tensors(subject: Subject) -> dict[str, StoredTensor]:
+def _stored(subject: Subject) -> dict[str, StoredTensor] | None:
+    """Return the tensors of the drafter's folder; None where one from outside keeps its weights in another form.
+
+    Those of built-in ones have been read by now, so that nothing is wrong with their files.
+    """
+    try:
+        return stored_tensors(subject.chosen.drafter_folder)
+    except UserError:
+        return None
+
+
+def _own_tensors(stored: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
     """Return the drafter's tensors, where they lie beside a target's trunk."""
-    stored = stored_tensors(subject.chosen.drafter_folder)
     trunk = without_mtp(stored)
     return {name: tensor for name, tensor in stored.items() if name not in trunk} or stored
 

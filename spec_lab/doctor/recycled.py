@@ -9,7 +9,7 @@ import torch
 
 from spec_lab.core.prompts import PromptPack
 from spec_lab.core.protocols import Drafter
-from spec_lab.core.types import DraftStep, FeatureSpec, Request, VerifiedRound
+from spec_lab.core.types import DraftStep, Request, VerifiedRound
 from spec_lab.doctor.evidence import Evidence
 from spec_lab.doctor.findings import Finding, Verdict, does_not_apply
 from spec_lab.doctor.hidden import MIN_CHANGED, MIN_DROP
@@ -50,9 +50,9 @@ def check_recycled(evidence: Evidence) -> Finding:
     num_draft_tokens = evidence.subject.num_draft_tokens
     if num_draft_tokens < 2:
         return does_not_apply(CHECK, f"drafter.num_draft_tokens={num_draft_tokens} recycles nothing")
-    # Who reads the target's hidden state in the first step reads its own in place of it in the later ones.
-    if evidence.features == FeatureSpec():
-        return does_not_apply(CHECK, "the drafter hands on tokens alone")
+    option = evidence.subject.chosen.drafter
+    if not option.hands_hidden_on:
+        return does_not_apply(CHECK, f"drafter={option.name} does not say that its steps hand a hidden state on")
     as_it_is = evidence.as_configured
     zeroed = evidence.forced.draft(_zeroed(evidence))
     changed = (zeroed.tokens != as_it_is.tokens).double().mean(dim=0)[1:]

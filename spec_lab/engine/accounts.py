@@ -197,12 +197,13 @@ class RoundAccounts:
         num_drafted = settled.num_drafted if result.num_drafted is None else max(result.num_drafted)
         padded = self._graph.padded_size(len(settled.sequences))
         passes = self._parts.drafter.requirements.rows_of_passes(num_rows)
-        num_computed = self._catchup.num_computed
+        live_lens = _live_lens(settled, result, emitted)
+        live_lens += [1] * (padded - len(live_lens))
         return RowCounts(
             drafted=padded * (num_drafted if tree_rows is None else tree_rows - 1),
             offered=sum(part.num_offered for part in emitted) if tree_rows is None else len(emitted) * (tree_rows - 1),
             verified=padded * (num_rows if tree_rows is None else tree_rows),
-            catchup_computed=sum(num_computed(padded, rows) for rows in passes),
+            catchup_computed=sum(self._catchup.num_computed(live_lens, rows) for rows in passes),
             catchup_live=len(passes) * len(emitted),
         )
 
@@ -220,6 +221,17 @@ class RoundAccounts:
             {name: seconds for name, seconds in stages.items() if name not in absent}
             for stages in self._parts.timer.collect(settled.spans, num_rounds)
         ]
+
+
+def _live_lens(settled: Launch, result: RoundResult, emitted: list[_Emitted]) -> list[int]:
+    """Return L + n of each request of a round on the device, also of one that had ended; 1 where it was padding."""
+    settled_here = {part.index for part in emitted}
+    lens = []
+    for index, sequence in enumerate(settled.sequences):
+        num_emitted = result.num_emitted[index]
+        surplus = 0 if index in settled_here else num_emitted
+        lens.append(sequence.kv_len + surplus if num_emitted else 1)
+    return lens
 
 
 def _tokens_to_end(sequence: Sequence) -> int:

@@ -78,7 +78,8 @@ class DrafterOption(Option):
         drafts: it proposes tokens; False is plain decoding, with no draft tokens to count.
         follows_greedy_text: why its drafts fit only an output that is plain greedy decoding's, as in "replays a greedy
             continuation"; None where they fit any.
-        hands_hidden_on: a draft step replaces tokens and a hidden state, and nothing else of the drafter's state.
+        hands_hidden_on: a draft step reads and replaces `state.tokens` and `state.hidden`, and nothing else of its
+            state; the doctor then asks what the hidden state is good for.
         no_loop: why there is no draft loop to capture, as in "looks its drafts up"; None where there is one.
         no_moves: why no metadata moves between draft steps; None where it does.
         load_tree: as `load`, for a drafter that drafts the branches of a tree; None where it drafts chains only.

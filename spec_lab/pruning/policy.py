@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
@@ -55,8 +56,8 @@ class NoCatchupPruning:
     def selection(self, live_rows: torch.Tensor, live_attention: AttentionMetadata) -> RowSelection:
         return AllRows(live_rows)
 
-    def num_computed(self, num_requests: int, num_rows: int) -> int:
-        return num_requests * num_rows
+    def num_computed(self, live_lens: Sequence[int], num_rows: int) -> int:
+        return len(live_lens) * num_rows
 
 
 class PruneAfterAttention:
@@ -67,8 +68,8 @@ class PruneAfterAttention:
     def selection(self, live_rows: torch.Tensor, live_attention: AttentionMetadata) -> RowSelection:
         return AfterAttention(live_rows)
 
-    def num_computed(self, num_requests: int, num_rows: int) -> int:
-        return num_requests
+    def num_computed(self, live_lens: Sequence[int], num_rows: int) -> int:
+        return len(live_lens)
 
 
 class PruneBeforeAttention:
@@ -79,5 +80,5 @@ class PruneBeforeAttention:
     def selection(self, live_rows: torch.Tensor, live_attention: AttentionMetadata) -> RowSelection:
         return BeforeAttention(live_rows, live_attention)
 
-    def num_computed(self, num_requests: int, num_rows: int) -> int:
-        return num_requests
+    def num_computed(self, live_lens: Sequence[int], num_rows: int) -> int:
+        return len(live_lens)

@@ -161,8 +161,8 @@ def _triton(device: torch.device, dtype: torch.dtype, row_invariant: bool = True
 
 
 def _native(device: torch.device, dtype: torch.dtype, row_invariant: bool = True) -> Kernels:
-    from spec_kernels.native.build import BuildError
-    from spec_kernels.native.compiled import library
+    from spec_kernels.native.build import library
+    from spec_kernels.native.compiler import BuildError
     from spec_lab.acceptance.native_rules import NativeStrictAcceptance
     from spec_lab.attention.native_backend import NativeAttention
     from spec_lab.drafters.native_catchup import plan_native_catchup
@@ -171,7 +171,7 @@ def _native(device: torch.device, dtype: torch.dtype, row_invariant: bool = True
 
     try:
         library()
-    except (BuildError, OSError) as error:
+    except BuildError as error:
         raise UserError(f"kernels=native: {error}; use kernels=torch") from error
     products = NativeProducts()
     return replace(

@@ -1,4 +1,4 @@
-"""The compiled functions of kernels=native, and how tensors and the places of rows are handed to them."""
+"""Hands tensors and the places of rows to the compiled functions of kernels=native."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from spec_kernels.native.build import build
+from spec_kernels.native.build import library
 
 
 class _Place(ctypes.Structure):
@@ -20,31 +20,6 @@ class _Place(ctypes.Structure):
 
 def pointer_to(tensor: torch.Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()
-
-
-@cache
-def library() -> ctypes.CDLL:
-    """Return the compiled functions; OSError where the system loads no library from where it lies."""
-    compiled = ctypes.CDLL(str(build()))
-    pointer, number = ctypes.c_void_p, ctypes.c_int64
-    compiled.native_layer.argtypes = (*(pointer,) * 7, number, number)
-    compiled.native_layers.argtypes = (pointer, number, pointer, pointer, pointer, number, pointer, number)
-    compiled.native_draft_layer.argtypes = (*(pointer,) * 7, number, number)
-    compiled.native_project.argtypes = (pointer, pointer, pointer, pointer, pointer, number)
-    compiled.native_attend.argtypes = (pointer, pointer, pointer, pointer, pointer, number, number)
-    compiled.native_finish.argtypes = (pointer, pointer, pointer, pointer, number)
-    compiled.native_norm.argtypes = (pointer, pointer, pointer, number, number)
-    compiled.native_product.argtypes = (pointer, pointer, pointer, number)
-    compiled.native_likeliest.argtypes = (pointer, pointer, pointer, pointer, pointer, number)
-    compiled.native_draft_input.argtypes = (pointer, pointer, pointer, number, pointer, pointer, pointer, number)
-    compiled.native_strict.argtypes = (*(pointer,) * 4, number, pointer, pointer, *(number,) * 3)
-    compiled.native_build.argtypes = (*(pointer,) * 6, *(number,) * 5)
-    compiled.native_catchup.argtypes = (*(pointer,) * 4, *(number,) * 6)
-    compiled.native_commit.argtypes = (*(pointer,) * 7, *(number,) * 5)
-    compiled.native_draft_start.argtypes = (*(pointer,) * 13, *(number,) * 4)
-    compiled.native_draft_steps.argtypes = (*(pointer,) * 13, *(number,) * 3)
-    compiled.native_advance.argtypes = (*(pointer,) * 4, *(number,) * 4)
-    return compiled
 
 
 @cache

@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from spec_kernels.native.compiled import check, check_places, describe_place, float_rows, library, pointer_to
+from spec_kernels.native.build import library
+from spec_kernels.native.compiled import check, check_places, describe_place, float_rows, pointer_to
 from spec_kernels.native.parts import LayerStructure, NativeLayer, NativeNorm, NativeProduct, NormStructure
 from spec_kernels.operators import cpu_operator
 

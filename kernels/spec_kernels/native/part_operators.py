@@ -6,7 +6,8 @@ import ctypes
 
 import torch
 
-from spec_kernels.native.compiled import check, describe_place, float_rows, library, pointer_to
+from spec_kernels.native.build import library
+from spec_kernels.native.compiled import check, describe_place, float_rows, pointer_to
 from spec_kernels.operators import cpu_operator
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from spec_kernels.native.compiled import check_places, float_rows, library, pointer_to
+from spec_kernels.native.build import library
+from spec_kernels.native.compiled import check_places, float_rows, pointer_to
 from spec_kernels.operators import cpu_operator
 
 
