@@ -23,7 +23,7 @@ from spec_lab.measure.lab import MAIN, Lab, load_lab, plain_engine
 from spec_lab.measure.profiling import RoundProfile, profile_rounds
 from spec_lab.measure.world import World, world_of
 from spec_lab.record.measured import Divergence, Measured, RunInfo
-from spec_lab.record.progress import Progress
+from spec_lab.record.progress import Progress, said_to_go_on
 from spec_lab.record.provenance import Provenance, collect_provenance
 from spec_lab.record.recorder import Recorder, utc_now
 from spec_lab.record.schema import Summary
@@ -57,7 +57,8 @@ def record_run(config: RunConfig, choices: dict[str, str], folder: Path) -> Summ
 
 def _record_in(world: World, config: RunConfig, choices: dict[str, str], folder: Path) -> Summary:
     """Run what is recorded; with its end all that was loaded goes, before the processes part."""
-    lab = load_lab(config, world)
+    with said_to_go_on("loading prompts and weights"):
+        lab = load_lab(config, world)
     info = RunInfo(config.name, choices, dataclasses.asdict(config), _provenance(lab), utc_now())
     with Recorder(folder, info, _sinks(config)) as recorder:
         summary = _measure(lab, info, recorder)
