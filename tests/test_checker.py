@@ -16,6 +16,7 @@ from spec_lab.core.types import FinishReason, Request
 from spec_lab.corpus.example import Example, render_example, render_prompt
 from spec_lab.errors import UserError
 from spec_lab.measure.answers import check_answers, note_unread
+from spec_lab.menu.chosen import choose
 from spec_lab.menu.config import RunConfig
 from spec_lab.menu.refusals.run import refusals
 from spec_lab.options.workloads import CHECKERS
@@ -217,7 +218,7 @@ def test_a_checker_that_there_is_not_is_refused_before_anything_loads(tmp_path: 
     path.write_text('{"prompt": "a", "answer": 1, "checker": "mine"}')
     config = compose_run(["workload=jsonl", f"workload.path={path}"])[0]
     with pytest.raises(UserError, match=r"workload\.checker=mine: nothing builds it"):
-        load_requests(config, IdsOfLetters())
+        load_requests(choose(config), IdsOfLetters())
     for wrong in ("5", "[]", '"a b"', '""'):
         path.write_text(f'{{"prompt": "a", "checker": {wrong}}}')
         with pytest.raises(UserError, match=r"mine\.jsonl:1: `checker` must be"):

@@ -99,8 +99,8 @@ OUTSIDE = """
 from dataclasses import dataclass
 from pathlib import Path
 import torch
-from spec_lab.assembly.option import DrafterOption
-from spec_lab.config import DrafterConfig
+from spec_lab.menu.option import DrafterOption
+from spec_lab.menu.config import DrafterConfig
 from spec_lab.core.protocols import DrafterRequirements
 from spec_lab.core.types import FeatureSpec, NormSide
 from spec_lab.drafters.picking import GivenDrafts

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from spec_lab.assembly.graphs import RoundGraphConfig
+from spec_lab.options.graphs.round import RoundGraphConfig
 from tests.lab import make_config, make_engine, make_pair, random_requests
 
 BY_LENGTH = """
-from spec_lab.assembly.option import CatchupPruningOption
+from spec_lab.menu.option import CatchupPruningOption
 from spec_lab.pruning.selection import AfterAttention, AllRows
 
 SEEN = []

@@ -233,7 +233,7 @@ def test_what_a_checker_read_stands_beside_each_answer(
     prompts = write_prompts(tmp_path / "prompts.jsonl", ANSWERED)
     config = make_run_config(pair, prompts, references=["plain"])
     config.workload.checker = "boxed"
-    summary = run(config, dict(CHOICES), tmp_path / "run")
+    summary = run(choose(config), dict(CHOICES), tmp_path / "run")
     rows = {row["id"]: row for row in read_request_rows(tmp_path / "run")}
     assert [rows[name].get("checker") for name in ("any", "none")] == ["exact", "boxed"]
     read = rows["any"].get("answer_read")

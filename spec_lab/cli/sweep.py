@@ -23,6 +23,7 @@ from spec_lab.cli.folder import (
 from spec_lab.cli.ground import ground_of, keep_ground
 from spec_lab.cli.outcomes import Outcomes
 from spec_lab.cli.sweep_lock import SweepLock
+from spec_lab.cli.sweep_progress import count_jobs
 from spec_lab.errors import WORN_OUT, UserError
 from spec_lab.menu.refusals.names import refuse_name, refuse_output_dir
 from spec_lab.ranks import ranks
@@ -36,10 +37,12 @@ class SweepPlace:
     Attributes:
         folder: None until Hydra has asked for it, as it does for a multirun only.
         continues: whether an earlier process left the folder behind, with some of the jobs done, or all.
+        num_jobs: of the multirun, those left out too; None where only its sweeper knows.
     """
 
     folder: Path | None = None
     continues: bool = False
+    num_jobs: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +150,7 @@ class Multirun:
         ground = ground_of([study.content, reads], self._extensions)
         folder = study_place(base, study, ground, fresh)
         self.place.folder = folder.absolute()
+        self.place.num_jobs = count_jobs(overrides, sweeper)
         if self._scratch is not None:
             return str(folder)
         self.place.continues = folder.exists()

@@ -24,6 +24,7 @@ from spec_lab.cli.options import read_groups
 from spec_lab.cli.outcomes import Outcomes
 from spec_lab.cli.sweep import SweepPlace
 from spec_lab.cli.sweep_lock import sharing_lock
+from spec_lab.cli.sweep_progress import SweepProgress
 from spec_lab.errors import UserError
 from spec_lab.menu import registry
 from spec_lab.menu.config import RunConfig
@@ -48,10 +49,18 @@ class JobTask:
     outcomes: list[JobOutcome] = field(default_factory=list)
     extensions: tuple[str, ...] = ()
     mix: MixNote = field(default_factory=MixNote)
+    progress: SweepProgress = field(default_factory=SweepProgress)
 
     def __call__(self, composed: DictConfig) -> None:
-        if not leave_out(composed):
-            self.outcomes.append(run_composed(composed, self.place.continues, self._adapted, self.extensions))
+        if leave_out(composed):
+            return
+        job = HydraConfig.get().job
+        in_sweep = not OmegaConf.is_missing(job, "num") and not composed.dry_run
+        if in_sweep:
+            self.progress.begin(job.num + 1, self.place.num_jobs)
+        outcome = run_composed(composed, self.place.continues, self._adapted, self.extensions)
+        self.progress.end(in_sweep and not outcome.earlier and outcome.status != "refused")
+        self.outcomes.append(outcome)
 
     def _adapted(self, config: RunConfig) -> RunConfig:
         config = self.adapt(config)

@@ -77,11 +77,13 @@ def _examine(chosen: Chosen) -> int:
     from spec_lab.doctor.report import format_findings
     from spec_lab.doctor.subject import load_subject
     from spec_lab.measure.lab import default_num_threads
+    from spec_lab.record.progress import said_to_go_on
 
     if not chosen.rule.keeps_greedy_text or chosen.config.sampling.temperature > 0:
         print("examined with strict greedy acceptance, where a draft is right or wrong", file=sys.stderr)
     torch.set_num_threads(chosen.config.num_threads or default_num_threads(chosen))
-    findings = examine(load_subject(chosen))
+    with said_to_go_on("examining"):
+        findings = examine(load_subject(chosen))
     print(format_findings(findings))
     return 1 if faults(findings) else 0
 

@@ -25,7 +25,7 @@ from spec_lab.menu.choices import WeightDtype, Weights
 from spec_lab.menu.chosen import Chosen
 from spec_lab.record.measured import Divergence, Measured, RunInfo
 from spec_lab.record.paired import order_of_turn
-from spec_lab.record.progress import Progress
+from spec_lab.record.progress import Progress, said_to_go_on
 from spec_lab.record.provenance import Provenance, collect_provenance
 from spec_lab.record.recorder import Recorder, utc_now
 from spec_lab.record.schema import Summary
@@ -61,7 +61,8 @@ def record_run(chosen: Chosen, choices: dict[str, str], folder: Path) -> Summary
 
 def _record_in(world: World, chosen: Chosen, choices: dict[str, str], folder: Path, memory: MemoryWatch) -> Summary:
     """Run what is recorded; with its end all that was loaded goes, before the processes part."""
-    lab = load_lab(chosen, world)
+    with said_to_go_on("loading prompts and weights"):
+        lab = load_lab(chosen, world)
     info = RunInfo(chosen.config.name, choices, dataclasses.asdict(chosen.config), _provenance(lab), utc_now())
     with Recorder(folder, info, _sinks(chosen)) as recorder:
         summary = _measure(lab, info, recorder, memory)

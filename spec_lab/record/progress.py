@@ -1,30 +1,39 @@
-"""Progress on stderr: a bar on a terminal and in a notebook, a line a stage elsewhere, so that logs stay short."""
+"""Progress on stderr: a bar on a terminal and in a notebook; elsewhere a line a stage, and one every ten seconds."""
 
 from __future__ import annotations
 
 import sys
+import threading
 import time
 import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
     from tqdm import tqdm
 
+SECONDS_BETWEEN_LINES = 10.0
+
 
 class Progress:
     """Counts steps of a known total: `with Progress(total, "request") as progress: progress.stage("plain")`.
 
-    Nothing is drawn between `advance` calls, so that no thread runs beside a timed stretch.
+    Beside a timed stretch a thread wakes every ten seconds, to say that it goes on.
     """
 
-    def __init__(self, total: int, unit: str, stream: TextIO | None = None) -> None:
+    def __init__(
+        self, total: int, unit: str, stream: TextIO | None = None, seconds: float = SECONDS_BETWEEN_LINES
+    ) -> None:
         self._total = total
         self._unit = unit
         self._stream = stream or sys.stderr
         self._done = 0
         self._started_at = time.perf_counter()
         self._bar: tqdm[None] | None = None
+        self._name = ""
+        self._beats = Beats(self._go_on, seconds)
 
     def __enter__(self) -> Progress:
         if in_notebook():
@@ -38,25 +47,89 @@ class Progress:
 
             tqdm.monitor_interval = 0
             self._bar = tqdm(total=self._total, unit=self._unit, file=self._stream, dynamic_ncols=True, leave=False)
+        self._beats.__enter__()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self._beats.__exit__(kind, error, None)
         if self._bar is not None:
             self._bar.close()
 
     def stage(self, name: str) -> None:
         """Say what comes next."""
+        self._name = name
         if self._bar is not None:
             self._bar.set_description(name)
             return
+        self._print(name)
+        self._beats.restart()
+
+    def _go_on(self) -> None:
+        if self._bar is not None:
+            self._bar.refresh()
+        else:
+            self._print(f"{self._name}, goes on")
+
+    def _print(self, what: str) -> None:
         seconds = time.perf_counter() - self._started_at
-        print(f"[{seconds:5.1f} s] {self._done}/{self._total} {self._unit}s: {name}", file=self._stream, flush=True)
+        print(f"[{seconds:5.1f} s] {self._done}/{self._total} {self._unit}s: {what}", file=self._stream, flush=True)
 
     def advance(self, steps: int = 1) -> None:
         """Count finished steps."""
         self._done += steps
         if self._bar is not None:
             self._bar.update(steps)
+
+
+class Beats:
+    """Calls `beat` every few seconds from a thread of its own: `with Beats(beat): ...`.
+
+    A thread, since one operation of C may take longer than that, and hears no signal. It sleeps but for the call.
+    """
+
+    def __init__(self, beat: Callable[[], None], seconds: float = SECONDS_BETWEEN_LINES) -> None:
+        self._beat = beat
+        self._seconds = seconds
+        self._changed = threading.Condition()
+        self._ends = False
+        self._restarts = False
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> Beats:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        with self._changed:
+            self._ends = True
+            self._changed.notify()
+        self._thread.join()
+
+    def restart(self) -> None:
+        """Let the seconds begin anew: something was said just now."""
+        with self._changed:
+            self._restarts = True
+            self._changed.notify()
+
+    def _run(self) -> None:
+        with self._changed:
+            while not self._ends:
+                self._restarts = False
+                self._changed.wait(self._seconds)
+                if not (self._ends or self._restarts):
+                    self._beat()
+
+
+@contextmanager
+def said_to_go_on(what: str, seconds: float = SECONDS_BETWEEN_LINES) -> Iterator[None]:
+    """Say on stderr now and again that the block goes on, with the seconds since it began; nothing of a short one."""
+    began = time.perf_counter()
+
+    def say() -> None:
+        print(f"[{time.perf_counter() - began:5.1f} s] {what}", file=sys.stderr, flush=True)
+
+    with Beats(say, seconds):
+        yield
 
 
 def in_notebook() -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,12 +15,13 @@ from spec_lab.cli.ground import Ground, keep_ground
 from spec_lab.cli.job import Job, JobOutcome, run_job
 from spec_lab.cli.mixed import MixNote
 from spec_lab.cli.sweep_lock import SweepLock
+from spec_lab.cli.sweep_progress import SweepProgress
 from spec_lab.errors import UserError
 from spec_lab.options.loggers import join_sweep
 from spec_lab.record.reading import read_summary
 from spec_lab.record.scalars import scalar
 from spec_lab.sweep.command import as_overrides
-from spec_lab.sweep.file import SweepFile
+from spec_lab.sweep.file import SearchMethod, SweepFile
 from spec_lab.sweep.ledger import Ledger
 from spec_lab.sweep.search import Search, Tried
 from spec_lab.sweep.space import override_key
@@ -70,15 +72,27 @@ class Sweep:
         mix = MixNote()
         ledger = Ledger(self.folder, {"file": self.file.config, "seed": self.search.seed, "overrides": self.overrides})
         trials: list[Trial] = []
+        progress = SweepProgress()
         while self.limit is None or len(trials) < self.limit:
             parameters = self._parameters(ledger, trials)
             if parameters is None:
                 break
+            progress.begin(len(trials) + 1, self._num_runs)
             trials.append(self._run_one(len(trials), parameters, mix))
+            progress.end(not trials[-1].outcome.earlier and trials[-1].outcome.status != "refused")
             if _reached(self.file, trials[-1].metric):
                 break
         close_sweep(self.folder, [trial.outcome.status for trial in trials])
         return trials
+
+    @property
+    def _num_runs(self) -> int | None:
+        """Count the runs there will be at most; a search without a limit ends when its metric does."""
+        parameters = self.file.parameters.values()
+        is_grid = self.file.method == SearchMethod.grid and all({"value", "values"} & one.keys() for one in parameters)
+        sizes = [len(one.get("values", [None])) for one in parameters]
+        counts = [*([math.prod(sizes)] if is_grid else []), *([] if self.limit is None else [self.limit])]
+        return min(counts, default=None)
 
     def overrides_of(self, parameters: dict[str, Any]) -> list[str]:
         """Return the command line of one run. What was typed stands in for what the file's command says of the same
@@ -119,7 +133,7 @@ class Sweep:
             return run_job(Job(config, choices, base, in_sweep=True))
         folder, status = ended
         print(f"{status} before: {display(folder.absolute())}")
-        return JobOutcome(status, folder)
+        return JobOutcome(status, folder, earlier=True)
 
 
 def _reached(file: SweepFile, metric: float | None) -> bool:
