@@ -11,6 +11,7 @@ logits, and all show tokens, caches, nodes and the sequence of kernels.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import dataclasses
 import gzip
@@ -296,4 +297,8 @@ def main(out: Path, what: str) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("what", choices=("cpu", "gpu", "kernels"))
+    options = parser.parse_args()
+    main(options.out, options.what)

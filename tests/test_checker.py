@@ -153,6 +153,7 @@ class Parts:
 
     def __init__(self, config: RunConfig, requests: list[Request], texts: dict[int, str]) -> None:
         self.config, self.requests, self.texts = config, requests, texts
+        self.chosen = choose(config)
         self.tokenizer = self
         traits = SimpleNamespace(imposed=False)
         self.engines = {"run": SimpleNamespace(parts=SimpleNamespace(rule=SimpleNamespace(traits=traits)))}

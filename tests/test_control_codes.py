@@ -82,7 +82,7 @@ def printed(main: Callable[[list[str]], int], arguments: list[str], capsys: pyte
 def assert_harmless(text: str) -> None:
     assert len(text) > 20
     obeyed = sorted({letter for letter in text if letter != "\n" and not letter.isprintable()})
-    assert not obeyed
+    assert not obeyed, [line for line in text.splitlines() if set(obeyed) & set(line)]
 
 
 @pytest.mark.filterwarnings("error")

@@ -151,7 +151,7 @@ def test_accuracy_leaves_out_what_cannot_be_checked() -> None:
     assert found["low"] is not None
     assert found["high"] is not None
     assert found["low"] < 0.75 < found["high"]
-    assert answer_metrics.accuracy([None]) == {"value": None, "low": None, "high": None, "n": 0}
+    assert answer_metrics.accuracy([None]) == {"value": None, "low": None, "high": None, "n": 0, "cut": 0}
 
 
 def test_speedup_is_paired_by_repeat() -> None:

@@ -43,6 +43,7 @@ RUN_ELSEWHERE = ("workload", "logger", "sampling", "target")
 SAMPLED = ["acceptance=rejection", "sampling=sampled", "drafter.draft_sampling=distribution"]
 NEEDS = {
     ("acceptance", "rejection"): SAMPLED,
+    **{("acceptance", rule): ["sampling=sampled"] for rule in ("typical", "threshold", "cascade", "mentored", "fuzzy")},
     ("sampling", "sampled"): SAMPLED,
     ("workload", "jsonl"): [f"workload.path={PROMPTS_FOLDER / 'dates.jsonl'}"],
     ("workload", "spec_bench"): ["workload.path=question.jsonl"],

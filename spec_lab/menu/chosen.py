@@ -14,6 +14,7 @@ from spec_lab.menu.offers import RunOffers, run_offers
 from spec_lab.menu.option import (
     AttentionOption,
     CatchupPruningOption,
+    CheckerOption,
     DrafterOption,
     GraphOption,
     LoggerOption,
@@ -48,6 +49,7 @@ class Chosen:
     graph: GraphOption
     attention: AttentionOption
     workload: WorkloadOption
+    checker: CheckerOption
     logger: LoggerOption
     tree: TreeOption
     sizes: TreeSizes | None
@@ -105,6 +107,7 @@ def _resolve(config: RunConfig, options: Registry) -> Chosen:
         graph=graph,
         attention=attention,
         workload=workload,
+        checker=row(CheckerOption),
         logger=logger,
         tree=tree,
         sizes=None if tree.sizes is None else tree.sizes(config.tree),

@@ -140,7 +140,8 @@ def format_study(points: Sequence[Point]) -> str:
         for point in points
     ]
     table = format_table(header, body, left=("rule",), num_keys=2)
-    return "\n\n".join([f"What lossy acceptance costs and brings: {subject_of(points)}", table, paragraph(NOTE)])
+    heading = visible(f"What lossy acceptance costs and brings: {subject_of(points)}")
+    return "\n\n".join([heading, table, paragraph(NOTE)])
 
 
 def subject_of(points: Sequence[Point]) -> str:
