@@ -63,7 +63,10 @@ def count_wrong(reference: Any, num_requests: int, max_new_tokens: int, *overrid
 
 
 def test_text_is_that_of_transformers_to_the_token(reference: Any) -> None:
-    """The first 1 000 of 10 000 tokens that were compared by hand: the same function, 44 requests of 256 tokens."""
+    """A tenth of what was compared once with the same function: 44 requests of 256 tokens, and 15 of Spec-Bench of 192.
+
+    None of those 10 664 tokens was wrong.
+    """
     wrong, total = count_wrong(reference, 9, 128)
     assert wrong == 0 and total > 1000
 
