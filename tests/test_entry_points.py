@@ -149,6 +149,7 @@ def stubbed(runner: FakeRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is loaded, decoded, examined or trained."""
     monkeypatch.setattr("spec_lab.doctor.subject.load_subject", lambda chosen: None)
     monkeypatch.setattr("spec_lab.doctor.examine.examine", lambda subject: [])
+    monkeypatch.setattr("spec_lab.doctor.report.format_findings", str)
     monkeypatch.setattr(Pipeline, "run", lambda self: None)
 
 
