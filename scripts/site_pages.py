@@ -47,7 +47,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         files.append(File.generated(config, uri, abs_src_path=str(ROOT / path)))
     for uri, (program, title) in HELP.items():
         files.append(File.generated(config, uri, content=options_page(program, title)))
-    named = _named(config.nav)
+    named = named_in(config.nav)
     others = sorted(page.src_uri for page in files.documentation_pages() if page.src_uri not in named)
     cards = [uri for uri in others if uri.startswith("zoo/")]
     more = [uri for uri in others if uri not in cards]
@@ -114,9 +114,9 @@ def _spaced(markdown: str) -> str:
     return LIST_BELOW_TEXT.sub(r"\1\n\n", markdown)
 
 
-def _named(nav: object) -> set[str]:
+def named_in(nav: object) -> set[str]:
     """Return every page that a navigation names."""
     if isinstance(nav, str):
         return {nav}
     inside = nav.values() if isinstance(nav, dict) else nav if isinstance(nav, list) else []
-    return {page for part in inside for page in _named(part)}
+    return {page for part in inside for page in named_in(part)}

@@ -101,13 +101,13 @@ class FakeTarget:
     def continuation(self, prompt: Sequence[int], count: int) -> list[int]:
         """`count` greedy tokens after `prompt`, in plain Python and without a stop."""
         text = list(prompt)
-        rows = [_row(token, position) for position, token in enumerate(text)]
+        rows = [fake_row(token, position) for position, token in enumerate(text)]
         for _ in range(count):
             windowed = [sum(row[c] for row in rows[-(WINDOWS[0] or 0) :]) for c in range(WIDTH)]
             everything = [sum(row[c] for row in rows) for c in range(WIDTH)]
             weighted = sum(weight * value for weight, value in enumerate(windowed + everything, start=3))
             text.append(weighted * 7919 % MODULUS % self.vocab_size)
-            rows.append(_row(text[-1], len(text) - 1))
+            rows.append(fake_row(text[-1], len(text) - 1))
         return text[len(prompt) :]
 
     def expected(self, request: Request) -> list[int]:
@@ -150,7 +150,7 @@ def values_of(token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
     return torch.stack(rows, dim=1).float().unsqueeze(1)
 
 
-def _row(token: int, position: int) -> list[int]:
+def fake_row(token: int, position: int) -> list[int]:
     return [_mixed(token + 1, position + 1, channel) for channel in range(WIDTH)]
 
 

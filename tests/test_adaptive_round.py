@@ -21,7 +21,7 @@ from spec_lab.engine.graphs.captured import CapturedMode
 from spec_lab.engine.if_nodes import has_if_nodes
 from spec_lab.engine.k_schedule import KSchedule, problem_of
 from spec_lab.engine.offers import AllOffered, Counted
-from spec_lab.engine.tape import TapeRecorder, _Tape
+from spec_lab.engine.tape import Tape, TapeRecorder
 from spec_lab.measure.launch_counts import CountedRounds
 from spec_lab.measure.watched_rounds import watch_rounds
 from spec_lab.menu.config import VerifyConfig
@@ -179,7 +179,7 @@ class SkippingRecorder(TapeRecorder):
         if not self.is_replaying or self.is_skipping or bool((values != idle).any()):
             yield
             return
-        tape = _Tape()
+        tape = Tape()
         self.is_skipping = True
         with tape:
             yield

@@ -36,7 +36,7 @@ def subjects(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Subject]:
     base = ["target=hf", f"target.path={folder}", "drafter=ngram", "drafter.num_draft_tokens=3", *SHORT]
     healthy = load_subject(choose(compose_run([*base, "recurrent.rollback=checkpoints"])[0]))
     replaying = replace(healthy.config, recurrent=compose_run([*base, "recurrent.rollback=replay"])[0].recurrent)
-    return {"checkpoints": healthy, "replay": replace(healthy, chosen=choose(replaying))}
+    return {"checkpoints": healthy, "replay": replace(healthy, chosen=healthy.chosen.again(replaying))}
 
 
 @pytest.mark.parametrize("rollback", ["checkpoints", pytest.param("replay", marks=pytest.mark.slow)])
@@ -63,9 +63,9 @@ def moved(slots: RecurrentRows, change: Callable[[torch.Tensor], torch.Tensor]) 
 
 def states_at(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Patch], None]:
     """Plant another row at which the state is read."""
-    read: Any = StateCheckpoints._committed
+    verify: Any = StateCheckpoints.verify
     return lambda patch: patch.setattr(
-        StateCheckpoints, "_committed", lambda self, slots: read(self, moved(slots, change))
+        StateCheckpoints, "verify", lambda self, rows, slots: verify(self, rows, moved(slots, change))
     )
 
 
@@ -79,9 +79,9 @@ def inputs_at(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Patch
 
 def forgets_the_last_row(patch: Patch) -> None:
     """Plant a count of accepted rows that is clamped to what the convolution looks back (xLLM #2247)."""
-    accepted: Any = ReplayedUpdates._accepted
+    verify: Any = ReplayedUpdates.verify
     clamped = lambda slots: replace(slots, committed=slots.committed.clamp(max=2))  # noqa: E731
-    patch.setattr(ReplayedUpdates, "_accepted", lambda self, slots: accepted(self, clamped(slots)))
+    patch.setattr(ReplayedUpdates, "verify", lambda self, rows, slots: verify(self, rows, clamped(slots)))
 
 
 FAULTS: dict[str, tuple[str, Callable[[Patch], None], str]] = {

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 import torch
 
+from spec_kernels.tree_reference import move_path_reference
 from spec_lab.cli.compose import compose_run
 from spec_lab.doctor.examine import examine
 from spec_lab.doctor.findings import Finding, Verdict, faults
 from spec_lab.doctor.subject import Subject, load_subject, refuse_no_spine
-from spec_lab.engine.drafts import Tree, spine
+from spec_lab.engine.drafts import TreeParts, spine
 from spec_lab.errors import UserError
 from spec_lab.menu.chosen import Chosen, choose
 from tests.test_doctor_faults import QUICK, change_tensors, copy_of, examined, skipped, with_broken_writes
@@ -95,12 +96,10 @@ def test_branches_that_see_the_keys_of_others(healthy: Subject, monkeypatch: pyt
 
 @pytest.mark.slow
 def test_keys_of_the_path_are_left_where_they_were(healthy: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
-    def features_alone(self: Any, batch: Any, path: torch.Tensor, features: torch.Tensor) -> torch.Tensor:
-        moved = features.new_empty(path.numel(), features.shape[1])
-        self._tree.move_path([], moved, features, path, batch.kv_lens, batch.page_table, self._page_size)
-        return moved
+    def features_alone(parts: Any, move_path: Any = move_path_reference) -> TreeParts:
+        return TreeParts(parts.drafter, parts.rule, parts.backend, lambda caches, *rest: move_path([], *rest))
 
-    monkeypatch.setattr(Tree, "_compact", features_alone)
+    monkeypatch.setattr(TreeParts, "of", features_alone)
     assert faults_of(examined(healthy, *TREE))[0].check == "output against plain decoding"
 
 

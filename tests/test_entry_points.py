@@ -147,7 +147,9 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.fixture
 def stubbed(runner: FakeRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is loaded, decoded, examined or trained."""
-    monkeypatch.setattr(doctor, "_examine", lambda config: 0)
+    monkeypatch.setattr("spec_lab.doctor.subject.load_subject", lambda chosen: None)
+    monkeypatch.setattr("spec_lab.doctor.examine.examine", lambda subject: [])
+    monkeypatch.setattr("spec_lab.doctor.report.format_findings", str)
     monkeypatch.setattr(Pipeline, "run", lambda self: None)
 
 

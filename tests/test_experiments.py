@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,7 +11,6 @@ from typing import Any
 import pytest
 
 from spec_lab.__main__ import main
-from spec_lab.cli.compose import compose_run
 from spec_lab.cli.options import conf_folder
 from spec_lab.cli.points import with_points
 from spec_lab.errors import UserError
@@ -65,20 +63,6 @@ def ran(monkeypatch: pytest.MonkeyPatch, empty_folder: Path) -> list[Any]:
 def test_every_experiment_is_counted() -> None:
     assert sorted(NUM_JOBS) == EXPERIMENTS
     assert set(KNOBS) == {study.experiment for study in STUDIES}
-    assert {name: num_jobs for name, (num_jobs, _) in rows_of_the_page().items()} == NUM_JOBS
-
-
-def rows_of_the_page() -> dict[str, tuple[int, int]]:
-    """Runs and prompts of each experiment, as the table of docs/use.md says."""
-    page = (Path(__file__).parents[1] / "docs" / "use.md").read_text()
-    rows = re.findall(r"^\| `(\w+)` \| .* \| (\d+) of (\d+) \| \d+\.\d \|$", page, flags=re.MULTILINE)
-    return {name: (int(num_jobs), int(num_prompts)) for name, num_jobs, num_prompts in rows}
-
-
-@pytest.mark.slow
-def test_the_page_says_how_many_prompts_a_study_has() -> None:
-    for name, (_, num_prompts) in rows_of_the_page().items():
-        assert compose_run([f"experiment={name}"])[0].workload.limit in (num_prompts, None), name
 
 
 @pytest.mark.parametrize("experiment", sorted(set(NUM_JOBS) - set(KNOBS)))

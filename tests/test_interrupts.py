@@ -16,14 +16,13 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from torch.profiler import profile
 
 from spec_lab.__main__ import main
 from spec_lab.cli.ending import leave
 from spec_lab.cli.interrupts import Interrupts
 from spec_lab.core.types import Request
 from spec_lab.engine.engine import Engine
-from spec_lab.measure import profiling
-from spec_lab.measure.profiling import ProfiledRounds
 from spec_lab.measure.runner import run
 from spec_lab.measure.watched_rounds import WatchedRounds, watch_rounds
 from spec_lab.menu.chosen import choose
@@ -162,7 +161,7 @@ def raise_interrupt(*_: Any) -> None:
 
 @pytest.mark.parametrize(
     ("owner", "method"),
-    [(ProfiledRounds, "_start"), (ProfiledRounds, "_stop"), (profiling, "_keep_trace"), (profiling, "_kernels")],
+    [(profile, "start"), (profile, "stop"), (profile, "export_chrome_trace"), (profile, "key_averages")],
 )
 def test_ctrl_c_at_any_moment_of_profiling_leaves_an_interrupted_record(
     owner: Any, method: str, pair: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -177,16 +176,20 @@ def test_ctrl_c_at_any_moment_of_profiling_leaves_an_interrupted_record(
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError("full")])
-def test_a_trace_that_cannot_be_finished_is_not_left_behind(error: BaseException, tmp_path: Path) -> None:
-    class Profiler:
-        def export_chrome_trace(self, path: str) -> None:
-            assert path.endswith(".gz"), "which makes torch compress it"
-            Path(path).write_bytes(b"half of it")
-            raise error
+def test_a_trace_that_cannot_be_finished_is_not_left_behind(
+    error: BaseException, pair: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def export(self: profile, path: str) -> None:
+        assert path.endswith(".gz"), "which makes torch compress it"
+        Path(path).write_bytes(b"half of it")
+        raise error
 
+    monkeypatch.setattr(profile, "export_chrome_trace", export)
+    prompts = write_prompts(tmp_path / "prompts.jsonl", PROMPTS)
+    config = make_run_config(pair, prompts, references=[], profile_rounds=2)
     with pytest.raises(type(error)):
-        profiling._keep_trace(cast(Any, Profiler()), tmp_path / TRACE_FILE)
-    assert not list(tmp_path.iterdir())
+        run(choose(config), CHOICES, tmp_path / "run")
+    assert not [path for path in (tmp_path / "run").iterdir() if path.name.endswith(TRACE_FILE)]
 
 
 def test_ctrl_c_in_the_first_repeat_leaves_the_requests_that_had_finished(

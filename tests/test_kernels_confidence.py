@@ -42,7 +42,7 @@ def test_notes_are_those_of_the_reference(batch: int, threshold: float | None) -
                 kept.begin(slot_ids, probabilities)
             else:
                 kept.go_on(slot_ids, probabilities, torch.tensor([step % 3], device=DEVICE))
-        got, expected = ([kept.survival, kept._running, kept.num_drafted] for kept in both)
+        got, expected = ([kept.survival, kept.num_drafted] for kept in both)
         for mine, other in zip(got, expected, strict=True):
             assert torch.equal(mine[:-1], other[:-1])
         assert torch.equal(both[0].num_going_on, both[1].num_going_on)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import pickle
 import subprocess
@@ -76,7 +77,7 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "to be restored")  # what the code under test sets is put back too
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     monkeypatch.chdir(work)
-    lease._take_gpu.cache_clear()
+    lease.take_gpu.cache_clear()
     lease.spread.cache_clear()
     return work
 
@@ -179,8 +180,8 @@ def test_a_job_cannot_choose_its_gpu(host: Path) -> None:
 
 def test_the_cpu_is_given_back_behind_each_job(host: Path) -> None:
     for _ in range(2):
-        with leased("cpu"):
-            assert lease._try_lock(lock_file("cpu")) is None
+        with leased("cpu"), lock_file("cpu").open() as held, pytest.raises(BlockingIOError):
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
     assert "CUDA_VISIBLE_DEVICES" not in os.environ
 
 

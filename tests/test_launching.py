@@ -67,7 +67,7 @@ def test_neither_plain_products_nor_if_nodes_nor_the_librarys_products_launch_ea
 def test_a_kernel_that_is_placed_early_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     assert early.placed(True) == {"EARLY": False}
     monkeypatch.setattr(early, "INTERPRETED", False)
-    monkeypatch.setattr(early, "_can_be_early", lambda: True)
+    monkeypatch.setattr(early, "can_be_early", lambda: True)
     assert early.placed(True) == {"EARLY": False}
     with early.early_launches():
         assert early.placed(True) == {"EARLY": True, "launch_pdl": True}

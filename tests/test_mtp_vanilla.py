@@ -33,8 +33,7 @@ from spec_lab.drafters.mtp_vanilla import MtpVanillaDrafter, MtpVanillaState
 from spec_lab.drafters.mtp_window import MtpWindow
 from spec_lab.drafters.picking import GreedyPicker
 from spec_lab.engine.engine import Engine
-from tests.fake_target import WIDTH, WINDOWS, FakeTarget, PaddedGraph, make_fake_engine, make_prune
-from tests.fake_target import _row as fake_row
+from tests.fake_target import WIDTH, WINDOWS, FakeTarget, PaddedGraph, fake_row, make_fake_engine, make_prune
 from tests.lab import PRUNING
 from tests.scripted_rule import ScriptedAcceptance, random_script
 

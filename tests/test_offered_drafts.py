@@ -185,11 +185,16 @@ def test_a_budget_keeps_the_law_of_a_request_whatever_its_neighbour_drafted(
 
 
 def offers_of(
-    survival: list[list[float]], drafted: list[int], threshold: float | None = None, budget: int | None = None
+    survival: list[list[float]],
+    drafted: list[int],
+    threshold: float | None = None,
+    budget: int | None = None,
+    junk: float = 0.0,
 ) -> DraftOffers:
-    """The offers of slots whose drafter said this, of `drafted` drafts each."""
+    """The offers of slots whose drafter said this, of `drafted` drafts each, and `junk` in the scratch slot."""
     confidences = DraftConfidences(len(survival), len(survival[0]), CPU, threshold)
     confidences.survival[:-1] = torch.tensor(survival)
+    confidences.survival[-1] = junk
     confidences.num_drafted[:-1] = torch.tensor(drafted)
     return DraftOffers(len(survival), CPU, confidences, budget)
 
@@ -226,10 +231,8 @@ def test_offers_by_threshold_and_budget(
 
 def test_a_budget_knows_no_padded_row_and_no_hole() -> None:
     """Row 2 is the scratch slot's; of equal confidences the earlier row comes first, and a row from its front."""
-    offers = offers_of([[1.0, 1.0], [1.0, 1.0]], [2, 2], budget=5)
+    offers = offers_of([[1.0, 1.0], [1.0, 1.0]], [2, 2], budget=5, junk=1.0)
     offers.num_drafted[-1] = 2
-    assert offers._confidences is not None
-    offers._confidences.survival[-1] = 1.0
     active = torch.tensor([True, True, False])
     assert offers.of(torch.tensor([1, 0, 2]), active, 2).tolist() == [2, 1, 0]
     first = torch.tensor([False, True, True])

@@ -265,8 +265,8 @@ def test_every_line_is_one_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
             return min(len(part), 7)
 
     hesitant = Hesitant()
-    monkeypatch.setattr(lines, "_file", hesitant)
-    lines.write({"text": "ümlaut"})
+    monkeypatch.setattr(Path, "open", lambda *_, **options: hesitant)
+    LineFile(tmp_path / "others.jsonl").write({"text": "ümlaut"})
     assert hesitant.data == '{"text":"ümlaut"}\n'.encode()
 
 

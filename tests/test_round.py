@@ -18,9 +18,10 @@ from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.core.kv_cache import SCRATCH_PAGE
 from spec_lab.core.prompts import PromptEnds
 from spec_lab.core.protocols import Drafter
+from spec_lab.core.results import RoundRecord
 from spec_lab.core.types import AcceptanceInputs, AttentionMetadata, Request, Verification
 from spec_lab.drafters.none import NoDrafter
-from spec_lab.engine.accounts import RoundAccounts
+from spec_lab.engine import accounts
 from spec_lab.engine.engine import Engine
 from spec_lab.engine.pages import PageTable
 from spec_lab.engine.readback import PendingResult, RoundResult, read_later
@@ -388,14 +389,14 @@ def test_a_record_is_made_when_the_next_round_has_been_launched(
     seen: list[str] = []
 
     def noted(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*arguments: Any) -> Any:
+        def call(*arguments: Any, **options: Any) -> Any:
             seen.append(name)
-            return function(*arguments)
+            return function(*arguments, **options)
 
         return call
 
     monkeypatch.setattr(engine.graph, "run", noted("run", engine.graph.run))
-    monkeypatch.setattr(RoundAccounts, "_record", noted("record", RoundAccounts._record))
+    monkeypatch.setattr(accounts, "RoundRecord", noted("record", RoundRecord))
     result = engine.generate([Request("a", "x", (5, 6, 7), 4, ignore_eos=True)])
     assert seen == (["run", "record"] * 3 if looks_at_lengths else ["run", "run", "record", "run", "record", "record"])
     assert sum(record.seconds for record in result.rounds) + result.prefills[0].seconds <= result.seconds

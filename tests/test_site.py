@@ -88,7 +88,7 @@ def test_a_list_right_below_a_paragraph_becomes_one(pages: Any, config: Any, fil
 
 
 def test_every_page_is_in_the_navigation(pages: Any, config: Any, files: Files) -> None:
-    named = pages._named(config.nav)
+    named = pages.named_in(config.nav)
     assert {page.src_uri for page in files.documentation_pages()} == named
     assert "zoo/pocket.md" in named and "index.md" in named
 

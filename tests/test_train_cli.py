@@ -10,10 +10,8 @@ import pytest
 
 from spec_lab.options.shipped import ZOO
 from spec_lab.train.__main__ import main
-from spec_lab.train.card import _reflow
 from spec_lab.train.loop import TrainingDiverged
 from spec_lab.train.menu import train_menu
-from spec_lab.train.mtp_recipe import MtpRecipe
 from spec_lab.train.pipeline import Pipeline
 from tests.test_train_pipeline import composed_config, composed_pipeline
 from tests.tiers import every_other
@@ -280,14 +278,3 @@ def test_the_command_on_a_shipped_card_trains_what_the_card_is_of(folder: str) -
         assert pipeline.drafter is not None and pipeline.drafter.config.drafts_as == drafter
     assert target == ("pocket" if trained is None else trained.option)
     assert (trained is not None) == (folder in ("pocket", "pocket-eagle3") or target != "pocket")
-
-
-@pytest.mark.parametrize(
-    ("name", "position"), [("mtp_eagle", "position p:"), ("mtp_vanilla", "position p-i in module i")]
-)
-def test_a_card_of_mtp_modules_names_the_position_each_stands_at(name: str, position: str) -> None:
-    recipe = composed_pipeline(f"drafter={name}").drafter
-    assert isinstance(recipe, MtpRecipe)
-    reading = _reflow(recipe.describe(ZOO / f"pocket-{name}").reading).strip().split("\n\n")[1]
-    assert position in " ".join(reading.split())
-    assert reading in (ZOO / f"pocket-{name}" / "README.md").read_text(encoding="utf-8")

@@ -144,8 +144,14 @@ def test_a_pipeline_runs_without_bars(monkeypatch: pytest.MonkeyPatch, tmp_path:
     from transformers.utils import logging
 
     shown = []
-    monkeypatch.setattr(Pipeline, "_run", lambda self: shown.append(logging.is_progress_bar_enabled()))
-    smoke_pipeline(tmp_path).run()
+
+    def note(*arguments: Any) -> None:
+        shown.append(logging.is_progress_bar_enabled())
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("spec_lab.train.pipeline.run_stage", note)
+    with pytest.raises(KeyboardInterrupt):
+        smoke_pipeline(tmp_path).run()
     assert shown == [False] and logging.is_progress_bar_enabled()
 
 
@@ -226,13 +232,14 @@ def test_ctrl_c_after_a_checkpoint_goes_on_from_it(
 ) -> None:
     arguments = ["debug=smoke", f"output_dir={tmp_path}", "evaluation.limit_per_category=1"]
 
-    def interrupted(*state: Any) -> None:
-        save(*state)
-        raise KeyboardInterrupt
+    def interrupted(optimisation: Any, step: int, elapsed: float) -> float:
+        if step == 2:
+            raise KeyboardInterrupt
+        return learning_rate(optimisation, step, elapsed)
 
-    save = loop._save
+    learning_rate = loop.learning_rate
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "_save", interrupted)
+        patch.setattr(loop, "learning_rate", interrupted)
         assert main(arguments) == 130
     assert "the same command goes on from here" in capsys.readouterr().err
     assert (tmp_path / "checkpoints" / "pocket-eagle3.pt").exists() and not (tmp_path / "pocket-eagle3").exists()

@@ -152,9 +152,9 @@ def test_rows_that_are_their_own_parents_are_never_accepted(rule: TreeRule) -> N
 
 def test_imposed_rates_are_met_and_a_shallow_tree_gives_what_it_has() -> None:
     count = 20_000
-    rule = SyntheticTreeAcceptance([0.8, 0.5, 0.1], SlotSeeds(count, 0, CPU), CPU)
-    for slot in range(count):
-        rule._seeds.values[slot] = slot
+    seeds = SlotSeeds(count, 0, CPU)
+    seeds.values[:count] = torch.arange(count)
+    rule = SyntheticTreeAcceptance([0.8, 0.5, 0.1], seeds, CPU)
     accepted = rule.walk(judged_rows(count), DEPTH).verification.num_emitted - 1
     for position, rate in enumerate([0.8, 0.5, 0.1]):
         assert float((accepted > position).double().mean()) == pytest.approx(rate, abs=0.015)

@@ -41,7 +41,7 @@ _AHEAD = ContextVar("early launches", default=False)
 @contextmanager
 def early_launches() -> Iterator[None]:
     """Place kernels early that are launched inside, one behind the other, where the GPU can."""
-    token = _AHEAD.set(INTERPRETED or _can_be_early())
+    token = _AHEAD.set(INTERPRETED or can_be_early())
     try:
         yield
     finally:
@@ -82,5 +82,5 @@ def placed_if_few(num_programs: int, most: int = _FEW_PROGRAMS) -> dict[str, boo
 
 
 @cache
-def _can_be_early() -> bool:
+def can_be_early() -> bool:
     return torch.cuda.is_available() and torch.cuda.get_device_capability() >= _HOPPER

@@ -39,7 +39,7 @@ def leased(device: str) -> Iterator[None]:
     if device.startswith("cuda:"):
         raise UserError(f"device={device}: a launcher's worker takes the GPU that is free; use device=cuda")
     if device != CPU and visible_gpus():
-        _take_gpu()
+        take_gpu()
         yield
         return
     _, descriptor = _wait_for([CPU])
@@ -90,7 +90,7 @@ def _by_uuid(name: str, all_gpus: Sequence[str]) -> str | None:
 
 
 @cache
-def _take_gpu() -> str:
+def take_gpu() -> str:
     """Make one free GPU the only one of this process; called again, it is that one."""
     torch = sys.modules.get("torch")
     assert torch is None or not torch.cuda.is_initialized(), "a GPU is chosen before CUDA starts"

@@ -93,7 +93,7 @@ class TapeRecorder:
         with torch.inference_mode():
             for _ in range(self._num_warmups):
                 function()
-            tape = _Tape()
+            tape = Tape()
             try:
                 with _HostAccess(tape), tape:
                     outputs = function()
@@ -103,7 +103,7 @@ class TapeRecorder:
         return TapeGraph(outputs, tuple(tape.inputs.values()), tuple(tape.results.values()), tape.steps)
 
 
-class _Tape(OperatorMode):
+class Tape(OperatorMode):
     """Records every operator that computes or writes.
 
     Attributes:
@@ -180,7 +180,7 @@ class _HostAccess(TorchFunctionMode):
     It is off inside every call it sees, so that the body of a custom operator may do what it likes.
     """
 
-    def __init__(self, tape: _Tape) -> None:
+    def __init__(self, tape: Tape) -> None:
         super().__init__()
         self._tape = tape
 
