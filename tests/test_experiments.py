@@ -14,6 +14,7 @@ from spec_lab.__main__ import main
 from spec_lab.cli.options import conf_folder
 from spec_lab.cli.points import with_points
 from spec_lab.errors import UserError
+from spec_lab.menu.chosen import Chosen
 from spec_lab.record.paired import over_reference
 from spec_lab.record.runs import Run, find_runs
 from spec_lab.report.__main__ import main as report
@@ -50,9 +51,9 @@ def ran(monkeypatch: pytest.MonkeyPatch, empty_folder: Path) -> list[Any]:
     """The configurations that a runner which decodes nothing was given."""
     configs: list[Any] = []
 
-    def run(config: Any, choices: dict[str, str], folder: Path) -> Any:
-        configs.append(config)
-        return recorded_runner.run(config, choices, folder)
+    def run(chosen: Chosen, choices: dict[str, str], folder: Path) -> Any:
+        configs.append(chosen.config)
+        return recorded_runner.run(chosen, choices, folder)
 
     module = recorded_runner.stand_in()
     module.run = run  # type: ignore[attr-defined]

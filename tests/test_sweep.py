@@ -19,6 +19,7 @@ import numpy as np
 
 from spec_lab.cli.sweep_lock import SweepLock
 from spec_lab.errors import UserError
+from spec_lab.menu.chosen import Chosen
 from spec_lab.record.runs import find_runs, load_runs
 from spec_lab.record.scalars import scalar, scalar_paths, scalars
 from spec_lab.sweep.__main__ import main
@@ -58,9 +59,10 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     made: list[dict[str, Any]] = []
     module = recorded_runner.stand_in()
 
-    def run(config: Any, choices: dict[str, str], folder: Path) -> Any:
+    def run(chosen: Chosen, choices: dict[str, str], folder: Path) -> Any:
+        config = chosen.config
         made.append({"seed": config.seed, "K": config.drafter.num_draft_tokens, "config": config})
-        return recorded_runner.run(config, choices, folder)
+        return recorded_runner.run(chosen, choices, folder)
 
     module.run = run  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "spec_lab.measure.runner", module)

@@ -46,7 +46,7 @@ def in_transformers(path: Path, **changes: Any) -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
-    config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name, **changes)
+    config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name, trust_remote_code=False, **changes)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     tensors = load_gguf_checkpoint(str(path), return_tensors=True, model_to_load=model)["tensors"]
     missing, unexpected = model.load_state_dict(tensors, strict=False)
