@@ -6,7 +6,7 @@ BASE ?= main
 # Each worker begins with one half of the tests, so that what the tests of a file share is made once.
 PYTEST = $(PYTHON) -m pytest -n $(WORKERS) --dist worksteal
 
-.PHONY: help install smoke lint docs test slow bits gpu
+.PHONY: help install smoke lint docs test slow costs bits gpu
 
 help: ## the targets
 	@sed -n 's/^\([a-z]*\):.*## /make \1\t/p' Makefile | expand --tabs=16
@@ -33,6 +33,9 @@ test: ## the default tier of the tests, minutes
 
 slow: ## wheels, training, whole sweeps, full examinations by the doctor
 	$(PYTEST) -m slow
+
+costs: ## runs both tiers, and sorts the cases anew by what they cost (tests/costs.json)
+	$(PYTEST) -m "not product" --write-costs
 
 bits: ## tokens, logits, caches and kernels as they were at BASE, minutes
 	@folder=$$(mktemp -d) && trap 'rm -r "$$folder"' EXIT && git archive "$(BASE)" | tar -x -C "$$folder" && \

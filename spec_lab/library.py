@@ -14,7 +14,7 @@ from pathlib import Path
 
 from hydra.types import RunMode
 
-from spec_lab.cli.compose import compose_with_hydra, name_options, to_config_and_options
+from spec_lab.cli.compose import compose_with_hydra, name_options, retyped, to_config_and_options
 from spec_lab.cli.dry_run import describe
 from spec_lab.cli.interrupts import Interrupts
 from spec_lab.cli.job import Job, begin, close_record, end
@@ -47,10 +47,13 @@ class Composed:
     @property
     def choices(self) -> dict[str, str]:
         """Returns what each group is called in records and names of folders, such as `prune: catchup`."""
-        return name_options(self.config, self.options)
+        return name_options(retyped(self.config), self.options)
 
     def __str__(self) -> str:
-        return describe(self.config, self.choices, refusals(self.config))
+        try:
+            return describe(retyped(self.config), self.choices, refusals(retyped(self.config)))
+        except UserError as error:
+            return f"refused: {error}"
 
     def _repr_html_(self) -> str:
         return _preformatted(str(self))
@@ -95,7 +98,7 @@ def compose(overrides: Sequence[str] = ()) -> Composed:
 
 def run(composed: Composed) -> Result:
     """Do what `spec_lab.run` says."""
-    config = composed.config
+    config = _config_of(composed, "spec_lab.run")
     if config.dry_run:
         raise UserError("dry_run=true runs nothing; leave it out, and print what was composed")
     refuse_split(config, "spec_lab.run")
@@ -109,13 +112,21 @@ def run(composed: Composed) -> Result:
 
 def examine(composed: Composed) -> list[Finding]:
     """Do what `spec_lab.examine` says."""
-    refuse_split(composed.config, "spec_lab.examine")
-    chosen = admit(composed.config)
+    config = _config_of(composed, "spec_lab.examine")
+    refuse_split(config, "spec_lab.examine")
+    chosen = admit(config)
     from spec_lab.doctor.examine import examine
     from spec_lab.doctor.subject import load_subject
 
     with ONE_RUN_AT_A_TIME, _torch_as_it_was():
         return examine(load_subject(chosen))
+
+
+def _config_of(composed: object, caller: str) -> RunConfig:
+    """Return the run that was composed, typed again; UserError where it is none."""
+    if not isinstance(composed, Composed):
+        raise UserError(f"{caller} takes a composed run, not {composed!r}; use {caller}(spec_lab.compose([...]))")
+    return retyped(composed.config)
 
 
 def _run(job: Job) -> Result:

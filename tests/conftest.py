@@ -14,6 +14,7 @@ from types import ModuleType
 import pytest
 from hypothesis import settings
 
+from tests.costs import CostRecorder, choose_named, mark_slow
 from tests.fake_runner import FakeRunner
 
 # Tiny operators: a second thread on a busy core costs more than it brings.
@@ -46,7 +47,19 @@ settings.register_profile("spec_lab", deadline=None, derandomize="SPEC_LAB_EXAMP
 settings.load_profile("spec_lab")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--write-costs", action="store_true", help="write down what each case costs (make costs)")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    choose_named(config)
+    if config.option.write_costs:
+        config.pluginmanager.register(CostRecorder(config))
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m chooses
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    mark_slow(items)
     gpu_items = [item for item in items if item.get_closest_marker("gpu")]
     if not gpu_items:
         return

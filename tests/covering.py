@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
@@ -45,3 +45,17 @@ def covering_array(factors: Mapping[str, Sequence[Any]], allowed: Callable[[Row]
         for entry in held:
             uses[entry] += 1
     return rows
+
+
+def each_value(*axes: Iterable[Any], times: int = 1) -> list[tuple[Any, ...]]:
+    """Return as few rows as hold every value of each axis `times` times, the axes turned against each other.
+
+    For axes that other tests cross, or whose pairs share no code.
+    """
+    values = [list(axis) for axis in axes]
+    longest = max(map(len, values))
+    rows = [
+        tuple(axis[(number + number // longest * place) % len(axis)] for place, axis in enumerate(values))
+        for number in range(times * longest)
+    ]
+    return [row for place, row in enumerate(rows) if row not in rows[:place]]

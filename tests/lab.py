@@ -16,7 +16,7 @@ from spec_lab.core.kv_cache import SCRATCH_PAGE, LayerCache
 from spec_lab.core.types import Request
 from spec_lab.engine.engine import Engine
 from spec_lab.menu import registry
-from spec_lab.menu.choices import KernelSet
+from spec_lab.menu.choices import KernelsChoice
 from spec_lab.menu.chosen import choose
 from spec_lab.menu.config import (
     AcceptanceConfig,
@@ -78,7 +78,7 @@ def make_config(
         sampling=SamplingConfig(),
         logger=LoggerConfig(name="jsonl"),
         cache=CacheConfig(**{"prefill_chunk": 512, "prefill_tokens": 2048, **changes.pop("cache", {})}),
-        **{"kernels": KernelSet.torch, **changes},
+        **{"kernels": KernelsChoice.torch, **changes},
     )
 
 

@@ -65,6 +65,14 @@ DEPTHS = {"dynamic": 3, "static": 3, "deep": 5, "flat": 1}
 
 TREE_DRAFTERS = ("frozen_kv", "eagle3", "mtp_eagle", "draft_model")
 
+OFFERS: dict[str, tuple[float | None, int | None]] = {
+    "all": (None, None),
+    "stop": (0.3, None),
+    "budget": (None, 3),
+    "both": (0.3, 5),
+}
+"""The threshold of `drafter.stop`, and the rows of `verify.budget` beside two for each request, by name."""
+
 
 @dataclass(frozen=True, slots=True)
 class Case:
@@ -77,6 +85,7 @@ class Case:
         graph: a key of `MODES`, or "eager".
         options: further knobs of the drafter.
         tree: a key of `TREES`, whose depth stands for the number of drafts.
+        offers: a key of `OFFERS`.
     """
 
     target: str
@@ -90,11 +99,13 @@ class Case:
     graph: str = "eager"
     options: tuple[tuple[str, Any], ...] = ()
     tree: str = "none"
+    offers: str = "all"
 
     def __str__(self) -> str:
         sizes = f"batch{self.batch_size}-k{self.num_draft_tokens}-page{self.page_size}-chunk{self.chunk}"
         options = "".join(f"-{value}" for _, value in self.options)
         options += "" if self.tree == "none" else f"-{self.tree}"
+        options += "" if self.offers == "all" else f"-{self.offers}"
         return f"{self.drafter}{options}-{self.prune}-{self.graph}-{sizes}-pad{self.padding}-{self.target}"
 
 
@@ -110,6 +121,7 @@ FACTORS: dict[str, Any] = {
     "chunk": CHUNKS,
     "padding": PADDINGS,
     "options": OPTIONS,
+    "offers": list(OFFERS),
 }
 
 
@@ -125,6 +137,7 @@ def may_stand_together(row: dict[str, Any]) -> bool:
         or (graph == "step_replay" and tree != "none")
         or (graph != "eager" and padding not in (None, PADDINGS[0]))
         or (row.get("options") and drafter not in (None, "frozen_kv"))
+        or (row.get("offers", "all") != "all" and drafter not in (None, *TRAINED))
     )
 
 
@@ -135,6 +148,7 @@ def every_case() -> Iterator[Case]:
     for turn, row in enumerate(filter(may_stand_together, rows)):
         padding = PADDINGS[turn % 2] if row["graph"] == "eager" else PADDINGS[0]
         sizes = BATCHES[turn // 2 % 3], PAGES[turn // 3 % 3], CHUNKS[turn // 4 % 3]
+        offers = list(OFFERS)[turn % len(OFFERS)] if row["drafter"] in TRAINED else "all"
         yield Case(
             **row,
             target=list(TARGETS)[turn % 3],
@@ -142,6 +156,7 @@ def every_case() -> Iterator[Case]:
             page_size=sizes[1],
             chunk=sizes[2],
             padding=padding,
+            offers=offers,
         )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import product
 from pathlib import Path
 from typing import Any, cast
 
@@ -26,6 +25,7 @@ from spec_lab.measure.launch_counts import CountedRounds
 from spec_lab.measure.watched_rounds import watch_rounds
 from spec_lab.menu.config import VerifyConfig
 from spec_lab.options.graphs.round import RoundGraphConfig
+from tests.covering import each_value
 from tests.graph_lab import DRAFTERS, MODES, RULES, Lab, generate_watched, lab, mixed_requests
 from tests.lab import make_config, make_engine, random_requests
 from tests.tiny_experts import make_tiny_nextn
@@ -41,17 +41,6 @@ KINDS: dict[str, dict[str, Any]] = {
     "budget": {"verify": VerifyConfig(budget=4)},
     "all": {"options": STOP | {"k_schedule": SCHEDULE}, "verify": VerifyConfig(budget=5)},
 }
-SLOW = pytest.mark.slow
-
-
-def cells() -> list[Any]:
-    """Every kind in every graph mode, the drafters in turn; a few by default."""
-    rows = []
-    places = [(kind, mode) for kind, mode in product(KINDS, MODES) if kind != "all" or mode in ("step_replay", "round")]
-    for number, (kind, mode) in enumerate(places):
-        drafter = DRAFTERS[number % len(DRAFTERS)]
-        rows.append(pytest.param(kind, mode, drafter, marks=[] if number % 12 == 1 else SLOW))
-    return rows
 
 
 def with_threshold(options: dict[str, Any]) -> dict[str, Any]:
@@ -73,7 +62,7 @@ def offered_in(result: GenerationResult) -> set[int]:
     return {count for record in result.requests for count in record.offered_per_round}
 
 
-@pytest.mark.parametrize(("kind", "mode", "drafter"), cells())
+@pytest.mark.parametrize(("kind", "mode", "drafter"), each_value(KINDS, MODES, DRAFTERS))
 def test_text_is_plain_decodings_and_a_graph_offers_what_eager_offers(
     lab: Lab, kind: str, mode: str, drafter: str
 ) -> None:
@@ -89,13 +78,7 @@ def test_text_is_plain_decodings_and_a_graph_offers_what_eager_offers(
     assert len(offered_in(eager)) > 1 and (kind == "stop") == (0 not in offered_in(eager))
 
 
-@pytest.mark.parametrize(
-    ("kind", "mode"),
-    [
-        pytest.param(kind, mode, marks=[] if kind == "stop" and mode == "round" else SLOW)
-        for kind, mode in zip([*KINDS, *KINDS], [mode for mode in MODES if mode != "overlap"], strict=False)
-    ],
-)
+@pytest.mark.parametrize(("kind", "mode"), each_value(KINDS, ["round", "step_replay"]))
 def test_sampled_drafts_are_offered_and_judged_alike(lab: Lab, kind: str, mode: str) -> None:
     requests = mixed_requests(5, 10)
     options = with_threshold({"batch_size": 3, "rule": RULES["sampled"], **KINDS[kind]})
@@ -105,7 +88,7 @@ def test_sampled_drafts_are_offered_and_judged_alike(lab: Lab, kind: str, mode: 
     assert {count for record in eager.requests for count in record.accepted_per_round} != {0}
 
 
-@pytest.mark.parametrize("drafter", [pytest.param(d, marks=[] if d == "mtp_vanilla" else SLOW) for d in DRAFTERS])
+@pytest.mark.parametrize("drafter", DRAFTERS)
 def test_a_drafter_catches_up_through_rounds_without_drafts(lab: Lab, drafter: str) -> None:
     """What stands in its cache at the end is what stands there when every round drafts."""
     requests = [
@@ -212,12 +195,10 @@ class Rerun:
     ("mode", "drafter", "batch_size", "schedule"),
     [
         ("round", "eagle3", 1, None),
-        ("round", "frozen_kv", 4, None),
-        pytest.param("full_loop", "draft_model", 2, None, marks=SLOW),
-        pytest.param("split_seed", "mtp_eagle", 3, None, marks=SLOW),
-        pytest.param("round", "mtp_vanilla", 2, None, marks=SLOW),
-        pytest.param("round", "eagle3", 3, SCHEDULE, marks=SLOW),
-        pytest.param("several", "eagle3", 2, None, marks=SLOW),
+        ("split_seed", "mtp_eagle", 3, None),
+        ("round", "mtp_vanilla", 2, None),
+        ("round", "eagle3", 3, SCHEDULE),
+        ("several", "eagle3", 2, None),
     ],
 )
 def test_a_replay_skips_the_steps_behind_the_stops_of_all_requests(
@@ -248,7 +229,6 @@ def test_a_replay_skips_the_steps_behind_the_stops_of_all_requests(
         ] == [record.rows.drafted // len(record.request_ids) for record in eager.rounds]
 
 
-@SLOW
 @pytest.mark.parametrize("batch_size", [1, 3])
 def test_experts_of_skipped_steps_are_not_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, batch_size: int
@@ -290,7 +270,7 @@ def counted(engine: Engine, requests: list[Request]) -> float:
     return launches
 
 
-@pytest.mark.parametrize("rule", ["strict", pytest.param("relaxed", marks=SLOW), pytest.param("sampled", marks=SLOW)])
+@pytest.mark.parametrize("rule", ["strict", "relaxed", "sampled"])
 def test_rounds_that_offer_all_run_no_operator_for_it(lab: Lab, rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As many as with rules that never heard of offers; one that does offer fewer runs more."""
     requests = mixed_requests(2, 20)
@@ -299,8 +279,9 @@ def test_rounds_that_offer_all_run_no_operator_for_it(lab: Lab, rule: str, monke
     assert isinstance(engine.round.offers, AllOffered)
     all_offered = counted(engine, requests)
     unmasked: Callable[..., Any] = lambda inputs, passed: passed  # noqa: E731
-    for module in (strict, relaxed, rejection):
+    for module in (relaxed, rejection):
         monkeypatch.setattr(module, "only_offered", unmasked)
+    monkeypatch.setattr(strict, "offered_alone", lambda passed, num_drafts: passed)
     monkeypatch.setattr(rejection, "offered_proposal", lambda method, inputs: method.proposal(inputs))
     assert counted(lab.engine(requests, None, **options), requests) == all_offered
     assert counted(lab.engine(requests, None, **options, options=STOP), requests) > all_offered

@@ -28,6 +28,7 @@ from spec_lab.menu.chosen import choose
 from spec_lab.menu.refusals.run import refusals
 from spec_lab.options.shipped import ZOO
 from spec_lab.wiring.models import resolve_device
+from tests.composed import compose_quickly
 from tests.tiny_checkpoints import refused
 
 TREE = ["device=cuda", "drafter=frozen_kv", "tree=dynamic"]
@@ -36,7 +37,7 @@ SAMPLED = ["acceptance=rejection", "sampling.temperature=0.7", "drafter.draft_sa
 
 def taken(*overrides: str) -> tuple[str, str, str]:
     """Attention, kernels and graph of a run that composes without a refusal."""
-    config, _ = compose_run(overrides)
+    config, _ = compose_quickly(*overrides)
     assert refusals(config) == []
     return config.attention.name, str(config.kernels), config.graph.name
 
@@ -56,14 +57,14 @@ def what_is_fast_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
         (["target=llama3_8b", "target.weights=random", "drafter=none", "workload=random_ids"], "native"),
         (["drafter=frozen_kv", "tree=dynamic"], "torch"),
         (["target=pocket_gemma"], "torch"),
-        pytest.param(["target=pocket_moe"], "torch", marks=pytest.mark.slow),
-        pytest.param(["target=pocket_hybrid"], "torch", marks=pytest.mark.slow),
-        pytest.param(["dtype=bfloat16"], "torch", marks=pytest.mark.slow),
-        pytest.param(["graph=round"], "native", marks=pytest.mark.slow),
+        (["target=pocket_moe"], "torch"),
+        (["target=pocket_hybrid"], "torch"),
+        (["dtype=bfloat16"], "torch"),
+        (["graph=round"], "native"),
     ],
 )
 def test_a_cpu_has_the_kernels_in_c_where_they_fit(overrides: list[str], kernels: str) -> None:
-    config, _ = compose_run(["device=cpu", *overrides])
+    config, _ = compose_quickly("device=cpu", *overrides)
     assert (config.attention.name, str(config.kernels)) == ("torch", kernels)
 
 
@@ -71,12 +72,12 @@ def test_a_cpu_without_a_compiler_has_the_reference_of_everything(monkeypatch: p
     """And says so, where nothing else is in the way of kernels in C."""
     monkeypatch.setattr("spec_lab.menu.auto.problem_of_native", lambda: "there is no C compiler")
     assert taken("device=cpu") == ("torch", "torch", "eager")
-    assert describe_auto(compose_run(["device=cpu"])[0]).endswith(
+    assert describe_auto(compose_quickly("device=cpu")[0]).endswith(
         "kernels=torch, not kernels=native: there is no C compiler"
     )
-    assert "native" not in describe_auto(compose_run(["device=cpu", "num_threads=2"])[0])
+    assert "native" not in describe_auto(compose_quickly("device=cpu", "num_threads=2")[0])
     monkeypatch.setattr("spec_lab.menu.auto.problem_of_native", lambda: None)
-    assert describe_auto(compose_run(["device=cpu"])[0]).endswith("kernels=native")
+    assert describe_auto(compose_quickly("device=cpu")[0]).endswith("kernels=native")
 
 
 @pytest.mark.parametrize(
@@ -94,14 +95,16 @@ def test_a_run_says_what_it_computes_with_and_why_not_the_other(
 ) -> None:
     monkeypatch.setattr("spec_lab.menu.auto.problem_of_native", lambda: problem)
     shape = ["target=llama3_8b", "target.weights=random", "drafter=none", "workload=random_ids", "device=cpu"]
-    assert re.search(said, why_kernels(choose(compose_run([*shape, *overrides])[0])))
+    assert re.search(said, why_kernels(choose(compose_quickly(*shape, *overrides)[0])))
 
 
 def test_kernels_in_c_have_one_thread_and_others_what_the_target_or_the_machine_has() -> None:
     shape = ["target=llama3_8b", "target.weights=random", "drafter=none", "workload=random_ids", "device=cpu"]
-    threads = [default_num_threads(choose(compose_run([*shape, f"kernels={name}"])[0])) for name in ("native", "torch")]
+    threads = [
+        default_num_threads(choose(compose_quickly(*shape, f"kernels={name}")[0])) for name in ("native", "torch")
+    ]
     assert threads == [1, os.cpu_count()]
-    assert default_num_threads(choose(compose_run(["device=cpu", "kernels=torch"])[0])) == 1
+    assert default_num_threads(choose(compose_quickly("device=cpu", "kernels=torch")[0])) == 1
 
 
 def test_what_is_missing_for_kernels_in_c_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,21 +125,17 @@ def test_layers_that_the_kernels_in_c_know() -> None:
     ("overrides", "expected"),
     [
         ([], ("triton", "triton", "round")),
-        pytest.param(["drafter=none"], ("triton", "triton", "round"), marks=pytest.mark.slow),
+        (["drafter=none"], ("triton", "triton", "round")),
         (["drafter=ngram"], ("triton", "triton", "round")),
-        pytest.param(["drafter=frozen_kv", "tree=dynamic"], ("triton", "triton", "round"), marks=pytest.mark.slow),
+        (["drafter=frozen_kv", "tree=dynamic"], ("triton", "triton", "round")),
         ([*SAMPLED, "acceptance.method=block"], ("triton", "torch", "round")),
-        pytest.param([*SAMPLED, "acceptance.method=standard"], ("triton", "triton", "round"), marks=pytest.mark.slow),
-        pytest.param(["drafter.stop=confidence"], ("triton", "triton", "round"), marks=pytest.mark.slow),
+        ([*SAMPLED, "acceptance.method=standard"], ("triton", "triton", "round")),
+        (["drafter.stop=confidence"], ("triton", "triton", "round")),
         (["record.topk=16"], ("triton", "triton", "eager")),
         (["attention=torch"], ("torch", "triton", "round")),
-        pytest.param(["kernels=torch"], ("triton", "torch", "round"), marks=pytest.mark.slow),
-        pytest.param(["graph=eager"], ("triton", "triton", "eager"), marks=pytest.mark.slow),
-        pytest.param(
-            ["graph=full_loop", "attention=auto", "kernels=auto"],
-            ("triton", "triton", "full_loop"),
-            marks=pytest.mark.slow,
-        ),
+        (["kernels=torch"], ("triton", "torch", "round")),
+        (["graph=eager"], ("triton", "triton", "eager")),
+        (["graph=full_loop", "attention=auto", "kernels=auto"], ("triton", "triton", "full_loop")),
     ],
 )
 def test_a_gpu_has_what_is_fast_and_not_refused(overrides: list[str], expected: tuple[str, str, str]) -> None:
@@ -152,19 +151,19 @@ def test_a_gpu_has_what_is_fast_and_not_refused(overrides: list[str], expected: 
         (["device=cuda", "batch_size=4"], 1),
         (["device=cuda", "batch_size=4", "row_invariant=false"], 8192),
         (["device=cuda", "target=pocket_moe", "drafter=ngram"], 8192),
-        pytest.param(["device=cuda", "batch_size=16"], 8192, marks=pytest.mark.slow),
-        pytest.param(["device=cuda", "batch_size=16", "drafter=none"], 1, marks=pytest.mark.slow),
-        pytest.param(["device=cuda", "batch_size=4", "dtype=float32"], 8192, marks=pytest.mark.slow),
-        pytest.param(["device=cuda", "batch_size=4", "kernels=torch"], 8192, marks=pytest.mark.slow),
-        pytest.param(["device=cuda", "batch_size=4", "attention=torch"], 8192, marks=pytest.mark.slow),
-        pytest.param([*TREE, "tree.num_rows=16"], 1, marks=pytest.mark.slow),
-        pytest.param([*TREE, "tree.num_rows=17"], 8192, marks=pytest.mark.slow),
-        pytest.param(["device=cuda", "batch_size=4", "cache.prefill_tokens=64"], 64, marks=pytest.mark.slow),
+        (["device=cuda", "batch_size=16"], 8192),
+        (["device=cuda", "batch_size=16", "drafter=none"], 1),
+        (["device=cuda", "batch_size=4", "dtype=float32"], 8192),
+        (["device=cuda", "batch_size=4", "kernels=torch"], 8192),
+        (["device=cuda", "batch_size=4", "attention=torch"], 8192),
+        ([*TREE, "tree.num_rows=16"], 1),
+        ([*TREE, "tree.num_rows=17"], 8192),
+        (["device=cuda", "batch_size=4", "cache.prefill_tokens=64"], 64),
     ],
 )
 def test_how_many_prompt_rows_share_a_forward(overrides: list[str], expected: int) -> None:
     """None but one prompt's where a round has so few rows that they are the same whatever stands beside them."""
-    assert compose_run(overrides)[0].cache.prefill_tokens == expected
+    assert compose_quickly(*overrides)[0].cache.prefill_tokens == expected
 
 
 @pytest.mark.parametrize(
@@ -179,7 +178,7 @@ def test_how_many_prompt_rows_share_a_forward(overrides: list[str], expected: in
 )
 def test_how_many_rows_a_chunk_has(overrides: list[str], expected: int) -> None:
     """Masks of attention=torch are as large as a chunk times the keys it sees."""
-    assert compose_run(overrides)[0].cache.chunk_size == expected
+    assert compose_quickly(*overrides)[0].cache.chunk_size == expected
 
 
 @pytest.mark.parametrize(
@@ -189,7 +188,7 @@ def test_how_many_rows_a_chunk_has(overrides: list[str], expected: int) -> None:
     ],
 )
 def test_what_is_named_is_refused_as_ever(overrides: list[str], refusal: str) -> None:
-    config, _ = compose_run(["device=cuda", *overrides])
+    config, _ = compose_quickly("device=cuda", *overrides)
     assert [refusal in line for line in refusals(config)] == [True]
 
 
@@ -203,11 +202,13 @@ def test_without_triton_the_graph_alone_is_taken(missing: str, monkeypatch: pyte
 
 
 def test_the_record_and_the_name_say_what_was_taken() -> None:
-    asked, named = (compose_run(overrides) for overrides in ([], ["graph=eager", "attention=torch", "kernels=native"]))
+    asked, named = (
+        compose_quickly(*overrides) for overrides in ([], ["graph=eager", "attention=torch", "kernels=native"])
+    )
     assert asked[0].auto == ["attention", "graph", "kernels"] and named[0].auto == []
     assert asked[1] == named[1] and asked[1]["graph"] == "eager"
     assert folder_name(*asked) == folder_name(*named), "they are the same run"
-    config, choices = compose_run(["device=cuda", "kernels=torch"])
+    config, choices = compose_quickly("device=cuda", "kernels=torch")
     assert choices["graph"] == "round" and "-round-" in folder_name(config, choices)
     assert "auto        attention=triton graph=round (device=cuda: a CUDA device)" in describe(config, choices, [])
     assert "auto  " not in describe(*named, [])
@@ -247,7 +248,6 @@ def test_a_gpu_that_torch_cannot_use_is_no_cpu(monkeypatch: pytest.MonkeyPatch) 
     assert resolve_device("cpu").type == "cpu"
 
 
-@pytest.mark.slow
 def test_composing_a_run_for_a_gpu_imports_no_torch() -> None:
     program = (
         "import sys; from spec_lab.cli.compose import compose_run; compose_run(['device=cuda']); "

@@ -90,7 +90,6 @@ def test_records_of_different_machines_are_refused(bits: ModuleType, tmp_path: P
     assert compared(bits, tmp_path, old, old | {"machine": {"CPU": "Xeon"}}) == 2
 
 
-@pytest.mark.slow
 def test_everything_is_seen_of_a_replayed_run(bits: ModuleType, tmp_path: Path) -> None:
     """The names that the program knows of the lab lead somewhere, and the second look sees what the first did."""
     file, only = tmp_path / "record.json", "drafter=mtp_vanilla graph=round"

@@ -24,6 +24,7 @@ from spec_lab.engine.pages import PageTable
 from spec_lab.models.eagle3 import Eagle3Head
 from spec_lab.models.mtp import MtpModule
 from spec_lab.wiring.caches import cache_row
+from tests.covering import each_value
 from tests.fake_target import make_prune
 from tests.lab import make_pair
 
@@ -180,9 +181,9 @@ def assert_pruning_changes_nothing(
     assert_same(drafted["pre_attention"], drafted["none"])
 
 
-@pytest.mark.parametrize("window", [None, 1, 5])
-@pytest.mark.parametrize("num_padded", [0, 3])
-@pytest.mark.parametrize("num_draft_tokens", [1, 3, 5])
+@pytest.mark.parametrize(
+    ("num_draft_tokens", "num_padded", "window"), each_value([1, 3, 5], [0, 3], [None, 1, 5], times=2)
+)
 def test_every_n_mixed_in_one_batch(models: Models, num_draft_tokens: int, num_padded: int, window: int | None) -> None:
     """Requests with n = 1..N at and beside page borders run beside padded rows with n = 0."""
     num_rows = num_draft_tokens + 1

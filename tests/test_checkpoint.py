@@ -10,9 +10,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from spec_lab.checkpoints.checkpoint import is_finite, load_tensors
+from spec_lab.checkpoints.checkpoint import load_tensors
 from spec_lab.checkpoints.families.plain import Family
 from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.checkpoints.possible_values import is_finite
 from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes
 from tests.tiny_checkpoints import make_tiny_target, refused, rewrite_config, rewrite_tensors
 
@@ -205,6 +206,19 @@ def test_weights_that_are_no_numbers_are_refused(tmp_path: Path, name: str, valu
     for dtype in (torch.float32, torch.bfloat16):
         with refused(f"{tmp_path / shard}: {name} has NaN or infinite values"):
             load(tmp_path, dtype)
+
+
+@pytest.mark.parametrize("factor", [1e30, -1e30, 1e12])
+@pytest.mark.parametrize("name", ["model.norm.weight", "model.layers.0.self_attn.q_proj.weight"])
+def test_weights_that_no_trained_model_has_are_refused(name: str, factor: float, tmp_path: Path) -> None:
+    make_tiny_target(tmp_path, "llama")
+    weight = load_file(tmp_path / "model.safetensors")[name]
+    rewrite_tensors(tmp_path, {name: weight * factor})
+    for dtype in (torch.float32, torch.bfloat16):
+        with refused(f"model.safetensors: {name} has values of ", "which no trained model has; fetch the file again"):
+            load(tmp_path, dtype)
+    rewrite_tensors(tmp_path, {name: weight * 1e3})
+    load(tmp_path, torch.float32)
 
 
 def test_weights_past_the_dtype_of_the_run_are_refused(tmp_path: Path) -> None:

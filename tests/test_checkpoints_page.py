@@ -23,7 +23,7 @@ from tests.tiny_checkpoints import make_tiny_eagle3, make_tiny_target
 from tests.tiny_runs import write_prompts, write_tokenizer
 
 PAGE = Path(__file__).parents[1] / "docs" / "checkpoints.md"
-QUICK = ["max_new_tokens=8", "workload.limit=2", "repeats=1", "warmup_requests=0", "profile_rounds=0", "num_threads=1"]
+QUICK = ["max_new_tokens=4", "workload.limit=2", "repeats=1", "warmup_requests=0", "profile_rounds=0", "num_threads=1"]
 TEMPLATE = "{% for message in messages %}[{{ message['content'] }}]{% endfor %}"
 
 
@@ -51,7 +51,6 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.slow
 def test_the_page_can_be_followed(folders: Path) -> None:
     with pytest.raises(UserError, match=r"holds pytorch_model\.bin only; convert it"):
         stored_tensors(folders / "eagle3")

@@ -18,7 +18,7 @@ from spec_lab.cli.options import conf_folder, read_groups, read_keys
 from spec_lab.menu import registry
 from spec_lab.menu.config import RunConfig
 from spec_lab.options.rules.relaxed_thinking import RelaxedThinkingConfig
-from tests.tiers import every_other
+from tests.composed import compose_quickly
 
 OTHER_HYDRA_ROOTS = {"train"}
 SETTINGS = ("experiment", "size", "debug")
@@ -31,19 +31,31 @@ SCHEMA_OPTIONS = [(group.name, option) for group in SCHEMA_GROUPS for option in 
 @pytest.mark.parametrize(("group", "option"), OPTIONS)
 def test_every_option_composes(group: str, option: str) -> None:
     needed = ["experiment=relaxed_thinking"] if group == "size" else []
-    config, choices = compose_run([f"{group}={option}", *needed])
+    config, choices = compose_quickly(f"{group}={option}", *needed)
     assert isinstance(config, RunConfig)
     assert choices[group] == option or option == "auto"
 
 
-@pytest.mark.parametrize(("group", "option"), every_other(SCHEMA_OPTIONS, 2))
+@pytest.mark.parametrize(("group", "option"), SCHEMA_OPTIONS)
 def test_option_has_the_schema_and_the_values_of_its_file(group: str, option: str) -> None:
-    config, _ = compose_run([f"{group}={option}"])
+    config, _ = compose_quickly(f"{group}={option}")
     part, source = getattr(config, group), read_groups()[group].options[option]
     assert type(part) is source.schema
     assert {key: getattr(part, key) for key in source.values} == source.values
     if group not in ("sampling", "prune"):  # options that only set knobs have no name
         assert part.name == option.removesuffix("_overlap")  # graph=round_overlap is the mode round with one more key
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["drafter=ngram", "drafter.max_ngram=2", "batch_size=3", "references=[]"],
+        ["prune=catchup", "prune.prefill=all_rows", "target.path='a b'", "target=hf"],
+        ["acceptance=synthetic", "acceptance.mean_length=null", "acceptance.rates=[0.7,0.5,0.2]", "drafter.window=9"],
+    ],
+)
+def test_the_quick_way_to_compose_gives_what_the_lab_composes(overrides: list[str]) -> None:
+    assert compose_quickly(*overrides) == compose_run(overrides)
 
 
 def test_defaults_are_those_of_the_design() -> None:
@@ -75,7 +87,7 @@ def test_defaults_are_those_of_the_design() -> None:
     ],
 )
 def test_prune_presets_set_both_knobs(preset: str, prefill: str, catchup: str) -> None:
-    config, _ = compose_run([f"prune={preset}"])
+    config, _ = compose_quickly(f"prune={preset}")
     assert (config.prune.prefill, config.prune.catchup) == (prefill, catchup)
 
 
@@ -95,14 +107,13 @@ def test_every_schema_is_used_by_an_option() -> None:
     assert used | {RunConfig} == set(registry.load().schemas().values())
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("group", "option"), OPTIONS)
 def test_file_opens_with_the_command_that_uses_it(group: str, option: str) -> None:
     command = read_groups()[group].options[option].command
     program, *overrides = command.removeprefix("python -m ").split()
     assert program == "spec_lab"
     assert f"{group}={option}" in overrides
-    compose_run(overrides)
+    compose_quickly(*overrides)
 
 
 def test_every_field_of_the_schema_has_a_known_key() -> None:
@@ -144,14 +155,14 @@ def test_folder_name_has_the_choices_and_a_hash_of_the_rest() -> None:
 
 
 def test_folder_name_has_what_makes_another_round_and_belongs_to_no_group() -> None:
-    config, choices = compose_run(["drafter=eagle3", "verify.budget=24", "batch_size=8", "recurrent.rollback=replay"])
+    config, choices = compose_quickly("drafter=eagle3", "verify.budget=24", "batch_size=8", "recurrent.rollback=replay")
     assert folder_name(config, choices).startswith("run-pocket-eagle3-strict-none-eager-budget24-replay-")
 
 
 def test_hash_follows_what_runs_and_not_where_it_is_written() -> None:
     names = {}
     for override in ("seed=0", "seed=1", "output_dir=elsewhere", "logger=wandb", "batch_size=2"):
-        config, choices = compose_run([override])
+        config, choices = compose_quickly(override)
         names[override] = folder_name(config, choices)
     assert names["seed=0"] == names["output_dir=elsewhere"] == names["logger=wandb"]
     assert len({names["seed=0"], names["seed=1"], names["batch_size=2"]}) == 3
@@ -174,14 +185,6 @@ def sweep_params(file: Path) -> dict[str, list[str]]:
     return {key: [value.strip() for value in str(values).split(",")] for key, values in params.items()}
 
 
-@pytest.mark.slow
-def test_experiments_sweep_over_options_that_exist() -> None:
-    for option in read_groups()["experiment"].options:
-        for key, values in sweep_params(conf_folder() / "experiment" / f"{option}.yaml").items():
-            for value in values:
-                compose_run([f"experiment={option}", f"{key}={value}"])
-
-
 GRIDS = sorted((conf_folder() / "experiment").glob("relaxed_thinking/grid/*.yaml"))
 POINT = "experiment/relaxed_thinking/point@_global_"
 
@@ -198,7 +201,7 @@ def test_points_of_a_grid_exist_and_begin_with_strict(grid: Path) -> None:
 @pytest.mark.parametrize("point", sorted((conf_folder() / "experiment" / "relaxed_thinking" / "point").glob("*.yaml")))
 def test_a_point_is_what_its_name_and_its_command_say(point: Path) -> None:
     command, _ = [line for line in point.read_text().splitlines() if line.startswith("# ")][1:3]
-    named, _ = compose_run(command.removeprefix("# python -m spec_lab ").split())
+    named, _ = compose_quickly(*command.removeprefix("# python -m spec_lab ").split())
     register_schemas(registry.load())
     with initialize_config_dir(str(conf_folder().absolute()), version_base="1.3"):
         composed = compose("config", overrides=["experiment=relaxed_thinking", f"{POINT}={point.stem}"])
@@ -221,6 +224,6 @@ def test_the_size_of_an_experiment_sets_its_grid() -> None:
     assert [config.workload.limit for config in drafters] == [9, 180]
     for overrides in (["size=full"], ["experiment=drafters_quick", "size=full"]):
         with pytest.raises(
-            ValueError, match=r"size=full: only experiments .*; add experiment=adaptive_k\|batch_scaling\|drafters"
+            ValueError, match=r"size=full: only experiments .*; add experiment=adaptive_k \(or batch_scaling, drafters"
         ):
             compose_run(overrides)

@@ -92,7 +92,6 @@ def test_an_answer_ends_before_its_end_of_sequence() -> None:
     assert before_end([5, 6], frozenset({2})) == [5, 6]
 
 
-@pytest.mark.slow
 def test_a_run_asks_all_turns_and_their_context_is_plain_decodings(tmp_path: Path) -> None:
     """Whatever a lossy rule answered itself: its next prompt is that of every other run."""
     pair = make_runnable_pair(tmp_path)
@@ -112,7 +111,6 @@ def test_a_run_asks_all_turns_and_their_context_is_plain_decodings(tmp_path: Pat
     assert rows["lossy"][1]["prompt_ids"] == rows["plain"][1]["prompt_ids"] == expected
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not SPEC_BENCH.is_file(), reason="the question file of Spec-Bench is not here")
 def test_spec_bench_runs_whole_on_the_pocket_target(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """480 questions, 80 of them with a second turn; bfloat16 since the time goes into 230 000 tokens of prompts."""

@@ -26,7 +26,6 @@ SIZES = {
     "grouped": DeltaNetSizes(2, 6, 8, 12, 4),
     "short_kernel": DeltaNetSizes(1, 2, 6, 4, 2),
 }
-ONE_QUICK_KIND = [pytest.param(kind, marks=[] if kind == "grouped" else pytest.mark.slow) for kind in SIZES]
 
 
 def random_layer(sizes: DeltaNetSizes, seed: int = 0) -> tuple[Any, GatedDeltaNet]:
@@ -127,7 +126,7 @@ def test_chunks_end_where_single_rows_do(num_rows: int) -> None:
 
 
 @pytest.mark.parametrize("rollback", KEPT)
-@pytest.mark.parametrize("kind", ONE_QUICK_KIND)
+@pytest.mark.parametrize("kind", SIZES)
 def test_a_prompt_equals_transformers(kind: str, rollback: str) -> None:
     """In one piece, in chunks, and in chunks of one and two rows, which are fewer than the convolution looks back."""
     sizes = SIZES[kind]
@@ -142,7 +141,7 @@ def test_a_prompt_equals_transformers(kind: str, rollback: str) -> None:
 
 
 @pytest.mark.parametrize("rollback", KEPT)
-@pytest.mark.parametrize("kind", ONE_QUICK_KIND)
+@pytest.mark.parametrize("kind", SIZES)
 def test_verify_goes_on_from_the_row_that_was_accepted(kind: str, rollback: str) -> None:
     """Rounds of any number of rows, after which any number stays, equal a text without the rejected rows."""
     sizes = SIZES[kind]

@@ -85,7 +85,6 @@ def test_help_says_what_it_is_for(capsys: pytest.CaptureFixture[str]) -> None:
     assert "why is acceptance low" in printed and "drafter=eagle3" in printed
 
 
-@pytest.mark.slow
 def test_a_random_head_disagrees_everywhere_and_nothing_else_is_wrong(
     pair: tuple[Path, Path], prompts: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -156,7 +156,6 @@ WEIGHTS: dict[str, Callable[[Path], object]] = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("weights", WEIGHTS)
 def test_a_drafter_that_recycles_nothing_has_no_fault_there(
     weights: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

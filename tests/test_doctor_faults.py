@@ -32,7 +32,7 @@ from spec_lab.options.shipped import ZOO
 from spec_lab.wiring.drafting import DrafterFactory, load_drafter
 from spec_lab.wiring.models import DrafterBuild
 
-QUICK = ("max_new_tokens=36", "device=cpu", "batch_size=4", "kernels=torch")
+QUICK = ("max_new_tokens=36", "device=cpu", "batch_size=9", "kernels=torch")
 """With kernels=native the write that some faults break is inside a layer."""
 FEW_ROUNDS = 36
 KeepReadings = Callable[..., None]
@@ -46,16 +46,15 @@ def no_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("spec_lab.doctor.examine.check_bounds", lambda subject: [])
 
 
-@pytest.fixture(params=["some_readings", pytest.param("whole", marks=pytest.mark.slow)])
-def keep_readings(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> KeepReadings:
+@pytest.fixture
+def keep_readings(monkeypatch: pytest.MonkeyPatch) -> KeepReadings:
     """The readings take most of an examination's time, and most of them are not what tells a fault."""
 
     def keep(*names: str) -> None:
         def kept(chosen: Chosen, build: DrafterBuild) -> list[Aspect]:
             return [aspect for aspect in aspects_of(chosen, build) if aspect.name in names]
 
-        if request.param == "some_readings":
-            monkeypatch.setattr("spec_lab.doctor.examine.aspects_of", kept)
+        monkeypatch.setattr("spec_lab.doctor.examine.aspects_of", kept)
 
     return keep
 
@@ -97,9 +96,11 @@ def first_fault(subject: Subject) -> Finding:
 SHIPPED = ("mtp_eagle", "mtp_vanilla", "frozen_kv", "draft_model")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("drafter", ["eagle3", *SHIPPED])
-def test_a_healthy_head_has_no_fault(healthy: Subject, drafter: str, tmp_path: Path) -> None:
+def test_a_healthy_head_has_no_fault(
+    healthy: Subject, keep_readings: KeepReadings, drafter: str, tmp_path: Path
+) -> None:
+    keep_readings("query position", "tap ids", "module order", "recycled path")
     findings = examine(examined(healthy, f"drafter={drafter}", f"drafter.path={copy_of(drafter, tmp_path)}"))
     assert faults(findings) == []
     assert re.fullmatch("no fault found; [0-9]+ checks do not apply", summarize(findings))
@@ -111,7 +112,6 @@ def test_a_healthy_head_has_no_fault(healthy: Subject, drafter: str, tmp_path: P
     assert (verdicts["recycled path"] is Verdict.OK) == (drafter != "draft_model")
 
 
-@pytest.mark.slow
 def test_taps_that_name_outputs_read_as_inputs(healthy: Subject, keep_readings: KeepReadings, tmp_path: Path) -> None:
     """The head reads the inputs of layers 2, 4 and 5; its config names them as outputs, one lower."""
     keep_readings("tap ids")
@@ -130,7 +130,6 @@ def shifted_map(tensors: Tensors) -> Tensors:
     return {"d2t": target_ids - draft_ids, "t2d": torch.roll(tensors["t2d"], 1)}
 
 
-@pytest.mark.slow
 def test_a_vocabulary_map_shifted_by_one(healthy: Subject, keep_readings: KeepReadings, tmp_path: Path) -> None:
     keep_readings()
     head = copy_of("eagle3", tmp_path)
@@ -140,7 +139,6 @@ def test_a_vocabulary_map_shifted_by_one(healthy: Subject, keep_readings: KeepRe
     assert fault.cause is not None and "shifted by +1" in fault.cause
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("drafter", ["mtp_eagle", "frozen_kv"])
 def test_a_projection_with_its_halves_swapped(
     healthy: Subject, keep_readings: KeepReadings, drafter: str, tmp_path: Path
@@ -189,7 +187,6 @@ def of_module(tensors: Tensors, layer: str) -> Tensors:
     return found
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("drafter", "change", "max_rounds", "check", "said"),
     [
@@ -235,7 +232,6 @@ class ZeroFeatures:
         return output
 
 
-@pytest.mark.slow
 def test_hidden_states_that_are_zero(healthy: Subject, keep_readings: KeepReadings, tmp_path: Path) -> None:
     keep_readings()
     subject = examined(healthy, f"drafter.path={copy_of('eagle3', tmp_path)}")
@@ -298,7 +294,6 @@ def with_broken_writes(subject: Subject, place: Callable[[torch.Tensor], torch.T
     return replace(subject, make_drafter=make)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("place", [skipped, next_slots])
 def test_a_stale_cache(
     healthy: Subject,
@@ -313,7 +308,6 @@ def test_a_stale_cache(
     assert fault.cause is not None and fault.cause.startswith("cache or loop: draft 1 is another")
 
 
-@pytest.mark.slow
 def test_metadata_that_does_not_move(healthy: Subject, tmp_path: Path) -> None:
     """Only later drafts suffer, which tells this fault from a stale cache."""
     head = copy_of("eagle3", tmp_path)
@@ -323,13 +317,11 @@ def test_metadata_that_does_not_move(healthy: Subject, tmp_path: Path) -> None:
     assert fault.cause is not None and "draft 1 is as it should be" in fault.cause
 
 
-@pytest.mark.slow
 def test_a_window_the_head_was_not_trained_with(healthy: Subject, tmp_path: Path) -> None:
     fault = first_fault(examined(healthy, f"drafter.path={copy_of('eagle3', tmp_path)}", "drafter.window=16"))
     assert fault.check == "attention window"
 
 
-@pytest.mark.slow
 def test_the_command_names_a_fault_and_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     head = copy_of("eagle3", tmp_path)
     change_tensors(head, shifted_map)

@@ -125,10 +125,6 @@ def _reference_drafter(subject: Subject) -> DrafterFactory:
     return load_drafter(subject.chosen, subject.reference_build)
 
 
-SLOW = (
-    *("residual", "recycled_output", "window", "taps_the_other_way", "target_side", "both_sides"),
-    *("vanilla_concat", "vanilla_handed_on", "vanilla_order", "frozen_concat", "frozen_position", "frozen_sources"),
-)
 WRONG: dict[str, tuple[str, str, str, dict[str, Any]]] = {
     "taps": ("eagle3", "tap ids", "file", {"eagle_aux_hidden_state_layer_ids": [0, 2, 5]}),
     "residual": ("eagle3", "norm order", "file", {"norm_before_residual": True}),
@@ -149,9 +145,7 @@ WRONG: dict[str, tuple[str, str, str, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize(
-    "case", [pytest.param(case, marks=pytest.mark.slow) if case in SLOW else case for case in WRONG]
-)
+@pytest.mark.parametrize("case", WRONG)
 def test_the_reading_that_wrote_the_text_is_named(target: Path, tmp_path: Path, case: str) -> None:
     drafter, aspect, how, change = WRONG[case]
     make_head(drafter, tmp_path / "right", target)
@@ -173,7 +167,6 @@ def test_the_reading_that_wrote_the_text_is_named(target: Path, tmp_path: Path, 
 
 
 @pytest.mark.parametrize("drafter", ["eagle3", "mtp_eagle", "mtp_vanilla", "frozen_kv"])
-@pytest.mark.slow
 def test_no_other_reading_beats_the_right_one(target: Path, tmp_path: Path, drafter: str) -> None:
     make_head(drafter, tmp_path, target)
     config = make_config((target, tmp_path), drafter, NUM_DRAFT_TOKENS)

@@ -39,7 +39,7 @@ def subjects(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Subject]:
     return {"checkpoints": healthy, "replay": replace(healthy, chosen=healthy.chosen.again(replaying))}
 
 
-@pytest.mark.parametrize("rollback", ["checkpoints", pytest.param("replay", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("rollback", ["checkpoints", "replay"])
 def test_healthy_states_are_no_fault(subjects: dict[str, Subject], rollback: str) -> None:
     finding = check_states(subjects[rollback])
     assert finding.check == CHECK and finding.verdict is Verdict.OK, finding
@@ -100,12 +100,7 @@ FAULTS: dict[str, tuple[str, Callable[[Patch], None], str]] = {
 }
 
 
-QUICK = ("offset_later",)
-
-
-@pytest.mark.parametrize(
-    "fault", [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in FAULTS]
-)
+@pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_named(subjects: dict[str, Subject], monkeypatch: Patch, fault: str) -> None:
     rollback, plant, said = FAULTS[fault]
     plant(monkeypatch)

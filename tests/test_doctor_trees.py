@@ -44,7 +44,6 @@ def faults_of(subject: Subject) -> list[Finding]:
     return faults(examine(subject))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "overrides",
     [TREE, ("drafter=frozen_kv", "tree=static", "tree.paths=[[0],[1],[0,0],[1,0],[1,0,0]]", "graph=full_loop")],
@@ -56,7 +55,6 @@ def test_a_healthy_tree_has_no_fault(healthy: Subject, overrides: tuple[str, ...
     assert verdicts["loop against teacher forcing"] is verdicts["concat order"] is Verdict.OK
 
 
-@pytest.mark.slow
 def test_a_head_is_misread_under_a_tree(healthy: Subject, tmp_path: Path) -> None:
     head = copy_of("frozen_kv", tmp_path)
 
@@ -69,14 +67,12 @@ def test_a_head_is_misread_under_a_tree(healthy: Subject, tmp_path: Path) -> Non
     assert faults_of(subject)[0].check == "concat order"
 
 
-@pytest.mark.slow
 def test_a_catch_up_behind_a_tree_writes_nothing(healthy: Subject) -> None:
     fault = faults_of(with_broken_writes(examined(healthy, *TREE), skipped))[0]
     assert fault.check == "loop against teacher forcing"
     assert fault.cause is not None and "draft 1 is another in the loop" in fault.cause
 
 
-@pytest.mark.slow
 def test_branches_that_see_the_keys_of_others(healthy: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
     """Draft 1 is as it should be, since no branch stands behind it."""
     from spec_lab.drafters import branching
@@ -94,7 +90,6 @@ def test_branches_that_see_the_keys_of_others(healthy: Subject, monkeypatch: pyt
     assert fault.cause is not None and "draft 1 is as it should be" in fault.cause
 
 
-@pytest.mark.slow
 def test_keys_of_the_path_are_left_where_they_were(healthy: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
     def features_alone(parts: Any, move_path: Any = move_path_reference) -> TreeParts:
         return TreeParts(parts.drafter, parts.rule, parts.backend, lambda caches, *rest: move_path([], *rest))

@@ -18,12 +18,12 @@ from spec_lab.drafters.draft_model import DraftModelDrafter, DraftModelState
 from spec_lab.drafters.picking import DraftedRows
 from spec_lab.engine.engine import Engine
 from spec_lab.pruning.selection import AllRows
+from tests.covering import each_value
 from tests.engine_state import poison
 from tests.fake_target import PaddedGraph
 from tests.lab import PRUNING, Reference, assert_captured_alike, make_config, make_engine, random_requests
 from tests.layer_rows import LayerRows, count_rows
 from tests.scripted_rule import ScriptedRule, install
-from tests.tiers import checkerboard
 from tests.tiny_checkpoints import make_tiny_target, refused
 
 SIZES: dict[str, Any] = {"intermediate_size": 40, "num_attention_heads": 2, "num_key_value_heads": 1, "seed": 5}
@@ -112,7 +112,7 @@ def always_all(num_draft_tokens: int) -> int:
     return num_draft_tokens
 
 
-@pytest.mark.parametrize(("bucket", "draft", "prune"), checkerboard([1, 4], DRAFT_MODELS, PRUNING))
+@pytest.mark.parametrize(("bucket", "draft", "prune"), each_value([1, 4], DRAFT_MODELS, PRUNING, times=2))
 def test_drafts_equal_the_model_run_on_the_whole_text(pairs: Pairs, draft: str, prune: str, bucket: int) -> None:
     """They are compared after prompts of one token and of several chunks, after rounds of every n, and beside padded
     rows.
@@ -124,8 +124,7 @@ def test_drafts_equal_the_model_run_on_the_whole_text(pairs: Pairs, draft: str, 
     assert set(rule.accepted) == {0, 1, 2, 3} and rule.compared > 50
 
 
-@pytest.mark.parametrize("prune", ["none", "catchup"])
-@pytest.mark.parametrize("num_draft_tokens", [1, 2, 5, 8])
+@pytest.mark.parametrize(("num_draft_tokens", "prune"), each_value([1, 2, 5, 8], ["catchup", "none"]))
 def test_full_acceptance_round_after_round_leaves_no_hole(pairs: Pairs, num_draft_tokens: int, prune: str) -> None:
     """The caches are NaN where nothing was written, so that a key of the last draft that is missing would show."""
     requests = text_requests(max_new_tokens=60)

@@ -165,13 +165,6 @@ def throw(check: Callable[[st.DataObject], None], examples: int) -> None:
     few(given(st.data())(check))()
 
 
-def tiers(few: int, many: int) -> pytest.MarkDecorator:
-    """The number of examples by default, and in the slow tier."""
-    return pytest.mark.parametrize(
-        "examples", [pytest.param(few, id="few"), pytest.param(many, id="many", marks=pytest.mark.slow)]
-    )
-
-
 def knobs(menu: Menu, data: st.DataObject) -> list[str]:
     """One key of the menu or two, each with anything behind it, and the options that read them."""
     names = sorted(menu.keys.keys() - {"dry_run"})  # which prints what it refuses with all the rest
@@ -233,11 +226,10 @@ TYPED_AT: Mapping[str, Callable[[Path, Path, st.DataObject], None]] = {
 }  # fmt: skip
 
 
-@tiers(2, 40)
 @pytest.mark.parametrize("case", TYPED_AT)
 @pytest.mark.usefixtures("stubbed")
-def test_anything_may_be_typed(case: str, examples: int, lab: Path, tmp_path: Path) -> None:
-    throw(lambda data: TYPED_AT[case](lab, tmp_path, data), examples)
+def test_anything_may_be_typed(case: str, lab: Path, tmp_path: Path) -> None:
+    throw(lambda data: TYPED_AT[case](lab, tmp_path, data), 5)
 
 
 def own_option(main: Main, folder: str, lab: Path, base: Path, data: st.DataObject) -> None:
@@ -269,11 +261,10 @@ YAML = {
 }
 
 
-@tiers(1, 12)
 @pytest.mark.parametrize("case", YAML)
 @pytest.mark.usefixtures("stubbed")
-def test_anything_may_stand_in_a_yaml_file(case: str, examples: int, lab: Path, tmp_path: Path) -> None:
-    throw(lambda data: YAML[case](lab, tmp_path, data), examples)
+def test_anything_may_stand_in_a_yaml_file(case: str, lab: Path, tmp_path: Path) -> None:
+    throw(lambda data: YAML[case](lab, tmp_path, data), 4)
     read_groups.cache_clear()
     read_keys.cache_clear()
 
@@ -285,9 +276,8 @@ FILES = (
 )
 
 
-@tiers(1, 12)
 @pytest.mark.parametrize("name", FILES)
-def test_anything_may_stand_in_a_file_of_a_run(name: str, examples: int, lab: Path, tmp_path: Path) -> None:
+def test_anything_may_stand_in_a_file_of_a_run(name: str, lab: Path, tmp_path: Path) -> None:
     kind, prompts = ("spec_bench", "bench.jsonl") if name == "bench.jsonl" else ("jsonl", "prompts.jsonl")
     arguments = [*of_models(lab), f"workload={kind}", f"workload.path={lab / prompts}", *CHEAP]
     programs = [(run, judge), (doctor.main, judge_findings)]
@@ -297,27 +287,25 @@ def test_anything_may_stand_in_a_file_of_a_run(name: str, examples: int, lab: Pa
             main, judged = data.draw(st.sampled_from(programs))
             judged(ended(main, arguments, tmp_path))
 
-    throw(check, examples)
+    throw(check, 2)
 
 
 RECORDS = ("study/strict/summary.json", "study/strict/requests.jsonl", "study/delta/rounds.jsonl", "study/sweep.json")
 
 
-@tiers(1, 12)
 @pytest.mark.parametrize("name", RECORDS)
-def test_anything_may_stand_in_a_record(name: str, examples: int, lab: Path, tmp_path: Path) -> None:
+def test_anything_may_stand_in_a_record(name: str, lab: Path, tmp_path: Path) -> None:
     def check(data: st.DataObject) -> None:
         with damaged(lab / name, data):
             judge_report(ended(report, [str(lab / "study" / "strict"), str(lab / "study" / "delta")], tmp_path))
 
-    throw(check, examples)
+    throw(check, 4)
 
 
-@tiers(3, 40)
 @pytest.mark.parametrize("name", ["summary.json", "requests.jsonl", "verify_rows.safetensors"])
-def test_anything_may_stand_in_a_run_to_judge_again(name: str, examples: int, lab: Path, tmp_path: Path) -> None:
+def test_anything_may_stand_in_a_run_to_judge_again(name: str, lab: Path, tmp_path: Path) -> None:
     def check(data: st.DataObject) -> None:
         with damaged(lab / "kept" / name, data):
             judge(ended(rescore, [str(lab / "kept"), "acceptance=strict"], tmp_path))
 
-    throw(check, examples)
+    throw(check, 6)

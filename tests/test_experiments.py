@@ -9,12 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from hydra import compose, initialize_config_dir
 
 from spec_lab.__main__ import main
+from spec_lab.cli.compose import register_schemas, to_run_config
 from spec_lab.cli.options import conf_folder
 from spec_lab.cli.points import with_points
 from spec_lab.errors import UserError
+from spec_lab.menu import registry
 from spec_lab.menu.chosen import Chosen
+from spec_lab.menu.refusals.run import refusals
 from spec_lab.record.paired import over_reference
 from spec_lab.record.runs import Run, find_runs
 from spec_lab.report.__main__ import main as report
@@ -22,28 +27,37 @@ from spec_lab.report.knob_plot import plotted_numbers
 from spec_lab.report.knob_table import STUDIES, format_knob_study, is_told_by_knobs, read_knob_studies
 from spec_lab.report.lines_plot import PlottedNumber, number_over_knob
 from tests import recorded_runner
+from tests.covering import each_value
 from tests.fake_runs import CHOICES, make_summary
 
 EXPERIMENTS = sorted(path.stem for path in (conf_folder() / "experiment").glob("*.yaml"))
-NUM_JOBS = {
-    "pruning": 12, "prefill_outputs": 6, "sampling": 9, "batch_scaling": 10, "adaptive_k": 12, "trees": 10,
-    "drafters": 23, "drafters_quick": 4, "graph_modes": 12, "relaxed_thinking": 12,
-}  # fmt: skip
-NUM_JOBS_FULL = {
-    "pruning": ([], 12), "prefill_outputs": ([], 10), "sampling": ([], 15), "batch_scaling": ([], 15),
-    "adaptive_k": (["batch_size=8", "graph=eager"], 10), "trees": (["batch_size=1", "drafter=frozen_kv"], 12),
-}  # fmt: skip
-"""The larger ones with some of their values."""
+OTHERS = ["drafters", "drafters_quick", "graph_modes", "relaxed_thinking"]
+SOME_CELLS = {
+    "adaptive_k": ["batch_size=8", "points=stop0.4,schedule,budget24"],
+    "trees": ["batch_size=1", "points=depth3_rows8,static"],
+    "relaxed_thinking": ["points=strict,top10_delta0.6", "drafter.num_draft_tokens=1"],
+}
+"""What is decoded of a study: each feature has tests of its own."""
 KNOBS = {
-    "pruning": {"prune": ["none", "prefill", "post_attention", "catchup"], "K": ["1", "3", "5"]},
-    "prefill_outputs": {"prompt tokens": ["64", "256", "768"], "prefill": ["all_rows", "last_row"]},
-    "sampling": {"temperature": ["0.4", "0.7", "1.0"], "method": ["one_hot", "standard", "block"]},
-    "batch_scaling": {"K": ["1", "3"], "batch": ["1", "2", "4", "8", "16"]},
-    "adaptive_k": {"batch": ["1", "8"], "drafting": ["fixed", "stop 0.4", "1:5 3:3 5:1 9:0"]},
+    "pruning": {"prune": ["none", "catchup"], "K": ["3", "5"]},
+    "prefill_outputs": {"prompt tokens": ["64", "256"], "prefill": ["all_rows", "last_row"]},
+    "sampling": {"temperature": ["0.4"], "method": ["one_hot", "standard", "block"]},
+    "batch_scaling": {"K": ["1", "3"], "batch": ["1", "16"]},
+    "adaptive_k": {"batch": ["1", "8"], "drafting": ["fixed", "1:5 3:3 5:1 9:0"]},
     "trees": {"batch": ["1", "8"], "drafter": ["frozen_kv"]},
 }
+"""What the columns of each study hold."""
+CELLS: dict[str, tuple[list[str], int]] = {
+    "pruning": (["prune=none,catchup", "drafter.num_draft_tokens=3,5"], 4),
+    "prefill_outputs": (["workload.prompt_tokens=64,256"], 4),
+    "sampling": (["sampling.temperature=0.4"], 3),
+    "batch_scaling": (["batch_size=1,16"], 4),
+    "adaptive_k": (["points=k3,schedule"], 4),
+    "trees": (["points=static"], 2),
+}
+"""Some values of each study, and how many runs they are."""
 PNG_END = b"IEND\xaeB`\x82"
-SMALLEST = ["max_new_tokens=3", "repeats=1", "warmup_requests=0", "profile_rounds=0", "num_threads=1"]
+SMALLEST = ["max_new_tokens=3", "repeats=1", "warmup_requests=0", "profile_rounds=0", "kernels=torch"]
 
 
 @pytest.fixture
@@ -62,25 +76,46 @@ def ran(monkeypatch: pytest.MonkeyPatch, empty_folder: Path) -> list[Any]:
 
 
 def test_every_experiment_is_counted() -> None:
-    assert sorted(NUM_JOBS) == EXPERIMENTS
+    assert sorted([*CELLS, *OTHERS]) == EXPERIMENTS
     assert set(KNOBS) == {study.experiment for study in STUDIES}
 
 
-@pytest.mark.parametrize("experiment", sorted(set(NUM_JOBS) - set(KNOBS)))
-@pytest.mark.slow
-def test_experiment_runs_every_cell(experiment: str, ran: list[Any]) -> None:
-    assert main([f"experiment={experiment}"]) == 0
-    assert len(ran) == NUM_JOBS[experiment]
+def test_rules_are_compared_at_every_number_of_drafts(ran: list[Any]) -> None:
+    assert main(["experiment=relaxed_thinking", "points=strict,top10_ratio0.5", "drafter.num_draft_tokens=1,3"]) == 0
+    assert len({(str(config.acceptance), config.drafter.num_draft_tokens) for config in ran}) == len(ran) == 4
+    assert sum(config.acceptance.name == "strict" for config in ran) == 2
+
+
+def test_graph_modes_are_compared_at_two_batch_sizes(ran: list[Any]) -> None:
+    assert main(["experiment=graph_modes", "graph=eager,round_overlap"]) == 0
+    assert len({(str(config.graph), config.batch_size) for config in ran}) == len(ran) == 4
+
+
+def test_drafters_are_compared_at_three_numbers_of_drafts(ran: list[Any]) -> None:
+    """mtp_vanilla has no five modules, so that cell is left out."""
+    assert main(["experiment=drafters", "drafter=ngram,mtp_vanilla", "drafter.num_draft_tokens=3,5"]) == 0
+    cells = {(config.drafter.name, config.drafter.num_draft_tokens) for config in ran}
+    assert len(cells) == len(ran) == 3
+    assert {k for _, k in cells} == {3, 5}
+    assert ("mtp_vanilla", 5) not in cells
+    assert {str(config.prune.catchup) for config in ran} == {"pre_attention"}
+    assert {tuple(config.references) for config in ran} == {("plain",)}
+    assert {config.workload.limit for config in ran} == {9}
+
+
+def test_four_drafters_are_compared_in_a_moment(ran: list[Any]) -> None:
+    assert main(["experiment=drafters_quick"]) == 0
+    assert [config.drafter.name for config in ran] == ["random", "ngram", "eagle3", "oracle"]
 
 
 @pytest.mark.parametrize("experiment", list(KNOBS))
-@pytest.mark.slow
 def test_study_runs_every_cell_and_the_report_has_its_table(
     experiment: str, ran: list[Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    assert main([f"experiment={experiment}"]) == 0
-    assert len(ran) == NUM_JOBS[experiment]
+    some, num_runs = CELLS[experiment]
+    assert main([f"experiment={experiment}", *some]) == 0
+    assert len(ran) == num_runs
     [(study, runs)] = read_knob_studies(find_runs([Path("outputs")]))
     assert len(runs) == len(ran), "each cell is a line"
     text = format_knob_study(study, runs)
@@ -102,7 +137,6 @@ def _cells(line: str) -> list[str]:
     return [cell.strip() for cell in line.split("  ") if cell]
 
 
-@pytest.mark.slow
 def test_sampling_study_never_divides_by_probabilities_drafts_were_not_drawn_with(ran: list[Any]) -> None:
     assert main(["experiment=sampling", "sampling.temperature=0.5"]) == 0
     pairs = [(str(config.acceptance.method), str(config.drafter.draft_sampling)) for config in ran]
@@ -110,17 +144,26 @@ def test_sampling_study_never_divides_by_probabilities_drafts_were_not_drawn_wit
     assert {config.sampling.temperature for config in ran} == {0.5}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("experiment", NUM_JOBS_FULL)
-def test_full_size_has_its_jobs_and_nothing_of_it_is_refused(
-    experiment: str, empty_folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    some, num_jobs = NUM_JOBS_FULL[experiment]
-    assert main([f"experiment={experiment}", "size=full", *some, "--dry-run"]) == 0
-    assert capsys.readouterr().out.count("nothing is refused before the weights are read") == num_jobs
+def grid_of(experiment: str) -> dict[str, list[str]]:
+    """The values of each key of a study of full size."""
+    files = [conf_folder() / "experiment" / path for path in (f"{experiment}.yaml", f"{experiment}/grid/full.yaml")]
+    sweepers = [yaml.safe_load(file.read_text()).get("hydra", {}).get("sweeper", {}) for file in files]
+    params = {key: str(values) for sweeper in sweepers for key, values in sweeper.get("params", {}).items()}
+    return {key: [value.strip() for value in values.split(",")] for key, values in params.items()}
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize("experiment", [*CELLS, "relaxed_thinking"])
+def test_no_value_of_the_full_size_is_refused(experiment: str) -> None:
+    """Each value once, beside some of the others."""
+    grid = grid_of(experiment)
+    for values in each_value(*grid.values()):
+        cell = [f"{key}={value}" for key, value in zip(grid, values, strict=True)]
+        register_schemas(registry.load())
+        with initialize_config_dir(str(conf_folder().absolute()), version_base="1.3"):
+            config = to_run_config(compose("config", overrides=[f"experiment={experiment}", "size=full", *cell]))
+        assert refusals(config) == [], cell
+
+
 @pytest.mark.parametrize(
     ("points", "found"),
     [("static,chain7", {("static", 3), ("none", 7)}), ("depth5_rows16", {("dynamic", 5)})],
@@ -135,8 +178,8 @@ def test_points_of_a_grid_run_by_their_names(ran: list[Any], points: str, found:
     ("overrides", "remedy"),
     [
         (["experiment=trees", "points=chain33"], "no point chain33; did you mean chain3?"),
-        (["experiment=pruning", "points=chain3"], "add experiment=adaptive_k|relaxed_thinking|sampling|trees"),
-        (["points=chain3"], "add experiment=adaptive_k|"),
+        (["experiment=pruning", "points=chain3"], "add experiment=adaptive_k (or relaxed_thinking, sampling, trees)"),
+        (["points=chain3"], "add experiment=adaptive_k (or "),
         (["experiment=trees", "points=static", "points=chain3"], "points=a,b"),
     ],
 )
@@ -235,11 +278,10 @@ def test_a_number_that_a_record_has_not_is_a_dash(study: Any) -> None:
     assert "-" in format_knob_study(study, [run]).splitlines()[-1].split()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("experiment", [name for name in EXPERIMENTS if name != "drafters"])  # test_drafter_table.py
+@pytest.mark.parametrize("experiment", SOME_CELLS)  # drafters: test_drafter_table.py
 def test_study_decodes_at_its_smallest(experiment: str, empty_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     size = "workload.per_category=1" if experiment == "relaxed_thinking" else "workload.limit=2"
-    code = main([f"experiment={experiment}", size, *SMALLEST])
+    code = main([f"experiment={experiment}", size, *SMALLEST, *SOME_CELLS[experiment]])
     assert code == 0
     assert {run.summary["status"] for run in find_runs([Path("outputs")])} == {"finished"}
     assert report(["outputs"]) == 0

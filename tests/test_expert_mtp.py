@@ -124,7 +124,6 @@ def test_only_the_live_rows_reach_router_and_experts(nextn: Nextn) -> None:
     assert rows == {"none": [6], "post_attention": [3], "pre_attention": [3]}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("batch_size", [1, 3])
 def test_the_loops_text_is_greedy(nextn: Nextn, batch_size: int) -> None:
     reference, requests = Reference(nextn.folder), random_requests(4, max_new_tokens=10)
@@ -134,14 +133,12 @@ def test_the_loops_text_is_greedy(nextn: Nextn, batch_size: int) -> None:
         reference.assert_lossless(requests, generate(config, requests), plain)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("graph", ["round", "step_replay"])
 def test_graphs_hold_the_experts(nextn: Nextn, graph: str) -> None:
     config = make_config((nextn.folder, nextn.folder), "mtp_eagle", prune="catchup", batch_size=3)
     assert_captured_alike(config, graph, random_requests(3, max_new_tokens=6))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_module_for_each_draft(tmp_path: Path, kind: str) -> None:
     make_nextn(tmp_path, kind, num_modules=2)

@@ -15,6 +15,7 @@ from spec_lab.checkpoints.checkpoint import read_tensors, stored_tensors
 from spec_lab.checkpoints.families.table import read_decoder, read_model_config
 from spec_lab.models.experts import ExpertMLP
 from spec_lab.models.tensor_parallel import TensorParallel
+from tests.covering import each_value
 from tests.lab import Reference, generate, make_config, random_requests
 from tests.tiny_checkpoints import refused, rewrite_tensors, use_hub_spelling
 from tests.tiny_experts import GLM, KINDS, QWEN, load, logits_in_parts, make_tiny_experts
@@ -38,10 +39,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return make
 
 
-@pytest.mark.parametrize(
-    "parts", [pytest.param(name, marks=[] if name == "chunks" else pytest.mark.slow) for name in PARTS]
-)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "parts"), each_value(KINDS, PARTS, times=2))
 def test_logits_equal_transformers(checkpoints: Any, kind: str, parts: str) -> None:
     folder, token_ids, expected = checkpoints(kind)
     logits = logits_in_parts(folder, token_ids, PARTS[parts])
@@ -84,7 +82,6 @@ def test_experts_stand_where_the_plan_has_them(checkpoints: Any) -> None:
     assert [isinstance(layer.mlp, ExpertMLP) for layer in target.layers] == [False, True, False, False]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["glm4_moe_biases_and_norms", "qwen3_moe"])
 def test_greedy_text_is_transformers_whatever_is_drafted(tmp_path: Path, kind: str) -> None:
     target = tmp_path / "target"

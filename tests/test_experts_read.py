@@ -143,7 +143,7 @@ class Listener:
         return staged
 
 
-@pytest.mark.parametrize("prune", [pytest.param("none", marks=pytest.mark.slow), "catchup"])
+@pytest.mark.parametrize("prune", ["none", "catchup"])
 def test_counts_are_those_of_a_listener(folder: Path, prune: str, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = make_engine(nextn_config(folder, prune=prune, batch_size=3), random_requests(4))
     listener = Listener(engine, monkeypatch)
@@ -156,7 +156,6 @@ def eager_counts(folder: Path) -> ExpertCounts:
     return counts_of(make_engine(nextn_config(folder, batch_size=4), random_requests(4)))[0]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("graph", ["split_seed", "step_replay", "full_loop", "round"])
 def test_every_graph_mode_counts_alike(folder: Path, eager_counts: ExpertCounts, graph: str) -> None:
     """Three of four requests run padded to four for a while."""
@@ -164,7 +163,6 @@ def test_every_graph_mode_counts_alike(folder: Path, eager_counts: ExpertCounts,
     assert counts_of(make_engine(config, random_requests(4)))[0] == eager_counts
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "read"), [("26b", 6 * 2), ("qwen3_5_moe", 4 * 2)])
 def test_experts_of_other_families_are_counted(tmp_path: Path, kind: str, read: int) -> None:
     """Gemma's stand beside a dense MLP, Qwen's behind layers with a state too."""

@@ -30,12 +30,8 @@ BROKEN = {
     "group without override": (GLOBAL + b"defaults: [/drafte: ngram]", ["no drafte/ngram", "did you mean drafter?"]),
 }
 
-QUICK = ("unknown key", "value", "text", "bytes", "loop", "option")
 
-
-@pytest.mark.parametrize(
-    "case", [case if case in QUICK else pytest.param(case, marks=pytest.mark.slow) for case in BROKEN]
-)
+@pytest.mark.parametrize("case", BROKEN)
 def test_a_broken_file_of_options_is_named_with_a_remedy(
     case: str, empty_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -28,7 +28,7 @@ from spec_lab.rescore.judge import rescore
 ROOT = Path(__file__).parents[1]
 LAB = "extensions=[my_lab]"
 CHEAP = [
-    *("max_new_tokens=8", "repeats=1", "warmup_requests=0", "profile_rounds=0", "num_threads=1", "device=cpu"),
+    *("max_new_tokens=8", "repeats=1", "warmup_requests=0", "profile_rounds=0", "kernels=torch", "device=cpu"),
     *("references=[plain]", "workload.limit=2", "batch_size=2"),
 ]
 needs_weights = pytest.mark.skipif(not ZOO.is_dir(), reason="this checkout has no shipped weights")
@@ -102,7 +102,6 @@ def test_what_was_added_is_refused_like_the_rest(
 
 
 @needs_weights
-@pytest.mark.slow
 def test_all_three_run_sweep_and_report(
     lab: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -125,12 +124,11 @@ def test_all_three_run_sweep_and_report(
 
 @needs_weights
 def test_the_doctor_examines_a_drafter_that_was_added(lab: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert examine([LAB, "drafter=copycat", "workload.limit=2", "max_new_tokens=12"]) == 0
+    assert examine([LAB, "drafter=copycat", "kernels=torch", "workload.limit=2", "max_new_tokens=12"]) == 0
     assert "drafter=copycat has no weights" in capsys.readouterr().out
 
 
 @needs_weights
-@pytest.mark.slow
 def test_a_rule_that_was_added_judges_a_recorded_run_again(lab: Path, tmp_path: Path) -> None:
     recorded = [LAB, "drafter=eagle3", "acceptance=near", "record.topk=4", *CHEAP, f"output_dir={tmp_path}"]
     assert main(recorded) == 0
@@ -334,6 +332,11 @@ BROKEN = {
     ".my_lab": (None, "'.my_lab' is no module's name"),
     "bad_syntax": ("def", "bad_syntax cannot be imported"),
     "fails": ("def register(registry):\n    raise KeyError('x')", "fails.register fails (KeyError"),
+    "leads_elsewhere": (
+        "from spec_lab.menu.option import CheckerOption\n"
+        "def register(registry):\n    registry.add(CheckerOption(name='../x', read=str, same=str))",
+        "workload.checker='../x' cannot be typed, and names folders; give it a plain word",
+    ),
     "twice": (
         "from spec_lab.options import pruning\ndef register(registry):\n    registry.add(*pruning.ROWS[2:])",
         "prune.catchup=none is registered twice",
@@ -379,7 +382,6 @@ def test_an_extension_adds_to_its_own_registry_alone(lab: Path) -> None:
     assert find_extensions(["my_lab", "my_lab"])[0].conf == (lab / "my_lab" / "conf").resolve()
 
 
-@pytest.mark.slow
 def test_an_installed_extension_needs_not_be_named(tmp_path: Path) -> None:
     write_extension(tmp_path)
     installed = tmp_path / "my_lab-0.4.dist-info"

@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.checkpoints.gemma4_checkpoint import gemma4_tensor_shapes
 from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes
-from spec_lab.menu.choices import KernelSet, Rollback
+from spec_lab.menu.choices import KernelsChoice, Rollback
 from spec_lab.menu.config import AttentionConfig, RecurrentConfig, RunConfig
 from tests import tiny_gemma4, tiny_hybrid
 from tests.graph_lab import MODES
@@ -61,7 +61,9 @@ def config_of(folder: Path, device: str, rollback: Rollback = Rollback.checkpoin
     )
 
 
-def assert_equal_on(device: str, kernels: KernelSet, folder: Path, kind: str, rollback: Rollback, mode: str) -> None:
+def assert_equal_on(
+    device: str, kernels: KernelsChoice, folder: Path, kind: str, rollback: Rollback, mode: str
+) -> None:
     make_target(folder, kind)
     requests = random_requests(3, 20, vocab_size=64, lengths=(1, 17))
     expected = generate(config_of(folder, "cpu"), requests)
@@ -72,13 +74,13 @@ def assert_equal_on(device: str, kernels: KernelSet, folder: Path, kind: str, ro
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("mode", ["eager", "round"])
-@pytest.mark.parametrize("kernels", [KernelSet.torch, KernelSet.triton])
+@pytest.mark.parametrize("kernels", [KernelsChoice.torch, KernelsChoice.triton])
 @pytest.mark.parametrize(
     ("kind", "rollback"), [*((kind, Rollback.checkpoints) for kind in TARGETS), ("qwen3_5", Rollback.replay)]
 )
 def test_a_target_on_a_gpu_gives_the_text_of_the_cpu(
-    tmp_path: Path, kind: str, rollback: Rollback, kernels: KernelSet, mode: str
+    tmp_path: Path, kind: str, rollback: Rollback, kernels: KernelsChoice, mode: str
 ) -> None:
-    if kind in ("26b", "qwen3_5_moe") and kernels == KernelSet.torch:
+    if kind in ("26b", "qwen3_5_moe") and kernels == KernelsChoice.torch:
         pytest.skip("layers of experts run in bfloat16 alone with kernels=torch")
     assert_equal_on("cuda", kernels, tmp_path, kind, rollback, mode)

@@ -48,7 +48,6 @@ def test_floors_count_states_windows_and_gathered_rows(rounds: ModuleType) -> No
     assert work(large, 1, 1, 0).num_bytes == pytest.approx(61.4e9, rel=0.01)
 
 
-@pytest.mark.slow
 def test_every_cell_composes(rounds: ModuleType) -> None:
     assert len({cell.name for cell in rounds.CELLS}) == len(rounds.CELLS)
     for cell in rounds.CELLS[::5]:
@@ -56,7 +55,6 @@ def test_every_cell_composes(rounds: ModuleType) -> None:
         assert refusals(config) == []
 
 
-@pytest.mark.slow
 def test_cells_of_tiny_targets_are_timed_once(
     rounds: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from spec_lab.checkpoints.block_fp8 import dequantised
+from spec_lab.checkpoints.block_fp8 import dequantised, with_products_as_stored
 from spec_lab.checkpoints.checkpoint import load_tensors, read_tensors, stored_tensors
 from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.checkpoints.mtp_checkpoint import load_mtp
@@ -108,6 +108,23 @@ def test_experts_one_by_one_and_a_module_behind_the_trunk(tmp_path: Path) -> Non
     name = "self_attn.kv_a_proj_with_mqa.weight"
     assert torch.equal(module[name], meant[f"model.layers.2.{name}"])
     assert torch.equal(module["eh_proj.weight"], plain["model.layers.2.eh_proj.weight"])
+
+
+@pytest.mark.parametrize("scale", [0.0, -0.01, -1e30])
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_scale_that_is_not_above_0_is_refused(checkpoint: Path, kept: bool, scale: float) -> None:
+    """It would wipe out a block, or change its sign."""
+    quantise_checkpoint(checkpoint, (128, 128) if kept else BLOCK)
+    tensors = load_file(checkpoint / "model.safetensors")
+    name = next(name for name in tensors if name.endswith("down_proj.weight_scale_inv"))
+    tensors[name][0, -1] = scale
+    rewrite_tensors(checkpoint, {name: tensors[name]})
+    with refused(f"{name} has scales that are not above 0; fetch the file again"):
+        if kept:
+            stored = with_products_as_stored(stored_tensors(checkpoint))
+            read_tensors({name: stored[name]}, torch.float32, "cpu")
+        else:
+            load(checkpoint)
 
 
 def test_scales_in_another_file(checkpoint: Path) -> None:

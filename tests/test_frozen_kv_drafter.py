@@ -137,7 +137,7 @@ def test_drafts_equal_the_slow_model(targets: dict[str, tuple[Path, Reference]],
     assert set(lab.rule.accepted) == {0, 1, 2, 3} and lab.rule.compared > 40
 
 
-@pytest.mark.parametrize("num_draft_tokens", [1, 2, 4, 5, 6, 7, 8])
+@pytest.mark.parametrize("num_draft_tokens", [1, 2, 4, 8])
 def test_other_numbers_of_drafts(
     targets: dict[str, tuple[Path, Reference]], tmp_path: Path, num_draft_tokens: int
 ) -> None:
@@ -360,7 +360,6 @@ def acceptance_length(num_requests: int, change: Callable[[torch.Tensor], torch.
     return 1 + sum(accepted) / len(accepted)
 
 
-@pytest.mark.slow
 def test_without_the_targets_hidden_state_the_shipped_head_is_accepted_less() -> None:
     """Measured were 2.40 tokens a round, and 2.02 with zeros; the rest it reads from the target's KV."""
     as_it_is, zeroed = acceptance_length(9, torch.clone), acceptance_length(9, torch.zeros_like)

@@ -20,8 +20,8 @@ from spec_lab.record import amend
 from spec_lab.record.amend import amend_status
 from spec_lab.record.sinks import SUMMARY_FILE
 from spec_lab.wiring.memory import memory_of, room_for
+from tests.covering import each_value
 from tests.fake_runner import FakeRunner, summaries
-from tests.tiers import checkerboard
 
 FULL = [errno.ENOSPC, errno.EDQUOT, errno.EFBIG]
 OUT_OF_MEMORY = [MemoryError(), RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: error 12")]
@@ -36,7 +36,7 @@ def fail(*_: Any, **__: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("place", "code", "begins"), checkerboard([(), ("outputs/run/rounds.jsonl",)], FULL, [False, True], colours=3)
+    ("place", "code", "begins"), each_value([(), ("outputs/run/rounds.jsonl",)], FULL, [False, True], times=2)
 )
 def test_a_disk_that_fills_up_in_a_run_is_one_line_and_a_failed_record(
     place: tuple[str, ...],
@@ -160,10 +160,9 @@ def limit_files(num_bytes: int) -> Callable[[], None]:
     return lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, num_bytes))
 
 
-@pytest.mark.slow
 def test_a_real_run_whose_files_may_not_grow_says_so_in_a_line(empty_folder: Path) -> None:
     """The system's limit stands in for a full disk: the record fits under it, the rows do not."""
-    command = [sys.executable, "-m", "spec_lab", "debug=smoke", "max_new_tokens=160", "repeats=3"]
+    command = [sys.executable, "-m", "spec_lab", "debug=smoke", "max_new_tokens=160", "repeats=3", "kernels=torch"]
     done = subprocess.run(command, capture_output=True, text=True, preexec_fn=limit_files(20_000))
     assert done.returncode == 1, done.stderr
     assert "Traceback" not in done.stderr

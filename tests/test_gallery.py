@@ -360,7 +360,6 @@ def test_the_page_of_a_gallery(tmp_path: Path) -> None:
         assert part in page
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
@@ -378,7 +377,6 @@ def test_what_is_no_notebook_is_refused_in_a_line(
     assert complaint in line
 
 
-@pytest.mark.slow
 def test_every_figure_is_drawn(tmp_path: Path) -> None:
     found = drafted(tmp_path / "drafted", good=[3, 3, 1], bad=[1, 0, 0], oracle=[3, 3, 3])
     FakeRun(STRICT, 3, [2, 2], wrong=[0]).record(tmp_path / "rules" / "strict")

@@ -24,6 +24,7 @@ from spec_lab.core.types import DraftStep
 from spec_lab.drafters.frozen_kv import ANCHORS, FrozenKVDrafter, FrozenState
 from spec_lab.drafters.picking import GreedyPicker
 from spec_lab.models.gemma4_assistant import Gemma4Assistant
+from tests.covering import each_value
 from tests.tiny_checkpoints import randomize
 
 transformers = pytest.importorskip(
@@ -226,8 +227,9 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pair]:
     return {name: make_pair(tmp_path_factory.mktemp(name), **options) for name, options in CASES.items()}
 
 
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("length", [1, PAGE, WINDOW + 1, WINDOW + 2, 5 * WINDOW + 3])
+@pytest.mark.parametrize(
+    ("case", "length"), each_value(CASES, [1, PAGE, WINDOW + 1, WINDOW + 2, 5 * WINDOW + 3], times=2)
+)
 def test_drafts_equal_those_of_transformers(pairs: dict[str, Pair], case: str, length: int) -> None:
     """The prompts are shorter than the sliding window, at its edge, and five times as long."""
     prompt = Prompt.run(pairs[case], length, seed=length)

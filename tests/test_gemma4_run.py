@@ -22,6 +22,7 @@ from spec_lab.menu.config import AttentionConfig, GraphConfig
 from spec_lab.options.trees.dynamic import DynamicTreeConfig
 from spec_lab.wiring.models import thinking_markers
 from spec_lab.workloads.tokenizer import TargetTokenizer
+from tests.covering import each_value
 from tests.graph_lab import MODES, synthetic
 from tests.lab import Reference, generate, make_config, make_engine, random_requests
 from tests.scripted_rule import ScriptedRule, install
@@ -33,11 +34,6 @@ pytest.importorskip("transformers.models.gemma4_assistant")
 
 K, PAGE = 3, 4
 CENTROIDS = {"use_ordered_embeddings": True, "num_centroids": 8, "centroid_intermediate_top_k": 3}
-
-
-def some_slow(default: str) -> list[Any]:
-    """The kinds for `parametrize`, of which one runs in the default tier."""
-    return [pytest.param(kind, marks=[] if kind == default else pytest.mark.slow) for kind in KINDS]
 
 
 @dataclass(frozen=True)
@@ -109,7 +105,7 @@ class AssistedGeneration:
         return drafts, [row.masked_fill(row == row.min(), float("-inf")) for row in logits[0]]
 
 
-@pytest.mark.parametrize("kind", some_slow("e2b"))
+@pytest.mark.parametrize("kind", KINDS)
 def test_drafts_of_every_round_equal_those_of_assisted_generation(pairs: Callable[[str], Pair], kind: str) -> None:
     """After prompts of several chunks, and after rounds that accept any number of drafts."""
     pair = pairs(kind)
@@ -135,8 +131,7 @@ def spoiled(tokens: list[int]) -> list[int]:
     return [(token + 1) % VOCAB if generator.random() < 0.3 else token for token in tokens]
 
 
-@pytest.mark.parametrize("batch_size", [pytest.param(1, marks=pytest.mark.slow), 3])
-@pytest.mark.parametrize("kind", some_slow("31b"))
+@pytest.mark.parametrize(("kind", "batch_size"), each_value(KINDS, [1, 3]))
 def test_the_text_is_that_of_transformers(pairs: Callable[[str], Pair], kind: str, batch_size: int) -> None:
     """Greedy text, with the assistant's drafts and with drafts of which most are right, rejected across the window."""
     pair = pairs(kind)
@@ -163,11 +158,7 @@ def committed(engine: Engine) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize(
     ("kind", "mode"),
-    [
-        pytest.param(kind, mode, marks=[] if (kind, mode) == ("e2b", "round") else pytest.mark.slow)
-        for kind in KINDS
-        for mode in MODES
-    ],
+    each_value(KINDS, MODES),
 )
 def test_a_replay_equals_an_eager_round(pairs: Callable[[str], Pair], kind: str, mode: str) -> None:
     """Tokens, accepted lengths and every byte of KV, under every graph mode, by the recorder of the CPU."""
@@ -195,10 +186,9 @@ def test_a_replay_equals_an_eager_round(pairs: Callable[[str], Pair], kind: str,
     ("kind", "drafter", "expected"),
     [
         ("e2b", "frozen_kv", {"none": 50, "prefill": 3}),
-        pytest.param("e4b", "frozen_kv", {"none": 50, "prefill": 3}, marks=pytest.mark.slow),
-        pytest.param("e2b", "none", {"none": 50, "prefill": 3}, marks=pytest.mark.slow),
-        pytest.param("e2b", "eagle3", {"none": 50, "prefill": 50}, marks=pytest.mark.slow),
-        pytest.param("31b", "frozen_kv", {"none": 0, "prefill": 0}, marks=pytest.mark.slow),
+        ("e2b", "none", {"none": 50, "prefill": 3}),
+        ("e2b", "eagle3", {"none": 50, "prefill": 50}),
+        ("31b", "frozen_kv", {"none": 0, "prefill": 0}),
     ],
 )
 def test_prompt_rows_in_layers_that_share_kv_are_counted(
@@ -233,7 +223,6 @@ OTHERS: dict[str, tuple[str, str, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("case", OTHERS)
 def test_other_parts_run_on_gemma(pairs: Callable[[str], Pair], tmp_path: Path, case: str) -> None:
     """Trees, draft models of the family, heads and kernels give transformers' greedy text."""
@@ -266,9 +255,7 @@ def test_the_familys_thinking_markers_and_stop_ids(tmp_path: Path) -> None:
     assert thinking_markers(TargetTokenizer(tmp_path)) is None
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("acceptance", ["strict", "relaxed_thinking"])
-def test_a_whole_run_by_the_command_path(tmp_path: Path, acceptance: str) -> None:
+def test_a_whole_run_by_the_command_path(tmp_path: Path) -> None:
     """`target=hf target.path=GEMMA drafter=frozen_kv drafter.path=ASSISTANT`, from prompts to the record."""
     target, assistant = tmp_path / "target", tmp_path / "assistant"
     make_tiny_gemma4(target, "e2b", vocab_size=160, vocab_size_per_layer_input=160)
@@ -281,7 +268,7 @@ def test_a_whole_run_by_the_command_path(tmp_path: Path, acceptance: str) -> Non
         "target.path": target,
         "drafter": "frozen_kv",
         "drafter.path": assistant,
-        "acceptance": acceptance,
+        "acceptance": "relaxed_thinking",
         "workload": "jsonl",
         "workload.path": write_prompts(tmp_path / "prompts.jsonl", rows),
         "output_dir": tmp_path / "run",

@@ -24,8 +24,8 @@ from spec_lab.models.sandwich import AddNormed
 from spec_lab.models.target_loader import WeightSource, load_target
 from spec_lab.pruning.selection import AllRows, BeforeAttention, NoRows
 from spec_lab.wiring.caches import cache_row
+from tests.covering import each_value
 from tests.test_decoder import Lane
-from tests.tiers import every_other
 from tests.tiny_gemma4 import KINDS, VOCAB, WINDOW, make_tiny_gemma4, use_hub_spelling
 
 pytest.importorskip("transformers.models.gemma4")
@@ -84,11 +84,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @pytest.mark.parametrize(
     ("kind", "name"),
-    [
-        pytest.param(kind, name, marks=[] if name in ("whole", "rows_of_4") else pytest.mark.slow)
-        for kind in KINDS
-        for name in PARTS
-    ],
+    each_value(KINDS, PARTS, times=2),
 )
 @torch.inference_mode()
 def test_logits_and_features_equal_transformers(checkpoints: Any, kind: str, name: str) -> None:
@@ -105,7 +101,7 @@ def test_logits_and_features_equal_transformers(checkpoints: Any, kind: str, nam
     torch.testing.assert_close(read, expected, rtol=0, atol=10 * TOLERANCE)
 
 
-@pytest.mark.parametrize("kind", every_other(KINDS))
+@pytest.mark.parametrize("kind", KINDS)
 @torch.inference_mode()
 def test_the_hubs_files_read_the_same(checkpoints: Any, tmp_path: Path, kind: str) -> None:
     """Nested names and sizes, dead tensors of layers that share KV, and tensors of other senses."""
@@ -249,7 +245,7 @@ def test_a_mistake_in_the_forward_shows(checkpoints: Any, monkeypatch: pytest.Mo
     assert (logits - model(token_ids).logits[0]).abs().max() > 50 * TOLERANCE
 
 
-@pytest.mark.parametrize("kind", every_other(KINDS))
+@pytest.mark.parametrize("kind", KINDS)
 @torch.inference_mode()
 def test_ragged_verify_rows_equal_transformers(checkpoints: Any, kind: str) -> None:
     """N rows of three requests in one forward: at the start, at the edge of the window, and past it."""
@@ -266,7 +262,7 @@ def test_ragged_verify_rows_equal_transformers(checkpoints: Any, kind: str) -> N
         torch.testing.assert_close(logits[request], theirs, rtol=0, atol=TOLERANCE)
 
 
-@pytest.mark.parametrize("start", every_other([WINDOW - 3, WINDOW - 1, WINDOW, 2 * WINDOW + 1]))
+@pytest.mark.parametrize("start", [WINDOW - 3, WINDOW - 1, WINDOW, 2 * WINDOW + 1])
 @torch.inference_mode()
 def test_rejected_rows_across_the_edge_of_the_window_leave_nothing(checkpoints: Any, start: int) -> None:
     """Four rows with wrong drafts, then four right ones from the position after the first."""

@@ -109,7 +109,6 @@ def test_a_category_without_answers_is_refused() -> None:
         requests_of("workload.categories=[prose,lists]")
 
 
-@pytest.mark.slow
 def test_other_workloads_do_not_import_the_corpus() -> None:
     code = "import sys, spec_lab.workloads.load; assert 'spec_lab.train' not in sys.modules, 'imported'"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)

@@ -200,7 +200,7 @@ def test_nodes_belong_to_the_segments_of_their_mode(counted: dict[str, Any]) -> 
     ("mode", "replays"),
     [
         ("step_replay", {"verify": 1, "catchup": 1, "recur": 2}),
-        pytest.param("full_loop", {"verify": 1, "draft": 1}, marks=pytest.mark.slow),
+        ("full_loop", {"verify": 1, "draft": 1}),
     ],
 )
 def test_replays_are_named_in_the_trace(
@@ -379,7 +379,6 @@ def test_a_captured_run_records_its_counts(configure: RunConfig, tmp_path: Path)
     assert 0 < line["launch_seconds"] < line["seconds"]
 
 
-@pytest.mark.slow
 def test_a_run_of_several_rounds_a_replay_records_them(configure: RunConfig, tmp_path: Path) -> None:
     """Those that were wasted have no line; with the lines they are what was replayed."""
     configure.graph = RoundGraphConfig(rounds_per_replay=4)

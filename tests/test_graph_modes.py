@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any
 
 import pytest
@@ -13,6 +13,7 @@ from spec_lab.engine.graphs.segment import Segment
 from spec_lab.engine.readback import RoundResult, read_later
 from spec_lab.options.graphs.full_loop import FullLoopGraphConfig
 from spec_lab.options.graphs.round import RoundGraphConfig
+from tests.covering import each_value
 from tests.graph_lab import (
     DRAFTERS,
     MODES,
@@ -29,14 +30,14 @@ from tests.graph_lab import (
     outcome,
 )
 from tests.lab import random_requests
-from tests.tiers import checkerboard, every_other
 
 __all__ = ["lab"]
 PLAIN_MODES = ("split_seed", "step_replay", "full_loop", "round")
 
 
 @pytest.mark.parametrize(
-    ("mode", "num_draft_tokens", "prune"), [*checkerboard(MODES, [3], ["catchup", "none"]), ("full_loop", 8, "catchup")]
+    ("mode", "num_draft_tokens", "prune"),
+    [*product(MODES, [3], ["catchup"]), ("round", 3, "none"), ("full_loop", 8, "catchup")],
 )
 def test_a_captured_mode_gives_what_eager_gives(lab: Lab, mode: str, num_draft_tokens: int, prune: str) -> None:
     """The requests meet exact and padded batches, reused slots, prompts of one token, page borders and the maximum
@@ -50,7 +51,7 @@ def test_a_captured_mode_gives_what_eager_gives(lab: Lab, mode: str, num_draft_t
 
 
 @pytest.mark.parametrize(
-    ("mode", "drafter"), checkerboard(PLAIN_MODES, [name for name in DRAFTERS if name != "eagle3"], colours=3)
+    ("mode", "drafter"), each_value(PLAIN_MODES, [name for name in DRAFTERS if name != "eagle3"], times=2)
 )
 def test_every_drafter_can_be_captured(lab: Lab, mode: str, drafter: str) -> None:
     """EAGLE-3, the first drafter, has the test above."""
@@ -67,7 +68,7 @@ def test_every_drafter_can_be_captured(lab: Lab, mode: str, drafter: str) -> Non
     assert set(result.graph.nodes) == names[mode]
 
 
-@pytest.mark.parametrize(("mode", "drafter"), checkerboard(MODES, DRAFTERS, colours=3))
+@pytest.mark.parametrize(("mode", "drafter"), each_value(MODES, DRAFTERS))
 def test_one_draft_token_works_in_every_mode(lab: Lab, mode: str, drafter: str) -> None:
     """No recurrent step is left to capture."""
     requests = mixed_requests(2, 6)
@@ -77,7 +78,7 @@ def test_one_draft_token_works_in_every_mode(lab: Lab, mode: str, drafter: str) 
 
 
 @pytest.mark.parametrize(
-    ("mode", "rule", "drafter"), checkerboard(["step_replay", "round"], ["relaxed", "sampled"], DRAFTERS)
+    ("mode", "rule", "drafter"), each_value(["step_replay", "round"], ["relaxed", "sampled"], DRAFTERS, times=2)
 )
 def test_rules_and_sampled_drafts_are_captured_alike(lab: Lab, mode: str, rule: str, drafter: str) -> None:
     """Phases, seeds and kept draft logits are state by slot, which a capture leaves alone and replays move on."""
@@ -85,8 +86,7 @@ def test_rules_and_sampled_drafts_are_captured_alike(lab: Lab, mode: str, rule: 
     assert_equal_to_eager(lab, MODES[mode], mixed_requests(3, 6), **options)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", ["step_replay", "round"])
 def test_captured_triton_attention_gives_what_eager_gives(lab: Lab, mode: str) -> None:
     """On a CPU it runs in Triton's interpreter, where every launch is a custom operator on the tape."""
     is_native = lab.device == "cuda"
@@ -97,7 +97,7 @@ def test_captured_triton_attention_gives_what_eager_gives(lab: Lab, mode: str) -
     assert result.graph.replays > 0
 
 
-@pytest.mark.parametrize("mode", every_other(MODES))
+@pytest.mark.parametrize("mode", MODES)
 def test_plain_decoding_is_captured_alike(lab: Lab, mode: str) -> None:
     requests = random_requests(3, 10, vocab_size=40)
     result = assert_equal_to_eager(lab, MODES[mode], requests, drafter="none", batch_size=2)
@@ -122,7 +122,7 @@ def test_padded_rounds_occur(lab: Lab) -> None:
     assert sizes >= {(1, 1), (2, 2), (3, 4), (5, 5)}
 
 
-@pytest.mark.parametrize(("mode", "drafter"), checkerboard(PLAIN_MODES, DRAFTERS, colours=3))
+@pytest.mark.parametrize(("mode", "drafter"), each_value(PLAIN_MODES, DRAFTERS, times=2))
 def test_capture_touches_scratch_only(lab: Lab, mode: str, drafter: str) -> None:
     """It happens in the middle of a run, with live requests in the slots; `Watch` compares every tensor of the
     parts.
@@ -177,7 +177,7 @@ def test_the_recorder_of_these_tests_poisons_temporaries(lab: Lab) -> None:
     assert temporaries and all(tensor.isnan().all() for tensor in temporaries)
 
 
-@pytest.mark.parametrize("mode", ["round", pytest.param("step_replay", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("mode", ["round", "step_replay"])
 def test_copies_of_a_graph_are_replayed_in_turn(lab: Lab, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU, where the events of one are read while the other runs; both read and leave the same state."""
     requests = mixed_requests(3, 9)
@@ -271,7 +271,7 @@ def test_an_engine_goes_on_after_a_run(lab: Lab) -> None:
     assert graph.counts.captures == 4 * graph.recorder.num_copies
 
 
-@pytest.mark.parametrize("graph", every_other([FullLoopGraphConfig, RoundGraphConfig]))
+@pytest.mark.parametrize("graph", [FullLoopGraphConfig, RoundGraphConfig])
 def test_stale_metadata_changes_drafts_and_not_the_output(
     lab: Lab, graph: type[FullLoopGraphConfig | RoundGraphConfig]
 ) -> None:

@@ -52,7 +52,6 @@ def test_floors_of_prompts_are_products_and_causal_attention(rounds: ModuleType)
         assert cell.prompt_floor_ms() == pytest.approx(1e3 * expected, rel=0.01)
 
 
-@pytest.mark.slow
 def test_every_cell_composes(rounds: ModuleType) -> None:
     assert len({cell.name for cell in rounds.CELLS}) == len(rounds.CELLS)
     for cell in rounds.CELLS:

@@ -155,7 +155,6 @@ def test_what_the_forward_code_lacks_is_refused(case: str) -> None:
     read_decoder(FLAT | {"output_gate_type": "swish", "mamba_ssm_dtype": "float32", "attn_output_gate": True}, "x")
 
 
-@pytest.mark.slow
 def test_a_state_is_in_the_way_of_trees_draft_models_and_ranks(tmp_path: Path) -> None:
     make_tiny_hybrid(tmp_path)
     requests = random_requests(1, 4, vocab_size=VOCAB)
@@ -171,7 +170,6 @@ def test_a_state_is_in_the_way_of_trees_draft_models_and_ranks(tmp_path: Path) -
     assert not TargetLayerKV.from_plan(plan).owns_kv, "no assistant reads keys where there are none"
 
 
-@pytest.mark.slow
 def test_random_weights_of_a_hybrid_generate(tmp_path: Path) -> None:
     make_tiny_hybrid(tmp_path, "qwen3_next")
     requests = random_requests(2, 6, vocab_size=VOCAB)

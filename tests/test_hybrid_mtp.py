@@ -18,6 +18,7 @@ from spec_lab.checkpoints.mtp_checkpoint import load_mtp
 from spec_lab.core.types import NormSide
 from spec_lab.menu.choices import Rollback
 from spec_lab.menu.config import RecurrentConfig
+from tests.covering import each_value
 from tests.engine_state import poison
 from tests.fake_target import PaddedGraph
 from tests.graph_lab import MODES, Lab, accepted_lengths, assert_equal_to_eager, mixed_requests
@@ -28,10 +29,6 @@ from tests.tiny_hybrid import KINDS, VOCAB, make_tiny_nextn
 from tests.tiny_mtp import target_hidden_states
 
 NUM_TENSORS = {"qwen3_5": 15, "qwen3_5_with_vision": 15, "qwen3_5_moe": 19, "qwen3_next": 19}
-CAPTURED = [
-    *(pytest.param(mode, Rollback.checkpoints, marks=[] if mode == "round" else pytest.mark.slow) for mode in MODES),
-    *(pytest.param(mode, Rollback.replay, marks=pytest.mark.slow) for mode in ("full_loop", "round")),
-]
 
 
 @dataclass
@@ -75,9 +72,7 @@ def config_of(folder: Path, prune: str = "none", **changes: Any) -> Any:
     return make_config((folder, folder), "mtp_eagle", 3, prune, cache={"page_size": 4, "prefill_chunk": 5}, **changes)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("prune", ["none", "post_attention", "catchup"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "prune"), each_value(KINDS, ["none", "post_attention", "catchup"]))
 def test_drafts_equal_the_whole_chain_recomputed(
     pairs: dict[str, tuple[Path, Any, Any]], kind: str, prune: str
 ) -> None:
@@ -97,7 +92,7 @@ def test_drafts_equal_the_whole_chain_recomputed(
     assert read_num_mtp_modules(folder, "drafter.path") == 1
 
 
-@pytest.mark.parametrize(("mode", "rollback"), CAPTURED)
+@pytest.mark.parametrize(("mode", "rollback"), each_value(MODES, Rollback))
 def test_a_captured_mode_gives_what_eager_gives(pairs: Pairs, mode: str, rollback: Rollback) -> None:
     """The same drafts, tokens, keys and states, in batches of every size; a capture changes nothing that is live."""
     folder, _ = pairs["qwen3_5"]
@@ -107,9 +102,7 @@ def test_a_captured_mode_gives_what_eager_gives(pairs: Pairs, mode: str, rollbac
     assert len(accepted_lengths(result)) >= 3
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("mode", ["eager", "round", "overlap"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "mode"), each_value(KINDS, ["eager", "round", "overlap"]))
 def test_text_equals_greedy_of_transformers(pairs: Pairs, kind: str, mode: str) -> None:
     folder, _ = pairs[kind]
     reference, requests = Reference(folder), random_requests(4, 16, vocab_size=VOCAB)
@@ -120,7 +113,6 @@ def test_text_equals_greedy_of_transformers(pairs: Pairs, kind: str, mode: str) 
         reference.assert_lossless(requests, outputs, expected)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["qwen3_5", "qwen3_next"])
 def test_every_missing_tensor_of_a_module_is_refused(pairs: Pairs, tmp_path: Path, kind: str) -> None:
     folder, _ = pairs[kind]

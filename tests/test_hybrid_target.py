@@ -18,7 +18,6 @@ def targets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return folders
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_text_equals_transformers(targets: dict[str, Path], kind: str) -> None:
     """Plain and speculative, of one request and of several, with prompts in chunks."""

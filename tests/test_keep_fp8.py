@@ -180,7 +180,6 @@ def test_nan_in_fp8_is_refused(folder: Path) -> None:
         kept(folder)
 
 
-@pytest.mark.slow
 def test_speculative_output_is_plain_decodings_on_an_fp8_target(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -271,6 +271,14 @@ def compile_stops() -> None:
         compile_kernel(stops, "i64", ROW_TILE=4, END_TILE=4, ONLY_LAST=only_last)
 
 
+def compile_lookup() -> None:
+    """Compile it for N = 4, K = 3 and texts longer than a tile."""
+    from spec_kernels import lookup
+
+    tiles = {"MAX_NGRAM": 4, "TOKEN_TILE": 4, "DRAFT_TILE": 4, "PLACE_TILE": 2048}
+    compile_kernel(lookup, "i64", 8, pointers={"starts": "*i64"}, **tiles)
+
+
 def compile_trees() -> None:
     """Compile the steps of a tree of 16 rows, three levels deep."""
     from spec_kernels import tree_draw, tree_grow, tree_path, tree_rank, tree_walk
@@ -580,6 +588,7 @@ def main() -> None:
     compile_vocabulary()
     compile_draft_kernels()
     compile_stops()
+    compile_lookup()
     compile_trees()
     compile_confidence()
     compile_experts()
@@ -594,7 +603,6 @@ def main() -> None:
     assert {kernel.fn for kernel in kernels_of(functions)} == COMPILED
 
 
-@pytest.mark.slow
 def test_every_kernel_compiles_for_an_h200() -> None:
     """It runs in a process of its own, where kernels are compiled and not interpreted."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}

@@ -1,16 +1,17 @@
-"""The kernels that note how sure a drafter is, and count what is offered by it, against their references."""
+"""The kernel that notes how sure a drafter is, over rounds of several steps."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from spec_kernels.confidence import count_offered, note_confidence
-from spec_kernels.confidence_reference import count_offered_reference, note_confidence_reference
 from spec_lab.acceptance.confidences import DraftConfidences
+from spec_lab.operators.kernel_set import TORCH_FORMS, KernelSet
+from spec_lab.operators.triton_set import TRITON_FUNCTIONS
 from tests.kernel_lab import DEVICE
 
 NUM_SLOTS = 9
+TRITON = KernelSet(TRITON_FUNCTIONS)
 
 
 def slots_of(batch: int) -> torch.Tensor:
@@ -31,9 +32,7 @@ def test_notes_are_those_of_the_reference(batch: int, threshold: float | None) -
     """Two rounds of three drafts, the products at the threshold too. The scratch slot's notes are junk, and it never
     goes on; other slots stay as they are."""
     slot_ids = slots_of(batch)
-    both = [
-        DraftConfidences(NUM_SLOTS, 3, DEVICE, threshold, note) for note in (note_confidence, note_confidence_reference)
-    ]
+    both = [DraftConfidences(NUM_SLOTS, 3, DEVICE, threshold, kernels) for kernels in (TRITON, TORCH_FORMS)]
     counts = set()
     for step in range(6):
         for kept in both:
@@ -54,43 +53,6 @@ def test_notes_are_those_of_the_reference(batch: int, threshold: float | None) -
 
 def test_a_probability_that_is_none_ends_drafting() -> None:
     """A padded row of NaN, which nothing else may notice; and a request gone NaN."""
-    kept = DraftConfidences(NUM_SLOTS, 2, DEVICE, 0.5, note_confidence)
+    kept = DraftConfidences(NUM_SLOTS, 2, DEVICE, 0.5, TRITON)
     kept.begin(torch.tensor([NUM_SLOTS, 2, 3], device=DEVICE), torch.tensor([1.0, float("nan"), 0.5], device=DEVICE))
     assert kept.num_going_on.tolist() == [1]
-
-
-@pytest.mark.parametrize(
-    ("batch", "num_draft_tokens", "most", "threshold", "budget"),
-    [
-        (1, 5, 5, 0.25, None),
-        (1, 5, 5, None, 3),
-        (7, 3, 3, 0.25, None),
-        (7, 3, 2, None, None),
-        (7, 3, 2, None, 9),
-        (7, 3, 3, 0.25, 9),
-        (7, 3, 3, None, 4),
-        (7, 3, 3, None, 99),
-        (3, 3, 0, 0.25, 9),
-    ],
-)
-def test_offers_are_those_of_the_reference(
-    monkeypatch: pytest.MonkeyPatch,
-    batch: int,
-    num_draft_tokens: int,
-    most: int,
-    threshold: float | None,
-    budget: int | None,
-) -> None:
-    """Many equal products, fewer drafts than there is room for, inactive rows in between; more than one tile of
-    requests."""
-    monkeypatch.setattr("spec_kernels.confidence._OTHERS", 4)
-    survival = rounded(NUM_SLOTS + 1, num_draft_tokens, seed=batch).cumprod(dim=1)
-    generator = torch.Generator().manual_seed(most)
-    num_drafted = torch.randint(0, num_draft_tokens + 1, (NUM_SLOTS + 1,), generator=generator).to(DEVICE)
-    slot_ids, active = slots_of(batch), torch.arange(batch, device=DEVICE) % 3 != 1
-    given = slot_ids, active, num_drafted, survival, most, threshold, budget
-    offered = count_offered(*given)
-    assert torch.equal(offered, count_offered_reference(*given))
-    assert offered[1::3].sum() == 0
-    if threshold is None and budget is None:
-        assert torch.equal(count_offered(*given[:3], None, most, None, None), offered)

@@ -94,18 +94,13 @@ class Inputs:
         return Inputs(**copies)
 
 
-def slow_but_first(*cases: object) -> list[Any]:
-    """Leave the first case in the default tier."""
-    return [cases[0], *(pytest.param(*case, marks=pytest.mark.slow) for case in cases[1:])]  # type: ignore[misc]
-
-
 @pytest.mark.parametrize(
     ("sizes", "slots", "num_rows", "dtype"),
-    slow_but_first(
+    [
         (GROUPED, [4, 1], 4, torch.float32),
         (ALONE, [0, 5], 1, torch.float32),
         *((GROUPED, [3], 6, dtype) for dtype in DTYPES[1:]),
-    ),
+    ],
 )
 def test_inputs_of_verify_equal_the_reference(
     sizes: Sizes, slots: list[int], num_rows: int, dtype: torch.dtype
@@ -116,12 +111,12 @@ def test_inputs_of_verify_equal_the_reference(
 
 @pytest.mark.parametrize(
     ("sizes", "num_rows", "dtype"),
-    slow_but_first(
+    [
         (GROUPED, 2, torch.float32),
         (GROUPED, 1, torch.float32),
         (ALONE, 3, torch.float32),
         *((GROUPED, 37, dtype) for dtype in DTYPES[1:]),
-    ),
+    ],
 )
 def test_inputs_of_a_prompt_equal_the_reference(sizes: Sizes, num_rows: int, dtype: torch.dtype) -> None:
     """Of chunks shorter than the convolution looks back, and of several tiles of rows."""
@@ -136,7 +131,6 @@ def assert_same_inputs(got: Inputs, expected: Inputs, dtype: torch.dtype) -> Non
     assert torch.equal(got.windows, expected.windows), "columns behind the kept ones as well"
 
 
-@pytest.mark.slow
 def test_inputs_of_a_row_do_not_depend_on_what_is_beside_it() -> None:
     """Not on the rows behind it, on other requests, or on its place in a prompt."""
     many = Inputs.random(GROUPED, [4, 1, 3], 6, torch.float32)
@@ -201,9 +195,7 @@ class Rule:
 
 @pytest.mark.parametrize(
     ("sizes", "slots", "num_rows", "is_prompt"),
-    slow_but_first(
-        (GROUPED, [4, 1, 0], 4, False), (ALONE, [3, 2], 6, False), (ALONE, [5], 1, True), (GROUPED, [2], 5, True)
-    ),
+    [(GROUPED, [4, 1, 0], 4, False), (ALONE, [3, 2], 6, False), (ALONE, [5], 1, True), (GROUPED, [2], 5, True)],
 )
 def test_the_rule_equals_the_reference(sizes: Sizes, slots: list[int], num_rows: int, is_prompt: bool) -> None:
     """Outputs, the states written, and those that are left alone."""
@@ -218,10 +210,10 @@ def test_the_rule_equals_the_reference(sizes: Sizes, slots: list[int], num_rows:
 
 @pytest.mark.parametrize(
     ("sizes", "slots", "num_rows"),
-    slow_but_first(
+    [
         *((GROUPED, [4, 1], CHUNK + 5), (ALONE, [5], 3), (ALONE, [3, 2], 2 * CHUNK), (GROUPED, [2], 3 * CHUNK - 1)),
         (WHOLE, [2, 4], 2 * CHUNK + 9),
-    ),
+    ],
 )
 def test_the_rule_in_chunks_equals_the_reference(sizes: Sizes, slots: list[int], num_rows: int) -> None:
     """States that others have kept, and rows of theirs behind the first, are left alone. The tiles and warps are those
@@ -236,7 +228,6 @@ def test_the_rule_in_chunks_equals_the_reference(sizes: Sizes, slots: list[int],
     assert torch.equal(got.states, begun)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("log_decay", [0.0, -1e-3, -30.0])
 def test_keys_that_are_all_alike_make_no_chunk_inexact(log_decay: float) -> None:
     """Powers of such a system grow most, and with a decay of exp(-30) nothing of a row reaches the next one."""
@@ -251,7 +242,6 @@ def test_keys_that_are_all_alike_make_no_chunk_inexact(log_decay: float) -> None
     assert_close(got.states[[4, 1], 0], expected.states[[4, 1], 0], rtol=10 * TF32, atol=10 * TF32)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("sizes", [GROUPED, WHOLE], ids=["narrow", "whole"])
 def test_a_prompt_cut_between_chunks_has_the_same_bits(sizes: Sizes) -> None:
     whole = Rule.random(sizes, [4], 3 * CHUNK + 7)
@@ -267,7 +257,6 @@ def test_a_prompt_cut_between_chunks_has_the_same_bits(sizes: Sizes) -> None:
     assert torch.equal(states[4, 0], whole.states[4, 0])
 
 
-@pytest.mark.slow
 def test_a_row_of_the_rule_does_not_depend_on_what_is_beside_it() -> None:
     many = Rule.random(GROUPED, [4, 1, 3], 6)
     one = many.first(6)
@@ -295,7 +284,7 @@ def kept_rows(sizes: Sizes) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize(
     ("sizes", "slots", "num_rows"),
-    slow_but_first((GROUPED, [4, 1], 4), (ALONE, [5], 1), (GROUPED, [2], 6)),
+    [(GROUPED, [4, 1], 4), (ALONE, [5], 1), (GROUPED, [2], 6)],
 )
 def test_replay_equals_the_reference(sizes: Sizes, slots: list[int], num_rows: int) -> None:
     """Each slot does again as many rows as were accepted, and keeps the new ones; nothing behind them is read."""
@@ -315,7 +304,6 @@ def test_replay_equals_the_reference(sizes: Sizes, slots: list[int], num_rows: i
         torch.testing.assert_close(part, part_expected, rtol=0, atol=0, equal_nan=True)
 
 
-@pytest.mark.slow
 def test_replaying_gives_the_bits_of_the_states_that_were_kept() -> None:
     """Two rounds either way: the second's outputs are equal, bit for bit."""
     sizes, slots = GROUPED, [3, 1]
@@ -337,7 +325,7 @@ def test_replaying_gives_the_bits_of_the_states_that_were_kept() -> None:
 
 @pytest.mark.parametrize(
     ("num_rows", "num_heads", "head_dim", "dtype"),
-    slow_but_first((2, 3, 20, torch.float32), *((7, 4, 128, dtype) for dtype in DTYPES[1:])),
+    [(2, 3, 20, torch.float32), *((7, 4, 128, dtype) for dtype in DTYPES[1:])],
 )
 def test_a_gated_norm_equals_the_reference(num_rows: int, num_heads: int, head_dim: int, dtype: torch.dtype) -> None:
     """With a gate that is cut out of wider rows."""

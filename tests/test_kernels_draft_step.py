@@ -1,11 +1,11 @@
-"""The kernel between two draft steps against its reference."""
+"""The kernel between two draft steps, over all steps of a round."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from spec_kernels.draft_step import update_draft_inputs, update_draft_inputs_reference
+from spec_kernels.draft_step import update_draft_inputs
 from tests.kernel_lab import DEVICE, DTYPES, randn
 
 POISON = -7
@@ -26,7 +26,7 @@ def test_every_column_is_written_and_the_last_step_hands_on_nothing(
     dtype: torch.dtype, batch: int, num_draft_tokens: int, hidden_size: int
 ) -> None:
     """One column tensor stays at one address, as under a graph that is replayed."""
-    got, expected = (buffers(batch, num_draft_tokens, hidden_size, dtype) for _ in range(2))
+    got = buffers(batch, num_draft_tokens, hidden_size, dtype)
     column = torch.zeros(1, dtype=torch.int64, device=DEVICE)
     for index in range(num_draft_tokens):
         column.fill_(index)
@@ -34,9 +34,7 @@ def test_every_column_is_written_and_the_last_step_hands_on_nothing(
         hidden = randn(batch, 2 * hidden_size, seed=index, dtype=dtype)[:, ::2].contiguous()
         before = got[1].clone()
         update_draft_inputs(*got, tokens, hidden, column)
-        update_draft_inputs_reference(*expected, tokens, hidden, column)
-        for left, right in zip(got, expected, strict=True):
-            assert torch.equal(left.nan_to_num(9.0), right.nan_to_num(9.0))
+        assert index == num_draft_tokens - 1 or torch.equal(got[2], hidden)
         assert (got[0][:, index + 1 :] == POISON).all(), "later columns are untouched"
         assert torch.equal(got[1], tokens if index < num_draft_tokens - 1 else before)
     assert torch.equal(

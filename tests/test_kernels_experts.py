@@ -67,7 +67,7 @@ def make_layer(
 
 @pytest.mark.parametrize(
     ("num_rows", "num_experts"),
-    [(5, 8), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((1, 3), (2, 64), (7, 4), (17, 8)))],
+    [(5, 8), *((1, 3), (2, 64), (7, 4), (17, 8))],
 )
 def test_equals_the_reference(num_rows: int, num_experts: int) -> None:
     """With more experts than pairs and with fewer, so that a program's place stands for a pair or for an expert."""
@@ -75,7 +75,6 @@ def test_equals_the_reference(num_rows: int, num_experts: int) -> None:
     assert_near(layer.run(), layer.expected())
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("dtype", DTYPES[1:])
 def test_any_dtype_and_activation_equals_the_reference(dtype: torch.dtype, activation: str) -> None:
@@ -83,7 +82,6 @@ def test_any_dtype_and_activation_equals_the_reference(dtype: torch.dtype, activ
     assert_near(layer.run(activation), layer.expected(activation))
 
 
-@pytest.mark.slow
 def test_many_pairs_of_one_expert_equal_the_reference() -> None:
     """All rows choose expert 2, so that it has several tiles of pairs, and expert 0 has none."""
     layer = make_layer(37, num_experts=5, num_chosen=2)
@@ -91,13 +89,11 @@ def test_many_pairs_of_one_expert_equal_the_reference() -> None:
     assert_near(layer.run(), layer.expected())
 
 
-@pytest.mark.slow
 def test_more_pairs_than_are_sorted_at_once_equal_the_reference() -> None:
     layer = make_layer(600, num_experts=3, num_chosen=2, hidden=16, inner=16)
     assert_near(layer.run(), layer.expected())
 
 
-@pytest.mark.slow
 def test_strided_rows_equal_the_reference() -> None:
     layer = make_layer(4)
     expected = layer.run()
@@ -108,7 +104,6 @@ def test_strided_rows_equal_the_reference() -> None:
     assert torch.equal(out, expected)
 
 
-@pytest.mark.slow
 def test_an_expert_that_nobody_chose_is_not_read() -> None:
     layer = make_layer(2, num_experts=16)
     expected = layer.run()
@@ -119,7 +114,6 @@ def test_an_expert_that_nobody_chose_is_not_read() -> None:
     assert torch.equal(layer.run(), expected)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_row_does_not_depend_on_the_rows_beside_it(dtype: torch.dtype) -> None:
     """It does not, bit for bit, for up to 16 rows: plain decoding asks for one row at a time, verify for N."""
@@ -129,7 +123,6 @@ def test_a_row_does_not_depend_on_the_rows_beside_it(dtype: torch.dtype) -> None
         assert torch.equal(layer.some(rows).run(), together[rows]), rows
 
 
-@pytest.mark.slow
 def test_a_row_that_is_not_finite_stays_alone() -> None:
     """As a padded row may be: the others, which share its experts, do not show it."""
     layer = make_layer(3)
@@ -146,7 +139,6 @@ def test_tiles_are_the_same_for_all_rows_that_shall_not_depend_on_their_number()
     assert choose_expert_tiles(256, 16, 2).pairs == 32 and choose_expert_tiles(256, 100, 2).pairs == 64
 
 
-@pytest.mark.slow
 def test_few_rows_have_the_kernels_and_many_the_grouped_product() -> None:
     layer = make_layer(17)
     experts = SortedExperts(layer.gate_up, layer.down, gelu_tanh).made_by(TritonExperts)

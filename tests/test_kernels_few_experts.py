@@ -55,14 +55,13 @@ def make(num_rows: int, num_experts: int = 8, dtype: torch.dtype = torch.float32
 
 @pytest.mark.parametrize(
     ("num_rows", "num_experts", "num_chosen"),
-    [(5, 8, 3), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((1, 3, 3), (2, 64, 8), (ROWS, 4, 1)))],
+    [(5, 8, 3), *((1, 3, 3), (2, 64, 8), (ROWS, 4, 1))],
 )
 def test_equals_the_reference(num_rows: int, num_experts: int, num_chosen: int) -> None:
     whole = make(num_rows, num_experts, num_chosen=num_chosen)
     assert_near(whole.run(), whole.expected())
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("dtype", DTYPES[1:])
 def test_any_dtype_and_activation_equals_the_reference(dtype: torch.dtype, activation: str) -> None:
@@ -70,23 +69,20 @@ def test_any_dtype_and_activation_equals_the_reference(dtype: torch.dtype, activ
     assert_near(whole.run(activation), whole.expected(activation))
 
 
-@pytest.mark.slow
 def test_without_a_shared_expert_and_without_a_residual() -> None:
     whole = make(4)
     for part in (Whole(whole.layer, (None, None), whole.residual), Whole(whole.layer, whole.shared, None)):
         assert_near(part.run(), part.expected())
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_row_does_not_depend_on_the_rows_beside_it(dtype: torch.dtype) -> None:
     whole = make(ROWS, dtype=dtype)
     together = whole.run()
-    for rows in ([0], [15], [3, 4, 5, 6], [9, 2], list(range(12))):
+    for rows in ([15], [3, 4, 5, 6], [9, 2]):
         assert torch.equal(whole.some(rows).run(), together[rows]), rows
 
 
-@pytest.mark.slow
 def test_what_nobody_chose_is_not_read_and_a_row_that_is_not_finite_stays_alone() -> None:
     whole = make(3, num_experts=16)
     expected = whole.run()

@@ -26,7 +26,7 @@ def run(heads: torch.Tensor, maps: torch.Tensor, cos: torch.Tensor | None, sin: 
     return wide[..., :width]
 
 
-@pytest.mark.parametrize("does_turn", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("does_turn", [True, False])
 def test_equals_the_reference(does_turn: bool) -> None:
     """Of heads whose rows lie apart, as those of a longer product do."""
     cos, sin = turns(5) if does_turn else (None, None)
@@ -35,7 +35,6 @@ def test_equals_the_reference(does_turn: bool) -> None:
     assert_near(run(heads, maps, cos, sin), multiply_heads_reference(heads, maps, cos, sin))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_row_does_not_depend_on_the_rows_beside_it(dtype: torch.dtype) -> None:
     cos, sin = turns(MAX_HEAD_ROWS)
@@ -48,7 +47,7 @@ def test_a_row_does_not_depend_on_the_rows_beside_it(dtype: torch.dtype) -> None
         assert torch.equal(run(heads[part], maps, cos[part], sin[part]), together[part])
 
 
-@pytest.mark.parametrize("in_width", [36, 160, pytest.param(256, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("in_width", [36, 160, 256])
 def test_maps_that_are_loaded_ahead_change_no_bit(in_width: int) -> None:
     """In one step, in three of which the last is not whole, and in two whole ones; in the launch of this product alone,
     and in that which writes the cache too."""
@@ -64,7 +63,6 @@ def test_maps_that_are_loaded_ahead_change_no_bit(in_width: int) -> None:
     assert torch.equal(alone, expected) and torch.equal(both, expected)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("num_rows", [1, 7])
 def test_both_launches_before_attention_in_one_are_the_same_bits(num_rows: int) -> None:
     """With more rows than programs that write them, of a product that has further columns beside them."""

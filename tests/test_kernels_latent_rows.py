@@ -16,7 +16,7 @@ def turns(num_rows: int, dtype: torch.dtype = torch.float32) -> tuple[torch.Tens
     return randn(num_rows, ROTATED, seed=5, dtype=dtype), randn(num_rows, ROTATED, seed=6, dtype=dtype)
 
 
-@pytest.mark.parametrize("dtype", [DTYPES[0], *(pytest.param(dtype, marks=pytest.mark.slow) for dtype in DTYPES[1:])])
+@pytest.mark.parametrize("dtype", [DTYPES[0], *DTYPES[1:]])
 def test_rows_in_their_slots_equal_the_reference(dtype: torch.dtype) -> None:
     """Nothing else of the cache is written; the rows are a part of wider ones."""
     projected, weight = randn(3, RANK + ROTATED + 4, dtype=dtype)[:, : RANK + ROTATED], randn(RANK, seed=1, dtype=dtype)
@@ -27,7 +27,6 @@ def test_rows_in_their_slots_equal_the_reference(dtype: torch.dtype) -> None:
     assert cache[[1, 2, 3, 4, 7]].isnan().all()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("num_heads", [3, 20])
 def test_turned_queries_equal_the_reference(num_heads: int, dtype: torch.dtype) -> None:

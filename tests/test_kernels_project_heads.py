@@ -109,7 +109,7 @@ def test_heads_equal_their_reference(
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     ("sizes", "in_features", "columns", "depth"),
-    [((2, 1, 16), 64, 16, 16), pytest.param((1, 1, 128), 256, 64, 128, marks=pytest.mark.slow)],
+    [((2, 1, 16), 64, 16, 16), ((1, 1, 128), 256, 64, 128)],
 )
 def test_heads_are_those_of_two_launches_and_do_not_depend_on_the_rows_beside_them(
     tiles: object, dtype: torch.dtype, sizes: tuple[int, int, int], in_features: int, columns: int, depth: int

@@ -13,20 +13,20 @@ from spec_kernels.utils import INTERPRETED
 from spec_lab.core.draft_tree import DraftTree
 from spec_lab.drafters.growth import TORCH_CHOICES, Branches, Choices, DynamicTree
 from spec_lab.drafters.siblings import Ranked, empty_ranks
+from tests.drafted_rows import no_rows
 from tests.kernel_lab import DEVICE, DTYPES, randn
 
 TRITON_CHOICES = Choices(choose_branches, choose_rows)
-SLOW = pytest.mark.slow
 
 
 @pytest.mark.parametrize(
     ("rows", "vocab_size", "topk"),
     [
         (4, 1500, 4),
-        pytest.param(3, 5, 5, marks=SLOW),
-        pytest.param(1, 2048, 1, marks=SLOW),
-        pytest.param(2, 1100, 16, marks=SLOW),
-        pytest.param(2, 70_001, 3, marks=SLOW),
+        (3, 5, 5),
+        (1, 2048, 1),
+        (2, 1100, 16),
+        (2, 70_001, 3),
         *([] if INTERPRETED else [(256, 8192, 4), (64, 32_000, 4), (16, 128_256, 8)]),
     ],
 )
@@ -61,7 +61,7 @@ def test_a_certain_token_is_no_likelier_than_one_and_zero_is_minus_zero() -> Non
 
 def grow(tree: DynamicTree, levels: list[Ranked], hidden_size: int) -> tuple[list[Branches], DraftTree]:
     """Return the branches and the tree of drafts whose scores are given, whatever the branches are."""
-    growth, found = tree.start(levels[0]), []
+    growth, found = tree.start(levels[0], no_rows(len(levels[0].tokens))), []
     for index, ranked in enumerate(levels[1:], start=1):
         batch, width = levels[index - 1].tokens.shape[:2]
         found.append(tree.branch(growth, randn(batch, width, hidden_size, seed=index)))
@@ -89,13 +89,13 @@ def make_levels(batch: int, depth: int, topk: int, ties: bool) -> list[Ranked]:
     [
         (3, 3, 4, 16, 40),
         (2, 1, 4, 4, 8),
-        pytest.param(2, 5, 3, 30, 700, marks=SLOW),
-        pytest.param(1, 2, 1, 3, 9, marks=SLOW),
-        pytest.param(1, 3, 16, 64, 5000, marks=SLOW),
-        pytest.param(2, 16, 5, 33, 8, marks=SLOW),
+        (2, 5, 3, 30, 700),
+        (1, 2, 1, 3, 9),
+        (1, 3, 16, 64, 5000),
+        (2, 16, 5, 33, 8),
     ],
 )
-@pytest.mark.parametrize("ties", [True, pytest.param(False, marks=SLOW)])
+@pytest.mark.parametrize("ties", [True, False])
 def test_a_tree_grows_as_the_reference_lets_it(
     batch: int, depth: int, topk: int, num_rows: int, hidden_size: int, ties: bool
 ) -> None:

@@ -13,27 +13,14 @@ from spec_lab.cli.folder import folder_name
 from spec_lab.cli.labels import MAX_LENGTH, name_groups
 from spec_lab.cli.options import read_groups
 from spec_lab.record.measured import RunInfo
+from tests.composed import compose_quickly
 from tests.fake_runs import PROVENANCE
-
-OPTIONS = [
-    (group.name, option)
-    for group in read_groups().values()
-    for option in group.options
-    if group.name not in ("experiment", "size", "debug") and option != "auto"  # auto is named after what it takes
-]
-
 
 STALE = [[], ["graph.metadata=stale"]]
 
 
 def name_of(group: str, *overrides: str) -> str:
-    return compose_run(overrides)[1][group]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("group", "option"), OPTIONS)
-def test_an_option_as_it_comes_keeps_its_name(group: str, option: str) -> None:
-    assert name_of(group, f"{group}={option}") == option
+    return compose_quickly(*overrides)[1][group]
 
 
 @pytest.mark.parametrize(
@@ -84,7 +71,6 @@ def test_knobs_that_differ_are_named(overrides: list[str], group: str, name: str
     assert name_of(group, *overrides) == name
 
 
-@pytest.mark.slow
 def test_no_two_configurations_of_a_group_have_one_name() -> None:
     """Every value of some knobs with every other, from every option that has them."""
     cases = {
@@ -110,7 +96,7 @@ def test_no_two_configurations_of_a_group_have_one_name() -> None:
     for group, combinations in cases.items():
         found: dict[str, object] = {}
         for option, first, second in combinations:
-            config, names = compose_run([option, *first, *second])
+            config, names = compose_quickly(option, *first, *second)
             part = getattr(config, group)
             assert found.setdefault(names[group], part) == part, names[group]
         assert len(found) > 3

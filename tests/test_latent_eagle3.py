@@ -143,11 +143,8 @@ def default_taps(folder: Path) -> list[int]:
 @pytest.mark.parametrize(
     ("head", "prune"),
     [
-        *(
-            pytest.param(head, "catchup", marks=() if head in ("kimi_k25", "no_narrow_query") else pytest.mark.slow)
-            for head in HEADS
-        ),
-        *(pytest.param("kimi_k25", prune, marks=pytest.mark.slow) for prune in ("none", "prefill", "post_attention")),
+        *((head, "catchup") for head in HEADS),
+        *(("kimi_k25", prune) for prune in ("none", "prefill", "post_attention")),
     ],
 )
 def test_drafts_equal_the_whole_chain_recomputed(
@@ -158,7 +155,6 @@ def test_drafts_equal_the_whole_chain_recomputed(
     assert set(rule.accepted) == {0, 1, 2, 3} and rule.compared > 50
 
 
-@pytest.mark.slow
 def test_a_window_and_padded_rows(target: tuple[Path, Reference], tmp_path: Path) -> None:
     rule = run_against_slow_chain(target, tmp_path, "kimi_k25", "catchup", window=5, bucket=4)
     assert set(rule.accepted) == {0, 1, 2, 3} and rule.compared > 50
@@ -169,7 +165,6 @@ def test_on_a_target_with_latent_attention(latent_target: tuple[Path, Reference]
     assert set(rule.accepted) == {0, 1, 2, 3} and rule.compared > 50
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("batch_size", [1, 3])
 def test_a_head_with_keys_and_values_on_a_target_with_latent_attention(
     latent_target: tuple[Path, Reference], tmp_path: Path, batch_size: int
@@ -256,7 +251,6 @@ def test_refusals(target: tuple[Path, Reference], tmp_path: Path) -> None:
         load_eagle3(tmp_path, config, torch.float32, "cpu")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("aspect", ["rope theta", "concat order"])
 def test_the_doctor_names_what_was_misread(target: tuple[Path, Reference], tmp_path: Path, aspect: str) -> None:
     """A theta other than that of the training, or products that read both inputs in the other order."""
@@ -271,15 +265,13 @@ def test_the_doctor_names_what_was_misread(target: tuple[Path, Reference], tmp_p
     assert [finding.check for finding in faults(findings_of(right, wrong))] == [aspect]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("graph", ["round", "step_replay", "full_loop", "split_seed"])
+@pytest.mark.parametrize("graph", ["round", "step_replay"])
 def test_graphs_hold_latent_attention(latent_target: tuple[Path, Reference], tmp_path: Path, graph: str) -> None:
     make_latent_eagle3(tmp_path, read_model_config(latent_target[0]), **HEADS["flat_ids"])
     config = make_config((latent_target[0], tmp_path), "eagle3", prune="catchup", batch_size=3)
     assert_captured_alike(config, graph, random_requests(3, max_new_tokens=8))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("drafter", ["eagle3", "mtp_eagle"])
 def test_branches_of_latent_rows(latent_target: tuple[Path, Reference], tmp_path: Path, drafter: str) -> None:
     """A tree on a target with latent attention, drafted by layers that have it: text equals greedy decoding."""

@@ -166,10 +166,7 @@ def test_kimi_k2_is_read_as_deepseek_v3(checkpoints: Any, tmp_path: Path) -> Non
     ("kind", "batch_size"),
     [
         ("deepseek_v3_experts", 3),
-        *(
-            pytest.param(*case, marks=pytest.mark.slow)
-            for case in (("deepseek_v3_experts", 1), ("glm4_moe_lite_experts", 1), ("glm4_moe_lite_experts", 3))
-        ),
+        *(("deepseek_v3_experts", 1), ("glm4_moe_lite_experts", 1), ("glm4_moe_lite_experts", 3)),
     ],
 )
 def test_text_equals_greedy_decoding_by_transformers(checkpoints: Any, kind: str, batch_size: int) -> None:

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
@@ -19,6 +20,7 @@ from omegaconf import OmegaConf
 
 import spec_lab
 from spec_lab.errors import UserError
+from spec_lab.menu.config import DrafterConfig, RunConfig
 from spec_lab.record import progress
 from spec_lab.record.progress import Progress
 from tests import recorded_runner
@@ -67,6 +69,70 @@ def test_names_follow_what_is_changed_after_composing() -> None:
 def test_what_cannot_be_composed_is_a_user_error(overrides: list[str], words: str) -> None:
     with pytest.raises(UserError, match=words):
         spec_lab.compose(overrides)
+
+
+@pytest.mark.parametrize(
+    "overrides", [5, [5], None, "drafter=ngram", b"x", {"seed": 1}, [None], [["seed=1"]], iter([])]
+)
+def test_what_is_no_list_of_texts_is_a_user_error(overrides: Any) -> None:
+    with pytest.raises(UserError, match=r"compose takes a list of texts, not .*; use one such as"):
+        spec_lab.compose(overrides)
+
+
+@pytest.mark.parametrize("override", ["hydra.run.dir=x", "+hydra.callbacks.a._target_=os.mkdir", "name=a\0b"])
+def test_what_the_command_line_refuses_is_refused(override: str) -> None:
+    with pytest.raises(UserError):
+        spec_lab.compose([override])
+
+
+@pytest.mark.parametrize("composed", ["x", None, 5, RunConfig, ["drafter=ngram"]])
+@pytest.mark.parametrize("call", [spec_lab.run, spec_lab.examine])
+def test_what_was_not_composed_is_a_user_error(call: Callable[[Any], object], composed: Any) -> None:
+    with pytest.raises(UserError, match=r"takes a composed run, not .*; use spec_lab\.\w+\(spec_lab\.compose"):
+        call(composed)
+
+
+WRONG_TYPES: list[tuple[str, Any, str]] = [
+    ("batch_size", "abc", "batch_size takes a whole number"),
+    ("batch_size", None, "batch_size takes a whole number"),
+    ("batch_size", 2.5, "batch_size takes a whole number"),
+    ("batch_size", True, "batch_size takes a whole number"),
+    ("kernels", "cuda", "kernels takes auto, torch, triton, native"),
+    ("references", "plain", "references takes plain, unpruned, eager"),
+    ("references", ["plane"], "references takes plain, unpruned, eager"),
+    ("leave_out", 5, "leave_out takes a list"),
+    ("drafter", None, r"drafter takes what was composed; use spec_lab\.compose\(\['drafter=...'\]\)"),
+    ("drafter", "ngram", "drafter takes what was composed"),
+    ("drafter", DrafterConfig, "drafter.name: "),
+    ("sampling", {"temperature": 1}, "sampling takes what was composed"),
+    ("sampling", None, "sampling takes what was composed"),
+    ("sampling.temperature", "hot", "sampling.temperature takes a number"),
+    ("drafter.num_draft_tokens", None, "drafter.num_draft_tokens takes a whole number"),
+    ("drafter.k_schedule", [[True]], "drafter.k_schedule takes a list like"),
+    ("drafter.k_schedule", 5, "drafter.k_schedule takes a list like"),
+    ("batchsize", 3, "there is no key batchsize; did you mean batch_size?"),
+    ("drafter.max_ngram", 3, "drafter.max_ngram is not read by the options chosen"),
+    ("name", "${nowhere}", "name takes a text"),
+]
+
+
+@pytest.mark.parametrize(("key", "value", "words"), WRONG_TYPES)
+def test_what_is_changed_to_another_type_is_a_user_error(key: str, value: Any, words: str) -> None:
+    composed = spec_lab.compose()
+    group, _, name = key.rpartition(".")
+    setattr(getattr(composed.config, group) if group else composed.config, name, value)
+    for call in (spec_lab.run, spec_lab.examine):
+        with pytest.raises(UserError, match=words):
+            call(composed)
+    assert re.match(rf"refused: config\.{words}|refused: .*{words}", str(composed))
+    assert composed._repr_html_().startswith("<pre>refused: ")
+
+
+def test_what_is_changed_to_its_type_in_words_is_taken(runner: ModuleType) -> None:
+    composed = spec_lab.compose(["drafter=ngram"])
+    composed.config.batch_size, composed.config.output_dir = "2", Path("there")  # type: ignore[assignment]
+    result = spec_lab.run(composed)
+    assert (result.summary["config"]["batch_size"], result.folder.parent.name) == (2, "there")
 
 
 def test_hydra_is_left_as_it_was(tmp_path: Path) -> None:
@@ -241,9 +307,8 @@ def test_program_in_the_page_is_five_lines_and_runs_as_it_stands(
     assert "acceptance length" in capsys.readouterr().out
 
 
-@pytest.mark.slow
 def test_program_in_the_page_decodes(empty_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    program = page_program().replace('["', '["debug=smoke", "', 1)
+    program = page_program().replace('["', '["debug=smoke", "kernels=torch", "', 1)
     space: dict[str, Any] = {}
     exec(compile(program, "use.md", "exec"), space)
     assert space["result"].summary["status"] == "finished"

@@ -91,6 +91,8 @@ GOOD = {"jsonl": '{"prompt": "a"}', "spec_bench": '{"question_id": 1, "category"
         ("spec_bench", '{"question_id": 1, "category": "qa", "turns": [null]}', "turns, a list of texts"),
         ("spec_bench", '{"question_id": 1, "category": "qa", "turns": ["a", 5]}', "turns, a list of texts"),
         ("spec_bench", '{"question_id": 1, "category": "qa", "turns": {"0": "a"}}', "turns, a list of texts"),
+        ("spec_bench", '{"question_id": 1, "category": "qa", "turns": [""]}', "texts that say something"),
+        ("spec_bench", '{"question_id": 1, "category": "qa", "turns": ["a", " "]}', "texts that say something"),
         ("spec_bench", '{"question_id": 1, "category": "qa"}', "a question needs"),
         ("spec_bench", '{"question_id": 1, "turns": ["a"]}', "a question needs question_id, category"),
         ("spec_bench", '{"question_id": null, "category": "qa", "turns": ["a"]}', "a question needs question_id"),
@@ -105,6 +107,17 @@ def test_a_broken_line_is_refused_with_its_file_and_number(
     with pytest.raises(UserError, match=rf"mine\.jsonl:3:? .*{message}") as caught:
         read(path, workload)
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 500
+
+
+def test_keys_that_nothing_reads_are_named_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "mine.jsonl"
+    path.write_text('{"prompt": "a", "sytem": "Hi"}\n' * 3 + '{"prompt": "a", "max_new_tokens": 5, "x\\u001b": 1}\n')
+    assert len(read(path)) == 4
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"{path}: nothing reads `max_new_tokens`, `sytem`, ") and line.isprintable()
+    path.write_text('{"prompt": "a", "id": 1, "category": "x", "form": "chat", "answer": "b", "system": "Hi"}')
+    read(path)
+    assert not capsys.readouterr().err
 
 
 @pytest.mark.parametrize("workload", ["jsonl", "spec_bench"])

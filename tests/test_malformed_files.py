@@ -93,10 +93,7 @@ def with_value(config: dict[str, Any], path: tuple[str, ...], value: Any) -> dic
 
 @pytest.mark.parametrize(
     "kind",
-    [
-        *("llama", "qwen3", "eagle3", "speculators", "mtp", "assistant"),
-        *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("deepseek_v3", "latent_eagle3")),
-    ],
+    ["llama", "qwen3", "eagle3", "speculators", "mtp", "assistant", "deepseek_v3", "latent_eagle3"],
 )
 def test_any_value_of_any_key_is_read_or_refused(kind: str, folders: dict[str, Path], tmp_path: Path) -> None:
     target = read_model_config(folders["qwen3"])

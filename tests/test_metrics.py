@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -69,6 +70,14 @@ def test_distance_is_a_mean_over_chosen_tokens_with_an_interval_over_requests() 
     one = acceptance_metrics.distance(requests[:1], rounds)
     assert one == {"total_variation": pytest.approx(0.4 / 3), "low": None, "high": None, "kl": None}
     assert acceptance_metrics.distance(requests, [make_round([2, 3], 0.1)]) is None
+
+
+def test_relaxed_drafts_are_counted_of_the_requests_that_are_asked_for() -> None:
+    """As a category's are, whose requests share rounds with others."""
+    requests = [make_request("r0", [1, 0]), make_request("r1", [1, 0])]
+    rounds = [replace(make_round([2, 2], 0.1), relaxed=[1, 1]), replace(make_round([1, 1], 0.1), relaxed=[0, 0])]
+    assert acceptance_metrics.relaxed_hits(requests[1:], rounds) == {"hits": 1, "per_1000_tokens": 1000 / 3}
+    assert acceptance_metrics.relaxed_hits(requests, rounds) == {"hits": 2, "per_1000_tokens": 1000 / 3}
 
 
 def test_rates() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from spec_lab.__main__ import main as run_main
 from spec_lab.cli.mixed import MixNote
-from spec_lab.menu.choices import KernelSet
+from spec_lab.menu.choices import KernelsChoice
 from spec_lab.record.mixed import are_mixed, mixed_by_auto
 from spec_lab.record.runs import find_runs
 from spec_lab.report.__main__ import main
@@ -76,13 +76,12 @@ def test_options_of_groups_and_old_records() -> None:
 
 def test_a_sweep_says_it_once(capsys: pytest.CaptureFixture[str]) -> None:
     note = MixNote()
-    for kernels in (KernelSet.native, KernelSet.native, KernelSet.torch, KernelSet.torch):
+    for kernels in (KernelsChoice.native, KernelsChoice.native, KernelsChoice.torch, KernelsChoice.torch):
         note.see(make_config((Path(), Path()), "none", kernels=kernels, auto=AUTO))
     printed = capsys.readouterr().err
     assert printed.startswith(SAID) and printed.count("\n") == 1
 
 
-@pytest.mark.slow
 def test_a_typed_sweep_is_warned_of(
     empty_folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -286,6 +286,11 @@ def test_declared_dtype_in_both_spellings() -> None:
         ({"rms_norm_eps": float("nan")}, ("rms_norm_eps must be a positive number, is nan",)),
         ({"layer_types": ["linear_attention"] * 8}, ("'linear_attention'", "full_attention, sliding_attention")),
         ({"layer_types": ["sliding_attention"] * 8}, ("use_sliding_window",)),
+        ({"sliding_window": -3}, ("sliding_window must be an integer of 0 or more, is -3",)),
+        ({"sliding_window": -3, "use_sliding_window": False}, ("sliding_window",)),
+        ({"sliding_window": "x"}, ("sliding_window",)),
+        ({"model_type": {"a": 1}}, ("model_type must be a string, is an object of 1",)),
+        ({"model_type": 5}, ("model_type",)),
     ],
 )
 def test_refuses_what_the_lean_code_cannot_run(changes: dict[str, Any], fragments: tuple[str, ...]) -> None:

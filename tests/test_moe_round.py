@@ -14,9 +14,9 @@ import pytest
 
 import spec_lab
 from spec_lab.checkpoints.families.table import read_model_config
-from spec_lab.cli.compose import compose_run
 from spec_lab.menu.refusals.run import refusals
 from tests.bench_modules import imported
+from tests.composed import compose_quickly
 from tests.tiny_latent import SIZES
 
 SHAPES = Path(spec_lab.__file__).parent / "checkpoints" / "shapes"
@@ -46,11 +46,10 @@ def test_floors_are_those_that_were_reckoned_by_hand(rounds: ModuleType) -> None
     )
 
 
-@pytest.mark.slow
 def test_every_cell_composes(rounds: ModuleType) -> None:
     assert len({cell.name for cell in rounds.CELLS}) == len(rounds.CELLS)
     for cell in rounds.CELLS[::7]:
-        config, _ = compose_run([*cell.overrides(), "dtype=bfloat16"])
+        config, _ = compose_quickly(*cell.overrides(), "dtype=bfloat16")
         assert refusals(config) == [] or cell.model is rounds.APART
 
 
@@ -62,7 +61,6 @@ def tiny_model(rounds: ModuleType, target: Path, graph: str) -> Any:
     return rounds.Model("tiny", ("target=hf", f"target.path={target}", *on_cpu), prompt_tokens=6)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("several", "code"), [((), 2), (("graph.rounds_per_replay=2",), 0)])
 def test_rounds_behind_the_end_of_all_requests_are_refused_with_a_remedy_that_works(
     several: tuple[str, ...], code: int, rounds: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -74,7 +72,6 @@ def test_rounds_behind_the_end_of_all_requests_are_refused_with_a_remedy_that_wo
     assert (capsys.readouterr().err.count("add graph.rounds_per_replay=2") == 2) == (code == 2)
 
 
-@pytest.mark.slow
 def test_cells_of_a_tiny_target_are_timed_once(
     rounds: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -20,7 +20,6 @@ from tests.fake_target import PaddedGraph
 from tests.lab import NEAR_TIE, PRUNING, Reference, make_config, make_engine, random_requests
 from tests.layer_rows import LayerRows, count_rows
 from tests.scripted_rule import RecordingPicker, ScriptedAcceptance
-from tests.tiers import every_other
 from tests.tiny_checkpoints import make_tiny_target, refused
 from tests.tiny_mtp import TinyMtp, make_tiny_mtp, target_hidden_states
 
@@ -132,7 +131,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("case", every_other(CASES), ids=lambda case: "-".join(map(str, case)))
+@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case)))
 def test_drafts_equal_the_modules_recomputed(lab: Lab, case: tuple[str, int, int, int, int, int]) -> None:
     prune, batch_size, num_draft_tokens, page_size, chunk, bucket = case
     cache = {"page_size": page_size, "prefill_chunk": chunk}

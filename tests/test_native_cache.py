@@ -454,7 +454,6 @@ def test_the_libraries_used_last_stay(place: Place) -> None:
     assert len(left) == 10 and left >= {*kept, *others[:6]}
 
 
-@pytest.mark.slow
 def test_the_c_is_compiled_without_a_warning_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     library.__wrapped__()

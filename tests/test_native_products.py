@@ -24,7 +24,7 @@ from spec_lab.attention.native_backend import NativeAttention
 from spec_lab.attention.torch_backend import TorchAttention
 from spec_lab.checkpoints.plan import LayerPlan
 from spec_lab.measure.lab import MAIN, load_lab, note_kernels
-from spec_lab.menu.choices import KernelSet
+from spec_lab.menu.choices import KernelsChoice
 from spec_lab.menu.chosen import choose
 from spec_lab.models.linear import make_linear
 from spec_lab.models.native_forwards import MAX_ROWS
@@ -308,27 +308,25 @@ def test_no_ops_of_the_kernels_are_said(capsys: pytest.CaptureFixture[str]) -> N
         ("native", torch.float32, True, layers[:1], ""),
     )
     for name, dtype, row_invariant, there, said in cases:
-        config = make_config((Path(), Path()), "none", kernels=KernelSet(name), row_invariant=row_invariant)
+        config = make_config((Path(), Path()), "none", kernels=KernelsChoice(name), row_invariant=row_invariant)
         models: Any = SimpleNamespace(target=SimpleNamespace(layers=there), dtype=dtype)
         note_kernels(choose(config), models)
         printed = capsys.readouterr().err
         assert said in printed and printed.count("\n") == bool(said)
 
 
-@pytest.mark.slow
 def test_a_draft_model_has_these_layers_too() -> None:
     composed = spec_lab.compose(["device=cpu", "drafter=draft_model", "workload.limit=1", "max_new_tokens=2"])
     drafter = load_lab(choose(composed.config)).engines[MAIN].parts.drafter
     assert isinstance(drafter.model.layers[0], NativeDecoderLayer)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("overrides", [(), ("graph=round", "batch_size=3")], ids=["eager", "tape"])
 def test_a_run_has_the_tokens_of_plain_decoding_to_the_bit(overrides: tuple[str, ...], tmp_path: Path) -> None:
     """The shipped pair, drafting and pruned: by plain decoding beside it, by the teacher's judgement, and by torch."""
     shared = [
-        *("device=cpu", "prune=catchup", "repeats=1", "warmup_requests=0", "profile_rounds=0", "workload.limit=3"),
-        *("max_new_tokens=24", f"output_dir={tmp_path}", *overrides),
+        *("device=cpu", "prune=catchup", "repeats=1", "warmup_requests=0", "profile_rounds=0", "workload.limit=2"),
+        *("max_new_tokens=12", f"output_dir={tmp_path}", *overrides),
     ]
     found = {}
     for kernels, references in (("native", "[plain]"), ("native", "[]"), ("torch", "[plain]")):

@@ -12,30 +12,28 @@ import torch
 
 from spec_kernels.native import build
 from spec_kernels.native.parts import NativeProduct
-from spec_kernels.native.rounds import strict_accept
+from spec_kernels.native.rounds import commit_rows, write_strict
 from spec_lab.acceptance.confidences import DraftConfidences
-from spec_lab.acceptance.native_rules import NativeStrictAcceptance
-from spec_lab.acceptance.strict import StrictAcceptance
 from spec_lab.attention.native_backend import NativeAttention
 from spec_lab.checkpoints.random_weights import random_eagle3
 from spec_lab.core.kv_cache import PagedKVCache
 from spec_lab.core.layer_protocols import RowSelection
 from spec_lab.core.pruning_protocols import CatchupPruning, PrunePolicy
-from spec_lab.core.types import AcceptanceInputs, FeatureSpec, RoundBatch, Verification, VerifiedRound
-from spec_lab.drafters.catchup import plan_catchup
+from spec_lab.core.types import FeatureSpec, RoundBatch, Verification, VerifiedRound
+from spec_lab.drafters.catchup import catchup_planner
 from spec_lab.drafters.confidence import ConfidentGreedyPicker
-from spec_lab.drafters.native_catchup import plan_native_catchup
 from spec_lab.drafters.picking import DraftedRows, DraftPicker, GreedyPicker
 from spec_lab.drafters.recurrent import RecurrentDrafter, RecurrentState
-from spec_lab.engine.native_slots import commit_native_rows
+from spec_lab.engine.drafts import Chain
+from spec_lab.engine.offers import AllOffered
 from spec_lab.engine.parts import Parts
-from spec_lab.engine.slots import commit_rows
-from spec_lab.engine.stopping_loop import StepsAtOnce
 from spec_lab.models.eagle3 import Eagle3Head
 from spec_lab.models.native_forwards import MAX_ROWS, NativeHeadLayer, NativeStack
 from spec_lab.models.native_products import NativeProducts
 from spec_lab.models.products import PLAIN, Products
 from spec_lab.models.replaceable_parts import LayerStack
+from spec_lab.operators.kernel_set import TORCH_FORMS, KernelSet
+from spec_lab.operators.native_set import NATIVE_FUNCTIONS
 from spec_lab.pruning.policy import LastPromptRow, NoCatchupPruning, PruneAfterAttention, PruneBeforeAttention
 from spec_lab.pruning.selection import AfterAttention, AllRows, BeforeAttention, NoRows
 from spec_lab.wiring.caches import cache_row
@@ -52,6 +50,7 @@ from tests.native_lane import (
     tokens_of,
 )
 
+NATIVE = KernelSet(NATIVE_FUNCTIONS)
 pytestmark = pytest.mark.skipif(not build.can_build(), reason="needs a C compiler")
 
 
@@ -172,8 +171,8 @@ def test_a_catch_up_step_up_to_its_first_draft_in_one_call(prune: CatchupPruning
         HeadLane(products, norm_before_residual=normed) for products in (NativeProducts(), NativeProducts(), PLAIN)
     ]
     at_once, in_parts, by_torch = (
-        RecurrentDrafter(3, lane.head, FeatureSpec(), lane.cache, lane.lane.backend, policy, GreedyPicker(), plan)
-        for lane, plan in zip(lanes, (plan_native_catchup, plan_native_catchup, plan_catchup), strict=True)
+        RecurrentDrafter(3, lane.head, FeatureSpec(), lane.cache, lane.lane.backend, policy, GreedyPicker(), kernels)
+        for lane, kernels in zip(lanes, (NATIVE, NATIVE, TORCH_FORMS), strict=True)
     )
     in_parts._start = None
     assert at_once._start is not None and by_torch._start is None
@@ -209,7 +208,7 @@ def test_a_catch_up_step_that_is_not_one_call_is_run_in_its_parts() -> None:
     assert HeadLane(NativeProducts(), norm_output=True).head.start is None
     many = [20] * (MAX_ROWS // 4 + 1)
     verified = verified_round(lane.lane, many, [1] * len(many), 4, 3 * HIDDEN_SIZE)
-    drafter = RecurrentDrafter(3, lane.head, *places, whole, GreedyPicker(), plan_native_catchup)
+    drafter = RecurrentDrafter(3, lane.head, *places, whole, GreedyPicker(), NATIVE)
     assert drafter._started(verified) is None
     assert drafter.catch_up(verified).tokens.shape == (len(many),)
 
@@ -248,12 +247,13 @@ def test_only_greedy_drafts_on_fresh_metadata_are_made_at_once(monkeypatch: pyte
     assert [drafter.requirements.draft_rest is not None for drafter in drafters] == [True, False]
     metadata = lane.lane.metadata([20], 1)
     tokens = torch.tensor([3])
-    parts = cast(Parts, SimpleNamespace(drafter=drafters[0], backend=lane.lane.backend))
+    parts = cast(Parts, SimpleNamespace(drafter=drafters[0], backend=lane.lane.backend, timer=None))
     steps: list[int] = []
     monkeypatch.setattr(drafters[0], "step", lambda state, step: steps.append(step.index))
     for mover, expected in ((lane.lane.backend, []), (NativeAttention(PAGE_SIZE, MAX_POSITIONS), [1])):
         state = RecurrentState(tokens, lane.run([20], 1), metadata, DraftedRows(tokens, tokens))
-        assert StepsAtOnce().run(parts, mover, state, 2, nullcontext).shape == (1, 2)
+        drafts, num_drafted = Chain(parts).collect(AllOffered(2), mover, state, nullcontext)
+        assert drafts.shape == (1, 2) and num_drafted == 2
         assert steps == expected
 
 
@@ -265,7 +265,9 @@ def test_a_catch_up_is_planned_as_torch_plans_it(first_position: int) -> None:
     tokens, kv_lens = torch.zeros(3, 4, dtype=torch.int64), torch.tensor([7, 0, MAX_POSITIONS - 2])
     batch = RoundBatch(slots, slots >= 0, kv_lens, tokens, lane.table.pages[slots], MAX_POSITIONS - 2)
     verified = VerifiedRound(batch, Verification(tokens, torch.tensor([4, 0, 2])), None)
-    expected, got = (plan(verified, lane.backend, 3, first_position) for plan in (plan_catchup, plan_native_catchup))
+    expected, got = (
+        plan(verified, lane.backend, 3, first_position) for plan in map(catchup_planner, (TORCH_FORMS, NATIVE))
+    )
     for name in ("live_rows", "live_lens"):
         assert torch.equal(getattr(got, name), getattr(expected, name)), name
     for name in ("attention", "live_attention"):
@@ -275,51 +277,12 @@ def test_a_catch_up_is_planned_as_torch_plans_it(first_position: int) -> None:
         assert (first.num_queries, first.max_seq_len) == (second.num_queries, second.max_seq_len)
 
 
-@pytest.mark.parametrize("num_drafts", [0, 1, 3])
-def test_slots_are_left_as_torch_leaves_them(num_drafts: int) -> None:
-    """Drafts may lie step by step, and a request may be padding."""
-    tokens = torch.arange(3 * (num_drafts + 1)).view(3, -1)
-    emitted = torch.tensor([1, 0, num_drafts + 1])
-    drafts = torch.arange(100, 100 + 3 * num_drafts).view(num_drafts, 3).t()
-    found = []
-    for commit in (commit_rows, commit_native_rows):
-        kv_lens, input_ids = torch.tensor([5, 6, 7, 8]), torch.zeros(4, num_drafts + 1, dtype=torch.int64)
-        last = commit(kv_lens, input_ids, torch.tensor([2, 3, 0]), tokens, emitted, drafts)
-        found.append([kv_lens.tolist(), input_ids.tolist(), last.tolist()])
-    assert found[0] == found[1]
-
-
-def judged(logits: torch.Tensor, drafts: torch.Tensor, num_drafts: torch.Tensor | None) -> AcceptanceInputs:
-    num_requests = len(logits)
-    active = torch.arange(num_requests) != 1
-    slots = torch.arange(num_requests)
-    return AcceptanceInputs(logits, drafts, active, slots, slots, num_drafts=num_drafts)
-
-
-@pytest.mark.parametrize("vocabulary", [3, 16, 77, 256])
-@pytest.mark.parametrize("num_drafts", [0, 3])
-def test_strict_acceptance_is_that_of_torch(vocabulary: int, num_drafts: int) -> None:
-    """With ties, infinities and NaN, drafts that are a slice, a request that is padding, and few offered drafts."""
-    torch.manual_seed(vocabulary)
-    logits = torch.randint(4, (6, num_drafts + 1, vocabulary)).float()
-    logits[2], logits[3, -1] = float("-inf"), logits[3, -1].clone().fill_(float("inf"))
-    logits[4, -1, -2:], logits[5, 0, vocabulary // 2 :] = float("nan"), -1.0
-    likeliest = logits.argmax(dim=-1)
-    inputs = torch.cat((likeliest[:, :1], likeliest[:, :-1]), dim=1)
-    inputs[0, 1:2], inputs[5, 2:3] = inputs[0, 1:2] + 1, -1
-    for offered in (None, torch.tensor([3, 2, 1, 0, 3, 3])):
-        case = judged(logits, inputs[:, 1:], offered)
-        expected, got = StrictAcceptance().accept(case), NativeStrictAcceptance().accept(case)
-        assert torch.equal(got.tokens, expected.tokens)
-        assert got.num_emitted.tolist() == expected.num_emitted.tolist()
-
-
 def test_numbers_that_do_not_lie_as_c_reads_them_are_refused() -> None:
     """Of another type, or with others between them: C would take its neighbours for them."""
     tokens, num_emitted = torch.zeros(2, 2, dtype=torch.int64), torch.zeros(2, dtype=torch.int64)
     logits, drafts, active = torch.zeros(2, 2, 3), tokens[:, 1:], torch.ones(2, dtype=torch.bool)
     for num_drafts in (torch.ones(2, dtype=torch.int32), torch.ones(4, dtype=torch.int64)[::2]):
         with pytest.raises(AssertionError):
-            strict_accept(tokens, num_emitted, logits, drafts, active, num_drafts)
+            write_strict(tokens, num_emitted, logits, drafts, active, num_drafts)
     with pytest.raises(AssertionError):
-        commit_native_rows(num_emitted.clone(), tokens.clone(), torch.arange(2), tokens, num_emitted, drafts.int())
+        commit_rows(num_emitted.clone(), tokens.clone(), torch.arange(2), tokens, num_emitted, drafts.int())

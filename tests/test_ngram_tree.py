@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spec_lab.core.draft_tree import DraftTree
-from spec_lab.drafters.history import TokenHistory
+from spec_lab.drafters.history import NewTokens, TokenHistory
 from spec_lab.drafters.ngram_tree import NUM_MATCHES, NgramTreeDrafter, matches
 from tests.test_lookup_drafters import CPU, slow_drafts
 
@@ -61,6 +61,10 @@ def slow_tree(text: list[int], depth: int, num_rows: int, topk: int, sizes: tupl
 
 
 @settings(max_examples=150, deadline=None)
+def nothing_new(slot_ids: torch.Tensor, lengths: torch.Tensor) -> NewTokens:
+    return NewTokens(slot_ids, lengths, torch.zeros_like(lengths).unsqueeze(1), torch.zeros_like(lengths))
+
+
 @given(
     texts=st.lists(st.lists(st.integers(1, 3), min_size=1, max_size=40), min_size=1, max_size=3),
     shape=st.sampled_from([(3, 9, 2), (1, 4, 4), (4, 16, 3), (5, 4, 1), (2, 2, 2), (3, 33, 16)]),
@@ -78,7 +82,7 @@ def test_the_tree_is_the_trie_by_hand(
     drafter = NgramTreeDrafter(depth, num_rows, topk, *sizes, history)
     lengths = torch.tensor([len(text) for text in texts])
     found = matches(history.tokens[:-1], lengths, *sizes)
-    tree = drafter.finish(drafter.propose(torch.arange(len(texts)), lengths))
+    tree = drafter.finish(drafter.propose(nothing_new(torch.arange(len(texts)), lengths)))
     assert tree.tokens.shape == (len(texts), num_rows - 1) and tree.parents.shape == (len(texts), num_rows)
     for index, text in enumerate(texts):
         assert [start for start in found[index].tolist() if start >= 0] == slow_matches(text, *sizes)
@@ -95,7 +99,7 @@ def test_one_match_is_a_chain_and_none_is_nothing() -> None:
     history.tokens[0, :8] = torch.tensor([7, 8, 1, 2, 3, 4, 7, 8])
     history.tokens[1, :4] = torch.tensor([1, 2, 3, 4])
     drafter = NgramTreeDrafter(3, 6, 4, 4, 2, history)
-    tree = drafter.finish(drafter.propose(torch.tensor([0, 1]), torch.tensor([8, 4])))
+    tree = drafter.finish(drafter.propose(nothing_new(torch.tensor([0, 1]), torch.tensor([8, 4]))))
     assert tree.tokens.tolist() == [[1, 2, 3, 0, 0], [0] * 5]
     assert tree.parents.tolist() == [[0, 0, 1, 2, 4, 5], [0, 1, 2, 3, 4, 5]]
 
@@ -106,4 +110,6 @@ def test_the_draft_of_the_chain_stays_however_rare_it_is() -> None:
     history.tokens[0, :9] = torch.tensor([9, 1, 9, 1, 9, 1, 9, 2, 9])
     for num_rows, expected in ((2, [2]), (3, [2, 1])):
         drafter = NgramTreeDrafter(1, num_rows, 4, 1, 1, history)
-        assert drafter.finish(drafter.propose(torch.tensor([0]), torch.tensor([9]))).tokens.tolist() == [expected]
+        assert drafter.finish(drafter.propose(nothing_new(torch.tensor([0]), torch.tensor([9])))).tokens.tolist() == [
+            expected
+        ]

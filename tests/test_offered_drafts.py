@@ -12,12 +12,11 @@ from typing import Any
 import pytest
 import torch
 
-from spec_kernels.confidence_reference import are_within_budget
 from spec_lab.acceptance.confidences import DraftConfidences
 from spec_lab.acceptance.distribution import SamplingParams
 from spec_lab.acceptance.rejection import METHODS
 from spec_lab.core.types import AcceptanceInputs
-from spec_lab.engine.offers import DraftOffers
+from spec_lab.engine.offered import DraftOffers, are_within_budget
 from tests.acceptance_cases import CPU, RULES, TRUNCATED, emitted, make_inputs, request
 from tests.test_rejection import (
     PLAIN,
@@ -126,7 +125,6 @@ def test_two_rounds_that_offer_fewer_drafts_equal_the_target(method: str, propos
     assert enumeration_error(models, METHODS[method], PLAIN, CUTS[cut]) < 1e-12
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("cut", CUTS)
 @pytest.mark.parametrize("proposal", PROPOSALS)
 @pytest.mark.parametrize("method", METHODS)

@@ -36,10 +36,9 @@ SHAPES = [
 ]
 """Targets of billions of parameters, too large to build here: they go through the dry run alone."""
 
-RUNNABLE = [entry for entry in OPTIONS if entry not in SHAPES and entry[1] != "auto"]
+RUNNABLE = [entry for entry in OPTIONS if entry not in SHAPES and entry[1] not in ("auto", *PACKAGED)]
+"""Those in packages of their own have tests of their own (test_smollm2.py)."""
 INTERPRETED = ("attention", "triton")
-RUN_ELSEWHERE = ("workload", "logger", "sampling", "target")
-"""Groups whose options have quick tests of their own, which run them."""
 SAMPLED = ["acceptance=rejection", "sampling=sampled", "drafter.draft_sampling=distribution"]
 NEEDS = {
     ("acceptance", "rejection"): SAMPLED,
@@ -81,8 +80,6 @@ def target_overrides(group: str, option: str, pair: tuple[Path, Path], folders: 
     """
     if group == "target" and option in SHIPPED:
         return [f"drafter={SHIPPED[option][0]}"]
-    if group == "target" and option in PACKAGED:
-        return ["drafter=ngram"]
     drafter = option if group == "drafter" else "eagle3"
     weights = [f"drafter.path={folders[drafter]}"] if drafter in folders else []
     target = option if group == "target" else "hf"
@@ -101,18 +98,9 @@ def test_a_shape_composes(group: str, option: str) -> None:
 def skip_without_weights(group: str, option: str) -> None:
     if group == "target" and option in SHIPPED and not (ZOO / option).is_dir():
         pytest.skip("this checkout has no shipped weights")
-    if group == "target" and option in PACKAGED and PACKAGED[option].find() is None:
-        pytest.skip(PACKAGED[option].command)
 
 
-def is_slow(group: str, option: str) -> bool:
-    return (group, option) == INTERPRETED or group in RUN_ELSEWHERE
-
-
-@pytest.mark.parametrize(
-    ("group", "option"),
-    [pytest.param(*entry, marks=pytest.mark.slow if is_slow(*entry) else []) for entry in RUNNABLE],
-)
+@pytest.mark.parametrize(("group", "option"), RUNNABLE)
 def test_every_option_builds_and_runs(
     group: str, option: str, pair: tuple[Path, Path], drafter_folders: dict[str, Path], empty_folder: Path
 ) -> None:
@@ -139,13 +127,13 @@ def test_every_option_builds_and_runs(
 
 
 EXAMINED = [
-    *(entry for entry in RUNNABLE if entry[0] not in ("sampling", "logger", "tree") and entry != ("drafter", "none")),
+    *(entry for entry in RUNNABLE if entry[0] in ("drafter", "acceptance", "graph") and entry[1] != "none"),
+    ("attention", "triton"),
     *(("prune.prefill", name) for name in registry.load().options(PromptPruningOption)),
     *(("prune.catchup", name) for name in registry.load().options(CatchupPruningOption)),
 ]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("group", "option"), EXAMINED)
 def test_the_doctor_examines_every_option(
     group: str,

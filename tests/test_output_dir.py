@@ -160,7 +160,7 @@ def test_a_folder_whose_record_cannot_be_written_is_not_left_behind(error: BaseE
         ("batch_size=range(3,1)", "give every key at least one value"),
     ],
 )
-@pytest.mark.parametrize("arguments", [[], ["repeats=1,2"], ["hydra.sweep.dir=x"]])
+@pytest.mark.parametrize("arguments", [[], ["repeats=1,2"], ["fresh=true"]])
 def test_a_sweep_without_a_job_is_refused_in_a_line(
     sweep: str,
     remedy: str,
@@ -172,11 +172,10 @@ def test_a_sweep_without_a_job_is_refused_in_a_line(
     assert main(["-m", sweep, *arguments]) == 2
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith(f"refused: {sweep} comes to no job; {remedy}")
-    assert not [path for path in empty_folder.rglob("*") if path.is_file() and path.parent.name != "x"]
+    assert not [path for path in empty_folder.rglob("*") if path.is_file()]
     assert not (empty_folder / "outputs").exists()
 
 
-@pytest.mark.slow
 def test_the_same_sweep_twice_at_once_is_refused_the_second_time(
     runner: FakeRunner, empty_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -210,7 +209,6 @@ def test_a_lock_dies_with_its_process(tmp_path: Path) -> None:
     SweepLock(tmp_path).take()
 
 
-@pytest.mark.slow
 def test_a_dry_run_beside_a_sweep_takes_nothing_from_it(runner: FakeRunner, empty_folder: Path) -> None:
     codes: list[int] = []
     run = runner.run

@@ -77,7 +77,6 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.slow
 def test_wheel_holds_every_file_of_the_tree(tree: Path, wheel: Path) -> None:
     """No subpackage, configuration, prompt or weight is left out, and nothing else is in."""
     places = {"spec_lab": "spec_lab", "conf": "spec_lab/conf", "kernels/spec_kernels": "spec_kernels"}
@@ -99,13 +98,11 @@ def test_wheel_holds_every_file_of_the_tree(tree: Path, wheel: Path) -> None:
     } <= found
 
 
-@pytest.mark.slow
 def test_wheel_runs_in_an_empty_folder_and_in_the_repository(installed: Path, tree: Path, tmp_path: Path) -> None:
     assert_composes(run(DRY_RUN, tmp_path, installed))
     assert_composes(run(DRY_RUN, tree, installed))
 
 
-@pytest.mark.slow
 def test_first_command_works_from_the_wheel(installed: Path, tmp_path: Path) -> None:
     """It is what the README says first, at the size of debug=smoke."""
     assert_runs(run(SMOKE, tmp_path, installed), tmp_path)
@@ -113,25 +110,14 @@ def test_first_command_works_from_the_wheel(installed: Path, tmp_path: Path) -> 
     assert Path(where.stdout.strip()).is_relative_to(installed)
 
 
-@pytest.mark.slow
 def test_first_command_works_from_a_raw_checkout(tree: Path, tmp_path: Path) -> None:
-    assert_runs(run(SMOKE, tmp_path, tree, tree / "kernels"), tmp_path)
+    assert_runs(run([*SMOKE, "kernels=torch"], tmp_path, tree, tree / "kernels"), tmp_path)
 
 
-@pytest.mark.slow
-def test_wheel_sweeps(installed: Path, tmp_path: Path) -> None:
-    done = run([*DRY_RUN[:-2], "-m", "drafter=ngram,none"], tmp_path, installed)
-    assert_composes(done)
-    assert done.stdout.count("nothing is refused") == 2
-
-
-@pytest.mark.slow
-def test_raw_checkout_runs_in_its_root_and_elsewhere(tree: Path, tmp_path: Path) -> None:
-    assert_composes(run(DRY_RUN, tmp_path, tree, tree / "kernels"))
+def test_raw_checkout_runs_in_its_root(tree: Path) -> None:
     assert_composes(run(DRY_RUN, tree))
 
 
-@pytest.mark.slow
 def test_kernels_folder_hides_no_package(tree: Path) -> None:
     """An importable `kernels` in the repository's root would stand in front of the one transformers imports."""
     code = "import importlib.util as u; s = u.find_spec('kernels'); print(s is None or s.origin is None)"

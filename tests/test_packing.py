@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,11 +11,12 @@ import torch
 
 from spec_lab.core.types import Request, Sequence
 from spec_lab.engine.engine import Engine
-from spec_lab.menu.choices import Dtype, KernelSet, Rollback
+from spec_lab.menu.choices import Dtype, KernelsChoice, Rollback
 from spec_lab.menu.config import AttentionConfig, RecurrentConfig, RunConfig, SamplingConfig, TrainedDrafterConfig
 from spec_lab.options.graphs.eager import EagerGraphConfig
 from spec_lab.options.graphs.round import RoundGraphConfig
 from spec_lab.options.rules.rejection import RejectionConfig
+from tests.covering import each_value
 from tests.engine_state import find_tensors
 from tests.fake_target import ScriptedDrafter, make_fake_engine
 from tests.lab import make_config, make_engine
@@ -30,11 +30,6 @@ from tests.tiny_latent import make_latent_target
 CHUNK, PAGE = 8, 4
 LENGTHS = (1, 21, 2, 8, 9, 16, 24, 8)
 """Shorter than K, whole chunks and pages, a token more, and two that are alike."""
-
-
-def quick(names: Iterable[str], *default: str) -> list[Any]:
-    """The names as parameters, of which all but `default` are of the slow tier."""
-    return [pytest.param(name, marks=[] if name in default else pytest.mark.slow) for name in names]
 
 
 def requests_of(lengths: tuple[int, ...] = LENGTHS, max_new_tokens: int = 8) -> list[Request]:
@@ -113,10 +108,7 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Weights:
     return Weights(tmp_path_factory.mktemp("weights"))
 
 
-@pytest.mark.parametrize("prune", [pytest.param("none", marks=pytest.mark.slow), "catchup"])
-@pytest.mark.parametrize(
-    "drafter", quick([*TRAINED, "ngram", "random", "none"], "eagle3", "mtp_vanilla", "draft_model")
-)
+@pytest.mark.parametrize(("drafter", "prune"), each_value([*TRAINED, "ngram", "random", "none"], ["catchup", "none"]))
 def test_a_pack_leaves_what_one_prompt_at_a_time_leaves(weights: Weights, drafter: str, prune: str) -> None:
     """Drafts, windows and KV of target and drafter, for prompts of all lengths in one pack."""
     check_packed_alike(weights.config(drafter, prune))
@@ -129,18 +121,16 @@ def test_sampled_first_tokens_are_those_of_their_requests(weights: Weights) -> N
     check_packed_alike(config)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("budget", [1, 8, 17])
-@pytest.mark.parametrize("drafter", TRAINED)
+@pytest.mark.parametrize(("drafter", "budget"), each_value(TRAINED, [1, 8, 17]))
 def test_small_packs_too(weights: Weights, drafter: str, budget: int) -> None:
     check_packed_alike(weights.config(drafter, "prefill"), budget)
 
 
+FAMILIES = ["gemma4", "latent", "checkpoints", "replay"]
 CAPTURED = ["eagle3", "mtp_eagle", "frozen_kv", "none"]
 
 
-@pytest.mark.parametrize("prune", [pytest.param("none", marks=pytest.mark.slow), "catchup"])
-@pytest.mark.parametrize("drafter", quick(CAPTURED, "eagle3"))
+@pytest.mark.parametrize(("drafter", "prune"), each_value(CAPTURED, ["catchup", "none"]))
 def test_a_captured_prompt_leaves_what_an_eager_one_leaves(weights: Weights, drafter: str, prune: str) -> None:
     """In every number of rows that is captured, and for prompts of several chunks, which are not."""
     check_captured_alike(weights.config(drafter, prune))
@@ -150,7 +140,7 @@ def test_a_captured_prompt_leaves_what_an_eager_one_leaves(weights: Weights, dra
 @pytest.mark.parametrize("attention", ["torch", "triton"])
 @pytest.mark.parametrize("drafter", CAPTURED)
 def test_a_captured_prompt_on_a_gpu(weights: Weights, drafter: str, attention: str) -> None:
-    parts = {"attention": AttentionConfig(name=attention), "kernels": KernelSet(attention)}
+    parts = {"attention": AttentionConfig(name=attention), "kernels": KernelsChoice(attention)}
     config = replace(weights.config(drafter, "catchup"), device="cuda", dtype=Dtype.float32, **parts)
     check_captured_alike(config, tolerance=2e-4)
 
@@ -175,7 +165,6 @@ def check_captured_alike(config: RunConfig, tolerance: float = 1e-5) -> None:
     compare(live_state(eager), live_state(captured), tolerance)
 
 
-@pytest.mark.slow
 def test_a_run_with_captured_prompts_has_the_tokens_of_an_eager_one(weights: Weights) -> None:
     config = replace(weights.config("eagle3", "catchup"), batch_size=2)
     requests = requests_of((9, 3, 40, 17, 2), max_new_tokens=12)
@@ -192,12 +181,11 @@ def test_a_run_with_captured_prompts_has_the_tokens_of_an_eager_one(weights: Wei
 @pytest.mark.parametrize("drafter", TRAINED)
 def test_a_pack_on_a_gpu(weights: Weights, drafter: str, attention: str) -> None:
     """Products of more rows round otherwise there, in float32 too."""
-    parts = {"attention": AttentionConfig(name=attention), "kernels": KernelSet(attention)}
+    parts = {"attention": AttentionConfig(name=attention), "kernels": KernelsChoice(attention)}
     config = replace(weights.config(drafter, "catchup"), device="cuda", dtype=Dtype.float32, **parts)
     check_packed_alike(config, tolerance=2e-4)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("drafter", ["eagle3", "frozen_kv"])
 def test_trees_begin_alike(weights: Weights, drafter: str) -> None:
     config = weights.config(drafter, "catchup", num_draft_tokens=3, tree=TREES["dynamic"])
@@ -212,8 +200,9 @@ def test_offers_begin_alike(weights: Weights) -> None:
     check_packed_alike(config)
 
 
-@pytest.mark.parametrize("prune", [pytest.param("none", marks=pytest.mark.slow), "prefill"])
-@pytest.mark.parametrize("family", quick(["gemma4", "latent", "checkpoints", "replay"], "latent", "checkpoints"))
+@pytest.mark.parametrize(
+    ("family", "prune"), each_value(["gemma4", "latent", "checkpoints", "replay"], ["prefill", "none"])
+)
 def test_families_whose_layers_differ(family: str, prune: str, tmp_path: Path) -> None:
     """Layers that share KV, latent rows, which a few rows absorb and many unfold, and states by slot."""
     changes: dict[str, Any] = {}

@@ -102,7 +102,6 @@ def test_what_remains_follows_from_the_jobs_that_ran(capsys: pytest.CaptureFixtu
     ]
 
 
-@pytest.mark.slow
 def test_a_sweep_says_how_far_it_is(empty_folder: Path, runner: FakeRunner, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["-m", "seed=1,2,3"]) == 0
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("job ")]

@@ -29,7 +29,6 @@ def no_collections() -> Iterator[None]:
     gc.enable()
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("no_collections")
 def test_caches_of_the_engine_before_are_gone_when_a_pass_is_counted(
     outputs: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

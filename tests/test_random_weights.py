@@ -29,6 +29,7 @@ from spec_lab.options.drafters.frozen_kv import ASSISTANT_SHAPES
 from spec_lab.options.targets import SHAPES
 from spec_lab.record.runs import read_summary
 from tests import tiny_gemma4
+from tests.covering import each_value
 from tests.tiny_checkpoints import TINY_SIZES, make_tiny_target
 from tests.tiny_experts import QWEN, make_tiny_experts
 from tests.tiny_hybrid import make_tiny_hybrid
@@ -36,7 +37,7 @@ from tests.tiny_latent import make_latent_target
 
 IDS = ["workload=random_ids", "workload.prompt_tokens=12", "workload.num_requests=2"]
 CHEAP = [
-    "max_new_tokens=10",
+    "max_new_tokens=6",
     "repeats=1",
     "warmup_requests=0",
     "profile_rounds=0",
@@ -68,7 +69,6 @@ def test_any_config_json_runs_with_random_weights(vocabulary: list[str], shape: 
     assert summary["divergence"]["bugs"] == 0
 
 
-@pytest.mark.slow
 def test_a_shape_with_experts_prints_what_it_reads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Its random EAGLE-3 head has none."""
     (tmp_path / "shape").mkdir()
@@ -99,9 +99,10 @@ def make_shape(kind: str, folder: Path) -> Path:
     return folder / "shape"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["dense", "window", "experts", "states", "latent"])
-@pytest.mark.parametrize("drafter", ["mtp_eagle", "mtp_vanilla"])
+@pytest.mark.parametrize(
+    ("kind", "drafter"),
+    each_value(["dense", "window", "experts", "states", "latent"], ["mtp_eagle", "mtp_vanilla"]),
+)
 def test_any_target_gets_random_mtp_modules(drafter: str, kind: str, tmp_path: Path) -> None:
     """They are of its own last layer with attention, and change no token of it."""
     target = ["target=hf", f"target.path={make_shape(kind, tmp_path)}", f"drafter={drafter}", *RANDOM]
@@ -126,7 +127,6 @@ ASSISTANT = {
 }
 
 
-@pytest.mark.slow
 def test_an_assistant_of_random_weights_has_the_sizes_of_a_config_json(tmp_path: Path) -> None:
     """It drafts from its target's keys, and changes no token of it; nothing but config.json lies in its folder."""
     target = tiny_gemma4.TEXT | tiny_gemma4.KINDS["e4b"] | {"architectures": ["Gemma4ForCausalLM"]}

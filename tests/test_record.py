@@ -223,7 +223,6 @@ with Recorder(Path(sys.argv[1]), make_info()) as recorder:
 """
 
 
-@pytest.mark.slow
 def test_a_killed_run_leaves_a_valid_record(tmp_path: Path) -> None:
     environment = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'kernels'}"}
     done = subprocess.run([sys.executable, "-c", KILLED_RUN, str(tmp_path)], env=environment, cwd=ROOT, check=False)
@@ -389,7 +388,15 @@ def test_a_summary_needs_no_torch() -> None:
 def test_build_summary_takes_an_unrun_configuration() -> None:
     summary = build_summary(make_info(), Measured(), seconds=0.0, status="failed", reason="it did")
     assert summary["num_draft_tokens"] is None
-    counts = {"mode": None, "captures": 0, "replays": 0, "fallbacks": 0, "nodes": {}, "rounds_per_replay": 1}
+    counts = {
+        "mode": None,
+        "captures": 0,
+        "replays": 0,
+        "fallbacks": 0,
+        "nodes": {},
+        "rounds_per_replay": 1,
+        "no_loop": False,
+    }
     assert summary["graph"] == counts
     assert summary["launches_per_round"] is summary["host_syncs_per_round"] is summary["launch_ms"] is None
     assert summary["versions"] == PROVENANCE.versions

@@ -193,7 +193,6 @@ def test_two_rounds_of_other_sizes_equal_the_target(method: str, vocab_size: int
     assert enumeration_error(models, METHODS[method], PLAIN) < 1e-12
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("proposal", PROPOSALS)
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize(("vocab_size", "num_drafts"), [(5, 3), (6, 2)])
@@ -278,7 +277,7 @@ def sampled_tokens(
         drafts = [pending]
         for step in range(num_drafts):
             token, q_logits = sample_draft(chain.drafter[drafts[-1]], 0.8, slot_ids, kv_lens, step)
-            buffer.write(slot_ids, torch.tensor([step]), q_logits)
+            buffer.write_rows(slot_ids, torch.tensor([step]), q_logits.unsqueeze(1))
             drafts.append(token)
         inputs = torch.stack(drafts, dim=1)
         verification = rule.accept(
@@ -351,10 +350,9 @@ def test_shared_noise_of_proposal_and_residual_breaks_sampling() -> None:
     assert variation_over_bound("standard", PLAIN, without_use) > 1.5
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_many_sampled_rounds_follow_the_target(method: str) -> None:
-    assert variation_over_bound(method, PLAIN, num_requests=1_000_000) < 1
+    assert variation_over_bound(method, PLAIN, num_requests=250_000) < 1
 
 
 def test_first_token_is_plain_sampling() -> None:
@@ -493,5 +491,5 @@ def test_draft_logits_are_kept_by_slot_and_step() -> None:
     buffer = DraftLogits(num_slots=4, num_draft_tokens=2, vocab_size=3, device=CPU)
     rows = torch.arange(12.0).view(2, 2, 3)
     for step in range(2):
-        buffer.write(torch.tensor([3, 1]), torch.tensor([step]), rows[:, step])
+        buffer.write_rows(torch.tensor([3, 1]), torch.tensor([step]), rows[:, step : step + 1])
     assert torch.equal(buffer.of(torch.tensor([1, 0, 3])), torch.stack([rows[1], torch.zeros(2, 3), rows[0]]))

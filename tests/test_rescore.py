@@ -398,7 +398,6 @@ def test_a_knob_that_cannot_be_parsed_is_named_in_a_line(
     assert error.count("\n") == 1
 
 
-@pytest.mark.slow
 def test_command_as_a_module(recorded: Path) -> None:
     """Also where nobody reads on, and where its help is asked for."""
     command = [sys.executable, "-m", "spec_lab.rescore"]

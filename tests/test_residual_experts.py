@@ -21,7 +21,6 @@ HIDDEN = 32
 SIZES = ExpertSizes(8, 3, 16, RouterScores.SIGMOID, correction_bias=True, shared_intermediate_size=16)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "sizes",
     [SIZES, replace(SIZES, shared_intermediate_size=48), replace(SIZES, shared_gate=True)],

@@ -15,7 +15,7 @@ import torch
 
 import spec_lab
 from spec_lab.measure.lab import Lab, load_lab
-from spec_lab.menu.choices import Dtype, KernelSet
+from spec_lab.menu.choices import Dtype, KernelsChoice
 from spec_lab.menu.chosen import choose
 from spec_lab.menu.config import AttentionConfig
 from spec_lab.wiring import models
@@ -40,7 +40,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
         references=["plain"],
         max_new_tokens=LIMIT,
         device=str(DEVICE),
-        kernels=KernelSet.triton,
+        kernels=KernelsChoice.triton,
         cache={"prefill_chunk": CHUNK, "prefill_tokens": 1},
     )
     with pytest.MonkeyPatch.context() as patch:
@@ -63,7 +63,6 @@ def kept_logits(lab: Lab) -> Iterator[list[torch.Tensor]]:
         yield kept
 
 
-@pytest.mark.slow
 def test_the_teacher_has_the_logits_of_plain_decoding(lab: Lab) -> None:
     """Of a request by itself, bit for bit, from the prompt's last row on. Whole chunks of a text round otherwise."""
     assert lab.models.invariant_rows == 16

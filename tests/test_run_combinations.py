@@ -6,33 +6,30 @@ from pathlib import Path
 
 import pytest
 
-from spec_lab.cli.compose import compose_run
 from spec_lab.cli.options import read_groups
 from spec_lab.measure import runner
 from spec_lab.menu.chosen import choose
 from spec_lab.menu.refusals.run import refusals
+from tests.composed import compose_quickly
+from tests.covering import each_value
 
 PRUNINGS = {name: (f"prune={name}",) for name in read_groups()["prune"].options} | {
     "by hand": ("prune.catchup=pre_attention",)
 }
-REFERENCES = ["[]", "[plain]", "[unpruned]", "[plain,unpruned]"]
-TINY = ("debug=smoke", "max_new_tokens=4", "workload.limit=1", "warmup_requests=0", "profile_rounds=0")
+REFERENCES = ["[plain,unpruned]", "[]", "[plain]", "[unpruned]"]
+TINY = ("debug=smoke", "max_new_tokens=4", "workload.limit=1", "warmup_requests=0", "profile_rounds=0", "kernels=torch")
+CASES = each_value(read_groups()["drafter"].options, PRUNINGS, REFERENCES, times=2)
+"""`test_lossless.py` crosses drafters and prunings in engines; here a program runs them."""
 
 
-def run_all_references(drafter: str, pruning: str, folder: Path) -> None:
-    for references in REFERENCES:
-        overrides = [f"drafter={drafter}", *PRUNINGS[pruning], f"references={references}", *TINY]
-        config, choices = compose_run(overrides)
-        if refusals(config):
-            continue
-        summary = runner.run(choose(config), choices, folder / references)
-        expected = set(references.strip("[]").split(",")) - {""}
-        assert summary["status"] == "finished" and set(summary["references"]) <= expected
-        assert (summary["divergence"] or {}).get("bugs") == 0
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("pruning", PRUNINGS)
-@pytest.mark.parametrize("drafter", read_groups()["drafter"].options)
-def test_every_drafter_runs_with_every_pruning_and_reference(drafter: str, pruning: str, tmp_path: Path) -> None:
-    run_all_references(drafter, pruning, tmp_path)
+@pytest.mark.parametrize(("drafter", "pruning", "references"), CASES)
+def test_every_drafter_runs_with_prunings_and_references(
+    drafter: str, pruning: str, references: str, tmp_path: Path
+) -> None:
+    config, choices = compose_quickly(f"drafter={drafter}", *PRUNINGS[pruning], f"references={references}", *TINY)
+    if refusals(config):
+        pytest.skip("is refused")
+    summary = runner.run(choose(config), choices, tmp_path)
+    expected = set(references.strip("[]").split(",")) - {""}
+    assert summary["status"] == "finished" and set(summary["references"]) <= expected
+    assert (summary["divergence"] or {}).get("bugs") == 0

@@ -89,7 +89,6 @@ def attention_calls(summary: Summary) -> float:
     return calls
 
 
-@pytest.mark.slow
 def test_passes_are_warmed_up_and_take_turns(execute: Execute, passes: list[tuple[str, list[str]]]) -> None:
     """Each repeat starts one engine later, so that a machine that slows down does not always hurt the same one.
 
@@ -119,7 +118,6 @@ def test_references_are_those_that_differ_from_the_run(
     assert set(lab.engines) == {MAIN} | references
 
 
-@pytest.mark.slow
 def test_a_repeated_run_with_references_records_all_of_it(execute: Execute, tmp_path: Path) -> None:
     summary = execute(prune="catchup", repeats=2, warmup_requests=1)
     plain, unpruned = summary["references"]["plain"], summary["references"]["unpruned"]
@@ -186,7 +184,7 @@ def test_a_sampled_run_has_nothing_to_diverge_from(configure: Callable[..., RunC
     assert summary["speedup"] is not None
 
 
-@pytest.mark.parametrize("num_rounds", [1, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_rounds", [1, 3])
 def test_a_profiled_stretch_has_kernels_and_keeps_its_trace(num_rounds: int, execute: Execute, tmp_path: Path) -> None:
     summary = execute(profile_rounds=num_rounds)
     stages = num_stages(tmp_path / "run")
@@ -211,7 +209,6 @@ def test_nothing_is_profiled_unless_asked_for(execute: Execute, tmp_path: Path) 
     assert not (tmp_path / "run" / TRACE_FILE).exists()
 
 
-@pytest.mark.slow
 def test_prompts_in_chunks_do_not_count_as_rounds(execute: Execute) -> None:
     """The last of a batch's prompts is still being read, chunk by chunk, while the first is already decoded."""
     summary = execute(batch_size=4, profile_rounds=2, max_new_tokens=24, cache={"prefill_chunk": 4})

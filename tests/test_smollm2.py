@@ -28,7 +28,7 @@ PACKAGE = PACKAGED["smollm2_135m"]
 KEPT_BYTES = 4 * (134_515_008 + 49_152 * 576)
 """Float32 weights, and those of the embedding once more, which the head has in panels."""
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(PACKAGE.find() is None, reason=PACKAGE.command)]
+pytestmark = pytest.mark.skipif(PACKAGE.find() is None, reason=PACKAGE.command)
 
 
 @pytest.fixture(scope="module")
@@ -63,12 +63,9 @@ def count_wrong(reference: Any, num_requests: int, max_new_tokens: int, *overrid
 
 
 def test_text_is_that_of_transformers_to_the_token(reference: Any) -> None:
-    """A tenth of what was compared once with the same function: 44 requests of 256 tokens, and 15 of Spec-Bench of 192.
-
-    None of those 10 664 tokens was wrong.
-    """
-    wrong, total = count_wrong(reference, 9, 128)
-    assert wrong == 0 and total > 1000
+    """A hundredth of what was compared once with this function: of 59 requests, no token was wrong."""
+    wrong, total = count_wrong(reference, 4, 32)
+    assert wrong == 0 and total > 100
 
 
 def test_weights_are_those_of_transformers_reader(path: Path, reference: Any) -> None:
@@ -115,7 +112,7 @@ def test_a_chat_has_the_files_template(path: Path) -> None:
 
 def test_the_command_of_the_readme_runs_with_weights_kept_once(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "spec_lab", "target=smollm2_135m", "drafter=ngram", "device=cpu"]
-    small = ["workload.limit=2", "max_new_tokens=24", "repeats=1", "profile_rounds=0"]
+    small = ["workload.limit=2", "max_new_tokens=12", "repeats=1", "profile_rounds=0"]
     done = subprocess.run([*command, *small], cwd=tmp_path, capture_output=True, text=True, check=True)
     (file,) = tmp_path.glob("outputs/*/summary.json")
     summary = json.loads(file.read_text())

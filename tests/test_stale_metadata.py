@@ -26,7 +26,14 @@ from spec_lab.wiring.models import load_models
 from tests.lab import make_config, make_engine, make_pair, random_requests
 from tests.tiny_checkpoints import refused
 
-CHEAP = ["workload.limit=6", "max_new_tokens=48", "drafter.num_draft_tokens=4", "drafter.window=128", "references=[]"]
+CHEAP = [
+    "workload.limit=6",
+    "kernels=torch",
+    "max_new_tokens=48",
+    "drafter.num_draft_tokens=4",
+    "drafter.window=128",
+    "references=[]",
+]
 
 
 def generate(*overrides: str) -> GenerationResult:
@@ -36,8 +43,7 @@ def generate(*overrides: str) -> GenerationResult:
 
 
 @pytest.mark.skipif(not ZOO.is_dir(), reason="this checkout has no shipped weights")
-@pytest.mark.slow
-@pytest.mark.parametrize("graph", ["full_loop", "split_seed", "round"])
+@pytest.mark.parametrize("graph", ["full_loop", "round"])
 def test_frozen_lengths_cost_acceptance_and_leave_the_output_right(graph: str) -> None:
     """A window that stays where step 1 had it lacks what the draft itself wrote: the newest keys, which matter most."""
     fresh, stale = generate(f"graph={graph}"), generate(f"graph={graph}", "graph.metadata=stale")

@@ -75,7 +75,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     return folder, make_tiny_hybrid(folder)
 
 
-@pytest.fixture(params=[Rollback.checkpoints, pytest.param(Rollback.replay, marks=pytest.mark.slow)])
+@pytest.fixture(params=[Rollback.checkpoints, Rollback.replay])
 def target(checkpoint: tuple[Path, Any], request: pytest.FixtureRequest) -> Target:
     return *checkpoint, RecurrentConfig(request.param)
 
@@ -112,9 +112,7 @@ def requests_of(*sizes: tuple[int, int]) -> list[Request]:
     return [replace(request, request_id=f"r{index}") for index, request in enumerate(requests)]
 
 
-@pytest.mark.parametrize(
-    "num_draft_tokens", [pytest.param(k, marks=[] if k == 3 else pytest.mark.slow) for k in range(5)]
-)
+@pytest.mark.parametrize("num_draft_tokens", range(5))
 def test_any_number_of_drafts_is_taken_back(target: Target, num_draft_tokens: int) -> None:
     requests = requests_of((9, 36 * (num_draft_tokens + 2) // 2), (1, 30))
     rule = run(target, requests, num_draft_tokens, batch_size=2)
@@ -128,26 +126,22 @@ SCRIPTS: dict[str, Callable[[], Script]] = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_all_drafts_or_none(target: Target, script: str) -> None:
     run(target, requests_of((7, 40)), 3, SCRIPTS[script]())
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("chunk", [1, 2])
 def test_prompts_in_chunks_shorter_than_the_convolution_looks_back(target: Target, chunk: int) -> None:
     run(target, requests_of((9, 10), (2, 10)), 2, cache={"prefill_chunk": chunk}, batch_size=2)
 
 
-@pytest.mark.slow
 def test_a_slot_is_used_again_and_rows_are_padded(target: Target) -> None:
     """A short request follows a long one in its slot; every batch is padded to four rows."""
     rule = run(target, requests_of((30, 40), (1, 12), (2, 12), (5, 9)), 3, padding=4, batch_size=2)
     assert len(rule.num_rounds) == 4
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("two", "one"), [(4, 0), (0, 4), (3, 1)])
 def test_rounds_have_fewer_drafts_than_there_is_room_for(target: Target, two: int, one: int) -> None:
     """A request drafts so many tokens beside another one, and so many when it is alone: rounds without drafts come

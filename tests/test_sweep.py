@@ -104,7 +104,6 @@ def test_grid_runs_every_combination_and_shows_the_best_first(
     assert len(find_runs([Path(folder)])) == 4
 
 
-@pytest.mark.slow
 def test_finished_sweep_is_shown_and_not_repeated(
     calls: list[dict[str, Any]], write: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -120,7 +119,6 @@ def test_finished_sweep_is_shown_and_not_repeated(
     assert len(calls) == 6, "another override is another sweep"
 
 
-@pytest.mark.slow
 def test_what_auto_takes_for_some_runs_alone_is_said(
     calls: list[dict[str, Any]], write: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -134,7 +132,6 @@ def test_what_auto_takes_for_some_runs_alone_is_said(
     )
 
 
-@pytest.mark.slow
 def test_same_seed_same_parameters_and_plain_values(calls: list[dict[str, Any]], write: Any) -> None:
     name = write(RANDOM)
     assert main([name, "output_dir=a", "drafter.draft_sampling=distribution"]) == 0
@@ -152,7 +149,6 @@ def test_same_seed_same_parameters_and_plain_values(calls: list[dict[str, Any]],
         }  # fmt: skip
 
 
-@pytest.mark.slow
 def test_run_cap_and_count_both_hold_and_a_larger_count_goes_on(calls: list[dict[str, Any]], write: Any) -> None:
     name = write(BAYES)
     assert main([name, "--count", "2"]) == 0
@@ -196,7 +192,6 @@ def test_search_leaves_the_global_generators_alone(write: Any) -> None:
     assert (random.random(), np.random.random()) == expected
 
 
-@pytest.mark.slow
 def test_sweep_ends_when_the_target_is_met(calls: list[dict[str, Any]], write: Any) -> None:
     config = GRID | {"metric": {"name": "summary.acceptance_length", "goal": "maximize", "target": 1.65}}
     assert main([write(config)]) == 0
@@ -218,7 +213,6 @@ def test_refused_runs_are_recorded_and_the_sweep_goes_on(
     assert len(captured.err.splitlines()) == 1
 
 
-@pytest.mark.slow
 def test_failed_run_runs_again_and_the_proposals_stay(
     calls: list[dict[str, Any]], write: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,7 +22,6 @@ from spec_lab.options.rules.synthetic import SyntheticConfig
 from tests.captures import capture, flat, same
 from tests.graph_lab import MODES, RULES, Lab, Outcome, generate_watched, make_lab, mixed_requests, outcome
 from tests.lab import make_config, make_engine, make_pair, random_requests
-from tests.tiers import every_other
 
 ROWS = 4
 
@@ -196,7 +195,7 @@ def run_watched(lab: Lab, mode: str | None, inject: Callable[[Engine], None] | N
         return outcome(*generate_watched(engine, requests))
 
 
-@pytest.mark.parametrize(("inject", "mode"), every_other(FROZEN, 2))
+@pytest.mark.parametrize(("inject", "mode"), FROZEN)
 def test_what_a_capture_freezes_shows_in_the_drafts(lab: Lab, inject: Callable[[Engine], None], mode: str) -> None:
     """Each mistake is none in eager rounds, and a replay repeats what it was at capture."""
     eager = run_watched(lab, None, None)

@@ -105,7 +105,6 @@ def test_logits_are_gathered_in_order(vocab_size: int) -> None:
         torch.testing.assert_close(logits, rows @ weight.T)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("family", "changes"), [("llama", BIASED), ("qwen3", {"tie_word_embeddings": True})])
 def test_two_ranks_write_the_text_of_one(tmp_path: Path, family: Any, changes: dict[str, Any]) -> None:
     pair = make_pair(tmp_path, family, **changes)
@@ -117,7 +116,6 @@ def test_two_ranks_write_the_text_of_one(tmp_path: Path, family: Any, changes: d
     assert ranks[0] == ranks[1] == generate(config, requests)
 
 
-@pytest.mark.slow
 def test_a_drafter_that_reads_the_targets_kv_is_split_as_well(tmp_path: Path) -> None:
     """Its drafts, and so its rounds, are those of one rank."""
     target = tmp_path / "target"
@@ -143,7 +141,6 @@ def test_a_drafter_that_reads_the_targets_kv_is_split_as_well(tmp_path: Path) ->
     assert on_ranks(2, drafts) == [whole, whole]
 
 
-@pytest.mark.slow
 def test_a_gemma_and_its_assistant_are_split(tmp_path: Path) -> None:
     """Layers whose values are their keys, and an assistant that reads both kinds of heads."""
     two_heads = {"num_global_key_value_heads": 2}

@@ -25,7 +25,6 @@ def tokenizer() -> PreTrainedTokenizerFast:
     return train_tokenizer([render_example(example) for example in examples], VOCAB_SIZE)
 
 
-@pytest.mark.slow
 def test_tokenizer_gives_any_text_back(tokenizer: PreTrainedTokenizerFast) -> None:
     example = next(iter(generate("lists", "train", 1)))
     for text in (render_example(example), "tab\tnew\n\n  ünïcode 測試 🙂", "<|user|>\nx<|end|>"):
@@ -33,7 +32,6 @@ def test_tokenizer_gives_any_text_back(tokenizer: PreTrainedTokenizerFast) -> No
     assert len(tokenizer) == VOCAB_SIZE
 
 
-@pytest.mark.slow
 def test_markers_are_one_token_each_and_digits_stand_alone(tokenizer: PreTrainedTokenizerFast) -> None:
     for marker in SPECIAL_TOKENS:
         assert len(tokenizer(marker)["input_ids"]) == 1
@@ -42,14 +40,12 @@ def test_markers_are_one_token_each_and_digits_stand_alone(tokenizer: PreTrained
     assert multi_digit == []
 
 
-@pytest.mark.slow
 def test_chat_template_writes_the_prompt_of_the_workloads(tokenizer: PreTrainedTokenizerFast) -> None:
     messages = [{"role": "user", "content": "How many?"}]
     text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     assert text == render_prompt("chat", "How many?")
 
 
-@pytest.mark.slow
 def test_thinking_markers_survive_decoding_without_special_tokens(tokenizer: PreTrainedTokenizerFast) -> None:
     ids = tokenizer("<|assistant|><think>a</think><|end|>")["input_ids"]
     assert tokenizer.decode(ids, skip_special_tokens=True) == "<think>a</think>"
@@ -122,7 +118,6 @@ def blocked_signals(job: int) -> set[int]:
     return {int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, [])}
 
 
-@pytest.mark.slow
 def test_a_ctrl_c_reaches_the_first_process_alone() -> None:
     """A worker that died of it while it started would break the pool, and print pages."""
     before = blocked_signals(0)

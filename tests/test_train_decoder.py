@@ -38,7 +38,6 @@ def random_decoder(family: str) -> TrainableDecoder:
     return decoder
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_saved_decoder_computes_what_transformers_computes_from_the_files(family: str, tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM

@@ -93,7 +93,7 @@ def test_loss_counts_only_steps_anchored_behind_the_prompt_and_ending_in_the_tex
     row = torch.arange(num_rows)[None]
     head = head.float()
     loss = UnrolledLoss(head, num_steps=2, step_loss_decay=0.5)(
-        embeddings, probabilities, row + 2 < length, row - (prompt_length - 1), features
+        embeddings, probabilities.log(), row + 2 < length, row - (prompt_length - 1), features
     )
     states = head.unroll(embeddings, (features,), 2)
     by_step = []

@@ -314,7 +314,6 @@ def test_training_learns_a_text_by_heart(tmp_path: Path) -> None:
     assert load_frozen_kv(tmp_path / "drafter").shape.kv_source_layers == (1, 3)
 
 
-@pytest.mark.slow
 def test_the_pipeline_trains_it_and_a_draft_model_side_by_side(tmp_path: Path) -> None:
     for name, words in (("frozen_kv", ("A frozen-KV drafter", "layers 3, 5, 7")), ("draft_model", ("A draft model",))):
         folder = smoke_pipeline(tmp_path, f"drafter={name}").run()

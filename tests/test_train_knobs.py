@@ -41,7 +41,6 @@ def trained(arguments: list[str]) -> tuple[int, str]:
 @example("drafter.kv_source_layers", "${oc.env:HOME}")
 @example("generations.row_length", "${nope}")
 @example("device", "\udcff")
-@pytest.mark.slow
 def test_a_knob_is_composed_or_refused_in_one_line(key: str, value: str) -> None:
     owners = train_menu().keys[key].defaults
     chosen = OPTIONS | ({key.partition(".")[0]: next(iter(owners))} if "" not in owners else {})

@@ -14,9 +14,11 @@ from hydra import compose, initialize_config_dir
 
 from spec_lab.cli.compose import store_schemas
 from spec_lab.options.shipped import ZOO
-from spec_lab.train import loop, unroll
+from spec_lab.train import loop
 from spec_lab.train.__main__ import config_of, main
 from spec_lab.train.config import TrainConfig
+from spec_lab.train.drafter_config import Loss
+from spec_lab.train.losses import LOSSES
 from spec_lab.train.menu import train_folder, train_menu
 from spec_lab.train.options import SCHEMAS
 from spec_lab.train.output import LOG_FILE
@@ -57,7 +59,6 @@ def shipped_folder(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     return folder
 
 
-@pytest.mark.slow
 def test_the_target_loads_as_any_checkpoint_does(run_folder: RunFolder) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -71,7 +72,6 @@ def test_the_target_loads_as_any_checkpoint_does(run_folder: RunFolder) -> None:
     assert tokenizer.decode(ids["input_ids"]) == "<|user|>\n2 + 2?<|end|>\n<|assistant|>\n"
 
 
-@pytest.mark.slow
 def test_the_head_fits_its_target(run_folder: RunFolder) -> None:
     target = json.loads((run_folder.target / "config.json").read_text())
     head = json.loads((run_folder.drafter("eagle3") / "config.json").read_text())
@@ -79,7 +79,6 @@ def test_the_head_fits_its_target(run_folder: RunFolder) -> None:
     assert head["draft_vocab_size"] < head["vocab_size"]
 
 
-@pytest.mark.slow
 def test_the_evaluation_reports_every_category(run_folder: RunFolder) -> None:
     report = json.loads(run_folder.evaluation(run_folder.drafter("eagle3")).read_text())
     assert set(report["by_category"]) >= {"arithmetic", "lists", "trace", "dates", "units", "order", "lookup", "code"}
@@ -89,7 +88,6 @@ def test_the_evaluation_reports_every_category(run_folder: RunFolder) -> None:
     assert [point["step"] for point in curve] == [2, 4, 6]
 
 
-@pytest.mark.slow
 def test_finished_stages_are_skipped_and_a_missing_one_is_built_again(run_folder: RunFolder) -> None:
     target = run_folder.target / "model.safetensors"
     head = run_folder.drafter("eagle3") / "model.safetensors"
@@ -102,7 +100,6 @@ def test_finished_stages_are_skipped_and_a_missing_one_is_built_again(run_folder
     assert head.read_bytes() == weights
 
 
-@pytest.mark.slow
 def test_a_folder_begun_with_another_recipe_is_refused(run_folder: RunFolder) -> None:
     with pytest.raises(ValueError, match="another num_natural_documents; choose another output_dir"):
         smoke_pipeline(run_folder.root, "target=pocket", "corpus.num_natural_documents=11").run()
@@ -110,7 +107,6 @@ def test_a_folder_begun_with_another_recipe_is_refused(run_folder: RunFolder) ->
         smoke_pipeline(run_folder.root, "target=pocket", "seed=1").run()
 
 
-@pytest.mark.slow
 def test_the_cards_give_recipe_figures_and_limits(run_folder: RunFolder) -> None:
     target = (run_folder.target / "README.md").read_text()
     head = (run_folder.drafter("eagle3") / "README.md").read_text()
@@ -160,7 +156,6 @@ def test_without_a_drafter_only_the_target_is_described(tmp_path: Path) -> None:
     assert pipeline.drafter is None and pipeline.command() == "python -m spec_lab.train target=pocket drafter=none"
 
 
-@pytest.mark.slow
 def test_a_drafter_for_the_shipped_target_trains_nothing_else(shipped_folder: RunFolder) -> None:
     assert shipped_folder.target == ZOO / "pocket"
     made = {path.name for path in shipped_folder.root.iterdir()} - {LOG_FILE}
@@ -174,7 +169,6 @@ def test_a_drafter_for_the_shipped_target_trains_nothing_else(shipped_folder: Ru
         }
 
 
-@pytest.mark.slow
 def test_drafters_of_one_folder_share_the_texts_and_keep_their_own_figures(shipped_folder: RunFolder) -> None:
     texts = shipped_folder.generations / "generations.safetensors"
     first = shipped_folder.drafter("mtp_eagle") / "model.safetensors"
@@ -187,7 +181,6 @@ def test_drafters_of_one_folder_share_the_texts_and_keep_their_own_figures(shipp
         assert f"{report['pooled']['acceptance_length']:.2f}" in card
 
 
-@pytest.mark.slow
 def test_texts_of_another_target_are_refused(shipped_folder: RunFolder, tmp_path: Path) -> None:
     record = json.loads(shipped_folder.record(shipped_folder.generations).read_text())
     record["recipe"]["target"] = "0" * 64
@@ -226,7 +219,6 @@ def test_of_several_runs_at_once_one_builds_a_stage_and_the_others_wait(tmp_path
     assert len(num_built) == 1 and missing == [False] * 3
 
 
-@pytest.mark.slow
 def test_ctrl_c_after_a_checkpoint_goes_on_from_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -248,13 +240,12 @@ def test_ctrl_c_after_a_checkpoint_goes_on_from_it(
     assert (tmp_path / "pocket-eagle3" / "README.md").exists() and not list((tmp_path / "checkpoints").iterdir())
 
 
-@pytest.mark.slow
 def test_a_training_whose_loss_is_no_number_saves_nothing_and_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ["debug=smoke", f"output_dir={tmp_path}"]
     with monkeypatch.context() as patch:
-        patch.setattr(unroll, "soft_label_loss", lambda logits, *_: logits.sum() * float("nan"))
+        patch.setitem(LOSSES, Loss.kl, lambda logits, _: logits.sum(-1) * float("nan"))
         assert main(arguments) == 1
     assert capsys.readouterr().err.splitlines()[-1].startswith("failed: the loss of step 1 is nan; lower")
     record = json.loads((tmp_path / "records" / "pocket-eagle3.json").read_text())

@@ -89,7 +89,6 @@ def launched_step(family: str, device: torch.device) -> LaunchedStep:
     return LaunchedStep(list(module.parameters()), module, lambda *batch: batch, optimiser, 1.0)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_twenty_steps_learn_which_tokens_there_are(family: str) -> None:
     """Losses fall from that of guessing in the vocabulary (4.6) to that of guessing in the tokens seen (2.1 to 2.8)."""

@@ -31,7 +31,6 @@ def figure(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
         yield module
 
 
-@pytest.mark.slow
 def test_cells_have_their_drafter_shape_batch_and_star(figure: ModuleType) -> None:
     assert figure.read(figure.find_table(PAGE, figure.HEADER)).to_numpy().tolist() == [
         ["frozen_kv", "chain", 4, 1, 1.26, False],
@@ -42,7 +41,6 @@ def test_cells_have_their_drafter_shape_batch_and_star(figure: ModuleType) -> No
     ]
 
 
-@pytest.mark.slow
 def test_the_page_can_be_drawn(figure: ModuleType, tmp_path: Path) -> None:
     (tmp_path / "page.md").write_text(PAGE)
     assert figure.main([str(tmp_path / "page.md"), str(tmp_path / "picture.png")]) == 0

@@ -14,6 +14,7 @@ from spec_lab.core.draft_tree import DraftTree, ancestors_and_self
 from spec_lab.drafters.branching import BranchState, see_ancestors
 from spec_lab.drafters.growth import Branches, DynamicTree, StaticTree, TreeShape
 from spec_lab.drafters.siblings import Ranked, rank_tokens
+from tests.drafted_rows import no_rows
 
 VOCAB = 6
 Path = tuple[int, ...]
@@ -35,7 +36,7 @@ def grow(shape: TreeShape, tables: list[dict[Path, torch.Tensor]]) -> DraftTree:
         rows = [torch.stack([table[path] for path in of]) for table, of in zip(tables, paths, strict=True)]
         return rank_tokens(torch.stack(rows), shape.topk)
 
-    growth = shape.start(ranked())
+    growth = shape.start(ranked(), no_rows(len(tables)))
     for _ in range(1, shape.depth):
         before = torch.arange(len(paths[0]), dtype=torch.float32).view(1, -1, 1).expand(len(tables), -1, 1)
         branches = shape.branch(growth, before)

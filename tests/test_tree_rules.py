@@ -16,6 +16,7 @@ from spec_lab.acceptance.relaxed import DeltaForm
 from spec_lab.acceptance.relaxed_tree import RelaxedThinkingTreeAcceptance
 from spec_lab.acceptance.tree import OneHotTreeAcceptance, StrictTreeAcceptance, SyntheticTreeAcceptance, follow
 from spec_lab.core.tree_protocols import JudgedRows, TreeRule, Walk
+from spec_lab.core.types import Verification
 from spec_lab.menu.config import TreeConfig
 from spec_lab.options.rules.rejection import RejectionConfig, RejectionMethodChoice
 from spec_lab.options.rules.synthetic import SyntheticConfig
@@ -79,7 +80,9 @@ def law_of(choose: Any) -> torch.Tensor:
     are followed, over every such choice; what the round did not emit is continued by plain sampling."""
     choices = torch.tensor(list(product(range(3), repeat=len(TOKENS))))
     weights = torch.stack([TARGET.double()[TOKENS[row]][choices[:, row]] for row in range(len(TOKENS))]).prod(dim=0)
-    walk = follow(choose(choices), judged_rows(len(choices)), DEPTH)
+    judged = judged_rows(len(choices))
+    tokens, num_emitted, path = follow(choose(choices), judged.tokens, judged.parents, judged.active, DEPTH)
+    walk = Walk(Verification(tokens, num_emitted), path)
     law = torch.zeros(3**4, dtype=torch.float64)
     for tokens, weight in zip(emitted(walk), weights.tolist(), strict=True):
         law += weight * continued(tokens, 4)
@@ -189,7 +192,6 @@ def test_traversal_of_a_chain_is_block_verification_bit_for_bit(lab: Lab, drafte
     assert len({count for _, accepted, _ in got.values() for count in accepted}) > 1
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("rule", "mode"), list(product(RULES, ("round", "full_loop", "split_seed", "overlap"))))
 def test_a_graph_gives_what_eager_gives(lab: Lab, rule: str, mode: str) -> None:
     requests = mixed_requests(4, 10)

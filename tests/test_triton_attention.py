@@ -12,8 +12,8 @@ from spec_kernels.attention import paged_attention
 from spec_kernels.attention_reference import paged_attention_reference
 from spec_kernels.attention_tiles import MAX_DECODE_QUERIES, choose_split_keys
 from spec_lab.core.draft_tree import TreeRows
+from tests.covering import each_value
 from tests.kernel_lab import DEVICE, DTYPES, assert_near, randn
-from tests.tiers import checkerboard
 
 SCRATCH_PAGE = 1
 SCALE = 0.25
@@ -91,7 +91,7 @@ def parts_of(tree: TreeRows | None) -> tuple[Any, ...]:
 
 
 @pytest.mark.parametrize(
-    ("group", "rows"), checkerboard([1, 2, 4, 7], [(1, None), (2, 1), (4, 9), (4, None), (16, 20)])
+    ("group", "rows"), each_value([1, 2, 4, 7], [(1, None), (2, 1), (4, 9), (4, None), (16, 20)], times=2)
 )
 def test_equals_the_reference(group: int, rows: tuple[int, int | None]) -> None:
     """Lengths are ragged, on and beside page borders, and shorter than the rows too; all that is no key is NaN."""
@@ -133,7 +133,7 @@ def test_any_page_size(page_size: int) -> None:
     assert_near(attend(paged, queries), reference(paged, queries))
 
 
-@pytest.mark.parametrize(("head_dim", "dtype"), checkerboard([8, 24, 64, 128, 256, 512], DTYPES))
+@pytest.mark.parametrize(("head_dim", "dtype"), each_value([8, 24, 64, 128, 256, 512], DTYPES, times=2))
 def test_any_head_dim_and_dtype(head_dim: int, dtype: torch.dtype) -> None:
     paged = fill([13, 70], head_dim=head_dim, dtype=dtype)
     queries = randn(6, 4, head_dim, seed=1, dtype=dtype)
@@ -149,7 +149,7 @@ def test_many_splits_and_windows_that_skip_some() -> None:
         assert_near(attend(paged, queries, window), reference(paged, queries, window))
 
 
-@pytest.mark.parametrize(("dtype", "shape"), checkerboard(DTYPES, [(64, None), (128, None), (64, 100)]))
+@pytest.mark.parametrize(("dtype", "shape"), each_value(DTYPES, [(64, None), (128, None), (64, 100)], times=2))
 def test_how_many_programs_share_the_splits_changes_no_bit(
     dtype: torch.dtype, shape: tuple[int, int | None], monkeypatch: pytest.MonkeyPatch
 ) -> None:

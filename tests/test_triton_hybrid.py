@@ -96,7 +96,6 @@ class Lane:
         return outputs
 
 
-@pytest.mark.slow
 @torch.inference_mode()
 @pytest.mark.parametrize("rollback", Rollback)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
@@ -111,7 +110,6 @@ def test_a_long_prompt_is_run_in_chunks_where_the_model_has_16_bits(dtype: torch
     assert_close(outputs[1], outputs[0], rtol=2e-2, atol=2e-2)
 
 
-@pytest.mark.slow
 @torch.inference_mode()
 @pytest.mark.parametrize("rollback", Rollback)
 def test_a_layer_equals_torch_over_rounds(rollback: Rollback) -> None:
@@ -145,7 +143,6 @@ def config_of(folder: Path, kernels: str, rollback: Rollback, mode: str) -> RunC
     return config if mode == "eager" else replace(config, graph=MODES[mode])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("mode", "rollback"), IN_GRAPHS)
 def test_an_engine_gives_the_tokens_of_torch(folder: Path, mode: str, rollback: Rollback) -> None:
     requests = random_requests(2, 5, vocab_size=VOCAB, lengths=(1, 7))
@@ -157,7 +154,6 @@ def test_an_engine_gives_the_tokens_of_torch(folder: Path, mode: str, rollback: 
     assert launched.names >= OF_ROLLBACK[rollback] and "strict_accept" in launched.names
 
 
-@pytest.mark.slow
 @torch.inference_mode()
 def test_few_rows_in_16_bits_go_through_the_fused_products(folder: Path) -> None:
     """Norms of float32 weights, delta nets and gated attention: a prompt, and two rounds behind it."""

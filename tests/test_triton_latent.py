@@ -76,10 +76,10 @@ def random_queries(count: int, num_heads: int = 3, dtype: torch.dtype = torch.fl
     ("num_heads", "rows"),
     [
         (3, (2, 9)),
-        *(
-            pytest.param(*case, marks=pytest.mark.slow)
-            for case in ((20, (1, None)), (1, (2, 1)), (5, (4, None)), (1, (16, 20)))
-        ),
+        (20, (1, None)),
+        (1, (2, 1)),
+        (5, (4, None)),
+        (1, (16, 20)),
     ],
 )
 def test_equals_the_reference(num_heads: int, rows: tuple[int, int | None]) -> None:
@@ -93,7 +93,6 @@ def test_equals_the_reference(num_heads: int, rows: tuple[int, int | None]) -> N
 
 @pytest.mark.parametrize("num_heads", [3, 40])
 @pytest.mark.parametrize("dtype", DTYPES[1:])
-@pytest.mark.slow
 def test_any_dtype_equals_the_reference(dtype: torch.dtype, num_heads: int) -> None:
     """Few pairs of a row and a head are columns of the products, and many are rows."""
     paged = fill_latents([13, 70], dtype)
@@ -101,7 +100,6 @@ def test_any_dtype_equals_the_reference(dtype: torch.dtype, num_heads: int) -> N
     assert_near(attend(paged, queries), reference(paged, queries))
 
 
-@pytest.mark.slow
 def test_more_splits_than_are_merged_at_once_and_a_whole_one() -> None:
     paged = fill_latents([64 * 17 + 5, 64 * 3])
     queries = random_queries(4, 2)
@@ -110,7 +108,6 @@ def test_more_splits_than_are_merged_at_once_and_a_whole_one() -> None:
             assert_near(attend(paged, queries, window, split=split), reference(paged, queries, window))
 
 
-@pytest.mark.slow
 def test_strided_queries() -> None:
     paged = fill_latents([13, 70])
     queries = random_queries(4)
@@ -118,7 +115,6 @@ def test_strided_queries() -> None:
     assert torch.equal(attend(paged, wide), attend(paged, queries))
 
 
-@pytest.mark.slow
 def test_what_is_no_row_of_the_request_changes_no_bit() -> None:
     """Past a sequence's end, before every row's window, on unused pages, and past `max_seq_len`."""
     queries = random_queries(8, 2)
@@ -130,7 +126,6 @@ def test_what_is_no_row_of_the_request_changes_no_bit() -> None:
     assert torch.equal(attend(poisoned, queries, 6)[4:], attend(clean, queries, 6)[4:])
 
 
-@pytest.mark.slow
 def test_a_row_that_sees_nothing_gives_zeros() -> None:
     paged = fill_latents([1, 2 * SPLIT])
     for split in (SPLIT, 2 * SPLIT):
@@ -138,7 +133,6 @@ def test_a_row_that_sees_nothing_gives_zeros() -> None:
         assert (out[:3] == 0).all() and (out[3] != 0).all() and out.isfinite().all()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_row_does_not_depend_on_the_rows_beside_it(dtype: torch.dtype) -> None:
     """It does not, bit for bit: plain decoding asks for one row at a time, verify for up to 16."""
@@ -151,7 +145,6 @@ def test_a_row_does_not_depend_on_the_rows_beside_it(dtype: torch.dtype) -> None
         assert torch.equal(attend(paged, queries[first:last]), together[first:last]), (first, last)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_request_does_not_depend_on_the_batch_or_the_bound(dtype: torch.dtype) -> None:
     """Neither the other requests nor `max_seq_len`, which sets how many splits are launched, changes a bit."""
@@ -177,7 +170,6 @@ def test_splits_follow_from_the_run_alone() -> None:
     assert choose_latent_split_keys(8192, 64, 20) == 8192 and choose_latent_split_keys(8192, 1, 128) == 256
 
 
-@pytest.mark.slow
 def test_the_backend_equals_that_of_torch() -> None:
     paged = fill_latents([13, 70], garbage=0.0)
     backends = [kind(paged.page_size, 96) for kind in (TritonAttention, TorchAttention)]
@@ -193,7 +185,6 @@ def test_the_backend_equals_that_of_torch() -> None:
     assert_near(*outs)
 
 
-@pytest.mark.slow
 @torch.inference_mode()
 def test_a_target_of_16_bits_gives_what_it_gives_without_fused_products(tmp_path: Path) -> None:
     """Prompt rows first, more than are few, then a round of two requests; a row of it is bit-equal alone."""
@@ -220,7 +211,6 @@ def test_a_target_of_16_bits_gives_what_it_gives_without_fused_products(tmp_path
         assert torch.equal(targets[1].logits(alone.hidden)[0], outputs[1][0])
 
 
-@pytest.mark.slow
 def test_a_query_with_its_norm_inside_gives_what_it_gives_without() -> None:
     """Of few rows and of many; random weights of models are too small for a norm of queries to show."""
     weights = (randn(24, 32, dtype=DTYPE), randn(24, seed=1, dtype=DTYPE), randn(40, 24, seed=2, dtype=DTYPE))
@@ -230,7 +220,6 @@ def test_a_query_with_its_norm_inside_gives_what_it_gives_without() -> None:
         assert_alike(SkinnyQuery(query)(rows), query(rows))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("selection", ["all", "before"])
 @torch.inference_mode()
 def test_an_eagle3_head_of_16_bits_gives_what_it_gives_without_fused_products(tmp_path: Path, selection: str) -> None:
@@ -248,7 +237,6 @@ def test_an_eagle3_head_of_16_bits_gives_what_it_gives_without_fused_products(tm
         assert_alike(got, expected)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("drafter", "graph"),
     [("eagle3", "eager"), ("mtp_vanilla", "eager"), ("mtp_eagle", "round")]

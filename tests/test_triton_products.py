@@ -38,7 +38,6 @@ from spec_lab.wiring.caches import cache_row
 from spec_lab.wiring.kernels import KERNELS
 from tests.kernel_lab import DEVICE, randn
 from tests.lab import make_pair
-from tests.tiers import every_other
 
 DTYPE = torch.float16
 PAGE_SIZE, MAX_POSITIONS = 4, 64
@@ -121,7 +120,6 @@ def selections(lane: Lane) -> dict[str, RowSelection]:
     }
 
 
-@pytest.mark.slow
 def test_a_target_gives_what_it_gives_without(config: ModelConfig) -> None:
     """Prompt rows first, whose last layer writes KV alone, then a round of two requests."""
     outputs, caches = [], []
@@ -139,7 +137,6 @@ def test_a_target_gives_what_it_gives_without(config: ModelConfig) -> None:
     assert_alike(caches[1], caches[0])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("num_rows", [10, 33])
 def test_more_rows_give_what_they_give_without(llama: ModelConfig, num_rows: int) -> None:
     """20 rows have our MLP and the library's attention, 66 rows go to the library."""
@@ -153,7 +150,6 @@ def test_more_rows_give_what_they_give_without(llama: ModelConfig, num_rows: int
     assert_alike(outputs[1], outputs[0])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("num_rows", "ours"), [(4, 4), (10, 4), (33, 0)])
 def test_a_target_in_e4m3_gives_what_its_numbers_give(llama: ModelConfig, num_rows: int, ours: int) -> None:
     """Against the same numbers in 16 bits, by the library. 8 rows go through the fused layer, 20 through our products
@@ -170,7 +166,6 @@ def test_a_target_in_e4m3_gives_what_its_numbers_give(llama: ModelConfig, num_ro
     assert_alike(got, wide.forward(rows, lane.cache, metadata, AllRows(), FEATURES).hidden)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("narrow", [False, True])
 def test_a_row_of_a_round_is_the_row_of_plain_decoding(config: ModelConfig, narrow: bool) -> None:
     """Four rows of each of three requests, at once, and one by one: bit-equal, with the logits."""
@@ -206,7 +201,7 @@ def run_head(head: Eagle3Head | MtpModule, lane: Lane, name: str) -> list[torch.
     return [out, head.draft_logits(out), lane.cache.kv, tokens.to(DTYPE), probabilities.to(DTYPE)]
 
 
-@pytest.mark.parametrize("selection", every_other(["all", "before", "live", "after"]))
+@pytest.mark.parametrize("selection", ["all", "before", "live", "after"])
 def test_an_eagle3_head_gives_what_it_gives_without(llama: ModelConfig, selection: str) -> None:
     results = []
     for products in (PLAIN, TritonProducts()):
@@ -255,14 +250,12 @@ def kernels_of_a_layer(config: ModelConfig, products: Products, num_rows: int = 
     return tuple(counts)  # type: ignore[return-value]
 
 
-@pytest.mark.slow
 def test_without_row_invariance_products_are_the_librarys(llama: ModelConfig) -> None:
     assert kernels_of_a_layer(llama, TritonProducts(row_invariant=False)) == (0, 1, 0)
     assert kernels_of_a_layer(llama, TritonProducts()) == (3, 0, 1)
     assert kernels_of_a_layer(llama, TritonProducts(), 10) == (2, 1, 0)
 
 
-@pytest.mark.slow
 def test_heads_with_norms_are_rotated_in_a_launch_of_their_own(config: ModelConfig) -> None:
     """A norm needs all channels of a head (Qwen3), of which a program of the product has a part; Qwen2 has none."""
     expected = (4, 1, 0) if config.layers[0].qk_norm else (3, 0, 1)

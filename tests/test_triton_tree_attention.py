@@ -15,13 +15,13 @@ from spec_lab.attention.triton_backend import TritonTreeAttention
 from spec_lab.core.draft_tree import TreeRows, climb
 from spec_lab.core.kv_cache import LayerCache, cache_slots
 from spec_lab.core.types import AttentionMetadata
-from spec_lab.menu.choices import KernelSet
+from spec_lab.menu.choices import KernelsChoice
 from spec_lab.menu.config import AttentionConfig, CacheConfig
 from spec_lab.options.trees.dynamic import DynamicTreeConfig
+from tests.covering import each_value
 from tests.kernel_lab import DEVICE, DTYPES, assert_near, randn
 from tests.lab import Reference, generate, make_config, make_pair, random_requests
 from tests.test_triton_attention import SPLIT, Paged, attend, fill, reference
-from tests.tiers import checkerboard
 
 
 def tree_rows(paged: Paged, parents: list[list[int]], num_before: int = 0) -> TreeRows:
@@ -44,7 +44,7 @@ def random_parents(num_rows: int, seed: int) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("shape", "dtype"), checkerboard([(4, 7, 30), (16, 2, None), (4, 4, None), (32, 1, 66)], DTYPES, colours=3)
+    ("shape", "dtype"), each_value([(4, 7, 30), (16, 2, None), (4, 4, None), (32, 1, 66)], DTYPES, times=2)
 )
 def test_a_tree_that_is_a_chain_gives_the_bits_of_the_chain(
     shape: tuple[int, int, int | None], dtype: torch.dtype
@@ -62,15 +62,10 @@ def test_a_tree_that_is_a_chain_gives_the_bits_of_the_chain(
     ("shape", "dtype", "split"),
     [
         ((4, 3, None), DTYPES[-1], SPLIT),
-        *(
-            pytest.param(*case, marks=pytest.mark.slow)
-            for case in (
-                ((8, 7, 3), torch.float32, SPLIT),
-                ((16, 4, None), DTYPES[-1], SPLIT),
-                ((40, 2, 30), DTYPES[-1], SPLIT),
-                ((5, 4, None), DTYPES[-1], 2 * SPLIT),
-            )
-        ),
+        ((8, 7, 3), torch.float32, SPLIT),
+        ((16, 4, None), DTYPES[-1], SPLIT),
+        ((40, 2, 30), DTYPES[-1], SPLIT),
+        ((5, 4, None), DTYPES[-1], 2 * SPLIT),
     ],
 )
 def test_a_row_has_the_bits_of_the_chain_that_leads_to_it(
@@ -103,7 +98,7 @@ def along_path(paged: Paged, tree: TreeRows, request: int, row: int) -> Paged:
     return chain
 
 
-@pytest.mark.parametrize(("num_rows", "window"), checkerboard([5, 40], [None, 3, 70], colours=4))
+@pytest.mark.parametrize(("num_rows", "window"), each_value([5, 40], [None, 3, 70], times=2))
 def test_a_tree_equals_the_reference(num_rows: int, window: int | None) -> None:
     """Trees differ between requests, end on and beside split borders, and one has no keys before it."""
     paged = fill([num_rows, 64 + num_rows // 2, 128])
@@ -112,7 +107,6 @@ def test_a_tree_equals_the_reference(num_rows: int, window: int | None) -> None:
     assert_near(attend(paged, queries, window, tree=tree), reference(paged, queries, window, tree))
 
 
-@pytest.mark.slow
 def test_rows_of_a_new_level_see_earlier_rows_of_the_tree(monkeypatch: pytest.MonkeyPatch) -> None:
     """A draft's newest branches are fewer than the newest keys; and one program may take all splits of a tile."""
     paged = fill([70, 20])
@@ -198,7 +192,6 @@ def test_the_backend_places_branches_as_the_one_in_torch() -> None:
     assert built[0].positions.tolist() == [32] * 4 + [5] * 4 and built[0].seq_lens.tolist() == [39, 12]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("num_rows", [6, 3])
 def test_an_engine_with_a_tree_gives_the_tokens_of_the_torch_backend(tmp_path: Path, num_rows: int) -> None:
     """EAGLE-3 writes keys for its branches, over several levels; the target has a window in half of its layers. Three
@@ -213,6 +206,8 @@ def test_an_engine_with_a_tree_gives_the_tokens_of_the_torch_backend(tmp_path: P
         dtype="float32",
     )
     expected = generate(config, requests)
-    outputs = generate(replace(config, attention=AttentionConfig(name="triton"), kernels=KernelSet.triton), requests)
+    outputs = generate(
+        replace(config, attention=AttentionConfig(name="triton"), kernels=KernelsChoice.triton), requests
+    )
     Reference(pair[0]).assert_lossless(requests, outputs, expected)
     assert sum(len(tokens) for tokens in expected.values()) >= 8

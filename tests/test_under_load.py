@@ -22,7 +22,7 @@ LONGEST_PROMPT, MOST_NEW_TOKENS = 20, 28
 MAX_SEQ_LEN = LONGEST_PROMPT + MOST_NEW_TOKENS
 PAGES_A_REQUEST = -(-(MAX_SEQ_LEN + 2 * K) // PAGE_SIZE)
 SCRIPT = (3, 0, 1, 2, 0, 3)
-LOADS = [pytest.param(80, 8), pytest.param(2000, 64, marks=pytest.mark.slow)]
+LOADS = [(80, 8), (400, 32)]
 
 
 def make_requests(count: int, seed: int = 0) -> list[Request]:
@@ -128,7 +128,6 @@ def test_out_of_pages_means_waiting(num_requests: int, batch_size: int) -> None:
     assert_all_given_back(engine)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("num_requests", "batch_size"), LOADS)
 def test_memory_is_flat_from_wave_to_wave(num_requests: int, batch_size: int) -> None:
     """What the second wave leaves behind, the fourth does too: nothing grows with the number of requests served."""

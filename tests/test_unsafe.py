@@ -9,12 +9,14 @@ from pathlib import Path
 import pytest
 
 from spec_lab.__main__ import main
+from spec_lab.cli.folder import multirun_study, study_place
+from spec_lab.cli.ground import ground_of
 from spec_lab.cli.unsafe import refuse_argument
 from spec_lab.doctor.__main__ import main as doctor
 from spec_lab.errors import UserError
 from spec_lab.menu.refusals.names import refuse_name
 from spec_lab.train.__main__ import main as train
-from tests.tiers import checkerboard
+from tests.covering import each_value
 
 
 class Evil:
@@ -73,13 +75,44 @@ def test_what_a_clusters_shell_would_run_is_refused(argument: str) -> None:
     refuse_argument("hydra.launcher.partition=gpu")
 
 
+@pytest.mark.parametrize("sign", ["", "+", "++"])
+@pytest.mark.parametrize("place", ["../../x", "/tmp/x", "${oc.env:HOME}/x", "x", "null"])
+@pytest.mark.parametrize("key", ["sweep.subdir", "sweep.dir", "run.dir", "output_subdir", "job.name"])
+def test_no_setting_of_hydra_leads_out_of_the_folder_of_a_run(key: str, place: str, sign: str) -> None:
+    with pytest.raises(UserError, match="names its folders itself; use output_dir=outputs"):
+        refuse_argument(f"{sign}hydra.{key}={place}")
+
+
+@pytest.mark.parametrize("arguments", [["-m", "seed=1,2", "hydra.sweep.subdir=../../x"], ["hydra.run.dir=../x"]])
+def test_what_would_leave_the_folder_makes_none(
+    arguments: list[str], empty_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    inside = empty_folder / "a" / "b"
+    inside.mkdir(parents=True)
+    monkeypatch.chdir(inside)
+    assert main(arguments) == 2
+    assert [path.name for path in empty_folder.rglob("*")] == ["a", "b"]
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("obstacle", ["file", "nowhere", "loop"])
+def test_what_is_no_folder_is_passed_over_where_a_sweep_has_its_own(obstacle: str, tmp_path: Path) -> None:
+    study, ground = multirun_study("run", ["seed=1,2"], {}), ground_of([], ())
+    place = study_place(tmp_path, study, ground, fresh=False)
+    if obstacle == "file":
+        place.touch()
+    else:
+        place.symlink_to(place if obstacle == "loop" else tmp_path / "gone" / "x")
+    assert study_place(tmp_path, study, ground, fresh=False) == place.with_name(f"{place.name}-2")
+    assert not (tmp_path / "gone").exists()
+
+
 @pytest.mark.parametrize("argument", ["output_dir=a\0b", "name=\udcff", "workload.path=\udce4.jsonl"])
 def test_what_is_no_text_is_refused_in_a_line(argument: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([argument]) == 2
     assert "is no text" in capsys.readouterr().err
 
 
-@pytest.mark.slow
 def test_settings_of_hydra_that_run_nothing_are_taken(empty_folder: Path) -> None:
     harmless = ["hydra.verbose=true", "hydra.sweeper.max_batch_size=2", "hydra/launcher=basic", "hydra.job.chdir=false"]
     assert main([*harmless, "--dry-run"]) == 0
@@ -105,7 +138,7 @@ def test_plain_words_are_names(name: str) -> None:
 COMMANDS = [[], ["-m", "drafter=ngram,random"], ["experiment=drafters_quick"]]
 
 
-@pytest.mark.parametrize(("name", "arguments"), checkerboard(["../../x", "'/x'", "n" * 300], COMMANDS, colours=3))
+@pytest.mark.parametrize(("name", "arguments"), each_value(["../../x", "'/x'", "n" * 300], COMMANDS, times=2))
 def test_a_refused_name_makes_no_folder_anywhere(
     name: str, arguments: list[str], empty_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -116,7 +149,6 @@ def test_a_refused_name_makes_no_folder_anywhere(
     assert line.startswith("refused: name=")
 
 
-@pytest.mark.slow
 def test_a_swept_name_is_refused_without_a_folder_and_the_others_run(
     empty_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

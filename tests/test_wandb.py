@@ -243,7 +243,6 @@ with Recorder(Path(sys.argv[1]), make_info(), [WandbSink("p", mode="offline")]) 
 """
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("is_absolute", [False, True])
 def test_a_killed_run_tells_nothing_either(is_absolute: bool, workplace: Path) -> None:
     """W&B's logs name the folder as it was given, and one of them is a link into the user's home."""
@@ -260,7 +259,6 @@ def test_a_killed_run_tells_nothing_either(is_absolute: bool, workplace: Path) -
         assert b"somebody" not in path.read_bytes(), path
 
 
-@pytest.mark.slow
 def test_what_cannot_be_drawn_costs_a_warning(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     record_run(Path("run"), [WandbSink("p", draw=draw_a_dot)])
     assert "warning: W&B: plot not drawn: no axis can show it" in capsys.readouterr().err
@@ -268,7 +266,6 @@ def test_what_cannot_be_drawn_costs_a_warning(workplace: Path, capsys: pytest.Ca
     assert [key for key in found if key.startswith("figures/")] == ["figures/dot"]
 
 
-@pytest.mark.slow
 def test_a_run_of_wandbs_own_agent_has_its_sweep_as_group(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_SWEEP_ID", "a1b2c3")
     record_run(Path("run"), [WandbSink("p")])
@@ -276,13 +273,13 @@ def test_a_run_of_wandbs_own_agent_has_its_sweep_as_group(workplace: Path, monke
     assert run.run_group == "a1b2c3"
 
 
-@pytest.mark.slow
 def test_every_run_of_a_multirun_carries_its_sweep_and_its_factors(workplace: Path) -> None:
     """By the command line in a process of its own, with the real figures."""
     root = Path(__file__).parents[1]
     environment = os.environ | {"PYTHONPATH": f"{root}:{root / 'kernels'}"}
     drafters = {"random", "ngram"}
-    typed = f"-m drafter={','.join(drafters)} debug=smoke references=[] logger=wandb logger.mode=offline name=a_study"
+    typed = f"-m drafter={','.join(drafters)} logger=wandb logger.mode=offline name=a_study "
+    typed += "debug=smoke kernels=torch references=[]"
     done = subprocess.run([sys.executable, "-m", "spec_lab", *typed.split()], env=environment, check=False)
     assert done.returncode == 0
     [sweep] = workplace.glob("outputs/a_study-sweep-*")

@@ -72,7 +72,6 @@ def test_the_view_has_its_sections_and_its_place(capsys: pytest.CaptureFixture[s
     assert stages <= names_in(view)
 
 
-@pytest.mark.slow
 def test_all_that_the_view_shows_is_logged_by_a_run(
     tmp_path: Path, without_key: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,4 +1,4 @@
-"""Time of the kernels over the vocabulary on a GPU, beside their torch references.
+"""Time of the kernels over the vocabulary on a GPU, beside the torch forms that they replace.
 
     PYTHONPATH=.:kernels python kernels/bench/acceptance.py [--batch 1 16 64] [--vocab 128256 151936] [--rows 4]
 
@@ -17,13 +17,20 @@ from __future__ import annotations
 import argparse
 import itertools
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import torch
 from attention import BANDWIDTH, REPEATS, microseconds
 from figures import Figure, write_figures
 
-from spec_kernels import gumbel, rejection, relaxed, strict
+from spec_kernels.noise_reference import round_key
+from spec_lab.acceptance.draft_sampling import sample_and_keep
+from spec_lab.acceptance.rejection import METHODS, rejection_sample
+from spec_lab.acceptance.standing import stand
+from spec_lab.acceptance.strict import strict_accept
+from spec_lab.operators.kernel_set import Op
+from spec_lab.operators.triton_set import TRITON_FUNCTIONS
 
 Call = Callable[[int], object]
 NAMES = {
@@ -36,7 +43,7 @@ NAMES = {
 
 
 def cases(batch: int, num_rows: int, vocab_size: int) -> Iterator[tuple[str, int, Call, Call]]:
-    """Yield the name, the bytes that have to move, the kernel and the reference of each case."""
+    """Yield the name, the bytes that have to move, the kernel and the torch form of each case."""
     num_drafts = num_rows - 1
     logits = torch.randn(batch, num_rows, vocab_size, device="cuda", dtype=torch.bfloat16)
     draft_logits = logits[:, :-1].float() + torch.randn(batch, num_drafts, vocab_size, device="cuda")
@@ -44,31 +51,25 @@ def cases(batch: int, num_rows: int, vocab_size: int) -> Iterator[tuple[str, int
     active = torch.ones(batch, dtype=torch.bool, device="cuda")
     slot_ids, kv_lens = torch.arange(batch, device="cuda"), torch.full((batch,), 1000, device="cuda")
     seeds, column = torch.arange(batch + 1, device="cuda"), torch.zeros(1, dtype=torch.int64, device="cuda")
-    tokens, num_emitted = torch.zeros_like(logits[..., 0], dtype=torch.int64), torch.zeros_like(slot_ids)
     kept = torch.zeros(batch + 1, num_drafts, vocab_size, device="cuda")
     row = batch * vocab_size * logits.element_size()
     q_row = batch * vocab_size * kept.element_size()
 
-    verified = (tokens, num_emitted, logits, drafts, active, None)
-    yield "strict", num_rows * row, *both(strict.strict_accept, strict.strict_accept_reference, verified)
-
-    floats = torch.empty(2, batch, num_drafts, device="cuda")
-    standing = (torch.empty_like(drafts, dtype=torch.bool), torch.empty_like(drafts), *floats, tokens, logits, drafts)
-    yield "standing", num_rows * row, *both(relaxed.draft_standing, relaxed.draft_standing_reference, standing)
+    yield "strict", num_rows * row, *both(Op.STRICT_ACCEPT, strict_accept, (logits, drafts, active, None))
+    yield "standing", num_rows * row, *both(Op.DRAFT_STANDING, stand, (logits, drafts))
 
     draws = (active, slot_ids, seeds, kv_lens, 0.8, None)
-    functions = (rejection.rejection_sample, rejection.rejection_sample_reference)
-    one_hot = (tokens, num_emitted, logits, drafts, None, *draws)
-    yield "one_hot", (num_rows + 1) * row, *both(*functions, one_hot)
-    sampled = (tokens, num_emitted, logits, drafts, draft_logits, *draws)
-    yield "standard", (num_rows + 1) * row + num_rows * q_row, *both(*functions, sampled)
+    one_hot, standard = (partial(rejection_sample, METHODS[name], round_key) for name in ("one_hot", "standard"))
+    yield "one_hot", (num_rows + 1) * row, *both(Op.REJECTION_SAMPLE, one_hot, (logits, drafts, None, *draws))
+    num_bytes = (num_rows + 1) * row + num_rows * q_row
+    yield "standard", num_bytes, *both(Op.REJECTION_SAMPLE, standard, (logits, drafts, draft_logits, *draws))
 
-    drawn = (num_emitted, kept, logits[:, 0], slot_ids, seeds, kv_lens, column, 0.8)
-    yield "draft", row + q_row, *both(gumbel.sample_draft, gumbel.sample_draft_reference, drawn)
+    drawn = (kept, logits[:, 0], slot_ids, seeds, kv_lens, column, 0.8)
+    yield "draft", row + q_row, *both(Op.SAMPLE_DRAFT, sample_and_keep, drawn)
 
 
-def both(kernel: Callable[..., object], reference: Callable[..., object], given: tuple[object, ...]) -> list[Call]:
-    return [lambda index: kernel(*given), lambda index: reference(*given)]
+def both(op: Op, torch_form: Callable[..., object], given: tuple[object, ...]) -> list[Call]:
+    return [lambda index: TRITON_FUNCTIONS[op](*given), lambda index: torch_form(*given)]
 
 
 def main() -> None:
@@ -81,12 +82,12 @@ def main() -> None:
     print("batch   vocab rows  what         kernel us   torch us   floor us")
     figures = []
     for batch, vocab_size, num_rows in itertools.product(options.batch, options.vocab, options.rows):
-        for name, num_bytes, kernel, reference in cases(batch, num_rows, vocab_size):
-            kernel_us, reference_us = microseconds(kernel), microseconds(reference)
-            times = f"{kernel_us:12.2f}{reference_us:11.2f}{num_bytes / BANDWIDTH * 1e6:11.2f}"
+        for name, num_bytes, kernel, torch_form in cases(batch, num_rows, vocab_size):
+            kernel_us, torch_us = microseconds(kernel), microseconds(torch_form)
+            times = f"{kernel_us:12.2f}{torch_us:11.2f}{num_bytes / BANDWIDTH * 1e6:11.2f}"
             print(f"{batch:5}{vocab_size:8}{num_rows:5}  {name:10}{times}")
             shape = f"batch {batch}, vocabulary {vocab_size}, {num_rows} rows"
-            figures.append(Figure(NAMES[name], shape, num_bytes, None, kernel_us, reference_us))
+            figures.append(Figure(NAMES[name], shape, num_bytes, None, kernel_us, torch_us))
     if options.csv is not None:
         write_figures(options.csv, figures)
 

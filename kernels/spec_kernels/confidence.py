@@ -64,7 +64,19 @@ def note_confidence(
     column: torch.Tensor | None,
     threshold: float | None,
 ) -> None:
-    """Do what `note_confidence_reference` does, for up to 1024 requests."""
+    """Note the top-1 probability of a draft of each of up to 1024 requests, and say how many want another draft.
+
+    Args:
+        survival: [num_slots + 1, K] float32; the product of a slot's probabilities up to this draft is written.
+        running: [num_slots + 1] float32, the same product, for the next draft.
+        num_drafted: [num_slots + 1] int64, written: the drafts made so far.
+        num_going_on: [1] int64, written: requests whose product is not under `threshold`, without the scratch slot, the
+            last; left alone where that is None.
+        slot_ids: [batch] int64.
+        probabilities: [batch] float32.
+        column: [1] int64 which draft it is, from 0; None for the first, which begins a product.
+        threshold: under which nothing more is drafted.
+    """
     num_slots, num_draft_tokens = survival.shape
     (batch,) = slot_ids.shape
     assert 0 < batch <= _MOST_REQUESTS
@@ -216,7 +228,19 @@ def count_offered(
     threshold: float | None,
     budget: int | None,
 ) -> torch.Tensor:
-    """Return what `count_offered_reference` returns."""
+    """Count the offered drafts [batch], int64.
+
+    Args:
+        slot_ids: [batch] int64.
+        active: [batch] bool; other rows offer none.
+        num_drafted: [num_slots + 1] int64, drafts that wait in a slot.
+        survival: [num_slots + 1, K] float32 the product of top-1 probabilities up to each of them, which never grows
+            along a row; behind those that wait stands what an earlier round noted. None where nothing goes by it.
+        most: of each request.
+        threshold: the draft at which the product falls under it is the last; None for no such end.
+        budget: rows over the batch, one for each active row's pending token among them, the others for the drafts
+            likeliest to survive; None for as many as there are.
+    """
     offered = torch.empty_like(slot_ids)
     _launch(offered, slot_ids, active, num_drafted, survival, most, threshold, budget)
     return offered

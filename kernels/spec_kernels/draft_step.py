@@ -8,6 +8,8 @@ The step's number is a tensor of one element, so one captured step can be replay
 # mypy: allow-untyped-decorators
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -87,16 +89,7 @@ def update_draft_inputs(
         )
 
 
-def update_draft_inputs_reference(
-    draft_tokens: torch.Tensor,
-    next_tokens: torch.Tensor,
-    next_hidden: torch.Tensor,
-    tokens: torch.Tensor,
-    hidden: torch.Tensor,
-    column: torch.Tensor,
-) -> None:
-    """Do what `update_draft_inputs` does."""
-    draft_tokens.index_copy_(1, column, tokens.unsqueeze(1))
-    is_last = column == draft_tokens.shape[1] - 1
-    next_tokens.copy_(torch.where(is_last, next_tokens, tokens))
-    next_hidden.copy_(torch.where(is_last, next_hidden, hidden))
+def carry_hidden(drafts: torch.Tensor, column: torch.Tensor, before: Any, after: Any) -> None:
+    """Do what `update_draft_inputs` does, for states with `tokens` and `hidden`: the next step reads those of
+    `before`."""
+    update_draft_inputs(drafts, before.tokens, before.hidden, after.tokens, after.hidden, column)

@@ -11,9 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from spec_kernels import noise_reference
 from spec_kernels.noise import USE_DRAFT, arrival, round_key
-from spec_kernels.noise_reference import Use
 from spec_kernels.operators import operator
 from spec_kernels.utils import assert_rows_of, launch_on
 from spec_kernels.vocabulary import (
@@ -93,7 +91,7 @@ def finish_race(
 
 
 @operator("sample_draft", mutates_args=("tokens", "kept_logits"))
-def sample_draft(
+def write_draft(
     tokens: torch.Tensor,
     kept_logits: torch.Tensor,
     logits: torch.Tensor,
@@ -136,8 +134,7 @@ def sample_draft(
         finish_race[(batch,)](tokens, scores, score_ids, num_tiles, TILE_TILE=triton.next_power_of_2(num_tiles))
 
 
-def sample_draft_reference(
-    tokens: torch.Tensor,
+def sample_draft(
     kept_logits: torch.Tensor,
     logits: torch.Tensor,
     slot_ids: torch.Tensor,
@@ -145,9 +142,8 @@ def sample_draft_reference(
     kv_lens: torch.Tensor,
     column: torch.Tensor,
     temperature: float,
-) -> None:
-    """Do what `sample_draft` does."""
-    scaled = logits.float() / temperature
-    kept_logits.index_put_((slot_ids, column.expand_as(slot_ids)), scaled)
-    keys = noise_reference.round_key(slot_seeds[slot_ids], kv_lens, column, Use.DRAFT)
-    tokens.copy_(noise_reference.race(torch.softmax(scaled, dim=-1), keys))
+) -> torch.Tensor:
+    """Return the tokens that `write_draft` writes."""
+    tokens = torch.empty_like(slot_ids)
+    write_draft(tokens, kept_logits, logits, slot_ids, slot_seeds, kv_lens, column, temperature)
+    return tokens

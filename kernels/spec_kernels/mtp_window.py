@@ -100,21 +100,3 @@ def slide_windows(
             ROW_TILE=row_tile,
             CHANNEL_TILE=channel_tile,
         )
-
-
-def slide_windows_reference(
-    window_tokens: torch.Tensor,
-    window_hidden: torch.Tensor,
-    tokens: torch.Tensor,
-    hidden: torch.Tensor,
-    slot_ids: torch.Tensor,
-    num_valid: torch.Tensor,
-) -> None:
-    """Do what `slide_windows` does, from copies of the windows; rows that share a slot have to have 0 valid inputs."""
-    window_rows = window_tokens.shape[1]
-    columns = num_valid.unsqueeze(1) + torch.arange(window_rows, device=num_valid.device)
-    all_tokens = torch.cat((window_tokens[slot_ids], tokens), dim=1)
-    all_hidden = torch.cat((window_hidden[slot_ids], hidden), dim=1)
-    wide = columns.unsqueeze(2).expand(-1, -1, hidden.shape[2])
-    window_tokens.index_copy_(0, slot_ids, all_tokens.gather(1, columns))
-    window_hidden.index_copy_(0, slot_ids, all_hidden.gather(1, wide))

@@ -43,3 +43,9 @@ def _registered(schema: str, function: Callable[Parameters, None], key: str) -> 
     _operators.impl(name, function, key)
     operator: Callable[Parameters, None] = getattr(torch.ops.spec_kernels, name).default
     return operator
+
+
+def empty_verdict(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Make room for the tokens [batch, N] that are emitted of logits [batch, N, vocab], and how many count [batch]."""
+    tokens = torch.empty(logits.shape[:2], dtype=torch.int64, device=logits.device)
+    return tokens, torch.empty_like(tokens[:, 0])

@@ -13,11 +13,10 @@ import torch
 import triton
 import triton.language as tl
 
-from spec_kernels import noise_reference
 from spec_kernels.noise import USE_ACCEPT, USE_EMIT, arrival, round_key, uniform
-from spec_kernels.noise_reference import Use
-from spec_kernels.operators import operator
+from spec_kernels.operators import empty_verdict, operator
 from spec_kernels.softmax import merge_rows, softmax_in_tiles
+from spec_kernels.strict import strict_accept
 from spec_kernels.utils import assert_rows_of, launch_on
 from spec_kernels.vocabulary import (
     NO_TOKEN,
@@ -190,7 +189,7 @@ def _put_last(
 
 
 @operator("rejection_sample", mutates_args=("tokens", "num_emitted"))
-def rejection_sample(
+def write_rejection(
     tokens: torch.Tensor,
     num_emitted: torch.Tensor,
     logits: torch.Tensor,
@@ -279,9 +278,7 @@ def _assert_shapes(
     assert tokens.is_contiguous() and logits.stride(2) == 1
 
 
-def rejection_sample_reference(
-    tokens: torch.Tensor,
-    num_emitted: torch.Tensor,
+def rejection_sample(
     logits: torch.Tensor,
     draft_tokens: torch.Tensor,
     draft_logits: torch.Tensor | None,
@@ -289,34 +286,27 @@ def rejection_sample_reference(
     slot_ids: torch.Tensor,
     slot_seeds: torch.Tensor,
     kv_lens: torch.Tensor,
-    temperature: float,
+    temperature: float | None,
     num_drafts: torch.Tensor | None,
-) -> None:
-    """Do what `rejection_sample` does."""
-    drafts = draft_tokens.unsqueeze(-1)
-    p = torch.softmax(logits.float() / temperature, dim=-1)
-    q = torch.zeros_like(p)  # the bonus row keeps none
-    if draft_logits is None:
-        q[:, :-1].scatter_(-1, drafts, 1.0)
-    else:
-        q[:, :-1] = torch.softmax(draft_logits.float(), dim=-1)
-    rows = torch.arange(draft_tokens.shape[1], device=logits.device)
-    is_offered = torch.ones_like(draft_tokens, dtype=torch.bool)
-    if num_drafts is not None:
-        is_offered = rows < num_drafts.unsqueeze(1)
-        q[:, :-1] = torch.where(is_offered.unsqueeze(-1), q[:, :-1], 0)
-    own_p, own_q = p[:, :-1].gather(-1, drafts).squeeze(-1), q[:, :-1].gather(-1, drafts).squeeze(-1)
-    thresholds = torch.where(own_p >= own_q, (own_p > 0).float(), own_p / own_q)
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the tokens and their counts that `write_rejection` writes, or at temperature 0 `strict_accept`.
 
-    seeds = slot_seeds[slot_ids]
-    keys = noise_reference.round_key(seeds.unsqueeze(1), kv_lens.unsqueeze(1), rows, Use.ACCEPT)
-    draws = noise_reference.uniform(keys)
-    num_accepted = (is_offered & (draws < thresholds)).long().cumprod(dim=1).sum(dim=1)
-    reached = num_accepted.view(-1, 1, 1).expand(-1, 1, p.shape[-1])
-    p, q = p.gather(1, reached).squeeze(1), q.gather(1, reached).squeeze(1)
-    left = (p - q).clamp(min=0)
-    weights = torch.where((left > 0).any(dim=-1, keepdim=True), left, p)
-    key = noise_reference.round_key(seeds, kv_lens, num_accepted, Use.EMIT)
-    last = noise_reference.race(weights, key).unsqueeze(1)
-    tokens.copy_(torch.cat((draft_tokens, last), dim=1).scatter(1, num_accepted.unsqueeze(1), last))
-    num_emitted.copy_(torch.where(active, num_accepted + 1, 0))
+    `temperature` None says that the logits are scaled already.
+    """
+    if temperature == 0:
+        return strict_accept(logits, draft_tokens, active, num_drafts)
+    tokens, num_emitted = empty_verdict(logits)
+    write_rejection(
+        tokens,
+        num_emitted,
+        logits,
+        draft_tokens,
+        draft_logits,
+        active,
+        slot_ids,
+        slot_seeds,
+        kv_lens,
+        1.0 if temperature is None else temperature,
+        num_drafts,
+    )
+    return tokens, num_emitted

@@ -108,7 +108,7 @@ def _merge_standing(
 
 
 @operator("draft_standing", mutates_args=("is_top", "rank", "probability", "top", "top_tokens"))
-def draft_standing(
+def write_standing(
     is_top: torch.Tensor,
     rank: torch.Tensor,
     probability: torch.Tensor,
@@ -151,22 +151,13 @@ def draft_standing(
         )
 
 
-def draft_standing_reference(
-    is_top: torch.Tensor,
-    rank: torch.Tensor,
-    probability: torch.Tensor,
-    top: torch.Tensor,
-    top_tokens: torch.Tensor,
-    logits: torch.Tensor,
-    draft_tokens: torch.Tensor,
-) -> None:
-    """Do what `draft_standing` does."""
-    judging, drafts = logits[:, :-1], draft_tokens.unsqueeze(-1)
-    ids = torch.arange(logits.shape[-1], device=logits.device)
-    own = judging.gather(-1, drafts)
-    probabilities = torch.softmax(judging, dim=-1, dtype=torch.float32)
-    top_tokens.copy_(logits.argmax(dim=-1))
-    is_top.copy_(top_tokens[:, :-1] == draft_tokens)
-    rank.copy_(((judging > own) | ((judging == own) & (ids < drafts))).sum(dim=-1))
-    probability.copy_(probabilities.gather(-1, drafts).squeeze(-1))
-    top.copy_(probabilities.amax(dim=-1))
+def draft_standing(logits: torch.Tensor, draft_tokens: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Return `is_top`, `rank`, `probability`, `top` and `top_tokens` as `write_standing` writes them."""
+    shape, device = draft_tokens.shape, logits.device
+    is_top = torch.empty(shape, dtype=torch.bool, device=device)
+    rank = torch.empty(shape, dtype=torch.int64, device=device)
+    probability = torch.empty(shape, dtype=torch.float32, device=device)
+    top = torch.empty(shape, dtype=torch.float32, device=device)
+    top_tokens = torch.empty(logits.shape[:2], dtype=torch.int64, device=device)
+    write_standing(is_top, rank, probability, top, top_tokens, logits, draft_tokens)
+    return is_top, rank, probability, top, top_tokens

@@ -85,7 +85,17 @@ def going_on(
     eos_token_ids: torch.Tensor,
     only_last: bool,
 ) -> torch.Tensor:
-    """Return what `going_on_reference` returns, of int64 tensors."""
+    """Return the slots [batch] of the next round: the scratch slot, the last one, for requests that have ended.
+
+    Args:
+        slot_ids: [batch] of the round just committed.
+        tokens: [batch, N] emitted tokens, junk from column `num_emitted` [batch] on.
+        kv_lens: [num_slots + 1] committed lengths behind the round.
+        end_lens: [num_slots + 1] the length from which a request has all its tokens; 0 of the scratch slot.
+        heeds_eos: [num_slots + 1] int64, 1 where an end of sequence ends the request, else 0.
+        eos_token_ids: [number of them].
+        only_last: no token but the last emitted one can be an end of sequence.
+    """
     next_ids = torch.empty_like(slot_ids)
     _launch(next_ids, slot_ids, tokens, num_emitted, kv_lens, end_lens, heeds_eos, eos_token_ids, only_last)
     return next_ids

@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from spec_kernels.operators import operator
+from spec_kernels.operators import empty_verdict, operator
 from spec_kernels.utils import assert_rows_of, launch_on
 from spec_kernels.vocabulary import NO_TOKEN, VOCAB_TILE, load_logits, lowest_top, nan_as_largest, num_tiles_of
 
@@ -91,7 +91,7 @@ def tops_of_tiles(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @operator("strict_accept", mutates_args=("tokens", "num_emitted"))
-def strict_accept(
+def write_strict(
     tokens: torch.Tensor,
     num_emitted: torch.Tensor,
     logits: torch.Tensor,
@@ -129,17 +129,10 @@ def strict_accept(
         )
 
 
-def strict_accept_reference(
-    tokens: torch.Tensor,
-    num_emitted: torch.Tensor,
-    logits: torch.Tensor,
-    draft_tokens: torch.Tensor,
-    active: torch.Tensor,
-    num_drafts: torch.Tensor | None,
-) -> None:
-    """Do what `strict_accept` does."""
-    tokens.copy_(logits.argmax(dim=-1))
-    num_accepted = (tokens[:, :-1] == draft_tokens).long().cumprod(dim=1).sum(dim=1)
-    if num_drafts is not None:
-        num_accepted = torch.minimum(num_accepted, num_drafts)
-    num_emitted.copy_(torch.where(active, num_accepted + 1, 0))
+def strict_accept(
+    logits: torch.Tensor, draft_tokens: torch.Tensor, active: torch.Tensor, num_drafts: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the tokens and their counts that `write_strict` writes."""
+    tokens, num_emitted = empty_verdict(logits)
+    write_strict(tokens, num_emitted, logits, draft_tokens, active, num_drafts)
+    return tokens, num_emitted

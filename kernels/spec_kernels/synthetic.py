@@ -8,10 +8,7 @@ import triton
 import triton.language as tl
 
 from spec_kernels.noise import USE_SYNTHETIC, round_key, uniform
-from spec_kernels.noise_reference import Use
-from spec_kernels.noise_reference import round_key as round_key_reference
-from spec_kernels.noise_reference import uniform as uniform_reference
-from spec_kernels.operators import operator
+from spec_kernels.operators import empty_verdict, operator
 from spec_kernels.strict import tops_of_tiles
 from spec_kernels.utils import assert_rows_of, launch_on
 from spec_kernels.vocabulary import NO_TOKEN, lowest_top
@@ -62,7 +59,7 @@ def _accept_at_rates(
 
 
 @operator("synthetic_accept", mutates_args=("tokens", "num_emitted"))
-def synthetic_accept(
+def write_synthetic(
     tokens: torch.Tensor,
     num_emitted: torch.Tensor,
     logits: torch.Tensor,
@@ -103,9 +100,7 @@ def synthetic_accept(
         )
 
 
-def synthetic_accept_reference(
-    tokens: torch.Tensor,
-    num_emitted: torch.Tensor,
+def synthetic_accept(
     logits: torch.Tensor,
     draft_tokens: torch.Tensor,
     rates: torch.Tensor,
@@ -114,14 +109,8 @@ def synthetic_accept_reference(
     slot_seeds: torch.Tensor,
     kv_lens: torch.Tensor,
     num_drafts: torch.Tensor | None,
-) -> None:
-    """Do what `synthetic_accept` does."""
-    draws = uniform_reference(round_key_reference(slot_seeds[slot_ids], kv_lens, 0, Use.SYNTHETIC))
-    columns = torch.arange(draft_tokens.shape[1], device=logits.device)
-    passed = draws.unsqueeze(1) < rates[: len(columns)]
-    if num_drafts is not None:
-        passed = passed & (columns < num_drafts.unsqueeze(1))
-    num_accepted = passed.sum(dim=1, keepdim=True)
-    last = logits.argmax(dim=-1).gather(1, num_accepted)
-    tokens.copy_(torch.cat((draft_tokens, last), dim=1).scatter(1, num_accepted, last))
-    num_emitted.copy_(torch.where(active, num_accepted.squeeze(1) + 1, 0))
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the tokens and their counts that `write_synthetic` writes."""
+    tokens, num_emitted = empty_verdict(logits)
+    write_synthetic(tokens, num_emitted, logits, draft_tokens, rates, active, slot_ids, slot_seeds, kv_lens, num_drafts)
+    return tokens, num_emitted

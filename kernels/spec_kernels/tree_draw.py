@@ -7,11 +7,10 @@ import torch
 import triton
 import triton.language as tl
 
-from spec_kernels import noise_reference
 from spec_kernels.gumbel import finish_race, race_of_tile
 from spec_kernels.noise import USE_EMIT, round_key
-from spec_kernels.noise_reference import Use
 from spec_kernels.operators import operator
+from spec_kernels.tree_walk import empty_walk, follow_chosen
 from spec_kernels.utils import assert_rows_of, launch_on
 from spec_kernels.vocabulary import RACE_TILE, load_logits, num_tiles_of, scaled_by
 
@@ -80,15 +79,23 @@ def draw_rows(
         )
 
 
-def draw_rows_reference(
-    chosen: torch.Tensor,
+def draw_tree(
     logits: torch.Tensor,
+    drafts: torch.Tensor,
+    parents: torch.Tensor,
+    active: torch.Tensor,
     slot_ids: torch.Tensor,
     slot_seeds: torch.Tensor,
     kv_lens: torch.Tensor,
-    temperature: float,
-) -> None:
-    """Do what `draw_rows` does."""
-    rows = torch.arange(logits.shape[1], device=logits.device)
-    keys = noise_reference.round_key(slot_seeds[slot_ids].unsqueeze(1), kv_lens.unsqueeze(1), rows, Use.EMIT)
-    chosen.copy_(noise_reference.race(torch.softmax(logits.float() / temperature, dim=-1), keys))
+    temperature: float | None,
+    depth: int,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Draw a token behind each row, and follow it: the tokens, their counts and the path of `follow_chosen`.
+
+    `temperature` None says that the logits are scaled already.
+    """
+    chosen = torch.empty_like(drafts, memory_format=torch.contiguous_format)
+    draw_rows(chosen, logits, slot_ids, slot_seeds, kv_lens, 1.0 if temperature is None else temperature)
+    tokens, num_emitted, path = empty_walk(drafts, depth)
+    follow_chosen(tokens, num_emitted, path, chosen, drafts, parents, active)
+    return tokens, num_emitted, path

@@ -9,84 +9,6 @@ from __future__ import annotations
 import torch
 
 
-def follow_reference(
-    chosen: torch.Tensor, drafts: torch.Tensor, parents: torch.Tensor, active: torch.Tensor, depth: int
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Follow what the target chose from the root of each tree as long as it has been drafted.
-
-    Args:
-        chosen: [batch, N] the token that the target puts behind each row.
-        drafts: [batch, N] the tokens of the rows.
-        parents: [batch, N].
-        active: [batch] bool.
-        depth: the most drafts that are followed.
-
-    Returns:
-        What is emitted [batch, depth + 1], how much of it counts [batch], 0 where inactive, and the rows of the path
-        [batch, depth + 1]. The tokens are those that were chosen, so the last that counts is the correction or, below a
-        leaf, the bonus token.
-    """
-    is_draft = torch.arange(chosen.shape[1], device=chosen.device) > 0
-    row = torch.zeros_like(chosen[:, :1])
-    goes_on = active.unsqueeze(1)
-    path, num_accepted = [row], torch.zeros_like(row)
-    for _ in range(depth):
-        hits = is_draft & (parents == row) & (drafts == chosen.gather(1, row))
-        goes_on = goes_on & hits.any(dim=1, keepdim=True)
-        row = torch.where(goes_on, hits.int().argmax(dim=1, keepdim=True), row)
-        num_accepted = num_accepted + goes_on
-        path.append(row)
-    rows = behind_stays(torch.cat(path, dim=1), num_accepted, chosen.shape[1])
-    return chosen.gather(1, rows), torch.where(active, num_accepted.squeeze(1) + 1, 0), rows
-
-
-def impose_reference(
-    imposed: torch.Tensor,
-    best: torch.Tensor,
-    drafts: torch.Tensor,
-    parents: torch.Tensor,
-    active: torch.Tensor,
-    depth: int,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Take the first path of so many drafts, or of as many as the tree's longest has.
-
-    Args:
-        imposed: [batch, 1] how many drafts are to be accepted.
-        best: [batch, N] the target's argmax behind each row, of which the one behind the path is emitted.
-
-    Returns:
-        What `follow_reference` returns; the other arguments are its own.
-    """
-    depths = depths_reference(parents, depth)
-    num_accepted = torch.minimum(imposed, depths.amax(dim=1, keepdim=True))
-    last = (depths == num_accepted).int().argmax(dim=1, keepdim=True)
-    row, path = last, [last] * (depth + 1)
-    for level in range(depth, -1, -1):
-        path[level] = row
-        row = torch.where(num_accepted >= level, parents.gather(1, row), row)
-    rows = behind_stays(torch.cat(path, dim=1), num_accepted, drafts.shape[1])
-    tokens = drafts.gather(1, rows).roll(-1, dims=1).scatter(1, num_accepted, best.gather(1, last))
-    return tokens, torch.where(active, num_accepted.squeeze(1) + 1, 0), rows
-
-
-def depths_reference(parents: torch.Tensor, depth: int) -> torch.Tensor:
-    """Count the drafts on the way from the root to each row: [batch, N], of trees at most `depth` deep."""
-    row = torch.arange(parents.shape[1], device=parents.device).expand_as(parents)
-    depths = torch.zeros_like(parents)
-    for _ in range(depth):
-        above = parents.gather(1, row)
-        depths = depths + (above != row)
-        row = above
-    return depths
-
-
-def behind_stays(path: torch.Tensor, num_accepted: torch.Tensor, num_rows: int) -> torch.Tensor:
-    """Keep of `path` [batch, depth + 1] the first `num_accepted` + 1 ([batch, 1]) rows; behind them the rows stay where
-    they are, as those of a chain do."""
-    columns = torch.arange(path.shape[1], device=path.device)
-    return torch.where(columns <= num_accepted, path, columns.clamp(max=num_rows - 1))
-
-
 def move_path_reference(
     caches: list[torch.Tensor],
     moved: torch.Tensor | None,
@@ -187,7 +109,7 @@ def choose_branches_reference(
         hidden: [batch, branches before, hidden_size].
     """
     topk = branch_tokens.shape[1]
-    scores, parents = _scored(log_probs, numbers_before, scores_before)
+    scores, parents = scored(log_probs, numbers_before, scores_before)
     tokens = found_tokens.flatten(1)
     level = slice(num_before, num_before + tokens.shape[1])
     pool_tokens[:, level], pool_scores[:, level], pool_parents[:, level] = tokens, scores, parents
@@ -220,21 +142,32 @@ def choose_rows_reference(
         num_before: drafts in the pool; behind them come those of the last level, as `choose_branches_reference` takes
             them.
     """
-    scores, found_parents = _scored(log_probs, numbers_before, scores_before)
+    scores, found_parents = scored(log_probs, numbers_before, scores_before)
     all_scores = torch.cat((pool_scores[:, :num_before], scores), dim=1)
     all_tokens = torch.cat((pool_tokens[:, :num_before], found_tokens.flatten(1)), dim=1)
     all_parents = torch.cat((pool_parents[:, :num_before], found_parents), dim=1)
-    chosen = _best_first(all_scores, tokens.shape[1]).sort(dim=1).values
-    # The row of every draft that is taken, by its number; the root, number -1, comes first.
-    rows = torch.arange(1, parents.shape[1], device=chosen.device).expand_as(chosen)
-    row_of = torch.zeros_like(all_tokens).scatter(1, chosen, rows)
-    row_of = torch.cat((torch.zeros_like(row_of[:, :1]), row_of), dim=1)
+    chosen = best_in_order(all_scores, tokens.shape[1])
     tokens.copy_(all_tokens.gather(1, chosen))
-    below = row_of.gather(1, all_parents.gather(1, chosen) + 1)
-    parents.copy_(torch.cat((torch.zeros_like(below[:, :1]), below), dim=1))
+    parents.copy_(parents_of_rows(all_parents, chosen))
 
 
-def _scored(
+def best_in_order(scores: torch.Tensor, count: int) -> torch.Tensor:
+    """Return the numbers [batch, count] of the best of [batch, drafts], of equals the earlier, in ascending order."""
+    return _best_first(scores, count).sort(dim=1).values
+
+
+def parents_of_rows(parents: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+    """Return the row of each row's parent [batch, N], the root's first, where the drafts `chosen` [batch, N - 1] of
+    those with these `parents` [batch, drafts], numbers or -1, become rows."""
+    # The row of every draft that is taken, by its number; the root, number -1, comes first.
+    rows = torch.arange(1, chosen.shape[1] + 1, device=chosen.device).expand_as(chosen)
+    row_of = torch.zeros_like(parents).scatter(1, chosen, rows)
+    row_of = torch.cat((torch.zeros_like(row_of[:, :1]), row_of), dim=1)
+    below = row_of.gather(1, parents.gather(1, chosen) + 1)
+    return torch.cat((torch.zeros_like(below[:, :1]), below), dim=1)
+
+
+def scored(
     log_probs: torch.Tensor, numbers: torch.Tensor | None, scores: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the scores [batch, drafts] of what was found below branches, and their parents."""

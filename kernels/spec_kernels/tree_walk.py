@@ -197,12 +197,12 @@ def follow_chosen(
     parents: torch.Tensor,
     active: torch.Tensor,
 ) -> None:
-    """Write what `follow_reference` returns of tokens that were chosen, whatever chose them.
+    """Follow the token chosen behind each row, whatever chose it, from the root as long as it has been drafted.
 
     Args:
-        tokens: [batch, depth + 1] int64, contiguous, written.
-        num_emitted: [batch] int64, written.
-        path: [batch, depth + 1] int64, contiguous, written.
+        tokens: [batch, depth + 1] int64, contiguous, written: what was chosen along the path.
+        num_emitted: [batch] int64, written: the rows of the path, 0 where inactive.
+        path: [batch, depth + 1] int64, contiguous, written; behind its end rows stay where they are.
         chosen: [batch, N] int64, contiguous.
         drafts: [batch, N] int64, as `parents`, of any row stride.
         active: [batch] bool.
@@ -224,7 +224,7 @@ def follow_argmax(
     parents: torch.Tensor,
     active: torch.Tensor,
 ) -> None:
-    """Write what `follow_reference` returns of the argmax of each row, lowest id on ties, compared in float32.
+    """Do what `follow_chosen` does, of the argmax of each row, lowest id on ties, compared in float32.
 
     Args:
         logits: [batch, N, vocab] float32, float16 or bfloat16; the other arguments are those of `follow_chosen`.
@@ -236,7 +236,7 @@ def follow_argmax(
 
 
 @operator("impose_path", mutates_args=("tokens", "num_emitted", "path"))
-def impose_path(
+def write_path(
     tokens: torch.Tensor,
     num_emitted: torch.Tensor,
     path: torch.Tensor,
@@ -249,7 +249,7 @@ def impose_path(
     slot_seeds: torch.Tensor,
     kv_lens: torch.Tensor,
 ) -> None:
-    """Write what `impose_reference` returns for as many drafts as rates are above the round's draw.
+    """Take the first path of as many drafts as rates are above the round's draw, or of as many as the longest has.
 
     Args:
         logits: [batch, N, vocab] float32, float16 or bfloat16.
@@ -273,3 +273,35 @@ def impose_path(
             RATE_TILE=triton.next_power_of_2(max(rates.shape[0], 1)),
             num_warps=1,
         )
+
+
+def empty_walk(drafts: torch.Tensor, depth: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Make room for the tokens, the count and the path that a walk writes."""
+    tokens, path = drafts.new_empty((2, drafts.shape[0], depth + 1))
+    return tokens, drafts.new_empty(tokens.shape[0]), path
+
+
+def follow_tree(
+    logits: torch.Tensor, drafts: torch.Tensor, parents: torch.Tensor, active: torch.Tensor, depth: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return the tokens, their counts and the path that `follow_argmax` writes."""
+    tokens, num_emitted, path = empty_walk(drafts, depth)
+    follow_argmax(tokens, num_emitted, path, logits, drafts, parents, active)
+    return tokens, num_emitted, path
+
+
+def impose_path(
+    logits: torch.Tensor,
+    drafts: torch.Tensor,
+    parents: torch.Tensor,
+    active: torch.Tensor,
+    rates: torch.Tensor,
+    slot_ids: torch.Tensor,
+    slot_seeds: torch.Tensor,
+    kv_lens: torch.Tensor,
+    depth: int,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return the tokens, their counts and the path that `write_path` writes."""
+    tokens, num_emitted, path = empty_walk(drafts, depth)
+    write_path(tokens, num_emitted, path, logits, drafts, parents, active, rates, slot_ids, slot_seeds, kv_lens)
+    return tokens, num_emitted, path

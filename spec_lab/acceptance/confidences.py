@@ -7,26 +7,40 @@ is drawn biases nothing (vLLM's estimator for adaptive verification, #47808, rea
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
 
 import torch
 
-from spec_kernels.confidence_reference import note_confidence_reference
+from spec_lab.operators.kernel_set import TORCH_FORMS, KernelSet, Op
 
-NoteConfidence = Callable[
-    [
-        torch.Tensor,
-        torch.Tensor,
-        torch.Tensor,
-        torch.Tensor,
-        torch.Tensor,
-        torch.Tensor,
-        torch.Tensor | None,
-        float | None,
-    ],
-    None,
-]
-"""Is `spec_kernels.confidence_reference.note_confidence_reference`, or a kernel that does the same."""
+
+def note_confidence(
+    survival: torch.Tensor,
+    running: torch.Tensor,
+    num_drafted: torch.Tensor,
+    num_going_on: torch.Tensor,
+    slot_ids: torch.Tensor,
+    probabilities: torch.Tensor,
+    column: torch.Tensor | None,
+    threshold: float | None,
+) -> None:
+    """Multiply a slot's product by the top-1 probability [batch] of its draft, and write it down for that draft.
+
+    `column` [1] is the draft's number from 0, None for the first. With a threshold `num_going_on` [1] becomes the
+    number of requests whose product is not under it. The other tensors are those of `DraftConfidences`.
+    """
+    if column is None:
+        product = probabilities
+        survival[:, 0].index_copy_(0, slot_ids, product)
+        num_drafted.index_fill_(0, slot_ids, 1)
+    else:
+        product = running.index_select(0, slot_ids) * probabilities
+        survival.index_put_((slot_ids, column.expand_as(slot_ids)), product)
+        num_drafted.index_copy_(0, slot_ids, (column + 1).expand_as(slot_ids))
+    running.index_copy_(0, slot_ids, product)
+    if threshold is not None:
+        goes_on = (product >= threshold) & (slot_ids != survival.shape[0] - 1)
+        num_going_on.copy_(goes_on.sum())
 
 
 class DraftConfidences:
@@ -48,14 +62,14 @@ class DraftConfidences:
         num_draft_tokens: int,
         device: torch.device,
         threshold: float | None = None,
-        note: NoteConfidence = note_confidence_reference,
+        kernels: KernelSet = TORCH_FORMS,
     ) -> None:
         self.survival = torch.zeros((num_slots + 1, num_draft_tokens), device=device)
         self.num_drafted = torch.zeros(num_slots + 1, dtype=torch.int64, device=device)
         self.num_going_on = torch.zeros(1, dtype=torch.int64, device=device)
         self.threshold = threshold
         self._running = torch.ones(num_slots + 1, device=device)
-        self._note = note
+        self._note = kernels.get(Op.NOTE_CONFIDENCE, note_confidence)
 
     def begin(self, slot_ids: torch.Tensor, probability: torch.Tensor) -> None:
         """Note the top-1 probability [batch] of draft 1 of `slot_ids` [batch]."""
@@ -68,3 +82,41 @@ class DraftConfidences:
     def _write(self, slot_ids: torch.Tensor, probability: torch.Tensor, column: torch.Tensor | None) -> None:
         places = self.survival, self._running, self.num_drafted, self.num_going_on
         self._note(*places, slot_ids, probability, column, self.threshold)
+
+
+class RowConfidences:
+    """Keeps by slot how likely the drafter thinks it that the target follows a tree to each of its rows.
+
+    Of a tree the likeliest tokens are drafted and none is drawn, so each draft's own probability is in the product.
+
+    Attributes:
+        scores: [num_slots + 1, N - 1] the logarithm of each draft's product of probabilities from the root; -inf of a
+            row that holds no draft. A draft never has more than its parent.
+        num_going_on: [1] requests of the batch noted last with a draft in their newest level that goes on; the scratch
+            slot never does. Written where there is a threshold.
+        may_end: there is one.
+    """
+
+    def __init__(self, num_slots: int, num_rows: int, device: torch.device, threshold: float | None = None) -> None:
+        """`num_rows`: N, the root with them; `threshold`: nothing is drafted below a draft whose product falls under
+        this; None for no such end."""
+        self.scores = torch.full((num_slots + 1, num_rows - 1), -torch.inf, device=device)
+        self.num_going_on = torch.zeros(1, dtype=torch.int64, device=device)
+        self.may_end = threshold is not None
+        self._least = math.log(threshold) if threshold else -torch.inf
+
+    def cut(self, log_probs: torch.Tensor, branch_scores: torch.Tensor) -> torch.Tensor:
+        """Return `log_probs` [batch, branches, topk] with -inf below branches [batch, branches] that do not go on."""
+        if not self.may_end:
+            return log_probs
+        return torch.where((branch_scores >= self._least).unsqueeze(2), log_probs, -torch.inf)
+
+    def note_level(self, slot_ids: torch.Tensor, scores: torch.Tensor) -> None:
+        """Count the requests that go on behind a level with these scores [batch, drafts]."""
+        if self.may_end:
+            goes_on = (scores >= self._least).any(dim=1) & (slot_ids != self.scores.shape[0] - 1)
+            self.num_going_on.copy_(goes_on.sum())
+
+    def note_rows(self, slot_ids: torch.Tensor, scores: torch.Tensor) -> None:
+        """Note the scores [batch, N - 1] of the rows of `slot_ids` [batch]."""
+        self.scores.index_copy_(0, slot_ids, scores)

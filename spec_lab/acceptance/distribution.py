@@ -24,10 +24,23 @@ def probabilities(logits: torch.Tensor, sampling: SamplingParams) -> torch.Tenso
 
     At temperature 0 one-hot at the argmax, lowest index first.
     """
-    if sampling.temperature == 0:
-        return one_hot(logits.argmax(dim=-1), logits.shape[-1], _at_least_float32(logits).dtype)
-    scaled = _at_least_float32(logits) / sampling.temperature
-    return torch.softmax(truncate(scaled, sampling.top_k, sampling.top_p), dim=-1)
+    logits, temperature = truncated(logits, sampling)
+    return law_of(logits, temperature)
+
+
+def truncated(logits: torch.Tensor, sampling: SamplingParams) -> tuple[torch.Tensor, float | None]:
+    """Return logits behind top-k and top-p, and the temperature that has yet to scale them; None where it has."""
+    if sampling.temperature == 0 or (sampling.top_k is None and sampling.top_p is None):
+        return logits, sampling.temperature
+    return truncate(_at_least_float32(logits) / sampling.temperature, sampling.top_k, sampling.top_p), None
+
+
+def law_of(logits: torch.Tensor, temperature: float | None) -> torch.Tensor:
+    """Return the probabilities [..., vocab] of logits at a temperature: 0 is one-hot, None leaves them as they are."""
+    scaled = _at_least_float32(logits)
+    if temperature == 0:
+        return one_hot(logits.argmax(dim=-1), logits.shape[-1], scaled.dtype)
+    return torch.softmax(scaled if temperature is None else scaled / temperature, dim=-1)
 
 
 def truncate(logits: torch.Tensor, top_k: int | None, top_p: float | None) -> torch.Tensor:

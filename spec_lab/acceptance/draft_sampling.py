@@ -5,12 +5,9 @@ Greedy drafts need none of this: their q is one-hot.
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import torch
 
 from spec_kernels.noise_reference import Use, race, round_key
-from spec_lab.acceptance.noise import SlotSeeds
 
 
 def sample_draft(
@@ -43,10 +40,6 @@ class DraftLogits:
     def __init__(self, num_slots: int, num_draft_tokens: int, vocab_size: int, device: torch.device) -> None:
         self.values = torch.zeros((num_slots + 1, num_draft_tokens, vocab_size), device=device)
 
-    def write(self, slot_ids: torch.Tensor, step: torch.Tensor, logits: torch.Tensor) -> None:
-        """Keep float32 logits [batch, vocab] of draft `step` [1] (int64, from 0) of `slot_ids` [batch]."""
-        self.values.index_put_((slot_ids, step.expand_as(slot_ids)), logits)
-
     def write_rows(self, slot_ids: torch.Tensor, steps: torch.Tensor, logits: torch.Tensor) -> None:
         """Keep float32 logits [batch, steps, vocab] of several drafts `steps` [steps] at once."""
         self.values.index_put_((slot_ids.unsqueeze(1), steps), logits)
@@ -56,34 +49,20 @@ class DraftLogits:
         return self.values.index_select(0, slot_ids)
 
 
-class DraftSampler(Protocol):
-    """Draws a draft a request, and keeps the logits of what it was drawn from."""
-
-    def __call__(
-        self,
-        kept: DraftLogits,
-        seeds: SlotSeeds,
-        logits: torch.Tensor,
-        slot_ids: torch.Tensor,
-        kv_lens: torch.Tensor,
-        column: torch.Tensor,
-        temperature: float,
-    ) -> torch.Tensor:
-        """Draw [batch] tokens from logits [batch, vocab]; `column` [1] is the step, the others are as for
-        `sample_draft`."""
-        ...
-
-
 def sample_and_keep(
-    kept: DraftLogits,
-    seeds: SlotSeeds,
+    kept_logits: torch.Tensor,
     logits: torch.Tensor,
     slot_ids: torch.Tensor,
+    slot_seeds: torch.Tensor,
     kv_lens: torch.Tensor,
     column: torch.Tensor,
     temperature: float,
 ) -> torch.Tensor:
-    """Samples one draft token a request and keeps its logits, as `DraftSampler` says."""
-    tokens, scaled = sample_draft(logits, temperature, seeds.of(slot_ids), kv_lens, column)
-    kept.write(slot_ids, column, scaled)
+    """Draw a token [batch] a request as `sample_draft` does, and keep the logits of what it was drawn from.
+
+    `kept_logits` [num_slots + 1, K, vocab] is written at `slot_ids` [batch] and `column` [1], the step.
+    """
+    seeds = slot_seeds.index_select(0, slot_ids)
+    tokens, scaled = sample_draft(logits, temperature, seeds, kv_lens, column)
+    kept_logits.index_put_((slot_ids, column.expand_as(slot_ids)), scaled)
     return tokens

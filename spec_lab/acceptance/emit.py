@@ -14,12 +14,23 @@ def leading(passed: torch.Tensor) -> torch.Tensor:
 
 def only_offered(inputs: AcceptanceInputs, passed: torch.Tensor) -> torch.Tensor:
     """Fail the tests [batch, K] of drafts that are not offered, so that no rule accepts one."""
-    offered = inputs.offered
-    return passed if offered is None else passed & offered
+    return offered_alone(passed, inputs.num_drafts)
+
+
+def offered_alone(passed: torch.Tensor, num_drafts: torch.Tensor | None) -> torch.Tensor:
+    """Fail the tests [batch, K] of drafts behind the first `num_drafts` [batch]; None is all."""
+    if num_drafts is None:
+        return passed
+    return passed & (torch.arange(passed.shape[1], device=num_drafts.device) < num_drafts.unsqueeze(1))
 
 
 def emit(inputs: AcceptanceInputs, num_accepted: torch.Tensor, last: torch.Tensor) -> Verification:
     """Emit the accepted drafts and then `last`, the correction or bonus token; both arguments [batch]."""
-    tokens = torch.cat((inputs.draft_tokens, last.unsqueeze(1)), dim=1)
-    tokens = tokens.scatter(1, num_accepted.unsqueeze(1), last.unsqueeze(1))
+    tokens = append(inputs.draft_tokens, num_accepted, last)
     return Verification(tokens, torch.where(inputs.active, num_accepted + 1, 0))
+
+
+def append(draft_tokens: torch.Tensor, num_accepted: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
+    """Put `last` [batch] behind the accepted ones of the drafts [batch, K]: [batch, K + 1]."""
+    tokens = torch.cat((draft_tokens, last.unsqueeze(1)), dim=1)
+    return tokens.scatter(1, num_accepted.unsqueeze(1), last.unsqueeze(1))

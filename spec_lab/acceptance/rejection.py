@@ -8,17 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
 from spec_kernels.noise_reference import Use, race, round_key, uniform
 from spec_lab.acceptance.block import block_decision, longest
-from spec_lab.acceptance.distribution import SamplingParams, one_hot, probabilities
+from spec_lab.acceptance.distribution import SamplingParams, law_of, one_hot, probabilities, truncated
 from spec_lab.acceptance.emit import emit, leading, only_offered
 from spec_lab.acceptance.noise import NoiseKey, SlotSeeds
 from spec_lab.acceptance.tokenwise import Decision, residual_after, tokenwise_decision
 from spec_lab.core.protocols import RuleTraits
 from spec_lab.core.types import AcceptanceInputs, Request, Verification
+from spec_lab.operators.kernel_set import TORCH_FORMS, KernelSet, Op
 
 
 def sampled_proposal(inputs: AcceptanceInputs) -> torch.Tensor:
@@ -69,6 +71,35 @@ def offered_proposal(method: RejectionMethod, inputs: AcceptanceInputs) -> torch
     return q if offered is None else torch.where(offered.unsqueeze(-1), q, 0)
 
 
+def rejection_sample(
+    method: RejectionMethod,
+    key: NoiseKey,
+    logits: torch.Tensor,
+    draft_tokens: torch.Tensor,
+    draft_logits: torch.Tensor | None,
+    active: torch.Tensor,
+    slot_ids: torch.Tensor,
+    slot_seeds: torch.Tensor,
+    kv_lens: torch.Tensor,
+    temperature: float | None,
+    num_drafts: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Accept drafts by p and q, and draw the token behind them from what is left: tokens [batch, N], their counts.
+
+    Arguments are those of `AcceptanceInputs`, but for `slot_seeds` [num_slots + 1] and the temperature of `law_of`.
+    """
+    inputs = AcceptanceInputs(logits, draft_tokens, active, slot_ids, kv_lens, draft_logits, num_drafts)
+    seeds = slot_seeds.index_select(0, slot_ids)
+    p, q = law_of(logits, temperature), offered_proposal(method, inputs)
+    decision = method.decide(p, q, draft_tokens)
+    rows = torch.arange(draft_tokens.shape[1], device=seeds.device)
+    draws = uniform(key(seeds.unsqueeze(1), kv_lens.unsqueeze(1), rows, Use.ACCEPT))
+    num_accepted = method.num_accepted(only_offered(inputs, draws < decision.thresholds))
+    weights = residual_after(p, q, decision.scales, num_accepted)
+    emitted = emit(inputs, num_accepted, race(weights, key(seeds, kv_lens, num_accepted, Use.EMIT)))
+    return emitted.tokens, emitted.num_emitted
+
+
 class RejectionAcceptance:
     """Accepts drafts by comparing p with q, and draws the last token from what of p the drafts left."""
 
@@ -79,6 +110,7 @@ class RejectionAcceptance:
         seeds: SlotSeeds,
         key: NoiseKey = round_key,
         lossless: bool = True,
+        kernels: KernelSet = TORCH_FORMS,
     ) -> None:
         """`key` makes the key of a draw; any other than `round_key` is there to show what goes wrong with it.
 
@@ -89,6 +121,9 @@ class RejectionAcceptance:
         self._sampling = sampling
         self._seeds = seeds
         self._key = key
+        form = partial(rejection_sample, method, key)
+        self._sample = kernels.get(Op.REJECTION_SAMPLE, form)
+        assert self._sample is form or method.decide is tokenwise_decision, "block verification has no kernel"
 
     def admit(self, slot: int, request: Request) -> None:
         self._seeds.admit(slot, request)
@@ -98,12 +133,16 @@ class RejectionAcceptance:
         return race(probabilities(logits, self._sampling), keys)
 
     def accept(self, inputs: AcceptanceInputs) -> Verification:
-        seeds, kv_lens = self._seeds.of(inputs.slot_ids), inputs.kv_lens
-        p, q = probabilities(inputs.logits, self._sampling), offered_proposal(self._method, inputs)
-        decision = self._method.decide(p, q, inputs.draft_tokens)
-        rows = torch.arange(inputs.draft_tokens.shape[1], device=seeds.device)
-        draws = uniform(self._key(seeds.unsqueeze(1), kv_lens.unsqueeze(1), rows, Use.ACCEPT))
-        num_accepted = self._method.num_accepted(only_offered(inputs, draws < decision.thresholds))
-        weights = residual_after(p, q, decision.scales, num_accepted)
-        last = race(weights, self._key(seeds, kv_lens, num_accepted, Use.EMIT))
-        return emit(inputs, num_accepted, last)
+        logits, temperature = truncated(inputs.logits, self._sampling)
+        tokens, num_emitted = self._sample(
+            logits,
+            inputs.draft_tokens,
+            inputs.draft_logits if self._method.reads_draft_logits else None,
+            inputs.active,
+            inputs.slot_ids,
+            self._seeds.values,
+            inputs.kv_lens,
+            temperature,
+            inputs.num_drafts,
+        )
+        return Verification(tokens, num_emitted)

@@ -16,9 +16,10 @@ import torch
 from spec_lab.acceptance.distribution import at_tokens
 from spec_lab.acceptance.emit import emit, leading, only_offered
 from spec_lab.acceptance.phase import RelaxationPhase
-from spec_lab.acceptance.standing import DraftStanding, RoundStanding, round_standing
+from spec_lab.acceptance.standing import DraftStanding, round_standing, stand
 from spec_lab.core.protocols import RuleTraits
 from spec_lab.core.types import AcceptanceInputs, Request, Verification
+from spec_lab.operators.kernel_set import TORCH_FORMS, KernelSet, Op
 
 
 class RelaxedForm(Protocol):
@@ -58,14 +59,12 @@ class RelaxedThinkingAcceptance:
 
     traits = RuleTraits(lossless=False)
 
-    def __init__(
-        self, form: RelaxedForm, topk: int, phase: RelaxationPhase, standing: RoundStanding = round_standing
-    ) -> None:
+    def __init__(self, form: RelaxedForm, topk: int, phase: RelaxationPhase, kernels: KernelSet = TORCH_FORMS) -> None:
         assert topk >= 1, "the argmax is always a candidate"
         self._form = form
         self._topk = topk
         self._phase = phase
-        self._standing = standing
+        self._stand = kernels.get(Op.DRAFT_STANDING, stand)
 
     def admit(self, slot: int, request: Request) -> None:
         self._phase.admit(slot, request.prompt_ids)
@@ -77,7 +76,7 @@ class RelaxedThinkingAcceptance:
 
     def accept(self, inputs: AcceptanceInputs) -> Verification:
         slot_ids, drafts = inputs.slot_ids, inputs.draft_tokens
-        standing, top_tokens = self._standing(inputs.logits, drafts)
+        standing, top_tokens = round_standing(inputs.logits, drafts, self._stand)
         num_accepted = leading(only_offered(inputs, self.matches(standing, slot_ids, drafts)))
         last = at_tokens(top_tokens, num_accepted)
         emitted = emit(inputs, num_accepted, last)

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import torch
 
-from spec_kernels.tree_reference import behind_stays
 from spec_lab.acceptance.relaxed import RelaxedThinkingAcceptance, relaxed_matches
 from spec_lab.acceptance.standing import draft_standing
+from spec_lab.acceptance.tree import behind_stays
 from spec_lab.core.draft_tree import ancestors_and_self
 from spec_lab.core.tree_protocols import JudgedRows, Walk
 from spec_lab.core.types import Verification

@@ -27,14 +27,19 @@ class DraftStanding:
     top: torch.Tensor
 
 
-RoundStanding = Callable[[torch.Tensor, torch.Tensor], tuple[DraftStanding, torch.Tensor]]
-"""Turns logits [batch, N, vocab] and drafts [batch, K] into how the first K rows see the drafts, and the argmax
-[batch, N] of every row."""
+def stand(logits: torch.Tensor, draft_tokens: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Return the four parts of `round_standing`'s standing, and the argmax [batch, N]."""
+    standing = draft_standing(logits[:, :-1], draft_tokens)
+    return standing.is_top, standing.rank, standing.probability, standing.top, logits.argmax(dim=-1)
 
 
-def round_standing(logits: torch.Tensor, draft_tokens: torch.Tensor) -> tuple[DraftStanding, torch.Tensor]:
-    """Ranks the drafts of a round among the target's logits, as `RoundStanding` says."""
-    return draft_standing(logits[:, :-1], draft_tokens), logits.argmax(dim=-1)
+def round_standing(
+    logits: torch.Tensor, draft_tokens: torch.Tensor, stand: Callable[..., tuple[torch.Tensor, ...]] = stand
+) -> tuple[DraftStanding, torch.Tensor]:
+    """Return how the first K rows of logits [batch, N, vocab] see drafts [batch, K], and the argmax [batch, N] of all
+    rows; `stand` computes both."""
+    is_top, rank, probability, top, top_tokens = stand(logits, draft_tokens)
+    return DraftStanding(is_top, rank, probability, top), top_tokens
 
 
 def draft_standing(logits: torch.Tensor, draft_tokens: torch.Tensor) -> DraftStanding:

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import torch
 
-from spec_lab.acceptance.emit import leading, only_offered
+from spec_lab.acceptance.emit import leading, offered_alone
 from spec_lab.acceptance.standing import DraftStanding
 from spec_lab.core.protocols import RuleTraits
 from spec_lab.core.types import AcceptanceInputs, Request, Verification
+from spec_lab.operators.kernel_set import TORCH_FORMS, KernelSet, Op
+
+
+def strict_accept(
+    logits: torch.Tensor, draft_tokens: torch.Tensor, active: torch.Tensor, num_drafts: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Take the argmax of each row, and as many drafts as are equal to it: tokens [batch, N], how many count [batch].
+
+    `num_drafts` [batch] says how many drafts each request offers; None is all.
+    """
+    tokens = logits.argmax(dim=-1)
+    num_accepted = leading(offered_alone(tokens[:, :-1] == draft_tokens, num_drafts))
+    return tokens, torch.where(active, num_accepted + 1, 0)
 
 
 class StrictAcceptance:
@@ -21,6 +32,9 @@ class StrictAcceptance:
 
     traits = RuleTraits(lossless=True)
 
+    def __init__(self, kernels: KernelSet = TORCH_FORMS) -> None:
+        self._accept = kernels.get(Op.STRICT_ACCEPT, strict_accept)
+
     def admit(self, slot: int, request: Request) -> None:
         """The rule has no state to clear."""
 
@@ -28,34 +42,11 @@ class StrictAcceptance:
         return logits.argmax(dim=-1)
 
     def accept(self, inputs: AcceptanceInputs) -> Verification:
-        tokens = inputs.logits.argmax(dim=-1)
-        num_accepted = leading(only_offered(inputs, tokens[:, :-1] == inputs.draft_tokens))
-        return Verification(tokens, torch.where(inputs.active, num_accepted + 1, 0))
+        tokens, num_emitted = self._accept(inputs.logits, inputs.draft_tokens, inputs.active, inputs.num_drafts)
+        return Verification(tokens, num_emitted)
 
     def matches(self, standing: DraftStanding, slot_ids: torch.Tensor, draft_tokens: torch.Tensor) -> torch.Tensor:
         return standing.is_top
 
     def advance(self, slot_ids: torch.Tensor, tokens: torch.Tensor, num_emitted: torch.Tensor) -> None:
         """The rule has no state to move on."""
-
-
-class StrictKernel(Protocol):
-    """Is `spec_kernels.strict.strict_accept`, or what computes the same."""
-
-    def __call__(
-        self,
-        tokens: torch.Tensor,
-        num_emitted: torch.Tensor,
-        logits: torch.Tensor,
-        draft_tokens: torch.Tensor,
-        active: torch.Tensor,
-        num_drafts: torch.Tensor | None = None,
-    ) -> None: ...
-
-
-def verify_by(kernel: StrictKernel, inputs: AcceptanceInputs) -> Verification:
-    """Give what `StrictAcceptance.accept` gives, in one kernel."""
-    tokens = torch.empty(inputs.logits.shape[:2], dtype=torch.int64, device=inputs.logits.device)
-    num_emitted = torch.empty_like(tokens[:, 0])
-    kernel(tokens, num_emitted, inputs.logits, inputs.draft_tokens, inputs.active, inputs.num_drafts)
-    return Verification(tokens, num_emitted)

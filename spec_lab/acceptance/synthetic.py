@@ -12,11 +12,39 @@ import torch
 
 from spec_kernels.noise_reference import Use, round_key, uniform
 from spec_lab.acceptance.distribution import at_tokens
-from spec_lab.acceptance.emit import emit, only_offered
+from spec_lab.acceptance.emit import append, offered_alone
 from spec_lab.acceptance.noise import SlotSeeds
 from spec_lab.acceptance.rates import check_rates
 from spec_lab.core.protocols import RuleTraits
 from spec_lab.core.types import AcceptanceInputs, Request, Verification
+from spec_lab.operators.kernel_set import TORCH_FORMS, KernelSet, Op
+
+
+def synthetic_accept(
+    logits: torch.Tensor,
+    draft_tokens: torch.Tensor,
+    rates: torch.Tensor,
+    active: torch.Tensor,
+    slot_ids: torch.Tensor,
+    slot_seeds: torch.Tensor,
+    kv_lens: torch.Tensor,
+    num_drafts: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Accept as many offered drafts as `rates` [K or more] are above a round's draw: tokens [batch, N], their counts.
+
+    Behind them stands the argmax of the row reached.
+    """
+    top_tokens = logits.argmax(dim=-1)
+    draws = round_draws(slot_ids, slot_seeds, kv_lens)
+    passed = draws.unsqueeze(1) < rates[: draft_tokens.shape[1]]
+    num_accepted = offered_alone(passed, num_drafts).sum(dim=1)
+    tokens = append(draft_tokens, num_accepted, at_tokens(top_tokens, num_accepted))
+    return tokens, torch.where(active, num_accepted + 1, 0)
+
+
+def round_draws(slot_ids: torch.Tensor, slot_seeds: torch.Tensor, kv_lens: torch.Tensor) -> torch.Tensor:
+    """Draw the number [batch] that decides a round of `slot_ids` [batch] at `kv_lens` [batch]."""
+    return uniform(round_key(slot_seeds.index_select(0, slot_ids), kv_lens, 0, Use.SYNTHETIC))
 
 
 class SyntheticAcceptance:
@@ -28,10 +56,13 @@ class SyntheticAcceptance:
 
     traits = RuleTraits(lossless=False, imposed=True)
 
-    def __init__(self, rates: Sequence[float], seeds: SlotSeeds, device: torch.device) -> None:
+    def __init__(
+        self, rates: Sequence[float], seeds: SlotSeeds, device: torch.device, kernels: KernelSet = TORCH_FORMS
+    ) -> None:
         check_rates(rates, len(rates))
         self._rates = torch.tensor(rates, dtype=torch.float64, device=device)
         self._seeds = seeds
+        self._accept = kernels.get(Op.SYNTHETIC_ACCEPT, synthetic_accept)
 
     def admit(self, slot: int, request: Request) -> None:
         self._seeds.admit(slot, request)
@@ -40,12 +71,14 @@ class SyntheticAcceptance:
         return logits.argmax(dim=-1)
 
     def accept(self, inputs: AcceptanceInputs) -> Verification:
-        top_tokens = inputs.logits.argmax(dim=-1)
-        draws = self.draws(inputs.slot_ids, inputs.kv_lens)
-        passed = draws.unsqueeze(1) < self._rates[: inputs.draft_tokens.shape[1]]
-        num_accepted = only_offered(inputs, passed).sum(dim=1)
-        return emit(inputs, num_accepted, at_tokens(top_tokens, num_accepted))
-
-    def draws(self, slot_ids: torch.Tensor, kv_lens: torch.Tensor) -> torch.Tensor:
-        """Draw the number [batch] that decides a round of `slot_ids` [batch] at `kv_lens` [batch]."""
-        return uniform(round_key(self._seeds.of(slot_ids), kv_lens, 0, Use.SYNTHETIC))
+        tokens, num_emitted = self._accept(
+            inputs.logits,
+            inputs.draft_tokens,
+            self._rates,
+            inputs.active,
+            inputs.slot_ids,
+            self._seeds.values,
+            inputs.kv_lens,
+            inputs.num_drafts,
+        )
+        return Verification(tokens, num_emitted)

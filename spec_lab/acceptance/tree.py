@@ -1,25 +1,77 @@
-"""Rules judge a tree of drafts from the root down."""
+"""Rules judge a tree of drafts from the root down.
+
+A tree's rows name their parents: row 0, the root, is its own, every other row's stands before it, and a row that holds
+no draft is its own too.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 
 from spec_kernels.noise_reference import Use, race, round_key
-from spec_kernels.tree_reference import follow_reference, impose_reference
-from spec_lab.acceptance.distribution import SamplingParams, probabilities
+from spec_lab.acceptance.distribution import SamplingParams, law_of, truncated
 from spec_lab.acceptance.noise import SlotSeeds
 from spec_lab.acceptance.rejection import METHODS, RejectionAcceptance
 from spec_lab.acceptance.strict import StrictAcceptance
-from spec_lab.acceptance.synthetic import SyntheticAcceptance
+from spec_lab.acceptance.synthetic import SyntheticAcceptance, round_draws
 from spec_lab.core.tree_protocols import JudgedRows, Walk
 from spec_lab.core.types import Verification
+from spec_lab.operators.kernel_set import TORCH_FORMS, KernelSet, Op
+
+
+def follow_tree(
+    logits: torch.Tensor, drafts: torch.Tensor, parents: torch.Tensor, active: torch.Tensor, depth: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return what `follow` does of the argmax of each row."""
+    return follow(logits.argmax(dim=-1), drafts, parents, active, depth)
+
+
+def draw_tree(
+    logits: torch.Tensor,
+    drafts: torch.Tensor,
+    parents: torch.Tensor,
+    active: torch.Tensor,
+    slot_ids: torch.Tensor,
+    slot_seeds: torch.Tensor,
+    kv_lens: torch.Tensor,
+    temperature: float | None,
+    depth: int,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return what `follow` does of a token drawn behind each row, at the temperature of `law_of`."""
+    seeds = slot_seeds.index_select(0, slot_ids).unsqueeze(1)
+    rows = torch.arange(drafts.shape[1], device=seeds.device)
+    keys = round_key(seeds, kv_lens.unsqueeze(1), rows, Use.EMIT)
+    return follow(race(law_of(logits, temperature), keys), drafts, parents, active, depth)
+
+
+def impose_path(
+    logits: torch.Tensor,
+    drafts: torch.Tensor,
+    parents: torch.Tensor,
+    active: torch.Tensor,
+    rates: torch.Tensor,
+    slot_ids: torch.Tensor,
+    slot_seeds: torch.Tensor,
+    kv_lens: torch.Tensor,
+    depth: int,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return what `impose` does of as many drafts as `rates` are above the round's draw."""
+    imposed = (round_draws(slot_ids, slot_seeds, kv_lens).unsqueeze(1) < rates).sum(dim=1, keepdim=True)
+    return impose(imposed, logits.argmax(dim=-1), drafts, parents, active, depth)
 
 
 class StrictTreeAcceptance(StrictAcceptance):
     """Keeps the protocol `TreeRule`: follows the target's argmax from the root as long as it has been drafted."""
 
+    def __init__(self, kernels: KernelSet = TORCH_FORMS) -> None:
+        super().__init__(kernels)
+        self._follow = kernels.get(Op.FOLLOW_TREE, follow_tree)
+
     def walk(self, judged: JudgedRows, depth: int) -> Walk:
-        return follow(judged.logits.argmax(dim=-1), judged, depth)
+        tokens, num_emitted, path = self._follow(judged.logits, judged.tokens, judged.parents, judged.active, depth)
+        return Walk(Verification(tokens, num_emitted), path)
 
 
 class OneHotTreeAcceptance(RejectionAcceptance):
@@ -29,18 +81,24 @@ class OneHotTreeAcceptance(RejectionAcceptance):
     law at thresholds of 1. Drafts are given, so nothing is gained by knowing how likely the drafter thought them.
     """
 
-    def __init__(self, sampling: SamplingParams, seeds: SlotSeeds) -> None:
-        super().__init__(METHODS["one_hot"], sampling, seeds)
+    def __init__(self, sampling: SamplingParams, seeds: SlotSeeds, kernels: KernelSet = TORCH_FORMS) -> None:
+        super().__init__(METHODS["one_hot"], sampling, seeds, kernels=kernels)
+        self._draw = draw_tree if sampling.temperature == 0 else kernels.get(Op.DRAW_TREE, draw_tree)
 
     def walk(self, judged: JudgedRows, depth: int) -> Walk:
-        return follow(self.draw(judged), judged, depth)
-
-    def draw(self, judged: JudgedRows) -> torch.Tensor:
-        """Draw the token [batch, N] behind each row."""
-        seeds = self._seeds.of(judged.slot_ids).unsqueeze(1)
-        rows = torch.arange(judged.tokens.shape[1], device=seeds.device)
-        keys = round_key(seeds, judged.kv_lens.unsqueeze(1), rows, Use.EMIT)
-        return race(probabilities(judged.logits, self._sampling), keys)
+        logits, temperature = truncated(judged.logits, self._sampling)
+        tokens, num_emitted, path = self._draw(
+            logits,
+            judged.tokens,
+            judged.parents,
+            judged.active,
+            judged.slot_ids,
+            self._seeds.values,
+            judged.kv_lens,
+            temperature,
+            depth,
+        )
+        return Walk(Verification(tokens, num_emitted), path)
 
 
 class SyntheticTreeAcceptance(SyntheticAcceptance):
@@ -49,15 +107,100 @@ class SyntheticTreeAcceptance(SyntheticAcceptance):
     A tree that has no path so long gives its longest.
     """
 
+    def __init__(
+        self, rates: Sequence[float], seeds: SlotSeeds, device: torch.device, kernels: KernelSet = TORCH_FORMS
+    ) -> None:
+        super().__init__(rates, seeds, device, kernels)
+        self._impose = kernels.get(Op.IMPOSE_PATH, impose_path)
+
     def walk(self, judged: JudgedRows, depth: int) -> Walk:
-        imposed = (self.draws(judged.slot_ids, judged.kv_lens).unsqueeze(1) < self._rates).sum(dim=1, keepdim=True)
-        best = judged.logits.argmax(dim=-1)
-        tokens, num_emitted, path = impose_reference(imposed, best, judged.tokens, judged.parents, judged.active, depth)
+        tokens, num_emitted, path = self._impose(
+            judged.logits,
+            judged.tokens,
+            judged.parents,
+            judged.active,
+            self._rates,
+            judged.slot_ids,
+            self._seeds.values,
+            judged.kv_lens,
+            depth,
+        )
         return Walk(Verification(tokens, num_emitted), path)
 
 
-def follow(chosen: torch.Tensor, judged: JudgedRows, depth: int) -> Walk:
-    """Follow `chosen` [batch, N], the token that the target puts behind each row, from the root as long as it has been
-    drafted."""
-    tokens, num_emitted, path = follow_reference(chosen, judged.tokens, judged.parents, judged.active, depth)
-    return Walk(Verification(tokens, num_emitted), path)
+def follow(
+    chosen: torch.Tensor, drafts: torch.Tensor, parents: torch.Tensor, active: torch.Tensor, depth: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Follow what the target chose from the root of each tree as long as it has been drafted.
+
+    Args:
+        chosen: [batch, N] the token that the target puts behind each row.
+        drafts: [batch, N] the tokens of the rows.
+        parents: [batch, N].
+        active: [batch] bool.
+        depth: the most drafts that are followed.
+
+    Returns:
+        What is emitted [batch, depth + 1], how much of it counts [batch], 0 where inactive, and the rows of the path
+        [batch, depth + 1]. The tokens are those that were chosen, so the last that counts is the correction or, below a
+        leaf, the bonus token.
+    """
+    is_draft = torch.arange(chosen.shape[1], device=chosen.device) > 0
+    row = torch.zeros_like(chosen[:, :1])
+    goes_on = active.unsqueeze(1)
+    path, num_accepted = [row], torch.zeros_like(row)
+    for _ in range(depth):
+        hits = is_draft & (parents == row) & (drafts == chosen.gather(1, row))
+        goes_on = goes_on & hits.any(dim=1, keepdim=True)
+        row = torch.where(goes_on, hits.int().argmax(dim=1, keepdim=True), row)
+        num_accepted = num_accepted + goes_on
+        path.append(row)
+    rows = behind_stays(torch.cat(path, dim=1), num_accepted, chosen.shape[1])
+    return chosen.gather(1, rows), torch.where(active, num_accepted.squeeze(1) + 1, 0), rows
+
+
+def impose(
+    imposed: torch.Tensor,
+    best: torch.Tensor,
+    drafts: torch.Tensor,
+    parents: torch.Tensor,
+    active: torch.Tensor,
+    depth: int,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Take the first path of so many drafts, or of as many as the tree's longest has.
+
+    Args:
+        imposed: [batch, 1] how many drafts are to be accepted.
+        best: [batch, N] the target's argmax behind each row, of which the one behind the path is emitted.
+
+    Returns:
+        What `follow` returns; the other arguments are its own.
+    """
+    depths = depths_of(parents, depth)
+    num_accepted = torch.minimum(imposed, depths.amax(dim=1, keepdim=True))
+    last = (depths == num_accepted).int().argmax(dim=1, keepdim=True)
+    row, path = last, [last] * (depth + 1)
+    for level in range(depth, -1, -1):
+        path[level] = row
+        row = torch.where(num_accepted >= level, parents.gather(1, row), row)
+    rows = behind_stays(torch.cat(path, dim=1), num_accepted, drafts.shape[1])
+    tokens = drafts.gather(1, rows).roll(-1, dims=1).scatter(1, num_accepted, best.gather(1, last))
+    return tokens, torch.where(active, num_accepted.squeeze(1) + 1, 0), rows
+
+
+def depths_of(parents: torch.Tensor, depth: int) -> torch.Tensor:
+    """Count the drafts on the way from the root to each row: [batch, N], of trees at most `depth` deep."""
+    row = torch.arange(parents.shape[1], device=parents.device).expand_as(parents)
+    depths = torch.zeros_like(parents)
+    for _ in range(depth):
+        above = parents.gather(1, row)
+        depths = depths + (above != row)
+        row = above
+    return depths
+
+
+def behind_stays(path: torch.Tensor, num_accepted: torch.Tensor, num_rows: int) -> torch.Tensor:
+    """Keep of `path` [batch, depth + 1] the first `num_accepted` + 1 ([batch, 1]) rows; behind them the rows stay where
+    they are, as those of a chain do."""
+    columns = torch.arange(path.shape[1], device=path.device)
+    return torch.where(columns <= num_accepted, path, columns.clamp(max=num_rows - 1))

@@ -16,6 +16,7 @@ from spec_lab.checkpoints.expert_checkpoint import with_stacked_experts
 from spec_lab.checkpoints.gguf import gguf_tensors
 from spec_lab.checkpoints.gguf_file import is_gguf
 from spec_lab.checkpoints.lazy_tensors import LazyTensors
+from spec_lab.checkpoints.possible_values import refuse_impossible, refuse_impossible_scales
 from spec_lab.checkpoints.slices import WHOLE_TENSORS, Slices, kept_part
 from spec_lab.errors import UserError
 
@@ -106,8 +107,7 @@ def _open_gguf(
         value = stored[name].read()
         kept = kept_part(slices, name, value)
         tensor = kept.to(device=device, dtype=run_dtype(name, dtype))
-        if not is_finite(tensor):
-            raise _not_finite(path, stored[name].place.name, value, dtype)
+        refuse_impossible(tensor, value, path, stored[name].place.name)
         return tensor
 
     return LazyTensors(wanted, read)
@@ -225,8 +225,9 @@ def _read_whole(
                     kept_dtype = torch.float32 if tensor.in_float32 else kept_dtype
                     made = value if tensor.form is None else tensor.form(value)
                     tensors[key] = made.to(device=device, dtype=kept_dtype, copy=True)
-                    if not is_finite(tensors[key]):
-                        raise _not_finite(tensor.file, tensor.name, value, kept_dtype)
+                    if tensor.in_float32 and "scale" in tensor.name:  # norms are kept so too
+                        refuse_impossible_scales(value, tensor.file, tensor.name)
+                    refuse_impossible(tensors[key], value, tensor.file, tensor.name)
     return tensors
 
 
@@ -239,16 +240,6 @@ def _dtype_in_memory(name: str, value: torch.Tensor, dtype: torch.dtype) -> torc
 def run_dtype(name: str, dtype: torch.dtype) -> torch.dtype:
     """Return the dtype that the tensor `name` has in a model of `dtype`."""
     return torch.float32 if name.endswith(FLOAT32_TENSORS) else dtype
-
-
-def is_finite(tensor: torch.Tensor) -> bool:
-    """Tell whether no value is NaN or infinite, in one pass on the device, without a second tensor of its size."""
-    if not tensor.is_floating_point() or tensor.numel() == 0:
-        return True
-    if tensor.dtype is torch.float8_e4m3fn:
-        return not bool((tensor.view(torch.uint8) & 0x7F == 0x7F).any())  # NaN, in a type without infinity
-    least, most = torch.aminmax(tensor)  # NaN goes through
-    return bool(torch.isfinite(least) & torch.isfinite(most))
 
 
 def _read(handle: safe_open, tensor: StoredTensor) -> torch.Tensor:
@@ -266,16 +257,12 @@ def _scales(handle: safe_open, tensor: StoredTensor) -> torch.Tensor:
     assert tensor.scales is not None
     stored = tensor.scales.tensor
     if stored.file == tensor.file:
-        return _read(handle, stored)
-    with opened(stored.file) as other:
-        return _read(other, stored)
-
-
-def _not_finite(file: Path, tensor: str, value: torch.Tensor, dtype: torch.dtype) -> UserError:
-    name = str(dtype).removeprefix("torch.")
-    if is_finite(value):
-        return UserError(f"{file}: {tensor} is too large for dtype={name}; use dtype=bfloat16 or float32")
-    return UserError(f"{file}: {tensor} has NaN or infinite values; fetch the file again, or train anew")
+        scales = _read(handle, stored)
+    else:
+        with opened(stored.file) as other:
+            scales = _read(other, stored)
+    refuse_impossible_scales(scales, stored.file, stored.name)
+    return scales
 
 
 def _check_tied_head(head: StoredTensor, embedding: StoredTensor | None) -> None:

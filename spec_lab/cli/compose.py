@@ -15,10 +15,11 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from spec_lab.cli.explain import explain, not_read, read_too_late
+from spec_lab.cli.explain import explain, first_line, not_read, read_too_late
 from spec_lab.cli.labels import name_groups
 from spec_lab.cli.options import Menu, conf_folder, read_groups, run_menu
-from spec_lab.cli.overrides import check_overrides, extensions_in, value_of
+from spec_lab.cli.overrides import check_overrides, explain_unknown, extensions_in, in_words, value_of
+from spec_lab.cli.unsafe import refuse_argument
 from spec_lab.errors import UserError
 from spec_lab.menu import registry
 from spec_lab.menu.auto import with_auto_chosen
@@ -60,6 +61,10 @@ def name_options(config: RunConfig, options: Mapping[str, str]) -> dict[str, str
 
 def compose_with_hydra(overrides: Sequence[str]) -> DictConfig:
     """Compose as `compose_run` does, before it is typed: Hydra's own part says whether this is a sweep."""
+    if isinstance(overrides, str) or not isinstance(overrides, Sequence) or not all(map(_is_text, overrides)):
+        raise UserError(f"compose takes a list of texts, not {overrides!r}; use one such as ['drafter=ngram']")
+    for override in overrides:
+        refuse_argument(override)
     extensions = extensions_in(overrides)
     check_overrides(overrides, menu=run_menu(extensions))
     registered = registry.load(extensions)
@@ -72,6 +77,10 @@ def compose_with_hydra(overrides: Sequence[str]) -> DictConfig:
         return composed
     except (HydraException, OmegaConfBaseException) as error:
         raise UserError(explain(error)) from error
+
+
+def _is_text(override: object) -> bool:
+    return isinstance(override, str)
 
 
 def refuse_unread_extensions(names: Sequence[str], registered: Registry) -> None:
@@ -164,6 +173,49 @@ def to_typed(composed: DictConfig, menu: Menu) -> Any:
         return OmegaConf.to_object(resolved)
     except OmegaConfBaseException as error:
         raise UserError(explain(error, menu)) from error
+
+
+def retyped(config: RunConfig) -> RunConfig:
+    """Return a run that a program may have changed since it was composed, with every value of its key's type.
+
+    Raises:
+        UserError: a key has a value of another type, or there is no such key.
+    """
+    group, menu = "", run_menu()
+    try:
+        _refuse_new_attributes(config, "", menu)
+        for field in dataclasses.fields(config):
+            part = getattr(config, field.name)
+            if dataclasses.is_dataclass(part) and not isinstance(
+                part, type
+            ):  # on its own, since an error of the whole would name its key alone
+                group = f"{field.name}."
+                _refuse_new_attributes(part, group, menu)
+                OmegaConf.structured(part)
+        group = ""
+        typed: Any = OmegaConf.to_object(OmegaConf.structured(config))
+    except OmegaConfBaseException as error:
+        raise UserError(_wrong_type(f"{group}{error.full_key or ''}".rstrip("."), error, menu)) from error
+    assert isinstance(typed, RunConfig)
+    return typed
+
+
+def _refuse_new_attributes(part: Any, prefix: str, menu: Menu) -> None:
+    """Python takes any attribute, which then nobody reads."""
+    for name in sorted(vars(part).keys() - {field.name for field in dataclasses.fields(part)}):
+        key = f"{prefix}{name}"
+        raise UserError(f"config.{key}: {not_read(key, menu) if key in menu.keys else explain_unknown(key, menu)}")
+
+
+def _wrong_type(place: str, error: OmegaConfBaseException, menu: Menu) -> str:
+    """Say what a key takes that has a value of another type; `place` may name an entry of its list."""
+    knob = place.partition("[")[0]
+    if knob in menu.keys:
+        key = menu.keys[knob]
+        return f"config.{knob} takes {', '.join(key.choices) or in_words(key.type_name)} ({first_line(error)})"
+    if knob in menu.groups:
+        return f"config.{knob} takes what was composed; use spec_lab.compose(['{knob}=...']).config.{knob}"
+    return f"config.{place}: {first_line(error)}"
 
 
 def chosen_options(hydra_choices: Mapping[str, str | None]) -> dict[str, str]:

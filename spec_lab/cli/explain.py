@@ -14,7 +14,7 @@ from hydra.errors import MissingConfigException
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException, ValidationError
 
-from spec_lab.cli.nearest import hint, nearest
+from spec_lab.cli.nearest import hint, nearest, one_of
 from spec_lab.cli.options import Menu, run_menu
 from spec_lab.cli.overrides import explain_unknown, extensions_in, in_words, with_extensions
 from spec_lab.errors import behind
@@ -36,7 +36,7 @@ def explain(error: Exception, menu: Menu | None = None) -> str:
 
     `menu` is what could be chosen; None stands for that of a run.
     """
-    menu, first = menu or run_menu(), _first_line(error)
+    menu, first = menu or run_menu(), first_line(error)
     no_schema = NO_SCHEMA.match(first)
     if no_schema:
         return (
@@ -81,7 +81,7 @@ def not_read(key: str, menu: Menu) -> str:
     """Refuses, in a line, a key that exists, but that none of the chosen options reads."""
     group = key.partition(".")[0]
     owners = menu.keys[key].defaults if key in menu.keys and group in menu.groups else {}
-    remedy = f"leave it out or choose {group}={'|'.join(owners)}" if owners else "leave it out"
+    remedy = f"leave it out or choose {one_of(group, owners)}" if owners else "leave it out"
     return f"{key} is not read by the options chosen; {remedy}"
 
 
@@ -147,9 +147,10 @@ def _local_of(error: BaseException, module: str, name: str) -> Any:
 
 
 def _cause(error: Exception) -> str:
-    return _first_line(error).removesuffix(".")[:LONGEST_CAUSE]
+    return first_line(error).removesuffix(".")[:LONGEST_CAUSE]
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """Return the first line of a message that says something; libraries write pages behind it."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0] if lines else type(error).__name__

@@ -164,10 +164,11 @@ def study_place(output_dir: Path, study: Study, ground: Ground, fresh: bool) -> 
     places = (output_dir / numbered for numbered in _numbered(f"{study.name}-sweep-{short_hash(study.content)}"))
     earlier: list[Path] = []
     for place in places:
-        if not place.exists():
+        if not os.path.lexists(place):
             free = place
             break
-        earlier.append(place)
+        if place.is_dir():  # a file or a link that leads nowhere keeps its name
+            earlier.append(place)
     alike = [place for place in earlier if changes(read_ground(place) or ground, ground) is None]
     if alike and not (fresh and (alike[-1] / SWEEP_FILE).exists()):
         return alike[-1]

@@ -20,6 +20,12 @@ def nearest(word: str, names: Iterable[str]) -> str | None:
     return None
 
 
+def one_of(key: str, values: Iterable[str]) -> str:
+    """Return what can be typed as it stands, with the other values behind it: `drafter=eagle3 (or ngram, oracle)`."""
+    first, *others = values
+    return f"{key}={first} (or {', '.join(others)})" if others else f"{key}={first}"
+
+
 def hint(near: str | None) -> str:
     """Ends a sentence that refuses a name."""
     return f"; did you mean {near}?" if near else "; see --help"

@@ -18,7 +18,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from spec_lab.cli.flags import DRY_RUN_FLAG, FLAGS_THAT_ADD_OPTIONS, split_flags
-from spec_lab.cli.nearest import hint, nearest
+from spec_lab.cli.nearest import hint, nearest, one_of
 from spec_lab.cli.options import Key, Menu, conf_folder, run_menu
 from spec_lab.cli.points import with_points
 from spec_lab.errors import UserError
@@ -86,10 +86,8 @@ def _check_size(overrides: Iterable[Override]) -> None:
     sized = sorted(path.parents[1].name for path in (conf_folder() / "experiment").glob("*/grid/*.yaml"))
     experiments = set(_values(chosen["experiment"])) if "experiment" in chosen else set()
     if not experiments or not experiments <= set(sized):
-        wanted = "|".join(dict.fromkeys(sized))
-        raise UserError(
-            f"{chosen['size'].input_line}: only experiments that come in sizes read it; add experiment={wanted}"
-        )
+        wanted = one_of("experiment", dict.fromkeys(sized))
+        raise UserError(f"{chosen['size'].input_line}: only experiments that come in sizes read it; add {wanted}")
 
 
 def parse_override(parser: OverridesParser, text: str, menu: Menu) -> Override:
@@ -197,7 +195,7 @@ def _accepts(schema: type, field: str, value: Any) -> bool:
             if not all(isinstance(entry, list) for entry in value):
                 return False
             entries = [item for entry in value for item in entry]
-        if any(isinstance(entry, list | dict) for entry in entries):
+        if any(isinstance(entry, list | dict | bool) for entry in entries):
             return False
     try:
         OmegaConf.update(OmegaConf.structured(schema), field, value)

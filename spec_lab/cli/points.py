@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from spec_lab.cli.nearest import hint, nearest
+from spec_lab.cli.nearest import hint, nearest, one_of
 from spec_lab.cli.options import conf_folder
 from spec_lab.errors import UserError
 
@@ -29,8 +29,8 @@ def with_points(overrides: Sequence[str]) -> list[str]:
     experiment = next((other.partition("=")[2] for other in overrides if other.startswith("experiment=")), "")
     points = points_of(experiment)
     if not points:
-        having = "|".join(name for name in _experiments() if points_of(name))
-        raise UserError(f"{text}: only experiments whose grid has points read it; add experiment={having}")
+        having = one_of("experiment", filter(points_of, _experiments()))
+        raise UserError(f"{text}: only experiments whose grid has points read it; add {having}")
     chosen = [point.strip() for point in text.partition("=")[2].split(",")]
     for point in chosen:
         if point not in points:

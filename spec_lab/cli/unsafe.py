@@ -7,6 +7,9 @@ as a whole or from an interpolation, which may bring such a key. `--experimental
 The launcher for Slurm writes its keys into a shell script: `setup` as lines of it, others as comments, which a line
 break would end. So neither is taken from the command line.
 
+Hydra's folders are where the lab's own records stand, so that a sweep finds them again. Another one would be made, and
+written to, before anything of ours is asked.
+
 Options are chosen by name (`hydra/job_logging=none`), so what they build comes from files: ours, an installed plugin's,
 or those of a folder that was named with `--config-dir`, `--config-path` or `hydra.searchpath`. Such a folder is trusted
 as a program is; name none that somebody else may write.
@@ -23,6 +26,7 @@ BUILDS = re.compile(r"""(^|[\s.{,'"])(_target_|\(\))['"]?\s*[=:]""")
 """One of the two keys, as a part of a dotted name or inside braces."""
 BUILT = ("callbacks", "launcher", "sweeper", "job_logging", "hydra_logging")
 SHELL_LINES = re.compile(r"hydra\.launcher\.(setup|additional_parameters)")
+FOLDERS = re.compile(r"hydra\.(run|sweep|output_subdir|job\.name)(\.|$)")
 KEY = re.compile(r"^[+~]*(?P<key>[^=]*)=?(?P<value>.*)$", re.DOTALL)
 
 
@@ -38,6 +42,8 @@ def refuse_argument(argument: str) -> None:
     assert matched is not None
     if _is_built(matched["key"]) and ("{" in matched["value"] or matched["key"] == "hydra"):
         raise UserError(f"{argument}: Hydra builds this from files of options alone; choose one, or set single values")
+    if FOLDERS.match(matched["key"]):
+        raise UserError(f"{argument}: the lab names its folders itself; use output_dir=outputs and name=run")
     is_of_launcher = matched["key"].startswith("hydra.launcher")
     if SHELL_LINES.match(matched["key"]) or (is_of_launcher and not argument.isprintable()):
         raise UserError(

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 
 
 @dataclass(slots=True)
@@ -69,3 +70,24 @@ def climb(parents: torch.Tensor, depth: int) -> tuple[torch.Tensor, torch.Tensor
     depths = (climbed != climbed[:, :, -1:]).sum(dim=2)
     steps = depths.unsqueeze(2) - torch.arange(depth + 1, device=parents.device)
     return climbed.gather(2, steps.clamp(min=0)), depths
+
+
+def keep_rows(
+    tokens: torch.Tensor, parents: torch.Tensor, is_kept: torch.Tensor, width: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Move the drafts that are kept to the front of their tree, in their order, and drop rows behind `width` drafts.
+
+    Args:
+        tokens: [batch, N].
+        parents: [batch, N]; the parent of what is kept is kept.
+        is_kept: [batch, N - 1] says which drafts are, at most `width` of a tree.
+
+    Returns:
+        Tokens and parents [batch, width + 1]. Rows between what is kept and there hold no draft.
+    """
+    order = is_kept.sort(dim=1, descending=True, stable=True)
+    rows = F.pad(order.indices[:, :width] + 1, (1, 0))  # the root first
+    numbers = torch.arange(width + 1, device=rows.device).expand_as(rows)
+    row_of = torch.zeros_like(parents).scatter(1, rows, numbers)
+    holds_draft = F.pad(order.values[:, :width], (1, 0), value=True)
+    return tokens.gather(1, rows), torch.where(holds_draft, row_of.gather(1, parents.gather(1, rows)), numbers)

@@ -95,6 +95,7 @@ class DrafterRequirements:
             does not replay them.
         draft_rest: turns the state with draft 1 into all drafts [batch, K] at once, metadata moved on the way; None
             where the round runs `step` for each.
+        has_loop: drafts are made one behind the other; False where all of them are there with the first.
     """
 
     features: FeatureSpec = field(default_factory=FeatureSpec)
@@ -102,6 +103,7 @@ class DrafterRequirements:
     distinct_steps: bool = False
     learn_continuations: Callable[[Mapping[str, Sequence[int]]], None] | None = None
     draft_rest: Callable[[Any], torch.Tensor] | None = None
+    has_loop: bool = True
 
     @property
     def catches_up(self) -> bool:

@@ -138,7 +138,7 @@ class GraphCounts:
     On a GPU each graph of a round is captured twice, and the two are replayed in turn.
 
     `nodes`: of the last captured graph of each segment; None where the device does not tell. `rounds_per_replay`: how
-    many rounds one graph holds, where it holds whole ones.
+    many rounds one graph holds, where it holds whole ones. `no_loop`: the drafter has no draft loop to capture.
     """
 
     mode: str = "eager"
@@ -147,6 +147,7 @@ class GraphCounts:
     fallbacks: int = 0
     nodes: dict[str, int | None] = field(default_factory=dict)
     rounds_per_replay: int = 1
+    no_loop: bool = False
 
 
 @dataclass(slots=True)

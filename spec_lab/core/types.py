@@ -169,7 +169,9 @@ class RoundBatch:
         input_ids: [batch, N] the pending token and the drafts.
         page_table: [batch, num_pages + 1].
         max_kv_len: upper bound of `kv_lens` known to the host.
-        num_drafts: [batch] how many of its drafts each request offers; None where each offers all.
+        num_drafts: [batch] how many of its drafts each request offers, of a tree those on the longest path; None where
+            each offers all.
+        num_draft_rows: [batch] how many of a tree's in all; None likewise, and of a chain.
         parents: [batch, N] the row of each row's parent, where drafts are a tree; else None.
         recurrent: where verify finds the states of a target with recurrent layers; None for any other.
     """
@@ -181,6 +183,7 @@ class RoundBatch:
     page_table: torch.Tensor
     max_kv_len: int
     num_drafts: torch.Tensor | None = None
+    num_draft_rows: torch.Tensor | None = None
     parents: torch.Tensor | None = None
     recurrent: RecurrentRows | None = None
 
@@ -237,7 +240,9 @@ class Verification:
         relaxed: [batch, K], 1 for accepted drafts that are not the target's argmax, else 0; None for rules that never
             relax.
         num_thinking: [batch] emitted tokens inside thinking, markers left out; None likewise.
-        num_offered: [batch] drafts that were offered, as the round notes it; None where all were.
+        num_offered: [batch] drafts that were offered, of a tree those on the longest path, as the round notes it; None
+            where all were.
+        num_offered_rows: [batch] drafts of a tree that were offered in all; None likewise, and of a chain.
         num_drafted: [batch] drafts that were made for the next round, where only the device knows it; else None.
         distance: [batch, 2] total variation and KL in nats between the emitted law and the target's, summed over the
             rows that the round reached; None for rules that do not say.
@@ -248,6 +253,7 @@ class Verification:
     relaxed: torch.Tensor | None = None
     num_thinking: torch.Tensor | None = None
     num_offered: torch.Tensor | None = None
+    num_offered_rows: torch.Tensor | None = None
     num_drafted: torch.Tensor | None = None
     distance: torch.Tensor | None = None
 

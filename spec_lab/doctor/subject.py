@@ -17,7 +17,6 @@ from spec_lab.errors import UserError
 from spec_lab.menu.choices import DraftSampling
 from spec_lab.menu.chosen import Chosen
 from spec_lab.menu.config import AcceptanceConfig, RunConfig, SamplingConfig, TreeConfig
-from spec_lab.menu.offers import without_offers
 from spec_lab.options.graphs.eager import EagerGraphConfig
 from spec_lab.options.plain import plain_config
 from spec_lab.options.rules.strict import StrictAcceptanceConfig
@@ -107,7 +106,7 @@ def load_subject(chosen: Chosen) -> Subject:
         raise UserError("drafter=none drafts nothing that could be examined; choose drafter=eagle3")
     refuse_no_spine(chosen)
     if chosen.offers.may_be_fewer:
-        raise UserError(f"{chosen.offers.named}: what is examined is all K drafts; use {without_offers()}")
+        raise UserError(f"{chosen.offers.named}: what is examined is all K drafts; use {chosen.offers.offers_all}")
     num_rounds = getattr(chosen.config.graph, "rounds_per_replay", 1)
     if num_rounds > 1:
         raise UserError(

@@ -91,7 +91,7 @@ class BranchDrafter(ABC):
         hidden = live.hidden.unsqueeze(1)
         return BranchState(
             live.rows,
-            self.shape.start(self.siblings.pick(self.head, hidden, live.rows, depth=0)),
+            self.shape.start(self.siblings.pick(self.head, hidden, live.rows, depth=0), live.rows),
             hidden,
             live.attention,
         )

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from functools import partial
+from typing import Any, Protocol
 
 import torch
 
 from spec_lab.core.layer_protocols import AttentionBackend
 from spec_lab.core.types import AttentionMetadata, VerifiedRound
 from spec_lab.drafters.picking import DraftedRows
+from spec_lab.operators.kernel_set import KernelSet, Op
 
 
 @dataclass(slots=True)
@@ -79,3 +82,39 @@ def plan_catchup(
     )
     first_rows = torch.arange(batch.num_rows, device=batch.kv_lens.device) * num_rows
     return Catchup(attention, live_attention, first_rows + num_live - 1, batch.kv_lens + num_live)
+
+
+def plan_at_once(
+    places: Callable[..., tuple[torch.Tensor, ...]],
+    verified: VerifiedRound,
+    backend: AttentionBackend,
+    num_draft_tokens: int,
+    first_position: int = 0,
+) -> Catchup:
+    """Plan what `plan_catchup` does, where a kernel finds all `places` in one call."""
+    batch, emitted = verified.batch, verified.verification
+    num_rows = emitted.tokens.shape[1]
+    sizes: Any = backend  # of the same set, which knows its pages
+    positions, slots, lengths, live_positions, live_slots, live_lengths, live_rows, live_lens = places(
+        batch.kv_lens,
+        emitted.num_emitted,
+        batch.page_table,
+        first_position,
+        num_rows,
+        sizes.page_size,
+        sizes.max_positions,
+    )
+    max_len = batch.max_kv_len + first_position + num_rows
+    live_max_len = max_len + num_draft_tokens - 1
+    return Catchup(
+        AttentionMetadata(positions, slots, lengths, batch.page_table, num_rows, max_len),
+        AttentionMetadata(live_positions, live_slots, live_lengths, batch.page_table, 1, live_max_len),
+        live_rows,
+        live_lens,
+    )
+
+
+def catchup_planner(kernels: KernelSet) -> CatchupPlanner:
+    """Return what plans catch-up steps: a kernel that knows the attention of its own set, or the backend."""
+    places = kernels.get(Op.CATCHUP_PLACES, None)
+    return plan_catchup if places is None else partial(plan_at_once, places)

@@ -20,10 +20,11 @@ from spec_lab.core.protocols import DrafterRequirements, Target
 from spec_lab.core.pruning_protocols import PrunePolicy
 from spec_lab.core.ragged import build_metadata
 from spec_lab.core.types import AttentionMetadata, DraftStep, FeatureSpec, Request, VerifiedRound
-from spec_lab.drafters.catchup import CatchupPlanner, CaughtUp, plan_catchup
+from spec_lab.drafters.catchup import CaughtUp, catchup_planner
 from spec_lab.drafters.picking import DraftedRows, DraftPicker
 from spec_lab.models.scored_tokens import ScoredTokens
 from spec_lab.models.top_probability import top_probability
+from spec_lab.operators.kernel_set import TORCH_FORMS, KernelSet
 from spec_lab.pruning.selection import AllRows
 
 
@@ -60,7 +61,7 @@ class DraftModelCatchup:
         cache: PagedKVCache,
         backend: AttentionBackend,
         prune: PrunePolicy,
-        plan: CatchupPlanner = plan_catchup,
+        kernels: KernelSet = TORCH_FORMS,
     ) -> None:
         self.num_draft_tokens = num_draft_tokens
         self.requirements = DrafterRequirements(catchup_rows=(num_draft_tokens + 1,))
@@ -69,7 +70,7 @@ class DraftModelCatchup:
         self.cache = cache
         self.backend = backend
         self.prune = prune
-        self._plan = plan
+        self._plan = catchup_planner(kernels)
 
     def admit(self, slot: int, request: Request) -> None:
         """Do nothing: rows past a slot's length are never read."""
@@ -138,9 +139,9 @@ class DraftModelDrafter(DraftModelCatchup):
         backend: AttentionBackend,
         prune: PrunePolicy,
         picker: DraftPicker,
-        plan: CatchupPlanner = plan_catchup,
+        kernels: KernelSet = TORCH_FORMS,
     ) -> None:
-        super().__init__(num_draft_tokens, model, cache, backend, prune, plan)
+        super().__init__(num_draft_tokens, model, cache, backend, prune, kernels)
         self.picker = picker
 
     def ingest(self, pack: PromptPack) -> DraftModelState | None:

@@ -87,7 +87,7 @@ class FrozenKVTreeDrafter(FrozenFirstStep):
 
     def _start(self, first: FirstStepOutput) -> FrozenTreeState:
         hidden = first.hidden.unsqueeze(1)
-        growth = self.shape.start(self.siblings.pick(self.head, hidden, first.rows, depth=0))
+        growth = self.shape.start(self.siblings.pick(self.head, hidden, first.rows, depth=0), first.rows)
         return FrozenTreeState(first.rows, growth, hidden, {1: first.attention})
 
     def _attention(self, state: FrozenTreeState, width: int) -> AttentionMetadata:

@@ -14,6 +14,7 @@ import torch
 from spec_kernels.tree_reference import choose_branches_reference, choose_rows_reference
 from spec_lab.core.draft_paths import DraftPaths
 from spec_lab.core.draft_tree import DraftTree
+from spec_lab.drafters.picking import DraftedRows
 from spec_lab.drafters.siblings import Ranked
 
 
@@ -50,8 +51,8 @@ class TreeShape(Protocol[Growth]):
     topk: int
     exact_branches: bool
 
-    def start(self, ranked: Ranked) -> Growth:
-        """Take level 1, from the one branch that is the root."""
+    def start(self, ranked: Ranked, rows: DraftedRows) -> Growth:
+        """Take level 1 of `rows`, from the one branch that is the root."""
         ...
 
     def branch(self, growth: Growth, hidden: torch.Tensor) -> Branches:
@@ -66,7 +67,7 @@ class TreeShape(Protocol[Growth]):
         ...
 
     def finish(self, growth: Growth) -> DraftTree:
-        """Choose the drafts that are verified."""
+        """Choose the drafts that are verified; of levels that were not added there are none."""
         ...
 
 
@@ -160,7 +161,7 @@ class DynamicTree:
         self.exact_branches = exact_branches
         self._choices = choices
 
-    def start(self, ranked: Ranked) -> ScoredDrafts:
+    def start(self, ranked: Ranked, rows: DraftedRows) -> ScoredDrafts:
         batch, most = ranked.tokens.shape[0], self.topk + (self.depth - 1) * self.topk**2
         tokens, parents = ranked.tokens.new_empty((2, batch, most))
         return ScoredDrafts(tokens, ranked.log_probs.new_empty((batch, most)), parents, ranked)
@@ -215,6 +216,14 @@ class StaticLevel:
     came_from: torch.Tensor
     one_each: bool
 
+    def drafts_of(self, found: torch.Tensor) -> torch.Tensor:
+        """Return of what was found below the branches [batch, branches * topk] what is in the tree."""
+        return found if self.taken is None else found.index_select(1, self.taken)
+
+    def branches_of(self, drafts: torch.Tensor) -> torch.Tensor:
+        """Return of these those that go on [batch, branches]."""
+        return drafts if self.going_on is None else drafts.index_select(1, self.going_on)
+
 
 class StaticTree:
     """Takes the same paths in every round: nothing is scored and nothing sorted."""
@@ -226,7 +235,7 @@ class StaticTree:
         self.num_rows = len(paths.paths)
         self.topk = max(path[-1] for path in paths.paths[1:]) + 1
         self._parents = torch.tensor(paths.parents, device=device)
-        self._levels = [self._make_level(paths, depth, device) for depth in range(1, self.depth + 1)]
+        self.levels = [self._make_level(paths, depth, device) for depth in range(1, self.depth + 1)]
 
     def _make_level(self, paths: DraftPaths, depth: int, device: torch.device) -> StaticLevel:
         branches, drafts, going_on = paths.branches_at(depth - 1), paths.rows_at(depth), paths.branches_at(depth)
@@ -242,24 +251,25 @@ class StaticTree:
             came_from == list(range(len(branches))),
         )
 
-    def start(self, ranked: Ranked) -> list[torch.Tensor]:
+    def start(self, ranked: Ranked, rows: DraftedRows) -> list[torch.Tensor]:
         growth: list[torch.Tensor] = []
         self.add(growth, ranked)
         return growth
 
     def branch(self, growth: list[torch.Tensor], hidden: torch.Tensor) -> Branches:
-        level, newest = self._levels[len(growth) - 1], growth[-1]
+        level, newest = self.levels[len(growth) - 1], growth[-1]
         came_from = level.came_from.expand(newest.shape[0], -1)
         below = hidden if level.one_each else hidden.index_select(1, level.came_from)
-        tokens = newest if level.going_on is None else newest.index_select(1, level.going_on)
-        return Branches(tokens, came_from, below.flatten(0, 1))
+        return Branches(level.branches_of(newest), came_from, below.flatten(0, 1))
 
     def add(self, growth: list[torch.Tensor], ranked: Ranked) -> None:
-        found, taken = ranked.tokens.flatten(1), self._levels[len(growth)].taken
-        growth.append(found if taken is None else found.index_select(1, taken))
+        growth.append(self.levels[len(growth)].drafts_of(ranked.tokens.flatten(1)))
 
     def finish(self, growth: list[torch.Tensor]) -> DraftTree:
-        tokens = torch.cat(growth, dim=1)
+        return self.of_tokens(torch.cat(growth, dim=1))
+
+    def of_tokens(self, tokens: torch.Tensor) -> DraftTree:
+        """Return the tree of tokens [batch, N - 1]."""
         return DraftTree(tokens, self._parents.expand(tokens.shape[0], -1))
 
 

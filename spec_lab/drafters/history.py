@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from spec_lab.core.prompts import PromptEnds
 from spec_lab.core.types import DraftStep, VerifiedRound
 
 
@@ -25,6 +26,35 @@ class LookupState:
         return self.proposals
 
 
+@dataclass(frozen=True, slots=True)
+class NewTokens:
+    """What texts grow by: the first `counts` [batch] of `tokens` [batch, width], from position `starts` [batch] on.
+
+    Padded rows have a count of 0 and share the scratch slot.
+    """
+
+    slot_ids: torch.Tensor
+    starts: torch.Tensor
+    tokens: torch.Tensor
+    counts: torch.Tensor
+
+    @classmethod
+    def of_round(cls, verified: VerifiedRound) -> NewTokens:
+        """Return the emitted tokens of a round, at positions L+1..L+n."""
+        batch, emitted = verified.batch, verified.verification
+        return cls(batch.slot_ids, batch.kv_lens + 1, emitted.tokens, emitted.num_emitted)
+
+    @classmethod
+    def of_prompts(cls, ends: PromptEnds) -> NewTokens:
+        """Return the first token behind each prompt."""
+        return cls(ends.slot_ids, ends.kv_lens, ends.tokens.unsqueeze(1), torch.ones_like(ends.kv_lens))
+
+    @property
+    def ends(self) -> torch.Tensor:
+        """Return how many tokens of each text [batch] are known behind this."""
+        return self.starts + self.counts
+
+
 class TokenHistory:
     """Keeps the tokens of each slot by position, [num_slots + 1, capacity]; the last row is the scratch slot's."""
 
@@ -41,19 +71,31 @@ class TokenHistory:
         kept = token_ids[: self.capacity]
         self.tokens[slot, : len(kept)] = torch.tensor(kept, dtype=torch.int64)
 
-    def append(self, verified: VerifiedRound) -> None:
-        """Write the emitted tokens of a round at positions L+1..L+n; rejected ones rewrite what stands there."""
-        batch, emitted = verified.batch, verified.verification
-        offsets = torch.arange(emitted.tokens.shape[1], device=self.tokens.device)
-        positions = (batch.kv_lens.unsqueeze(1) + 1 + offsets).clamp_(max=self.capacity - 1)
-        rows = self.tokens.index_select(0, batch.slot_ids)
-        keep = (offsets < emitted.num_emitted.unsqueeze(1)) & (positions < self.capacity - 1)
-        # Positions clamped onto the last column repeat there; it is scratch and never read as a token.
-        rows.scatter_(1, positions, torch.where(keep, emitted.tokens, rows.gather(1, positions)))
-        self.tokens.index_copy_(0, batch.slot_ids, rows)
+    def append(self, new: NewTokens) -> None:
+        """Write new tokens where they stand; rejected ones of earlier rounds are written over."""
+        write_tokens(self.tokens, new.slot_ids, new.starts, new.tokens, new.counts)
 
     def gather(self, slot_ids: torch.Tensor, start: torch.Tensor, count: int) -> torch.Tensor:
-        """Return [batch, count] tokens from position `start` [batch] on; 0 past the capacity."""
-        positions = start.unsqueeze(1) + torch.arange(count, device=start.device)
-        tokens = self.tokens.index_select(0, slot_ids).gather(1, positions.clamp(0, self.capacity - 1))
-        return torch.where(positions < self.capacity, tokens, 0)
+        """Return [batch, count] tokens from `start` [batch] on; 0 past the end."""
+        return read_tokens(self.tokens.index_select(0, slot_ids), start, count)
+
+
+def write_tokens(
+    texts: torch.Tensor, slot_ids: torch.Tensor, starts: torch.Tensor, tokens: torch.Tensor, counts: torch.Tensor
+) -> None:
+    """Write the fields of `NewTokens` to `texts` [num_slots + 1, capacity], whose last column is scratch."""
+    capacity = texts.shape[1]
+    offsets = torch.arange(tokens.shape[1], device=texts.device)
+    positions = (starts.unsqueeze(1) + offsets).clamp_(max=capacity - 1)
+    rows = texts.index_select(0, slot_ids)
+    keep = (offsets < counts.unsqueeze(1)) & (positions < capacity - 1)
+    # Positions clamped onto the last column repeat there; it is scratch and never read as a token.
+    rows.scatter_(1, positions, torch.where(keep, tokens, rows.gather(1, positions)))
+    texts.index_copy_(0, slot_ids, rows)
+
+
+def read_tokens(rows: torch.Tensor, start: torch.Tensor, count: int) -> torch.Tensor:
+    """Return [batch, count] tokens of `rows` [batch, capacity] from `start` [batch] on; 0 past the capacity."""
+    positions = start.unsqueeze(1) + torch.arange(count, device=start.device)
+    tokens = rows.gather(1, positions.clamp(0, rows.shape[1] - 1))
+    return torch.where(positions < rows.shape[1], tokens, 0)

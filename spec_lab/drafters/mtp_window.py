@@ -1,7 +1,7 @@
 """Vanilla MTP keeps between rounds a slot's last K input tokens, and the target's hidden states of them.
 
 From TensorRT-LLM (`MTPHiddenStatesManager`; the update and prepare steps of `MTPWorker`), written out of place: every
-function makes new tensors, so that none reads what it has just overwritten. `triton_window` has it in place.
+function makes new tensors, so that none reads what it has just overwritten. A kernel has it in place.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
+
+from spec_lab.operators.kernel_set import TORCH_FORMS, KernelSet, Op
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +67,34 @@ def with_room(rows: MtpRows, num_drafts: int) -> MtpRows:
     return MtpRows(F.pad(rows.tokens, (0, num_drafts)), F.pad(rows.hidden, (0, 0, 0, num_drafts)))
 
 
+def slide_windows(
+    window_tokens: torch.Tensor,
+    window_hidden: torch.Tensor,
+    tokens: torch.Tensor,
+    hidden: torch.Tensor,
+    slot_ids: torch.Tensor,
+    num_valid: torch.Tensor,
+) -> None:
+    """Move the windows of `slot_ids` [batch] on by the first `num_valid` [batch] of the inputs; 0 changes nothing."""
+    window = MtpRows(window_tokens.index_select(0, slot_ids), window_hidden.index_select(0, slot_ids))
+    rows = slide(window, MtpRows(tokens, hidden), num_valid, window.num_rows)
+    window_tokens.index_copy_(0, slot_ids, rows.tokens)
+    window_hidden.index_copy_(0, slot_ids, rows.hidden)
+
+
 class MtpWindow:
     """Keeps a window a slot: tokens [num_slots + 1, K] and hidden [num_slots + 1, K, hidden_size]; last row scratch."""
 
-    def __init__(self, num_slots: int, size: int, hidden_size: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        num_slots: int,
+        size: int,
+        hidden_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        kernels: KernelSet = TORCH_FORMS,
+    ) -> None:
+        self._slide = kernels.get(Op.MTP_WINDOW, slide_windows)
         self.tokens = torch.zeros((num_slots + 1, size), dtype=torch.int64, device=device)
         self.hidden = torch.zeros((num_slots + 1, size, hidden_size), dtype=dtype, device=device)
 
@@ -87,7 +113,7 @@ class MtpWindow:
 
     def slide(self, slot_ids: torch.Tensor, inputs: MtpRows, num_valid: torch.Tensor) -> None:
         """Move the windows of `slot_ids` [batch] on by the first `num_valid` [batch] of `inputs`; 0 changes nothing."""
-        self.store(slot_ids, slide(self.of(slot_ids), inputs, num_valid, self.size))
+        self._slide(self.tokens, self.hidden, inputs.tokens, inputs.hidden, slot_ids, num_valid)
 
     def store(self, slot_ids: torch.Tensor, rows: MtpRows) -> None:
         """Replace the windows of `slot_ids` [batch] by `rows`, K of them each."""

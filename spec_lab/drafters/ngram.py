@@ -7,14 +7,14 @@ so that it needs no host copy of the tokens.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import torch
 
 from spec_lab.core.prompts import PromptPack
 from spec_lab.core.protocols import DrafterRequirements
 from spec_lab.core.types import DraftStep, Request, VerifiedRound
-from spec_lab.drafters.history import LookupState, TokenHistory
+from spec_lab.drafters.history import LookupState, NewTokens, TokenHistory, read_tokens, write_tokens
 from spec_lab.drafters.picking import GivenDrafts
 
 Found = TypeVar("Found")
@@ -23,54 +23,94 @@ Found = TypeVar("Found")
 class HistoryLookup(GivenDrafts, ABC, Generic[Found]):
     """Keeps the text of each slot, and looks drafts up behind it: all but what is found."""
 
-    requirements = DrafterRequirements()
+    requirements = DrafterRequirements(has_loop=False)
 
     def __init__(self, num_draft_tokens: int, history: TokenHistory) -> None:
         self.num_draft_tokens = num_draft_tokens
         self.history = history
 
     @abstractmethod
-    def propose(self, slot_ids: torch.Tensor, lengths: torch.Tensor) -> Found:
-        """Return the drafts after the `lengths` [batch] known tokens of each slot."""
+    def propose(self, new: NewTokens) -> Found:
+        """Take the `new` tokens of some slots, and return the drafts behind them."""
 
     def admit(self, slot: int, request: Request) -> None:
         self.history.reset(slot, request.prompt_ids)
 
     def ingest(self, pack: PromptPack) -> Found | None:
-        ends = pack.ends
-        if ends is None:
-            return None
-        self.history.tokens[ends.slot_ids, ends.kv_lens] = ends.tokens
-        return self.propose(ends.slot_ids, ends.kv_lens + 1)
+        return None if pack.ends is None else self.propose(NewTokens.of_prompts(pack.ends))
 
     def catch_up(self, verified: VerifiedRound) -> Found:
-        self.history.append(verified)
-        lengths = verified.batch.kv_lens + verified.verification.num_emitted + 1
-        return self.propose(verified.batch.slot_ids, lengths)
+        return self.propose(NewTokens.of_round(verified))
+
+
+class LookUp(Protocol):
+    """Is `extend_and_look_up`, or what does the same."""
+
+    def __call__(
+        self,
+        texts: torch.Tensor,
+        slot_ids: torch.Tensor,
+        starts: torch.Tensor,
+        tokens: torch.Tensor,
+        counts: torch.Tensor,
+        max_ngram: int,
+        min_ngram: int,
+        num_draft_tokens: int,
+    ) -> torch.Tensor: ...
+
+
+def extend_and_look_up(
+    texts: torch.Tensor,
+    slot_ids: torch.Tensor,
+    starts: torch.Tensor,
+    tokens: torch.Tensor,
+    counts: torch.Tensor,
+    max_ngram: int,
+    min_ngram: int,
+    num_draft_tokens: int,
+) -> torch.Tensor:
+    """Write new tokens to the texts of slots, and copy what followed the longest suffix when it last came before.
+
+    Args:
+        texts: [num_slots + 1, capacity], written at `slot_ids`; the last column is scratch.
+        slot_ids: [batch], and the other fields of `NewTokens`; known texts end in front of the last column.
+
+    Returns:
+        Drafts [batch, num_draft_tokens]: 0 where nothing matches, and behind the end of the text.
+    """
+    write_tokens(texts, slot_ids, starts, tokens, counts)
+    rows, lengths = texts.index_select(0, slot_ids), starts + counts
+    start = torch.full_like(lengths, -1)
+    for size in range(max_ngram, min_ngram - 1, -1):
+        start = torch.where(start < 0, latest_match(rows, lengths, size), start)
+    offsets = torch.arange(num_draft_tokens, device=start.device)
+    known = (start.unsqueeze(1) >= 0) & (start.unsqueeze(1) + offsets < lengths.unsqueeze(1))
+    return torch.where(known, read_tokens(rows, start, num_draft_tokens), 0)
 
 
 class NgramDrafter(HistoryLookup[LookupState]):
     """Looks drafts up. Where nothing matches, or a match runs into the end, it drafts token 0: hardly ever accepted."""
 
-    requirements = DrafterRequirements(draft_rest=LookupState.rest)
+    requirements = DrafterRequirements(draft_rest=LookupState.rest, has_loop=False)
 
-    def __init__(self, num_draft_tokens: int, max_ngram: int, min_ngram: int, history: TokenHistory) -> None:
+    def __init__(
+        self,
+        num_draft_tokens: int,
+        max_ngram: int,
+        min_ngram: int,
+        history: TokenHistory,
+        look_up: LookUp = extend_and_look_up,
+    ) -> None:
         super().__init__(num_draft_tokens, history)
-        self.sizes = range(max_ngram, min_ngram - 1, -1)
+        self._sizes = max_ngram, min_ngram, num_draft_tokens
+        self._look_up = look_up
 
     def step(self, state: LookupState, step: DraftStep) -> None:
         state.take(step)
 
-    def propose(self, slot_ids: torch.Tensor, lengths: torch.Tensor) -> LookupState:
-        tokens = self.history.tokens.index_select(0, slot_ids)
-        start = torch.full_like(lengths, -1)
-        for size in self.sizes:
-            found = latest_match(tokens, lengths, size)
-            start = torch.where(start < 0, found, start)
-        proposals = self.history.gather(slot_ids, start, self.num_draft_tokens)
-        offsets = torch.arange(self.num_draft_tokens, device=start.device)
-        known = (start.unsqueeze(1) >= 0) & (start.unsqueeze(1) + offsets < lengths.unsqueeze(1))
-        proposals = torch.where(known, proposals, 0)
+    def propose(self, new: NewTokens) -> LookupState:
+        places = new.slot_ids, new.starts, new.tokens, new.counts
+        proposals = self._look_up(self.history.tokens, *places, *self._sizes)
         return LookupState(proposals[:, 0], proposals)
 
 

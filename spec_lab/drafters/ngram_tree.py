@@ -12,7 +12,7 @@ import torch
 
 from spec_lab.core.draft_tree import DraftTree
 from spec_lab.core.types import DraftStep
-from spec_lab.drafters.history import TokenHistory
+from spec_lab.drafters.history import NewTokens, TokenHistory
 from spec_lab.drafters.ngram import HistoryLookup
 
 NUM_MATCHES = 16
@@ -58,8 +58,9 @@ class NgramTreeDrafter(HistoryLookup[LookedUpTree]):
     def finish(self, state: LookedUpTree) -> DraftTree:
         return state.tree
 
-    def propose(self, slot_ids: torch.Tensor, lengths: torch.Tensor) -> LookedUpTree:
-        tokens = self.history.tokens.index_select(0, slot_ids)
+    def propose(self, new: NewTokens) -> LookedUpTree:
+        self.history.append(new)
+        tokens, lengths = self.history.tokens.index_select(0, new.slot_ids), new.ends
         starts = matches(tokens, lengths, self._max_ngram, self._min_ngram)
         found = continuations(tokens, lengths, starts, self.num_draft_tokens)
         return LookedUpTree(merge(found, self._topk, self._num_rows))

@@ -24,7 +24,7 @@ class NoDrafter(GivenDrafts):
     """Keeps the protocol `Drafter`."""
 
     num_draft_tokens = 0
-    requirements = DrafterRequirements()
+    requirements = DrafterRequirements(has_loop=False)
 
     def admit(self, slot: int, request: Request) -> None:
         pass

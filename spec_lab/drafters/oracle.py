@@ -18,7 +18,9 @@ class OracleDrafter(GivenDrafts):
 
     def __init__(self, num_draft_tokens: int, history: TokenHistory) -> None:
         self.num_draft_tokens = num_draft_tokens
-        self.requirements = DrafterRequirements(learn_continuations=self.learn, draft_rest=LookupState.rest)
+        self.requirements = DrafterRequirements(
+            learn_continuations=self.learn, draft_rest=LookupState.rest, has_loop=False
+        )
         self.history = history
         self._continuations: Mapping[str, Sequence[int]] = {}
 

@@ -7,9 +7,10 @@ from typing import Protocol
 
 import torch
 
-from spec_lab.acceptance.draft_sampling import DraftLogits, DraftSampler, sample_and_keep
+from spec_lab.acceptance.draft_sampling import DraftLogits, sample_and_keep
 from spec_lab.acceptance.noise import SlotSeeds
 from spec_lab.core.prompts import PromptEnds
+from spec_lab.operators.kernel_set import TORCH_FORMS, KernelSet, Op
 
 
 class DraftHead(Protocol):
@@ -89,12 +90,12 @@ class SamplingPicker:
     takes_likeliest = False
 
     def __init__(
-        self, temperature: float, seeds: SlotSeeds, kept: DraftLogits, sample: DraftSampler = sample_and_keep
+        self, temperature: float, seeds: SlotSeeds, kept: DraftLogits, kernels: KernelSet = TORCH_FORMS
     ) -> None:
         self._temperature = temperature
         self.seeds = seeds
         self.kept = kept
-        self._sample = sample
+        self._sample = kernels.get(Op.SAMPLE_DRAFT, sample_and_keep)
         self._first_column = torch.zeros(1, dtype=torch.int64, device=seeds.values.device)
 
     def first(self, head: DraftHead, hidden: torch.Tensor, rows: DraftedRows) -> torch.Tensor:
@@ -102,8 +103,8 @@ class SamplingPicker:
 
     def pick(self, head: DraftHead, hidden: torch.Tensor, rows: DraftedRows, column: torch.Tensor) -> torch.Tensor:
         logits = head.target_logits(hidden)
-        slot_ids, kv_lens = rows.slot_ids, rows.kv_lens
-        return self._sample(self.kept, self.seeds, logits, slot_ids, kv_lens, column, self._temperature)
+        slot_ids, slot_seeds = rows.slot_ids, self.seeds.values
+        return self._sample(self.kept.values, logits, slot_ids, slot_seeds, rows.kv_lens, column, self._temperature)
 
     def kept_logits(self, slot_ids: torch.Tensor) -> torch.Tensor | None:
         return self.kept.of(slot_ids)

@@ -15,8 +15,9 @@ from spec_lab.core.prompts import PromptPack
 from spec_lab.core.protocols import DrafterRequirements, DraftStart, DraftSteps
 from spec_lab.core.pruning_protocols import PrunePolicy
 from spec_lab.core.types import AttentionMetadata, DraftStep, FeatureSpec, Request, VerifiedRound
-from spec_lab.drafters.catchup import CatchupPlanner, CaughtUp, plan_catchup
+from spec_lab.drafters.catchup import CaughtUp, catchup_planner
 from spec_lab.drafters.picking import DraftedRows, DraftHead, DraftPicker
+from spec_lab.operators.kernel_set import TORCH_FORMS, KernelSet
 from spec_lab.pruning.selection import AllRows
 
 
@@ -69,7 +70,7 @@ class RecurrentCatchup:
         cache: LayerCache,
         backend: AttentionBackend,
         prune: PrunePolicy,
-        plan: CatchupPlanner = plan_catchup,
+        kernels: KernelSet = TORCH_FORMS,
     ) -> None:
         self.num_draft_tokens = num_draft_tokens
         self.requirements = DrafterRequirements(features, catchup_rows=(num_draft_tokens + 1,))
@@ -77,7 +78,7 @@ class RecurrentCatchup:
         self.cache = cache
         self.backend = backend
         self.prune = prune
-        self._plan = plan
+        self._plan = catchup_planner(kernels)
 
     def admit(self, slot: int, request: Request) -> None:
         """Do nothing: rows past a slot's length are never read."""
@@ -124,9 +125,9 @@ class RecurrentDrafter(RecurrentCatchup):
         backend: AttentionBackend,
         prune: PrunePolicy,
         picker: DraftPicker,
-        plan: CatchupPlanner = plan_catchup,
+        kernels: KernelSet = TORCH_FORMS,
     ) -> None:
-        super().__init__(num_draft_tokens, head, features, cache, backend, prune, plan)
+        super().__init__(num_draft_tokens, head, features, cache, backend, prune, kernels)
         self.picker = picker
         self._start = head.start if picker.takes_likeliest and prune.catchup_in_one_call else None
         if picker.takes_likeliest and head.steps is not None:

@@ -28,13 +28,15 @@ class Launch:
     """Holds what was launched at once until its results are read: one round, or as many as the graph mode replays.
 
     `began_at`: from when on its time counts; `num_drafted`: drafts a request that a round made for the next, unless the
-    device says it; `spans`: what its timer reads the times of stages from.
+    device says it; `num_verified`: rows a request of a round's verify; `spans`: what its timer reads the stages' times
+    from.
     """
 
     sequences: list[Sequence]
     began_at: float
     launch_seconds: float
     num_drafted: int
+    num_verified: int
     result: PendingResult
     spans: Any
 
@@ -193,18 +195,36 @@ class RoundAccounts:
 
     def _rows(self, settled: Launch, result: RoundResult, emitted: list[_Emitted]) -> RowCounts:
         """Count drafts and rows of a round behind accept."""
-        num_rows, tree_rows = result.num_rows, self._tree_rows
-        num_drafted = settled.num_drafted if result.num_drafted is None else max(result.num_drafted)
         padded = self._graph.padded_size(len(settled.sequences))
-        passes = self._parts.drafter.requirements.rows_of_passes(num_rows)
+        passes = self._parts.drafter.requirements.rows_of_passes(result.num_rows)
         live_lens = _live_lens(settled, result, emitted)
         live_lens += [1] * (padded - len(live_lens))
+        count_drafts = self._drafts_of_chains if self._tree_rows is None else self._drafts_of_trees
+        num_drafted, num_offered = count_drafts(settled, result, emitted, padded)
         return RowCounts(
-            drafted=padded * (num_drafted if tree_rows is None else tree_rows - 1),
-            offered=sum(part.num_offered for part in emitted) if tree_rows is None else len(emitted) * (tree_rows - 1),
-            verified=padded * (num_rows if tree_rows is None else tree_rows),
+            drafted=num_drafted,
+            offered=num_offered,
+            verified=padded * settled.num_verified,
             catchup_computed=sum(self._catchup.num_computed(live_lens, rows) for rows in passes),
             catchup_live=len(passes) * len(emitted),
+        )
+
+    def _drafts_of_chains(
+        self, settled: Launch, result: RoundResult, emitted: list[_Emitted], padded: int
+    ) -> tuple[int, int]:
+        """Count drafts made and offered: draft steps are those of the whole batch."""
+        num_drafted = settled.num_drafted if result.num_drafted is None else max(result.num_drafted)
+        return padded * num_drafted, sum(part.num_offered for part in emitted)
+
+    def _drafts_of_trees(
+        self, settled: Launch, result: RoundResult, emitted: list[_Emitted], padded: int
+    ) -> tuple[int, int]:
+        """Count the rows that hold a draft, and those offered."""
+        assert self._tree_rows is not None
+        most, offered = self._tree_rows - 1, result.num_offered_rows
+        return (
+            padded * most if result.num_drafted is None else sum(result.num_drafted),
+            sum(most if offered is None else offered[part.index] for part in emitted),
         )
 
     def _stage_seconds(self, settled: Launch, num_rounds: int) -> list[dict[str, float]]:

@@ -19,7 +19,7 @@ from spec_lab.core.types import AcceptanceInputs, AttentionMetadata, DraftStep, 
 from spec_lab.engine.offers import Offers
 from spec_lab.engine.parts import Parts, VerifyOutput
 from spec_lab.engine.slots import SlotState
-from spec_lab.engine.stopping_loop import StepScope
+from spec_lab.engine.stopping_loop import StepScope, collect_drafts
 
 MovePath = Callable[
     [
@@ -113,7 +113,12 @@ class Chain:
         return VerifiedRound(batch, self._parts.rule.accept(inputs), output.features)
 
     def collect(self, offers: Offers, mover: MetadataMover, state: Any, scope: StepScope) -> tuple[torch.Tensor, int]:
-        drafts = offers.loop.run(self._parts, mover, state, offers.max_drafted, scope)
+        drafter, most, loop = self._parts.drafter, offers.max_drafted, offers.loop
+        rest = drafter.requirements.draft_rest
+        if rest is not None and mover is self._parts.backend and not loop.looks_between:
+            with scope():
+                return rest(state), most
+        drafts = collect_drafts(drafter, mover, state, most, loop.steps(self._parts.timer, most, scope))
         return drafts, drafts.shape[1]
 
     def leave(self, slots: SlotState, verified: VerifiedRound, drafts: torch.Tensor) -> None:
@@ -158,6 +163,7 @@ class Tree:
     def __init__(self, parts: Parts, tree: TreeParts, num_rows: int, page_size: int) -> None:
         """`num_rows`: N of the tree, the root with the drafts."""
         self._cache = parts.cache
+        self._timer = parts.timer
         self._tree = tree
         self._depth = tree.drafter.num_draft_tokens
         self._page_size = page_size
@@ -194,10 +200,9 @@ class Tree:
         """Run a step for each level behind the first. Branches move their own metadata."""
         drafter = self._tree.drafter
         columns = torch.arange(self._depth, device=self.parents.device)
-        with scope():
-            for index in range(1, self._depth):
-                drafter.step(state, DraftStep(index, columns[index : index + 1]))
-            return drafter.finish(state), self._depth
+        for index in offers.loop.steps(self._timer, self._depth, scope):
+            drafter.step(state, DraftStep(index, columns[index : index + 1]))
+        return drafter.finish(state), self._depth
 
     def leave(self, slots: SlotState, verified: VerifiedRound, drafts: DraftTree) -> None:
         self.parents.index_copy_(0, verified.batch.slot_ids, drafts.parents)

@@ -136,12 +136,13 @@ class _GenerationRun:
     def result(self, requests: list[Request]) -> GenerationResult:
         self._accounts.catch_up()
         counts = self._engine.graph.counts
+        has_loop = self._engine.parts.drafter.requirements.has_loop
         return GenerationResult(
             requests=[self._requests[request.request_id] for request in requests],
             rounds=self._accounts.rounds,
             prefills=self._prefills,
             num_prompt_forwards=self._num_prompt_forwards,
-            graph=replace(counts, nodes=dict(counts.nodes)),
+            graph=replace(counts, nodes=dict(counts.nodes), no_loop=not has_loop),
             num_draft_tokens=self._engine.num_draft_tokens,
             seconds=self._now(),
             tree_rows=self._engine.round.drafts.tree_rows,
@@ -198,7 +199,15 @@ class _GenerationRun:
             with parts.timer.span("readback"):
                 result = read_later(verification)
         launch_seconds = self._now() - launched_at
-        return Launch(ready, began_at, launch_seconds, decode_round.num_drafted, result, parts.timer.spans)
+        return Launch(
+            ready,
+            began_at,
+            launch_seconds,
+            decode_round.num_drafted,
+            decode_round.num_verified,
+            result,
+            parts.timer.spans,
+        )
 
     def _settle(self, settled: Launch) -> None:
         if self._accounts.read(settled) or self._engine.graph.looks_at_lengths:

@@ -6,17 +6,52 @@ a request's text keeps the target's distribution whatever is left out.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 
-from spec_kernels.confidence_reference import count_offered_reference
-from spec_lab.acceptance.confidences import DraftConfidences
+from spec_lab.acceptance.confidences import DraftConfidences, RowConfidences
+from spec_lab.core.rows import rows_at
+from spec_lab.operators.kernel_set import TORCH_FORMS, KernelSet, Op
 
-CountOffered = Callable[
-    [torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, int, float | None, int | None], torch.Tensor
-]
-"""Is `spec_kernels.confidence_reference.count_offered_reference`, or a kernel that does the same."""
+
+def count_offered(
+    slot_ids: torch.Tensor,
+    active: torch.Tensor,
+    num_drafted: torch.Tensor,
+    survival: torch.Tensor | None,
+    most: int,
+    threshold: float | None,
+    budget: int | None,
+) -> torch.Tensor:
+    """Count the drafts [batch] that `slot_ids` [batch] offer, `most` at most; rows not `active` [batch] offer none.
+
+    A request's drafts end with the first whose survival [num_slots + 1, K] falls under the threshold. A budget of rows
+    over the batch, pending tokens among them, goes to the drafts likeliest to survive. None is no such end.
+    """
+    offered = torch.where(active, num_drafted.index_select(0, slot_ids).clamp(max=most), 0)
+    if survival is None:
+        return offered
+    survival = survival.index_select(0, slot_ids)[:, :most]
+    is_offered = torch.arange(most, device=offered.device) < offered.unsqueeze(1)
+    if threshold is not None:
+        goes_on = survival[:, :-1] >= threshold
+        is_offered = is_offered & torch.cat((torch.ones_like(is_offered[:, :1]), goes_on), dim=1)
+    if budget is not None:
+        is_offered = is_offered & are_within_budget(survival, is_offered, budget - active.sum())
+    return is_offered.sum(dim=1)
+
+
+def are_within_budget(survival: torch.Tensor, is_offered: torch.Tensor, num_rows: torch.Tensor) -> torch.Tensor:
+    """Tell of each draft [batch, K] whether it is among the `num_rows` (a number) likeliest to survive of those that
+    `is_offered` [batch, K] admits, over the whole batch.
+
+    A request's survival [batch, K] never grows along its drafts and the sort is stable, so what is kept of a request
+    has no hole, and its share does not depend on its later drafts (vLLM's adaptive verification ranks the same way,
+    #47808). Of equals the earlier row of the batch comes first. The rows of a tree, and logarithms, do as well: a draft
+    is never likelier than its parent, and stands behind it.
+    """
+    order = torch.where(is_offered, survival, float("-inf")).flatten().sort(descending=True, stable=True).indices
+    ranks = torch.empty_like(order).scatter_(0, order, torch.arange(order.shape[0], device=order.device))
+    return ranks.view(is_offered.shape) < num_rows
 
 
 class DraftOffers:
@@ -32,19 +67,18 @@ class DraftOffers:
         device: torch.device,
         confidences: DraftConfidences | None = None,
         budget: int | None = None,
-        count: CountOffered = count_offered_reference,
+        kernels: KernelSet = TORCH_FORMS,
     ) -> None:
         """Set the ends that a request's drafts may have before K.
 
         Args:
             confidences: what the drafter notes, and the threshold under which it ends; None where nothing reads them.
             budget: rows a round over the batch, pending tokens with them; None for as many as there are.
-            count: counts them.
         """
         assert confidences is not None or budget is None, "a budget reads confidences"
         self._confidences = confidences
         self._budget = budget
-        self._count = count
+        self._count = kernels.get(Op.COUNT_OFFERED, count_offered)
         if confidences is None:
             self.num_drafted = torch.zeros(num_slots + 1, dtype=torch.int64, device=device)
         else:
@@ -63,12 +97,37 @@ class DraftOffers:
             self.num_drafted.index_fill_(0, slot_ids, num_drafts)
 
     @property
-    def may_stop(self) -> bool:
-        """Tell whether a request's drafting may end before K."""
-        return self._confidences is not None and self._confidences.threshold is not None
+    def num_going_on(self) -> torch.Tensor | None:
+        """Return [1], how many requests of the batch want a draft behind the newest: a tensor that each draft moves.
+
+        None where no request's drafting ends before K.
+        """
+        kept = self._confidences
+        return None if kept is None or kept.threshold is None else kept.num_going_on
+
+
+class RowOffers:
+    """Says which rows of a tree slots offer: those that hold a draft, or as many of them as a budget has room for."""
+
+    def __init__(self, confidences: RowConfidences, budget: int | None = None) -> None:
+        """`budget`: rows a round over the batch, roots with them; None for as many as there are."""
+        self._confidences = confidences
+        self._budget = budget
+
+    def of(self, slot_ids: torch.Tensor, active: torch.Tensor) -> torch.Tensor:
+        """Tell of each draft [batch, N - 1] of `slot_ids` [batch] whether it is offered; rows that are not `active`
+        [batch] offer none. Where a draft is, so is its parent."""
+        scores = rows_at(self._confidences.scores, slot_ids)
+        is_offered = active.unsqueeze(1) & (scores > -torch.inf)
+        if self._budget is None:
+            return is_offered
+        return is_offered & are_within_budget(scores, is_offered, self._budget - active.sum())
+
+    def num_drafted(self, slot_ids: torch.Tensor) -> torch.Tensor:
+        """Count the drafts [batch] that the trees in `slot_ids` [batch] hold."""
+        return (rows_at(self._confidences.scores, slot_ids) > -torch.inf).sum(dim=1)
 
     @property
-    def num_going_on(self) -> torch.Tensor:
-        """Return [1], how many requests of the batch want a draft behind the newest: a tensor that each draft moves."""
-        assert self._confidences is not None and self.may_stop
-        return self._confidences.num_going_on
+    def num_going_on(self) -> torch.Tensor | None:
+        """Return [1], how many requests of the batch want a level behind the newest; None where none ends early."""
+        return self._confidences.num_going_on if self._confidences.may_end else None

@@ -7,11 +7,12 @@ from typing import Protocol
 
 import torch
 
+from spec_lab.core.draft_tree import climb, keep_rows
 from spec_lab.core.types import RoundBatch
 from spec_lab.engine.capture import GraphRecorder
-from spec_lab.engine.offered import DraftOffers
+from spec_lab.engine.offered import DraftOffers, RowOffers
 from spec_lab.engine.parts import Parts
-from spec_lab.engine.stopping_loop import DraftLoop, StepsAtOnce, make_draft_loop
+from spec_lab.engine.stopping_loop import DraftLoop, EveryStep, make_draft_loop
 
 
 class Offers(Protocol):
@@ -20,7 +21,7 @@ class Offers(Protocol):
     Attributes:
         num_draft_tokens: K, the most drafts a request that are verified.
         max_drafted: the most drafts a request that the draft loop makes.
-        loop: runs the draft steps.
+        loop: says which draft steps run.
     """
 
     num_draft_tokens: int
@@ -45,7 +46,7 @@ class AllOffered:
 
     def __init__(self, num_draft_tokens: int) -> None:
         self.num_draft_tokens = self.max_drafted = num_draft_tokens
-        self.loop: DraftLoop = StepsAtOnce()
+        self.loop: DraftLoop = EveryStep()
 
     def mark(self, batch: RoundBatch) -> RoundBatch:
         return batch
@@ -72,7 +73,7 @@ class Counted:
         self.num_draft_tokens = num_draft_tokens
         has_modules = parts.drafter.requirements.distinct_steps
         self.max_drafted = parts.drafter.num_draft_tokens if has_modules else num_draft_tokens
-        self.loop = make_draft_loop(parts, offered, recorder)
+        self.loop = make_draft_loop(parts, offered.num_going_on, recorder)
         self._offered = offered
         self._fixed_shapes = recorder is not None
 
@@ -86,3 +87,34 @@ class Counted:
 
     def made(self, slot_ids: torch.Tensor) -> torch.Tensor | None:
         return self._offered.num_drafted.index_select(0, slot_ids) if self.loop.decides_on_device else None
+
+
+class CountedRows:
+    """Keeps the protocol `Offers`: of a tree `offered` says which rows count.
+
+    Rows that are offered move to the front, so that a draw by a row's number is the same whether the others are there
+    or not. A row that is not offered is its own parent, as one without a draft is, so no rule accepts it. Where nothing
+    is captured, rows that nobody offers are left out.
+    """
+
+    def __init__(self, parts: Parts, offered: RowOffers, depth: int, recorder: GraphRecorder | None) -> None:
+        """`recorder` as of `Counted`."""
+        self.num_draft_tokens = self.max_drafted = depth
+        self.loop = make_draft_loop(parts, offered.num_going_on, recorder)
+        self._offered = offered
+        self._fixed_shapes = recorder is not None
+
+    def mark(self, batch: RoundBatch) -> RoundBatch:
+        assert batch.parents is not None, "a round of trees marks its batches"
+        is_offered = self._offered.of(batch.slot_ids, batch.active)
+        num_rows = is_offered.sum(dim=1)
+        width = is_offered.shape[1] if self._fixed_shapes else int(num_rows.max())
+        tokens, parents = keep_rows(batch.input_ids, batch.parents, is_offered, width)
+        depths = climb(parents, self.num_draft_tokens)[1].amax(dim=1)
+        return replace(batch, input_ids=tokens, parents=parents, num_drafts=depths, num_draft_rows=num_rows)
+
+    def expect(self, slot_ids: torch.Tensor) -> None:
+        """Do nothing: the drafter notes the rows of its trees."""
+
+    def made(self, slot_ids: torch.Tensor) -> torch.Tensor | None:
+        return self._offered.num_drafted(slot_ids)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,7 +17,9 @@ class RoundResult:
 
     Attributes:
         relaxed: for each draft 1 or 0, whether it was accepted only because the rule relaxed; None for other rules.
-        num_offered: drafts of the round that could have been accepted; None where all could.
+        num_offered: drafts of the round that could have been accepted, of a tree those on the longest path; None where
+            all could.
+        num_offered_rows: drafts of a tree that could in all; None likewise, and of a chain.
         num_drafted: drafts that the round made for the next; None where the host knows without being told.
         distance: of each request total variation and KL, summed over the rows reached; None where the rule says none.
     """
@@ -25,6 +28,7 @@ class RoundResult:
     num_emitted: list[int]
     relaxed: list[list[int]] | None
     num_offered: list[int] | None = None
+    num_offered_rows: list[int] | None = None
     num_drafted: list[int] | None = None
     distance: list[list[float]] | None = None
 
@@ -39,17 +43,11 @@ class RoundResult:
             return [self]
         batch_size = len(self.tokens) // num_rounds
         rows = [slice(start, start + batch_size) for start in range(0, len(self.tokens), batch_size)]
-        return [
-            RoundResult(
-                self.tokens[part],
-                self.num_emitted[part],
-                None if self.relaxed is None else self.relaxed[part],
-                None if self.num_offered is None else self.num_offered[part],
-                None if self.num_drafted is None else self.num_drafted[part],
-                None if self.distance is None else self.distance[part],
-            )
-            for part in rows
+        columns: dict[str, Any] = {column.name: getattr(self, column.name) for column in fields(self)}
+        parts: list[dict[str, Any]] = [
+            {name: None if values is None else values[part] for name, values in columns.items()} for part in rows
         ]
+        return [RoundResult(**part) for part in parts]
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +112,11 @@ def read_later(verification: Verification) -> PendingResult:
 
 def _pack(verification: Verification) -> PendingResult:
     """Copy the results into a tensor of their own, since the next replay rewrites the tensors they come from."""
-    noted = {"num_offered": verification.num_offered, "num_drafted": verification.num_drafted}
+    noted = {
+        "num_offered": verification.num_offered,
+        "num_offered_rows": verification.num_offered_rows,
+        "num_drafted": verification.num_drafted,
+    }
     counts = {name: count.unsqueeze(1) for name, count in noted.items() if count is not None}
     relaxed = [] if verification.relaxed is None else [verification.relaxed]
     # In the tokens' dtype, or the host would wait for two tensors.

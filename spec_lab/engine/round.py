@@ -29,6 +29,7 @@ class DecodeRound:
 
     Attributes:
         num_drafted: drafts a request that the loop made in the round that was run last, as far as the host knows.
+        num_verified: rows a request that verify ran in it.
     """
 
     def __init__(self, parts: Parts, drafts: Drafts, offers: Offers) -> None:
@@ -36,6 +37,7 @@ class DecodeRound:
         self.drafts = drafts
         self.offers = offers
         self.num_drafted = offers.max_drafted
+        self.num_verified = offers.num_draft_tokens + 1 if drafts.tree_rows is None else drafts.tree_rows
 
     @property
     def num_draft_tokens(self) -> int:
@@ -61,6 +63,7 @@ class DecodeRound:
         """Run the target over N rows a request."""
         parts = self.parts
         batch_size, num_rows = batch.input_ids.shape
+        self.num_verified = num_rows
         parts.experts_read.begin_round(batch.active)
         with parts.timer.span("verify"), parts.experts_read.stage(ReadingStage.VERIFY):
             attention = self.drafts.attention(batch)
@@ -75,6 +78,7 @@ class DecodeRound:
             kept = self.parts.drafter.kept_logits(output.batch.slot_ids)
             verified = self.drafts.judge(output, kept)
             verified.verification.num_offered = output.batch.num_drafts
+            verified.verification.num_offered_rows = output.batch.num_draft_rows
             return verified
 
     def catch_up(self, verified: VerifiedRound) -> Any:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import torch
 
 from spec_lab.core.prompts import PromptEnds
@@ -11,20 +9,7 @@ from spec_lab.core.rows import rows_at
 from spec_lab.core.types import RoundBatch, Verification
 from spec_lab.engine.pages import PageTable
 from spec_lab.engine.states import NoStates, SlotStates
-
-
-class CommitRows(Protocol):
-    """Is `commit_rows`, or what does the same."""
-
-    def __call__(
-        self,
-        kv_lens: torch.Tensor,
-        input_ids: torch.Tensor,
-        slot_ids: torch.Tensor,
-        tokens: torch.Tensor,
-        num_emitted: torch.Tensor,
-        draft_tokens: torch.Tensor,
-    ) -> torch.Tensor: ...
+from spec_lab.operators.kernel_set import TORCH_FORMS, KernelSet, Op
 
 
 def commit_rows(
@@ -63,12 +48,12 @@ class SlotState:
         num_draft_tokens: int,
         table: PageTable,
         states: SlotStates | None = None,
-        commit: CommitRows = commit_rows,
+        kernels: KernelSet = TORCH_FORMS,
     ) -> None:
         device = table.pages.device
         self.table = table
         self.states = states or NoStates()
-        self._commit = commit
+        self._commit = kernels.get(Op.COMMIT_ROWS, commit_rows)
         self.kv_lens = torch.zeros(num_slots + 1, dtype=torch.int64, device=device)
         self.input_ids = torch.zeros((num_slots + 1, num_draft_tokens + 1), dtype=torch.int64, device=device)
 

@@ -14,7 +14,7 @@ from spec_lab.engine.engine import Engine
 from spec_lab.engine.teacher import TeacherForcing
 from spec_lab.measure.world import ALONE, World
 from spec_lab.menu.auto import why_kernels
-from spec_lab.menu.choices import KernelSet, Rollback
+from spec_lab.menu.choices import KernelsChoice, Rollback
 from spec_lab.menu.chosen import Chosen
 from spec_lab.menu.config import PruneConfig, RunConfig
 from spec_lab.options.plain import UNPRUNED, eager_config, plain_config, unpruned_config
@@ -84,7 +84,7 @@ def load_lab(chosen: Chosen, world: World = ALONE) -> Lab:
 def default_num_threads(chosen: Chosen) -> int:
     """Return one for kernels in C, which have no more, else what the target's option says; where it says nothing, all
     cores, shared by the processes of the run."""
-    if chosen.config.kernels == KernelSet.native:
+    if chosen.config.kernels == KernelsChoice.native:
         return 1
     shared = max(1, (os.cpu_count() or 1) // chosen.config.target.tensor_parallel)
     return chosen.target.num_threads or shared
@@ -128,13 +128,13 @@ def note_kernels(chosen: Chosen, models: TargetBuild) -> None:
     if "kernels" in config.auto and models.device.type == "cpu" and chosen.target.num_threads is None:
         print(why_kernels(chosen), file=sys.stderr)
     name, dtype = config.kernels, str(models.dtype).removeprefix("torch.")
-    if not config.row_invariant and (name != KernelSet.triton or models.dtype is torch.float32):
+    if not config.row_invariant and (name != KernelsChoice.triton or models.dtype is torch.float32):
         print(
             f"row_invariant=false changes nothing with kernels={name} and dtype={dtype}: it chooses among "
             "products of kernels=triton in 16 bits",
             file=sys.stderr,
         )
-    if name != KernelSet.native:
+    if name != KernelsChoice.native:
         return
     layers = models.target.layers
     num_taken = sum(getattr(layer, "row_invariant", False) for layer in layers)

@@ -18,7 +18,7 @@ from spec_lab.auto_knobs import RUNS_ANYWHERE
 from spec_lab.checkpoints.config import ModelConfig
 from spec_lab.errors import KERNELS, NO_KERNELS, UserError
 from spec_lab.menu import registry
-from spec_lab.menu.choices import Dtype, KernelSet, RelaxedPhase
+from spec_lab.menu.choices import Dtype, KernelsChoice, RelaxedPhase
 from spec_lab.menu.chosen import Chosen, choose
 from spec_lab.menu.config import AttentionConfig, CacheConfig, RunConfig
 from spec_lab.menu.devices import runs_on_cuda
@@ -61,7 +61,7 @@ def _take_attention(config: RunConfig, name: str) -> RunConfig:
 
 
 def _take_kernels(config: RunConfig, name: str) -> RunConfig:
-    return dataclasses.replace(config, kernels=KernelSet(name))
+    return dataclasses.replace(config, kernels=KernelsChoice(name))
 
 
 def _take_graph(config: RunConfig, name: str) -> RunConfig:
@@ -188,10 +188,10 @@ def problem_of_native() -> str | None:
 def why_kernels(chosen: Chosen) -> str:
     """Say in a line what a CPU computes with where nobody named it, on how many threads, and why not with the other."""
     config = chosen.config
-    if config.kernels == KernelSet.native:
+    if config.kernels == KernelsChoice.native:
         return "kernels=native, which runs on one thread; num_threads=N takes kernels=torch on N of them"
     threads = "all threads" if config.num_threads is None else f"num_threads={config.num_threads}"
-    native = chosen.again(_take_kernels(config, KernelSet.native))
+    native = chosen.again(_take_kernels(config, KernelsChoice.native))
     against = _against_native(native, chosen) or problem_of_native()
     return f"kernels=torch on {threads}, not kernels=native: {against}"
 
@@ -203,6 +203,6 @@ def describe_auto(config: RunConfig) -> str:
     if "kernels" not in config.auto or runs_on_cuda(config.device):
         return chosen
     here = _chosen(config)
-    fits = here is not None and _fits_native(here.again(_take_kernels(config, KernelSet.native)), here)
+    fits = here is not None and _fits_native(here.again(_take_kernels(config, KernelsChoice.native)), here)
     problem = problem_of_native() if fits else None
     return chosen if problem is None else f"{chosen}, not kernels=native: {problem}"

@@ -27,7 +27,7 @@ class Dtype(Choice):
     float16 = "float16"
 
 
-class KernelSet(Choice):
+class KernelsChoice(Choice):
     """The kinds of kernels that can compute the small steps of a round."""
 
     auto = (

@@ -17,7 +17,7 @@ from spec_lab.menu.choices import (
     DraftSampling,
     DraftStop,
     Dtype,
-    KernelSet,
+    KernelsChoice,
     ReferenceChoice,
     Rollback,
     Unusable,
@@ -135,7 +135,7 @@ class VerifyConfig:
     """The part of the drafts that is verified."""
 
     budget: int | None = knob(
-        None, "rows a round over the batch, given to the drafts likeliest to be accepted; null is all rows", least=1
+        None, "rows a round over the batch, given to the drafts likeliest to be accepted; null is all rows", least=2
     )
 
 
@@ -257,8 +257,8 @@ class RunConfig:
     device: str = knob("auto", "auto (CUDA where there is one), cpu, cuda, cuda:1")
     shared_device: bool = knob(False, "jobs of a launcher may share a device, so that times mean nothing: docs/use.md")
     dtype: Dtype = knob(Dtype.auto, "what weights and activations are kept in")
-    kernels: KernelSet = knob(
-        KernelSet.auto,
+    kernels: KernelsChoice = knob(
+        KernelsChoice.auto,
         "what computes acceptance, sampling, draft bookkeeping and RoPE with the KV write; native: layers of few rows",
     )
     row_invariant: bool = knob(

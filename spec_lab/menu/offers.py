@@ -61,6 +61,16 @@ class RunOffers:
             return f"drafter.k_schedule=[{ranges}]"
         return "drafter.stop=confidence" if self.budget is None else f"verify.budget={self.budget}"
 
+    @property
+    def offers_all(self) -> str:
+        """Returns the overrides with which all drafts are offered, of the knobs alone that were set otherwise."""
+        fewer = {
+            "drafter.stop=none": self.threshold,
+            "drafter.k_schedule=null": self.ranges,
+            "verify.budget=null": self.budget,
+        }
+        return " ".join(override for override, value in fewer.items() if value is not None)
+
 
 def run_offers(config: RunConfig) -> RunOffers:
     """Read of a run what its requests may offer."""
@@ -68,11 +78,6 @@ def run_offers(config: RunConfig) -> RunOffers:
     stops = getattr(drafter, "stop", DraftStop.none) == DraftStop.confidence
     threshold = drafter.stop_threshold if stops else None
     return RunOffers(drafter.num_draft_tokens, drafter.k_schedule, threshold, config.verify.budget)
-
-
-def without_offers() -> str:
-    """Return the overrides with which all drafts are offered."""
-    return "drafter.stop=none drafter.k_schedule=null verify.budget=null"
 
 
 def with_largest_k(config: RunConfig) -> RunConfig:

@@ -108,11 +108,14 @@ class TreeOption(Option):
     Attributes:
         sizes: takes the `tree` part, and says how large the tree is; None for a chain.
         make: takes the `tree` part and `DrafterBuild`, and makes what decides which drafts are in the tree.
+        noting: takes what `make` made and `RowConfidences`, and makes the same of it, which notes how likely its rows
+            are; None where a tree's rows all count.
     """
 
     schema: type[TreeConfig] = TreeConfig
     sizes: Callable[[Any], TreeSizes] | None = None
     make: Callable[..., TreeShape[Any]] | None = None
+    noting: Callable[..., TreeShape[Any]] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

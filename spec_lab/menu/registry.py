@@ -5,6 +5,7 @@ A registry is a function of the names of the extensions alone. A run's rows are 
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from spec_lab.acceptance.deterministic import DeterministicRule
 
 Row = TypeVar("Row", bound=Option)
+PLAIN_WORD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 OWN = "spec_lab.options"
 """The module with this lab's own options."""
 
@@ -85,9 +87,14 @@ class Registry:
         """Add rows; an extension calls it once or often.
 
         Raises:
-            UserError: there is an option of that kind and name.
+            UserError: there is an option of that kind and name, or the name is no plain word.
         """
         for option in options:
+            if not PLAIN_WORD.fullmatch(option.name):
+                raise UserError(
+                    f"{KNOBS[type(option)]}={option.name!r} cannot be typed, and names folders; give it a plain word "
+                    "such as my_option"
+                )
             rows = self._rows[type(option)]
             if option.name in rows:
                 raise UserError(

@@ -34,6 +34,7 @@ class Decoder(ABC):
         layer_plans: of the layers as they lie in this process, and of their caches.
         layers: first to last.
         used_products: whether `use` has been called.
+        final_norm_weight: of the norm in front of the head [hidden_size].
         num_positions: rows of the rotary tables.
     """
 
@@ -56,6 +57,7 @@ class Decoder(ABC):
         reads_back = partition is WHOLE and can_pack(head)
         self._dense_head = None if reads_back and not config.tie_word_embeddings else head
         self._head = partition.head(head)
+        self.final_norm_weight = tensors["model.norm.weight"]
         self.num_positions = max_positions or config.max_position_embeddings
         shapes = [(plan.rope, plan.head_dim) for plan in config.layers]
         distinct = list(dict.fromkeys(shapes))

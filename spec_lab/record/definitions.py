@@ -131,6 +131,7 @@ DEFINITIONS: dict[str, str] = {
         "a round is captured twice, and the two are replayed in turn."
     ),
     "graph.rounds_per_replay": "Rounds that one graph holds, where it holds whole ones; else 1.",
+    "graph.no_loop": "True where the drafter has no draft loop, so that no mode captures one: drafts are looked up.",
     "graph.nodes": "Kernels, copies and fills of each segment's graph, on a CPU operators; of the last one captured.",
     "launches_per_round": (
         "Device work the host submits in a round: kernels, copies, fills and graph launches of the profiled rounds; on "

@@ -92,6 +92,7 @@ class Graph(TypedDict):
     fallbacks: int
     nodes: dict[str, int | None]
     rounds_per_replay: NotRequired[int]
+    no_loop: NotRequired[bool]
 
 
 class Accuracy(TypedDict):

@@ -216,7 +216,7 @@ def _repeats_identical(repeats: Sequence[GenerationResult]) -> bool | None:
 def _graph(repeats: Sequence[GenerationResult]) -> Graph:
     """The engine counts on from pass to pass, so the last repeat knows them all."""
     if not repeats:
-        return Graph(mode=None, captures=0, replays=0, fallbacks=0, nodes={}, rounds_per_replay=1)
+        return Graph(mode=None, captures=0, replays=0, fallbacks=0, nodes={}, rounds_per_replay=1, no_loop=False)
     counts = repeats[-1].graph
     return Graph(
         mode=counts.mode,
@@ -225,6 +225,7 @@ def _graph(repeats: Sequence[GenerationResult]) -> Graph:
         fallbacks=counts.fallbacks,
         nodes=counts.nodes,
         rounds_per_replay=counts.rounds_per_replay,
+        no_loop=counts.no_loop,
     )
 
 

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from spec_lab.train.layers import HeadsAttention, Rotation
+from spec_lab.train.packed_attention import visible_rows
 
 
 class ChainLayer(Protocol):
@@ -31,7 +32,13 @@ class ChainLayer(Protocol):
         each."""
 
 
-def unroll_chain(layers: Sequence[ChainLayer], embeddings: Tensor, hidden: Tensor, rotation: Rotation) -> list[Tensor]:
+def unroll_chain(
+    layers: Sequence[ChainLayer],
+    embeddings: Tensor,
+    hidden: Tensor,
+    rotation: Rotation,
+    segments: Tensor | None = None,
+) -> list[Tensor]:
     """Return the hidden states `[batch, rows, hidden]` of every step; step s is taken by `layers[s]`.
 
     Row p pairs `embeddings[:, p]`, the embedding of token p+1, with `hidden[:, p]`, made from the target's position p.
@@ -41,12 +48,14 @@ def unroll_chain(layers: Sequence[ChainLayer], embeddings: Tensor, hidden: Tenso
     tokens. Rows p < s have no anchor; what they hold means nothing.
 
     A layer has a cache of its own: where it is not the layer of the step before, it projects the rows of all earlier
-    steps anew.
+    steps anew. `segments` `[batch, rows]` keeps documents that share a row apart; chains that leave
+    theirs mean nothing.
     """
     inputs: list[Tensor] = []
     keys: list[Tensor] = []
     values: list[Tensor] = []
     states: list[Tensor] = []
+    visible = None if segments is None else visible_rows(segments)
     for step, layer in enumerate(layers):
         inputs.append(hidden)
         if step > 0 and layer is not layers[step - 1]:
@@ -57,18 +66,49 @@ def unroll_chain(layers: Sequence[ChainLayer], embeddings: Tensor, hidden: Tenso
             keys.append(key)
             values.append(value)
         # The last rows projected are those of this step: their queries and residuals go on.
-        mask = chain_mask(step, embeddings.shape[1], embeddings.device)
-        attended = F.scaled_dot_product_attention(query, torch.cat(keys, 2), torch.cat(values, 2), attn_mask=mask)
+        attended = attend_chain(query, keys, values, visible)
         states.append(layer.leave(residual, layer.self_attn.merge(attended, rows)))
         hidden = F.pad(states[-1][:, :-1], (0, 0, 1, 0))
     return states
 
 
-def chain_mask(step: int, num_rows: int, device: torch.device) -> Tensor:
-    """Return `[rows, (step + 1) * rows]`, True where row p at `step` sees a key; keys stand step by step.
+def attend_chain(
+    query: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor], visible: Tensor | None = None
+) -> Tensor:
+    """Return what the queries of the newest step read, `[batch, heads, rows, value_dim]`.
 
-    Of step 0 it sees rows 0..p-step, of a later step i only row p-step+i: the chain that leads to it.
+    `keys` and `values` `[batch, heads, rows, ...]` stand step by step. Row p of step s sees rows 0..p-s of step 0, as
+    far as `visible` `[batch, 1, rows, rows]` allows, and of a later step i only row p-s+i, of the chain that leads to
+    it. Counted by anchors a = p-s that is plain causal attention and one key a step beside it, which are joined here.
     """
-    anchor = torch.arange(num_rows, device=device)[:, None] - step
-    row = torch.arange(num_rows, device=device)[None, :]
-    return torch.cat([row <= anchor] + [row == anchor + i for i in range(1, step + 1)], dim=1)
+    step = len(keys) - 1
+    if step == 0:
+        if visible is None:
+            return F.scaled_dot_product_attention(query, keys[0], values[0], is_causal=True)
+        return F.scaled_dot_product_attention(query, keys[0], values[0], attn_mask=visible)
+    num_rows, scale = query.shape[2], query.shape[3] ** -0.5
+    sees = causal(num_rows, query.device) if visible is None else visible
+    query = moved_up(query, step) * scale
+    scores = (query @ keys[0].mT).float().masked_fill(~sees, float("-inf"))
+    chain = [moved_up(key, i) for i, key in enumerate(keys[1:], start=1)]
+    own = torch.stack([(query * key).float().sum(-1) for key in chain])
+    mass = torch.logaddexp(scores.logsumexp(-1), own.logsumexp(0))
+    read = (scores - mass[..., None]).exp().to(query.dtype) @ values[0]
+    shares = (own - mass).exp().to(query.dtype)
+    for i, (share, value) in enumerate(zip(shares, values[1:], strict=True), start=1):
+        read = read + share[..., None] * moved_up(value, i)
+    return F.pad(read[:, :, : num_rows - step], (0, 0, step, 0))
+
+
+def moved_up(heads: Tensor, num_rows: int) -> Tensor:
+    """Bring row a + `num_rows` of `[batch, heads, rows, head_dim]` to row a; the last rows are zero.
+
+    The number of rows stays what it is, since products of odd shapes are slow.
+    """
+    return F.pad(heads[:, :, num_rows:], (0, 0, 0, num_rows))
+
+
+def causal(num_rows: int, device: torch.device) -> Tensor:
+    """Return `[rows, rows]`, True where a row sees an earlier one or itself."""
+    row = torch.arange(num_rows, device=device)
+    return row[:, None] >= row[None, :]

@@ -11,13 +11,14 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.errors import UserError
 from spec_lab.menu.bounds import out_of_bounds
 from spec_lab.menu.refusals.names import refuse_output_dir
-from spec_lab.options.shipped import ZOO
+from spec_lab.options.shipped import ZOO, missing_folder
 from spec_lab.train.config import TrainConfig
-from spec_lab.train.fitting import Fitting, TargetSizes
-from spec_lab.train.module_config import OptimisationConfig
+from spec_lab.train.fitting import Fitting, TargetSizes, filled
+from spec_lab.train.module_config import LayerConfig, OptimisationConfig
 from spec_lab.train.options import TARGETS, drafter_option, target_option
 
 SHIPPED_TARGET = ZOO / "pocket"
@@ -38,7 +39,8 @@ def refusals(config: TrainConfig) -> list[str]:
 def nothing_to_train(config: TrainConfig) -> str | None:
     """A training trains a target or a drafter."""
     if config.trained_target is None and config.trained_drafter is None:
-        return "target=shipped drafter=none leaves nothing to train; choose target=pocket or a drafter"
+        name = target_option(config.target).name
+        return f"target={name} drafter=none leaves nothing to train; choose target=pocket or a drafter"
     return None
 
 
@@ -98,9 +100,22 @@ def drafter_of_target(config: TrainConfig) -> str | None:
 
 def drafter_fits(config: TrainConfig) -> str | None:
     """The drafter's row knows what fits the target and the evaluation."""
-    fitting = Fitting(config, config.drafter, _target(config))
+    target = target_sizes(config)
+    fitting = Fitting(config, filled(config.drafter, target), target)
     found = (refusal(fitting) for refusal in drafter_option(config.drafter).refusals)
     return next((message for message in found if message is not None), None)
+
+
+def texts_folder(config: TrainConfig) -> str | None:
+    """A target that is taken as it lies has written its texts before."""
+    if target_option(config.target).path is None:
+        return None if config.texts is None else "texts is not read by this target, which has its own; leave texts out"
+    if config.texts is None:
+        return (
+            "texts has no value: a drafter learns on what its target wrote; write them with "
+            "python -m spec_lab.train.texts, and add texts=FOLDER"
+        )
+    return missing_folder("texts", config.texts)
 
 
 CHECKS: tuple[Callable[[TrainConfig], str | None], ...] = (
@@ -111,12 +126,23 @@ CHECKS: tuple[Callable[[TrainConfig], str | None], ...] = (
     target_fits,
     drafter_of_target,
     prompts,
+    texts_folder,
     drafter_fits,
 )
 
 
-def _target(config: TrainConfig) -> TargetSizes:
-    """Return the sizes of the target that is to be trained, or of the shipped one."""
+def target_sizes(config: TrainConfig) -> TargetSizes:
+    """Return the sizes of the target that is to be trained, of the shipped one, or of one that is taken as it lies.
+
+    Raises:
+        UserError: that one cannot be read.
+    """
+    path = target_option(config.target).path
+    if path is not None:
+        model = read_model_config(path(config.target))
+        plan = model.layers[-1]
+        layer = LayerConfig(plan.intermediate_size, plan.num_heads, plan.num_kv_heads, plan.head_dim)
+        return TargetSizes(model.hidden_size, model.num_layers, plan.num_kv_heads, model.vocab_size, layer)
     shipped: dict[str, Any] = json.loads((SHIPPED_TARGET / "config.json").read_text(encoding="utf-8"))
     target = config.trained_target
     if target is not None:

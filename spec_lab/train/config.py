@@ -66,6 +66,14 @@ class GenerationsConfig:
 
 
 @dataclass
+class PackingConfig:
+    """Texts of a folder, packed whole into rows."""
+
+    row_length: int = knob(1024, "tokens a row; a longer text loses its end", least=16, most=2**17)
+    held_out: float = knob(0.01, "share of the conversations that a drafter is measured on", above=0, most=0.5)
+
+
+@dataclass
 class EvaluationConfig:
     """Holds what the card's figures are measured on: the shipped prompts."""
 
@@ -88,6 +96,10 @@ class TrainConfig:
     generations: GenerationsConfig = field(
         default_factory=GenerationsConfig, metadata={"help": "what the drafter learns from"}
     )
+    texts: str | None = knob(
+        None, "folder that python -m spec_lab.train.texts wrote; read by a target that is taken as it lies, as hf"
+    )
+    packing: PackingConfig = field(default_factory=PackingConfig, metadata={"help": "how such texts become rows"})
     evaluation: EvaluationConfig = field(
         default_factory=EvaluationConfig, metadata={"help": "what the card's figures are measured on"}
     )

@@ -67,12 +67,12 @@ class DraftModelRecipe:
 
     def describe(self, folder: Path) -> DrafterDescription:
         """Say for the card what `DrafterRecipe` asks."""
-        config = self.config
+        config, sizes = self.config, self.config.sizes
         return DrafterDescription(
             kind="a draft model",
             reading=f"""A Qwen3-architecture language model on its own, with the target's tokenizer and vocabulary:
-{config.num_layers} layers, hidden {config.hidden_size}, feed-forward {config.intermediate_size}, {config.num_heads}
-query and {config.num_kv_heads} key-value heads of {config.head_dim}, tied embeddings. It reads tokens alone, nothing of
+{config.num_layers} layers, hidden {config.hidden_size}, feed-forward {sizes.intermediate_size}, {sizes.num_heads}
+query and {sizes.num_kv_heads} key-value heads of {sizes.head_dim}, tied embeddings. It reads tokens alone, nothing of
 the target, and keeps its own cache. `AutoModelForCausalLM` loads it. Its embedding began as the target's in fewer
 dimensions.""",
             loss=f"token by token; a prompt's tokens count {config.prompt_loss_weight:g}",
@@ -85,11 +85,11 @@ dimensions.""",
         return Qwen3Config(
             vocab_size=target.vocab_size,
             hidden_size=self.config.hidden_size,
-            intermediate_size=self.config.intermediate_size,
+            intermediate_size=self.config.sizes.intermediate_size,
             num_hidden_layers=self.config.num_layers,
-            num_attention_heads=self.config.num_heads,
-            num_key_value_heads=self.config.num_kv_heads,
-            head_dim=self.config.head_dim,
+            num_attention_heads=self.config.sizes.num_heads,
+            num_key_value_heads=self.config.sizes.num_kv_heads,
+            head_dim=self.config.sizes.head_dim,
             max_position_embeddings=target.max_position_embeddings,
             rope_parameters=dict(target.rope_parameters),
             tie_word_embeddings=True,

@@ -6,13 +6,11 @@ from dataclasses import dataclass, field
 
 from omegaconf import MISSING
 
-from spec_lab.corpus.example import SPECIAL_TOKENS
+from spec_lab.menu.choices import Choice
 from spec_lab.menu.config import knob
 from spec_lab.train.module_config import (
-    MAX_VOCAB_SIZE,
-    LayerConfig,
+    DraftLayerConfig,
     OptimisationConfig,
-    TimedOptimisationConfig,
     depth,
     query_heads,
     width_of_feed_forward,
@@ -53,29 +51,37 @@ class DrafterTrainingConfig(DrafterChoice):
         return self
 
 
+class Loss(Choice):
+    """The losses of a drafted row: p is the target's distribution, q the drafter's."""
+
+    kl = "kl", "cross-entropy of q against p, which is KL(p, q) but for a constant"
+    ce = "ce", "cross-entropy against the target's likeliest token"
+    tv = "tv", "total variation, 1 - sum min(p, q)"
+    nla = "nla", "-log of the overlap, sum min(p, q)"
+    lk = "lk", "kl where they hardly overlap, tv where they do: weighted by exp(-3 overlap)"
+
+
 @dataclass
 class UnrolledTrainingConfig(DrafterTrainingConfig):
     """The keys of a drafter that is unrolled over its steps: step i counts `step_loss_decay ** i`."""
 
+    loss: Loss = knob(Loss.kl, "what is compared of the target's distribution and the drafter's")
     num_unrolled_steps: int = knob(5, "draft steps that training unrolls", least=1, most=64)
     step_loss_decay: float = knob(0.8, "weight of a step's loss beside that of the step before", least=0, most=1)
 
 
 @dataclass
-class Eagle3TrainingConfig(LayerConfig, UnrolledTrainingConfig):
+class Eagle3TrainingConfig(DraftLayerConfig, UnrolledTrainingConfig):
     """drafter=eagle3: a one-layer EAGLE-3 head."""
 
     name: str = "eagle3"
-    draft_vocab_size: int = knob(
-        2048,
-        "tokens that can be drafted: those the target writes most",
-        least=len(SPECIAL_TOKENS),
-        most=MAX_VOCAB_SIZE,
-    )
+    draft_vocab_size: int = knob(2048, "tokens that can be drafted: those the target writes most", least=2, most=2**20)
+    norms_taps: bool = knob(False, "a norm for each tapped state, as in EAGLE-3.1")
+    norms_output: bool = knob(False, "recycle what the final norm gave, as in EAGLE-3.1")
 
 
 @dataclass
-class MtpTrainingConfig(LayerConfig, UnrolledTrainingConfig):
+class MtpTrainingConfig(DraftLayerConfig, UnrolledTrainingConfig):
     """Multi-token prediction modules. One is used again at each unrolled step; of several each takes one step."""
 
     num_modules: int = knob(1, "MTP modules; 1 is used again at every step", least=1, most=64)
@@ -112,9 +118,6 @@ class NextnTrainingConfig(UnrolledTrainingConfig):
 
     name: str = "nextn"
     intermediate_size: int = knob(208, "width of a dense feed-forward network; experts are the target's", least=1)
-    optimisation: TimedOptimisationConfig = field(
-        default_factory=TimedOptimisationConfig, metadata={"help": "how it is trained"}
-    )
 
     @property
     def drafts_as(self) -> str:
@@ -130,9 +133,6 @@ class AssistantTrainingConfig(UnrolledTrainingConfig):
     intermediate_size: int = width_of_feed_forward(192)
     num_heads: int = query_heads(4)
     num_sliding_layers: int = knob(2, "layers with a window; one that sees all follows", least=0, most=64)
-    optimisation: TimedOptimisationConfig = field(
-        default_factory=TimedOptimisationConfig, metadata={"help": "how it is trained"}
-    )
 
     @property
     def drafts_as(self) -> str:
@@ -140,7 +140,7 @@ class AssistantTrainingConfig(UnrolledTrainingConfig):
 
 
 @dataclass
-class DraftModelTrainingConfig(LayerConfig, DrafterTrainingConfig):
+class DraftModelTrainingConfig(DraftLayerConfig, DrafterTrainingConfig):
     """drafter=draft_model: an ordinary Qwen3 model, small."""
 
     name: str = "draft_model"

@@ -5,23 +5,27 @@ EAGLE-3 (Li et al., 2025): the head reads three layers of the target at step 0, 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
+from spec_lab.checkpoints.plan import RopeConfig
 from spec_lab.train.chain import unroll_chain
 from spec_lab.train.layers import AttentionShape, Rotation, SelfAttention, SwiGLU, TrainableRMSNorm
-from spec_lab.train.target import TargetOutputs
-from spec_lab.train.unroll import UnrolledDrafter
+from spec_lab.train.packed_rows import RowPlaces
+from spec_lab.train.unroll import TapsRead, UnrolledDrafter
 
-ROPE_THETA = 10000.0
-RMS_NORM_EPS = 1e-6
+NUM_TAPS = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Eagle3Shape:
-    """Sizes of a head; `hidden_size` and `vocab_size` are the target's."""
+    """Sizes of a head; `hidden_size` and `vocab_size` are the target's.
+
+    `norms_taps` and `norms_output` are EAGLE-3.1's: a norm for each tap before `fc`, and recycling what the final norm
+    gave.
+    """
 
     hidden_size: int
     intermediate_size: int
@@ -30,6 +34,10 @@ class Eagle3Shape:
     head_dim: int
     vocab_size: int
     draft_vocab_size: int
+    rms_norm_eps: float = 1e-6
+    rope: RopeConfig = field(default_factory=lambda: RopeConfig(10000.0, "none"))
+    norms_taps: bool = False
+    norms_output: bool = False
 
     def attention(self) -> AttentionShape:
         """Read embedding and hidden state side by side."""
@@ -41,10 +49,10 @@ class Eagle3Layer(nn.Module):
 
     def __init__(self, shape: Eagle3Shape) -> None:
         super().__init__()
-        self.input_layernorm = TrainableRMSNorm(shape.hidden_size, RMS_NORM_EPS)
-        self.hidden_norm = TrainableRMSNorm(shape.hidden_size, RMS_NORM_EPS)
+        self.input_layernorm = TrainableRMSNorm(shape.hidden_size, shape.rms_norm_eps)
+        self.hidden_norm = TrainableRMSNorm(shape.hidden_size, shape.rms_norm_eps)
         self.self_attn = SelfAttention(shape.attention())
-        self.post_attention_layernorm = TrainableRMSNorm(shape.hidden_size, RMS_NORM_EPS)
+        self.post_attention_layernorm = TrainableRMSNorm(shape.hidden_size, shape.rms_norm_eps)
         self.mlp = SwiGLU(shape.hidden_size, shape.intermediate_size)
 
     def enter(self, embeddings: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
@@ -56,7 +64,7 @@ class Eagle3Layer(nn.Module):
 
 
 class TrainableEagle3Head(UnrolledDrafter):
-    """The head; `state_dict()` is the checkpoint.
+    """The head, which is its own `ChainLayer`; `state_dict()` is the checkpoint.
 
     `d2t[i]` is what to add to draft id i for the target's id, `t2d[v]` whether target id v has a draft id.
     """
@@ -69,16 +77,31 @@ class TrainableEagle3Head(UnrolledDrafter):
         super().__init__()
         assert draft_token_ids.shape == (shape.draft_vocab_size,) and bool((draft_token_ids.diff() > 0).all())
         self.shape = shape
-        self.fc = nn.Linear(3 * shape.hidden_size, shape.hidden_size, bias=False)
+        self.fc = nn.Linear(NUM_TAPS * shape.hidden_size, shape.hidden_size, bias=False)
+        num_norms = NUM_TAPS if shape.norms_taps else 0
+        self.fc_norm = nn.ModuleList(TrainableRMSNorm(shape.hidden_size, shape.rms_norm_eps) for _ in range(num_norms))
         self.midlayer = Eagle3Layer(shape)
-        self.norm = TrainableRMSNorm(shape.hidden_size, RMS_NORM_EPS)
+        self.norm = TrainableRMSNorm(shape.hidden_size, shape.rms_norm_eps)
         self.lm_head = nn.Linear(shape.hidden_size, shape.draft_vocab_size, bias=False)
         self.register_buffer("d2t", draft_token_ids - torch.arange(shape.draft_vocab_size))
         is_drafted = torch.zeros(shape.vocab_size, dtype=torch.bool)
         is_drafted[draft_token_ids] = True
         self.register_buffer("t2d", is_drafted)
 
-    def features(self, outputs: TargetOutputs) -> tuple[Tensor]:
+    @property
+    def self_attn(self) -> SelfAttention:
+        """The attention of its layer."""
+        return self.midlayer.self_attn
+
+    def enter(self, embeddings: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        return self.midlayer.enter(embeddings, hidden)
+
+    def leave(self, residual: Tensor, attended: Tensor) -> Tensor:
+        """Return what is recycled: what the layer leaves, normed in EAGLE-3.1."""
+        hidden = self.midlayer.leave(residual, attended)
+        return self.norm(hidden) if self.shape.norms_output else hidden
+
+    def features(self, outputs: TapsRead) -> tuple[Tensor]:
         """Return the taps `[batch, rows, 3 * hidden]`."""
         return (outputs.taps()[:, :-1],)
 
@@ -87,11 +110,25 @@ class TrainableEagle3Head(UnrolledDrafter):
         return torch.arange(len(self.d2t), device=self.d2t.device) + self.d2t
 
     def draft_logits(self, state: Tensor) -> Tensor:
-        """Return `[..., draft_vocab_size]` from a hidden state as the layer leaves it."""
-        return self.lm_head(self.norm(state))
+        """Return `[..., draft_vocab_size]` from a state of `unroll`."""
+        return self.lm_head(state if self.shape.norms_output else self.norm(state))
 
-    def unroll(self, embeddings: Tensor, features: tuple[Tensor, ...], num_steps: int) -> list[Tensor]:
+    def unroll(
+        self,
+        embeddings: Tensor,
+        features: tuple[Tensor, ...],
+        num_steps: int,
+        rows: RowPlaces | None = None,
+    ) -> list[Tensor]:
         """Unroll the head as EAGLE-3's training-time test does; see `unroll_chain`."""
         (taps,) = features
-        rotation = Rotation.of_rows(embeddings.shape[1], self.shape.head_dim, ROPE_THETA, embeddings.device)
-        return unroll_chain([self.midlayer] * num_steps, embeddings, self.fc(taps).float(), rotation)
+        rows = rows or RowPlaces.of_one_document(embeddings)
+        rotation = Rotation.of_positions(rows.positions, self.shape.rope, self.shape.head_dim)
+        return unroll_chain([self] * num_steps, embeddings, self.fuse(taps), rotation, rows.segments)
+
+    def fuse(self, taps: Tensor) -> Tensor:
+        """Return what the first step reads of the taps, `[batch, rows, hidden]`."""
+        if self.shape.norms_taps:
+            parts = taps.unflatten(-1, (NUM_TAPS, -1)).unbind(-2)
+            taps = torch.cat([norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)], dim=-1)
+        return self.fc(taps).float()

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 
+from spec_lab.checkpoints.eagle3_config import default_tap_layer_inputs
+from spec_lab.checkpoints.families.plain import read_rope
+from spec_lab.checkpoints.json_input import ConfigFields
+from spec_lab.checkpoints.plan import RopeConfig
+from spec_lab.checkpoints.taps import Tap, taps_of_inputs
 from spec_lab.errors import UserError
 from spec_lab.train.checkpoint import load_drafter, save_drafter
 from spec_lab.train.drafter import DrafterDescription, DraftMatcher, TrainingTask
 from spec_lab.train.drafter_config import Eagle3TrainingConfig
-from spec_lab.train.eagle3 import RMS_NORM_EPS, ROPE_THETA, Eagle3Shape, TrainableEagle3Head
-from spec_lab.train.generations import DrafterTexts
+from spec_lab.train.eagle3 import Eagle3Shape, TrainableEagle3Head
+from spec_lab.train.frozen_target import FrozenTarget, draft_rope
 from spec_lab.train.loop import CurvePoint
+from spec_lab.train.packed_rows import TrainingTexts
 from spec_lab.train.unroll import train_unrolled, unrolled_loss_words, unrolled_matcher
 
 if TYPE_CHECKING:
@@ -40,6 +46,40 @@ class Eagle3Recipe:
         save_head(head, target.max_position_embeddings, folder)
         return curve
 
+    def build(self, target: FrozenTarget, texts: TrainingTexts, seed: int) -> TrainableEagle3Head:
+        """Make a head for a frozen target, as `HeadRecipe` says. Its norm and its LM head begin as the target's."""
+        torch.manual_seed(seed)
+        config = target.config
+        draft_token_ids = most_frequent_tokens(
+            texts, config.vocab_size, self.config.draft_vocab_size, always_drafted=list(config.eos_token_ids)
+        )
+        shape = Eagle3Shape(
+            hidden_size=config.hidden_size,
+            **asdict(self.config.sizes),
+            vocab_size=config.vocab_size,
+            draft_vocab_size=self.config.draft_vocab_size,
+            rms_norm_eps=config.rms_norm_eps,
+            rope=draft_rope(config),
+            norms_taps=self.config.norms_taps,
+            norms_output=self.config.norms_output,
+        )
+        head = TrainableEagle3Head(shape, draft_token_ids)
+        head.norm.weight.data.copy_(target.final_norm_weight)
+        head.lm_head.weight.data.copy_(target.head_weight[draft_token_ids.to(target.device)])
+        return head
+
+    def taps(self, target: FrozenTarget) -> tuple[Tap, ...]:
+        """Return what it reads: the default of vLLM and SGLang, so that its config need not name it."""
+        return taps_of_inputs(default_tap_layer_inputs(target.config.num_layers))
+
+    def save(self, drafter: TrainableEagle3Head, target: FrozenTarget, folder: Path) -> None:
+        """Write the head as the runtime, vLLM and SGLang load it."""
+        save_head(drafter, target.config.max_position_embeddings, folder)
+
+    def load(self, folder: Path, target: FrozenTarget) -> TrainableEagle3Head:
+        """Read what `save` wrote, its weights held in float32."""
+        return load_head(folder).to(target.device)
+
     def matcher(self, folder: Path, model: Qwen3ForCausalLM, device: torch.device) -> DraftMatcher:
         """Put the saved drafter beside its target, as `DrafterRecipe` says. It computes in float32."""
         return unrolled_matcher(load_head(folder).to(device).eval(), model)
@@ -63,22 +103,29 @@ raw `fc` output (`norm_before_residual` false); what the layer leaves, before th
     def _shape(self, model: Qwen3ForCausalLM) -> Eagle3Shape:
         return Eagle3Shape(
             hidden_size=model.config.hidden_size,
-            intermediate_size=self.config.intermediate_size,
-            num_heads=self.config.num_heads,
-            num_kv_heads=self.config.num_kv_heads,
-            head_dim=self.config.head_dim,
+            **asdict(self.config.sizes),
             vocab_size=model.config.vocab_size,
             draft_vocab_size=self.config.draft_vocab_size,
         )
 
 
+class CountedTexts(Protocol):
+    """Texts that can say which tokens the target writes."""
+
+    def count_written_tokens(self, vocab_size: int) -> Tensor:
+        """Return `[vocab_size]`."""
+
+
 def most_frequent_tokens(
-    generations: DrafterTexts, vocab_size: int, draft_vocab_size: int, always_drafted: list[int]
+    texts: CountedTexts, vocab_size: int, draft_vocab_size: int, always_drafted: list[int]
 ) -> Tensor:
     """Return `[draft_vocab_size]`: the ids the target writes most, `always_drafted` among them, ascending."""
     if not len(always_drafted) <= draft_vocab_size <= vocab_size:
-        raise UserError(f"draft_vocab_size={draft_vocab_size} must lie between the markers and the {vocab_size} tokens")
-    counts = generations.count_written_tokens(vocab_size)
+        raise UserError(
+            f"drafter.draft_vocab_size={draft_vocab_size} must lie between the {len(always_drafted)} tokens that are "
+            f"always drafted and the {vocab_size} of the target"
+        )
+    counts = texts.count_written_tokens(vocab_size)
     counts[always_drafted] = counts.max() + 1
     return counts.argsort(descending=True, stable=True)[:draft_vocab_size].sort().values
 
@@ -95,17 +142,33 @@ def head_config(shape: Eagle3Shape, max_position_embeddings: int) -> dict[str, o
         "num_key_value_heads": shape.num_kv_heads,
         "head_dim": shape.head_dim,
         "hidden_act": "silu",
-        "rms_norm_eps": RMS_NORM_EPS,
-        "rope_theta": ROPE_THETA,
+        "rms_norm_eps": shape.rms_norm_eps,
+        **rope_keys(shape.rope),
         "max_position_embeddings": max_position_embeddings,
         "vocab_size": shape.vocab_size,
         "draft_vocab_size": shape.draft_vocab_size,
         "attention_bias": False,
         "mlp_bias": False,
         "norm_before_residual": False,
+        **({"fc_norm": True} if shape.norms_taps else {}),
+        **({"norm_output": True} if shape.norms_output else {}),
         "tie_word_embeddings": False,
         "torch_dtype": "bfloat16",
     }
+
+
+def rope_keys(rope: RopeConfig) -> dict[str, object]:
+    """Return the keys of config.json that say how a head's layer turns its heads."""
+    if rope.scaling == "none":
+        return {"rope_theta": rope.theta}
+    scaling: dict[str, object] = {"rope_type": rope.scaling, "factor": rope.factor}
+    if rope.scaling == "llama3":
+        scaling |= {
+            "low_freq_factor": rope.low_freq_factor,
+            "high_freq_factor": rope.high_freq_factor,
+            "original_max_position_embeddings": rope.original_max_position_embeddings,
+        }
+    return {"rope_theta": rope.theta, "rope_scaling": scaling}
 
 
 def save_head(head: TrainableEagle3Head, max_position_embeddings: int, folder: Path) -> None:
@@ -124,6 +187,10 @@ def load_head(folder: Path) -> TrainableEagle3Head:
         head_dim=config["head_dim"],
         vocab_size=config["vocab_size"],
         draft_vocab_size=config["draft_vocab_size"],
+        rms_norm_eps=config["rms_norm_eps"],
+        rope=read_rope(ConfigFields(config, str(folder / "config.json")), config["max_position_embeddings"]),
+        norms_taps=config.get("fc_norm", False),
+        norms_output=config.get("norm_output", False),
     )
     head = TrainableEagle3Head(shape, tensors["d2t"] + torch.arange(shape.draft_vocab_size))
     head.load_state_dict(tensors)

@@ -6,7 +6,7 @@ Each function returns None, or one line that names the knob and the remedy. The 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from spec_lab.train.config import TrainConfig
@@ -19,12 +19,19 @@ MIN_TAPPED_LAYERS = 7
 
 @dataclass(frozen=True, slots=True)
 class TargetSizes:
-    """The sizes of the target, which a drafter's have to fit."""
+    """The sizes of the target, which a drafter's have to fit; `layer` those that a drafter's layer may take over."""
 
     hidden_size: int
     num_layers: int
     num_kv_heads: int
     vocab_size: int
+    layer: LayerConfig = field(default_factory=LayerConfig)
+
+
+def filled(drafter: Any, target: TargetSizes) -> Any:
+    """Return the `drafter` part with the sizes of the target's layer where it says null."""
+    sizes = asdict(target.layer)
+    return replace(drafter, **{name: size for name, size in sizes.items() if getattr(drafter, name, 0) is None})
 
 
 @dataclass(frozen=True, slots=True)

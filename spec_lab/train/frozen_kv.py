@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from spec_lab.train.gemma4 import window_mask
 from spec_lab.train.layers import GatedGELU, Rotation, TrainableRMSNorm, split_heads
+from spec_lab.train.packed_rows import RowPlaces
 from spec_lab.train.target import TargetOutputs
 from spec_lab.train.unroll import UnrolledDrafter
 
@@ -154,7 +155,9 @@ class TrainableFrozenKVDrafter(UnrolledDrafter):
         """Return `[..., vocab_size]` from a state of `unroll`; the head is the embedding."""
         return F.linear(state, self.model.embed_tokens.weight)
 
-    def unroll(self, embeddings: Tensor, features: tuple[Tensor, ...], num_steps: int) -> list[Tensor]:
+    def unroll(
+        self, embeddings: Tensor, features: tuple[Tensor, ...], num_steps: int, rows: RowPlaces | None = None
+    ) -> list[Tensor]:
         """Return normed states `[batch, rows, hidden]`; see `UnrolledDrafter`.
 
         From anchor a, the last position in the target's cache, step s takes the embedding of token a+1+s and, at step

@@ -9,6 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from spec_lab.checkpoints.plan import RopeConfig
+from spec_lab.models.rope import inverse_frequencies
+
 INITIAL_STD = 0.02
 """Standard deviation of the first weights of matrices in decoders and in what is built from their layers."""
 
@@ -118,7 +121,8 @@ def split_heads(projected: Tensor, head_dim: int) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """Rotary embedding of rows 0.. in the half-split layout of Llama; `cos` and `sin` are `[rows, width]`.
+    """Rotary embedding in the half-split layout of Llama; `cos` and `sin` are `[rows, width]`, or of packed rows
+    `[batch, 1, rows, width]`.
 
     Of heads that are wider the first `width` channels turn, the others stay as they are.
     """
@@ -136,6 +140,13 @@ class Rotation:
         frequencies = torch.where(turns, frequencies, 0.0)
         angles = torch.outer(torch.arange(num_rows, device=device).float(), frequencies).repeat(1, 2)
         return cls(angles.cos(), angles.sin())
+
+    @classmethod
+    def of_positions(cls, positions: Tensor, rope: RopeConfig, head_dim: int) -> Rotation:
+        """Turn rows at `positions` `[batch, rows]` as the runtime's rotary table of `rope` does."""
+        frequencies = inverse_frequencies(rope, head_dim).to(positions.device)
+        angles = (positions.float()[:, None, :, None] * frequencies).repeat(1, 1, 1, 2)
+        return cls(rope.amplitude * angles.cos(), rope.amplitude * angles.sin())
 
     def apply(self, heads: Tensor) -> Tensor:
         """Rotate `[batch, heads, rows, head_dim]`, keeping its dtype."""

@@ -41,7 +41,7 @@ def learning_rate(optimisation: OptimisationConfig, step: int, elapsed: float = 
     Where the clock may end the training, the rate falls with whichever is further on, steps or seconds.
     """
     done = float(step)
-    if (seconds := optimisation.most_seconds()) is not None:
+    if (seconds := optimisation.max_seconds) is not None:
         done = max(done, min(elapsed / seconds, 1.0) * optimisation.num_steps)
     rising = (step + 1) / optimisation.num_warmup_steps
     falling = (optimisation.num_steps - done) / (optimisation.num_steps - optimisation.num_warmup_steps)
@@ -72,12 +72,13 @@ def train(
     first_step, curve, seconds_before = _resume(checkpoint, loss_module, take_step.optimiser, device)
     losses = LossReader(device)
     started = time.perf_counter() - seconds_before
-    done, seconds = first_step, optimisation.most_seconds()
+    done, seconds = first_step, optimisation.max_seconds
     for step in range(first_step, optimisation.num_steps):
         elapsed = time.perf_counter() - started
-        if seconds is not None and elapsed >= seconds and losses.num_summed:
+        if seconds is not None and elapsed >= seconds and step > first_step:
             log.info("%.0f s are over at step %d", elapsed, step)
-            curve.append(CurvePoint(step, losses.mean()))
+            if losses.num_summed:
+                curve.append(CurvePoint(step, losses.mean()))
             break
         losses.add(step + 1, take_step(batch_of(step), learning_rate(optimisation, step, elapsed)))
         done = step + 1

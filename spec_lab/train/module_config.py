@@ -10,7 +10,7 @@ from spec_lab.menu.config import knob
 MAX_LENGTH = 2048
 """Positions of a target that is trained here."""
 MAX_VOCAB_SIZE = 2**15
-"""Token ids are kept as int16."""
+"""Token ids of the pocket corpus are kept as int16."""
 
 
 def width_of_layers(default: int) -> Any:
@@ -44,11 +44,33 @@ class LayerConfig:
 
 
 @dataclass
+class DraftLayerConfig:
+    """A drafter's layer with keys and values of its own; null takes the size of the target's last layer."""
+
+    intermediate_size: int | None = knob(
+        512, "width of the feed-forward network; null: the target's", least=1, most=2**18
+    )
+    num_heads: int | None = knob(
+        4, "query heads of a layer, a multiple of its key-value heads; null: the target's", least=1, most=1024
+    )
+    num_kv_heads: int | None = knob(2, "key-value heads of a layer; null: the target's", least=1, most=1024)
+    head_dim: int | None = knob(64, "width of a head, an even number; null: the target's", least=2, most=1024)
+
+    @property
+    def sizes(self) -> LayerConfig:
+        """The sizes, once those of the target are filled in (`spec_lab.train.fitting.filled`)."""
+        sizes = self.intermediate_size, self.num_heads, self.num_kv_heads, self.head_dim
+        intermediate_size, num_heads, num_kv_heads, head_dim = (size for size in sizes if size is not None)
+        return LayerConfig(intermediate_size, num_heads, num_kv_heads, head_dim)
+
+
+@dataclass
 class OptimisationConfig:
-    """The way in which AdamW trains a module.
+    """The way in which a module is trained.
 
     The learning rate rises linearly over `num_warmup_steps` and falls linearly to zero at `num_steps`: for a fixed
-    number of tokens, decay to zero beats decay to a tenth (Bergsma et al., 2025, "Straight to Zero").
+    number of tokens, decay to zero beats decay to a tenth (Bergsma et al., 2025, "Straight to Zero"). Where the clock
+    may end the training, the rate falls with whichever is further on, steps or seconds.
     """
 
     num_steps: int = knob(8000, "training steps", least=2, most=10**9)
@@ -59,17 +81,4 @@ class OptimisationConfig:
     max_grad_norm: float = knob(1.0, "gradients longer than this are shortened to it", above=0)
     checkpoint_every: int = knob(1000, "steps after which an interrupted training goes on", least=1)
     log_every: int = knob(500, "steps that a point of the loss curve is the mean of", least=1)
-
-    def most_seconds(self) -> float | None:
-        """Return the clock that ends the training too; None where steps alone do."""
-        return None
-
-
-@dataclass
-class TimedOptimisationConfig(OptimisationConfig):
-    """The same, ended by the clock too: the rate falls with whichever is further on, steps or seconds."""
-
     max_seconds: float | None = knob(None, "the clock that ends the training too; null: steps alone do", above=0)
-
-    def most_seconds(self) -> float | None:
-        return self.max_seconds

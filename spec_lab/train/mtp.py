@@ -21,6 +21,7 @@ from spec_lab.train.attention_kinds import LatentSelfAttention, attention_of, ro
 from spec_lab.train.chain import unroll_chain
 from spec_lab.train.decoder import mlp_of
 from spec_lab.train.layers import AttentionShape, Rotation, SelfAttention, SwiGLU, TrainableRMSNorm
+from spec_lab.train.packed_rows import RowPlaces
 from spec_lab.train.target import TargetOutputs
 from spec_lab.train.unroll import UnrolledDrafter
 
@@ -148,7 +149,9 @@ class MtpDrafter(UnrolledDrafter, Generic[Shape]):
         """Return `[..., vocab]` from the module's output, which is normed already."""
         return F.linear(state, self.head_weight)
 
-    def unroll(self, embeddings: Tensor, features: tuple[Tensor, ...], num_steps: int) -> list[Tensor]:
+    def unroll(
+        self, embeddings: Tensor, features: tuple[Tensor, ...], num_steps: int, rows: RowPlaces | None = None
+    ) -> list[Tensor]:
         """Unroll the modules as `unroll_chain` says."""
         (final_hidden,) = features
         rotation = self.shape.rotation(embeddings.shape[1], embeddings.device)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -63,10 +63,7 @@ embedding's half first. What is recycled is the module's own state after `shared
         target = model.config
         return MtpShape(
             hidden_size=target.hidden_size,
-            intermediate_size=self.config.intermediate_size,
-            num_heads=self.config.num_heads,
-            num_kv_heads=self.config.num_kv_heads,
-            head_dim=self.config.head_dim,
+            **asdict(self.config.sizes),
             rope_theta=target.rope_parameters["rope_theta"],
             rms_norm_eps=target.rms_norm_eps,
         )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from spec_lab.train.config import TrainConfig
@@ -36,12 +37,15 @@ from spec_lab.train.fitting import (
     unrolled_steps,
     width,
 )
+from spec_lab.train.frozen_paths import checkpoint_path, needs_a_path, package_is_here, packaged_path
 from spec_lab.train.target_config import (
+    HfTarget,
     PocketGemmaTrainingConfig,
     PocketHybridTrainingConfig,
     PocketMoeTrainingConfig,
     PocketTrainingConfig,
     ShippedTarget,
+    SmolLm2Target,
     TargetChoice,
 )
 
@@ -72,6 +76,8 @@ class TargetTrainingOption:
     Attributes:
         recipe: takes the `target` part and makes what trains it; None where it is taken as it lies.
         drafters: those that are trained for it, beside none.
+        path: takes the `target` part and returns the checkpoint of a target that the engine runs as it lies; None for
+            others.
         refusals: what of its sizes does not fit.
     """
 
@@ -80,6 +86,7 @@ class TargetTrainingOption:
     recipe: Callable[..., NewTarget] | None = None
     drafters: tuple[str, ...]
     refusals: tuple[Callable[[Any], str | None], ...] = ()
+    path: Callable[[Any], Path] | None = None
 
 
 def target_recipe(options: Any) -> NewTarget:
@@ -169,6 +176,17 @@ TARGETS: tuple[TargetTrainingOption, ...] = (
         recipe=decoder_recipe,
         drafters=("nextn",),
         refusals=(chosen_experts,),
+    ),
+)
+
+HF_DRAFTERS = ("eagle3",)
+
+TARGETS += (
+    TargetTrainingOption(
+        name="hf", schema=HfTarget, drafters=HF_DRAFTERS, refusals=(needs_a_path,), path=checkpoint_path
+    ),
+    TargetTrainingOption(
+        name="smollm2_135m", schema=SmolLm2Target, drafters=HF_DRAFTERS, refusals=(package_is_here,), path=packaged_path
     ),
 )
 

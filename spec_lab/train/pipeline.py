@@ -212,16 +212,24 @@ class Pipeline:
         )
 
     def _device(self) -> torch.device:
-        wanted = self.config.device
-        if wanted == "auto":
-            return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        device = torch.device(wanted)
-        if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-            raise UserError(f"device={wanted}: torch finds {torch.cuda.device_count()} GPUs here; use device=auto")
-        return device
+        return training_device(self.config.device)
 
     def _num_workers(self) -> int:
         return self.config.num_workers or os.cpu_count() or 1
+
+
+def training_device(wanted: str) -> torch.device:
+    """Return the device that `device=` names; `auto` takes a GPU if there is one.
+
+    Raises:
+        UserError: torch finds no such GPU.
+    """
+    if wanted == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = torch.device(wanted)
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise UserError(f"device={wanted}: torch finds {torch.cuda.device_count()} GPUs here; use device=auto")
+    return device
 
 
 def _plain(curve: list[CurvePoint]) -> list[dict[str, Any]]:

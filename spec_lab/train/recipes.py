@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from spec_lab.train.checks import refuse
 from spec_lab.train.config import TrainConfig
+from spec_lab.train.head_pipeline import HeadPipeline
 from spec_lab.train.options import drafter_option, target_option
-from spec_lab.train.pipeline import Pipeline
+from spec_lab.train.pipeline import Pipeline, training_device
 
 
-def build_pipeline(config: TrainConfig) -> Pipeline:
-    """Make the pipeline that trains what `config` says.
+def build_pipeline(config: TrainConfig) -> Pipeline | HeadPipeline:
+    """Make the pipeline that trains what `config` says: a pocket pair, or a drafter for a target as it lies.
 
     Raises:
         UserError: see `spec_lab.train.checks`.
     """
     refuse(config)
+    if target_option(config.target).path is not None:
+        return HeadPipeline(config, training_device(config.device))
     target, recipe = target_option(config.target).recipe, drafter_option(config.drafter).recipe
     return Pipeline(
         config,

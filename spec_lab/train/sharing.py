@@ -13,9 +13,17 @@ from typing import Any
 
 from spec_lab.errors import UserError
 from spec_lab.train.config import TrainConfig
+from spec_lab.train.drafter_config import Loss
 
 KEYS_OF = {"tokenizer": "tokenizer", "corpus": "corpus", "generations": "generations"}
 """The set of keys that a stage is made by, by the name of its folder; all others are targets, or drafters by a dash."""
+CAME_LATER = {
+    "loss": Loss.kl,
+    "norms_taps": False,
+    "norms_output": False,
+    "max_seconds": None,
+}
+"""Keys that folders of earlier versions lack, with the value that does what those did."""
 
 
 def stage_settings(config: TrainConfig) -> dict[str, dict[str, Any]]:
@@ -29,7 +37,17 @@ def stage_settings(config: TrainConfig) -> dict[str, dict[str, Any]]:
         if config.target.writes_texts:
             parts["generations"] = config.generations
         parts[f"{name}-{drafter.drafts_as}"] = drafter
-    return {folder: {"seed": config.seed, **asdict(part)} for folder, part in parts.items()}
+    return {folder: {"seed": config.seed, **recorded(part)} for folder, part in parts.items()}
+
+
+def recorded(part: Any) -> dict[str, Any]:
+    """Return the keys of `part` as folders record them: what came later and is not used leaves no trace."""
+    settings = asdict(part)
+    for inner in [settings, settings.get("optimisation", {})]:
+        for key, unused in CAME_LATER.items():
+            if key in inner and inner[key] == unused:
+                del inner[key]
+    return settings
 
 
 def refuse_to_share(configs: Iterable[TrainConfig]) -> None:

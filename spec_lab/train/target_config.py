@@ -10,7 +10,6 @@ from spec_lab.train.module_config import (
     MAX_LENGTH,
     LayerConfig,
     OptimisationConfig,
-    TimedOptimisationConfig,
     depth,
     width_of_layers,
 )
@@ -33,6 +32,23 @@ class TargetChoice:
 @dataclass
 class ShippedTarget(TargetChoice):
     """target=shipped: the one in `spec_lab/zoo/pocket`, as it lies."""
+
+
+@dataclass
+class FrozenTargetChoice(TargetChoice):
+    """The keys of a target that is taken as it lies and run by the lab's own engine, whatever its family."""
+
+    path: str | None = knob(None, "folder of a Hugging Face checkpoint, or a GGUF file; target=hf")
+
+
+@dataclass
+class HfTarget(FrozenTargetChoice):
+    """target=hf: a checkpoint of a family in docs/families.md."""
+
+
+@dataclass
+class SmolLm2Target(FrozenTargetChoice):
+    """target=smollm2_135m: SmolLM2-135M-Instruct, from its package or from `target.path`."""
 
 
 @dataclass
@@ -74,9 +90,6 @@ class DecoderTrainingConfig(NewTargetConfig):
     own_vocabulary: ClassVar[bool] = False
 
     drafter_natural_fraction: float = knob(0.4, "share of code and prose in a batch of the drafter's", least=0, most=1)
-    optimisation: TimedOptimisationConfig = field(
-        default_factory=TimedOptimisationConfig, metadata={"help": "how it is trained"}
-    )
 
 
 @dataclass

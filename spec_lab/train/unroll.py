@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -13,10 +13,23 @@ from spec_lab.train.drafter import DraftMatcher, TrainingTask
 from spec_lab.train.drafter_config import UnrolledTrainingConfig
 from spec_lab.train.generations import Generations
 from spec_lab.train.loop import CurvePoint, train
-from spec_lab.train.target import TargetOutputs, run_target
+from spec_lab.train.losses import LOSSES, RowLoss, against_distribution
+from spec_lab.train.packed_rows import RowPlaces
+from spec_lab.train.target import run_target
 
 if TYPE_CHECKING:
     from transformers import Qwen3ForCausalLM
+
+
+class TapsRead(Protocol):
+    """What a forward of the target leaves for drafters to read."""
+
+    @property
+    def final_hidden(self) -> Tensor:
+        """`[batch, length, hidden]` after the last norm."""
+
+    def taps(self) -> Tensor:
+        """Return `[batch, length, taps * hidden]`: the tapped states side by side."""
 
 
 class UnrolledDrafter(nn.Module, ABC):
@@ -26,15 +39,18 @@ class UnrolledDrafter(nn.Module, ABC):
     """
 
     @abstractmethod
-    def features(self, outputs: TargetOutputs) -> tuple[Tensor, ...]:
+    def features(self, outputs: Any) -> tuple[Tensor, ...]:
         """Return the states that it reads of the target at positions 0..length-2."""
 
     @abstractmethod
-    def unroll(self, embeddings: Tensor, features: tuple[Tensor, ...], num_steps: int) -> list[Tensor]:
+    def unroll(
+        self, embeddings: Tensor, features: tuple[Tensor, ...], num_steps: int, rows: RowPlaces | None = None
+    ) -> list[Tensor]:
         """Return a state `[batch, rows, ...]` a step. `embeddings` `[batch, rows, hidden]`: row p that of token p+1.
 
         Row p of step s drafts token p+2, anchored at position p-s: from what is known there, and the text's own tokens
-        p-s+2..p+1 as the drafts before. Rows p < s may hold anything finite.
+        p-s+2..p+1 as the drafts before. Rows p < s may hold anything finite. `rows` places them, where several
+        documents share one; else each is one document.
         """
 
     @abstractmethod
@@ -57,7 +73,7 @@ def train_unrolled(drafter: UnrolledDrafter, config: UnrolledTrainingConfig, tas
     def inputs_of(*picked: Tensor) -> tuple[Tensor, ...]:
         return unrolling_batch(task.model, drafter, Generations(*picked))
 
-    loss = UnrolledLoss(drafter, config.num_unrolled_steps, config.step_loss_decay)
+    loss = UnrolledLoss(drafter, config.num_unrolled_steps, config.step_loss_decay, LOSSES[config.loss])
     return train(loss, batch_of, config.optimisation, task.checkpoint, task.device, inputs_of)
 
 
@@ -81,25 +97,30 @@ def unrolling_batch(model: Qwen3ForCausalLM, drafter: UnrolledDrafter, picked: G
 def soft_labels(logits: Tensor, draft_token_ids: Tensor, picked: Generations) -> tuple[Tensor, Tensor, Tensor]:
     """Compute what the rows of a text should draft, and which of them count.
 
-    `probabilities` `[batch, rows, draft_vocab_size]`: row p stands for drafting token p+2, so its label is the target's
-    distribution at position p+1. `ends_in_text` bool `[batch, rows]`: token p+2 lies before the text's end.
+    `log_p` `[batch, rows, draft_vocab_size]`: row p stands for drafting token p+2, so its label is the target's
+    distribution at position p+1, as log-probabilities. `ends_in_text` bool `[batch, rows]`: token p+2 lies before the
+    text's end.
     `from_first` `[batch, rows]`: distance of row p from the first anchor, the last prompt position.
     """
-    probabilities = torch.softmax(logits[:, 1:].float(), dim=-1)[..., draft_token_ids]
+    log_p = logits[:, 1:].float().log_softmax(-1)[..., draft_token_ids]
     row = torch.arange(logits.shape[1] - 1, device=logits.device)
     ends_in_text = row + 2 < picked.lengths[:, None]
     first_anchor = picked.prompt_lengths[:, None] - 1
-    return probabilities, ends_in_text, row - first_anchor
+    return log_p, ends_in_text, row - first_anchor
 
 
 class UnrolledLoss(nn.Module):
-    """Cross-entropy between the target's distribution and the drafter's over every step; step i counts `decay ** i`.
+    """The loss of every step (`spec_lab.train.losses`), of which step i counts `decay ** i`."""
 
-    Probability outside the draft vocabulary is dropped and not renormalised: a row counts by the mass it could match.
-    """
-
-    def __init__(self, drafter: UnrolledDrafter, num_steps: int, step_loss_decay: float) -> None:
+    def __init__(
+        self,
+        drafter: UnrolledDrafter,
+        num_steps: int,
+        step_loss_decay: float,
+        row_loss: RowLoss = against_distribution,
+    ) -> None:
         super().__init__()
+        self.row_loss = row_loss
         self.drafter = drafter
         self.num_steps = num_steps
         self.step_loss_decay = step_loss_decay
@@ -107,7 +128,7 @@ class UnrolledLoss(nn.Module):
     def forward(
         self,
         embeddings: Tensor,
-        probabilities: Tensor,
+        log_p: Tensor,
         ends_in_text: Tensor,
         from_first: Tensor,
         *features: Tensor,
@@ -118,18 +139,10 @@ class UnrolledLoss(nn.Module):
         for step, state in enumerate(self.drafter.unroll(embeddings, features, self.num_steps)):
             counts = ends_in_text & (from_first >= step)
             weight = self.step_loss_decay**step
-            total = total + weight * soft_label_loss(self.drafter.draft_logits(state), probabilities, counts)
+            row_loss = self.row_loss(self.drafter.draft_logits(state), log_p)
+            total = total + weight * torch.where(counts, row_loss, 0.0).sum() / counts.sum().clamp(min=1)
             sum_weights += weight
         return total / sum_weights
-
-
-def soft_label_loss(draft_logits: Tensor, probabilities: Tensor, counts: Tensor) -> Tensor:
-    """Return the mean cross-entropy of the rows that count.
-
-    `draft_logits` and `probabilities` `[batch, rows, draft_vocab_size]`, `counts` bool `[batch, rows]`.
-    """
-    row_loss = -(probabilities * draft_logits.float().log_softmax(-1)).sum(-1)
-    return torch.where(counts, row_loss, 0.0).sum() / counts.sum().clamp(min=1)
 
 
 def unrolled_matcher(drafter: UnrolledDrafter, model: Qwen3ForCausalLM) -> DraftMatcher:

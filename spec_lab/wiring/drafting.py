@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from spec_lab.acceptance.confidences import DraftConfidences
+from spec_lab.acceptance.confidences import DraftConfidences, RowConfidences
 from spec_lab.acceptance.draft_sampling import DraftLogits
 from spec_lab.acceptance.noise import SlotSeeds
 from spec_lab.core.kv_cache import PagedKVCache
@@ -28,7 +28,8 @@ class DrafterResources:
 
     Attributes:
         target_cache: for drafters that read the target's KV.
-        confidences: where the drafter notes how sure it is; None where nothing asks.
+        confidences: where the drafter of a chain notes how sure it is; None where nothing asks.
+        row_confidences: where that of a tree does; None likewise.
     """
 
     limits: Limits
@@ -36,6 +37,7 @@ class DrafterResources:
     seeds: SlotSeeds
     target_cache: PagedKVCache
     confidences: DraftConfidences | None = None
+    row_confidences: RowConfidences | None = None
 
 
 DrafterFactory = Callable[[DrafterResources], Drafter[Any]]
@@ -68,7 +70,7 @@ def _sampling_picker(
     num_slots, num_draft_tokens = resources.limits.num_slots, options.num_draft_tokens
     kept = DraftLogits(num_slots, num_draft_tokens, build.target.vocab_size, build.device)
     picker = BiasedGreedyPicker if is_greedy else SamplingPicker
-    return picker(chosen.config.sampling.temperature, resources.seeds, kept, build.kernels.sample_draft)
+    return picker(chosen.config.sampling.temperature, resources.seeds, kept, build.kernels)
 
 
 def token_history(resources: DrafterResources, build: DrafterBuild) -> TokenHistory:

@@ -22,7 +22,7 @@ from spec_lab.wiring.drafting import DrafterFactory, DrafterResources
 from spec_lab.wiring.graphs import build_graph_mode, build_mover, prompt_pass_maker
 from spec_lab.wiring.limits import Limits, overlaps
 from spec_lab.wiring.models import TargetBuild
-from spec_lab.wiring.rounds import build_confidences, build_rounds
+from spec_lab.wiring.rounds import build_confidences, build_rounds, build_row_confidences
 from spec_lab.wiring.rules import RuleBuild, build_rule
 
 
@@ -46,7 +46,9 @@ def build_engine(chosen: Chosen, built: TargetBuild, make_drafter: DrafterFactor
     limits = dataclasses.replace(limits, num_rows=num_verified, rollback=config.recurrent.rollback)
     cache = build_cache(built.target.layer_plans, limits, built)
     confidences = build_confidences(chosen, limits, built)
-    drafter = make_drafter(DrafterResources(limits, prune, seeds, cache, confidences))
+    row_confidences = build_row_confidences(chosen, limits, built)
+    resources = DrafterResources(limits, prune, seeds, cache, confidences, row_confidences)
+    drafter = make_drafter(resources)
     assert limits.margin >= 2 * drafter.num_draft_tokens
     num_rows = drafter.num_draft_tokens + 1 if sizes is None else sizes.num_rows
     table = PageTable(limits.num_slots, limits.max_seq_len + limits.margin, limits.page_size, built.device)
@@ -57,7 +59,7 @@ def build_engine(chosen: Chosen, built: TargetBuild, make_drafter: DrafterFactor
         backend=built.backend,
         mover=build_mover(chosen, built),
         cache=cache,
-        slots=SlotState(limits.num_slots, num_rows - 1, table, slot_states(cache), built.kernels.commit_rows),
+        slots=SlotState(limits.num_slots, num_rows - 1, table, slot_states(cache), built.kernels),
         timer=make_timer(built.device),
         experts_read=built.experts_read,
     )
@@ -65,7 +67,7 @@ def build_engine(chosen: Chosen, built: TargetBuild, make_drafter: DrafterFactor
     scheduler = Scheduler(limits.num_slots, allocator, limits.page_size, limits.max_seq_len, limits.margin)
     graph = build_graph_mode(chosen, built, limits)
     return Engine(
-        build_rounds(chosen, parts, limits, confidences, graph.recorder, built),
+        build_rounds(chosen, parts, resources, graph.recorder, built),
         prune,
         graph,
         scheduler,

@@ -19,7 +19,7 @@ from spec_lab.engine.tape import TapeRecorder
 from spec_lab.errors import UserError
 from spec_lab.menu.choices import DraftMetadata
 from spec_lab.menu.chosen import Chosen
-from spec_lab.wiring.kernels import Kernels
+from spec_lab.operators.kernel_set import KernelSet, Op
 from spec_lab.wiring.limits import Limits
 from spec_lab.wiring.models import TargetBuild
 
@@ -36,7 +36,7 @@ class GraphBuild:
     max_kv_len: int
     eos_token_ids: frozenset[int]
     device: torch.device
-    kernels: Kernels
+    kernels: KernelSet
     carry: DraftCarry
 
     def recorder(self) -> GraphRecorder:
@@ -62,6 +62,7 @@ def build_graph_mode(chosen: Chosen, built: TargetBuild, limits: Limits) -> Grap
             f"attention={config.attention.name} cannot move its metadata inside a graph, which "
             f"graph={config.graph.name} does; use graph=step_replay, which builds it anew, or attention=torch"
         )
+    general: DraftCarry = carry_every_tensor
     build = GraphBuild(
         limits.num_slots,
         limits.max_kv_len,
@@ -69,7 +70,7 @@ def build_graph_mode(chosen: Chosen, built: TargetBuild, limits: Limits) -> Grap
         built.device,
         built.kernels,
         # The kernel takes tokens and a hidden state; a drafter that hands on anything else keeps the general way.
-        carry=built.kernels.carry_hidden if chosen.drafter.hands_hidden_on else carry_every_tensor,
+        carry=built.kernels.get(Op.CARRY_HIDDEN, general) if chosen.drafter.hands_hidden_on else general,
     )
     return chosen.graph.build(chosen, config.graph, build)
 

@@ -2,31 +2,38 @@
 
 from __future__ import annotations
 
-from spec_lab.acceptance.confidences import DraftConfidences
+from spec_lab.acceptance.confidences import DraftConfidences, RowConfidences
 from spec_lab.engine.capture import GraphRecorder
 from spec_lab.engine.drafts import Chain, Tree, TreeParts
-from spec_lab.engine.offered import DraftOffers
-from spec_lab.engine.offers import AllOffered, Counted
+from spec_lab.engine.offered import DraftOffers, RowOffers
+from spec_lab.engine.offers import AllOffered, Counted, CountedRows
 from spec_lab.engine.parts import Parts
 from spec_lab.engine.round import DecodeRound, Rounds
 from spec_lab.menu.chosen import Chosen
+from spec_lab.wiring.drafting import DrafterResources
 from spec_lab.wiring.limits import Limits
 from spec_lab.wiring.models import TargetBuild
 
 
 def build_confidences(chosen: Chosen, limits: Limits, built: TargetBuild) -> DraftConfidences | None:
     """Make the place where the drafter notes how sure it is of its drafts; None where nothing asks."""
-    if not chosen.offers.read_confidences:
+    if not chosen.offers.read_confidences or chosen.sizes is not None:
         return None
     sizes = limits.num_slots, chosen.config.drafter.num_draft_tokens
-    return DraftConfidences(*sizes, built.device, chosen.offers.threshold, built.kernels.note_confidence)
+    return DraftConfidences(*sizes, built.device, chosen.offers.threshold, built.kernels)
+
+
+def build_row_confidences(chosen: Chosen, limits: Limits, built: TargetBuild) -> RowConfidences | None:
+    """Make the same for the rows of a tree."""
+    if not chosen.offers.read_confidences or chosen.sizes is None:
+        return None
+    return RowConfidences(limits.num_slots, chosen.sizes.num_rows, built.device, chosen.offers.threshold)
 
 
 def build_rounds(
     chosen: Chosen,
     parts: Parts,
-    limits: Limits,
-    confidences: DraftConfidences | None,
+    resources: DrafterResources,
     recorder: GraphRecorder | None,
     built: TargetBuild,
 ) -> Rounds:
@@ -34,13 +41,15 @@ def build_rounds(
     most, offers = parts.drafter.num_draft_tokens, chosen.offers
     if chosen.sizes is not None:
         tree = TreeParts.of(parts, built.kernels.trees.move_path)
-        drafts = Tree(parts, tree, chosen.sizes.num_rows, limits.page_size)
-        return Rounds(DecodeRound(parts, drafts, AllOffered(most)))
+        drafts = Tree(parts, tree, chosen.sizes.num_rows, resources.limits.page_size)
+        if resources.row_confidences is None:
+            return Rounds(DecodeRound(parts, drafts, AllOffered(most)))
+        rows = RowOffers(resources.row_confidences, offers.budget)
+        return Rounds(DecodeRound(parts, drafts, CountedRows(parts, rows, most, recorder)))
     chain = Chain(parts)
     if not offers.may_be_fewer:
         return Rounds(DecodeRound(parts, chain, AllOffered(most)))
-    count = built.kernels.count_offered
-    offered = DraftOffers(limits.num_slots, built.device, confidences, offers.budget, count)
+    offered = DraftOffers(resources.limits.num_slots, built.device, resources.confidences, offers.budget, built.kernels)
     choices = (most,) if offers.schedule is None else offers.schedule.choices
     assert choices[0] == most, "the largest K is what slots have room for"
     rounds = {k: DecodeRound(parts, chain, Counted(parts, offered, k, recorder)) for k in choices}

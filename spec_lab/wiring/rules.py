@@ -14,7 +14,7 @@ from spec_lab.core.protocols import AcceptanceRule
 from spec_lab.menu import registry
 from spec_lab.menu.chosen import Chosen
 from spec_lab.menu.config import AcceptanceConfig
-from spec_lab.wiring.kernels import TORCH, Kernels
+from spec_lab.operators.kernel_set import TORCH_FORMS, KernelSet
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class RuleContext:
     eos_token_ids: frozenset[int]
     prefill_chunk: int
     device: torch.device
-    kernels: Kernels = TORCH
+    kernels: KernelSet = TORCH_FORMS
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
-
 from spec_kernels.tree_reference import move_path_reference
-from spec_lab.acceptance.distribution import SamplingParams
-from spec_lab.acceptance.noise import SlotSeeds
-from spec_lab.acceptance.tree import OneHotTreeAcceptance, StrictTreeAcceptance, SyntheticTreeAcceptance
-from spec_lab.core.tree_protocols import TreeRule
 from spec_lab.drafters.growth import TORCH_CHOICES, Choices
 from spec_lab.drafters.siblings import LikeliestSiblings, SiblingPicker
 from spec_lab.engine.drafts import MovePath
@@ -22,26 +16,17 @@ class TreeKernels:
     """The functions and classes of a tree's round.
 
     Attributes:
-        strict: makes the form for trees of acceptance=strict.
-        one_hot: makes that of acceptance.method=one_hot, from the sampling and the seeds.
-        synthetic: makes that of acceptance=synthetic, from its rates, the seeds and the device.
         move_path: makes a chain of the accepted path.
         choices: what chooses the branches and the rows of tree=dynamic.
         likeliest_siblings: makes what picks the likeliest tokens below a branch, from how many it picks.
     """
 
-    strict: Callable[[], TreeRule]
-    one_hot: Callable[[SamplingParams, SlotSeeds], TreeRule]
-    synthetic: Callable[[Sequence[float], SlotSeeds, torch.device], TreeRule]
     move_path: MovePath
     choices: Choices
     likeliest_siblings: Callable[[int], SiblingPicker]
 
 
 TORCH_TREES = TreeKernels(
-    strict=StrictTreeAcceptance,
-    one_hot=OneHotTreeAcceptance,
-    synthetic=SyntheticTreeAcceptance,
     move_path=move_path_reference,
     choices=TORCH_CHOICES,
     likeliest_siblings=LikeliestSiblings,
@@ -52,17 +37,9 @@ def triton_trees() -> TreeKernels:
     """Make the same of Triton, which is imported here."""
     from spec_kernels.tree_grow import choose_branches, choose_rows
     from spec_kernels.tree_path import move_path
-    from spec_lab.acceptance.triton_tree import (
-        TritonOneHotTreeAcceptance,
-        TritonStrictTreeAcceptance,
-        TritonSyntheticTreeAcceptance,
-    )
     from spec_lab.drafters.triton_siblings import TritonLikeliestSiblings
 
     return TreeKernels(
-        strict=TritonStrictTreeAcceptance,
-        one_hot=TritonOneHotTreeAcceptance,
-        synthetic=TritonSyntheticTreeAcceptance,
         move_path=move_path,
         choices=Choices(choose_branches, choose_rows),
         likeliest_siblings=TritonLikeliestSiblings,

@@ -22,6 +22,15 @@ def build_tree_shape(chosen: Chosen, build: DrafterBuild) -> TreeShape[Any]:
     return chosen.tree.make(chosen.config.tree, build)
 
 
+def shape_of_engine(chosen: Chosen, shape: TreeShape[Any], resources: DrafterResources) -> TreeShape[Any]:
+    """Return the tree as one engine's drafter grows it: it notes how likely its rows are, where anything asks."""
+    confidences = resources.row_confidences
+    if confidences is None:
+        return shape
+    assert chosen.tree.noting is not None, "a tree whose rows all count is refused"
+    return chosen.tree.noting(shape, confidences)
+
+
 def build_siblings(
     chosen: Chosen, build: DrafterBuild, resources: DrafterResources, shape: TreeShape[Any]
 ) -> SiblingPicker:

@@ -58,9 +58,13 @@ def stored_template(folder: Path) -> str | None:
 class ChatTemplate:
     """Renders prompts by a checkpoint's chat template, which spells BOS itself; a text to continue is left as it is."""
 
-    def __init__(self, folder: Path, most_seconds: float = MOST_SECONDS) -> None:
-        """Nothing is read before the first chat prompt. Each rendering may take `most_seconds`."""
+    def __init__(self, folder: Path, most_seconds: float = MOST_SECONDS, thinking: bool | None = None) -> None:
+        """Nothing is read before the first chat prompt. Each rendering may take `most_seconds`.
+
+        `thinking` is the template's own `enable_thinking`; None leaves it to the template.
+        """
         self._folder = folder
+        self._options = {} if thinking is None else {"enable_thinking": thinking}
         self._most_seconds = most_seconds
         self._apply: Apply | None = None
 
@@ -87,7 +91,7 @@ class ChatTemplate:
             turns = told + [
                 {"role": "assistant" if index % 2 else "user", "content": text} for index, text in enumerate(texts)
             ]
-            text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+            text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True, **self._options)
             if not isinstance(text, str) or len(text) > sum(map(len, [*texts, system or ""])) + MOST_ADDED:
                 raise ValueError(f"it adds more than {MOST_ADDED} characters to a prompt")
             return text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,12 +10,14 @@ from typing import Any
 
 from spec_lab.checkpoints.json_input import is_integer
 from spec_lab.corpus.example import Form
-from spec_lab.errors import UserError
+from spec_lab.errors import UserError, one_line
 from spec_lab.menu.choices import Unusable
 from spec_lab.menu.config import WorkloadConfig
 from spec_lab.workloads.json_lines import TextLine, json_object, text_lines
 from spec_lab.workloads.unusable import UnusablePrompt, keep_usable
 
+KEYS = ("prompt", "id", "category", "form", "answer", "checker", "system")
+MOST_KEYS = 5
 PROMPTS_FOLDER = Path(__file__).parent / "prompts"
 
 
@@ -44,13 +47,23 @@ class Prompt:
 def shipped_prompts() -> list[Prompt]:
     """Read the evaluation prompts that come with the package, one category after the other."""
     files = sorted(PROMPTS_FOLDER.glob("*.jsonl"))
-    return [prompt for path in files for prompt in _read(path, _prompt, Unusable.refuse)]
+    return [
+        prompt
+        for path in files
+        for prompt in _read(path, lambda line, name: _prompt(line, name, set()), Unusable.refuse)
+    ]
 
 
 def read_jsonl(config: WorkloadConfig) -> list[Prompt]:
     """Read own prompts: `prompt`, and optionally `id`, `category`, `form` (chat or continue), `answer`,
     `checker`, `system`."""
-    return _read(_path(config), _prompt, config.unusable)
+    unread: set[str] = set()
+    prompts = _read(_path(config), lambda line, name: _prompt(line, name, unread), config.unusable)
+    if unread:
+        keys = ", ".join(f"`{one_line(key)}`" for key in sorted(unread)[:MOST_KEYS])
+        more = f" and {len(unread) - MOST_KEYS} more" if len(unread) > MOST_KEYS else ""
+        print(f"{config.path}: nothing reads {keys}{more}; a line is read for {', '.join(KEYS)}", file=sys.stderr)
+    return prompts
 
 
 def read_spec_bench(config: WorkloadConfig) -> list[Prompt]:
@@ -69,8 +82,10 @@ def _path(config: WorkloadConfig) -> Path:
     return Path(config.path)
 
 
-def _prompt(line: TextLine, file_name: str) -> Prompt:
+def _prompt(line: TextLine, file_name: str, unread: set[str]) -> Prompt:
+    """Read a line of own prompts, and add to `unread` the keys in it that nothing reads."""
     row = json_object(line)
+    unread.update(row.keys() - set(KEYS))
     form, answer = row.get("form", "chat"), row.get("answer")
     category, prompt_id = row.get("category", file_name), row.get("id", f"{file_name}-{line.index:04d}")
     if not isinstance(row.get("prompt"), str) or form not in ("chat", "continue"):
@@ -98,10 +113,11 @@ def _prompt(line: TextLine, file_name: str) -> Prompt:
 
 def _question(line: TextLine, file_name: str, most_turns: int | None) -> Prompt:
     question_id, category, turns = (json_object(line).get(key) for key in ("question_id", "category", "turns"))
-    texts = turns if isinstance(turns, list) and all(isinstance(turn, str) for turn in turns) else []
+    texts = turns if isinstance(turns, list) and all(isinstance(turn, str) and turn.strip() for turn in turns) else []
     if not _is_word(question_id) or not _is_word(category) or not texts:
         raise UnusablePrompt(
-            f"{line.place}: a question needs question_id, category and turns, a list of texts, the names printable"
+            f"{line.place}: a question needs question_id, category and turns, a list of texts that say something, the "
+            "names printable"
         )
     later_turns = tuple(texts[1:most_turns])
     return Prompt(f"{file_name}-{question_id}", str(category), "chat", texts[0], None, later_turns, place=line.place)

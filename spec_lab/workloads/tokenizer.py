@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -77,15 +78,18 @@ class IdsAlone:
 class TargetTokenizer:
     """A `tokenizer.json`, or what a GGUF file has in its place, and how its model wants a chat turn written."""
 
-    def __init__(self, folder: Path) -> None:
-        """Read the tokenizer of a folder or of a GGUF file; UserError when it is missing or broken."""
+    def __init__(self, folder: Path, thinking: bool | None = None) -> None:
+        """Read the tokenizer of a folder or of a GGUF file; UserError when it is missing or broken.
+
+        `thinking` is told to the chat template; None tells it nothing.
+        """
         self._path = folder if is_gguf(folder) else folder / "tokenizer.json"
         with _defects_of(f"{self._path} cannot be read as a tokenizer"):
             self._tokenizer = gguf_tokenizer(folder) if is_gguf(folder) else _from_json(self._path)
         self.vocab_size: int = self._tokenizer.get_vocab_size()
         has_markers = all(self.special_id(token) is not None for token in SPECIAL_TOKENS)
         is_ours = has_markers and stored_template(folder) in (None, CHAT_TEMPLATE)
-        self._render: Render = _render_ours if is_ours else ChatTemplate(folder)
+        self._render: Render = _render_ours if is_ours else ChatTemplate(folder, thinking=thinking)
 
     def special_id(self, token: str) -> int | None:
         """Return the id of a token that is one, such as `<think>`; None where the tokenizer has no such token."""
@@ -95,6 +99,15 @@ class TargetTokenizer:
     def encode(self, text: str) -> list[int]:
         """Return the ids of the text alone, without a BOS in front."""
         return self._ids(text, add_special_tokens=False)
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return what `encode` does of each text, on all cores."""
+        with _defects_of(f"{self._path} cannot encode a prompt"):
+            return [found.ids for found in self._tokenizer.encode_batch(list(texts), add_special_tokens=False)]
+
+    def digest(self) -> str:
+        """Tell this tokenizer from every other one."""
+        return hashlib.sha256(self._tokenizer.to_str().encode()).hexdigest()
 
     def decode(self, token_ids: Sequence[int]) -> str:
         return self._tokenizer.decode(list(token_ids), skip_special_tokens=False)

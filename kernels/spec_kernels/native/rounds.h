@@ -119,3 +119,33 @@ void native_commit(int64_t *kv_lens, int64_t *input_ids, int64_t *last, const in
         for (int64_t k = 1; k < width; k++) inputs[k] = drafts[(k - 1) * draft_stride];
     }
 }
+
+/* The latest place in a text behind an earlier occurrence of its longest suffix of max_ngram to min_ngram tokens; -1
+   where there is none. */
+static int64_t latest_match(const int64_t *text, int64_t length, int64_t max_ngram, int64_t min_ngram) {
+    int64_t best = -1, longest = min_ngram - 1;
+    for (int64_t end = length - 1; end > 0 && longest < max_ngram; end--) {
+        const int64_t most = less(end, max_ngram);
+        int64_t size = 0;
+        while (size < most && text[end - 1 - size] == text[length - 1 - size]) size++;
+        if (size > longest) {
+            longest = size;
+            best = end;
+        }
+    }
+    return best;
+}
+
+/* Prompt lookup: the texts [slots, capacity], whose last column is scratch, grow by counts[i] of the tokens [requests,
+   token_stride], from starts[i] on; drafts [requests, num_drafts] take what followed the match, and 0 behind the end. */
+void native_look_up(int64_t *drafts, int64_t *texts, const int64_t *slot_ids, const int64_t *starts,
+                    const int64_t *tokens, const int64_t *counts, int64_t token_stride, int64_t num_requests,
+                    int64_t capacity, int64_t max_ngram, int64_t min_ngram, int64_t num_drafts) {
+    for (int64_t i = 0; i < num_requests; i++, tokens += token_stride, drafts += num_drafts) {
+        int64_t *text = texts + slot_ids[i] * capacity;
+        const int64_t length = less(starts[i] + counts[i], capacity);
+        for (int64_t j = 0; j < counts[i] && starts[i] + j < capacity - 1; j++) text[starts[i] + j] = tokens[j];
+        const int64_t found = latest_match(text, length, max_ngram, min_ngram);
+        for (int64_t k = 0; k < num_drafts; k++) drafts[k] = found >= 0 && found + k < length ? text[found + k] : 0;
+    }
+}

@@ -6,14 +6,14 @@ import torch
 
 from spec_kernels.native.build import library
 from spec_kernels.native.compiled import check_places, float_rows, pointer_to
-from spec_kernels.operators import cpu_operator
+from spec_kernels.operators import cpu_operator, empty_verdict
 
 
 @cpu_operator(
     "native_strict(Tensor(a!) tokens, Tensor(b!) num_emitted, Tensor logits, Tensor draft_tokens, Tensor active,"
     " Tensor? num_drafts=None) -> ()"
 )
-def strict_accept(
+def write_strict(
     tokens: torch.Tensor,
     num_emitted: torch.Tensor,
     logits: torch.Tensor,
@@ -40,11 +40,20 @@ def strict_accept(
     library().native_strict(*pointers, *drafts, *logits.shape)
 
 
+def strict_accept(
+    logits: torch.Tensor, draft_tokens: torch.Tensor, active: torch.Tensor, num_drafts: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the tokens and their counts that `write_strict` writes."""
+    tokens, num_emitted = empty_verdict(logits)
+    write_strict(tokens, num_emitted, logits, draft_tokens, active, num_drafts)
+    return tokens, num_emitted
+
+
 @cpu_operator(
     "native_catchup(Tensor(a!) places, Tensor kv_lens, Tensor num_emitted, Tensor pages, int first, int num_rows,"
     " int page_size, int num_positions) -> ()"
 )
-def catchup_places(
+def write_places(
     places: torch.Tensor,
     kv_lens: torch.Tensor,
     num_emitted: torch.Tensor,
@@ -68,6 +77,22 @@ def catchup_places(
     library().native_catchup(*pointers, first, *sizes)
 
 
+def catchup_places(
+    kv_lens: torch.Tensor,
+    num_emitted: torch.Tensor,
+    pages: torch.Tensor,
+    first: int,
+    num_rows: int,
+    page_size: int,
+    num_positions: int,
+) -> tuple[torch.Tensor, ...]:
+    """Return the eight parts that `write_places` writes."""
+    parts = [len(kv_lens) * num_rows] * 2 + [len(kv_lens)] * 6
+    places = kv_lens.new_empty(sum(parts))
+    write_places(places, kv_lens, num_emitted, pages, first, num_rows, page_size, num_positions)
+    return places.split(parts)
+
+
 @cpu_operator(
     "native_commit(Tensor(a!) kv_lens, Tensor(b!) input_ids, Tensor(c!) last, Tensor slot_ids, Tensor tokens,"
     " Tensor num_emitted, Tensor draft_tokens) -> ()"
@@ -89,6 +114,20 @@ def commit_into(
     assert draft_tokens.dtype is torch.int64 and draft_tokens.shape == (num_requests, width - 1)
     pointers = (tensor.data_ptr() for tensor in (kv_lens, input_ids, last, slot_ids, tokens, num_emitted, draft_tokens))
     library().native_commit(*pointers, *draft_tokens.stride(), num_requests, tokens.shape[1], width)
+
+
+def commit_rows(
+    kv_lens: torch.Tensor,
+    input_ids: torch.Tensor,
+    slot_ids: torch.Tensor,
+    tokens: torch.Tensor,
+    num_emitted: torch.Tensor,
+    draft_tokens: torch.Tensor,
+) -> torch.Tensor:
+    """Do what `commit_into` does, and return `last`."""
+    last = torch.empty_like(num_emitted)
+    commit_into(kv_lens, input_ids, last, slot_ids, tokens, num_emitted, draft_tokens)
+    return last
 
 
 @cpu_operator(
@@ -130,3 +169,40 @@ def advance_metadata(
     check_places(positions, slots, lengths, pages)
     pointers = (tensor.data_ptr() for tensor in (positions, slots, lengths, pages))
     library().native_advance(*pointers, *pages.shape, page_size, num_positions)
+
+
+@cpu_operator(
+    "native_look_up(Tensor(a!) drafts, Tensor(b!) texts, Tensor slot_ids, Tensor starts, Tensor tokens, Tensor counts,"
+    " int max_ngram, int min_ngram) -> ()"
+)
+def _look_up_into(
+    drafts: torch.Tensor,
+    texts: torch.Tensor,
+    slot_ids: torch.Tensor,
+    starts: torch.Tensor,
+    tokens: torch.Tensor,
+    counts: torch.Tensor,
+    max_ngram: int,
+    min_ngram: int,
+) -> None:
+    check_places(drafts, texts, slot_ids, starts, counts)
+    assert tokens.dtype is torch.int64 and tokens.stride(1) == 1
+    pointers = (tensor.data_ptr() for tensor in (drafts, texts, slot_ids, starts, tokens, counts))
+    sizes = tokens.stride(0), drafts.shape[0], texts.shape[1], max_ngram, min_ngram, drafts.shape[1]
+    library().native_look_up(*pointers, *sizes)
+
+
+def extend_and_look_up(
+    texts: torch.Tensor,
+    slot_ids: torch.Tensor,
+    starts: torch.Tensor,
+    tokens: torch.Tensor,
+    counts: torch.Tensor,
+    max_ngram: int,
+    min_ngram: int,
+    num_draft_tokens: int,
+) -> torch.Tensor:
+    """Return drafts [batch, num_draft_tokens] as `spec_kernels.lookup` does."""
+    drafts = slot_ids.new_empty((slot_ids.shape[0], num_draft_tokens))
+    _look_up_into(drafts, texts, slot_ids, starts, tokens, counts, max_ngram, min_ngram)
+    return drafts

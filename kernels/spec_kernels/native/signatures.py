@@ -23,6 +23,7 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
     "native_build": (*(_POINTER,) * 6, *(_NUMBER,) * 5),
     "native_catchup": (*(_POINTER,) * 4, *(_NUMBER,) * 6),
     "native_commit": (*(_POINTER,) * 7, *(_NUMBER,) * 5),
+    "native_look_up": (*(_POINTER,) * 6, *(_NUMBER,) * 6),
     "native_draft_start": (*(_POINTER,) * 13, *(_NUMBER,) * 4),
     "native_draft_steps": (*(_POINTER,) * 13, *(_NUMBER,) * 3),
     "native_advance": (*(_POINTER,) * 4, *(_NUMBER,) * 4),

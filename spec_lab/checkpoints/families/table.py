@@ -48,7 +48,10 @@ def read_decoder(config: dict[str, Any], source: str) -> ModelConfig:
     Raises:
         UserError: an unsupported architecture or option, or a missing or impossible value.
     """
-    architectures = ConfigFields(config, source).texts("architectures")
+    fields = ConfigFields(config, source)
+    fields.text("model_type", "")  # few families read it, and none reads a window that its layers do not have
+    fields.optional_integer("sliding_window")
+    architectures = fields.texts("architectures")
     for name in architectures:
         if name in READERS:
             return READERS[name](config, source)

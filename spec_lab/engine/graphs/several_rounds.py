@@ -85,6 +85,7 @@ def one_after_another(rounds: Sequence[Verification]) -> Verification:
         relaxed=_join([verification.relaxed for verification in rounds]),
         num_thinking=_join([verification.num_thinking for verification in rounds]),
         num_offered=_join([verification.num_offered for verification in rounds]),
+        num_offered_rows=_join([verification.num_offered_rows for verification in rounds]),
         num_drafted=_join([verification.num_drafted for verification in rounds]),
         distance=_join([verification.distance for verification in rounds]),
     )

@@ -6,7 +6,14 @@ from collections.abc import Callable
 
 from spec_lab.menu.choices import DraftSampling
 from spec_lab.menu.chosen import Chosen
+from spec_lab.menu.config import RunConfig
 from spec_lab.menu.offers import MAX_DRAFT_TOKENS
+
+
+def lossless_rule(config: RunConfig) -> str:
+    """Return the overrides of a rule that changes no output, whatever is drafted: what refusals of others name."""
+    is_greedy = config.sampling.temperature <= 0
+    return "acceptance=strict" if is_greedy else "acceptance=rejection acceptance.method=one_hot"
 
 
 def drafting_needs_tokens(chosen: Chosen) -> str | None:
@@ -35,7 +42,7 @@ def rule_is_greedy(chosen: Chosen) -> str | None:
         return None
     return (
         f"acceptance={config.acceptance.name} {why}, which sampling.temperature={config.sampling.temperature} does not "
-        "take; use sampling.temperature=0 or acceptance=rejection"
+        f"take; use sampling.temperature=0 or {lossless_rule(config)}"
     )
 
 
@@ -63,9 +70,10 @@ def sampled_drafts_need_a_temperature(chosen: Chosen) -> str | None:
     sampling = getattr(chosen.config.drafter, "draft_sampling", DraftSampling.greedy)
     if sampling == DraftSampling.greedy or chosen.config.sampling.temperature > 0:
         return None
+    rule = "acceptance=rejection" if chosen.sizes is None else "acceptance=rejection acceptance.method=traversal"
     return (
         f"drafter.draft_sampling={sampling} draws at sampling.temperature, which is 0; use "
-        "drafter.draft_sampling=greedy or sampling.temperature=1 acceptance=rejection"
+        f"drafter.draft_sampling=greedy or sampling.temperature=1 {rule}"
     )
 
 

@@ -47,7 +47,7 @@ def something_is_captured(chosen: Chosen) -> str | None:
         knob = f"a K of {fewest} in drafter.k_schedule"
     return (
         f"graph={graph.name} graph.verify=false captures nothing with drafter={config.drafter.name} {knob}; "
-        "use graph.verify=true or graph=eager"
+        "use graph.verify=true, or graph=eager without graph.verify"
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from spec_lab.menu.choices import Dtype, KernelSet
+from spec_lab.menu.choices import Dtype, KernelsChoice
 from spec_lab.menu.chosen import Chosen
 from spec_lab.menu.devices import runs_on_cuda
 
@@ -37,13 +37,13 @@ def _triton_knob(chosen: Chosen) -> str | None:
     """Return the first knob that asks for Triton."""
     if chosen.attention.needs_triton:
         return "attention"
-    return "kernels" if chosen.config.kernels == KernelSet.triton else None
+    return "kernels" if chosen.config.kernels == KernelsChoice.triton else None
 
 
 def native_needs_a_plain_run(chosen: Chosen) -> str | None:
     """The kernels in C know float32, the cache of attention=torch, chains, and one thread."""
     config = chosen.config
-    if config.kernels != KernelSet.native:
+    if config.kernels != KernelsChoice.native:
         return None
     wrong = {
         f"device={config.device}": (runs_on_cuda(config.device), "device=cpu"),

@@ -10,8 +10,10 @@ from functools import wraps
 from typing import Any
 
 from spec_lab.engine.k_schedule import problem_of
+from spec_lab.menu.choices import DraftSampling
 from spec_lab.menu.chosen import Chosen
-from spec_lab.menu.offers import MAX_DRAFT_TOKENS, without_offers
+from spec_lab.menu.offers import MAX_DRAFT_TOKENS
+from spec_lab.menu.refusals.drafters import lossless_rule
 
 Check = Callable[[Chosen], str | None]
 
@@ -63,7 +65,7 @@ def confidence_is_noted(chosen: Chosen) -> str | None:
         return None
     return (
         f"{chosen.offers.named} goes by the drafter's confidence, and drafter={option.name} notes none; "
-        f"use {without_offers()}, or drafter=eagle3"
+        f"use {chosen.offers.offers_all}, or drafter=eagle3"
     )
 
 
@@ -79,11 +81,31 @@ def a_row_is_left_for_drafts(chosen: Chosen) -> str | None:
     )
 
 
-def drafts_are_a_chain(chosen: Chosen) -> str | None:
-    """A tree says itself which of its drafts are verified."""
+def depth_is_scheduled_by_nobody(chosen: Chosen) -> str | None:
+    """The depth of a tree is the same for every number of running requests."""
+    if chosen.sizes is None or chosen.offers.ranges is None:
+        return None
+    return (
+        f"{chosen.offers.named} chooses the K of a chain, and tree={chosen.tree.name} has one depth; use tree=none, or "
+        "drafter.k_schedule=null with verify.budget"
+    )
+
+
+def rows_are_noted(chosen: Chosen) -> str | None:
+    """The rows of a tree must have a confidence, which drawn ones may not be chosen by."""
     if chosen.sizes is None:
         return None
-    return f"{chosen.offers.named} leaves out drafts of a chain; use tree=none or {without_offers()}"
+    if chosen.tree.noting is None:
+        return (
+            f"{chosen.offers.named} leaves out rows, and tree={chosen.tree.name} notes none; use "
+            f"{chosen.offers.offers_all}"
+        )
+    if getattr(chosen.config.drafter, "draft_sampling", DraftSampling.greedy) == DraftSampling.greedy:
+        return None
+    return (
+        f"{chosen.offers.named} would leave out rows of tree={chosen.tree.name} by what was drawn, and so bend the law "
+        f"of the drafts; use drafter.draft_sampling=greedy or {chosen.offers.offers_all}"
+    )
 
 
 def rule_takes_fewer(chosen: Chosen) -> str | None:
@@ -92,8 +114,8 @@ def rule_takes_fewer(chosen: Chosen) -> str | None:
     if rule.takes_fewer_drafts:
         return None
     return (
-        f"{chosen.offers.named} leaves out drafts, which acceptance={rule.name} would not see; use acceptance=strict "
-        f"or {without_offers()}"
+        f"{chosen.offers.named} leaves out drafts, which acceptance={rule.name} would not see; use "
+        f"{lossless_rule(chosen.config)} or {chosen.offers.offers_all}"
     )
 
 
@@ -104,7 +126,7 @@ def recorded_rows_are_all_offered(chosen: Chosen) -> str | None:
         return None
     return (
         f"record.topk={config.record.topk} keeps rows of drafts that were all offered; use record.topk=0 or "
-        f"{without_offers()}"
+        f"{chosen.offers.offers_all}"
     )
 
 
@@ -127,7 +149,8 @@ OFFER_CHECKS: tuple[Check, ...] = (
         (
             there_are_drafts,
             confidence_is_noted,
-            drafts_are_a_chain,
+            depth_is_scheduled_by_nobody,
+            rows_are_noted,
             rule_takes_fewer,
             recorded_rows_are_all_offered,
         ),

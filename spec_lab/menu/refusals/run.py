@@ -17,7 +17,7 @@ from spec_lab.menu.choices import Dtype
 from spec_lab.menu.chosen import Chosen, choose
 from spec_lab.menu.config import RunConfig
 from spec_lab.menu.option import WorkloadOption
-from spec_lab.menu.refusals.drafters import DRAFTER_CHECKS
+from spec_lab.menu.refusals.drafters import DRAFTER_CHECKS, lossless_rule
 from spec_lab.menu.refusals.graphs import GRAPH_CHECKS
 from spec_lab.menu.refusals.kernels import KERNEL_CHECKS
 from spec_lab.menu.refusals.names import refuse_name, refuse_output_dir
@@ -196,11 +196,9 @@ def output_keeps_the_law(chosen: Chosen) -> str | None:
     acceptance = chosen.config.acceptance
     if not acceptance.lossless_only or chosen.rule.keeps_the_law(acceptance):
         return None
-    is_greedy = chosen.config.sampling.temperature == 0
-    lossless = "acceptance=strict" if is_greedy else "acceptance=rejection acceptance.method=one_hot"
     return (
         f"acceptance={acceptance.name} may change the output, which acceptance.lossless_only=true refuses; use "
-        f"{lossless}, or acceptance.lossless_only=false"
+        f"{lossless_rule(chosen.config)}, or acceptance.lossless_only=false"
     )
 
 

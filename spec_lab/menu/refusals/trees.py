@@ -7,6 +7,7 @@ from functools import wraps
 
 from spec_lab.menu.choices import DraftMetadata
 from spec_lab.menu.chosen import Chosen
+from spec_lab.menu.refusals.drafters import lossless_rule
 
 Check = Callable[[Chosen], str | None]
 
@@ -36,7 +37,8 @@ def branches_are_judged(chosen: Chosen) -> str | None:
     rule = chosen.rule
     if rule.walk is not None:
         return None
-    return f"acceptance={rule.name} judges no tree={chosen.tree.name}; use tree=none or acceptance=strict"
+    remedy = f"use tree=none or {lossless_rule(chosen.config)}"
+    return f"acceptance={rule.name} judges no tree={chosen.tree.name}; {remedy}"
 
 
 def branches_are_masked(chosen: Chosen) -> str | None:

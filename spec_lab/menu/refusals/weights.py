@@ -9,7 +9,7 @@ from spec_lab.checkpoints.config import ModelConfig
 from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.checkpoints.quantization import problem_of_fp8
 from spec_lab.errors import UserError
-from spec_lab.menu.choices import Dtype, KernelSet, WeightDtype
+from spec_lab.menu.choices import Dtype, KernelsChoice, WeightDtype
 from spec_lab.menu.chosen import Chosen
 from spec_lab.menu.devices import runs_on_cuda
 
@@ -54,7 +54,7 @@ def fp8_by_our_products(chosen: Chosen) -> str | None:
     if config.target.weight_dtype != WeightDtype.fp8 or not runs_on_cuda(config.device):
         return None
     wrong = {
-        f"kernels={config.kernels}": config.kernels != KernelSet.triton,
+        f"kernels={config.kernels}": config.kernels != KernelsChoice.triton,
         "dtype=float32": config.dtype == Dtype.float32,
         "row_invariant=false": not config.row_invariant,
     }

@@ -42,7 +42,7 @@ def load(chosen: Chosen, options: DraftModelDrafterConfig, build: DrafterBuild) 
     def make(resources: DrafterResources) -> Drafter[Any]:
         cache = make_cache(resources)
         picker = make_picker(chosen, options, build, resources)
-        parts = build.backend, resources.prune, picker, build.kernels.plan_catchup
+        parts = build.backend, resources.prune, picker, build.kernels
         return DraftModelDrafter(options.num_draft_tokens, model, cache, *parts)
 
     return make
@@ -51,15 +51,16 @@ def load(chosen: Chosen, options: DraftModelDrafterConfig, build: DrafterBuild) 
 def load_tree(chosen: Chosen, options: DraftModelDrafterConfig, build: DrafterBuild) -> DrafterFactory:
     """Load the same model, which drafts the branches of a tree."""
     from spec_lab.drafters.draft_model_tree import DraftModelTreeDrafter
-    from spec_lab.wiring.trees import build_siblings, build_tree_shape, tree_backend
+    from spec_lab.wiring.trees import build_siblings, build_tree_shape, shape_of_engine, tree_backend
 
     model, make_cache = _load(chosen, options, build)
     shape = build_tree_shape(chosen, build)
 
     def make(resources: DrafterResources) -> Drafter[Any]:
         siblings = build_siblings(chosen, build, resources, shape)
+        grown = shape_of_engine(chosen, shape, resources)
         return DraftModelTreeDrafter(
-            shape, siblings, model, make_cache(resources), tree_backend(build), resources.prune
+            grown, siblings, model, make_cache(resources), tree_backend(build), resources.prune
         )
 
     return make

@@ -72,7 +72,7 @@ def load_tree(chosen: Chosen, options: Eagle3DrafterConfig, build: DrafterBuild)
     """Load the same head, which drafts the branches of a tree."""
     from spec_lab.drafters.recurrent_tree import RecurrentTreeDrafter
     from spec_lab.wiring.caches import build_cache
-    from spec_lab.wiring.trees import build_siblings, build_tree_shape, refuse_few_tokens, tree_backend
+    from spec_lab.wiring.trees import build_siblings, build_tree_shape, refuse_few_tokens, shape_of_engine, tree_backend
 
     head_config, tensors = read_eagle3(chosen, options, build)
     head, features = _head(options, build, head_config, tensors)
@@ -82,7 +82,8 @@ def load_tree(chosen: Chosen, options: Eagle3DrafterConfig, build: DrafterBuild)
     def make(resources: DrafterResources) -> Drafter[Any]:
         cache = build_cache(head_config.layer.layers, resources.limits, build).layers[0]
         siblings = build_siblings(chosen, build, resources, shape)
-        return RecurrentTreeDrafter(shape, siblings, head, features, cache, tree_backend(build), resources.prune)
+        grown = shape_of_engine(chosen, shape, resources)
+        return RecurrentTreeDrafter(grown, siblings, head, features, cache, tree_backend(build), resources.prune)
 
     return make
 
@@ -123,7 +124,7 @@ def eagle3_factory(
     def make(resources: DrafterResources) -> Drafter[Any]:
         cache = build_cache(head_config.layer.layers, resources.limits, build).layers[0]
         picker = make_picker(chosen, options, build, resources)
-        parts = build.backend, resources.prune, picker, build.kernels.plan_catchup
+        parts = build.backend, resources.prune, picker, build.kernels
         return RecurrentDrafter(options.num_draft_tokens, head, features, cache, *parts)
 
     return make

@@ -50,7 +50,8 @@ class AssistantWeights(DrafterWeights):
             return None
         return (
             f"drafter.weights=random: the sizes of an assistant of target={config.target.name} are not known; use "
-            f"target={' or '.join(ASSISTANT_SHAPES)}, or drafter.path=FOLDER with a config.json"
+            f"target={' or '.join(ASSISTANT_SHAPES)} with target.weights=random, or drafter.path=FOLDER with "
+            "a config.json"
         )
 
 
@@ -85,7 +86,7 @@ def load_tree(chosen: Chosen, options: FrozenKvDrafterConfig, build: DrafterBuil
     """Load the same head, which drafts the branches of a tree."""
     from spec_lab.drafters.frozen_kv import ANCHORS
     from spec_lab.drafters.frozen_kv_tree import FrozenKVTreeDrafter
-    from spec_lab.wiring.trees import build_siblings, build_tree_shape
+    from spec_lab.wiring.trees import build_siblings, build_tree_shape, shape_of_engine
 
     assistant, tensors = read_assistant(chosen, options, build)
     anchor = ANCHORS[options.position]
@@ -94,7 +95,8 @@ def load_tree(chosen: Chosen, options: FrozenKvDrafterConfig, build: DrafterBuil
 
     def make(resources: DrafterResources) -> Drafter[Any]:
         siblings = build_siblings(chosen, build, resources, shape)
-        return FrozenKVTreeDrafter(shape, siblings, head, _caches(assistant, resources), build.backend, anchor)
+        grown = shape_of_engine(chosen, shape, resources)
+        return FrozenKVTreeDrafter(grown, siblings, head, _caches(assistant, resources), build.backend, anchor)
 
     return make
 

@@ -43,7 +43,7 @@ def load_tree(chosen: Chosen, options: MtpEagleDrafterConfig, build: DrafterBuil
     from spec_lab.core.types import FeatureSpec
     from spec_lab.drafters.recurrent_tree import RecurrentTreeDrafter
     from spec_lab.wiring.caches import build_cache
-    from spec_lab.wiring.trees import build_siblings, build_tree_shape, tree_backend
+    from spec_lab.wiring.trees import build_siblings, build_tree_shape, shape_of_engine, tree_backend
 
     mtp, tensors = read_mtp_modules(chosen, options, build, 1)
     (module,) = build_mtp_modules(mtp, tensors, build)
@@ -53,7 +53,8 @@ def load_tree(chosen: Chosen, options: MtpEagleDrafterConfig, build: DrafterBuil
         cache = build_cache(mtp.layer.layers, resources.limits, build).layers[0]
         features = FeatureSpec(final_hidden=mtp.target_hidden)
         siblings = build_siblings(chosen, build, resources, shape)
-        return RecurrentTreeDrafter(shape, siblings, module, features, cache, tree_backend(build), resources.prune)
+        grown = shape_of_engine(chosen, shape, resources)
+        return RecurrentTreeDrafter(grown, siblings, module, features, cache, tree_backend(build), resources.prune)
 
     return make
 
@@ -77,7 +78,7 @@ def mtp_eagle_factory(
         cache = build_cache(mtp.layer.layers, resources.limits, build).layers[0]
         picker = make_picker(chosen, options, build, resources)
         features = FeatureSpec(final_hidden=mtp.target_hidden)
-        parts = build.backend, resources.prune, picker, build.kernels.plan_catchup
+        parts = build.backend, resources.prune, picker, build.kernels
         return RecurrentDrafter(options.num_draft_tokens, module, features, cache, *parts)
 
     return make

@@ -48,6 +48,7 @@ def mtp_vanilla_factory(
     """Make drafters around modules that were read already, one for each draft."""
     from spec_lab.core.types import FeatureSpec
     from spec_lab.drafters.mtp_vanilla import MtpVanillaDrafter
+    from spec_lab.drafters.mtp_window import MtpWindow
     from spec_lab.wiring.caches import build_cache
     from spec_lab.wiring.drafting import make_picker
 
@@ -57,8 +58,8 @@ def mtp_vanilla_factory(
     def make(resources: DrafterResources) -> Drafter[Any]:
         limits = resources.limits
         caches = build_cache(mtp.layer.layers * num_modules, limits, build).layers
-        window = build.kernels.mtp_window(
-            limits.num_slots, num_modules, mtp.layer.hidden_size, build.dtype, build.device
+        window = MtpWindow(
+            limits.num_slots, num_modules, mtp.layer.hidden_size, build.dtype, build.device, build.kernels
         )
         picker = make_picker(chosen, options, build, resources)
         features = FeatureSpec(final_hidden=mtp.target_hidden)

@@ -44,11 +44,13 @@ def continuations_have_no_ranks(config: RunConfig) -> str | None:
 
 def load(chosen: Chosen, options: NgramDrafterConfig, build: DrafterBuild) -> DrafterFactory:
     """Make drafter=ngram."""
-    from spec_lab.drafters.ngram import NgramDrafter
+    from spec_lab.drafters.ngram import NgramDrafter, extend_and_look_up
+    from spec_lab.operators.kernel_set import Op
     from spec_lab.wiring.drafting import token_history
 
     sizes = options.max_ngram, options.min_ngram
-    return lambda resources: NgramDrafter(options.num_draft_tokens, *sizes, token_history(resources, build))
+    most, look_up = options.num_draft_tokens, build.kernels.get(Op.LOOK_UP, extend_and_look_up)
+    return lambda resources: NgramDrafter(most, *sizes, token_history(resources, build), look_up)
 
 
 def load_tree(chosen: Chosen, options: NgramDrafterConfig, build: DrafterBuild) -> DrafterFactory:

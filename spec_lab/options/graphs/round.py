@@ -41,7 +41,7 @@ def build_mode(chosen: Chosen, options: RoundGraphConfig, build: GraphBuild) -> 
     places = options.name, build.recorder(), build.num_slots, build.max_kv_len
     if options.rounds_per_replay == 1:
         return WholeRound(*places)
-    stops = StopConditions(build.num_slots, build.eos_token_ids, build.device, build.kernels.going_on)
+    stops = StopConditions(build.num_slots, build.eos_token_ids, build.device, build.kernels)
     make = SkippedRounds if options.skip_ended else SeveralRounds
     return make(*places, options.rounds_per_replay, stops, options.overlap)
 

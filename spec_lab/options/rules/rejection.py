@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from spec_lab.menu.choices import Choice, DraftSampling, KernelSet
+from spec_lab.menu.choices import Choice, DraftSampling, KernelsChoice
 from spec_lab.menu.chosen import Chosen
 from spec_lab.menu.config import AcceptanceConfig, RunConfig, TreeConfig, knob
 from spec_lab.menu.option import RuleOption
@@ -88,7 +88,7 @@ def lossy_draft_option(config: RunConfig) -> str | None:
 def block_verification_has_no_kernel(config: RunConfig) -> str | None:
     """Block verification stays in torch."""
     rule: Any = config.acceptance
-    if config.kernels != KernelSet.triton or rule.method != RejectionMethodChoice.block:
+    if config.kernels != KernelsChoice.triton or rule.method != RejectionMethodChoice.block:
         return None
     return "acceptance.method=block has no kernel in kernels=triton; use kernels=torch or acceptance.method=standard"
 
@@ -124,19 +124,24 @@ def drafts_of_a_tree_are_drawn_in_its_shape(config: RunConfig) -> str | None:
 def walk(chosen: Chosen, options: RejectionConfig, build: RuleBuild) -> TreeRule:
     """Make acceptance=rejection for trees: acceptance.method=one_hot or traversal."""
     from spec_lab.acceptance.traversal import TraversalAcceptance
+    from spec_lab.acceptance.tree import OneHotTreeAcceptance
     from spec_lab.core.draft_paths import DraftPaths
 
     if options.method == RejectionMethodChoice.one_hot:
-        return build.kernels.trees.one_hot(_sampling(chosen), build.seeds)
+        return OneHotTreeAcceptance(_sampling(chosen), build.seeds, build.kernels)
     tree: Any = chosen.config.tree
     paths, device = DraftPaths(tree.paths), build.device
     return TraversalAcceptance(paths, _sampling(chosen), build.seeds, device, tree.replacement)
 
 
 def build_rule(chosen: Chosen, options: RejectionConfig, build: RuleBuild) -> AcceptanceRule:
-    """Make acceptance=rejection."""
-    kernels = build.kernels
-    return kernels.rejection(options.method, _sampling(chosen), build.seeds, not options.allow_lossy)
+    """Make acceptance=rejection. Without drafts every method draws from the target, which one_hot needs no drafter
+    for."""
+    from spec_lab.acceptance.rejection import METHODS, RejectionAcceptance
+
+    method = options.method if chosen.drafter.drafts else RejectionMethodChoice.one_hot
+    lossless, kernels = not options.allow_lossy, build.kernels
+    return RejectionAcceptance(METHODS[method], _sampling(chosen), build.seeds, lossless=lossless, kernels=kernels)
 
 
 def _sampling(chosen: Chosen) -> SamplingParams:

@@ -68,7 +68,7 @@ def judge(options: RelaxedThinkingConfig, context: RuleContext) -> Deterministic
     from spec_lab.acceptance.relaxed import RelaxedThinkingAcceptance
 
     form, phase = _relaxation(options, context)
-    return RelaxedThinkingAcceptance(form, options.topk, phase, context.kernels.standing)
+    return RelaxedThinkingAcceptance(form, options.topk, phase, context.kernels)
 
 
 def walk(chosen: Chosen, options: RelaxedThinkingConfig, build: RuleBuild) -> TreeRule:

@@ -24,12 +24,16 @@ class StrictAcceptanceConfig(AcceptanceConfig):
 
 def walk(chosen: Chosen, options: StrictAcceptanceConfig, build: RuleBuild) -> TreeRule:
     """Make acceptance=strict for trees."""
-    return build.kernels.trees.strict()
+    from spec_lab.acceptance.tree import StrictTreeAcceptance
+
+    return StrictTreeAcceptance(build.kernels)
 
 
 def judge(options: StrictAcceptanceConfig, context: RuleContext) -> DeterministicRule:
     """Make acceptance=strict."""
-    return context.kernels.strict()
+    from spec_lab.acceptance.strict import StrictAcceptance
+
+    return StrictAcceptance(context.kernels)
 
 
 ROW = RuleOption(

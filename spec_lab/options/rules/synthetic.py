@@ -47,12 +47,16 @@ def synthetic_rates(config: RunConfig) -> str | None:
 
 def walk(chosen: Chosen, options: SyntheticConfig, build: RuleBuild) -> TreeRule:
     """Make acceptance=synthetic for trees."""
-    return build.kernels.trees.synthetic(_rates(chosen, options), build.seeds, build.device)
+    from spec_lab.acceptance.tree import SyntheticTreeAcceptance
+
+    return SyntheticTreeAcceptance(_rates(chosen, options), build.seeds, build.device, build.kernels)
 
 
 def build_rule(chosen: Chosen, options: SyntheticConfig, build: RuleBuild) -> AcceptanceRule:
     """Make acceptance=synthetic."""
-    return build.kernels.synthetic(_rates(chosen, options), build.seeds, build.device)
+    from spec_lab.acceptance.synthetic import SyntheticAcceptance
+
+    return SyntheticAcceptance(_rates(chosen, options), build.seeds, build.device, build.kernels)
 
 
 def _rates(chosen: Chosen, options: SyntheticConfig) -> Sequence[float]:

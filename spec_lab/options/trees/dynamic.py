@@ -13,6 +13,8 @@ from spec_lab.menu.tree_sizes import TreeSizes
 from spec_lab.options.trees.shared import MAX_DEPTH, MAX_ROWS, MAX_TOPK, branches_are_drawn
 
 if TYPE_CHECKING:
+    from spec_lab.acceptance.confidences import RowConfidences
+    from spec_lab.drafters.confident_trees import ConfidentDynamicTree
     from spec_lab.drafters.growth import DynamicTree
     from spec_lab.wiring.models import DrafterBuild
 
@@ -84,10 +86,18 @@ def make(options: DynamicTreeConfig, build: DrafterBuild) -> DynamicTree:
     return DynamicTree(options.depth, options.num_rows, options.topk, exact, choices)
 
 
+def noting(tree: DynamicTree, confidences: RowConfidences) -> ConfidentDynamicTree:
+    """Make the tree whose branches may end, and whose rows may be left out."""
+    from spec_lab.drafters.confident_trees import ConfidentDynamicTree
+
+    return ConfidentDynamicTree(tree, confidences)
+
+
 ROW = TreeOption(
     name="dynamic",
     schema=DynamicTreeConfig,
     sizes=dynamic_sizes,
     make=make,
+    noting=noting,
     refusals=(dynamic_rows_exist, branches_have_keys, drawn_branches_are_not_chosen),
 )

@@ -13,6 +13,8 @@ from spec_lab.menu.tree_sizes import TreeSizes
 from spec_lab.options.trees.shared import MAX_DEPTH, MAX_ROWS, MAX_TOPK, branches_are_drawn
 
 if TYPE_CHECKING:
+    from spec_lab.acceptance.confidences import RowConfidences
+    from spec_lab.drafters.confident_trees import ConfidentStaticTree
     from spec_lab.drafters.growth import StaticTree
     from spec_lab.wiring.models import DrafterBuild
 
@@ -75,9 +77,11 @@ def siblings_are_drawn(config: RunConfig) -> str | None:
     options: Any = config.tree
     if not options.replacement or branches_are_drawn(config):
         return None
+    is_greedy = config.sampling.temperature <= 0
+    drawn = " sampling.temperature=1 acceptance=rejection acceptance.method=traversal" if is_greedy else ""
     return (
         "tree.replacement=true is about drawn siblings, and drafter.draft_sampling=greedy draws none; leave it out or "
-        "use drafter.draft_sampling=distribution"
+        f"use drafter.draft_sampling=distribution{drawn}"
     )
 
 
@@ -106,10 +110,18 @@ def make(options: StaticTreeConfig, build: DrafterBuild) -> StaticTree:
     return StaticTree(DraftPaths(options.paths), build.device)
 
 
+def noting(tree: StaticTree, confidences: RowConfidences) -> ConfidentStaticTree:
+    """Make the tree whose branches may end, and whose rows may be left out."""
+    from spec_lab.drafters.confident_trees import ConfidentStaticTree
+
+    return ConfidentStaticTree(tree, confidences)
+
+
 ROW = TreeOption(
     name="static",
     schema=StaticTreeConfig,
     sizes=static_sizes,
     make=make,
+    noting=noting,
     refusals=(paths_are_a_tree, siblings_are_drawn, drawn_ranks_have_no_gap),
 )

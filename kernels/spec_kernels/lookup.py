@@ -1,0 +1,126 @@
+"""Prompt lookup in one launch: the text of each request grows by a round's tokens, its last n tokens are matched with
+what stands before, and the K tokens behind the match are copied.
+
+Torch needs some forty small operators for it. A program reads one text up to its end, in tiles. To every place it
+counts how many tokens in front of it agree with the text's end; the longest match wins, and of equal ones the latest.
+"""
+
+# mypy: allow-untyped-decorators
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from spec_kernels.operators import operator
+from spec_kernels.utils import assert_rows_of, launch_on
+
+_MOST_PLACES = 2048
+
+
+@triton.jit(do_not_specialize=["capacity", "token_stride", "num_tokens", "min_ngram", "num_drafts"])
+def _look_up(
+    drafts_ptr: tl.tensor,
+    texts_ptr: tl.tensor,
+    slot_ids_ptr: tl.tensor,
+    starts_ptr: tl.tensor,
+    tokens_ptr: tl.tensor,
+    counts_ptr: tl.tensor,
+    capacity: tl.tensor,
+    token_stride: tl.tensor,
+    num_tokens: tl.tensor,
+    min_ngram: tl.tensor,
+    num_drafts: tl.tensor,
+    MAX_NGRAM: tl.constexpr,
+    TOKEN_TILE: tl.constexpr,
+    DRAFT_TILE: tl.constexpr,
+    PLACE_TILE: tl.constexpr,
+) -> None:
+    """Sees to one request."""
+    request = tl.program_id(0).to(tl.int64)
+    start, count = tl.load(starts_ptr + request), tl.load(counts_ptr + request)
+    text_ptr = texts_ptr + tl.load(slot_ids_ptr + request) * capacity
+
+    columns = tl.arange(0, TOKEN_TILE)
+    is_new = (columns < count) & (columns < num_tokens) & (start + columns < capacity - 1)
+    new = tl.load(tokens_ptr + request * token_stride + columns, mask=is_new, other=0)
+    tl.store(text_ptr + start + columns, new, mask=is_new)
+    tl.debug_barrier()  # other threads of this program read the tokens that were just written
+
+    length = tl.minimum(start + count, capacity)
+    places = tl.arange(0, PLACE_TILE).to(tl.int64)
+    best = tl.full((PLACE_TILE,), -1, tl.int64)
+    for first in range(0, length, PLACE_TILE):
+        ends = first + places
+        agrees = ends < length
+        longest = tl.zeros((PLACE_TILE,), tl.int64)
+        for back in range(1, MAX_NGRAM + 1):
+            own = tl.load(text_ptr + length - back, mask=back <= length, other=-1)
+            is_there = (ends >= back) & (ends < length)
+            agrees &= is_there & (tl.load(text_ptr + ends - back, mask=is_there, other=-2) == own)
+            longest += agrees.to(tl.int64)
+        best = tl.maximum(best, tl.where(longest >= min_ngram, longest * capacity + ends, -1))
+    top = tl.max(best, axis=0)
+
+    offsets = tl.arange(0, DRAFT_TILE)
+    found = tl.where(top >= 0, top % capacity, length)
+    is_known = (found + offsets < length) & (offsets < num_drafts)
+    drafts = tl.load(text_ptr + found + offsets, mask=is_known, other=0)
+    tl.store(drafts_ptr + request * num_drafts + offsets, drafts, mask=offsets < num_drafts)
+
+
+@operator("look_up", mutates_args=("drafts", "texts"))
+def _launch(
+    drafts: torch.Tensor,
+    texts: torch.Tensor,
+    slot_ids: torch.Tensor,
+    starts: torch.Tensor,
+    tokens: torch.Tensor,
+    counts: torch.Tensor,
+    max_ngram: int,
+    min_ngram: int,
+) -> None:
+    (batch, num_drafts), num_tokens = drafts.shape, tokens.shape[1]
+    assert_rows_of(tokens, batch, num_tokens)
+    for tensor in (slot_ids, starts, counts):
+        assert_rows_of(tensor, batch)
+    assert texts.is_contiguous() and drafts.is_contiguous() and min_ngram >= 1
+    capacity = texts.shape[1]
+    with launch_on(texts):
+        _look_up[(batch,)](
+            *(drafts, texts, slot_ids, starts, tokens, counts),
+            *(capacity, tokens.stride(0), num_tokens, min_ngram, num_drafts),
+            MAX_NGRAM=max_ngram,
+            TOKEN_TILE=triton.next_power_of_2(num_tokens),
+            DRAFT_TILE=triton.next_power_of_2(num_drafts),
+            PLACE_TILE=min(triton.next_power_of_2(capacity), _MOST_PLACES),
+            num_warps=8,
+        )
+
+
+def extend_and_look_up(
+    texts: torch.Tensor,
+    slot_ids: torch.Tensor,
+    starts: torch.Tensor,
+    tokens: torch.Tensor,
+    counts: torch.Tensor,
+    max_ngram: int,
+    min_ngram: int,
+    num_draft_tokens: int,
+) -> torch.Tensor:
+    """Write new tokens to the texts of slots, and return what followed the longest suffix when it last came before.
+
+    Args:
+        texts: [num_slots + 1, capacity] int64, contiguous, written at `slot_ids`; the last column is scratch.
+        slot_ids: [batch] int64; requests may share a slot only where `counts` is 0.
+        starts: [batch] int64, where the new tokens of a text stand.
+        tokens: [batch, width] int64.
+        counts: [batch] int64, how many of them are new, 0 to width.
+        max_ngram: the longest suffix that is matched; `min_ngram`, 1 or more, the shortest.
+
+    Returns:
+        [batch, num_draft_tokens], 0 where nothing matches, and behind the end of the text.
+    """
+    drafts = slot_ids.new_empty((slot_ids.shape[0], num_draft_tokens))
+    _launch(drafts, texts, slot_ids, starts, tokens, counts, max_ngram, min_ngram)
+    return drafts

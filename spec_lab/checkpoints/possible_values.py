@@ -1,0 +1,52 @@
+"""Weights that no model can have: a checkpoint with them is refused as its tensors are read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from spec_lab.errors import UserError
+
+LARGEST_WEIGHT = 1e6
+"""Weights of trained models stay under a few thousand. Past this, float32 loses what is added to squares."""
+
+
+def is_finite(tensor: torch.Tensor) -> bool:
+    """Tell whether no value is NaN or infinite, in one pass on the device, without a second tensor of its size."""
+    return _largest(tensor) < float("inf")
+
+
+def refuse_impossible(kept: torch.Tensor, value: torch.Tensor, file: Path, tensor: str) -> None:
+    """Raise UserError where a tensor has values that no model has.
+
+    Args:
+        kept: as the run keeps it.
+        value: as the file has it.
+        tensor: its name in the file.
+    """
+    if _largest(kept) <= LARGEST_WEIGHT:
+        return
+    remedy = "fetch the file again, or train anew"
+    if not is_finite(value):
+        raise UserError(f"{file}: {tensor} has NaN or infinite values; {remedy}")
+    if not is_finite(kept):
+        name = str(kept.dtype).removeprefix("torch.")
+        raise UserError(f"{file}: {tensor} is too large for dtype={name}; use dtype=bfloat16 or float32")
+    raise UserError(f"{file}: {tensor} has values of {_largest(kept):.0e}, which no trained model has; {remedy}")
+
+
+def refuse_impossible_scales(scales: torch.Tensor, file: Path, tensor: str) -> None:
+    """Raise UserError where a block of an fp8 matrix would be wiped out, or change its sign."""
+    if bool((scales <= 0).any()):
+        raise UserError(f"{file}: {tensor} has scales that are not above 0; fetch the file again")
+
+
+def _largest(tensor: torch.Tensor) -> float:
+    """Return the largest size of a value; infinity where one is NaN, and 0 where there is nothing to look at."""
+    if not tensor.is_floating_point() or tensor.numel() == 0:
+        return 0.0
+    if tensor.dtype is torch.float8_e4m3fn:  # it has NaN and no infinity, and nothing above 448
+        return float("inf") if bool((tensor.view(torch.uint8) & 0x7F == 0x7F).any()) else 0.0
+    largest = float(torch.stack(torch.aminmax(tensor)).abs().max())
+    return largest if largest == largest else float("inf")

@@ -1,0 +1,1 @@
+"""The door: which kernel stands in for which torch form."""

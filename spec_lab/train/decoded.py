@@ -1,0 +1,39 @@
+"""What a drafter reaches when it is really decoded with, counted as every run of the lab is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from spec_lab.core.results import RequestRecord
+from spec_lab.core.types import Request
+from spec_lab.record.acceptance_metrics import acceptance_length, acceptance_rate_by_position
+from spec_lab.train.serving import Serving
+
+NUM_RESAMPLES = 500
+
+
+def decoded(serving: Serving, drafter: str, folder: Path | None, requests: Sequence[Request]) -> dict[str, Any]:
+    """Decode with a drafter; return its acceptance length with an interval, rates by position, and both by category."""
+    records = serving.decode(drafter, folder, requests)
+    groups: dict[str, list[RequestRecord]] = {}
+    for record in records:
+        groups.setdefault(record.category, []).append(record)
+    by_category = {name: figures(group, serving.num_draft_tokens) for name, group in sorted(groups.items())}
+    return {**figures(records, serving.num_draft_tokens), "by_category": by_category if len(groups) > 1 else {}}
+
+
+def figures(records: Sequence[RequestRecord], num_draft_tokens: int) -> dict[str, Any]:
+    """Return the figures of some requests; the interval of 95 % is over requests drawn anew (bootstrap)."""
+    drawn = np.random.default_rng(0).integers(len(records), size=(NUM_RESAMPLES, len(records)))
+    lengths = [acceptance_length([records[index] for index in sample], num_draft_tokens) for sample in drawn]
+    known = [length for length in lengths if length is not None]
+    return {
+        "acceptance_length": acceptance_length(records, num_draft_tokens),
+        "interval": [float(bound) for bound in np.percentile(known, [2.5, 97.5])] if known else None,
+        "conditional_rates": acceptance_rate_by_position(records, num_draft_tokens)["conditional"],
+        "requests": len(records),
+    }

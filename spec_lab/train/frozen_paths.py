@@ -1,0 +1,49 @@
+"""Where a target lies that is taken as it is: `target=hf`, or a model from a package. Imports no torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from spec_lab.checkpoints.gguf_file import is_gguf
+from spec_lab.checkpoints.packaged import PACKAGED
+from spec_lab.options.shipped import missing_folder
+from spec_lab.train.target_config import HfTarget, SmolLm2Target
+
+SMOLLM2 = "smollm2_135m"
+
+
+def needs_a_path(target: HfTarget) -> str | None:
+    """A checkpoint is named by its folder, or is a file."""
+    return (
+        missing(target.path)
+        if target.path
+        else "target=hf needs a checkpoint; add target.path=FOLDER, or target.path=FILE.gguf"
+    )
+
+
+def package_is_here(target: SmolLm2Target) -> str | None:
+    """The file comes in a package, if it is not named."""
+    if target.path:
+        return missing(target.path)
+    found = PACKAGED[SMOLLM2].find()
+    return None if found else f"target={SMOLLM2}: its package is not here; {PACKAGED[SMOLLM2].command}"
+
+
+def missing(path: str) -> str | None:
+    """Say so where there is no such checkpoint."""
+    if is_gguf(Path(path)):
+        return None if Path(path).is_file() else f"target.path={path} is no file; give the GGUF file of a model"
+    return missing_folder("target.path", path)
+
+
+def checkpoint_path(target: HfTarget) -> Path:
+    """Return `target.path`, which was not refused."""
+    assert target.path is not None
+    return Path(target.path)
+
+
+def packaged_path(target: SmolLm2Target) -> Path:
+    """Return the file, which was not refused."""
+    found = Path(target.path) if target.path else PACKAGED[SMOLLM2].find()
+    assert found is not None
+    return found

@@ -1,0 +1,123 @@
+"""A frozen target, in the runtime that will serve it: what a drafter reads of it, for any family of plain attention.
+
+Its layers, weights, taps and head are those of decoding (`spec_lab.models`). Only attention differs: it takes whole
+rows of packed documents in place of a paged cache (`packed_attention`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from spec_lab.checkpoints.config import ModelConfig
+from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.checkpoints.plan import LayerPlan, RopeConfig
+from spec_lab.checkpoints.taps import Tap
+from spec_lab.core.rows import rows_at
+from spec_lab.core.types import FeatureSpec
+from spec_lab.models.decoder import Decoder
+from spec_lab.models.target_loader import WeightSource, load_target
+from spec_lab.pruning.selection import AllRows
+from spec_lab.train.packed_attention import PackedAttention, PackedCache, PackedMetadata
+from spec_lab.train.packed_rows import PackedRows
+
+
+@dataclass(frozen=True, slots=True)
+class FrozenOutputs:
+    """What one forward over packed rows leaves for drafters to read.
+
+    Attributes:
+        tapped: [batch, length, taps * hidden] the tapped hidden states side by side.
+        final_hidden: [batch, length, hidden] after the last norm, what the head reads.
+    """
+
+    tapped: Tensor
+    final_hidden: Tensor
+
+    def taps(self) -> Tensor:
+        """Return the tapped hidden states."""
+        return self.tapped
+
+
+@dataclass(frozen=True, slots=True)
+class FrozenTarget:
+    """A target of the runtime, run over packed rows; it has no gradients."""
+
+    decoder: Decoder
+    device: torch.device
+    dtype: torch.dtype
+
+    @classmethod
+    def load(cls, path: Path, device: torch.device, dtype: torch.dtype, max_positions: int) -> FrozenTarget:
+        """Read a checkpoint folder or a GGUF file.
+
+        Raises:
+            UserError: it is not what its config says.
+        """
+        config = read_model_config(path)
+        source = WeightSource(path, dtype, device)
+        positions = min(max_positions, config.max_position_embeddings)
+        return cls(load_target(config, source, cast(Any, PackedAttention()), positions), device, dtype)
+
+    @property
+    def config(self) -> ModelConfig:
+        """The sizes of the target."""
+        return self.decoder.config
+
+    @property
+    def head_weight(self) -> Tensor:
+        """The weight of the head, [vocab, hidden]."""
+        return self.decoder.head_weight
+
+    @property
+    def final_norm_weight(self) -> Tensor:
+        """The weight of the norm in front of the head, [hidden]."""
+        return self.decoder.final_norm_weight
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Return the rows of the embedding table, as draft heads read them: [..., hidden]."""
+        return rows_at(self.decoder.embedding, tokens.reshape(-1)).view(*tokens.shape, -1)
+
+    @torch.no_grad()
+    def run(self, rows: PackedRows, taps: Sequence[Tap]) -> FrozenOutputs:
+        """Run packed rows [batch, length] through all layers."""
+        metadata = PackedMetadata.of(rows.segments, rows.positions.long())
+        features = FeatureSpec(layer_inputs=tuple(tap.layer_input for tap in taps))
+        cache: Any = PackedCache(self.decoder.layer_plans)
+        output = self.decoder.forward(rows.tokens.reshape(-1).long(), cache, metadata, AllRows(), features)
+        shape = rows.tokens.shape
+        tapped = output.hidden[:, :0] if output.features is None else output.features
+        return FrozenOutputs(tapped.view(*shape, -1), output.hidden.view(*shape, -1))
+
+    @torch.no_grad()
+    def log_probabilities(self, hidden: Tensor, token_ids: Tensor) -> Tensor:
+        """Return [rows, ids] float32: of each row of final states the log-probability of some tokens, over the whole
+        vocabulary."""
+        logits = self.decoder.logits(hidden)
+        mass = logits.float().logsumexp(-1, keepdim=True)
+        return logits.index_select(-1, token_ids).float() - mass
+
+    @torch.no_grad()
+    def likeliest(self, hidden: Tensor) -> Tensor:
+        """Return the [rows] likeliest next tokens of final states."""
+        return self.decoder.logits(hidden).argmax(-1)
+
+
+def draft_rope(config: ModelConfig) -> RopeConfig:
+    """Return the rotary embedding that a head for this target has: that of its last layer which sees all.
+
+    Heads are Llama layers, which know no partly rotated heads: of such a target they take the base alone.
+    """
+    rope = full_plan(config).rope
+    plain = rope.scaling in ("none", "linear", "llama3") and rope.partial_rotary_factor == 1.0
+    return rope if plain else RopeConfig(rope.theta, "none")
+
+
+def full_plan(config: ModelConfig) -> LayerPlan:
+    """Return the plan of the last layer that sees all, or of the last one where each has a window."""
+    return next((plan for plan in reversed(config.layers) if plan.window is None), config.layers[-1])

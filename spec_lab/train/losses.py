@@ -1,0 +1,59 @@
+"""Losses of drafted rows, from the drafter's logits and the target's log-probabilities of the draft vocabulary.
+
+All take `draft_logits` and `log_p` `[..., draft_vocab_size]` and return `[...]`, in float32. Probability outside the
+draft vocabulary is dropped and not renormalised, so a row counts by the mass that it could match.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from spec_lab.train.drafter_config import Loss
+
+RowLoss = Callable[[Tensor, Tensor], Tensor]
+LEAST_OVERLAP = 1e-6
+
+
+def against_distribution(draft_logits: Tensor, log_p: Tensor) -> Tensor:
+    """Return the cross-entropy of the drafter's distribution against the target's."""
+    return -(log_p.exp() * draft_logits.float().log_softmax(-1)).sum(-1)
+
+
+def against_likeliest(draft_logits: Tensor, log_p: Tensor) -> Tensor:
+    """Return the cross-entropy against the target's likeliest token; none where that one may not be draftable."""
+    best, label = log_p.max(-1)
+    is_drafted = best.exp() >= 1 - log_p.exp().sum(-1)
+    log_q = draft_logits.float().log_softmax(-1).gather(-1, label[..., None])[..., 0]
+    return torch.where(is_drafted, -log_q, 0.0)
+
+
+def overlap(draft_logits: Tensor, log_p: Tensor) -> Tensor:
+    """Return sum min(p, q): how often a draft that is sampled from q would be accepted."""
+    return torch.minimum(log_p.exp(), draft_logits.float().softmax(-1)).sum(-1)
+
+
+def total_variation(draft_logits: Tensor, log_p: Tensor) -> Tensor:
+    return 1 - overlap(draft_logits, log_p)
+
+
+def negative_log_overlap(draft_logits: Tensor, log_p: Tensor) -> Tensor:
+    return -overlap(draft_logits, log_p).clamp(min=LEAST_OVERLAP).log()
+
+
+def likelihood_of_acceptance(draft_logits: Tensor, log_p: Tensor) -> Tensor:
+    """Return the hybrid of "LK losses" (arXiv 2602.23881)."""
+    shared = overlap(draft_logits, log_p)
+    weight = torch.exp(-3 * shared.detach())
+    return weight * against_distribution(draft_logits, log_p) + (1 - weight) * (1 - shared)
+
+
+LOSSES: Mapping[Loss, RowLoss] = {
+    Loss.kl: against_distribution,
+    Loss.ce: against_likeliest,
+    Loss.tv: total_variation,
+    Loss.nla: negative_log_overlap,
+    Loss.lk: likelihood_of_acceptance,
+}

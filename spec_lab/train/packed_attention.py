@@ -1,0 +1,105 @@
+"""The runtime's attention over packed rows of whole documents, without a paged cache: what a frozen target trains with.
+
+A target's layers call a backend to write keys and values and to attend. This one keeps the keys and values of one
+forward as they come, and lets each token see the earlier ones of its own document. So the layers, weights and taps are
+the runtime's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from spec_lab.checkpoints.plan import LayerPlan
+from spec_lab.core.layer_protocols import RopeWrite
+from spec_lab.core.types import AttentionMetadata
+
+
+@dataclass(slots=True)
+class PackedKV:
+    """The keys and values of one layer's rows, [batch * length, num_kv_heads, head_dim] each, once they are written."""
+
+    keys: Tensor | None = None
+    values: Tensor | None = None
+
+
+class PackedCache:
+    """What stands in a cache's place for one forward: a `PackedKV` a layer; layers that share one have the same."""
+
+    def __init__(self, plans: Sequence[LayerPlan]) -> None:
+        own = [PackedKV() for _ in plans]
+        self.layers = tuple(own[index if plan.kv_owner is None else plan.kv_owner] for index, plan in enumerate(plans))
+
+
+@dataclass(slots=True)
+class PackedMetadata(AttentionMetadata):
+    """The rows of one forward; of the base it has the positions, flat.
+
+    Attributes:
+        segments: [batch, length] the document of each token; equal numbers of one row are one document.
+        visible: the masks [batch, 1, length, length] by window, True where a token sees another.
+    """
+
+    segments: Tensor = field(default_factory=lambda: torch.zeros(1, 1))
+    visible: dict[int | None, Tensor] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, segments: Tensor, positions: Tensor) -> PackedMetadata:
+        """Make that of rows [batch, length]."""
+        flat, none = positions.reshape(-1), positions.new_zeros(0)
+        return cls(flat, none, none, none, segments.shape[1], segments.shape[1], segments=segments)
+
+    def mask(self, window: int | None) -> Tensor:
+        """Return the mask of a window, which all layers that have it share."""
+        if window not in self.visible:
+            self.visible[window] = visible_rows(self.segments, window)
+        return self.visible[window]
+
+
+def visible_rows(segments: Tensor, window: int | None = None) -> Tensor:
+    """Return [batch, 1, length, length], True where a token sees an earlier one, or itself, of its document."""
+    row = torch.arange(segments.shape[1], device=segments.device)
+    distance = row[:, None] - row[None, :]
+    near = distance >= 0 if window is None else (distance >= 0) & (distance < window)
+    return (near & (segments[:, :, None] == segments[:, None, :]))[:, None]
+
+
+class PackedAttention:
+    """Keeps the words of `AttentionBackend` that a forward over whole rows uses."""
+
+    prewrite = True
+    supports_in_place_update = False
+    rope_write: RopeWrite | None = None
+    latent = None
+
+    def build(
+        self, positions: Tensor, seq_lens: Tensor, page_table: Tensor, max_seq_len: int
+    ) -> AttentionMetadata:  # pragma: no cover - rows are packed by PackedMetadata
+        raise AssertionError("packed rows have no pages")
+
+    def advance(self, metadata: AttentionMetadata) -> None:  # pragma: no cover
+        raise AssertionError("packed rows have no draft loop")
+
+    def write(self, cache: PackedKV, metadata: AttentionMetadata, keys: Tensor, values: Tensor) -> None:
+        cache.keys, cache.values = keys, values
+
+    def attend(
+        self, queries: Tensor, cache: PackedKV, metadata: PackedMetadata, window: int | None, scale: float
+    ) -> Tensor:
+        """Let [batch * length, num_heads, head_dim] queries attend; returns [batch * length, num_heads * head_dim]."""
+        assert cache.keys is not None and cache.values is not None
+        batch, length = metadata.segments.shape
+        group = queries.shape[1] // cache.keys.shape[1]
+        query = by_heads(queries, batch, length)
+        key, value = (by_heads(rows, batch, length).repeat_interleave(group, 1) for rows in (cache.keys, cache.values))
+        out = F.scaled_dot_product_attention(query, key, value, attn_mask=metadata.mask(window), scale=scale)
+        return out.transpose(1, 2).reshape(batch * length, -1)
+
+
+def by_heads(rows: Tensor, batch: int, length: int) -> Tensor:
+    """Turn [batch * length, heads, head_dim] into [batch, heads, length, head_dim]."""
+    return rows.unflatten(0, (batch, length)).transpose(1, 2)

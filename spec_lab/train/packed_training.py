@@ -1,0 +1,168 @@
+"""Trains an unrolled drafter on packed rows of texts, beside a frozen target of the runtime.
+
+One step runs the target over its rows, unrolls the drafter over all of them at once, and compares the two where the
+target wrote. The host only draws the rows, so that a GPU can replay the whole step.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint as recomputed
+
+from spec_lab.checkpoints.taps import Tap
+from spec_lab.train.drafter_config import UnrolledTrainingConfig
+from spec_lab.train.frozen_target import FrozenTarget
+from spec_lab.train.loop import CurvePoint, train
+from spec_lab.train.losses import LOSSES
+from spec_lab.train.packed_rows import PackedRows, RowPlaces, TrainingTexts
+from spec_lab.train.unroll import UnrolledDrafter
+
+log = logging.getLogger(__name__)
+
+MOST_LOGITS = 2**28
+"""Logits that are in memory at once, of the target and of one step of the drafter: a gigabyte in float32."""
+
+
+@dataclass(frozen=True, slots=True)
+class PackedTask:
+    """What a recipe is given: a frozen target, and texts that it wrote.
+
+    Attributes:
+        taps: the hidden states of the target that drafters may read.
+        checkpoint: the file that an interrupted training goes on from.
+    """
+
+    target: FrozenTarget
+    texts: TrainingTexts
+    taps: tuple[Tap, ...]
+    row_length: int
+    checkpoint: Path
+    seed: int
+    device: torch.device
+
+
+def train_packed(drafter: UnrolledDrafter, config: UnrolledTrainingConfig, task: PackedTask) -> list[CurvePoint]:
+    """Train `drafter` in place; it is left on the task's device."""
+    drafter.to(task.device)
+    rows = PackedRows.of(task.texts.packed(task.row_length, task.seed), task.device)
+    log.info("%d rows of %d tokens, %.0f%% of them supervised", *facts_of(rows))
+
+    def batch_of(step: int) -> tuple[Tensor, ...]:
+        return rows.batch(step, config.optimisation.batch_size, task.seed).tensors()
+
+    def inputs_of(*picked: Tensor) -> tuple[Tensor, ...]:
+        return packed_inputs(task.target, drafter, PackedRows(*picked), task.taps, config.num_unrolled_steps)
+
+    loss = PackedLoss(drafter, task.target, config)
+    return train(loss, batch_of, config.optimisation, task.checkpoint, task.device, inputs_of, compiled=loss.compiled)
+
+
+def facts_of(rows: PackedRows) -> tuple[int, int, float]:
+    """Return the rows, their length, and the percentage of tokens that the target wrote."""
+    return rows.num_rows, rows.tokens.shape[1], 100 * float(rows.is_supervised.float().mean())
+
+
+@torch.no_grad()
+def packed_inputs(
+    target: FrozenTarget, drafter: UnrolledDrafter, rows: PackedRows, taps: Sequence[Tap], num_steps: int
+) -> tuple[Tensor, ...]:
+    """Return the inputs of `PackedLoss` from rows [batch, length].
+
+    There is a row for each token, so that shapes are even; the last one counts for nothing.
+    """
+    outputs = target.run(rows, taps)
+    return (
+        target.embed(F.pad(rows.tokens.long()[:, 1:], (0, 1))),
+        F.pad(outputs.final_hidden[:, 1:], (0, 0, 0, 1)),
+        counted_rows(rows.segments, rows.is_supervised, num_steps),
+        rows.positions,
+        rows.segments,
+        *(F.pad(feature, (0, 0, 0, 1)) for feature in drafter.features(outputs)),
+    )
+
+
+def counted_rows(segments: Tensor, is_supervised: Tensor, num_steps: int) -> Tensor:
+    """Return bool [num_steps, batch, length]: which rows a step counts.
+
+    Row p of step s drafts token p+2 from the anchor p-s, behind which token p-s+1 stands. Both tokens are the target's
+    own, of one document.
+    """
+    length = segments.shape[1]
+    documents = torch.where(is_supervised, segments, -1)
+    drafted = F.pad(documents[:, 2:], (0, 2), value=-1)
+    pending = (F.pad(documents[:, 1:], (step, 1), value=-2)[:, :length] for step in range(num_steps))
+    return torch.stack([(drafted == document) & (drafted >= 0) for document in pending])
+
+
+class PackedLoss(nn.Module):
+    """The mean loss of every step over the rows that it counts; step i has the weight `decay ** i`.
+
+    Logits are computed a chunk of rows at a time and once more for gradients, so that their size is bounded.
+    """
+
+    def __init__(self, drafter: UnrolledDrafter, target: FrozenTarget, config: UnrolledTrainingConfig) -> None:
+        super().__init__()
+        self.drafter = drafter
+        self.num_steps = config.num_unrolled_steps
+        self._target, self._row_loss = target, LOSSES[config.loss]
+        weights = torch.tensor([config.step_loss_decay**step for step in range(self.num_steps)])
+        self.register_buffer("step_weights", weights / weights.sum(), persistent=False)
+        self._unroll: Callable[..., list[Tensor]] = drafter.unroll
+        self._of_chunk: Callable[..., Tensor] = self._loss_of_chunk
+
+    step_weights: Tensor
+
+    def forward(
+        self,
+        embeddings: Tensor,
+        next_hidden: Tensor,
+        counts: Tensor,
+        positions: Tensor,
+        segments: Tensor,
+        *features: Tensor,
+    ) -> Tensor:
+        """Compute the loss of `packed_inputs`."""
+        states = self._unroll(embeddings, features, self.num_steps, RowPlaces(positions, segments))
+        weights = counts * (self.step_weights / counts.sum((1, 2)).clamp(min=1))[:, None, None]
+        flat = [state.flatten(0, 1) for state in states]
+        hidden, weights = next_hidden.flatten(0, 1), weights.flatten(1)
+        total = torch.zeros((), device=embeddings.device)
+        for rows in chunks(hidden.shape[0], self._target.config.vocab_size):
+            parts = [state[rows] for state in flat]
+            total = total + recomputed(
+                self._of_chunk,
+                hidden[rows],
+                weights[:, rows],
+                *parts,
+                use_reentrant=False,
+                preserve_rng_state=False,
+            )
+        return total
+
+    def _loss_of_chunk(self, hidden: Tensor, weights: Tensor, *states: Tensor) -> Tensor:
+        log_p = self._target.log_probabilities(hidden, self.drafter.draft_token_ids())
+        total = torch.zeros((), device=hidden.device)
+        for state, weight in zip(states, weights, strict=True):
+            row_loss = self._row_loss(self.drafter.draft_logits(state), log_p)
+            total = total + torch.where(weight > 0, weight * row_loss, 0.0).sum()
+        return total
+
+    def compiled(self, module: Any) -> Any:
+        """Compile the unrolling and the loss of a chunk, each by itself."""
+        self._unroll, self._of_chunk = torch.compile(self.drafter.unroll), torch.compile(self._loss_of_chunk)
+        return module
+
+
+def chunks(num_rows: int, vocab_size: int) -> list[slice]:
+    """Cut rows into parts of nearly one size whose logits are no more than `MOST_LOGITS`."""
+    num_chunks = -(-num_rows * vocab_size // MOST_LOGITS)
+    size = -(-num_rows // num_chunks)
+    return [slice(start, min(start + size, num_rows)) for start in range(0, num_rows, size)]

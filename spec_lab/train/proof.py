@@ -1,0 +1,90 @@
+"""The proof of a drafter: its training forward and the runtime's draft step say the same of the same rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from spec_lab.checkpoints.taps import Tap
+from spec_lab.errors import Breakdown
+from spec_lab.train.frozen_target import FrozenTarget
+from spec_lab.train.packed_rows import PackedRows, RowPlaces
+from spec_lab.train.packed_training import packed_inputs
+from spec_lab.train.serving import Serving
+from spec_lab.train.unroll import UnrolledDrafter
+
+TOLERANCE = 1e-4
+"""Of logits in float32, relative to the largest."""
+
+
+class NotServed(Breakdown):
+    """What is trained is not what the runtime computes. The message names the position."""
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """What was compared: the largest difference of logits at each position, and whether the drafts were the same."""
+
+    differences: list[float]
+    largest_logit: float
+    same_drafts: bool
+
+    def require(self) -> None:
+        """Raise NotServed where the two disagree."""
+        worst = max(self.differences)
+        if worst > TOLERANCE * max(self.largest_logit, 1.0) or not self.same_drafts:
+            raise NotServed(
+                f"the training forward and the runtime differ by {worst:g} in logits of up to "
+                f"{self.largest_logit:g}, by position {[f'{d:g}' for d in self.differences]}: "
+                "this is a mistake of the lab"
+            )
+
+
+@torch.no_grad()
+def training_logits(
+    drafter: UnrolledDrafter, target: FrozenTarget, texts: Sequence[Tensor], taps: Sequence[Tap], num_steps: int
+) -> list[list[Tensor]]:
+    """Return of each text and step [rows, draft vocabulary]; all texts are packed into one row."""
+    tokens = torch.cat(list(texts))[None].to(target.device)
+    lengths = torch.tensor([len(text) for text in texts])
+    segments = torch.repeat_interleave(torch.arange(1, len(texts) + 1), lengths)[None].to(target.device)
+    positions = torch.cat([torch.arange(length) for length in lengths.tolist()])[None].to(target.device)
+    rows = PackedRows(tokens, segments, positions, torch.ones_like(tokens, dtype=torch.bool))
+    embeddings, _, _, places, parts, *features = packed_inputs(target, drafter, rows, taps, num_steps)
+    states = drafter.unroll(embeddings, tuple(features), num_steps, RowPlaces(places, parts))
+    logits = [drafter.draft_logits(state)[0] for state in states]
+    starts = lengths.cumsum(0) - lengths
+    return [
+        [of_step[start : start + length - 1] for of_step in logits]
+        for start, length in zip(starts.tolist(), lengths.tolist(), strict=True)
+    ]
+
+
+def prove(
+    drafter: UnrolledDrafter,
+    name: str,
+    target: FrozenTarget,
+    serving: Serving,
+    folder: Path,
+    texts: Sequence[Tensor],
+    taps: Sequence[Tap],
+) -> Proof:
+    """Compare a drafter with what its export in `folder` does, behind several prompts of each of several texts.
+
+    The drafter, the target and the runtime compute in float32, with the values that were exported.
+    """
+    num_steps, engine = serving.num_draft_tokens, serving.engine(name, folder)
+    differences, largest, same = [0.0] * num_steps, 0.0, True
+    for text, of_text in zip(texts, training_logits(drafter, target, texts, taps, num_steps), strict=True):
+        for prompt_length in sorted({2, len(text) // 2, len(text) - num_steps - 1}):
+            served = serving.draft_logits(engine, text, prompt_length)
+            for step in range(num_steps):
+                trained = of_text[step][prompt_length - 1 + step]
+                differences[step] = max(differences[step], float((trained - served[step]).abs().max()))
+                largest = max(largest, float(trained.abs().max()))
+                same = same and int(trained.argmax()) == int(served[step].argmax())
+    return Proof(differences, largest, same)

@@ -1,0 +1,98 @@
+"""The runtime that will serve a drafter, beside its training: real decoding, and the proof that both compute alike."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from spec_lab.core.ragged import whole_prompt
+from spec_lab.core.results import RequestRecord
+from spec_lab.core.types import DraftStep, Request
+from spec_lab.engine.engine import Engine
+from spec_lab.library import compose
+from spec_lab.menu.chosen import Chosen
+from spec_lab.menu.refusals.run import admit
+from spec_lab.pruning.selection import AllRows
+from spec_lab.wiring.drafting import load_drafter
+from spec_lab.wiring.engine import build_engine
+from spec_lab.wiring.limits import Limits, engine_limits
+from spec_lab.wiring.models import TargetBuild, load_models
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """A target in the runtime, loaded once, for which drafters are built as they are exported.
+
+    Attributes:
+        words: the run that is composed for each drafter, but for `drafter=`.
+        longest: a request as long as any.
+    """
+
+    words: tuple[str, ...]
+    models: TargetBuild
+    num_draft_tokens: int
+    longest: Request
+
+    @classmethod
+    def load(
+        cls, path: Path, device: torch.device, dtype: str, num_draft_tokens: int, batch_size: int, max_tokens: int
+    ) -> Serving:
+        """Load the target of `path` for sequences of up to `max_tokens`."""
+        words = (
+            *("target=hf", f"target.path={path}", f"device={device}", f"dtype={dtype}"),
+            *("references=[]", f"batch_size={batch_size}", "prune=none", "graph=eager"),
+        )
+        longest = Request("longest", "", (0,) * (max_tokens // 2), max_tokens - max_tokens // 2)
+        chosen = admit(compose([*words, "drafter=none"]).config)
+        return cls(words, load_models(chosen, max_tokens), num_draft_tokens, longest)
+
+    def engine(self, drafter: str, folder: Path | None = None) -> Engine:
+        """Make an engine that drafts with what lies in `folder`, or with a drafter that has no weights."""
+        chosen, limits = self._chosen(drafter, folder)
+        return build_engine(chosen, self.models, load_drafter(chosen, self.models.of_drafters), limits)
+
+    def decode(self, drafter: str, folder: Path | None, requests: Sequence[Request]) -> list[RequestRecord]:
+        """Decode greedily, and return what each request was given."""
+        return self.engine(drafter, folder).generate(list(requests)).requests
+
+    def _chosen(self, drafter: str, folder: Path | None) -> tuple[Chosen, Limits]:
+        words = [*self.words, f"drafter={drafter}"]
+        if drafter != "none":
+            words.append(f"drafter.num_draft_tokens={self.num_draft_tokens}")
+        if folder is not None:
+            words.append(f"drafter.path={folder}")
+        chosen = admit(compose(words).config)
+        num_slots = chosen.config.batch_size
+        limits = engine_limits(chosen, [self.longest] * num_slots, chosen.config.drafter.num_draft_tokens)
+        return chosen, limits
+
+    @torch.inference_mode()
+    def draft_logits(self, engine: Engine, tokens: Tensor, prompt_length: int) -> Tensor:
+        """Return [K, draft vocabulary]: what the drafter of an engine says at each position behind a prompt.
+
+        The prompt is ingested with its caches, and each step is given the text's own token in place of its draft.
+
+        Args:
+            tokens: [at least prompt_length + K] a text.
+        """
+        parts, chunk = engine.parts, tokens[: prompt_length + 1].to(self.models.device)
+        made: Any = parts.drafter
+        pages = torch.arange(2, parts.cache.num_pages, device=chunk.device)
+        table = torch.cat([pages, pages.new_ones(1)])[None]
+        first = whole_prompt(parts.backend, table, chunk, None, self.num_draft_tokens)
+        output = parts.target.forward(chunk[:-1], parts.cache, first.attention, AllRows(), made.requirements.features)
+        pack = dataclasses.replace(first, features=output.features)
+        state = made.ingest(pack)
+        said = [made.head.draft_logits(state.hidden)]
+        for step in range(1, self.num_draft_tokens):
+            parts.backend.advance(state.attention)
+            state.tokens = tokens[prompt_length + step : prompt_length + step + 1].to(chunk.device)
+            made.step(state, DraftStep(step, torch.tensor([step], device=chunk.device)))
+            said.append(made.head.draft_logits(state.hidden))
+        return torch.cat(said)

@@ -1,0 +1,146 @@
+"""`python -m spec_lab.train.texts`: the texts that drafters for a target learn on, written by the target itself.
+
+python -m spec_lab.train.texts target=smollm2_135m num_texts=100 output_dir=texts
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from spec_lab.cli.ending import guarded, leave
+from spec_lab.errors import UserError
+from spec_lab.train.texts.settings import TextsConfig, problems
+
+if TYPE_CHECKING:
+    from spec_lab.menu.chosen import Chosen
+
+INTRODUCTION = """\
+spec_lab.train.texts: writes the texts that a drafter learns on, by the target that it is for.
+
+  python -m spec_lab.train.texts target=smollm2_135m num_texts=100 output_dir=texts
+
+The same command goes on where it was ended. With one of these it does something else:
+
+  --plan: print what it will take, by a short probe, and write nothing
+  --plan=RATE: the same without the probe, at so many tokens a second
+  --show-data=N: print N of the texts that lie in output_dir, with the tokens that count marked
+
+Keys of its own, beside those of a run (target, device, dtype, kernels):
+
+  output_dir=DIR: the folder of the texts
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Do what `arguments` (default: those of the process) say and return the exit code."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    return guarded(lambda: _run(arguments), interrupted="interrupted; the same command goes on from here")
+
+
+def _run(arguments: Sequence[str]) -> int:
+    if "--help" in arguments or "-h" in arguments:
+        print(INTRODUCTION + "".join(f"  {_described(field)}\n" for field in dataclasses.fields(TextsConfig)), end="")
+        return 0
+    config, output_dir, words = parse([word for word in arguments if not word.startswith("--")])
+    flags = dict(_flag(word) for word in arguments if word.startswith("--"))
+    from spec_lab.train.texts.write import choose_target
+
+    chosen = choose_target(words, config)
+    if "--show-data" in flags:
+        _show(chosen, output_dir, flags["--show-data"])
+    elif "--plan" in flags:
+        _plan(chosen, config, output_dir, flags["--plan"])
+    else:
+        _write(chosen, config, output_dir)
+    return 0
+
+
+def _flag(word: str) -> tuple[str, int | None]:
+    """Return a flag and its number; UserError for one that there is not."""
+    name, _, value = word.partition("=")
+    if name not in ("--plan", "--show-data") or (value and not value.isdigit()):
+        raise UserError(f"{word} is no option; there are --plan, --plan=RATE, --show-data=N and --help")
+    return name, int(value) if value else None
+
+
+def _write(chosen: Chosen, config: TextsConfig, output_dir: Path) -> None:
+    from spec_lab.train.texts.job import write_texts
+    from spec_lab.train.texts.plan import plan_texts, refuse_what_does_not_fit
+    from spec_lab.train.texts.write import Writer
+
+    refuse_what_does_not_fit([plan_texts(chosen, config)], output_dir, None)
+    folder = write_texts(Writer.load(chosen, config), config, output_dir)
+    for kind in ("prompts", "followups", "answers"):
+        counts = folder.header.counts(kind)
+        if counts:
+            print(f"{kind}: " + ", ".join(f"{count} {name}" for name, count in counts.items()))
+    print(folder.root)
+
+
+def _plan(chosen: Chosen, config: TextsConfig, output_dir: Path, rate: int | None) -> None:
+    from spec_lab.train.texts.job import probe
+    from spec_lab.train.texts.plan import Rate, format_plan, plan_texts, refuse_what_does_not_fit
+    from spec_lab.train.texts.write import Writer
+    from spec_lab.wiring.memory import memory_of
+    from spec_lab.wiring.models import resolve_device
+
+    if rate is None:
+        found = probe(Writer.load(chosen, config), config)
+        print(
+            f"a probe: {found.tokens_per_second:.0f} tokens/s, prompts of {found.prompt_tokens:.0f} tokens, answers of "
+            f"{found.answer_tokens:.0f}"
+        )
+    else:
+        found = Rate(rate, config.max_prompt_tokens, config.max_new_tokens)
+    plan = plan_texts(chosen, config, found)
+    print(format_plan([plan]))
+    refuse_what_does_not_fit([plan], output_dir, memory_of(resolve_device(chosen.config.device)))
+
+
+def _show(chosen: Chosen, output_dir: Path, number: int | None) -> None:
+    from spec_lab.train.texts.folder import Texts
+    from spec_lab.train.texts.show import show_texts
+    from spec_lab.workloads.tokenizer import TargetTokenizer
+
+    texts, tokenizer = Texts.load(output_dir), TargetTokenizer(chosen.target_folder)
+    if texts.header.written_by.tokenizer != tokenizer.digest():
+        raise UserError(f"output_dir={output_dir}: these texts are those of {texts.header.written_by.target}; name it")
+    print(show_texts(texts, tokenizer, 3 if number is None else number, in_colour=sys.stdout.isatty()))
+
+
+def _described(field: dataclasses.Field[object]) -> str:
+    default = field.default_factory() if callable(field.default_factory) else field.default
+    return f"{field.name}={'null' if default is None else default}: {field.metadata['help']}"
+
+
+def parse(arguments: Sequence[str]) -> tuple[TextsConfig, Path, list[str]]:
+    """Return the settings of the texts, their folder, and the words that are for the target's run.
+
+    Raises:
+        UserError: a value is of another type or out of bounds, or there is no folder.
+    """
+    from omegaconf import OmegaConf
+
+    own = {field.name for field in dataclasses.fields(TextsConfig)}
+    mine = [word for word in arguments if word.partition("=")[0] in own]
+    folders = [word.partition("=")[2] for word in arguments if word.startswith("output_dir=")]
+    if not folders or not folders[-1]:
+        raise UserError("output_dir has no value; set output_dir=DIR, the folder of the texts")
+    config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(TextsConfig), OmegaConf.from_dotlist(mine)))
+    assert isinstance(config, TextsConfig)
+    found = problems(config)
+    if found:
+        raise UserError(found[0])
+    return (
+        config,
+        Path(folders[-1]),
+        [word for word in arguments if word not in mine and not word.startswith("output_dir=")],
+    )
+
+
+if __name__ == "__main__":
+    leave(main())

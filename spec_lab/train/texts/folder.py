@@ -1,0 +1,203 @@
+"""A folder of texts: `header.json`, the prompts as JSON Lines, and the answers in `answers-00000.safetensors` and on.
+
+Files are written once, each under another name first, and then named in the header. So a kill loses at most the file
+that was being made. The ids in a file are uint16 where the vocabulary has no more than 65,536, else int32; in memory
+they are int32, since torch indexes and compares few things in uint16.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.numpy import load_file, save_file
+from torch import Tensor
+
+from spec_lab.errors import UserError
+from spec_lab.regular import regular_text
+from spec_lab.train.reading import reading
+from spec_lab.train.texts.header import HEADER, TextsHeader
+from spec_lab.train.texts.packing import PackedTexts, pack
+from spec_lab.train.texts.prompts import Conversation
+
+MOST_FILE_BYTES = 15 * 10**6
+ANSWERS, PROMPTS, FOLLOW_UPS = "answers", "prompts", "followups"
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """The ids of one text, and what of them is its prompt."""
+
+    tokens: list[int]
+    prompt_length: int
+    conversation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Texts:
+    """Prompts with the target's answers, one text behind the other.
+
+    A million texts of 300 tokens are 600 MB in files and 1.2 GB in memory, of a vocabulary of up to 65,536.
+
+    Attributes:
+        tokens: [num_tokens] int32 ids.
+        starts: [num_texts + 1] int64 where each text begins; the last entry is `num_tokens`.
+        prompt_lengths: [num_texts] int32 tokens that the target did not write.
+        conversations: [num_texts] int32 which texts are turns of the same conversation.
+    """
+
+    tokens: Tensor
+    starts: Tensor
+    prompt_lengths: Tensor
+    conversations: Tensor
+    header: TextsHeader
+
+    def __len__(self) -> int:
+        return len(self.prompt_lengths)
+
+    @property
+    def lengths(self) -> Tensor:
+        """The tokens of each text, [num_texts] int64."""
+        return self.starts.diff()
+
+    @property
+    def num_written_tokens(self) -> int:
+        """Counts the tokens that the target wrote."""
+        return int(self.lengths.sum() - self.prompt_lengths.sum())
+
+    @classmethod
+    def load(cls, folder: Path) -> Texts:
+        """Read all finished files of a folder.
+
+        Raises:
+            UserError: there are none, or one cannot be read.
+        """
+        header = TextsHeader.read(folder)
+        names = sorted(name for name in header.files if name.startswith(ANSWERS))
+        if not names:
+            raise UserError(f"{folder} holds no answers yet; let the command that began it end")
+        parts = [_read(folder / name) for name in names]
+        joined = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
+        starts = np.concatenate([[0], np.cumsum(joined["lengths"], dtype=np.int64)])
+        return cls(
+            torch.from_numpy(joined["tokens"].astype(np.int32)),
+            torch.from_numpy(starts),
+            torch.from_numpy(joined["prompt_lengths"]),
+            torch.from_numpy(joined["conversations"]),
+            header,
+        )
+
+    def text(self, index: int) -> Tensor:
+        """Return the ids of one text, prompt and answer."""
+        return self.tokens[self.starts[index] : self.starts[index + 1]]
+
+    def take(self, indices: Tensor) -> Texts:
+        """Return the texts at `indices` [n], in that order."""
+        lengths = self.lengths[indices]
+        starts = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
+        # Each token's place: where its text begins here, and how far behind that it stands.
+        places = torch.arange(int(starts[-1])) + (self.starts[indices] - starts[:-1]).repeat_interleave(lengths)
+        kept = self.prompt_lengths[indices], self.conversations[indices]
+        return Texts(self.tokens[places], starts, *kept, self.header)
+
+    def split(self, held_out: float, seed: int = 0) -> tuple[Texts, Texts]:
+        """Return the texts to learn on and those held out, a share of the conversations; turns of one stay together."""
+        ids, places = self.conversations.unique(return_inverse=True)
+        drawn = torch.rand(len(ids), generator=torch.Generator().manual_seed(seed))
+        is_held_out = (drawn < held_out)[places]
+        return self.take((~is_held_out).nonzero()[:, 0]), self.take(is_held_out.nonzero()[:, 0])
+
+    def supervised(self) -> Tensor:
+        """Tell of each token whether the target wrote it, [num_tokens] bool."""
+        place = torch.arange(len(self.tokens)) - self.starts[:-1].repeat_interleave(self.lengths)
+        return place >= self.prompt_lengths.repeat_interleave(self.lengths)
+
+    def count_written_tokens(self, vocab_size: int) -> Tensor:
+        """Return `[vocab_size]`: how often each token stands where the target writes."""
+        return torch.bincount(self.tokens[self.supervised()].long(), minlength=vocab_size)
+
+    def packed(self, row_length: int, seed: int) -> PackedTexts:
+        """Return the texts in rows of `row_length`, several in a row, in an order that `seed` says."""
+        return pack(self.tokens, self.starts, self.prompt_lengths, row_length, seed)
+
+
+class TextsFolder:
+    """Writes a folder of texts, or goes on with one."""
+
+    def __init__(self, root: Path, header: TextsHeader) -> None:
+        """Make the folder, or find it.
+
+        Raises:
+            UserError: it holds texts of another target or of other settings.
+        """
+        self.root = root
+        self.header = header
+        if (root / HEADER).is_file():
+            self.header = TextsHeader.read(root)
+            self.header.refuse_another(header, root)
+        else:
+            header.write(root)
+        wide = header.written_by.vocab_size > 2**16
+        self.id_type: type[np.int32 | np.uint16] = np.int32 if wide else np.uint16
+
+    def names(self, kind: str) -> list[str]:
+        """Return the finished files of a kind, in their order."""
+        return sorted(name for name in self.header.files if name.startswith(kind))
+
+    def add_prompts(self, name: str, conversations: Iterable[Conversation], counts: Mapping[str, int]) -> None:
+        """Write a file of prompts, as lines that `prompts=[FILE]` reads too."""
+        unfinished = self._unfinished(name)
+        lines = (conversation.as_line() for conversation in conversations)
+        unfinished.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        self._finish(unfinished, name, counts)
+
+    def read_prompts(self, kind: str) -> list[Conversation]:
+        """Return all prompts of a kind."""
+        files = [self.root / name for name in self.names(kind)]
+        found: list[Conversation] = []
+        for file in files:
+            with reading(file):
+                found += map(Conversation.from_line, regular_text(file).splitlines())
+        return found
+
+    def add_answers(self, name: str, texts: list[Answered], counts: Mapping[str, int]) -> None:
+        """Write a file of answers."""
+        tokens = np.fromiter((token for text in texts for token in text.tokens), dtype=self.id_type)
+        columns = {
+            "lengths": [len(text.tokens) for text in texts],
+            "prompt_lengths": [text.prompt_length for text in texts],
+            "conversations": [text.conversation for text in texts],
+        }
+        unfinished = self._unfinished(name)
+        arrays = {key: np.array(values, dtype=np.int32) for key, values in columns.items()}
+        save_file({"tokens": tokens, **arrays}, unfinished)
+        self._finish(unfinished, name, counts)
+
+    def read_answers(self, name: str) -> list[Answered]:
+        """Return the texts of one file."""
+        part = _read(self.root / name)
+        ends = np.cumsum(part["lengths"], dtype=np.int64)
+        rows = zip(ends - part["lengths"], ends, part["prompt_lengths"], part["conversations"], strict=True)
+        tokens = part["tokens"]
+        return [Answered(tokens[start:end].tolist(), int(prompt), int(of)) for start, end, prompt, of in rows]
+
+    def _unfinished(self, name: str) -> Path:
+        return self.root / f"{name}.unfinished"
+
+    def _finish(self, unfinished: Path, name: str, counts: Mapping[str, int]) -> None:
+        unfinished.replace(self.root / name)
+        self.header.files[name] = {key: int(count) for key, count in counts.items()}
+        self.header.write(self.root)
+
+
+def _read(file: Path) -> dict[str, np.ndarray]:
+    with reading(file):
+        part: dict[str, np.ndarray] = load_file(file)
+        if set(part) != {"tokens", "lengths", "prompt_lengths", "conversations"}:
+            raise ValueError("no texts")
+        if len(part["tokens"]) != part["lengths"].sum():
+            raise ValueError("lengths do not fit")
+    return part

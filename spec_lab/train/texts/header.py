@@ -1,0 +1,129 @@
+"""What a folder of texts says about itself: whose texts they are, how they were written, and what became of them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from spec_lab.checkpoints.gguf_file import is_gguf
+from spec_lab.checkpoints.json_input import parse_json
+from spec_lab.errors import UserError
+from spec_lab.regular import open_regular, regular_text
+from spec_lab.train.reading import reading
+from spec_lab.train.stages import write_json
+
+HEADER = "header.json"
+FORMAT = 1
+NUM_BLOCKS, BLOCK = 64, 2**16
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenBy:
+    """The target of some texts.
+
+    Attributes:
+        weights: a digest of its files (`digest_of_weights`).
+        tokenizer: a digest of its vocabulary and merges.
+        template: a digest of its chat template, empty where it has none.
+    """
+
+    target: str
+    weights: str
+    tokenizer: str
+    template: str
+    vocab_size: int
+
+
+@dataclass(slots=True)
+class TextsHeader:
+    """`header.json` of a folder of texts.
+
+    Attributes:
+        settings: what the texts were written with; the same are needed to go on.
+        files: each finished file with what it counts. A file that is not named here is unfinished.
+        sources: the digest of each file that prompts came from.
+    """
+
+    written_by: WrittenBy
+    settings: dict[str, Any]
+    sources: dict[str, str] = field(default_factory=dict)
+    files: dict[str, dict[str, int]] = field(default_factory=dict)
+
+    def counts(self, kind: str) -> Counter[str]:
+        """Return the sums over the files whose names begin with `kind`: prompts, followups or answers."""
+        total: Counter[str] = Counter()
+        for name, counts in self.files.items():
+            total.update(counts if name.startswith(kind) else {})
+        return total
+
+    def write(self, folder: Path) -> None:
+        """Put the header in place of the one before; a kill leaves either."""
+        write_json(folder / HEADER, {"format": FORMAT, **asdict(self)})
+
+    @classmethod
+    def read(cls, folder: Path) -> TextsHeader:
+        """Read the header of a folder.
+
+        Raises:
+            UserError: there is none, or it cannot be read.
+        """
+        file = folder / HEADER
+        if not file.is_file():
+            raise UserError(
+                f"{folder} holds no texts ({HEADER} is missing); write some with python -m spec_lab.train.texts"
+            )
+        with reading(file):
+            content = parse_json(regular_text(file))
+            if content["format"] != FORMAT:
+                raise UserError(
+                    f"{file} is of format {content['format']}, and this reads {FORMAT}; write the texts again"
+                )
+            by = WrittenBy(**content["written_by"])
+            return cls(by, content["settings"], content["sources"], content["files"])
+
+    def refuse_another(self, other: TextsHeader, folder: Path) -> None:
+        """Raise UserError, naming what differs, where `other` would not go on with these texts."""
+        mine, its = self._identity(), other._identity()
+        changed = [name for name in its if mine.get(name) != its[name]]
+        if changed:
+            raise UserError(
+                f"output_dir={folder} holds texts written with another {', '.join(changed)}; choose another output_dir"
+            )
+
+    def _identity(self) -> dict[str, Any]:
+        by = {name: value for name, value in asdict(self.written_by).items() if name != "target"}
+        return {**by, **self.settings, "prompts": self.sources}
+
+
+def digest_of_weights(path: Path) -> str:
+    """Tell one target's weights from another's by parts of its files: reading all of them may take minutes.
+
+    Of each file 64 blocks of 64 KiB are read, evenly spread, and its size.
+    """
+    files = [path] if is_gguf(path) else sorted(path.glob("*.safetensors")) or [path / "config.json"]
+    digest = hashlib.sha256()
+    for file in files:
+        with open_regular(file) as opened:
+            size = opened.seek(0, 2)
+            digest.update(str(size).encode())
+            for place in range(NUM_BLOCKS):
+                opened.seek(max(0, size - BLOCK) * place // (NUM_BLOCKS - 1))
+                digest.update(opened.read(BLOCK))
+    return digest.hexdigest()
+
+
+def digest_of_text(text: str | None) -> str:
+    """Return a digest of a text; empty for none."""
+    return "" if text is None else hashlib.sha256(text.encode()).hexdigest()
+
+
+def digest_of_file(path: Path) -> str:
+    """Return a digest of all of a file."""
+    digest = hashlib.sha256()
+    with open_regular(path) as opened:
+        while part := opened.read(2**20):
+            digest.update(part)
+    return digest.hexdigest()

@@ -1,0 +1,281 @@
+"""Writing a folder of texts: prompts, answers, the user's next turns, and answers to those. Finished files are kept."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from spec_lab.core.results import RequestRecord
+from spec_lab.core.types import FinishReason, Request
+from spec_lab.errors import UserError
+from spec_lab.train.texts.chat import ChatForm
+from spec_lab.train.texts.folder import ANSWERS, FOLLOW_UPS, MOST_FILE_BYTES, PROMPTS, Answered, TextsFolder
+from spec_lab.train.texts.header import TextsHeader, digest_of_file
+from spec_lab.train.texts.own_prompts import BegunTurn, begin_follow_ups, begin_prompts, end_turns
+from spec_lab.train.texts.plan import Rate
+from spec_lab.train.texts.prompts import GENERATED, Conversation, Seen, read_prompts
+from spec_lab.train.texts.settings import TextsConfig
+from spec_lab.train.texts.write import TextProgress, Writer
+from spec_lab.workloads.conversations import before_end
+
+BATCHES_OF_A_PROBE = 4
+FEWEST_ASKED, LEAST_SHARE = 1000, 0.05
+MORE = 1.05
+"""So many more prompts are begun than are missing, beyond those that experience says are dropped."""
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerFile:
+    """A file of answers to be: which prompts it answers, and how."""
+
+    name: str
+    first: int
+    last: int
+    temperature: float
+
+
+def write_texts(writer: Writer, config: TextsConfig, root: Path) -> TextsFolder:
+    """Write what is missing of a folder of texts, and return it.
+
+    Raises:
+        UserError: the folder holds other texts, a file of prompts cannot be used, or no prompt is left.
+    """
+    sources = {Path(source).name: _digest_of_source(source) for source in config.prompts}
+    settings = {name: value for name, value in asdict(config).items() if name not in NOT_OF_THE_TEXTS}
+    root.mkdir(parents=True, exist_ok=True)
+    folder = TextsFolder(root, TextsHeader(writer.written_by(), settings, sources))
+    return TextsJob(writer, config, folder, ChatForm(writer.tokenizer)).run()
+
+
+NOT_OF_THE_TEXTS = ("prompts", "test_prompts", "batch_size", "rounds_per_replay")
+"""Settings that another machine may have otherwise; of prompts the files' digests count."""
+
+
+def _digest_of_source(source: str) -> str:
+    """Tell what prompts come from: a file by its content, made ones by their name and the seed."""
+    if source.startswith(GENERATED):
+        return ""
+    if not Path(source).is_file():
+        raise UserError(f"prompts: no file {source}")
+    return digest_of_file(Path(source))
+
+
+def probe(writer: Writer, config: TextsConfig) -> Rate:
+    """Write a few texts that are kept nowhere, and return how fast that was and how long they became.
+
+    On a CPU, which writes some tokens a second, answers are short, and are then taken to be as long as they may be.
+    """
+    on_gpu = writer.models.device.type == "cuda"
+    number = BATCHES_OF_A_PROBE * config.batch_size if on_gpu else min(config.batch_size, 4)
+    most = config.max_new_tokens if on_gpu else min(config.max_new_tokens, 16)
+    form = ChatForm(writer.tokenizer)
+    begun = begin_prompts(form, 0, number, config.seed, config.max_prompt_tokens)
+    requests = [turn.request if on_gpu else replace(turn.request, max_new_tokens=most) for turn in begun]
+    with TextProgress("a probe", 2 * number) as progress:
+        records = writer.write(requests, config.prompt_temperatures[0], progress)  # compiles and captures, too
+        prompts, _ = end_turns(form, begun, records, writer.eos_token_ids, Seen())
+        ids = writer.tokenizer.encode_batch([form.text(prompt.turns) for prompt in prompts])
+        began_at, num_before = progress.seconds, progress.num_tokens
+        asked = [
+            Request(f"probe-{place}", "", tuple(prompt), most)
+            for place, prompt in enumerate(ids)
+            if len(prompt) <= config.max_prompt_tokens
+        ]
+        writer.write(asked, config.prompt_temperatures[0], progress)
+        num_tokens, seconds = progress.num_tokens - num_before, progress.seconds - began_at
+    answer = num_tokens / max(1, len(asked)) if most == config.max_new_tokens else config.max_new_tokens
+    return Rate(num_tokens / seconds, sum(map(len, ids)) / max(1, len(ids)), answer)
+
+
+@dataclass(frozen=True, slots=True)
+class TextsJob:
+    """The stages of a folder of texts."""
+
+    writer: Writer
+    config: TextsConfig
+    folder: TextsFolder
+    form: ChatForm
+
+    @property
+    def num_second_turns(self) -> int:
+        return round(self.config.num_texts * self.config.second_turns)
+
+    def run(self) -> TextsFolder:
+        """Do what is missing; a stage needs the files of those before it."""
+        num_first = self.config.num_texts - self.num_second_turns
+        if self.config.prompts:
+            self._read_prompts(num_first)
+        else:
+            self._write_prompts(num_first)
+        asked = self.folder.read_prompts(PROMPTS)[:num_first]
+        # Answers of one temperature stand together, and prompts of one temperature must not meet them alone.
+        random.Random(self.config.seed).shuffle(asked)
+        if not asked:
+            raise UserError("prompts: none is left; see header.json for why they were left out")
+        self._answer("a", asked, asked)
+        if self.num_second_turns:
+            self._write_follow_ups(asked)
+            self._answer("b", self.folder.read_prompts(FOLLOW_UPS)[: self.num_second_turns], asked)
+        return self.folder
+
+    def _read_prompts(self, number: int) -> None:
+        if self.folder.names(PROMPTS):
+            return
+        found, counts = read_prompts(self.config.prompts, self.config.seed, self.config.test_prompts)
+        random.Random(self.config.seed).shuffle(found)
+        seen = Seen()
+        kept = [conversation for conversation in found if seen.is_new(conversation)]
+        counts["duplicate"] += len(found) - len(kept)
+        fitting = self._fitting(kept)
+        counts["too_long"] += len(kept) - len(fitting)
+        counts["kept"] = len(fitting[:number])
+        self.folder.add_prompts(f"{PROMPTS}-00000.jsonl", fitting[:number], counts)
+
+    def _fitting(self, conversations: list[Conversation]) -> list[Conversation]:
+        """Return those whose prompt is not too long."""
+        ids = self._ids(conversations)
+        pairs = zip(conversations, ids, strict=True)
+        return [conversation for conversation, prompt in pairs if len(prompt) <= self.config.max_prompt_tokens]
+
+    def _write_prompts(self, number: int) -> None:
+        """Let the target write prompts until there are enough."""
+        seen = Seen()
+        for conversation in self.folder.read_prompts(PROMPTS):
+            seen.is_new(conversation)
+
+        def begin(num_asked: int, missing: int) -> list[BegunTurn]:
+            config = self.config
+            return begin_prompts(self.form, num_asked, missing, config.seed, config.max_prompt_tokens)
+
+        self._write_turns(PROMPTS, number, begin, seen)
+
+    def _write_follow_ups(self, asked: Sequence[Conversation]) -> None:
+        """Let the user, in the target's words, go on with some of the conversations."""
+        places = list(range(len(asked)))
+        random.Random(self.config.seed + 1).shuffle(places)
+        answers = self._answers_by_conversation("a")
+        answered = [place for place in places if place in answers]
+
+        def begin(num_asked: int, missing: int) -> list[BegunTurn]:
+            chosen = answered[num_asked : num_asked + missing]
+            said = [replace(asked[place], turns=(*asked[place].turns, answers[place])) for place in chosen]
+            return begin_follow_ups(self.form, said, self.config.max_prompt_tokens)
+
+        if self.config.prompts:
+            self._take_later_turns(asked, answered, answers)
+        else:
+            self._write_turns(FOLLOW_UPS, self.num_second_turns, begin, Seen(), most_asked=len(answered))
+
+    def _take_later_turns(
+        self, asked: Sequence[Conversation], answered: Sequence[int], answers: dict[int, str]
+    ) -> None:
+        """Take the second turns that the files say, behind the target's own answers."""
+        if self.folder.names(FOLLOW_UPS):
+            return
+        going_on = [place for place in answered if asked[place].later_turns]
+        said = [
+            replace(
+                asked[place], turns=(*asked[place].turns, answers[place], asked[place].later_turns[0]), later_turns=()
+            )
+            for place in going_on
+        ]
+        fitting = self._fitting(said)[: self.num_second_turns]
+        counts = Counter(asked=len(said), kept=len(fitting))
+        self.folder.add_prompts(f"{FOLLOW_UPS}-00000.jsonl", fitting, counts)
+
+    def _write_turns(
+        self,
+        kind: str,
+        number: int,
+        begin: Callable[[int, int], list[BegunTurn]],
+        seen: Seen,
+        most_asked: int | None = None,
+    ) -> None:
+        """Write files of user's turns until `number` of them are kept, or `most_asked` have been begun."""
+        counts = self.folder.header.counts(kind)
+        with TextProgress(kind, number, counts["kept"]) as progress:
+            while counts["kept"] < number and (most_asked is None or counts["asked"] < most_asked):
+                share = (counts["kept"] + 1) / (counts["asked"] + 1)
+                missing = round((number - counts["kept"]) / max(share, 0.1) * MORE) + 1
+                missing = min(missing, self.config.texts_per_file)
+                missing = missing if most_asked is None else min(missing, most_asked - counts["asked"])
+                begun = begin(counts["asked"], missing)
+                index, temperatures = len(self.folder.names(kind)), self.config.prompt_temperatures
+                temperature = temperatures[index % len(temperatures)]
+                records = self.writer.write([turn.request for turn in begun], temperature, progress)
+                kept, new = end_turns(self.form, begun, records, self.writer.eos_token_ids, seen)
+                fitting = self._fitting(kept)  # what is written is not always cut into tokens as it is read
+                new["asked"], new["no_room"] = missing, missing - len(begun) + len(kept) - len(fitting)
+                new["kept"] = len(fitting)
+                self.folder.add_prompts(f"{kind}-{index:05d}.jsonl", fitting, new)
+                counts.update(new)
+                if counts["asked"] > FEWEST_ASKED and counts["kept"] < LEAST_SHARE * counts["asked"]:
+                    raise UserError(
+                        f"prompts=[]: of {counts['asked']} prompts that the target wrote {counts['kept']} can be used; "
+                        "give others with prompts=[FILE.jsonl]"
+                    )
+
+    def _answers_by_conversation(self, turn: str) -> dict[int, str]:
+        """Return the answers as texts; a conversation goes on behind one that was cut, too."""
+        found: dict[int, str] = {}
+        eos = self.writer.eos_token_ids
+        for name in self.folder.names(f"{ANSWERS}-{turn}"):
+            for text in self.folder.read_answers(name):
+                written = before_end(text.tokens[text.prompt_length :], eos)
+                found[text.conversation] = self.writer.tokenizer.decode(written)
+        return found
+
+    def _answer(self, turn: str, prompts: Sequence[Conversation], asked: Sequence[Conversation]) -> None:
+        """Write the missing files of answers to `prompts`, each going on with one of the conversations `asked`."""
+        numbers = {conversation.prompt_id: place for place, conversation in enumerate(asked)}
+        files = self.answer_files(turn, len(prompts))
+        missing = [file for file in files if file.name not in self.folder.header.files]
+        num_done = len(prompts) - sum(file.last - file.first for file in missing)
+        with TextProgress(f"answers {turn}", len(prompts), num_done) as progress:
+            for file in missing:
+                chosen = prompts[file.first : file.last]
+                requests = [
+                    Request(f"{turn}-{conversation.prompt_id}", "", tuple(ids), self.config.max_new_tokens)
+                    for conversation, ids in zip(chosen, self._ids(chosen), strict=True)
+                ]
+                of = {f"{turn}-{each.prompt_id}": numbers[each.prompt_id] for each in chosen}
+                records = self.writer.write(requests, file.temperature, progress)
+                texts, counts = self._texts(records, of)
+                self.folder.add_answers(file.name, texts, counts)
+
+    def answer_files(self, turn: str, number: int) -> list[AnswerFile]:
+        """Say which files `number` answers go into: of one size, an equal number of them at each temperature, those of
+        one temperature one after the other."""
+        wide = self.folder.id_type().itemsize
+        most = max(1, min(self.config.texts_per_file, MOST_FILE_BYTES // (wide * self.config.longest)))
+        temperatures = self.config.temperatures
+        num_files = -(-number // most)
+        num_files = min(number, -(-num_files // len(temperatures)) * len(temperatures))
+        bounds = [number * index // max(1, num_files) for index in range(num_files + 1)]
+        order = sorted(temperatures[index % len(temperatures)] for index in range(num_files))
+        return [
+            AnswerFile(f"{ANSWERS}-{turn}{index:05d}.safetensors", bounds[index], bounds[index + 1], order[index])
+            for index in range(num_files)
+        ]
+
+    def _ids(self, conversations: Sequence[Conversation]) -> list[list[int]]:
+        texts = [self.form.text(conversation.turns, conversation.system) for conversation in conversations]
+        return self.writer.tokenizer.encode_batch(texts)
+
+    def _texts(self, records: Sequence[RequestRecord], of: dict[str, int]) -> tuple[list[Answered], Counter[str]]:
+        """Return the texts that say something, and count them."""
+        texts: list[Answered] = []
+        counts: Counter[str] = Counter(kept=0, cut=0, empty=0, tokens=0)
+        for record in records:
+            if not before_end(record.output_ids, self.writer.eos_token_ids):
+                counts["empty"] += 1
+                continue
+            counts["kept"] += 1
+            counts["cut"] += record.finish_reason is FinishReason.LENGTH
+            counts["tokens"] += len(record.output_ids)
+            tokens = [*record.prompt_ids, *record.output_ids]
+            texts.append(Answered(tokens, len(record.prompt_ids), of[record.request_id]))
+        return texts, counts

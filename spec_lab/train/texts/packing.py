@@ -1,0 +1,97 @@
+"""Texts in rows of one length, several in a row, none of which looks at another."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class PackedTexts:
+    """Rows of whole texts.
+
+    Attributes:
+        tokens: [num_rows, row_length] int32 ids, 0 where nothing stands.
+        segments: [num_rows, row_length] int32 which text of its row a token is of, from 1; 0 where nothing stands.
+        positions: [num_rows, row_length] int32 a token's place in its text.
+        is_supervised: [num_rows, row_length] bool, whether the target wrote the token.
+        num_cut: texts that are longer than a row and lost their end.
+    """
+
+    tokens: Tensor
+    segments: Tensor
+    positions: Tensor
+    is_supervised: Tensor
+    num_cut: int
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def fill(self) -> float:
+        """Is the share of the places where something stands."""
+        return float((self.segments > 0).float().mean())
+
+
+def pack(tokens: Tensor, starts: Tensor, prompt_lengths: Tensor, row_length: int, seed: int) -> PackedTexts:
+    """Put texts into rows, in an order that `seed` says.
+
+    A text goes into the open row that has the least room for it. A text that is
+    longer than a row loses its end, and one whose prompt alone fills a row is left out.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    lengths = starts.diff().clamp(max=row_length)
+    order = torch.randperm(len(lengths), generator=generator)
+    order = order[prompt_lengths[order] < row_length]
+    rows, columns, segments = place_texts(lengths[order].tolist(), row_length)
+    num_rows = max(rows, default=-1) + 1
+    lengths = lengths[order]
+    # Of each token that is placed: the text it is of, and how far into the text it stands.
+    text = torch.arange(len(order)).repeat_interleave(lengths)
+    place = torch.arange(int(lengths.sum())) - (lengths.cumsum(0) - lengths)[text]
+    at = (torch.tensor(rows) * row_length + torch.tensor(columns))[text] + place
+
+    def laid_out(values: Tensor, dtype: torch.dtype) -> Tensor:
+        flat = torch.zeros(num_rows * row_length, dtype=dtype)
+        flat[at] = values.to(dtype)
+        return flat.view(num_rows, row_length)
+
+    return PackedTexts(
+        tokens=laid_out(tokens[starts[order][text] + place], torch.int32),
+        segments=laid_out(torch.tensor(segments)[text], torch.int32),
+        positions=laid_out(place, torch.int32),
+        is_supervised=laid_out(place >= prompt_lengths[order][text], torch.bool),
+        num_cut=int((starts.diff() > row_length).sum()),
+    )
+
+
+def place_texts(lengths: list[int], row_length: int) -> tuple[list[int], list[int], list[int]]:
+    """Return of each text the row it goes into, the column it begins at, and its number in the row, from 1."""
+    rows: list[int] = []
+    columns: list[int] = []
+    numbers: list[int] = []
+    rooms: dict[int, list[int]] = {}
+    filled: list[int] = []
+    held: list[int] = []
+    open_rooms = np.zeros(row_length + 1, dtype=np.int32)
+    for length in lengths:
+        fitting = np.flatnonzero(open_rooms[length:])
+        if len(fitting):
+            room = length + int(fitting[0])
+            row = rooms[room].pop()
+            open_rooms[room] -= 1
+        else:
+            room, row = row_length, len(filled)
+            filled.append(0)
+            held.append(0)
+        rows.append(row)
+        columns.append(filled[row])
+        filled[row] += length
+        held[row] += 1
+        numbers.append(held[row])
+        rooms.setdefault(room - length, []).append(row)
+        open_rooms[room - length] += 1
+    return rows, columns, numbers

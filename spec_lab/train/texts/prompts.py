@@ -1,0 +1,152 @@
+"""Conversations that wait for an answer: as they are read from files, kept in a texts folder, and told apart."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+from spec_lab.errors import UserError, one_line
+from spec_lab.workloads.json_lines import TextLine, json_object, text_lines
+from spec_lab.workloads.unusable import UnusablePrompt
+
+GENERATED = "reasoning_gym:"
+"""Entries of `prompts` that begin so are made by that package, which is Apache-2.0, and not read."""
+ROLES = {"user": "user", "human": "user", "assistant": "assistant", "gpt": "assistant", "system": "system"}
+"""The names of those who speak: in `messages`, and in the `conversations` of ShareGPT."""
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """What has been said before the target answers.
+
+    Attributes:
+        turns: the user's and the assistant's in turn, the user's first and last.
+        later_turns: what the user says in this conversation behind the answer, where a file says it.
+        system: what the target is told in front of them; None leaves it to the chat template.
+    """
+
+    prompt_id: str
+    category: str
+    turns: tuple[str, ...]
+    later_turns: tuple[str, ...] = ()
+    system: str | None = None
+
+    def as_line(self) -> str:
+        """Return the line of JSON that `read_prompts` reads back."""
+        told = [] if self.system is None else [_message("system", self.system)]
+        said = [_message("assistant" if place % 2 else "user", turn) for place, turn in enumerate(self.turns)]
+        line = {"id": self.prompt_id, "category": self.category, "messages": [*told, *said]}
+        return json.dumps(line | ({"later_turns": self.later_turns} if self.later_turns else {}), ensure_ascii=False)
+
+    @classmethod
+    def from_line(cls, text: str) -> Conversation:
+        """Read a line that `as_line` made."""
+        line = json.loads(text)
+        told = [message["content"] for message in line["messages"] if message["role"] == "system"]
+        said = tuple(message["content"] for message in line["messages"] if message["role"] != "system")
+        return cls(line["id"], line["category"], said, tuple(line.get("later_turns", ())), told[0] if told else None)
+
+
+def _message(role: str, content: str) -> dict[str, str]:
+    return {"role": role, "content": content}
+
+
+class Seen:
+    """Tells whether a prompt has come before, whatever its case, its blanks and its signs."""
+
+    def __init__(self) -> None:
+        self._digests: set[bytes] = set()
+
+    def is_new(self, conversation: Conversation) -> bool:
+        """Tell it, and remember the prompt."""
+        words = re.findall(r"\w+", " ".join(conversation.turns).lower())
+        digest = blake2b(" ".join(words).encode(), digest_size=8).digest()
+        before = len(self._digests)
+        self._digests.add(digest)
+        return len(self._digests) > before
+
+
+def read_prompts(sources: Iterable[str], seed: int, allow_tests: bool) -> tuple[list[Conversation], Counter[str]]:
+    """Read the prompts of JSON Lines files, or let `reasoning_gym:TASK:COUNT` make some; beside them, how many lines
+    were left out and why.
+
+    Each line has `messages` (role and content), `conversations` (from and value, as ShareGPT has it), or a `prompt`.
+    Of a conversation the user's turns are taken; what an assistant said there is left to the target.
+
+    Raises:
+        UserError: no such file or task, or a file of questions that are for testing.
+    """
+    kept: list[Conversation] = []
+    counts: Counter[str] = Counter()
+    for source in sources:
+        if source.startswith(GENERATED):
+            kept += generated_prompts(source, seed)
+            continue
+        for line in text_lines(Path(source)):
+            try:
+                row = json_object(line)
+            except UnusablePrompt:
+                counts["broken"] += 1
+                continue
+            if "turns" in row and not allow_tests:
+                raise UserError(
+                    f"{source}: these are questions of Spec-Bench or MT-bench, which are for testing; take other "
+                    "prompts, or test_prompts=true for texts that no published drafter learns on"
+                )
+            conversation = _conversation(row, line, Path(source).stem)
+            counts["without_a_user"] += conversation is None
+            kept += [] if conversation is None else [conversation]
+    return kept, counts
+
+
+def generated_prompts(source: str, seed: int) -> list[Conversation]:
+    """Return the questions of `reasoning_gym:TASK:COUNT`; COUNT is 1000 where it is left out.
+
+    Raises:
+        UserError: the package is not installed, or it has no such task.
+    """
+    try:
+        import reasoning_gym
+    except ModuleNotFoundError as error:
+        raise UserError(f"prompts: {source} needs a package: pip install 'spec-lab[prompts]'") from error
+    _, task, number = [*source.split(":"), "1000"][:3]
+    if not number.isdigit():
+        raise UserError(f"prompts: {source}: write {GENERATED}TASK:COUNT, with COUNT a number")
+    try:
+        questions = reasoning_gym.create_dataset(task, size=int(number), seed=seed)
+    except ValueError as error:
+        raise UserError(f"prompts: {source}: {one_line(error)}") from error
+    return [Conversation(f"{task}-{place:06d}", task, (row["question"],)) for place, row in enumerate(questions)]
+
+
+def _conversation(row: Mapping[str, Any], line: TextLine, stem: str) -> Conversation | None:
+    """Return what a line holds; None where no user says anything."""
+    if isinstance(row.get("prompt"), str):
+        said = [("user", row["prompt"])]
+    else:
+        said = list(_said(row.get("messages") or row.get("conversations") or row.get("turns") or ()))
+    told = [text for role, text in said if role == "system"]
+    asked = [text for role, text in said if role == "user" and text.strip()]
+    if not asked:
+        return None
+    prompt_id = str(row.get("id", f"{stem}-{line.index:06d}"))
+    first = Conversation(prompt_id, str(row.get("category", stem)), (asked[0],), tuple(asked[1:]))
+    return replace(first, system=told[0]) if told else first
+
+
+def _said(messages: Any) -> Iterator[tuple[str, str]]:
+    """Yield who says what; what has another form is left out."""
+    for message in messages if isinstance(messages, list) else ():
+        if isinstance(message, str):
+            yield "user", message
+        elif isinstance(message, dict):
+            role = ROLES.get(str(message.get("role", message.get("from"))))
+            text = message.get("content", message.get("value"))
+            if role is not None and isinstance(text, str):
+                yield role, text

@@ -1,0 +1,57 @@
+"""The schema of the texts that a target writes: type, default, explanation and bounds of every key; without torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from spec_lab.menu.bounds import out_of_bounds
+from spec_lab.menu.config import knob
+
+MOST_TEXTS = 10**8
+LONGEST = 2**17
+
+
+@dataclass
+class TextsConfig:
+    """Prompts, and how the target answers them."""
+
+    prompts: list[str] = knob(
+        [],
+        "JSON Lines files with `messages`, `conversations` or `prompt`, and reasoning_gym:TASK:COUNT; [] lets the "
+        "target write its own prompts",
+    )
+    test_prompts: bool = knob(False, "let question files of Spec-Bench and MT-bench, which are for testing, be prompts")
+    num_texts: int = knob(100_000, "texts in all; files with fewer prompts give fewer", least=1, most=MOST_TEXTS)
+    second_turns: float = knob(
+        0.2, "share of the texts that answer the second turn of a conversation", least=0, most=0.8
+    )
+    max_prompt_tokens: int = knob(512, "longest prompt, with its template", least=8, most=LONGEST)
+    max_new_tokens: int = knob(256, "longest answer; a longer one is cut", least=1, most=LONGEST)
+    temperatures: list[float] = knob(
+        [0.0, 0.0, 0.7, 1.0],
+        "an equal share of the texts is written at each; 0 is greedy, and one may stand twice",
+        least=0,
+    )
+    top_p: float | None = knob(None, "sample from the smallest set of tokens this likely; null is all", above=0, most=1)
+    prompt_temperatures: list[float] = knob(
+        [1.0], "the temperatures at which the target writes prompts, a file at each in turn", above=0
+    )
+    batch_size: int = knob(256, "texts written together", least=1, most=2**14)
+    rounds_per_replay: int = knob(16, "tokens a text between two looks of the host, on a GPU", least=1, most=64)
+    texts_per_file: int = knob(8192, "texts a file, and so the most that a kill loses", least=1, most=2**17)
+    thinking: bool | None = knob(None, "the chat template's enable_thinking; null leaves it to the template")
+    seed: int = knob(0, "seed of prompts and answers", least=0)
+
+    @property
+    def longest(self) -> int:
+        """Is the length of the longest text, in tokens."""
+        return self.max_prompt_tokens + self.max_new_tokens
+
+
+def problems(config: TextsConfig) -> list[str]:
+    """Return what speaks against the settings, a line each."""
+    found = out_of_bounds(config)
+    for name, example in (("temperatures", 0), ("prompt_temperatures", 1)):
+        if not getattr(config, name):
+            found.append(f"{name}=[]: texts are written at one temperature at least; use {name}=[{example}]")
+    return found

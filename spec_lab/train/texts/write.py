@@ -1,0 +1,172 @@
+"""The target as a writer of texts: loaded once, with an engine for each temperature, many texts at a time."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from spec_lab.core.results import RequestRecord
+from spec_lab.core.types import Request
+from spec_lab.engine.engine import Engine
+from spec_lab.library import compose
+from spec_lab.measure.lab import default_num_threads, plain_engine
+from spec_lab.menu.chosen import Chosen
+from spec_lab.menu.config import SamplingConfig
+from spec_lab.menu.devices import runs_on_cuda
+from spec_lab.menu.refusals.run import admit
+from spec_lab.record.progress import Beats
+from spec_lab.train.texts.header import WrittenBy, digest_of_text, digest_of_weights
+from spec_lab.train.texts.settings import TextsConfig
+from spec_lab.wiring.limits import engine_limits
+from spec_lab.wiring.models import TargetBuild, load_models, thinking_markers
+from spec_lab.workloads.chat_template import stored_template
+from spec_lab.workloads.tokenizer import TargetTokenizer
+
+
+def choose_target(words: Sequence[str], config: TextsConfig) -> Chosen:
+    """Return the run of plain decoding that `words`, such as `target=hf target.path=DIR`, name for these texts.
+
+    Raises:
+        UserError: a word is mistyped, or the run is refused.
+    """
+    own = ["drafter=none", "prune=prefill", "references=[]", "row_invariant=false", f"batch_size={config.batch_size}"]
+    named = {word.partition("=")[0] for word in words}
+    device = next((word.partition("=")[2] for word in words if word.startswith("device=")), "auto")
+    if "graph" not in named and runs_on_cuda(device):
+        own += ["graph=round", f"graph.rounds_per_replay={config.rounds_per_replay}"]
+    lengths = [f"max_new_tokens={config.max_new_tokens}", f"cache.max_seq_len={config.longest}", f"seed={config.seed}"]
+    return admit(compose([*own, *lengths, *words]).config)
+
+
+@dataclass(slots=True)
+class Writer:
+    """Writes behind prompts. Its engines share the target; each has caches and graphs of its own."""
+
+    chosen: Chosen
+    tokenizer: TargetTokenizer
+    models: TargetBuild
+    config: TextsConfig
+    _engines: dict[float, Engine] = field(default_factory=dict)
+
+    @classmethod
+    def load(cls, chosen: Chosen, config: TextsConfig) -> Writer:
+        """Load tokenizer and weights.
+
+        Raises:
+            UserError: they are not what they should be.
+        """
+        torch.set_num_threads(chosen.config.num_threads or default_num_threads(chosen))
+        tokenizer = TargetTokenizer(chosen.target_folder, config.thinking)
+        return cls(chosen, tokenizer, load_models(chosen, config.longest, thinking_markers(tokenizer)), config)
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        """The ids that end a text."""
+        return self.models.target.eos_token_ids
+
+    def written_by(self) -> WrittenBy:
+        """Say whose texts these are."""
+        folder = self.chosen.target_folder
+        name = self.chosen.config.target.path or self.chosen.config.target.name
+        template = digest_of_text(stored_template(folder))
+        vocab_size = self.models.target.config.vocab_size
+        return WrittenBy(Path(name).name, digest_of_weights(folder), self.tokenizer.digest(), template, vocab_size)
+
+    def write(self, requests: list[Request], temperature: float, progress: TextProgress) -> list[RequestRecord]:
+        """Return what the target writes behind each prompt, in their order.
+
+        Prompts of one length are begun together, since rows of one length attend together. What is written does not
+        depend on the order, but for rounding.
+        """
+        by_length = sorted(requests, key=lambda request: (-request.max_new_tokens, len(request.prompt_ids)))
+        engine = self._engine(temperature)
+        with _without_collecting():
+            records = engine.generate(by_length, on_finish=progress.count).requests
+        found = {record.request_id: record for record in records}
+        return [found[request.request_id] for request in requests]
+
+    def _engine(self, temperature: float) -> Engine:
+        """Return the engine of a temperature; one more is kept only where the device has room for it."""
+        if temperature not in self._engines:
+            if self._is_tight():
+                self._engines.clear()
+                gc.collect()  # an engine and its graphs hold one another
+            sampling = SamplingConfig(temperature, top_p=self.config.top_p if temperature else None)
+            chosen = self.chosen.again(dataclasses.replace(self.chosen.config, sampling=sampling))
+            longest = Request("longest", "", (0,) * self.config.max_prompt_tokens, self.config.max_new_tokens)
+            limits = engine_limits(chosen, [longest] * self.config.batch_size, 0)
+            self._engines[temperature] = plain_engine(chosen, self.models, limits)
+        return self._engines[temperature]
+
+    def _is_tight(self) -> bool:
+        if self.models.device.type != "cuda":
+            return bool(self._engines)
+        free, total = torch.cuda.mem_get_info(self.models.device)
+        return free < total / 2
+
+
+@contextmanager
+def _without_collecting() -> Iterator[None]:
+    """Let no garbage be looked for meanwhile: a list a token makes Python look through all objects again and again,
+    which takes as long as the accounts themselves."""
+    gc.collect()
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+class TextProgress:
+    """Counts finished texts, and says every ten seconds on stderr how many there are, how fast, and how long it takes.
+
+    `with TextProgress("answers", num_texts, done) as progress: ...`
+    """
+
+    def __init__(self, what: str, num_texts: int, num_done: int = 0) -> None:
+        self._what, self._num_texts = what, num_texts
+        self._num_done = self._num_before = num_done
+        self.num_tokens = 0
+        self._began_at = time.perf_counter()
+        self._beats = Beats(self.say)
+
+    def __enter__(self) -> TextProgress:
+        self.say()
+        self._beats.__enter__()
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._beats.__exit__(None, None, None)
+        self.say()
+
+    @property
+    def seconds(self) -> float:
+        """The time since it began."""
+        return time.perf_counter() - self._began_at
+
+    def count(self, record: RequestRecord) -> None:
+        """Count a text that has ended."""
+        self._num_done += 1
+        self.num_tokens += len(record.output_ids)
+
+    def say(self) -> None:
+        """Print where it stands."""
+        seconds, num_new = max(self.seconds, 1e-9), self._num_done - self._num_before
+        num_texts = max(self._num_texts, self._num_done)
+        remaining = f", {seconds / num_new * (num_texts - self._num_done):.0f} s to go" if num_new else ""
+        print(
+            f"[{seconds:6.1f} s] {self._what}: {self._num_done}/{num_texts} texts, {self.num_tokens} tokens, "
+            f"{self.num_tokens / seconds:.0f} tokens/s{remaining}",
+            file=sys.stderr,
+            flush=True,
+        )

@@ -1,0 +1,66 @@
+"""Prompt lookup as one kernel and as C, against the torch operators that define it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from spec_kernels import lookup
+from spec_kernels.native.rounds import extend_and_look_up as in_c
+from spec_lab.drafters.ngram import LookUp, extend_and_look_up
+from tests.kernel_lab import DEVICE
+
+FORMS = [pytest.param(lookup.extend_and_look_up, DEVICE, id="triton"), pytest.param(in_c, torch.device("cpu"), id="c")]
+CAPACITY = 40
+NUM_SLOTS = 6
+
+
+@pytest.mark.parametrize(("look_up", "device"), FORMS)
+@pytest.mark.parametrize("sizes", [(4, 2, 3), (1, 1, 1), (9, 3, 5), (2, 2, 8)], ids=str)
+@pytest.mark.parametrize("tile", [4, 2048])
+def test_it_is_what_torch_says(
+    look_up: LookUp, device: torch.device, sizes: tuple[int, int, int], tile: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ragged texts over three tokens, of one token up to all there is room for; rows that emit nothing, and padding
+    whose slot is shared. What stands behind the known text is junk that would match."""
+    monkeypatch.setattr(lookup, "_MOST_PLACES", tile)
+    torch.manual_seed(sum(sizes))
+    texts = torch.randint(1, 3, (NUM_SLOTS + 1, CAPACITY))
+    texts[1, :20] = torch.arange(20)
+    for _ in range(6):
+        slots = torch.cat((torch.randperm(NUM_SLOTS)[:4], torch.tensor([NUM_SLOTS, NUM_SLOTS])))
+        counts = torch.cat((torch.randint(0, 5, (4,)), torch.zeros(2, dtype=torch.int64)))
+        starts = torch.cat((torch.randint(1, CAPACITY - 5, (4,)), torch.ones(2, dtype=torch.int64)))
+        starts[0], starts[1] = CAPACITY - 5, 1
+        tokens = torch.randint(1, 3, (6, 9))[:, ::1][:, 2:7]
+        places = slots, starts, tokens, counts
+        got_texts = texts.to(device)
+        got = look_up(got_texts, *(part.to(device) for part in places), *sizes)
+        expected = extend_and_look_up(texts, *places, *sizes)
+        assert torch.equal(got.cpu(), expected)
+        assert torch.equal(got_texts.cpu(), texts)
+
+
+@pytest.mark.parametrize(("look_up", "device"), FORMS)
+@pytest.mark.parametrize(
+    ("text", "sizes", "drafts"),
+    [
+        pytest.param([5, 6, 7, 8, 5, 6], (4, 2, 3), [7, 8, 5], id="a match in front"),
+        pytest.param([5, 6, 7, 8, 5, 6], (4, 3, 3), [0, 0, 0], id="too short a match"),
+        pytest.param([1, 2, 3, 4, 5, 6], (4, 1, 3), [0, 0, 0], id="no match"),
+        pytest.param([9, 9, 9], (2, 1, 3), [9, 0, 0], id="a match that runs into the end"),
+        pytest.param([1, 2, 9, 3, 2, 8, 1, 2], (2, 1, 1), [9], id="the longer one before the later one"),
+        pytest.param([2, 9, 3, 2, 8, 1, 2], (3, 1, 1), [8], id="the later of equal ones"),
+        pytest.param([7], (4, 1, 2), [0, 0], id="one token"),
+    ],
+)
+def test_what_is_drafted(
+    look_up: LookUp, device: torch.device, text: list[int], sizes: tuple[int, int, int], drafts: list[int]
+) -> None:
+    """The last token is new; what an earlier request left behind it is not read."""
+    texts = torch.full((2, 12), text[-1], device=device)
+    texts[0, : len(text) - 1] = torch.tensor(text[:-1], device=device)
+    places = (torch.tensor([number], device=device) for number in (0, len(text) - 1))
+    tokens, counts = torch.tensor([[text[-1], 3]], device=device), torch.tensor([1], device=device)
+    assert look_up(texts, *places, tokens, counts, *sizes).tolist() == [drafts]
+    assert texts[0, : len(text)].tolist() == text

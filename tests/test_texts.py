@@ -1,0 +1,174 @@
+"""The texts that drafters learn on: written by a tiny target, kept in a folder, packed into rows."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from spec_lab.errors import UserError, visible
+from spec_lab.train.texts.__main__ import main
+from spec_lab.train.texts.folder import Texts
+from spec_lab.train.texts.header import TextsHeader
+from spec_lab.train.texts.packing import pack
+from spec_lab.train.texts.show import show_texts
+from spec_lab.workloads.tokenizer import TargetTokenizer
+from tests.tiny_checkpoints import make_tiny_target
+from tests.tiny_gguf import write_gguf
+
+SIZES = [
+    *("num_texts=12", "max_new_tokens=6", "max_prompt_tokens=200", "batch_size=4", "texts_per_file=4"),
+    *("second_turns=0.25", "temperatures=[0,1]", "num_threads=1", "kernels=torch"),
+]
+IM_END = 2
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("target")
+    model = make_tiny_target(folder / "hf", "llama", vocab_size=320, num_hidden_layers=1, tie_word_embeddings=False)
+    return write_gguf(folder / "tiny.gguf", model, pre="smollm")
+
+
+def write(target: Path, folder: Path, *words: str) -> int:
+    return main(["target=hf", f"target.path={target}", f"output_dir={folder}", *SIZES, *words])
+
+
+@pytest.fixture(scope="module")
+def folder(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("texts") / "out"
+    assert write(target, folder, "graph=round", "graph.rounds_per_replay=4") == 0
+    return folder
+
+
+def test_a_target_writes_prompts_and_answers(folder: Path) -> None:
+    texts = Texts.load(folder)
+    counts = texts.header.counts("answers")
+    assert len(texts) == counts["kept"] == 12
+    assert texts.num_written_tokens == counts["tokens"] <= 12 * 6
+    assert len(texts.conversations.unique()) == 9  # three of the texts are second turns
+    prompts = [json.loads(line) for file in sorted(folder.glob("prompts-*.jsonl")) for line in file.open()]
+    assert len({prompt["messages"][0]["content"] for prompt in prompts}) == len(prompts) >= 9
+    follow_ups = [json.loads(line) for file in folder.glob("followups-*.jsonl") for line in file.open()]
+    assert all([m["role"] for m in line["messages"]] == ["user", "assistant", "user"] for line in follow_ups)
+
+
+def test_another_way_to_decode_writes_the_same_texts(target: Path, folder: Path, tmp_path: Path) -> None:
+    assert write(target, tmp_path / "out", "graph=eager", "batch_size=3") == 0
+    assert torch.equal(Texts.load(tmp_path / "out").tokens, Texts.load(folder).tokens)
+
+
+def test_the_same_command_goes_on_and_another_is_refused(
+    target: Path, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copied = tmp_path / "out"
+    copied.mkdir()
+    header = TextsHeader.read(folder)
+    lost = sorted(name for name in header.files if name.startswith("answers"))[1:]
+    for name in header.files:
+        (copied / name).write_bytes((folder / name).read_bytes() if name not in lost else b"half a file")
+    header.files = {name: counts for name, counts in header.files.items() if name not in lost}
+    header.write(copied)
+    assert write(target, copied) == 0
+    assert torch.equal(Texts.load(copied).tokens, Texts.load(folder).tokens)
+    assert write(target, copied, "max_new_tokens=7") == 2
+    assert "max_new_tokens" in capsys.readouterr().err
+
+
+def test_files_of_prompts(target: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "own.jsonl"
+    said = [
+        {"from": "human", "value": "One, two"},
+        {"from": "gpt", "value": "x"},
+        {"from": "human", "value": "And then"},
+    ]
+    rows = [
+        {"prompt": "How much is it?"},
+        {"prompt": "how much is it"},
+        {"prompt": "long " * 100},
+        {"messages": [{"role": "system", "content": "Be kind"}, {"role": "user", "content": "Hello there"}]},
+        {"conversations": said},
+        {"messages": []},
+    ]
+    file.write_text("\n".join([*map(json.dumps, rows), "no json"]))
+    assert write(target, tmp_path / "out", f"prompts=[{file}]", "second_turns=0.5") == 0
+    texts = Texts.load(tmp_path / "out")
+    counts = texts.header.counts("prompts")
+    named = ("kept", "duplicate", "too_long", "broken", "without_a_user")
+    assert [counts[name] for name in named] == [3, 1, 1, 1, 1]
+    assert len(texts) == 4  # three conversations, of which one has a second turn
+    questions = tmp_path / "questions.jsonl"
+    questions.write_text(json.dumps({"question_id": 1, "category": "math", "turns": ["How many?"]}))
+    assert write(target, tmp_path / "other", f"prompts=[{questions}]") == 2
+    assert "testing" in capsys.readouterr().err
+
+
+def test_turns_of_a_conversation_are_held_out_together(folder: Path) -> None:
+    texts = Texts.load(folder)
+    rest, held_out = texts.split(0.5, seed=1)
+    assert len(rest) + len(held_out) == len(texts) and len(rest) and len(held_out)
+    assert not set(rest.conversations.tolist()) & set(held_out.conversations.tolist())
+    places = (texts.conversations == held_out.conversations[0]).nonzero()[:, 0]
+    assert torch.equal(held_out.text(0), texts.text(int(places[0])))
+
+
+def test_rows_hold_whole_texts_and_only_what_was_written_counts(folder: Path) -> None:
+    texts = Texts.load(folder)
+    packed = texts.packed(row_length=512, seed=0)
+    assert int(packed.is_supervised.sum()) == texts.num_written_tokens and packed.num_cut == 0
+    found = set()
+    for row, segments, positions in zip(packed.tokens, packed.segments, packed.positions, strict=True):
+        for segment in range(1, int(segments.max()) + 1):
+            at = segments == segment
+            assert positions[at].tolist() == list(range(int(at.sum())))
+            found.add(tuple(row[at].tolist()))
+    assert found == {tuple(texts.text(index).tolist()) for index in range(len(texts))}
+    written = texts.tokens[texts.supervised()]
+    assert torch.equal(texts.count_written_tokens(320), torch.bincount(written.long(), minlength=320))
+
+
+def test_what_counts_is_shown_and_a_mask_of_everything_refused(
+    target: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert write(target, folder, "--show-data=2") == 0
+    shown, texts = capsys.readouterr().out, Texts.load(folder)
+    answer = TargetTokenizer(target).decode(texts.text(1)[texts.prompt_lengths[1] :].tolist())
+    assert shown.count("[[") == 2 and f"<|im_start|>assistant\n[[{visible(answer, keep=chr(10))}]]" in shown
+    everything = dataclasses.replace(texts, prompt_lengths=torch.zeros_like(texts.prompt_lengths))
+    with pytest.raises(UserError, match="prompts too"):
+        show_texts(everything, TargetTokenizer(target), 1, in_colour=False)
+
+
+def test_a_plan_says_what_the_texts_take_and_refuses_a_full_disk(
+    target: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert write(target, tmp_path / "out", "--plan=100") == 0
+    said = capsys.readouterr().out
+    assert "2,472" in said and "25" in said  # tokens of 12 texts of 200 + 6, all of which the target writes, at 100/s
+    assert not (tmp_path / "out").exists()
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=1000))
+    assert write(target, tmp_path / "out", "--plan=100") == 2
+    assert write(target, tmp_path / "out") == 2
+    assert "num_texts" in capsys.readouterr().err
+
+
+def test_tasks_of_a_package_that_is_not_here_are_refused_with_its_name(
+    target: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "reasoning_gym", None)
+    assert write(target, tmp_path / "out", "prompts=[reasoning_gym:gsm_symbolic:3]") == 2
+    assert "pip install" in capsys.readouterr().err
+
+
+def test_a_text_longer_than_a_row_is_cut_and_counted() -> None:
+    tokens = torch.arange(30, dtype=torch.int32)
+    packed = pack(tokens, torch.tensor([0, 12, 18, 30]), torch.tensor([2, 1, 10]), row_length=8, seed=0)
+    assert packed.num_cut == 2  # the third has no answer within a row, and is left out
+    assert np.unique(packed.segments.numpy()).tolist() == [0, 1]
+    assert int(packed.is_supervised.sum()) == 6 + 5
