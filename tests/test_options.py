@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -18,8 +19,9 @@ from spec_lab.menu import registry
 from spec_lab.menu.chosen import choose
 from spec_lab.menu.option import CatchupPruningOption, CheckerOption, PromptPruningOption
 from spec_lab.menu.refusals.run import refusals
-from spec_lab.options.shipped import SHIPPED, ZOO
+from spec_lab.options.shipped import SHIPPED
 from spec_lab.workloads.prompt_files import PROMPTS_FOLDER
+from tests.covering import each_value
 from tests.tiny_assistant import make_tiny_assistant
 from tests.tiny_mtp import make_tiny_mtp
 from tests.tiny_runs import make_runnable_pair
@@ -38,17 +40,14 @@ SHAPES = [
 
 RUNNABLE = [entry for entry in OPTIONS if entry not in SHAPES and entry[1] not in ("auto", *PACKAGED)]
 """Those in packages of their own have tests of their own (test_smollm2.py)."""
-INTERPRETED = ("attention", "triton")
-SAMPLED = ["acceptance=rejection", "sampling=sampled", "drafter.draft_sampling=distribution"]
 NEEDS = {
-    ("acceptance", "rejection"): SAMPLED,
-    **{("acceptance", rule): ["sampling=sampled"] for rule in ("typical", "threshold", "cascade", "mentored", "fuzzy")},
-    ("sampling", "sampled"): SAMPLED,
-    ("workload", "jsonl"): [f"workload.path={PROMPTS_FOLDER / 'dates.jsonl'}"],
-    ("workload", "spec_bench"): ["workload.path=question.jsonl"],
-    ("logger", "wandb"): ["logger.mode=disabled"],
+    "acceptance=rejection": ["sampling=sampled", "drafter.draft_sampling=distribution"],
+    **{f"acceptance={rule}": ["sampling=sampled"] for rule in ("typical", "threshold", "cascade", "mentored", "fuzzy")},
+    "workload=jsonl": [f"workload.path={PROMPTS_FOLDER / 'dates.jsonl'}"],
+    "workload=spec_bench": ["workload.path=question.jsonl"],
+    "logger=wandb": ["logger.mode=disabled"],
     # In Triton's interpreter: short prompts.
-    INTERPRETED: ["workload=random_ids", "workload.prompt_tokens=8", "workload.num_requests=2"],
+    "attention=triton": ["workload=random_ids", "workload.prompt_tokens=8", "max_new_tokens=3"],
 }
 CHEAP = [
     *("max_new_tokens=6", "repeats=1", "warmup_requests=0", "profile_rounds=0", "num_threads=1", "batch_size=2"),
@@ -74,16 +73,24 @@ def drafter_folders(pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFa
     return folders | {"eagle3": pair[1], "draft_model": pair[0]}
 
 
-def target_overrides(group: str, option: str, pair: tuple[Path, Path], folders: dict[str, Path]) -> list[str]:
-    """Choose the shipped target where that is the option, else the tiny one, with the drafter's weights where it has
+def options_of(group: str) -> list[str]:
+    return [f"{group}={option}" for name, option in RUNNABLE if name == group]
+
+
+def command_of(row: Sequence[str], pair: tuple[Path, Path], folders: dict[str, Path]) -> list[str]:
+    """Choose the shipped target where that is asked for, else the tiny one, with the drafter's weights where it has
     some.
     """
-    if group == "target" and option in SHIPPED:
-        return [f"drafter={SHIPPED[option][0]}"]
-    drafter = option if group == "drafter" else "eagle3"
-    weights = [f"drafter.path={folders[drafter]}"] if drafter in folders else []
-    target = option if group == "target" else "hf"
-    return [f"target={target}", f"target.path={pair[0]}", *weights]
+    needs = [need for option in row for need in NEEDS.get(option, [])]
+    chosen = dict(option.split("=", 1) for option in row)
+    target = chosen.get("target", "hf")
+    drafter = chosen.get("drafter", SHIPPED[target][0] if target in SHIPPED else "eagle3")
+    if target in SHIPPED:
+        where = []
+    else:
+        where = [f"target.path={pair[0]}"] + ([f"drafter.path={folders[drafter]}"] if drafter in folders else [])
+    words = [f"target={target}", f"drafter={drafter}", *where, *CHEAP, *row, *needs]
+    return list({word.partition("=")[0]: word for word in words}.values())
 
 
 @pytest.mark.parametrize(("group", "option"), SHAPES)
@@ -95,61 +102,70 @@ def test_a_shape_composes(group: str, option: str) -> None:
     assert choices[group].split("+")[0] == option
 
 
-def skip_without_weights(group: str, option: str) -> None:
-    if group == "target" and option in SHIPPED and not (ZOO / option).is_dir():
-        pytest.skip("this checkout has no shipped weights")
-
-
-@pytest.mark.parametrize(("group", "option"), RUNNABLE)
-def test_every_option_builds_and_runs(
-    group: str, option: str, pair: tuple[Path, Path], drafter_folders: dict[str, Path], empty_folder: Path
-) -> None:
-    skip_without_weights(group, option)
-    (empty_folder / "question.jsonl").write_text(QUESTIONS)
-    chosen = [
-        f"{group}={option}",
-        *NEEDS.get((group, option), []),
-        *target_overrides(group, option, pair, drafter_folders),
-        *CHEAP,
-    ]
-    config, choices = compose_run(list(dict.fromkeys(chosen)))
-    assert refusals(config) == []
-    assert f"{group:12}{option:16}".rstrip() in describe(config, choices, [])
-
-    summary = run(choose(config), choices, empty_folder / "run")
-
-    assert choices[group].split("+")[0] == option
-    num_turns = 2 if option == "spec_bench" else 1
-    assert (summary["status"], summary["num_requests"]) == ("finished", 2 * num_turns)
-    assert summary["num_draft_tokens"] == config.drafter.num_draft_tokens
-    assert summary["output_tokens"] > 2
-    assert summary["divergence"] is None or summary["divergence"]["bugs"] == 0
-
-
-EXAMINED = [
-    *(entry for entry in RUNNABLE if entry[0] in ("drafter", "acceptance", "graph") and entry[1] != "none"),
-    ("attention", "triton"),
-    *(("prune.prefill", name) for name in registry.load().options(PromptPruningOption)),
-    *(("prune.catchup", name) for name in registry.load().options(CatchupPruningOption)),
+PRUNINGS = [*options_of("prune"), "prune.catchup=pre_attention"]
+REFERENCES = [f"references={names}" for names in ("[plain,unpruned]", "[]", "[plain]", "[unpruned]")]
+DRAFTERS = options_of("drafter")
+FREE_DRAFTERS = [
+    f"drafter={name}" for name in ("random", "ngram", "eagle3", "draft_model", "frozen_kv", "mtp_eagle", "mtp_vanilla")
+]
+"""Those that go with most rules of acceptance; the seventh is beside the seventh rule, rejection, of samples."""
+RUNS: list[tuple[str, ...]] = [
+    *each_value(DRAFTERS, options_of("graph"), options_of("workload"), PRUNINGS, REFERENCES, options_of("logger")),
+    *each_value(options_of("acceptance"), FREE_DRAFTERS, PRUNINGS, REFERENCES),
+    *each_value(options_of("target"), ["tree=none"], ["sampling=greedy"], ["attention=torch"]),
+    *[(option,) for option in (*options_of("tree")[1:], *options_of("attention")[1:])],
 ]
 
 
-@pytest.mark.parametrize(("group", "option"), EXAMINED)
+@pytest.mark.parametrize("row", RUNS, ids=" ".join)
+def test_every_option_builds_and_runs(
+    row: tuple[str, ...], pair: tuple[Path, Path], drafter_folders: dict[str, Path], empty_folder: Path
+) -> None:
+    (empty_folder / "question.jsonl").write_text(QUESTIONS)
+    config, choices = compose_run(command_of(row, pair, drafter_folders))
+    assert refusals(config) == []
+    described = describe(config, choices, [])
+    for group, _, option in (word.partition("=") for word in row):
+        if group in choices:
+            assert f"{group:12}{option:16}".rstrip() in described
+            assert choices[group].split("+")[0] == option
+
+    summary = run(choose(config), choices, empty_folder / "run")
+
+    num_turns = 2 if "workload=spec_bench" in row else 1
+    assert (summary["status"], summary["num_requests"]) == ("finished", 2 * num_turns)
+    assert summary["num_draft_tokens"] == config.drafter.num_draft_tokens
+    assert summary["output_tokens"] > 2
+    assert set(summary["references"]) <= set(config.references)
+    assert summary["divergence"] is None or summary["divergence"]["bugs"] == 0
+
+
+PROMPT_PRUNINGS = [f"prune.prefill={name}" for name in registry.load().options(PromptPruningOption)]
+CATCHUP_PRUNINGS = [f"prune.catchup={name}" for name in registry.load().options(CatchupPruningOption)]
+EXAMINED: list[tuple[str, ...]] = [
+    *each_value(
+        options_of("acceptance"),
+        FREE_DRAFTERS,
+        options_of("graph"),
+        PROMPT_PRUNINGS,
+        CATCHUP_PRUNINGS,
+    ),
+    ("drafter=oracle",),
+    ("attention=triton",),
+]
+
+
+@pytest.mark.parametrize("row", EXAMINED, ids=" ".join)
 def test_the_doctor_examines_every_option(
-    group: str,
-    option: str,
+    row: tuple[str, ...],
     pair: tuple[Path, Path],
     drafter_folders: dict[str, Path],
     empty_folder: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Random weights draft badly, which is a fault (1); what must not happen is a refusal or an error of ours."""
-    skip_without_weights(group, option)
-    (empty_folder / "question.jsonl").write_text(QUESTIONS)
-    where = target_overrides(group, option, pair, drafter_folders)
-    chosen = [f"{group}={option}", *NEEDS.get((group, option), []), *where, *CHEAP, "max_new_tokens=16"]
-
-    assert examine(list(dict.fromkeys(chosen))) in (0, 1)
+    longer = [] if "attention=triton" in row else ["max_new_tokens=16"]
+    assert examine([*command_of(row, pair, drafter_folders), *longer]) in (0, 1)
     assert "output against plain decoding" in capsys.readouterr().out
 
 
@@ -161,7 +177,8 @@ def test_every_row_is_an_option_that_is_walked() -> None:
     for kind, knob in registry.KNOBS.items():
         if kind is CheckerOption:
             continue
-        walked = {option for group, option in [*OPTIONS, *EXAMINED] if group == knob}
+        of_prunings = [tuple(word.split("=")) for word in (*PROMPT_PRUNINGS, *CATCHUP_PRUNINGS)]
+        walked = {option for group, option in [*OPTIONS, *of_prunings] if group == knob}
         assert set(registry.load().options(kind)) <= walked, knob
 
 
