@@ -55,7 +55,7 @@ def quality_table(runs: Sequence[PaperRun]) -> PaperTable:
     columns += [Column("checked", "answers checked", 0), Column("cut", "cut by the limit", 0)]
     note = (
         "Equal to plain's: share of outputs that are plain decoding's token for token, greedy runs alone. An answer "
-        "that the limit cut off counts as wrong."
+        "that the limit cut off counts as wrong; where all were, there is no share."
     )
     return table_of("quality", "Outputs and answers", columns, ("temperature", "line"), rows, note)
 
@@ -67,13 +67,14 @@ def _quality_row(line: LineRuns) -> Row:
     answers = [s["accuracy"] for s in summaries if s["accuracy"]["value"] is not None]
     checked = sum(answer["n"] for answer in answers)
     right = sum((answer["value"] or 0.0) * answer["n"] for answer in answers)
+    cut = sum(answer.get("cut", 0) for answer in answers)
     return row_of(
         line,
         {
             "equal": sum(s * n for s, n in known) / sum(n for _, n in known) if len(known) == len(equal) else None,
-            "right": right / checked if checked else None,
+            "right": right / checked if checked > cut else None,
             "checked": checked,
-            "cut": sum(answer.get("cut", 0) for answer in answers),
+            "cut": cut,
         },
     )
 

@@ -27,7 +27,10 @@ HOURS = re.compile(r"([\d,.]+) s on ([^.]+?) with torch")
 
 def drafter_table(runs: Sequence[PaperRun]) -> PaperTable:
     """Return a row a line of the acceptance tables."""
-    lines = {run.cell.line: run for run in runs if run.cell.part == "acceptance"}
+    lines: dict[str, PaperRun] = {}
+    for run in runs:
+        if run.cell.part == "acceptance":
+            lines.setdefault(run.cell.line, run)
     columns = [
         Column("line", "line"),
         Column("parameters", "parameters", 0),
@@ -37,10 +40,7 @@ def drafter_table(runs: Sequence[PaperRun]) -> PaperTable:
         Column("steps", "steps"),
         Column("cost", "training time"),
     ]
-    rows = [
-        Row({"line": line, **_values(run)}, {**run.provenance, "sampler": run.provenance["sampler"]})
-        for line, run in lines.items()
-    ]
+    rows = [Row({"line": line, **_values(run)}, run.provenance) for line, run in lines.items()]
     note = (
         "Parameters and bytes of the drafter's own file; what it shares with the target is not in it. Training as its "
         f"card ({CARD} beside the weights) says it."

@@ -25,6 +25,7 @@ def frontier_table(runs: Sequence[PaperRun]) -> PaperTable:
     speed = [run for run in runs if run.cell.part == "speed"]
     best = _best(speed)
     rows = [*_plain_rows(speed), *(_row(run, best.get(_point(run)) is run) for run in speed)]
+    rows.sort(key=lambda row: int(row.values["batch_size"] or 0))  # of one batch size plain decoding comes first
     columns = [
         BATCH,
         LINE,
