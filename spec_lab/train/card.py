@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 
+from spec_lab.train.checkpoint import load_weights, num_weight_bytes
 from spec_lab.train.drafter import DrafterDescription
 from spec_lab.train.evaluate import format_table
 from spec_lab.train.stages import RunFolder
@@ -198,7 +198,7 @@ def _record(folder: RunFolder, output: Path) -> dict[str, Any]:
 
 
 def _shapes(output: Path) -> dict[str, torch.Size]:
-    return {name: tensor.shape for name, tensor in load_file(output / "model.safetensors").items()}
+    return {name: tensor.shape for name, tensor in load_weights(output).items()}
 
 
 def _num_parameters(output: Path) -> int:
@@ -206,7 +206,7 @@ def _num_parameters(output: Path) -> int:
 
 
 def _megabytes(output: Path) -> float:
-    return (output / "model.safetensors").stat().st_size / 1e6
+    return num_weight_bytes(output) / 1e6
 
 
 def _reflow(card: str) -> str:

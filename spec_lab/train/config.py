@@ -80,6 +80,9 @@ class EvaluationConfig:
     num_draft_tokens: int = knob(3, "K of the acceptance length on the card", least=1, most=16)
     max_new_tokens: int = knob(256, "tokens after each prompt", least=1, most=MAX_LENGTH)
     batch_size: int = knob(1024, "prompts continued together", least=1, most=2**20)
+    every: int = knob(
+        500, "steps between two real decodings of held-out prompts, of a target that is taken as it lies", least=1
+    )
     rows_per_forward: int = knob(64, "texts that are measured together", least=1, most=2**20)
     limit_per_category: int | None = knob(None, "prompts of each category it is measured on; null: all", least=1)
     samples_per_category: int = knob(3, "texts of each category that are kept to be read", least=0)

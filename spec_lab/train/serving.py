@@ -41,12 +41,19 @@ class Serving:
 
     @classmethod
     def load(
-        cls, path: Path, device: torch.device, dtype: str, num_draft_tokens: int, batch_size: int, max_tokens: int
+        cls,
+        path: Path,
+        device: torch.device,
+        dtype: str,
+        num_draft_tokens: int,
+        batch_size: int,
+        max_tokens: int,
+        *more: str,
     ) -> Serving:
-        """Load the target of `path` for sequences of up to `max_tokens`."""
+        """Load the target of `path` for sequences of up to `max_tokens`; `more` are words of the run."""
         words = (
             *("target=hf", f"target.path={path}", f"device={device}", f"dtype={dtype}"),
-            *("references=[]", f"batch_size={batch_size}", "prune=none", "graph=eager"),
+            *("references=[]", f"batch_size={batch_size}", "prune=none", "graph=eager", *more),
         )
         longest = Request("longest", "", (0,) * (max_tokens // 2), max_tokens - max_tokens // 2)
         chosen = admit(compose([*words, "drafter=none"]).config)
@@ -59,7 +66,11 @@ class Serving:
 
     def decode(self, drafter: str, folder: Path | None, requests: Sequence[Request]) -> list[RequestRecord]:
         """Decode greedily, and return what each request was given."""
-        return self.engine(drafter, folder).generate(list(requests)).requests
+        engine = self.engine(drafter, folder)
+        learn = engine.parts.drafter.requirements.learn_continuations
+        if learn is not None:
+            learn({record.request_id: record.output_ids for record in self.decode("none", None, requests)})
+        return engine.generate(list(requests)).requests
 
     def _chosen(self, drafter: str, folder: Path | None) -> tuple[Chosen, Limits]:
         words = [*self.words, f"drafter={drafter}"]
