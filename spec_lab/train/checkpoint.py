@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import save_torch_state_dict
-from safetensors.torch import load_file
+from huggingface_hub import split_torch_state_dict_into_shards
+from safetensors.torch import load_file, save_file
 from torch import Tensor
+
+from spec_lab.checkpoints.checkpoint_files import INDEX_FILE
 
 MOST_FILE_BYTES = 15 * 10**6
 """Larger files do not go into a repository; a tensor that is larger still has a file of its own."""
@@ -24,8 +26,18 @@ def save_drafter(tensors: Mapping[str, Tensor], config: dict[str, Any], folder: 
         name: (tensor.to(torch.bfloat16) if tensor.is_floating_point() else tensor).detach().contiguous().cpu()
         for name, tensor in tensors.items()
     }
-    save_torch_state_dict(saved, folder, max_shard_size=MOST_FILE_BYTES)
+    save_weights(saved, folder)
     save_config(config, folder)
+
+
+def save_weights(tensors: dict[str, Tensor], folder: Path) -> None:
+    """Write tensors in as many files as they need."""
+    split = split_torch_state_dict_into_shards(tensors, max_shard_size=MOST_FILE_BYTES)
+    for file, names in split.filename_to_tensors.items():
+        save_file({name: tensors[name] for name in names}, folder / file, metadata={"format": "pt"})
+    if split.is_sharded:
+        index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
+        (folder / INDEX_FILE).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
 
 
 def save_config(config: dict[str, Any], folder: Path) -> None:

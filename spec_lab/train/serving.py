@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +32,14 @@ class Serving:
     Attributes:
         words: the run that is composed for each drafter, but for `drafter=`.
         longest: a request as long as any.
+        _composed: the run of each drafter, composed once.
     """
 
     words: tuple[str, ...]
     models: TargetBuild
     num_draft_tokens: int
     longest: Request
+    _composed: dict[str, Chosen] = field(default_factory=dict)
 
     @classmethod
     def load(
@@ -57,7 +59,7 @@ class Serving:
         )
         longest = Request("longest", "", (0,) * (max_tokens // 2), max_tokens - max_tokens // 2)
         chosen = admit(compose([*words, "drafter=none"]).config)
-        return cls(words, load_models(chosen, max_tokens), num_draft_tokens, longest)
+        return cls(words, load_models(chosen, max_tokens), num_draft_tokens, longest, {"none": chosen})
 
     def engine(self, drafter: str, folder: Path | None = None) -> Engine:
         """Make an engine that drafts with what lies in `folder`, or with a drafter that has no weights."""
@@ -73,12 +75,19 @@ class Serving:
         return engine.generate(list(requests)).requests
 
     def _chosen(self, drafter: str, folder: Path | None) -> tuple[Chosen, Limits]:
-        words = [*self.words, f"drafter={drafter}"]
-        if drafter != "none":
-            words.append(f"drafter.num_draft_tokens={self.num_draft_tokens}")
+        if drafter not in self._composed:
+            words = [*self.words, f"drafter={drafter}"]
+            if drafter != "none":
+                words.append(f"drafter.num_draft_tokens={self.num_draft_tokens}")
+            if folder is not None:
+                words.append(f"drafter.path={folder}")
+            self._composed[drafter] = admit(compose(words).config)
+        chosen = self._composed[drafter]
         if folder is not None:
-            words.append(f"drafter.path={folder}")
-        chosen = admit(compose(words).config)
+            config: Any = chosen.config
+            chosen = chosen.again(
+                dataclasses.replace(config, drafter=dataclasses.replace(config.drafter, path=str(folder)))
+            )
         num_slots = chosen.config.batch_size
         limits = engine_limits(chosen, [self.longest] * num_slots, chosen.config.drafter.num_draft_tokens)
         return chosen, limits
