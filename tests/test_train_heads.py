@@ -19,6 +19,7 @@ from spec_lab.train.eagle3_recipe import Eagle3Recipe
 from spec_lab.train.texts.folder import Answered, TextsFolder
 from spec_lab.train.texts.header import TextsHeader, WrittenBy, digest_of_weights
 from tests.tiny_checkpoints import make_tiny_target
+from tests.tiny_runs import write_prompts, write_tokenizer
 
 SMALL = [
     *("device=cpu", "packing.row_length=48", "packing.held_out=0.2", "evaluation.max_new_tokens=8"),
@@ -64,12 +65,17 @@ def llama(tmp_path: Path) -> Path:
 
 
 def test_a_head_is_proved_trained_watched_and_proved_again(llama: Path) -> None:
-    assert main(words(llama, *EAGLE3)) == 0
+    questions = [{"question_id": 1, "category": name, "turns": ["aabb"]} for name in ("maths", "writing")]
+    file = write_prompts(llama / "questions.jsonl", questions)
+    write_tokenizer(llama / "target")
+    assert main(words(llama, *EAGLE3, f"evaluation.prompts=[{file}]")) == 0
     record = record_of(llama)
     assert [point["step"] for point in record["truth"]["points"]] == [4, 6]
     assert set(record["truth"]["lines"]) == {"ngram", "untrained"}
     for point in record["truth"]["points"]:
         assert len(point["decoded"]["conditional_rates"]) == 3 and point["decoded"]["interval"]
+    card = (llama / "out" / "hf-eagle3" / "README.md").read_text()
+    assert "| ngram |" in card and "| writing | eagle3 |" in card
     assert max(record["proof"]["after"]["differences"]) < 1e-4 and record["proof"]["after"]["largest_logit"] > 0.1
 
 

@@ -49,7 +49,7 @@ token. Seed {recipe["seed"]}. {_where(training)}.
 {evaluation_section(_measurements(folder, measured), kind)}
 
 {LIMITS}"""
-    return _reflow(card)
+    return reflow(card)
 
 
 def _target_description(output: Path, description: TargetDescription, corpus: dict[str, Any]) -> str:
@@ -104,7 +104,7 @@ target's. {description.reading}
 {evaluation_section(_measurements(folder, output), description.kind)}
 
 {LIMITS}"""
-    return _reflow(card)
+    return reflow(card)
 
 
 def _drafter_data(folder: RunFolder) -> str:
@@ -133,7 +133,7 @@ LIMITS = """## What these figures do not say about large models
 
 def evaluation_section(report: dict[str, Any], kind: str | None) -> str:
     """Write the section of a card that says what `spec_lab.train.evaluate` measured; `kind`: of the drafter, if any."""
-    return _reflow(f"""## Evaluation
+    return reflow(f"""## Evaluation
 {report["pooled"]["prompts"]} prompts (`spec_lab/workloads/prompts`), greedy, at most {report["max_new_tokens"]} new
 tokens, float32 from the bf16 weights. {"" if kind is None else _drafts(report, kind)} Rows <
 {report["uncertain_below"]}: share of written tokens whose most likely token had less probability, in thinking and
@@ -209,7 +209,7 @@ def _megabytes(output: Path) -> float:
     return num_weight_bytes(output) / 1e6
 
 
-def _reflow(card: str) -> str:
+def reflow(card: str) -> str:
     """Fill paragraphs and list items to the width of this project's files, once figures have been put in."""
     blocks = []
     for block in card.strip().split("\n\n"):

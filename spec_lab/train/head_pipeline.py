@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,10 +15,13 @@ from spec_lab.train.checks import target_sizes
 from spec_lab.train.config import TrainConfig
 from spec_lab.train.fitting import filled
 from spec_lab.train.frozen_target import FrozenTarget
-from spec_lab.train.head_training import HeadRecipe, HeadTraining
+from spec_lab.train.head_card import head_card
+from spec_lab.train.head_evaluation import evaluated
+from spec_lab.train.head_training import HeadRecipe, HeadTraining, forget
 from spec_lab.train.options import drafter_option, target_option
 from spec_lab.train.output import output_folder
 from spec_lab.train.stages import RunFolder, run_stage, write_json
+from spec_lab.train.tracking import tracked
 
 log = logging.getLogger(__name__)
 
@@ -61,14 +65,31 @@ class HeadPipeline:
             **asdict(recipe.config),
         }
 
+        work = folder.checkpoint(output).with_suffix("")
+
         def build(unfinished: Path) -> dict[str, Any]:
-            work = folder.checkpoint(output).with_suffix("")
-            return HeadTraining(config, recipe, path, target, learnt, held_out, work, self.device).run(unfinished)
+            with tracked(config, folder.root, output.name) as tracker:
+                parts = target, learnt, held_out, work, self.device, tracker
+                facts = HeadTraining(config, recipe, path, *parts).run(unfinished)
+            return {**facts, "texts": facts_of_texts(learnt)}
 
         run_stage(folder, output, settings, self.device, build)
+        forget(work)
         write_json(folder.config(output), asdict(config))
+        self._describe(recipe, folder, output, texts.header.settings.get("thinking"))
         print(output)
         return folder
+
+    def _describe(self, recipe: HeadRecipe, folder: RunFolder, output: Path, thinking: bool | None) -> None:
+        """Measure by category, where there are questions, and write the card."""
+        knobs, measured = self.config.evaluation, {}
+        if knobs.prompts:
+            name = recipe.config.drafts_as
+            measured = evaluated(self._path(), self.device, name, output, knobs, thinking)
+            write_json(folder.evaluation(output), measured)
+        record = json.loads(folder.record(output).read_text(encoding="utf-8"))
+        card = head_card(output, folder.target.name, recipe.describe(output), record, measured)
+        (output / "README.md").write_text(card, encoding="utf-8")
 
     def _path(self) -> Path:
         """Return the target's checkpoint."""
@@ -101,6 +122,14 @@ def read_texts(folder: Path, target: Path) -> Any:
             "one"
         )
     return texts
+
+
+def facts_of_texts(texts: Any) -> dict[str, Any]:
+    """Return what a card says of the texts that were learnt from."""
+    settings = texts.header.settings
+    named = ("temperatures", "top_p", "thinking", "max_new_tokens", "second_turns")
+    said = ", ".join(f"{name}={settings[name]}" for name in named if name in settings)
+    return {"written_tokens": texts.num_written_tokens, "tokens": len(texts.tokens), "settings": said}
 
 
 def texts_identity(texts: Any) -> str:

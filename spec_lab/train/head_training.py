@@ -149,6 +149,12 @@ class HeadTraining:
         )
 
 
+def forget(work: Path) -> None:
+    """Drop what only a training that goes on would read."""
+    shutil.rmtree(work, ignore_errors=True)
+    work.with_suffix(".json").unlink(missing_ok=True)
+
+
 def serving_of(
     path: Path, device: torch.device, requests: list[Request], num_draft_tokens: int, batch_size: int
 ) -> Serving:
