@@ -77,6 +77,10 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         raise UserError(f"--last={options.last} shows no run; use --last=1 or more")
     if options.tail and len(options.folders) != 1:
         raise UserError("--tail follows one sweep; name its FOLDER")
+    for flag in [name for name in ("tail", "markdown") if getattr(options, name)]:
+        others = [name for name in ("csv", "figures", "base") if getattr(options, name) is not None]
+        if others:
+            raise UserError(f"--{flag} prints its own and nothing else; leave out --{others[0]}, or call it again")
     return options
 
 
