@@ -38,6 +38,9 @@ LENGTHS_PLOT = "acceptance_lengths.png"
 COST_PLOT = "cost_model.png"
 GRAPHS_PLOT = "graph_modes.png"
 
+SVG_DPI = 72
+"""That of matplotlib's SVG; a layout made at another one would place legends where they are not drawn."""
+
 
 class Plot(NamedTuple):
     """A file, or why there is none."""
@@ -69,6 +72,7 @@ def as_svg(drawing: Drawing) -> tuple[Figure, str]:
     picture = io.StringIO()
     with _plain_text({"svg.fonttype": "none", "svg.hashsalt": drawing.name}):
         figure = signed(drawing.draw(), drawing.of)
+        figure.set_dpi(SVG_DPI)
         figure.savefig(picture, format="svg", bbox_inches="tight", metadata={"Date": None})
     text = picture.getvalue()
     return figure, re.sub(r"<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.DOTALL)
