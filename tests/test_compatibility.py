@@ -57,6 +57,10 @@ FORBIDDEN = [
     (["drafter=none", "drafter.num_draft_tokens=3"], "drafter.num_draft_tokens=3", "drafter=eagle3"),
     (["drafter=ngram", "drafter.min_ngram=5"], "drafter.min_ngram=5", "drafter.max_ngram=4"),
     (["drafter=ngram", "drafter.min_ngram=0"], "drafter.min_ngram=0", "drafter.min_ngram=2"),
+    (["drafter=suffix", "drafter.depth=8"], "drafter.depth=8", "drafter.depth=24"),
+    (["drafter=suffix", "graph=round_overlap"], "drafter=suffix drafts from the tokens", "graph.overlap=false"),
+    (["drafter=suffix", "graph=round", "graph.rounds_per_replay=2"], "drafter=suffix drafts on the host", "replay=1"),
+    (["drafter=suffix", "record.topk=4"], "record.topk=4", "drafter=ngram"),
     (["drafter.path=nowhere"], "drafter.path=nowhere", "folder"),
     (["target=hf"], "target=hf", "target.path=FOLDER"),
     (
@@ -403,6 +407,7 @@ ALLOWED = [
     [*TRAVERSAL, *STATIC, "drafter=eagle3", "tree.replacement=true", "graph=full_loop"],
     [*STATIC, *SAMPLED_DRAFTS, *ONE_HOT],
     ["drafter=ngram", "record.topk=16"],
+    ["drafter=suffix", "graph=round", "drafter.k_schedule=[[1,4,6],[5,8,2]]", "drafter.outputs=0"],
     ["drafter=none", "graph=round_overlap"],
     ["graph=round", "graph.rounds_per_replay=8", "drafter.stop=confidence", "verify.budget=8"],
     ["graph=step_replay", "graph.verify=false", "drafter.num_draft_tokens=1"],

@@ -29,7 +29,7 @@ class Launch:
 
     `began_at`: from when on its time counts; `num_drafted`: drafts a request that a round made for the next, unless the
     device says it; `num_verified`: rows a request of a round's verify; `spans`: what its timer reads the stages' times
-    from.
+    from; `num_looked_up`: drafts that the host made for it.
     """
 
     sequences: list[Sequence]
@@ -39,6 +39,7 @@ class Launch:
     num_verified: int
     result: PendingResult
     spans: Any
+    num_looked_up: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +215,7 @@ class RoundAccounts:
     ) -> tuple[int, int]:
         """Count drafts made and offered: draft steps are those of the whole batch."""
         num_drafted = settled.num_drafted if result.num_drafted is None else max(result.num_drafted)
-        return padded * num_drafted, sum(part.num_offered for part in emitted)
+        return padded * num_drafted + settled.num_looked_up, sum(part.num_offered for part in emitted)
 
     def _drafts_of_trees(
         self, settled: Launch, result: RoundResult, emitted: list[_Emitted], padded: int

@@ -15,6 +15,7 @@ from spec_lab.core.prompts import PromptEnds
 from spec_lab.core.types import RoundBatch, Verification, VerifiedRound
 from spec_lab.engine.drafts import Drafts
 from spec_lab.engine.experts_read import ReadingStage
+from spec_lab.engine.host_drafts import HostDrafts
 from spec_lab.engine.k_schedule import KSchedule
 from spec_lab.engine.offers import Offers
 from spec_lab.engine.parts import Parts, VerifyOutput
@@ -112,11 +113,15 @@ class DecodeRound:
 
 @dataclass(frozen=True, slots=True)
 class Rounds:
-    """The round of an engine, and those of smaller K where K follows from the number of running requests."""
+    """The round of an engine, and those of smaller K where K follows from the number of running requests.
+
+    `host`: puts drafts that the host makes in front of a round; None where it makes none.
+    """
 
     widest: DecodeRound
     schedule: KSchedule | None = None
     narrower: Mapping[int, DecodeRound] = field(default_factory=dict)
+    host: HostDrafts | None = None
 
     def of_batch(self, num_requests: int) -> DecodeRound:
         """Return the round for so many running requests."""

@@ -24,12 +24,14 @@ class RunOffers:
         ranges: of `drafter.k_schedule`, which may be some that cannot be read; None is one K for all.
         threshold: the confidence under which a request's drafting ends; None where it does not.
         budget: of rows a round; None is all of them.
+        finder: the name of a drafter that offers as many drafts as it finds; None for one that always has K.
     """
 
     num_draft_tokens: int
     ranges: list[list[int]] | None
     threshold: float | None
     budget: int | None
+    finder: str | None = None
 
     @property
     def schedule(self) -> KSchedule | None:
@@ -51,7 +53,7 @@ class RunOffers:
     @property
     def may_be_fewer(self) -> bool:
         """Tells whether a request may offer fewer than K drafts."""
-        return self.read_confidences or self.ranges is not None
+        return self.read_confidences or self.ranges is not None or self.finder is not None
 
     @property
     def named(self) -> str:
@@ -59,7 +61,9 @@ class RunOffers:
         if self.ranges is not None:
             ranges = ",".join(f"[{','.join(map(str, entry))}]" for entry in self.ranges)
             return f"drafter.k_schedule=[{ranges}]"
-        return "drafter.stop=confidence" if self.budget is None else f"verify.budget={self.budget}"
+        if self.budget is not None:
+            return f"verify.budget={self.budget}"
+        return "drafter.stop=confidence" if self.threshold is not None else f"drafter={self.finder}"
 
     @property
     def offers_all(self) -> str:
@@ -68,16 +72,18 @@ class RunOffers:
             "drafter.stop=none": self.threshold,
             "drafter.k_schedule=null": self.ranges,
             "verify.budget=null": self.budget,
+            "drafter=ngram": self.finder,
         }
         return " ".join(override for override, value in fewer.items() if value is not None)
 
 
-def run_offers(config: RunConfig) -> RunOffers:
-    """Read of a run what its requests may offer."""
+def run_offers(config: RunConfig, drafts_on_host: bool) -> RunOffers:
+    """Read of a run what its requests may offer. A drafter on the host offers what it finds."""
     drafter: Any = config.drafter
     stops = getattr(drafter, "stop", DraftStop.none) == DraftStop.confidence
     threshold = drafter.stop_threshold if stops else None
-    return RunOffers(drafter.num_draft_tokens, drafter.k_schedule, threshold, config.verify.budget)
+    finder = drafter.name if drafts_on_host else None
+    return RunOffers(drafter.num_draft_tokens, drafter.k_schedule, threshold, config.verify.budget, finder)
 
 
 def with_largest_k(config: RunConfig) -> RunConfig:

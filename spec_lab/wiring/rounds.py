@@ -5,6 +5,7 @@ from __future__ import annotations
 from spec_lab.acceptance.confidences import DraftConfidences, RowConfidences
 from spec_lab.engine.capture import GraphRecorder
 from spec_lab.engine.drafts import Chain, Tree, TreeParts
+from spec_lab.engine.host_drafts import HostDrafts
 from spec_lab.engine.offered import DraftOffers, RowOffers
 from spec_lab.engine.offers import AllOffered, Counted, CountedRows
 from spec_lab.engine.parts import Parts
@@ -53,4 +54,6 @@ def build_rounds(
     choices = (most,) if offers.schedule is None else offers.schedule.choices
     assert choices[0] == most, "the largest K is what slots have room for"
     rounds = {k: DecodeRound(parts, chain, Counted(parts, offered, k, recorder)) for k in choices}
-    return Rounds(rounds[most], offers.schedule, rounds)
+    finder = parts.drafter.requirements.on_host
+    host = None if finder is None else HostDrafts(finder, parts.slots, offered)
+    return Rounds(rounds[most], offers.schedule, rounds, host)
