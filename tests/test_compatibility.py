@@ -61,6 +61,13 @@ FORBIDDEN = [
     (["drafter=suffix", "graph=round_overlap"], "drafter=suffix drafts from the tokens", "graph.overlap=false"),
     (["drafter=suffix", "graph=round", "graph.rounds_per_replay=2"], "drafter=suffix drafts on the host", "replay=1"),
     (["drafter=suffix", "record.topk=4"], "record.topk=4", "drafter=ngram"),
+    ([*TREE, "drafter.by_request=given"], "drafter.by_request=given is the K of a chain", "tree=none"),
+    (["drafter.off_below=0.5"], "drafter.off_below=0.5 is not read", "drafter.by_request=acceptance"),
+    (
+        ["graph=round", "graph.rounds_per_replay=2", "drafter.by_request=given"],
+        "drafter.by_request=given: the host looks",
+        "graph.rounds_per_replay=1",
+    ),
     (["drafter.path=nowhere"], "drafter.path=nowhere", "folder"),
     (["target=hf"], "target=hf", "target.path=FOLDER"),
     (

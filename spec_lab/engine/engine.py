@@ -72,7 +72,8 @@ class Engine:
         """Capture what rounds of any size will replay, so that no timed pass has to."""
         with torch.inference_mode():
             for num_requests in range(1, self.scheduler.num_slots + 1):
-                self.graph.prepare(self.rounds.of_batch(num_requests), num_requests)
+                for decode_round in self.rounds.to_prepare(num_requests):
+                    self.graph.prepare(decode_round, num_requests)
             self.prompt_pass.prepare()
 
     def generate(
@@ -198,13 +199,13 @@ class _GenerationRun:
     def _launch(self, ready: list[Sequence], follows: bool) -> Launch:
         """Launch a round; where it `follows` another, all of the host's time since that one's reading is its own."""
         engine, parts = self._engine, self._engine.parts
-        decode_round = engine.rounds.of_batch(len(ready))
+        decode_round = engine.rounds.of_requests(ready)
         engine.graph.prepare(decode_round, len(ready))
         launched_at = self._now()
         began_at = self._accounts.read_at if follows else launched_at
         num_looked_up = 0
         with parts.timer.round(engine.graph.rounds_per_replay):
-            if engine.rounds.host is not None:
+            if engine.rounds.host is not None and decode_round.catches_up:
                 with parts.timer.span("lookup"):
                     num_looked_up = engine.rounds.host.offer(ready)
             verification = engine.graph.run(decode_round, [s.slot for s in ready], max(s.kv_len for s in ready))
@@ -220,6 +221,7 @@ class _GenerationRun:
             result,
             parts.timer.spans,
             num_looked_up,
+            decode_round.catches_up,
         )
 
     def _settle(self, settled: Launch) -> None:
@@ -245,6 +247,8 @@ class _GenerationRun:
         engine, request = self._engine, sequence.request
         if engine.host_drafter is not None:
             engine.host_drafter.finish(sequence)
+        if engine.rounds.limits is not None:
+            engine.rounds.limits.policy.forget(sequence)
         engine.scheduler.release(sequence)  # its slot is cleared for the next request, not before the next launch
         record = request_record(sequence, sequence.finish_reason)
         self._requests[request.request_id] = record

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from spec_lab.menu.choices import DraftMetadata
+from spec_lab.menu.choices import ByRequest, DraftMetadata
 from spec_lab.menu.chosen import Chosen
 
 
@@ -73,6 +73,12 @@ def rounds_follow_each_other(chosen: Chosen) -> str | None:
     if config.drafter.k_schedule is not None:
         return (
             f"drafter.k_schedule: the host chooses K by the running requests before every round, which "
+            f"graph.rounds_per_replay={num_rounds} does not ask; use graph.rounds_per_replay=1"
+        )
+    by_request = config.drafter.by_request
+    if by_request != ByRequest.same:
+        return (
+            f"drafter.by_request={by_request}: the host looks at each request before every round, which "
             f"graph.rounds_per_replay={num_rounds} does not ask; use graph.rounds_per_replay=1"
         )
     if chosen.drafter.drafts_on_host:
