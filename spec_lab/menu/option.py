@@ -226,10 +226,12 @@ class CheckerOption(Option):
     Attributes:
         read: takes a reply, without its thinking, and returns the answer in it; None where there is none.
         same: takes the answer expected and the one read, and tells whether they are the same.
+        expects: takes the answer expected, and tells whether `read` can come to it at all.
     """
 
     read: Callable[[str], str | None]
     same: Callable[[str, str], bool]
+    expects: Callable[[str], bool] = lambda expected: True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

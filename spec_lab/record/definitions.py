@@ -179,6 +179,8 @@ DEFINITIONS: dict[str, str] = {
         "Types that the file's weights have, the one with the most numbers first, where it is GGUF; `dtype` is what "
         "they are widened or rounded to."
     ),
+    "template": "Twelve digits of the chat template that wrote the prompts (SHA-256); none where there is no template.",
+    "thinking_markers": "Whether the target's tokenizer has the tokens that thinking stands between.",
     "memory": (
         "Bytes of the process in memory (RSS) when nothing of the run was loaded, and at most; on a GPU also what "
         "torch had allocated there at most."

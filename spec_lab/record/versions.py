@@ -42,6 +42,8 @@ def upgraded_summary(summary: Summary) -> Summary:
     summary.setdefault("row_invariant", None)
     summary.setdefault("weight_dtype", None)
     summary.setdefault("stored_types", None)
+    summary.setdefault("template", None)
+    summary.setdefault("thinking_markers", None)
     summary.setdefault("memory", None)
     return summary
 

@@ -19,6 +19,7 @@ from spec_lab.record.verdict import verdict
 from spec_lab.record.versions import old_definition
 from spec_lab.record.wording import ABSENT, gibibytes, number, percent
 from spec_lab.report.cells import accuracy_cell, ratio_cell
+from spec_lab.report.differing import knob_value, telling_apart
 from spec_lab.report.known_options import describe_rule
 from spec_lab.report.table import format_table, paragraph, text_width
 
@@ -58,21 +59,23 @@ def _memory_line(summary: Summary) -> str:
 def format_runs(runs: Sequence[Run]) -> str:
     """Write a line a run, then the stages of several, then why some did not finish."""
     varied = [name for name in SOMETIMES if len({_sometimes(name, run.summary) for run in runs}) > 1]
+    summaries = [run.summary for run in runs]
+    knobs = telling_apart(summaries, [tuple(_identity(summary, varied)) for summary in summaries])
     header = [
-        "#", "drafter", "prune", "K", "batch", *varied, "rule", "acceptance length", "decode tok/s",
+        "#", "drafter", "prune", "K", "batch", *varied, "rule", *knobs, "acceptance length", "decode tok/s",
         "speedup over plain", "accuracy", "peak memory", "status", "folder",
     ]  # fmt: skip
-    body = [[f"#{index}", *_run_cells(run, varied)] for index, run in enumerate(runs, start=1)]
+    body = [[f"#{index}", *_run_cells(run, varied, knobs)] for index, run in enumerate(runs, start=1)]
     words = ("drafter", "prune", "rollback", "attention", "kernels", "rule", "status", "folder")
     parts = [format_table(header, body, left=words), *mixes(runs)]
     if any(run.summary["acceptance_imposed"] for run in runs):
         parts.append(IMPOSED)
-    parts.append(old_definition([run.summary for run in runs]))
-    summaries = {f"#{index}": run.summary for index, run in enumerate(runs, start=1)}
-    finished = {key: summary for key, summary in summaries.items() if summary["status"] == "finished"}
+    parts.append(old_definition(summaries))
+    by_label = {f"#{index}": summary for index, summary in enumerate(summaries, start=1)}
+    finished = {key: summary for key, summary in by_label.items() if summary["status"] == "finished"}
     if len(finished) > 1:
         parts.append(_stage_table(finished))
-    unfinished = [summary for summary in summaries.items() if summary[1]["status"] != "finished"]
+    unfinished = [summary for summary in by_label.items() if summary[1]["status"] != "finished"]
     if unfinished:
         parts.append(
             "\n".join(one_line(f"{key} {summary['status']}: {summary['reason']}") for key, summary in unfinished)
@@ -203,8 +206,8 @@ def _experts_table(speeds: Mapping[str, Speed]) -> str:
     return format_table(header, body, left=("experts read a round",))
 
 
-def _run_cells(run: Run, varied: Sequence[str]) -> list[str]:
-    summary = run.summary
+def _identity(summary: Summary, varied: Sequence[str]) -> list[str]:
+    """Return the cells that say what a run is."""
     return [
         summary["choices"].get("drafter", ABSENT),
         summary["choices"].get("prune", ABSENT),
@@ -212,6 +215,14 @@ def _run_cells(run: Run, varied: Sequence[str]) -> list[str]:
         str(summary["config"].get("batch_size", ABSENT)),
         *(_sometimes(name, summary) for name in varied),
         describe_rule(summary).rule,
+    ]
+
+
+def _run_cells(run: Run, varied: Sequence[str], knobs: Sequence[str]) -> list[str]:
+    summary = run.summary
+    return [
+        *_identity(summary, varied),
+        *(ABSENT if (value := knob_value(summary, knob)) is None else str(value) for knob in knobs),
         number(summary["acceptance_length"]) + ("*" if summary["acceptance_imposed"] else ""),
         number(summary["decode_tokens_per_second"], 1),
         ratio_cell(over_reference(summary, summary, "plain")),

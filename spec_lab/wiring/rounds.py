@@ -44,7 +44,7 @@ def build_rounds(
     """Make the rounds of an engine, of which `recorder` captures stretches: one, or one for each K of a schedule."""
     most, offers = parts.drafter.num_draft_tokens, chosen.offers
     if chosen.sizes is not None:
-        tree = TreeParts.of(parts, built.kernels.trees.move_path)
+        tree = TreeParts.of(parts, built.kernels)
         drafts = Tree(parts, tree, chosen.sizes.num_rows, resources.limits.page_size)
         if resources.row_confidences is None:
             return Rounds(DecodeRound(parts, drafts, AllOffered(most)))

@@ -63,8 +63,14 @@ def load_requests(chosen: Chosen, tokenizer: Tokenizer) -> list[Request]:
         raise UserError(
             f"workload={chosen.workload.name} is empty; check workload.limit, workload.categories and workload.path"
         )
-    for checker in {request.checker for request in requests if request.checker is not None}:
-        chosen.registry.find(CheckerOption, checker)
+    for request in requests:
+        name = request.checker or chosen.config.workload.checker
+        checker = chosen.registry.find(CheckerOption, name)
+        if request.answer is not None and not checker.expects(request.answer):
+            raise UserError(
+                f"workload: the answer {request.answer!r} of prompt {request.request_id} is none that workload.checker="
+                f"{name} reads; mend it, or choose another checker"
+            )
     return requests
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +94,9 @@ def _prompt(line: TextLine, file_name: str, unread: set[str]) -> Prompt:
     category, prompt_id = row.get("category", file_name), row.get("id", f"{file_name}-{line.index:04d}")
     if not isinstance(row.get("prompt"), str) or form not in ("chat", "continue"):
         raise UnusablePrompt(f"{line.place}: a line needs a text `prompt`, and `form` chat or continue if any")
-    if not _is_word(category) or not _is_word(prompt_id) or isinstance(answer, list | dict):
+    if form == "chat" and not row["prompt"].strip():
+        raise UnusablePrompt(f"{line.place}: the `prompt` of a chat must say something")
+    if not _is_word(category) or not _is_word(prompt_id) or not _is_answer(answer):
         raise UnusablePrompt(f"{line.place}: `id`, `category` and `answer` must be a printable text or a number if any")
     checker = row.get("checker")
     if checker is not None and (not isinstance(checker, str) or not checker.isidentifier()):
@@ -137,3 +140,7 @@ def _question(line: TextLine, file_name: str, most_turns: int | None) -> Prompt:
 
 def _is_word(value: Any) -> bool:
     return (isinstance(value, str) and value.isprintable()) or is_integer(value)
+
+
+def _is_answer(value: Any) -> bool:
+    return value is None or isinstance(value, str) or is_integer(value) or (type(value) is float and isfinite(value))
