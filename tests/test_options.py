@@ -16,7 +16,7 @@ from spec_lab.errors import UserError
 from spec_lab.measure.runner import run
 from spec_lab.menu import registry
 from spec_lab.menu.chosen import choose
-from spec_lab.menu.option import CatchupPruningOption, CheckerOption, PromptPruningOption
+from spec_lab.menu.option import CatchupPruningOption, CheckerOption, DrafterOption, PromptPruningOption
 from spec_lab.menu.refusals.run import refusals
 from spec_lab.options.shipped import SHIPPED
 from spec_lab.workloads.prompt_files import PROMPTS_FOLDER
@@ -96,9 +96,11 @@ PRUNING = (
     [("prune.prefill", name) for name in registry.load().options(PromptPruningOption)],
     [("prune.catchup", name) for name in registry.load().options(CatchupPruningOption)],
 )
+ON_HOST = [name for name, row in registry.load().options(DrafterOption).items() if row.drafts_on_host]
+"""The doctor refuses them: it examines the K drafts that wait on the device."""
 EXAMINED_ROWS = [
     *each_value(options_of("acceptance"), options_of("graph"), *PRUNING),
-    *each_value(options_of("drafter", "none", "eagle3")),
+    *each_value(options_of("drafter", "none", "eagle3", *ON_HOST)),
     (INTERPRETED, ("tree", "none")),
 ]
 Row = tuple[tuple[str, str], ...]
