@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,7 @@ from spec_lab.errors import UserError
 from spec_lab.measure.runner import run
 from spec_lab.menu import registry
 from spec_lab.menu.chosen import choose
-from spec_lab.menu.option import CatchupPruningOption, CheckerOption, PromptPruningOption
+from spec_lab.menu.option import CatchupPruningOption, CheckerOption, DrafterOption, PromptPruningOption
 from spec_lab.menu.refusals.run import refusals
 from spec_lab.options.shipped import SHIPPED
 from spec_lab.workloads.prompt_files import PROMPTS_FOLDER
@@ -38,16 +37,16 @@ SHAPES = [
 ]
 """Targets of billions of parameters, too large to build here: they go through the dry run alone."""
 
-RUNNABLE = [entry for entry in OPTIONS if entry not in SHAPES and entry[1] not in ("auto", *PACKAGED)]
-"""Those in packages of their own have tests of their own (test_smollm2.py)."""
+INTERPRETED = ("attention", "triton")
+SAMPLED = ["acceptance=rejection", "sampling=sampled", "drafter.draft_sampling=distribution"]
 NEEDS = {
-    "acceptance=rejection": ["sampling=sampled", "drafter.draft_sampling=distribution"],
-    **{f"acceptance={rule}": ["sampling=sampled"] for rule in ("typical", "threshold", "cascade", "mentored", "fuzzy")},
-    "workload=jsonl": [f"workload.path={PROMPTS_FOLDER / 'dates.jsonl'}"],
-    "workload=spec_bench": ["workload.path=question.jsonl"],
-    "logger=wandb": ["logger.mode=disabled"],
+    ("acceptance", "rejection"): SAMPLED,
+    **{("acceptance", rule): ["sampling=sampled"] for rule in ("typical", "threshold", "cascade", "mentored", "fuzzy")},
+    ("workload", "jsonl"): [f"workload.path={PROMPTS_FOLDER / 'dates.jsonl'}"],
+    ("workload", "spec_bench"): ["workload.path=question.jsonl"],
+    ("logger", "wandb"): ["logger.mode=disabled"],
     # In Triton's interpreter: short prompts.
-    "attention=triton": ["workload=random_ids", "workload.prompt_tokens=8", "max_new_tokens=3"],
+    INTERPRETED: ["workload=random_ids", "workload.prompt_tokens=8", "workload.num_requests=2"],
 }
 CHEAP = [
     *("max_new_tokens=6", "repeats=1", "warmup_requests=0", "profile_rounds=0", "num_threads=1", "batch_size=2"),
@@ -73,24 +72,52 @@ def drafter_folders(pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFa
     return folders | {"eagle3": pair[1], "draft_model": pair[0]}
 
 
-def options_of(group: str) -> list[str]:
-    return [f"{group}={option}" for name, option in RUNNABLE if name == group]
+def options_of(group: str, *left_out: str) -> list[tuple[str, str]]:
+    """Options of a group that a run here can have: `auto` is one of the others, packages have tests of their own."""
+    return [entry for entry in OPTIONS if entry[0] == group and entry[1] not in ("auto", *PACKAGED, *left_out)]
 
 
-def command_of(row: Sequence[str], pair: tuple[Path, Path], folders: dict[str, Path]) -> list[str]:
-    """Choose the shipped target where that is asked for, else the tiny one, with the drafter's weights where it has
-    some.
-    """
-    needs = [need for option in row for need in NEEDS.get(option, [])]
-    chosen = dict(option.split("=", 1) for option in row)
-    target = chosen.get("target", "hf")
-    drafter = chosen.get("drafter", SHIPPED[target][0] if target in SHIPPED else "eagle3")
-    if target in SHIPPED:
-        where = []
-    else:
-        where = [f"target.path={pair[0]}"] + ([f"drafter.path={folders[drafter]}"] if drafter in folders else [])
-    words = [f"target={target}", f"drafter={drafter}", *where, *CHEAP, *row, *needs]
-    return list({word.partition("=")[0]: word for word in words}.values())
+REFERENCES = [("references", names) for names in ("[plain,unpruned]", "[]", "[plain]", "[unpruned]")]
+DRAFTER_ROWS = each_value(
+    options_of("drafter"), options_of("sampling", "sampled"), options_of("prune")[::-1], REFERENCES
+)
+TREE_ROWS = [
+    (("tree", "dynamic"), ("drafter", "frozen_kv"), ("attention", "torch")),
+    (("tree", "static"), ("drafter", "mtp_eagle")),
+]
+TARGET_ROWS = [
+    (("target", name), ("drafter", SHIPPED[name][0])) for _, name in options_of("target", "hf") if name in SHIPPED
+]
+RUN_ROWS = [
+    *each_value(*map(options_of, ("acceptance", "graph", "prune", "workload", "logger"))),
+    *DRAFTER_ROWS,
+    *TREE_ROWS,
+    *TARGET_ROWS,
+    (INTERPRETED, ("tree", "none")),
+]
+PRUNING = (
+    [("prune.prefill", name) for name in registry.load().options(PromptPruningOption)],
+    [("prune.catchup", name) for name in registry.load().options(CatchupPruningOption)],
+)
+ON_HOST = [name for name, row in registry.load().options(DrafterOption).items() if row.drafts_on_host]
+"""The doctor refuses them: it examines the K drafts that wait on the device."""
+EXAMINED_ROWS = [
+    *each_value(options_of("acceptance"), options_of("graph"), *PRUNING),
+    *each_value(options_of("drafter", "none", "eagle3", *ON_HOST)),
+    (INTERPRETED, ("tree", "none")),
+]
+Row = tuple[tuple[str, str], ...]
+
+
+def overrides_of(row: Row, pair: tuple[Path, Path], folders: dict[str, Path]) -> list[str]:
+    """Choose all of a row's options, on the tiny target with weights for the drafter unless the row has a target."""
+    chosen = [f"{group}={option}" for group, option in row] + [word for entry in row for word in NEEDS.get(entry, [])]
+    named = dict(row)
+    if "target" not in named:
+        drafter = named.get("drafter", "eagle3")
+        weights = [f"drafter.path={folders[drafter]}"] if drafter in folders else []
+        chosen += ["target=hf", f"target.path={pair[0]}", *weights]
+    return list({word.partition("=")[0]: word for word in (*CHEAP, *chosen)}.values())
 
 
 @pytest.mark.parametrize(("group", "option"), SHAPES)
@@ -102,70 +129,47 @@ def test_a_shape_composes(group: str, option: str) -> None:
     assert choices[group].split("+")[0] == option
 
 
-PRUNINGS = [*options_of("prune"), "prune.catchup=pre_attention"]
-REFERENCES = [f"references={names}" for names in ("[plain,unpruned]", "[]", "[plain]", "[unpruned]")]
-DRAFTERS = options_of("drafter")
-FREE_DRAFTERS = [
-    f"drafter={name}" for name in ("random", "ngram", "eagle3", "draft_model", "frozen_kv", "mtp_eagle", "mtp_vanilla")
-]
-"""Those that go with most rules of acceptance; the seventh is beside the seventh rule, rejection, of samples."""
-RUNS: list[tuple[str, ...]] = [
-    *each_value(DRAFTERS, options_of("graph"), options_of("workload"), PRUNINGS, REFERENCES, options_of("logger")),
-    *each_value(options_of("acceptance"), FREE_DRAFTERS, PRUNINGS, REFERENCES),
-    *each_value(options_of("target"), ["tree=none"], ["sampling=greedy"], ["attention=torch"]),
-    *[(option,) for option in (*options_of("tree")[1:], *options_of("attention")[1:])],
-]
+def row_name(row: Row) -> str:
+    return "-".join(option for _, option in row)
 
 
-@pytest.mark.parametrize("row", RUNS, ids=" ".join)
+@pytest.mark.parametrize("row", RUN_ROWS, ids=row_name)
 def test_every_option_builds_and_runs(
-    row: tuple[str, ...], pair: tuple[Path, Path], drafter_folders: dict[str, Path], empty_folder: Path
+    row: Row, pair: tuple[Path, Path], drafter_folders: dict[str, Path], empty_folder: Path
 ) -> None:
     (empty_folder / "question.jsonl").write_text(QUESTIONS)
-    config, choices = compose_run(command_of(row, pair, drafter_folders))
+    config, choices = compose_run(overrides_of(row, pair, drafter_folders))
     assert refusals(config) == []
     described = describe(config, choices, [])
-    for group, _, option in (word.partition("=") for word in row):
-        if group in choices:
-            assert f"{group:12}{option:16}".rstrip() in described
-            assert choices[group].split("+")[0] == option
 
     summary = run(choose(config), choices, empty_folder / "run")
 
-    num_turns = 2 if "workload=spec_bench" in row else 1
+    for group, option in row:
+        if group == "references":
+            assert set(summary["references"]) <= set(option.strip("[]").split(","))
+            continue
+        assert f"{group:12}{option:16}".rstrip() in described
+        assert choices[group].split("+")[0] == option
+    num_turns = 2 if ("workload", "spec_bench") in row else 1
     assert (summary["status"], summary["num_requests"]) == ("finished", 2 * num_turns)
     assert summary["num_draft_tokens"] == config.drafter.num_draft_tokens
     assert summary["output_tokens"] > 2
-    assert set(summary["references"]) <= set(config.references)
     assert summary["divergence"] is None or summary["divergence"]["bugs"] == 0
 
 
-PROMPT_PRUNINGS = [f"prune.prefill={name}" for name in registry.load().options(PromptPruningOption)]
-CATCHUP_PRUNINGS = [f"prune.catchup={name}" for name in registry.load().options(CatchupPruningOption)]
-EXAMINED: list[tuple[str, ...]] = [
-    *each_value(
-        options_of("acceptance"),
-        FREE_DRAFTERS,
-        options_of("graph"),
-        PROMPT_PRUNINGS,
-        CATCHUP_PRUNINGS,
-    ),
-    ("drafter=oracle",),
-    ("attention=triton",),
-]
-
-
-@pytest.mark.parametrize("row", EXAMINED, ids=" ".join)
+@pytest.mark.parametrize("row", EXAMINED_ROWS, ids=row_name)
 def test_the_doctor_examines_every_option(
-    row: tuple[str, ...],
+    row: Row,
     pair: tuple[Path, Path],
     drafter_folders: dict[str, Path],
     empty_folder: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Random weights draft badly, which is a fault (1); what must not happen is a refusal or an error of ours."""
-    longer = [] if "attention=triton" in row else ["max_new_tokens=16"]
-    assert examine([*command_of(row, pair, drafter_folders), *longer]) in (0, 1)
+    (empty_folder / "question.jsonl").write_text(QUESTIONS)
+    assert examine(
+        [*overrides_of(row, pair, drafter_folders), f"max_new_tokens={4 if INTERPRETED in row else 16}"]
+    ) in (0, 1)
     assert "output against plain decoding" in capsys.readouterr().out
 
 
@@ -177,9 +181,9 @@ def test_every_row_is_an_option_that_is_walked() -> None:
     for kind, knob in registry.KNOBS.items():
         if kind is CheckerOption:
             continue
-        of_prunings = [tuple(word.split("=")) for word in (*PROMPT_PRUNINGS, *CATCHUP_PRUNINGS)]
-        walked = {option for group, option in [*OPTIONS, *of_prunings] if group == knob}
-        assert set(registry.load().options(kind)) <= walked, knob
+        walked = {option for row in [*RUN_ROWS, *EXAMINED_ROWS] for group, option in row if group == knob}
+        elsewhere = {option for group, option in SHAPES if group == knob} | {"hf", *PACKAGED}  # hf: most rows
+        assert set(registry.load().options(kind)) - elsewhere <= walked, knob
 
 
 def test_a_draft_option_that_breaks_losslessness_runs_when_allowed_and_is_recorded(

@@ -83,6 +83,7 @@ class DrafterOption(Option):
         no_loop: why there is no draft loop to capture, as in "looks its drafts up"; None where there is one.
         no_moves: why no metadata moves between draft steps; None where it does.
         load_tree: as `load`, for a drafter that drafts the branches of a tree; None where it drafts chains only.
+        drafts_on_host: it makes drafts on the host between two rounds, as many as it finds.
         ingests_in_graphs: its `ingest` may be captured for a prompt that comes alone, since it reads no spans.
         notes_confidence: it picks its drafts with `wiring.drafting.make_picker`, which notes how sure it is of them.
     """
@@ -99,6 +100,7 @@ class DrafterOption(Option):
     load_tree: Callable[..., Any] | None = None
     notes_confidence: bool = False
     ingests_in_graphs: bool = False
+    drafts_on_host: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,10 +226,12 @@ class CheckerOption(Option):
     Attributes:
         read: takes a reply, without its thinking, and returns the answer in it; None where there is none.
         same: takes the answer expected and the one read, and tells whether they are the same.
+        expects: takes the answer expected, and tells whether `read` can come to it at all.
     """
 
     read: Callable[[str], str | None]
     same: Callable[[str, str], bool]
+    expects: Callable[[str], bool] = lambda expected: True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,7 @@ from spec_lab.options.drafters import (
     none,
     oracle,
     random,
+    suffix,
 )
 from spec_lab.options.graphs import eager, full_loop, round, split_seed, step_replay
 from spec_lab.options.rules import (
@@ -33,7 +34,7 @@ from spec_lab.options.rules import (
 from spec_lab.options.trees import dynamic, static
 from spec_lab.options.trees import none as chain
 
-DRAFTERS = (none, ngram, oracle, random, eagle3, mtp_eagle, mtp_vanilla, frozen_kv, draft_model)
+DRAFTERS = (none, ngram, suffix, oracle, random, eagle3, mtp_eagle, mtp_vanilla, frozen_kv, draft_model)
 LOSSY_RULES = (typical, threshold, cascade, ensemble, mentored, fuzzy, fly)
 RULES = (strict, relaxed_thinking, rejection, synthetic, *LOSSY_RULES)
 GRAPHS = (eager, split_seed, step_replay, full_loop, round)

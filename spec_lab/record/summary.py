@@ -140,6 +140,8 @@ def _origin(info: RunInfo) -> Origin:
         world_size=provenance.world_size,
         weight_dtype=provenance.weight_dtype,
         stored_types=provenance.stored_types,
+        template=provenance.template,
+        thinking_markers=provenance.thinking_markers,
     )
 
 

@@ -34,6 +34,7 @@ def upgraded_summary(summary: Summary) -> Summary:
     speeds: list[Speed] = [summary, *summary["references"].values()]
     for speed in speeds:
         speed["stage_ms_per_round"].setdefault("readback", None)
+        speed["stage_ms_per_round"].setdefault("lookup", None)
         speed.setdefault("experts_read", None)
         speed.setdefault("expert_bytes_read", None)
         speed.setdefault("wasted_rounds", 0)
@@ -41,6 +42,8 @@ def upgraded_summary(summary: Summary) -> Summary:
     summary.setdefault("row_invariant", None)
     summary.setdefault("weight_dtype", None)
     summary.setdefault("stored_types", None)
+    summary.setdefault("template", None)
+    summary.setdefault("thinking_markers", None)
     summary.setdefault("memory", None)
     return summary
 

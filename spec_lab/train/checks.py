@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 from spec_lab.checkpoints.families.table import read_model_config
@@ -16,6 +17,7 @@ from spec_lab.errors import UserError
 from spec_lab.menu.bounds import out_of_bounds
 from spec_lab.menu.refusals.names import refuse_output_dir
 from spec_lab.options.shipped import ZOO, missing_folder
+from spec_lab.record.wandb_settings import entity_problem, key_problem, project_problem, settings_problem
 from spec_lab.train.config import TrainConfig
 from spec_lab.train.fitting import Fitting, TargetSizes, filled
 from spec_lab.train.module_config import LayerConfig, OptimisationConfig
@@ -118,6 +120,32 @@ def texts_folder(config: TrainConfig) -> str | None:
     return missing_folder("texts", config.texts)
 
 
+def tracking(config: TrainConfig) -> str | None:
+    """W&B takes names and settings; it follows drafters of targets that are taken as they lie."""
+    logger = config.logger
+    if logger.project is None:
+        return None
+    if target_option(config.target).path is None:
+        return "logger.project is not read by this target; leave it out, or choose target=hf"
+    found = (
+        project_problem(logger.project)
+        or entity_problem(logger.entity)
+        or settings_problem()
+        or key_problem(str(logger.mode))
+    )
+    return found and found.replace("logger=jsonl", "logger.project=null")
+
+
+def evaluation_prompts(config: TrainConfig) -> str | None:
+    """Files of questions lie where they are said to."""
+    if config.evaluation.prompts and target_option(config.target).path is None:
+        return "evaluation.prompts is not read by this target; leave it out, or choose target=hf"
+    for file in config.evaluation.prompts:
+        if not Path(file).is_file():
+            return f"evaluation.prompts: there is no file {file}; give JSON Lines with turns, messages or prompt"
+    return None
+
+
 CHECKS: tuple[Callable[[TrainConfig], str | None], ...] = (
     nothing_to_train,
     output_folder,
@@ -127,6 +155,8 @@ CHECKS: tuple[Callable[[TrainConfig], str | None], ...] = (
     drafter_of_target,
     prompts,
     texts_folder,
+    tracking,
+    evaluation_prompts,
     drafter_fits,
 )
 

@@ -6,53 +6,24 @@ import json
 import logging
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
-from spec_lab.checkpoints.taps import Tap
-from spec_lab.core.types import Request
 from spec_lab.errors import UserError
 from spec_lab.train.checks import target_sizes
 from spec_lab.train.config import TrainConfig
-from spec_lab.train.decoded import decoded
-from spec_lab.train.drafter import DrafterDescription
-from spec_lab.train.drafter_config import UnrolledTrainingConfig
 from spec_lab.train.fitting import filled
 from spec_lab.train.frozen_target import FrozenTarget
+from spec_lab.train.head_card import head_card
+from spec_lab.train.head_evaluation import evaluated
+from spec_lab.train.head_training import HeadRecipe, HeadTraining, forget
 from spec_lab.train.options import drafter_option, target_option
 from spec_lab.train.output import output_folder
-from spec_lab.train.packed_rows import PackedRows, TrainingTexts
-from spec_lab.train.packed_training import PackedTask, train_packed
-from spec_lab.train.serving import Serving
 from spec_lab.train.stages import RunFolder, run_stage, write_json
-from spec_lab.train.teacher_forced import teacher_forced
-from spec_lab.train.unroll import UnrolledDrafter
+from spec_lab.train.tracking import tracked
 
 log = logging.getLogger(__name__)
-
-
-class HeadRecipe(Protocol):
-    """Makes, saves and loads one kind of drafter for a frozen target."""
-
-    @property
-    def config(self) -> UnrolledTrainingConfig:
-        """The option that was chosen, its sizes filled in."""
-
-    def build(self, target: FrozenTarget, texts: TrainingTexts, seed: int) -> UnrolledDrafter:
-        """Make an untrained one."""
-
-    def taps(self, target: FrozenTarget) -> tuple[Tap, ...]:
-        """Return the hidden states that it reads besides the last."""
-
-    def save(self, drafter: Any, target: FrozenTarget, folder: Path) -> None:
-        """Write it as the runtime loads it."""
-
-    def load(self, folder: Path, target: FrozenTarget) -> UnrolledDrafter:
-        """Read what `save` wrote, in float32, on the target's device."""
-
-    def describe(self, folder: Path) -> DrafterDescription:
-        """Return what the card says of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,79 +65,37 @@ class HeadPipeline:
             **asdict(recipe.config),
         }
 
+        work = folder.checkpoint(output).with_suffix("")
+
         def build(unfinished: Path) -> dict[str, Any]:
-            return self._train(recipe, target, learnt, folder.checkpoint(output), unfinished)
+            with tracked(config, folder.root, output.name) as tracker:
+                parts = target, learnt, held_out, work, self.device, tracker
+                facts = HeadTraining(config, recipe, path, *parts).run(unfinished)
+            return {**facts, "texts": facts_of_texts(learnt)}
 
         run_stage(folder, output, settings, self.device, build)
-        report = self._evaluate(recipe, target, held_out, output)
+        forget(work)
         write_json(folder.config(output), asdict(config))
-        write_json(folder.evaluation(output), report)
-        print(json.dumps(report, indent=1))
+        self._describe(recipe, folder, output, texts.header.settings.get("thinking"))
         print(output)
         return folder
+
+    def _describe(self, recipe: HeadRecipe, folder: RunFolder, output: Path, thinking: bool | None) -> None:
+        """Measure by category, where there are questions, and write the card."""
+        knobs, measured = self.config.evaluation, {}
+        if knobs.prompts:
+            name = recipe.config.drafts_as
+            measured = evaluated(self._path(), self.device, name, output, knobs, thinking)
+            write_json(folder.evaluation(output), measured)
+        record = json.loads(folder.record(output).read_text(encoding="utf-8"))
+        card = head_card(output, folder.target.name, recipe.describe(output), record, measured)
+        (output / "README.md").write_text(card, encoding="utf-8")
 
     def _path(self) -> Path:
         """Return the target's checkpoint."""
         find = target_option(self.config.target).path
         assert find is not None
         return find(self.config.target)
-
-    def _train(
-        self, recipe: HeadRecipe, target: FrozenTarget, texts: TrainingTexts, checkpoint: Path, output: Path
-    ) -> dict[str, Any]:
-        drafter = recipe.build(target, texts, self.config.seed)
-        num_parameters = sum(parameter.numel() for parameter in drafter.parameters())
-        log.info("%.2f M parameters, trained on %d texts", num_parameters / 1e6, len(texts))
-        packing = self.config.packing
-        task = PackedTask(
-            target, texts, recipe.taps(target), packing.row_length, checkpoint, self.config.seed, self.device
-        )
-        curve = train_packed(drafter, recipe.config, task)
-        recipe.save(drafter, target, output)
-        return {
-            "curve": [asdict(point) for point in curve],
-            "num_parameters": num_parameters,
-            "num_texts": len(texts),
-            "row_length": packing.row_length,
-        }
-
-    def _evaluate(
-        self, recipe: HeadRecipe, target: FrozenTarget, held_out: TrainingTexts, output: Path
-    ) -> dict[str, object]:
-        packing, steps = self.config.packing, self.config.evaluation.num_draft_tokens
-        rows = PackedRows.of(held_out.packed(packing.row_length, self.config.seed), self.device)
-        rows = rows.rows(slice(0, MOST_ROWS))
-        drafter = recipe.load(output, target).eval()
-        batch = recipe.config.optimisation.batch_size
-        counts = teacher_forced(drafter, target, rows, recipe.taps(target), steps, batch)
-        return {"num_draft_tokens": steps, "teacher_forced": counts.report(), "decoded": self._decode(held_out, output)}
-
-    def _decode(self, held_out: TrainingTexts, output: Path) -> dict[str, Any]:
-        """Decode behind held-out prompts with the drafter, and with lookup beside it."""
-        knobs = self.config.evaluation
-        requests = held_out_requests(held_out, knobs.max_new_tokens)
-        longest = max(len(request.prompt_ids) for request in requests) + knobs.max_new_tokens
-        path = self._path()
-        sizes = knobs.num_draft_tokens, min(knobs.batch_size, len(requests)), longest
-        serving = Serving.load(path, self.device, "auto", *sizes)
-        drafts_as = self.config.drafter.drafts_as
-        return {
-            name: decoded(serving, name, folder, requests) for name, folder in ((drafts_as, output), ("ngram", None))
-        }
-
-
-MOST_ROWS, MOST_PROMPTS = 256, 64
-"""Held-out rows that are measured, and held-out prompts that are decoded behind."""
-
-
-def held_out_requests(texts: Any, max_new_tokens: int) -> list[Request]:
-    """Return the first prompts of held-out texts."""
-    prompts = [
-        texts.text(index)[: texts.prompt_lengths[index]].tolist() for index in range(min(len(texts), MOST_PROMPTS))
-    ]
-    return [
-        Request(f"held_out_{index}", "held_out", tuple(prompt), max_new_tokens) for index, prompt in enumerate(prompts)
-    ]
 
 
 def make_recipe(config: TrainConfig) -> HeadRecipe:
@@ -193,6 +122,14 @@ def read_texts(folder: Path, target: Path) -> Any:
             "one"
         )
     return texts
+
+
+def facts_of_texts(texts: Any) -> dict[str, Any]:
+    """Return what a card says of the texts that were learnt from."""
+    settings = texts.header.settings
+    named = ("temperatures", "top_p", "thinking", "max_new_tokens", "second_turns")
+    said = ", ".join(f"{name}={settings[name]}" for name in named if name in settings)
+    return {"written_tokens": texts.num_written_tokens, "tokens": len(texts.tokens), "settings": said}
 
 
 def texts_identity(texts: Any) -> str:

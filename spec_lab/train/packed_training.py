@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint as recomputed
 from spec_lab.checkpoints.taps import Tap
 from spec_lab.train.drafter_config import UnrolledTrainingConfig
 from spec_lab.train.frozen_target import FrozenTarget
-from spec_lab.train.loop import CurvePoint, train
+from spec_lab.train.loop import CurvePoint, Watch, train
 from spec_lab.train.losses import LOSSES
 from spec_lab.train.packed_rows import PackedRows, RowPlaces, TrainingTexts
 from spec_lab.train.unroll import UnrolledDrafter
@@ -47,6 +47,7 @@ class PackedTask:
     checkpoint: Path
     seed: int
     device: torch.device
+    watch: Watch | None = None
 
 
 def train_packed(drafter: UnrolledDrafter, config: UnrolledTrainingConfig, task: PackedTask) -> list[CurvePoint]:
@@ -62,7 +63,9 @@ def train_packed(drafter: UnrolledDrafter, config: UnrolledTrainingConfig, task:
         return packed_inputs(task.target, drafter, PackedRows(*picked), task.taps, config.num_unrolled_steps)
 
     loss = PackedLoss(drafter, task.target, config)
-    return train(loss, batch_of, config.optimisation, task.checkpoint, task.device, inputs_of, compiled=loss.compiled)
+    return train(
+        loss, batch_of, config.optimisation, task.checkpoint, task.device, inputs_of, loss.compiled, task.watch
+    )
 
 
 def facts_of(rows: PackedRows) -> tuple[int, int, float]:
