@@ -162,5 +162,7 @@ def every_case() -> Iterator[Case]:
         )
 
 
-CASES = [Case(**row) for row in covering_array(FACTORS, may_stand_together)]
+NUMBERS = (0, 1, 2, 3, 5, 8)
+"""The numbers of drafts in `CASES`: those between are as those beside them."""
+CASES = [Case(**row) for row in covering_array(FACTORS | {"num_draft_tokens": NUMBERS}, may_stand_together)]
 PRODUCT = list(every_case())

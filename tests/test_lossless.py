@@ -35,6 +35,7 @@ from tests.lossless_cases import (
     CAPTURED,
     CASES,
     DRAFTERS,
+    NUMBERS,
     OFFERS,
     PRODUCT,
     TARGETS,
@@ -176,7 +177,7 @@ def test_every_two_values_meet_that_meet_in_the_product() -> None:
         names = ("drafter", "tree", "num_draft_tokens", "graph", "prune", "options")
         return {(a, getattr(case, a), b, getattr(case, b)) for case in cases for a, b in combinations(names, 2)}
 
-    assert meetings(CASES) == meetings(PRODUCT)
+    assert meetings(CASES) == meetings([case for case in PRODUCT if case.num_draft_tokens in NUMBERS])
     for size in ("target", "batch_size", "page_size", "chunk"):
         assert len({(case.drafter, getattr(case, size)) for case in CASES}) == 3 * len(DRAFTERS)
 
