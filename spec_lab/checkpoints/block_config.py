@@ -43,6 +43,10 @@ class SlotReading:
     first_row: int
     most_drafts: int
 
+    @property
+    def name(self) -> Slots:
+        return Slots.mask_first if self.first_row else Slots.anchor_first
+
     @classmethod
     def of(cls, slots: Slots, block_size: int) -> SlotReading:
         """Return the reading of a whole block."""

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from spec_lab.errors import UserError
 from spec_lab.menu.choices import Choice, Weights
 from spec_lab.menu.chosen import Chosen
 from spec_lab.menu.config import RunConfig, TrainedDrafterConfig, knob
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from spec_lab.wiring.drafting import DrafterFactory, DrafterResources
     from spec_lab.wiring.models import DrafterBuild
 
-BLOCK_SIZE = 8
+BLOCK_SIZE, LARGEST_BLOCK = 8, 256
 
 
 class Head(Choice):
@@ -168,7 +169,13 @@ def confidence_is_of_a_kind(config: RunConfig) -> str | None:
 def rows_written(config: RunConfig) -> int:
     """Count the rows that a round writes behind L: verify's, and a block behind the last of them."""
     options: Any = config.drafter
-    return int(options.num_draft_tokens) + 1 + (options.block_size or BLOCK_SIZE)
+    size = options.block_size or BLOCK_SIZE
+    if options.weights != Weights.random:
+        from spec_lab.checkpoints.block_layouts import read_block_file
+
+        folder = DrafterWeights(zoo_folders(options.name)).folder(config, options)
+        size = read_block_file(folder).fields.integer("block_size", least=2, most=LARGEST_BLOCK)
+    return int(options.num_draft_tokens) + 1 + size
 
 
 def load(chosen: Chosen, options: BlockDrafterConfig, build: DrafterBuild) -> DrafterFactory:
@@ -204,11 +211,37 @@ def read_block(
     chosen: Chosen, options: BlockDrafterConfig, build: DrafterBuild
 ) -> tuple[BlockConfig, dict[str, torch.Tensor]]:
     """Read the config and the tensors; UserError where they do not belong to the target."""
+    from spec_lab.checkpoints.block_checkpoint import load_block
     from spec_lab.checkpoints.random_blocks import random_block
 
     target = build.target.config
-    config, tensors = random_block(target, _parts(options), build.dtype, build.device, chosen.config.seed + 1)
+    if options.weights == Weights.random:
+        config, tensors = random_block(target, _parts(options), build.dtype, build.device, chosen.config.seed + 1)
+    else:
+        config, tensors = load_block(chosen.drafter_folder, target, build.dtype, build.device)
+        refuse_other_parts(config, options, str(chosen.drafter_folder))
     return _with_window(config, options.window), tensors
+
+
+def refuse_other_parts(config: BlockConfig, options: BlockDrafterConfig, source: str) -> None:
+    """The parts that a run names are those of its checkpoint: another reading costs acceptance, and raises no error."""
+    has = {
+        "head": config.head.kind.value,
+        "slots": config.slots.name,
+        "conv": config.conv is not None,
+    }
+    wrong = [f"drafter.{name}={str(value).lower()}" for name, value in has.items() if getattr(options, name) != value]
+    if wrong:
+        raise UserError(
+            f"{source}: the checkpoint is not what drafter={options.name} says; use {' '.join(wrong)}, or set "
+            "drafter.path to another one"
+        )
+    most = config.slots.most_drafts
+    if options.num_draft_tokens > most:
+        raise UserError(
+            f"{source}: drafter.num_draft_tokens={options.num_draft_tokens} is more than the {most} drafts of its "
+            f"block of {config.block_size} rows; use drafter.num_draft_tokens={most}"
+        )
 
 
 def _parts(options: BlockDrafterConfig) -> BlockParts:
