@@ -86,6 +86,8 @@ class DrafterOption(Option):
         drafts_on_host: it makes drafts on the host between two rounds, as many as it finds.
         ingests_in_graphs: its `ingest` may be captured for a prompt that comes alone, since it reads no spans.
         notes_confidence: it picks its drafts with `wiring.drafting.make_picker`, which notes how sure it is of them.
+        rows_written: counts from a run's configuration the rows that a round writes behind L, where those may be more
+            than 2K; None where they are not.
     """
 
     schema: type[DrafterConfig]
@@ -101,6 +103,7 @@ class DrafterOption(Option):
     notes_confidence: bool = False
     ingests_in_graphs: bool = False
     drafts_on_host: bool = False
+    rows_written: Callable[[RunConfig], int] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,7 @@ from spec_lab.menu.registry import Registry
 from spec_lab.options import loggers, pruning, targets, workloads
 from spec_lab.options.attention import torch, triton
 from spec_lab.options.drafters import (
+    blocks,
     draft_model,
     eagle3,
     frozen_kv,
@@ -46,4 +47,4 @@ def register(registry: Registry) -> None:
     """Add the rows, in the order in which refusals name them."""
     registry.add(*targets.ROWS)
     registry.add(*(option.ROW for option in (*DRAFTERS, *RULES, *GRAPHS, *ATTENTION, *TREES)))
-    registry.add(*pruning.ROWS, *workloads.ROWS, *workloads.CHECKERS, *loggers.ROWS)
+    registry.add(*blocks.ROWS, *pruning.ROWS, *workloads.ROWS, *workloads.CHECKERS, *loggers.ROWS)
