@@ -137,7 +137,7 @@ def load_frame(folders: str | os.PathLike[str] | Sequence[str | os.PathLike[str]
         UserError: a folder is missing or has no run.
     """
     several = isinstance(folders, Iterable) and not isinstance(folders, str)
-    return frame_of(find_runs(map(folder_of, folders if several else [folders])))  # type: ignore[arg-type,list-item]
+    return frame_of(find_runs(map(folder_of, folders if several else [folders])))  # type: ignore[arg-type]
 
 
 def frame_of(runs: Iterable[Run]) -> pd.DataFrame:
