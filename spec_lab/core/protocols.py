@@ -26,6 +26,7 @@ from spec_lab.core.types import (
     Verification,
     VerifiedRound,
 )
+from spec_lab.core.types import Sequence as RunningRequest
 
 
 class DraftStart(Protocol):
@@ -81,6 +82,28 @@ class Target(Protocol):
         ...
 
 
+class HostDrafter(Protocol):
+    """Drafts on the host, when it has read a round and before it launches the next.
+
+    Attributes:
+        drafts_alone: the device drafts nothing beside it.
+    """
+
+    drafts_alone: bool
+
+    def restart(self) -> None:
+        """Forget all requests, so that a pass over a workload knows nothing of the one before."""
+        ...
+
+    def draft(self, sequences: Sequence[RunningRequest]) -> list[list[int] | None]:
+        """Return at most K drafts behind the pending token of each request; None keeps what the device drafted."""
+        ...
+
+    def finish(self, sequence: RunningRequest) -> None:
+        """Take note that a request has ended, and leaves its slot."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class DrafterRequirements:
     """The needs of a drafter, which the other parts have to meet.
@@ -96,6 +119,7 @@ class DrafterRequirements:
         draft_rest: turns the state with draft 1 into all drafts [batch, K] at once, metadata moved on the way; None
             where the round runs `step` for each.
         has_loop: drafts are made one behind the other; False where all of them are there with the first.
+        on_host: drafts on the host, beside what the device does; None where nothing does.
     """
 
     features: FeatureSpec = field(default_factory=FeatureSpec)
@@ -104,6 +128,7 @@ class DrafterRequirements:
     learn_continuations: Callable[[Mapping[str, Sequence[int]]], None] | None = None
     draft_rest: Callable[[Any], torch.Tensor] | None = None
     has_loop: bool = True
+    on_host: HostDrafter | None = None
 
     @property
     def catches_up(self) -> bool:

@@ -35,6 +35,7 @@ class Request:
         turns: what the user says in a conversation of several turns, the first of which `prompt_ids` holds; empty
             where there is one turn.
         system: what the model is told in front of a conversation; None where it is told nothing.
+        num_draft_tokens: the most drafts of its rounds, 0 where it is not to be drafted for; None is K.
     """
 
     request_id: str
@@ -46,6 +47,7 @@ class Request:
     turns: tuple[str, ...] = ()
     checker: str | None = None
     system: str | None = None
+    num_draft_tokens: int | None = None
 
 
 @dataclass(slots=True)

@@ -83,8 +83,11 @@ class DrafterOption(Option):
         no_loop: why there is no draft loop to capture, as in "looks its drafts up"; None where there is one.
         no_moves: why no metadata moves between draft steps; None where it does.
         load_tree: as `load`, for a drafter that drafts the branches of a tree; None where it drafts chains only.
+        drafts_on_host: it makes drafts on the host between two rounds, as many as it finds.
         ingests_in_graphs: its `ingest` may be captured for a prompt that comes alone, since it reads no spans.
         notes_confidence: it picks its drafts with `wiring.drafting.make_picker`, which notes how sure it is of them.
+        rows_written: counts from a run's configuration the rows that a round writes behind L, where those may be more
+            than 2K; None where they are not.
     """
 
     schema: type[DrafterConfig]
@@ -99,6 +102,8 @@ class DrafterOption(Option):
     load_tree: Callable[..., Any] | None = None
     notes_confidence: bool = False
     ingests_in_graphs: bool = False
+    drafts_on_host: bool = False
+    rows_written: Callable[[RunConfig], int] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,6 +34,7 @@ def upgraded_summary(summary: Summary) -> Summary:
     speeds: list[Speed] = [summary, *summary["references"].values()]
     for speed in speeds:
         speed["stage_ms_per_round"].setdefault("readback", None)
+        speed["stage_ms_per_round"].setdefault("lookup", None)
         speed.setdefault("experts_read", None)
         speed.setdefault("expert_bytes_read", None)
         speed.setdefault("wasted_rounds", 0)
