@@ -37,11 +37,14 @@ SHAPES = [
 ]
 """Targets of billions of parameters, too large to build here: they go through the dry run alone."""
 
+BLOCKS = ("dflash", "dspark", "dflash2", "domino", "lilicorr")
+"""Drafters without shipped weights."""
 INTERPRETED = ("attention", "triton")
 SAMPLED = ["acceptance=rejection", "sampling=sampled", "drafter.draft_sampling=distribution"]
 NEEDS = {
     ("acceptance", "rejection"): SAMPLED,
     **{("acceptance", rule): ["sampling=sampled"] for rule in ("typical", "threshold", "cascade", "mentored", "fuzzy")},
+    **{("drafter", name): ["drafter.weights=random"] for name in BLOCKS},
     ("workload", "jsonl"): [f"workload.path={PROMPTS_FOLDER / 'dates.jsonl'}"],
     ("workload", "spec_bench"): ["workload.path=question.jsonl"],
     ("logger", "wandb"): ["logger.mode=disabled"],
@@ -100,7 +103,7 @@ ON_HOST = [name for name, row in registry.load().options(DrafterOption).items() 
 """The doctor refuses them: it examines the K drafts that wait on the device."""
 EXAMINED_ROWS = [
     *each_value(options_of("acceptance"), options_of("graph"), *PRUNING),
-    *each_value(options_of("drafter", "none", "eagle3", *ON_HOST)),
+    *each_value(options_of("drafter", "none", "eagle3", *ON_HOST, *BLOCKS)),
     (INTERPRETED, ("tree", "none")),
 ]
 Row = tuple[tuple[str, str], ...]

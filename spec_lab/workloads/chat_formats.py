@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from spec_lab.cli.nearest import nearest
 from spec_lab.errors import UserError, one_line
+from spec_lab.menu.nearest import nearest
 from spec_lab.workloads.unusable import UnusablePrompt
 
 ROLES: Mapping[str, str] = {

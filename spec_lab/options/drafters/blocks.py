@@ -258,7 +258,7 @@ def _parts(options: BlockDrafterConfig) -> BlockParts:
         block_size=options.block_size or BLOCK_SIZE,
         form=MarkovForm(options.markov_form.value),
     )
-    given = {"num_layers": options.num_layers, "rank": options.head_rank, "topk": options.head_topk}
+    given: dict[str, Any] = {"num_layers": options.num_layers, "rank": options.head_rank, "topk": options.head_topk}
     return replace(parts, **{name: value for name, value in given.items() if value is not None})
 
 
