@@ -88,16 +88,44 @@ def target_fits(config: TrainConfig) -> str | None:
     return next((message for message in found if message is not None), None)
 
 
+WHY_NOT = {
+    "draft_model": "a smaller model of the same family drafts as it is; use drafter=eagle3, or run with "
+    "drafter=draft_model drafter.path=DIR",
+    "frozen_kv": "no engine runs such a head beside a target of another project; use drafter=eagle3",
+    "mtp_vanilla": "a module a draft costs more than one that is used again; use drafter=mtp_eagle",
+    "nextn": "use drafter=mtp_eagle, whose layer is like the target's",
+}
+"""Why there is no such drafter for a target that is taken as it lies, with the remedy."""
+
+
 def drafter_of_target(config: TrainConfig) -> str | None:
     """Say which drafters are trained for a target."""
     option, name = target_option(config.target), config.drafter.name
     if name == "none" or name in option.drafters:
         return None
+    if option.path is not None and name in WHY_NOT:
+        return f"drafter={name} is not trained for target={option.name}: {WHY_NOT[name]}"
     others = ", ".join(f"target={other.name}" for other in TARGETS if name in other.drafters)
     return (
         f"drafter={name} is not trained for target={option.name} but for {others}; "
         f"use drafter={option.drafters[0]}, or drafter=none"
     )
+
+
+def frozen_target(config: TrainConfig) -> str | None:
+    """A target that is taken as it lies is run over packed rows, which some kinds of layers are not."""
+    option, name = target_option(config.target), config.drafter.name
+    if option.path is None or name == "none":
+        return None
+    found = read_model_config(option.path(config.target))
+    if any(plan.latent is not None for plan in found.layers):
+        return f"drafter={name}: heads are not trained for targets with latent attention; take another target"
+    if found.keeps_states:
+        return f"drafter={name}: heads are not trained for targets whose layers keep a state; take another target"
+    positions, row_length = found.max_position_embeddings, config.packing.row_length
+    if row_length > positions:
+        return f"packing.row_length={row_length} is over the target's {positions} positions; lower it to {positions}"
+    return None
 
 
 def drafter_fits(config: TrainConfig) -> str | None:
@@ -154,6 +182,7 @@ CHECKS: tuple[Callable[[TrainConfig], str | None], ...] = (
     target_fits,
     drafter_of_target,
     prompts,
+    frozen_target,
     texts_folder,
     tracking,
     evaluation_prompts,

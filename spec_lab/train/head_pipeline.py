@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from spec_lab.train.checks import target_sizes
 from spec_lab.train.config import TrainConfig
 from spec_lab.train.fitting import filled
 from spec_lab.train.frozen_target import FrozenTarget
+from spec_lab.train.group import ALONE, Group, joined
 from spec_lab.train.head_card import head_card
 from spec_lab.train.head_evaluation import evaluated
 from spec_lab.train.head_training import HeadRecipe, HeadTraining, forget
@@ -32,6 +33,7 @@ class HeadPipeline:
 
     config: TrainConfig
     device: torch.device
+    group: Group = ALONE
 
     def run(self) -> RunFolder:
         """Run what is missing under `output_dir`; the last line printed is the drafter's folder.
@@ -40,8 +42,18 @@ class HeadPipeline:
             UserError: a folder cannot be used, or holds what other settings made.
             TrainingDiverged: a loss is no longer finite.
         """
-        with output_folder(Path(self.config.output_dir)):
-            return self._run()
+        with joined(self.config.device) as (group, device):
+            own, batch_size = replace(self, group=group, device=device), self._batch_size()
+            if group.size > batch_size:
+                raise UserError(
+                    f"drafter.optimisation.batch_size={batch_size} is less than the {group.size} processes that were "
+                    f"started; use drafter.optimisation.batch_size={group.size}"
+                )
+            if group.rank:  # it leaves the folder, and what there is to say, to the first
+                logging.getLogger("spec_lab").setLevel(logging.WARNING)
+                return own._run()
+            with output_folder(Path(self.config.output_dir)):
+                return own._run()
 
     def _run(self) -> RunFolder:
         config, option, path = self.config, target_option(self.config.target), self._path()
@@ -67,9 +79,17 @@ class HeadPipeline:
 
         work = folder.checkpoint(output).with_suffix("")
 
+        if self.group.rank:
+            if not self.group.agree(0.0):
+                HeadTraining(
+                    config, recipe, path, target, learnt, held_out, work, self.device, None, self.group
+                ).follow()
+            return folder
+        self.group.agree(float(output.exists()))
+
         def build(unfinished: Path) -> dict[str, Any]:
             with tracked(config, folder.root, output.name) as tracker:
-                parts = target, learnt, held_out, work, self.device, tracker
+                parts = target, learnt, held_out, work, self.device, tracker, self.group
                 facts = HeadTraining(config, recipe, path, *parts).run(unfinished)
             return {**facts, "texts": facts_of_texts(learnt)}
 
@@ -90,6 +110,11 @@ class HeadPipeline:
         record = json.loads(folder.record(output).read_text(encoding="utf-8"))
         card = head_card(output, folder.target.name, recipe.describe(output), record, measured)
         (output / "README.md").write_text(card, encoding="utf-8")
+
+    def _batch_size(self) -> int:
+        drafter = self.config.trained_drafter
+        assert drafter is not None, "a target that lies there is not trained itself"
+        return drafter.optimisation.batch_size
 
     def _path(self) -> Path:
         """Return the target's checkpoint."""
