@@ -22,7 +22,7 @@ from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.checkpoints.taps import Tap
 from spec_lab.models.tensor_parallel import TensorParallel
 from spec_lab.train.__main__ import main
-from spec_lab.train.checkpoint import load_drafter, save_drafter
+from spec_lab.train.checkpoint import load_drafter, load_weights, save_drafter
 from spec_lab.train.drafter_config import Eagle3TrainingConfig, MtpEagleTrainingConfig
 from spec_lab.train.eagle3_recipe import Eagle3Recipe
 from spec_lab.train.frozen_target import FrozenTarget
@@ -100,13 +100,17 @@ def test_a_head_is_proved_trained_watched_and_proved_again(llama: Path) -> None:
     questions = [{"question_id": 1, "category": name, "turns": ["aabb"]} for name in ("maths", "writing")]
     file = write_prompts(llama / "questions.jsonl", questions)
     write_tokenizer(llama / "target")
-    assert main(words(llama, *EAGLE3, f"evaluation.prompts=[{file}]")) == 0
+    assert main(words(llama, *EAGLE3, f"evaluation.prompts=[{file}]", "layouts=[speculators]")) == 0
     record = record_of(llama)
     assert [point["step"] for point in record["truth"]["points"]] == [4, 6]
     assert set(record["truth"]["lines"]) == {"ngram", "untrained"}
     for point in record["truth"]["points"]:
         assert len(point["decoded"]["conditional_rates"]) == 3 and point["decoded"]["interval"]
     card = (llama / "out" / "hf-eagle3" / "README.md").read_text()
+    names = set(load_weights(llama / "out" / "hf-eagle3"))
+    assert {"fc.weight", "norm.weight", "lm_head.weight", "d2t", "t2d", "midlayer.hidden_norm.weight"} < names
+    config = json.loads((llama / "out" / "hf-eagle3" / "speculators" / "config.json").read_text())
+    assert config["eagle_aux_hidden_state_layer_ids"] == [2, 4, 5]  # of transformers' hidden_states, 0 the embedding
     assert "| ngram |" in card and "| writing | eagle3 |" in card
     assert max(record["proof"]["after"]["differences"]) < 1e-4 and record["proof"]["after"]["largest_logit"] > 0.1
 

@@ -23,6 +23,7 @@ from spec_lab.train.fitting import Fitting, TargetSizes, filled
 from spec_lab.train.module_config import LayerConfig, OptimisationConfig
 from spec_lab.train.options import TARGETS, drafter_option, target_option
 
+KNOWN_LAYOUTS = ("speculators",)
 SHIPPED_TARGET = ZOO / "pocket"
 
 
@@ -164,6 +165,16 @@ def tracking(config: TrainConfig) -> str | None:
     return found and found.replace("logger=jsonl", "logger.project=null")
 
 
+def other_layouts(config: TrainConfig) -> str | None:
+    """Another project has a layout for such a drafter."""
+    unknown = [name for name in config.layouts if name not in KNOWN_LAYOUTS]
+    if unknown:
+        return f"layouts=[{unknown[0]}] is not known; use layouts=[{','.join(KNOWN_LAYOUTS)}], or leave it out"
+    if config.layouts and (config.drafter.name != "eagle3" or target_option(config.target).path is None):
+        return f"layouts={config.layouts}: only drafter=eagle3 with target=hf has other layouts; leave it out"
+    return None
+
+
 def evaluation_prompts(config: TrainConfig) -> str | None:
     """Files of questions lie where they are said to."""
     if config.evaluation.prompts and target_option(config.target).path is None:
@@ -185,6 +196,7 @@ CHECKS: tuple[Callable[[TrainConfig], str | None], ...] = (
     frozen_target,
     texts_folder,
     tracking,
+    other_layouts,
     evaluation_prompts,
     drafter_fits,
 )

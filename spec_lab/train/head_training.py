@@ -18,6 +18,7 @@ from spec_lab.train.drafter import DrafterDescription
 from spec_lab.train.drafter_config import UnrolledTrainingConfig
 from spec_lab.train.frozen_target import FrozenTarget
 from spec_lab.train.group import ALONE, Group
+from spec_lab.train.layouts import LAYOUTS, same_bytes
 from spec_lab.train.loop import Watch
 from spec_lab.train.packed_rows import PackedRows, TrainingTexts
 from spec_lab.train.packed_training import PackedTask, train_packed
@@ -95,6 +96,8 @@ class HeadTraining:
         curve = train_packed(drafter, recipe.config, self._task(truth))
         shutil.copytree(truth.folder, output, dirs_exist_ok=True)
         after = prover.prove(recipe.config.drafts_as, output)
+        for layout in self.config.layouts:
+            self._write_layout(layout, output, prover)
         return {
             "curve": [asdict(point) for point in curve],
             "num_parameters": num_parameters,
@@ -104,6 +107,13 @@ class HeadTraining:
             "truth": truth.report(),
             "proof": {"before": asdict(before), "after": asdict(after)},
         }
+
+    def _write_layout(self, layout: str, output: Path, prover: Prover) -> None:
+        """Write another project's layout, load it back, and compare bytes and what it drafts."""
+        write, renamed = LAYOUTS[layout]
+        write(output, output / layout, self.recipe.taps(self.target), self.path.name)
+        assert same_bytes(output, output / layout, renamed)
+        prover.require_same(self.recipe.config.drafts_as, output, output / layout)
 
     def follow(self) -> None:
         """Train along with the first process, which does all else."""
