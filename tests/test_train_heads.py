@@ -14,12 +14,15 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
+from transformers import AutoModelForCausalLM
 
 from spec_lab.checkpoints.checkpoint import stored_tensors
 from spec_lab.checkpoints.config import ModelConfig
 from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.checkpoints.taps import Tap
+from spec_lab.collect.__main__ import main as collect
 from spec_lab.models.tensor_parallel import TensorParallel
 from spec_lab.train.__main__ import main
 from spec_lab.train.checkpoint import load_drafter, load_weights, save_drafter
@@ -253,3 +256,25 @@ def test_targets_whose_layers_are_not_packed_are_refused(tmp_path: Path, capsys:
     (tmp_path / "texts").mkdir()
     assert main(words(tmp_path, *EAGLE3)) == 2
     assert "latent attention" in capsys.readouterr().err
+
+
+def test_hidden_states_are_collected_for_whoever_trains_elsewhere(
+    llama: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["target=hf", f"target.path={llama / 'target'}", f"texts={llama / 'texts'}", "device=cpu"]
+    asked += [f"output_dir={llama / 'states'}", "tokens_per_file=300", "tokens_per_forward=100"]
+    assert collect([*asked, "layers=[3,7]"]) == 2 and "0 to 6" in capsys.readouterr().err
+    assert collect(asked) == 0
+    assert "260 bytes a token" in capsys.readouterr().out
+    assert json.loads((llama / "states" / "header.json").read_text())["layers"]["hidden_states"] == [2, 4, 5]
+    parts = [load_file(file) for file in sorted((llama / "states").glob("*.safetensors"))]
+    assert len(parts) > 1
+    texts, model = Texts.load(llama / "texts"), AutoModelForCausalLM.from_pretrained(llama / "target", trust_remote_code=False)
+    assert torch.equal(torch.cat([part["tokens"] for part in parts]), texts.tokens)
+    third = slice(int(texts.starts[2]), int(texts.starts[3]))
+    with torch.no_grad():
+        states = model(texts.text(2)[None].long(), output_hidden_states=True).hidden_states
+    expected = torch.cat([states[index] for index in (2, 4, 5)], dim=-1)[0]
+    kept, last = (torch.cat([part[name] for part in parts])[third].float() for name in ("taps", "final_hidden"))
+    torch.testing.assert_close(kept, expected, rtol=1e-2, atol=1e-2)
+    torch.testing.assert_close(last, states[-1][0], rtol=1e-2, atol=1e-2)
