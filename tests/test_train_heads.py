@@ -10,6 +10,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -269,7 +270,10 @@ def test_hidden_states_are_collected_for_whoever_trains_elsewhere(
     assert json.loads((llama / "states" / "header.json").read_text())["layers"]["hidden_states"] == [2, 4, 5]
     parts = [load_file(file) for file in sorted((llama / "states").glob("*.safetensors"))]
     assert len(parts) > 1
-    texts, model = Texts.load(llama / "texts"), AutoModelForCausalLM.from_pretrained(llama / "target", trust_remote_code=False)
+    texts, model = (
+        Texts.load(llama / "texts"),
+        AutoModelForCausalLM.from_pretrained(llama / "target", trust_remote_code=False),
+    )
     assert torch.equal(torch.cat([part["tokens"] for part in parts]), texts.tokens)
     third = slice(int(texts.starts[2]), int(texts.starts[3]))
     with torch.no_grad():
@@ -278,3 +282,23 @@ def test_hidden_states_are_collected_for_whoever_trains_elsewhere(
     kept, last = (torch.cat([part[name] for part in parts])[third].float() for name in ("taps", "final_hidden"))
     torch.testing.assert_close(kept, expected, rtol=1e-2, atol=1e-2)
     torch.testing.assert_close(last, states[-1][0], rtol=1e-2, atol=1e-2)
+
+
+def test_a_plan_says_what_a_training_takes_and_texts_are_shown(
+    llama: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_tokenizer(llama / "target")
+    assert main([*words(llama, *EAGLE3), "--plan"]) == 0
+    said = capsys.readouterr().out
+    assert "0.02 M parameters" in said and "steps: " in said and not (llama / "out").exists()
+    assert main([*words(llama, *EAGLE3), "--show-data=2"]) == 0
+    assert capsys.readouterr().out.count("[[") == 2 and not (llama / "out").exists()
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=1000))
+    assert main([*words(llama, *EAGLE3), "--plan"]) == 2
+    assert "a smaller drafter" in capsys.readouterr().err
+
+
+def test_texts_of_another_target_are_refused(llama: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_tiny_target(llama / "target", "llama", seed=1)
+    assert main(words(llama, *EAGLE3)) == 2
+    assert "written by another target" in capsys.readouterr().err

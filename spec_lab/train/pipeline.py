@@ -203,6 +203,14 @@ class Pipeline:
             card = target_card(folder, self.target.describe(folder.target), measured, kind, self.command())
             (folder.target / "README.md").write_text(card, encoding="utf-8")
 
+    def plan(self) -> str:
+        """Refuse: the stages of a pocket target are not planned."""
+        raise UserError("--plan is for target=hf and target=smollm2_135m; leave it out")
+
+    def show_data(self, number: int) -> str:
+        """Refuse: a pocket target's texts are made on the way."""
+        raise UserError("--show-data is for target=hf and target=smollm2_135m; leave it out")
+
     def command(self) -> str:
         """Return the command that trains this target and drafter, as their cards give it."""
         trained = self.config.trained_target
