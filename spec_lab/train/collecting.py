@@ -18,10 +18,10 @@ from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.checkpoints.taps import SPELLINGS, Tap, taps_of_inputs
 from spec_lab.errors import UserError
 from spec_lab.train.collect_config import CollectConfig
+from spec_lab.train.devices import training_device
 from spec_lab.train.frozen_target import FrozenTarget
 from spec_lab.train.head_pipeline import read_texts
 from spec_lab.train.packed_rows import PackedRows
-from spec_lab.train.pipeline import training_device
 from spec_lab.train.stages import write_json
 from spec_lab.train.texts.folder import Texts
 

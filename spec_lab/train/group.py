@@ -14,7 +14,7 @@ from torch import Tensor
 
 from spec_lab.errors import UserError
 from spec_lab.ranks import Ranks, ranks
-from spec_lab.train.pipeline import training_device
+from spec_lab.train.devices import training_device
 
 OF_TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 
