@@ -31,7 +31,6 @@ from spec_lab.train.drafter_config import Eagle3TrainingConfig, MtpEagleTraining
 from spec_lab.train.eagle3_recipe import Eagle3Recipe
 from spec_lab.train.frozen_target import FrozenTarget
 from spec_lab.train.group import ALONE, Group
-from spec_lab.train.head_training import HeadRecipe
 from spec_lab.train.module_config import OptimisationConfig
 from spec_lab.train.mtp_recipe import MtpRecipe
 from spec_lab.train.packed_training import PackedTask, train_packed
@@ -140,18 +139,31 @@ def test_a_large_drafter_lies_in_several_files(tmp_path: Path, monkeypatch: pyte
 
 @pytest.mark.parametrize(
     ("family", "drafter"),
-    [("qwen2", "mtp_eagle"), ("qwen3", "eagle3"), ("gemma4", "mtp_eagle"), ("gemma4", "eagle3")],
+    [
+        ("llama", "mtp_eagle"),
+        ("qwen2", "mtp_eagle"),
+        ("qwen3", "eagle3"),
+        ("gemma4", "mtp_eagle"),
+        ("gemma4", "eagle3"),
+    ],
 )
-def test_heads_for_tiny_targets_of_other_families_are_proved(family: str, drafter: str, tmp_path: Path) -> None:
+def test_heads_for_tiny_targets_of_all_families_are_proved_before_and_behind_training(
+    family: str, drafter: str, tmp_path: Path
+) -> None:
     make_target(tmp_path / "target", family)
     path, target = tmp_path / "target", FrozenTarget.load(tmp_path / "target", CPU, torch.float32, 256)
-    recipe: HeadRecipe = RECIPES[drafter]
+    recipe = RECIPES[drafter]
     texts = Texts.load(write_texts(path, tmp_path / "texts"))
     head = recipe.build(target, texts, seed=0)
-    recipe.save(head, target, tmp_path / "head")
     prover = Prover.of(path, texts.tokens, 4, recipe.load, recipe.taps(target))
-    proof = prover.prove(drafter, tmp_path / "head")
-    assert len(proof.differences) == 4 and proof.largest_logit > 0.1
+    recipe.save(head, target, tmp_path / "before")
+    before = prover.prove(drafter, tmp_path / "before")
+    steps = OptimisationConfig(num_steps=2, batch_size=2, num_warmup_steps=1, log_every=2, checkpoint_every=9)
+    config = dataclasses.replace(recipe.config, optimisation=steps, num_unrolled_steps=2)
+    train_packed(head, config, PackedTask(target, texts, recipe.taps(target), 48, tmp_path / "no.pt", 0, CPU))
+    recipe.save(head, target, tmp_path / "after")
+    after = prover.prove(drafter, tmp_path / "after")
+    assert len(after.differences) == 4 and after.largest_logit != before.largest_logit > 0.1
 
 
 def make_target(folder: Path, family: str) -> None:
