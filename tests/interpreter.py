@@ -1,4 +1,4 @@
-"""Triton's interpreter as the tests run it: its bits are those of one row on any machine, and it is quick.
+"""Triton's interpreter as the tests run it: quick, and with the bits of one row and one column on any machine.
 
 A third of its time goes to patching `triton.language` anew at each call of each function, and as much to looking for
 overflow of addresses, which no tensor of a test is large enough for.

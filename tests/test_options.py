@@ -90,7 +90,7 @@ RUN_ROWS = [
     *DRAFTER_ROWS,
     *TREE_ROWS,
     *TARGET_ROWS,
-    (INTERPRETED,),
+    (INTERPRETED, ("tree", "none")),
 ]
 PRUNING = (
     [("prune.prefill", name) for name in registry.load().options(PromptPruningOption)],
@@ -101,7 +101,7 @@ ON_HOST = [name for name, row in registry.load().options(DrafterOption).items() 
 EXAMINED_ROWS = [
     *each_value(options_of("acceptance"), options_of("graph"), *PRUNING),
     *each_value(options_of("drafter", "none", "eagle3", *ON_HOST)),
-    (INTERPRETED,),
+    (INTERPRETED, ("tree", "none")),
 ]
 Row = tuple[tuple[str, str], ...]
 

@@ -15,10 +15,16 @@ from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.checkpoints.taps import Tap
 from spec_lab.train.__main__ import main
 from spec_lab.train.checkpoint import load_drafter, save_drafter
+from spec_lab.train.drafter_config import Eagle3TrainingConfig, MtpEagleTrainingConfig
 from spec_lab.train.eagle3_recipe import Eagle3Recipe
-from spec_lab.train.texts.folder import Answered, TextsFolder
+from spec_lab.train.frozen_target import FrozenTarget
+from spec_lab.train.head_training import HeadRecipe
+from spec_lab.train.mtp_recipe import MtpRecipe
+from spec_lab.train.proof import Prover
+from spec_lab.train.texts.folder import Answered, Texts, TextsFolder
 from spec_lab.train.texts.header import TextsHeader, WrittenBy, digest_of_weights
 from tests.tiny_checkpoints import make_tiny_target
+from tests.tiny_gemma4 import make_tiny_gemma4
 from tests.tiny_runs import write_prompts, write_tokenizer
 
 SMALL = [
@@ -28,6 +34,11 @@ SMALL = [
     *("drafter.optimisation.num_warmup_steps=2", "drafter.optimisation.checkpoint_every=3"),
     "drafter.optimisation.max_seconds=null",
 ]
+CPU = torch.device("cpu")
+RECIPES: dict[str, Any] = {
+    "eagle3": Eagle3Recipe(Eagle3TrainingConfig(draft_vocab_size=40, intermediate_size=24, head_dim=8)),
+    "mtp_eagle": MtpRecipe(MtpEagleTrainingConfig(intermediate_size=24, head_dim=8)),
+}
 EAGLE3 = ["drafter=eagle3", "drafter.draft_vocab_size=40"]
 
 
@@ -96,3 +107,26 @@ def test_a_large_drafter_lies_in_several_files(tmp_path: Path, monkeypatch: pyte
     loaded, _ = load_drafter(tmp_path)
     assert {name: float(tensor[0, 0]) for name, tensor in loaded.items()} == {f"weight_{i}": i for i in range(3)}
     assert set(stored_tensors(tmp_path)) == set(tensors)
+
+
+@pytest.mark.parametrize(
+    ("family", "drafter"),
+    [("qwen2", "mtp_eagle"), ("qwen3", "eagle3"), ("gemma4", "mtp_eagle"), ("gemma4", "eagle3")],
+)
+def test_heads_for_tiny_targets_of_other_families_are_proved(family: str, drafter: str, tmp_path: Path) -> None:
+    make_target(tmp_path / "target", family)
+    path, target = tmp_path / "target", FrozenTarget.load(tmp_path / "target", CPU, torch.float32, 256)
+    recipe: HeadRecipe = RECIPES[drafter]
+    texts = Texts.load(write_texts(path, tmp_path / "texts"))
+    head = recipe.build(target, texts, seed=0)
+    recipe.save(head, target, tmp_path / "head")
+    prover = Prover.of(path, texts.tokens, 4, recipe.load, recipe.taps(target))
+    proof = prover.prove(drafter, tmp_path / "head")
+    assert len(proof.differences) == 4 and proof.largest_logit > 0.1
+
+
+def make_target(folder: Path, family: str) -> None:
+    if family == "gemma4":
+        make_tiny_gemma4(folder, "e2b")
+    else:
+        make_tiny_target(folder, family)  # type: ignore[arg-type]

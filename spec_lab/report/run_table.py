@@ -58,17 +58,11 @@ def _memory_line(summary: Summary) -> str:
 
 def format_runs(runs: Sequence[Run]) -> str:
     """Write a line a run, then the stages of several, then why some did not finish."""
-    varied = [name for name in SOMETIMES if len({_sometimes(name, run.summary) for run in runs}) > 1]
     summaries = [run.summary for run in runs]
-    knobs = telling_apart(summaries, [tuple(_identity(summary, varied)) for summary in summaries])
-    header = [
-        "#", "drafter", "prune", "K", "batch", *varied, "rule", *knobs, "acceptance length", "decode tok/s",
-        "speedup over plain", "accuracy", "peak memory", "status", "folder",
-    ]  # fmt: skip
-    body = [[f"#{index}", *_run_cells(run, varied, knobs)] for index, run in enumerate(runs, start=1)]
+    header, body = run_cells(runs)
     words = ("drafter", "prune", "rollback", "attention", "kernels", "rule", "status", "folder")
     parts = [format_table(header, body, left=words), *mixes(runs)]
-    if any(run.summary["acceptance_imposed"] for run in runs):
+    if any(summary["acceptance_imposed"] for summary in summaries):
         parts.append(IMPOSED)
     parts.append(old_definition(summaries))
     by_label = {f"#{index}": summary for index, summary in enumerate(summaries, start=1)}
@@ -81,6 +75,19 @@ def format_runs(runs: Sequence[Run]) -> str:
             "\n".join(one_line(f"{key} {summary['status']}: {summary['reason']}") for key, summary in unfinished)
         )
     return "\n\n".join(part for part in parts if part)
+
+
+def run_cells(runs: Sequence[Run]) -> tuple[list[str], list[list[str]]]:
+    """Return the header and the cells of the table of runs; no two runs that differ read alike."""
+    varied = [name for name in SOMETIMES if len({_sometimes(name, run.summary) for run in runs}) > 1]
+    summaries = [run.summary for run in runs]
+    knobs = telling_apart(summaries, [tuple(_identity(summary, varied)) for summary in summaries])
+    header = [
+        "#", "drafter", "prune", "K", "batch", *varied, "rule", *knobs, "acceptance length", "decode tok/s",
+        "speedup over plain", "accuracy", "peak memory", "status", "folder",
+    ]  # fmt: skip
+    body = [[f"#{index}", *_run_cells(run, varied, knobs)] for index, run in enumerate(runs, start=1)]
+    return header, body
 
 
 def mixes(runs: Sequence[Run]) -> list[str]:
@@ -182,6 +189,12 @@ def _is_imposed(name: str, summary: Summary) -> bool:
 
 
 def _stage_table(speeds: Mapping[str, Speed]) -> str:
+    header, body = stage_cells(speeds)
+    return format_table(header, body, left=("ms a round",))
+
+
+def stage_cells(speeds: Mapping[str, Speed]) -> tuple[list[str], list[list[str]]]:
+    """Return the header and the cells of stage times, a row a configuration."""
     seen = [
         stage
         for stage in STAGES
@@ -196,7 +209,7 @@ def _stage_table(speeds: Mapping[str, Speed]) -> str:
         ]
         for name, speed in speeds.items()
     ]
-    return format_table(["ms a round", *seen, "round", "prompt pass"], body, left=("ms a round",))
+    return ["ms a round", *seen, "round", "prompt pass"], body
 
 
 def _experts_table(speeds: Mapping[str, Speed]) -> str:
