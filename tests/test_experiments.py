@@ -36,7 +36,7 @@ SOME_CELLS = {
     "adaptive_k": ["batch_size=8", "points=stop0.4,schedule,budget24"],
     "trees": ["batch_size=1", "points=depth3_rows8,static"],
     "relaxed_thinking": ["points=strict,top10_delta0.6", "drafter.num_draft_tokens=1"],
-    "lossy": ["points=standard,cascade0.6"],
+    "lossy": ["points=one_hot,cascade0.6", "workload.per_category=1"],
 }
 """What is decoded of a study: each feature has tests of its own."""
 KNOBS = {
@@ -87,10 +87,10 @@ def test_rules_are_compared_at_every_number_of_drafts(ran: list[Any]) -> None:
     assert {config.acceptance.name for config in ran} == {"relaxed_thinking"}
 
 
-def test_lossy_rules_are_compared_with_looked_up_drafts_too(ran: list[Any]) -> None:
-    greedy = ["experiment/lossy/drafts@_global_=greedy", "drafter=ngram"]
-    assert main(["experiment=lossy", "points=one_hot,fuzzy0.2", *greedy]) == 0
-    assert [config.acceptance.name for config in ran] == ["rejection", "fuzzy"]
+def test_lossy_rules_are_compared_with_looked_up_and_with_drawn_drafts(ran: list[Any]) -> None:
+    assert main(["experiment=lossy", "points=one_hot,fuzzy0.2", "drafter=ngram", "prune=none"]) == 0
+    assert main(["experiment=lossy", "points=standard,mentored0.1", "drafter.draft_sampling=distribution"]) == 0
+    assert [config.acceptance.name for config in ran] == ["rejection", "fuzzy", "rejection", "mentored"]
 
 
 def test_graph_modes_are_compared_at_two_batch_sizes(ran: list[Any]) -> None:
@@ -156,7 +156,7 @@ def grid_of(experiment: str) -> dict[str, list[str]]:
     return {key: [value.strip() for value in values.split(",")] for key, values in params.items()}
 
 
-@pytest.mark.parametrize("experiment", [*CELLS, "lossy", "relaxed_thinking"])
+@pytest.mark.parametrize("experiment", [*CELLS, "relaxed_thinking"])
 def test_no_value_of_the_full_size_is_refused(experiment: str) -> None:
     """Each value once, beside some of the others."""
     grid = grid_of(experiment)
@@ -184,7 +184,7 @@ def test_points_of_a_grid_run_by_their_names(ran: list[Any], points: str, found:
         (["experiment=trees", "points=chain33"], "no point chain33; did you mean chain3?"),
         (
             ["experiment=pruning", "points=chain3"],
-            "add experiment=adaptive_k (or lossy, relaxed_thinking, sampling, trees)",
+            "add experiment=adaptive_k (or lossy, relaxed_thinking, ",
         ),
         (["points=chain3"], "add experiment=adaptive_k (or "),
         (["experiment=trees", "points=static", "points=chain3"], "points=a,b"),
