@@ -44,11 +44,12 @@ DRAFTERS: dict[str, tuple[int, ...]] = {
     "oracle": SOME,
     "random": SOME,
     "suffix": SOME,
+    "hybrid": SOME,
 }
 """The numbers of drafts that each drafter is tested with."""
 
 TRAINED = ("eagle3", "draft_model", "mtp_eagle", "mtp_vanilla", "frozen_kv")
-CAPTURED = (*TRAINED, "ngram", "oracle", "random", "suffix")
+CAPTURED = (*TRAINED, "ngram", "oracle", "random", "suffix", "hybrid")
 """Every drafter whose rounds can be captured."""
 BATCHES, PAGES, CHUNKS, PADDINGS = (1, 3, 8), (1, 4, 16), (1, 5, 512), (1, 4)
 OPTIONS = ((), (("position", "bonus"),))
@@ -135,7 +136,7 @@ def may_stand_together(row: dict[str, Any]) -> bool:
         or (tree != "none" and num_drafts is not None and num_drafts != DEPTHS[tree])
         or (tree != "none" and drafter not in (None, *TREE_DRAFTERS, *(("ngram",) if tree != "static" else ())))
         or (graph != "eager" and drafter not in (None, *CAPTURED))
-        or (graph == "overlap" and drafter == "suffix")
+        or (graph == "overlap" and drafter in ("suffix", "hybrid"))
         or (graph == "step_replay" and tree != "none")
         or (graph != "eager" and padding not in (None, PADDINGS[0]))
         or (row.get("options") and drafter not in (None, "frozen_kv"))

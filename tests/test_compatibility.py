@@ -61,6 +61,9 @@ FORBIDDEN = [
     (["drafter=suffix", "graph=round_overlap"], "drafter=suffix drafts from the tokens", "graph.overlap=false"),
     (["drafter=suffix", "graph=round", "graph.rounds_per_replay=2"], "drafter=suffix drafts on the host", "replay=1"),
     (["drafter=suffix", "record.topk=4"], "record.topk=4", "drafter=ngram"),
+    (["drafter=hybrid", "drafter.parts=[suffix,mtp_vanilla]"], "drafter.parts=[suffix,mtp_vanilla]", "eagle3"),
+    (["drafter=hybrid", "drafter.head_drafts=9"], "drafter.head_drafts=9", "drafter.num_draft_tokens=9"),
+    (["drafter=hybrid", "drafter.path=nowhere"], "drafter.path=nowhere", "folder"),
     ([*TREE, "drafter.by_request=given"], "drafter.by_request=given is the K of a chain", "tree=none"),
     (["drafter.off_below=0.5"], "drafter.off_below=0.5 is not read", "drafter.by_request=acceptance"),
     (

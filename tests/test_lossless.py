@@ -93,6 +93,7 @@ class Lab:
         sizes = {"page_size": case.page_size, "prefill_chunk": case.chunk} | (cache or {})
         threshold, budget = OFFERS[case.offers]
         stop = {"stop": "confidence", "stop_threshold": threshold}
+        of_head = {"path": str(pair[1]), "head_drafts": 1} if case.drafter == "hybrid" else {}
         config = make_config(
             pair,
             case.drafter,
@@ -100,7 +101,7 @@ class Lab:
             case.prune,
             batch_size=case.batch_size,
             cache=sizes,
-            options=dict(case.options) | ({} if threshold is None else stop),
+            options=dict(case.options) | of_head | ({} if threshold is None else stop),
         )
         if budget is not None:
             config = replace(config, verify=VerifyConfig(budget=2 * case.batch_size + budget))
@@ -205,6 +206,7 @@ def test_every_drafter_of_the_lab_is_in_the_table() -> None:
         *((name, EVERY_LENGTH) for name in TRAINED),
         ("ngram", EVERY_LENGTH),
         ("suffix", {0, 1, 2}),
+        ("hybrid", {0, 1, 2}),
         ("random", {0, 1}),
         ("oracle", {3}),
     ],

@@ -72,7 +72,7 @@ def drafter_folders(pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFa
     make_tiny_mtp(folders["mtp_eagle"], "ours", target)
     make_tiny_mtp(folders["mtp_vanilla"], "ours", target, num_modules=3)
     make_tiny_assistant(folders["frozen_kv"], target)
-    return folders | {"eagle3": pair[1], "draft_model": pair[0]}
+    return folders | {"eagle3": pair[1], "hybrid": pair[1], "draft_model": pair[0]}
 
 
 def options_of(group: str, *left_out: str) -> list[tuple[str, str]]:

@@ -86,10 +86,13 @@ class HostDrafter(Protocol):
     """Drafts on the host, when it has read a round and before it launches the next.
 
     Attributes:
-        drafts_alone: the device drafts nothing beside it.
+        num_on_device: drafts that the device makes of each request, 0 where all come from the host; a round in which
+            the host has none needs no more rows for them.
+        part_names: of what drafts on the host and on the device, as a record has them; None where one part drafts.
     """
 
-    drafts_alone: bool
+    num_on_device: int
+    part_names: tuple[str, str] | None
 
     def restart(self) -> None:
         """Forget all requests, so that a pass over a workload knows nothing of the one before."""

@@ -281,4 +281,5 @@ def request_record(sequence: Sequence, finish_reason: FinishReason) -> RequestRe
         max_new_tokens=request.max_new_tokens,
         admitted_at=sequence.admitted_at,
         emitted_at=sequence.emitted_at,
+        drafted_by=sequence.drafted_by,
     )

@@ -23,7 +23,7 @@ from spec_lab.menu.config import (
 )
 
 if TYPE_CHECKING:
-    from spec_lab.acceptance.deterministic import DeterministicRule
+    from spec_lab.acceptance.deterministic import DeterministicRule, DraftJudge
     from spec_lab.core.layer_protocols import AttentionBackend
     from spec_lab.core.protocols import AcceptanceRule
     from spec_lab.core.pruning_protocols import CatchupPruning, PromptPruning
@@ -131,7 +131,9 @@ class RuleOption(Option):
         judge: takes (the `acceptance` part, `RuleContext`) and makes a rule that decides without drawing; such
             a rule can also judge a recorded run again.
         build: takes (the `Chosen` run, its `acceptance` part, `RuleBuild`) and makes a rule that draws or needs
-            those; it cannot judge a recorded run again.
+            those; it cannot judge a recorded run again, unless it has `judge_again`.
+        judge_again: takes what `judge` takes, and makes what judges a recorded run as a built rule does at temperature
+            0, where it draws nothing; None for a rule that always draws.
         greedy_only: why it needs sampling.temperature=0, as in "compares with the argmax"; None where it does not.
         keeps_greedy_text: its output is plain greedy decoding's, token for token, whatever is drafted.
         walk: makes the rule's form for a tree of drafts, from (the `Chosen` run, its `acceptance` part,
@@ -145,6 +147,7 @@ class RuleOption(Option):
     schema: type[AcceptanceConfig]
     judge: Callable[..., DeterministicRule] | None = None
     build: Callable[..., AcceptanceRule] | None = None
+    judge_again: Callable[..., DraftJudge] | None = None
     greedy_only: str | None = None
     keeps_greedy_text: bool = False
     walk: Callable[..., TreeRule] | None = None

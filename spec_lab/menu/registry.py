@@ -42,7 +42,7 @@ from spec_lab.menu.option import (
 from spec_lab.record.schema import ExtensionOrigin
 
 if TYPE_CHECKING:
-    from spec_lab.acceptance.deterministic import DeterministicRule
+    from spec_lab.acceptance.deterministic import DraftJudge
 
 Row = TypeVar("Row", bound=Option)
 PLAIN_WORD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
@@ -124,15 +124,16 @@ class Registry:
             )
         return found
 
-    def judge_of(self, rule: str) -> Callable[..., DeterministicRule]:
+    def judge_of(self, rule: str) -> Callable[..., DraftJudge]:
         """Return what makes a rule that decides without drawing.
 
         Raises:
             UserError: nothing registered the rule, or only a run can make it.
         """
-        judge = self.find(RuleOption, rule).judge
+        row = self.find(RuleOption, rule)
+        judge = row.judge or row.judge_again
         if judge is None:
-            others = [name for name, other in self.options(RuleOption).items() if other.judge is not None]
+            others = [name for name, other in self.options(RuleOption).items() if other.judge or other.judge_again]
             raise UserError(
                 f"acceptance={rule} draws or needs the parts of a run (it has build, and no judge), so it cannot be "
                 f"re-scored; use one of {', '.join(others)}"
