@@ -21,6 +21,7 @@ from spec_lab.menu.refusals.run import refusals
 from spec_lab.options.shipped import SHIPPED, ZOO
 from spec_lab.workloads.prompt_files import PROMPTS_FOLDER
 from tests.tiny_assistant import make_tiny_assistant
+from tests.tiny_blocks import TINY_PRESETS, write_block
 from tests.tiny_mtp import make_tiny_mtp
 from tests.tiny_runs import make_runnable_pair
 
@@ -71,7 +72,10 @@ def drafter_folders(pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFa
     make_tiny_mtp(folders["mtp_eagle"], "ours", target)
     make_tiny_mtp(folders["mtp_vanilla"], "ours", target, num_modules=3)
     make_tiny_assistant(folders["frozen_kv"], target)
-    return folders | {"eagle3": pair[1], "draft_model": pair[0]}
+    blocks = {name: tmp_path_factory.mktemp(name) for name in TINY_PRESETS}
+    for name, block in TINY_PRESETS.items():
+        write_block(blocks[name], block, target)
+    return folders | blocks | {"eagle3": pair[1], "draft_model": pair[0]}
 
 
 def target_overrides(group: str, option: str, pair: tuple[Path, Path], folders: dict[str, Path]) -> list[str]:
