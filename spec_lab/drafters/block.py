@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from spec_lab.acceptance.confidences import DraftConfidences
 from spec_lab.core.kv_cache import PagedKVCache
 from spec_lab.core.layer_protocols import AttentionBackend
 from spec_lab.core.prompts import PromptPack
@@ -50,7 +51,10 @@ class BlockDrafter:
         prune: PrunePolicy,
         picker: DraftPicker,
         kernels: KernelSet = TORCH_FORMS,
+        confidences: DraftConfidences | None = None,
     ) -> None:
+        """`confidences`: where the model's own head notes how sure it is; None where the picker does, or nobody."""
+        assert confidences is None or model.confidence is not None
         assert num_draft_tokens <= model.config.slots.most_drafts
         self.num_draft_tokens = num_draft_tokens
         self.gathers = prune.catchup.drops_rows
@@ -61,6 +65,7 @@ class BlockDrafter:
         self.cache = cache
         self.backend = backend
         self.picker = picker
+        self._confidences = confidences
         self._plan = catchup_planner(kernels)
         device = cache.device
         self._columns = torch.arange(num_draft_tokens, device=device)
@@ -94,6 +99,9 @@ class BlockDrafter:
 
     def step(self, state: BlockState, step: DraftStep) -> None:
         """Pick the next draft behind the newest one."""
+        if self._confidences is not None:
+            sure = self._sure(state.walk, state.tokens, step.column)
+            self._confidences.go_on(state.rows.slot_ids, sure, step.column)
         scores = self.model.head.scores(state.walk, state.tokens, step.column)
         state.tokens = self.picker.pick(scores, state.walk.hidden, state.rows, step.column)
 
@@ -102,8 +110,15 @@ class BlockDrafter:
 
     def _begin(self, pending: torch.Tensor, context: torch.Tensor, place: BlockPlace, rows: DraftedRows) -> BlockState:
         walk = self.model.draft(pending, context, place, self.cache, self.num_draft_tokens)
+        if self._confidences is not None:
+            self._confidences.begin(rows.slot_ids, self._sure(walk, pending, self._columns[:1]))
         scores = self.model.head.scores(walk, pending, self._columns[:1])
         return BlockState(self.picker.first(scores, walk.hidden, rows), walk, rows)
+
+    def _sure(self, walk: Walk, previous: torch.Tensor, column: torch.Tensor) -> torch.Tensor:
+        """Ask the model's own head; the token that is about to be drafted has no say in it."""
+        assert self.model.confidence is not None
+        return self.model.confidence(walk, previous, column)
 
 
 def _accepted(

@@ -211,9 +211,19 @@ def load(chosen: Chosen, options: BlockDrafterConfig, build: DrafterBuild) -> Dr
 
     def make(resources: DrafterResources) -> Drafter[Any]:
         cache = build_cache(config.body.layers, resources.limits, build)
-        picker = make_picker(chosen, options, build, resources)
-        parts = build.backend, resources.prune, picker, build.kernels
-        return BlockDrafter(options.num_draft_tokens, model, features, cache, *parts)
+        says_itself = options.confidence and model.confidence is not None
+        asked = replace(resources, confidences=None) if says_itself else resources
+        return BlockDrafter(
+            options.num_draft_tokens,
+            model,
+            features,
+            cache,
+            build.backend,
+            resources.prune,
+            make_picker(chosen, options, build, asked),
+            build.kernels,
+            resources.confidences if says_itself else None,
+        )
 
     return make
 
