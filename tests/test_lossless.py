@@ -35,6 +35,7 @@ from tests.lossless_cases import (
     CAPTURED,
     CASES,
     DRAFTERS,
+    KNOBS,
     NUMBERS,
     OFFERS,
     PRODUCT,
@@ -101,7 +102,7 @@ class Lab:
             case.prune,
             batch_size=case.batch_size,
             cache=sizes,
-            options=dict(case.options) | of_head | ({} if threshold is None else stop),
+            options=KNOBS.get(case.drafter, {}) | dict(case.options) | of_head | ({} if threshold is None else stop),
         )
         if budget is not None:
             config = replace(config, verify=VerifyConfig(budget=2 * case.batch_size + budget))
@@ -193,7 +194,7 @@ def test_every_drafter_of_the_lab_is_in_the_table() -> None:
     """It is there with weights that are taught to it, if it has some, and under the graph modes, if it can be
     captured.
     """
-    rows = registry.load().options(DrafterOption)
+    rows = {name: row for name, row in registry.load().options(DrafterOption).items() if row.preset_of is None}
     assert set(DRAFTERS) == set(rows)
     assert set(TEACHERS) == {name for name, row in rows.items() if row.folder is not None}
     assert set(CAPTURED) == {name for name, row in rows.items() if row.no_loop is None} - {"none"}

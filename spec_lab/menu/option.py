@@ -86,6 +86,7 @@ class DrafterOption(Option):
         drafts_on_host: it makes drafts on the host between two rounds, as many as it finds.
         ingests_in_graphs: its `ingest` may be captured for a prompt that comes alone, since it reads no spans.
         notes_confidence: it picks its drafts with `wiring.drafting.make_picker`, which notes how sure it is of them.
+        preset_of: the option whose parts it is other values of, in everything the same; None where it is its own.
         rows_written: counts from a run's configuration the rows that a round writes behind L, where those may be more
             than 2K; None where they are not.
     """
@@ -103,6 +104,7 @@ class DrafterOption(Option):
     notes_confidence: bool = False
     ingests_in_graphs: bool = False
     drafts_on_host: bool = False
+    preset_of: str | None = None
     rows_written: Callable[[RunConfig], int] | None = None
 
 
