@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -14,6 +12,7 @@ from spec_lab.errors import UserError
 from spec_lab.menu.config import WorkloadConfig
 from spec_lab.workloads.prompt_files import Prompt, read_jsonl
 from spec_lab.workloads.reasoning_gym import made_prompts
+from tests import stand_in_gym
 
 CHAT = [
     {"role": "system", "content": "Be brief."},
@@ -84,22 +83,8 @@ def test_what_cannot_be_read_is_refused_with_its_line(tmp_path: Path, row: dict[
     assert "mine.jsonl:1" in str(caught.value) and "\n" not in str(caught.value)
 
 
-@pytest.fixture
-def gym(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stand-in for the package, which makes one kind of question."""
-    package, factory = ModuleType("reasoning_gym"), ModuleType("reasoning_gym.factory")
-    factory.DATASETS = {"chain_sum": None}  # type: ignore[attr-defined]
-
-    def create_dataset(name: str, size: int, seed: int) -> list[dict[str, Any]]:
-        return [{"question": f"{seed} + {number}?", "answer": seed + number} for number in range(size)]
-
-    package.create_dataset = create_dataset  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "reasoning_gym", package)
-    monkeypatch.setitem(sys.modules, "reasoning_gym.factory", factory)
-
-
-@pytest.mark.usefixtures("gym")
-def test_tasks_of_reasoning_gym_have_answers() -> None:
+def test_tasks_of_reasoning_gym_have_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in_gym.install(monkeypatch)
     prompts = made_prompts(["chain_sum"], 2, 5)
     assert [(prompt.prompt_id, prompt.answer) for prompt in prompts] == [
         ("chain_sum-s5-0001", "5"),

@@ -20,6 +20,7 @@ from spec_lab.menu.option import CatchupPruningOption, CheckerOption, PromptPrun
 from spec_lab.menu.refusals.run import refusals
 from spec_lab.options.shipped import SHIPPED, ZOO
 from spec_lab.workloads.prompt_files import PROMPTS_FOLDER
+from tests import stand_in_gym
 from tests.tiny_assistant import make_tiny_assistant
 from tests.tiny_mtp import make_tiny_mtp
 from tests.tiny_runs import make_runnable_pair
@@ -41,6 +42,7 @@ RUNNABLE = [entry for entry in OPTIONS if entry not in SHAPES and entry[1] not i
 INTERPRETED = ("attention", "triton")
 SAMPLED = ["acceptance=rejection", "sampling=sampled", "drafter.draft_sampling=distribution"]
 NEEDS = {
+    ("workload", "reasoning_gym"): ["workload.tasks=[chain_sum]"],
     ("acceptance", "rejection"): SAMPLED,
     **{("acceptance", rule): ["sampling=sampled"] for rule in ("typical", "threshold", "cascade", "mentored", "fuzzy")},
     ("sampling", "sampled"): SAMPLED,
@@ -102,9 +104,15 @@ def skip_without_weights(group: str, option: str) -> None:
 
 @pytest.mark.parametrize(("group", "option"), RUNNABLE)
 def test_every_option_builds_and_runs(
-    group: str, option: str, pair: tuple[Path, Path], drafter_folders: dict[str, Path], empty_folder: Path
+    group: str,
+    option: str,
+    pair: tuple[Path, Path],
+    drafter_folders: dict[str, Path],
+    empty_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     skip_without_weights(group, option)
+    stand_in_gym.install(monkeypatch)
     (empty_folder / "question.jsonl").write_text(QUESTIONS)
     chosen = [
         f"{group}={option}",
