@@ -46,7 +46,7 @@ class Asked:
 
 
 @register_model("spec_lab")
-class SpecLabModel(LM):
+class SpecLabModel(LM):  # type: ignore[misc]  # mypy does not follow the harness
     """A target with its drafter and rule, as the overrides in `--model_args` compose them."""
 
     def __init__(self, batch_size: Any = 1, max_batch_size: Any = None, device: Any = None, **overrides: Any) -> None:
