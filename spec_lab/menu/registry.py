@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 
 Row = TypeVar("Row", bound=Option)
 PLAIN_WORD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+METRIC = "metric"
+"""What a row is called that nothing chooses."""
 OWN = "spec_lab.options"
 """The module with this lab's own options."""
 
@@ -90,16 +92,15 @@ class Registry:
             UserError: there is an option of that kind and name, or the name is no plain word.
         """
         for option in options:
+            typed_as = KNOBS.get(type(option), METRIC)
             if not PLAIN_WORD.fullmatch(option.name):
                 raise UserError(
-                    f"{KNOBS[type(option)]}={option.name!r} cannot be typed, and names folders; give it a plain word "
-                    "such as my_option"
+                    f"{typed_as}={option.name!r} cannot be typed, and names folders; give it a plain word such as "
+                    "my_option"
                 )
             rows = self._rows[type(option)]
             if option.name in rows:
-                raise UserError(
-                    f"{KNOBS[type(option)]}={option.name} is registered twice; give one of them another name"
-                )
+                raise UserError(f"{typed_as}={option.name} is registered twice; give one of them another name")
             rows[option.name] = option
 
     def options(self, kind: type[Row]) -> Mapping[str, Row]:

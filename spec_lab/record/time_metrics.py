@@ -19,6 +19,15 @@ if TYPE_CHECKING:
 
 STAGES = ("verify", "accept", "catchup", "recur", "draft", "graph", "commit", "readback")
 """`draft` is catchup and recur in one graph, `graph` a whole round in one, where the spans inside cannot be timed."""
+
+
+def stages_of(results: Sequence[GenerationResult]) -> list[str]:
+    """Return the stages of the lab, and behind them those that an extension's parts have measured themselves, each a
+    part of the stage that it stands in."""
+    seen = dict.fromkeys(name for result in results for record in result.rounds for name in record.stage_seconds)
+    return [*STAGES, *(name for name in seen if name not in STAGES)]
+
+
 DRAFT_STAGES = ("catchup", "recur", "draft")
 """Those that a drafter takes its time in."""
 
