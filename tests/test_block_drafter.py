@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.core.types import Request
+from spec_lab.menu.config import GraphConfig
+from spec_lab.options.graphs.eager import EagerGraphConfig
+from spec_lab.options.graphs.full_loop import FullLoopGraphConfig
+from spec_lab.options.graphs.round import RoundGraphConfig
+from spec_lab.options.graphs.split_seed import SplitSeedGraphConfig
+from spec_lab.options.rules.synthetic import SyntheticConfig
 from tests.engine_state import poison
 from tests.fake_target import PaddedGraph
 from tests.lab import Reference, make_config, make_engine, random_requests
@@ -56,7 +63,7 @@ def run_against_slow_block(
     requests[0] = Request("one", "x", (17,), 14, ignore_eos=True)
     config = make_config(
         (target[0], folder),
-        block.preset,
+        "dflash",
         num_drafts,
         prune,
         batch_size=3,
@@ -84,3 +91,29 @@ def test_fewer_drafts_are_verified_of_the_same_block(
 ) -> None:
     rule = run_against_slow_block(target, tmp_path, BLOCKS["markov"], num_drafts)
     assert set(rule.accepted) == set(range(num_drafts + 1))
+
+
+@pytest.mark.parametrize(
+    ("name", "graph"),
+    [
+        ("gru", FullLoopGraphConfig()),
+        ("rnn", SplitSeedGraphConfig()),
+        ("lattice_conv", RoundGraphConfig(prompts=True)),
+        ("speculators_dspark", RoundGraphConfig(rounds_per_replay=3)),
+        ("window", RoundGraphConfig(overlap=True)),
+    ],
+)
+def test_captured_rounds_are_eager_ones(
+    target: tuple[Path, Reference], tmp_path: Path, name: str, graph: GraphConfig
+) -> None:
+    """Drafts are accepted as a rule imposes it, so that each of them shows in the text."""
+    write_block(tmp_path, BLOCKS[name], read_model_config(target[0]))
+    requests = random_requests(4, 12, lengths=(1, 12), seed=2)
+    results = []
+    for mode in (EagerGraphConfig(), graph):
+        changes = {"batch_size": 3, "cache": {"page_size": 4}, "options": BLOCKS[name].options, "graph": mode}
+        config = make_config((target[0], tmp_path), "dflash", **changes)
+        imposed = SyntheticConfig(mean_length=None, rates=[0.8, 0.5, 0.3])
+        engine = make_engine(replace(config, acceptance=imposed), requests)
+        results.append([(r.output_ids, r.accepted_per_round) for r in engine.generate(requests).requests])
+    assert results[0] == results[1]

@@ -31,11 +31,12 @@ from tests.covering import each_value
 from tests.fake_runs import CHOICES, make_summary
 
 EXPERIMENTS = sorted(path.stem for path in (conf_folder() / "experiment").glob("*.yaml"))
-OTHERS = ["drafters", "drafters_quick", "graph_modes", "relaxed_thinking"]
+OTHERS = ["drafters", "drafters_quick", "graph_modes", "lossy", "relaxed_thinking"]
 SOME_CELLS = {
     "adaptive_k": ["batch_size=8", "points=stop0.4,schedule,budget24"],
     "trees": ["batch_size=1", "points=depth3_rows8,static"],
     "relaxed_thinking": ["points=strict,top10_delta0.6", "drafter.num_draft_tokens=1"],
+    "lossy": ["points=one_hot,cascade0.6", "workload.per_category=1"],
 }
 """What is decoded of a study: each feature has tests of its own."""
 KNOBS = {
@@ -84,6 +85,12 @@ def test_rules_are_compared_at_every_number_of_drafts(ran: list[Any]) -> None:
     assert main(["experiment=relaxed_thinking", "points=top10_ratio0.5", "drafter.num_draft_tokens=1,3"]) == 0
     assert [config.drafter.num_draft_tokens for config in ran] == [1, 3]
     assert {config.acceptance.name for config in ran} == {"relaxed_thinking"}
+
+
+def test_lossy_rules_are_compared_with_looked_up_and_with_drawn_drafts(ran: list[Any]) -> None:
+    assert main(["experiment=lossy", "points=one_hot,fuzzy0.2", "drafter=ngram", "prune=none"]) == 0
+    assert main(["experiment=lossy", "points=standard,mentored0.1", "drafter.draft_sampling=distribution"]) == 0
+    assert [config.acceptance.name for config in ran] == ["rejection", "fuzzy", "rejection", "mentored"]
 
 
 def test_graph_modes_are_compared_at_two_batch_sizes(ran: list[Any]) -> None:
@@ -175,7 +182,10 @@ def test_points_of_a_grid_run_by_their_names(ran: list[Any], points: str, found:
     ("overrides", "remedy"),
     [
         (["experiment=trees", "points=chain33"], "no point chain33; did you mean chain3?"),
-        (["experiment=pruning", "points=chain3"], "add experiment=adaptive_k (or relaxed_thinking, sampling, trees)"),
+        (
+            ["experiment=pruning", "points=chain3"],
+            "add experiment=adaptive_k (or lossy, relaxed_thinking, ",
+        ),
         (["points=chain3"], "add experiment=adaptive_k (or "),
         (["experiment=trees", "points=static", "points=chain3"], "points=a,b"),
     ],

@@ -22,6 +22,7 @@ from spec_lab.options.shipped import SHIPPED
 from spec_lab.workloads.prompt_files import PROMPTS_FOLDER
 from tests.covering import each_value
 from tests.tiny_assistant import make_tiny_assistant
+from tests.tiny_blocks import TINY_PRESETS, write_block
 from tests.tiny_mtp import make_tiny_mtp
 from tests.tiny_runs import make_runnable_pair
 
@@ -37,14 +38,11 @@ SHAPES = [
 ]
 """Targets of billions of parameters, too large to build here: they go through the dry run alone."""
 
-BLOCKS = ("dflash", "dspark", "dflash2", "domino", "lilicorr")
-"""Drafters without shipped weights."""
 INTERPRETED = ("attention", "triton")
 SAMPLED = ["acceptance=rejection", "sampling=sampled", "drafter.draft_sampling=distribution"]
 NEEDS = {
     ("acceptance", "rejection"): SAMPLED,
     **{("acceptance", rule): ["sampling=sampled"] for rule in ("typical", "threshold", "cascade", "mentored", "fuzzy")},
-    **{("drafter", name): ["drafter.weights=random"] for name in BLOCKS},
     ("workload", "jsonl"): [f"workload.path={PROMPTS_FOLDER / 'dates.jsonl'}"],
     ("workload", "spec_bench"): ["workload.path=question.jsonl"],
     ("logger", "wandb"): ["logger.mode=disabled"],
@@ -72,7 +70,10 @@ def drafter_folders(pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFa
     make_tiny_mtp(folders["mtp_eagle"], "ours", target)
     make_tiny_mtp(folders["mtp_vanilla"], "ours", target, num_modules=3)
     make_tiny_assistant(folders["frozen_kv"], target)
-    return folders | {"eagle3": pair[1], "draft_model": pair[0]}
+    blocks = {name: tmp_path_factory.mktemp(name) for name in TINY_PRESETS}
+    for name, block in TINY_PRESETS.items():
+        write_block(blocks[name], block, target)
+    return folders | blocks | {"eagle3": pair[1], "hybrid": pair[1], "draft_model": pair[0]}
 
 
 def options_of(group: str, *left_out: str) -> list[tuple[str, str]]:
@@ -106,7 +107,7 @@ ON_HOST = [name for name, row in registry.load().options(DrafterOption).items() 
 """The doctor refuses them: it examines the K drafts that wait on the device."""
 EXAMINED_ROWS = [
     *each_value(options_of("acceptance"), options_of("graph"), *PRUNING),
-    *each_value(options_of("drafter", "none", "eagle3", *ON_HOST, *BLOCKS)),
+    *each_value(options_of("drafter", "none", "eagle3", *ON_HOST)),
     (INTERPRETED, ("tree", "none")),
 ]
 Row = tuple[tuple[str, str], ...]

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from spec_lab.core.types import Request, Sequence
+from spec_lab.drafters.hybrid import HybridLookup
 from spec_lab.drafters.suffix import SuffixSizes, SuffixTexts
 from spec_lab.drafters.suffix_tree import DraftLimits, SuffixTree
-from tests.lab import make_config, make_engine, make_pair, random_requests
+from spec_lab.record.acceptance_metrics import parts
+from tests.graph_lab import MODES
+from tests.lab import generate, make_config, make_engine, make_pair, random_requests
 
 LEAST = 0.1
 
@@ -91,6 +95,44 @@ def test_drafts_come_from_the_request_and_from_ended_outputs_alone() -> None:
     assert texts.look_up(third).tokens == [6, 1, 2], "prompts of others, and its slot's, are not looked at"
     texts.finish(third)
     assert texts.look_up(second).tokens == [], "one output is kept, the newest"
+
+
+def test_the_head_drafts_where_it_had_more_accepted_than_the_tree_expects() -> None:
+    """Its mean moves with its own rounds alone; a new request begins with that of all."""
+    texts, request = SuffixTexts(SIZES), running(0, (1, 2, 3), [1, 2])
+    lookup = HybridLookup(texts, ("suffix", "head"), head_drafts=1)
+    texts.admit(0, request.request)
+    assert lookup.draft([request]) == [[3, 1]], "twice a half, and the head is expected to have a half"
+    request.drafted_by, request.accepted_per_round = ["suffix"] * 9, [3] * 9
+    assert lookup.draft([request]) == [[3, 1]]
+    request.drafted_by += ["head"] * 9
+    request.accepted_per_round += [1] * 9
+    request.tokens += [3, 9, 9, 8, 1]
+    assert lookup.draft([request]) == [None], "one match of one token, and 0.93 of the head"
+    other = running(1, (5, 6), [5])
+    texts.admit(1, other.request)
+    assert lookup.draft([other]) == [None]
+    lookup.restart()
+    texts.admit(1, other.request)
+    other.tokens += [6, 5]
+    assert lookup.draft([other]) == [[6, 5]]
+
+
+@pytest.mark.parametrize("graph", [None, "round"])
+def test_a_record_says_which_part_drafted(tmp_path: Path, graph: str | None) -> None:
+    """Rounds without a draft of the tree have the rows of the head's alone, also where they are captured."""
+    requests = random_requests(3, max_new_tokens=20, lengths=(30, 40), vocab_size=12)
+    pair, head = make_pair(tmp_path), 2
+    config = make_config(pair, "hybrid", 5, batch_size=1, options={"path": str(pair[1]), "head_drafts": head})
+    result = make_engine(config if graph is None else replace(config, graph=MODES[graph]), requests).generate(requests)
+    assert {r.request_id: r.output_ids for r in result.requests} == generate(make_config(pair, "none"), requests)
+    counts = parts(result.requests)
+    assert counts is not None and set(counts) == {"suffix", "eagle3"}
+    by_head = [name == "eagle3" for record in result.requests for name in record.drafted_by]
+    rows = [record.rows for record in result.rounds]
+    assert {each.offered for each, headed in zip(rows, by_head, strict=True) if headed} == {head}
+    assert {each.verified for each, headed in zip(rows, by_head, strict=True) if headed} == {head + 1}
+    assert sum(each.offered for each in rows) == counts["suffix"]["offered"] + counts["eagle3"]["offered"]
 
 
 def test_a_pass_over_a_workload_knows_nothing_of_the_one_before(tmp_path: Path) -> None:

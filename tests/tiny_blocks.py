@@ -43,6 +43,7 @@ class TinyBlock:
     draft_vocab_size: int | None = None
     shift_label: bool = False
     seed: int = 0
+    rank: int = RANK
     keys: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -54,10 +55,6 @@ class TinyBlock:
         return self.block_size if self.anchor_first else self.block_size - 1
 
     @property
-    def preset(self) -> str:
-        return "dflash"
-
-    @property
     def options(self) -> dict[str, Any]:
         """The parts, as knobs of drafter=dflash."""
         from spec_lab.options.drafters.blocks import Form, Head, Reading
@@ -65,6 +62,16 @@ class TinyBlock:
         slots = Reading.anchor_first if self.first_row == 0 else Reading.mask_first
         form = Form(self.form) if self.head == "markov" else Form.vanilla
         return {"head": Head(self.head), "slots": slots, "conv": self.conv, "markov_form": form}
+
+
+TINY_PRESETS = {
+    "dflash": TinyBlock(),
+    "dspark": TinyBlock(head="markov", anchor_first=True, confidence=True),
+    "domino": TinyBlock(head="gru"),
+    "dflash2": TinyBlock(head="selector", conv=True),
+    "lilicorr": TinyBlock(head="lattice"),
+}
+"""A block drafter of each preset's parts."""
 
 
 def write_block(folder: Path, block: TinyBlock, target: ModelConfig) -> dict[str, torch.Tensor]:
@@ -140,7 +147,7 @@ def _config(block: TinyBlock, target: ModelConfig) -> dict[str, Any]:
 def _head_keys(block: TinyBlock) -> dict[str, Any]:
     keys: dict[str, dict[str, Any]] = {
         "none": {},
-        "markov": {"markov_rank": RANK, "markov_head_type": block.form},
+        "markov": {"markov_rank": block.rank, "markov_head_type": block.form},
         "gru": {
             "projector_type": "domino",
             "gru_hidden_dim": 10,
@@ -195,7 +202,7 @@ def _shapes(block: TinyBlock, target: ModelConfig) -> dict[str, tuple[int, ...]]
         shapes |= {f"layers.{index}.{name}": shape for name, shape in layer.items()}
     shapes |= _head_shapes(block, hidden, vocab, draft_vocab)
     if block.confidence:
-        width = hidden + (RANK if block.head == "markov" else 0)
+        width = hidden + (block.rank if block.head == "markov" else 0)
         shapes |= {"confidence_head.proj.weight": (1, width), "confidence_head.proj.bias": (1,)}
     if block.layout == "deepspec":
         shapes |= {"embed_tokens.weight": (vocab, hidden), "lm_head.weight": (vocab, hidden)}
@@ -206,8 +213,8 @@ def _shapes(block: TinyBlock, target: ModelConfig) -> dict[str, tuple[int, ...]]
 
 def _head_shapes(block: TinyBlock, hidden: int, vocab: int, draft_vocab: int) -> dict[str, tuple[int, ...]]:
     markov: dict[str, tuple[int, ...]] = {
-        "markov_head.markov_w1.weight": (vocab, RANK),
-        "markov_head.markov_w2.weight": (draft_vocab, RANK),
+        "markov_head.markov_w1.weight": (vocab, block.rank),
+        "markov_head.markov_w2.weight": (draft_vocab, block.rank),
     }
     if block.form == "gated":
         markov |= _product("markov_head.gate_proj", RANK, hidden + RANK)

@@ -86,10 +86,13 @@ class HostDrafter(Protocol):
     """Drafts on the host, when it has read a round and before it launches the next.
 
     Attributes:
-        drafts_alone: the device drafts nothing beside it.
+        num_on_device: drafts that the device makes of each request, 0 where all come from the host; a round in which
+            the host has none needs no more rows for them.
+        part_names: of what drafts on the host and on the device, as a record has them; None where one part drafts.
     """
 
-    drafts_alone: bool
+    num_on_device: int
+    part_names: tuple[str, str] | None
 
     def restart(self) -> None:
         """Forget all requests, so that a pass over a workload knows nothing of the one before."""
@@ -120,6 +123,8 @@ class DrafterRequirements:
             where the round runs `step` for each.
         has_loop: drafts are made one behind the other; False where all of them are there with the first.
         on_host: drafts on the host, beside what the device does; None where nothing does.
+        count_catchup: counts the rows that a pruned catch-up step computes, from the tokens that each request of a
+            round emitted; None where the live rows are what is left.
     """
 
     features: FeatureSpec = field(default_factory=FeatureSpec)
@@ -129,6 +134,7 @@ class DrafterRequirements:
     draft_rest: Callable[[Any], torch.Tensor] | None = None
     has_loop: bool = True
     on_host: HostDrafter | None = None
+    count_catchup: Callable[[Sequence[int]], int] | None = None
 
     @property
     def catches_up(self) -> bool:

@@ -56,6 +56,8 @@ class Sequence:
 
     Attributes:
         origins: a letter of `core.origins` for each output token.
+        drafted_by: the part that drafted for each round that was launched, "" where none did; empty where one part
+            drafts.
     """
 
     request: Request
@@ -70,6 +72,7 @@ class Sequence:
     accepted_per_round: list[int] = field(default_factory=list)
     judged_per_round: list[int] = field(default_factory=list)
     emitted_per_round: list[int] = field(default_factory=list)
+    drafted_by: list[str] = field(default_factory=list)
     emitted_at: list[float] = field(default_factory=list)
     truncated: bool = False
     finish_reason: FinishReason | None = None

@@ -74,7 +74,8 @@ class SuffixTexts:
 class SuffixLookup:
     """Keeps the protocol `HostDrafter`: every draft comes from the trees."""
 
-    drafts_alone = True
+    num_on_device = 0
+    part_names: tuple[str, str] | None = None
 
     def __init__(self, texts: SuffixTexts) -> None:
         self._texts = texts

@@ -200,14 +200,19 @@ class _GenerationRun:
         """Launch a round; where it `follows` another, all of the host's time since that one's reading is its own."""
         engine, parts = self._engine, self._engine.parts
         decode_round = engine.rounds.of_requests(ready)
-        engine.graph.prepare(decode_round, len(ready))
+        for possible in engine.rounds.to_prepare(len(ready)):
+            engine.graph.prepare(possible, len(ready))
         launched_at = self._now()
         began_at = self._accounts.read_at if follows else launched_at
         num_looked_up = 0
         with parts.timer.round(engine.graph.rounds_per_replay):
             if engine.rounds.host is not None and decode_round.catches_up:
                 with parts.timer.span("lookup"):
-                    num_looked_up = engine.rounds.host.offer(ready)
+                    offer = engine.rounds.host.offer(ready)
+                num_looked_up = offer.num_drafts
+                decode_round = engine.rounds.with_room_for(decode_round, offer.longest)
+            elif engine.rounds.host is not None:
+                engine.rounds.host.sit_out(ready)
             verification = engine.graph.run(decode_round, [s.slot for s in ready], max(s.kv_len for s in ready))
             with parts.timer.span("readback"):
                 result = read_later(verification)

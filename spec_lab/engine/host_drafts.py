@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as List
+from dataclasses import dataclass
 
 import torch
 
@@ -10,6 +11,14 @@ from spec_lab.core.protocols import HostDrafter
 from spec_lab.core.types import Sequence
 from spec_lab.engine.offered import DraftOffers
 from spec_lab.engine.slots import SlotState
+
+
+@dataclass(frozen=True, slots=True)
+class HostOffer:
+    """Says what the host drafted for a round: `num_drafts` in all, `longest` for one request."""
+
+    num_drafts: int
+    longest: int
 
 
 class HostDrafts:
@@ -20,16 +29,17 @@ class HostDrafts:
         self._slots = slots
         self._offered = offered
 
-    def offer(self, sequences: List[Sequence]) -> int:
-        """Draft for `sequences`, whose tokens are all known, and return how many drafts there are.
+    def offer(self, sequences: List[Sequence]) -> HostOffer:
+        """Draft for `sequences`, whose tokens are all known.
 
         Everything goes to the device in one copy, which nobody waits for.
         """
         width = self._slots.input_ids.shape[1] - 1
-        found = zip(sequences, self.drafter.draft(sequences), strict=True)
+        found = self.drafter.draft(sequences)
+        self._note(sequences, [int(drafts is None) for drafts in found])
         rows = [
             [sequence.slot, len(drafts), *drafts, *[0] * (width - len(drafts))]
-            for sequence, drafts in found
+            for sequence, drafts in zip(sequences, found, strict=True)
             if drafts is not None
         ]
         if rows:
@@ -37,4 +47,16 @@ class HostDrafts:
             slot_ids, counts, drafts = table.to(self._slots.input_ids.device, non_blocking=True).split((1, 1, width), 1)
             self._slots.input_ids[:, 1:].index_copy_(0, slot_ids.flatten(), drafts)
             self._offered.num_drafted.index_copy_(0, slot_ids.flatten(), counts.flatten())
-        return sum(row[1] for row in rows)
+        counts_here = [row[1] for row in rows]
+        return HostOffer(sum(counts_here), max(counts_here, default=0))
+
+    def sit_out(self, sequences: List[Sequence]) -> None:
+        """Note that a round of `sequences` has no drafts."""
+        self._note(sequences, [None] * len(sequences))
+
+    def _note(self, sequences: List[Sequence], parts: List[int | None]) -> None:
+        """Note which part drafted for each: that on the host is part 0, that on the device part 1."""
+        names = self.drafter.part_names
+        if names is not None:
+            for sequence, part in zip(sequences, parts, strict=True):
+                sequence.drafted_by.append("" if part is None else names[part])

@@ -73,8 +73,8 @@ class Counted:
         self.num_draft_tokens = num_draft_tokens
         needs = parts.drafter.requirements
         self.max_drafted = parts.drafter.num_draft_tokens if needs.distinct_steps else num_draft_tokens
-        if needs.on_host is not None and needs.on_host.drafts_alone:
-            self.max_drafted = 0
+        if needs.on_host is not None:
+            self.max_drafted = min(num_draft_tokens, needs.on_host.num_on_device)
         self.loop = make_draft_loop(parts, offered.num_going_on, recorder)
         self._offered = offered
         self._fixed_shapes = recorder is not None

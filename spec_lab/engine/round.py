@@ -148,6 +148,15 @@ class Rounds:
             return self.plain
         return self.of_batch(len(sequences))
 
+    def with_room_for(self, decode_round: DecodeRound, longest: int) -> DecodeRound:
+        """Return the narrowest round with room for `longest` drafts of the host, and those of the device."""
+        assert self.host is not None
+        fewest = self.host.drafter.num_on_device
+        fits = longest <= fewest < decode_round.num_draft_tokens
+        return self.narrower.get(fewest, decode_round) if fits else decode_round
+
     def to_prepare(self, num_requests: int) -> list[DecodeRound]:
         """Return the rounds that there may be of so many requests."""
-        return [self.of_batch(num_requests), *([] if self.plain is None else [self.plain])]
+        usual = self.of_batch(num_requests)
+        rounds = [usual] if self.host is None else [usual, self.with_room_for(usual, 0)]
+        return [*rounds, *([] if self.plain is None else [self.plain])]

@@ -10,6 +10,7 @@ from spec_lab.options.drafters import (
     draft_model,
     eagle3,
     frozen_kv,
+    hybrid,
     mtp_eagle,
     mtp_vanilla,
     ngram,
@@ -35,7 +36,7 @@ from spec_lab.options.rules import (
 from spec_lab.options.trees import dynamic, static
 from spec_lab.options.trees import none as chain
 
-DRAFTERS = (none, ngram, suffix, oracle, random, eagle3, mtp_eagle, mtp_vanilla, frozen_kv, draft_model)
+DRAFTERS = (none, ngram, suffix, oracle, random, eagle3, mtp_eagle, mtp_vanilla, frozen_kv, draft_model, hybrid)
 LOSSY_RULES = (typical, threshold, cascade, ensemble, mentored, fuzzy, fly)
 RULES = (strict, relaxed_thinking, rejection, synthetic, *LOSSY_RULES)
 GRAPHS = (eager, split_seed, step_replay, full_loop, round)

@@ -17,6 +17,7 @@ from spec_lab.record.acceptance_metrics import (
     num_emitted_tokens,
     num_output_tokens,
     num_request_rounds,
+    parts,
     relaxed_hits,
     rows,
 )
@@ -150,6 +151,7 @@ DEFINITIONS: dict[str, str] = {
     "accuracy.cut": _first_paragraph(answers_cut),
     "accuracy_change": _first_paragraph(accuracy_change),
     "distance": _first_paragraph(distance),
+    "parts": _first_paragraph(parts),
     "relaxed": _first_paragraph(relaxed_hits),
     "relaxed.per_1000_tokens": "Of the tokens emitted in rounds.",
     "thinking": _first_paragraph(thinking),

@@ -58,8 +58,10 @@ def build_rounds(
     offered = DraftOffers(*sizes, resources.confidences, offers.budget, built.kernels, by_request=is_own)
     choices = (most,) if offers.schedule is None else offers.schedule.choices
     assert choices[0] == most, "the largest K is what slots have room for"
-    rounds = {k: DecodeRound(parts, chain, Counted(parts, offered, k, recorder)) for k in choices}
     finder = parts.drafter.requirements.on_host
+    if finder is not None and finder.num_on_device not in choices:
+        choices = (*choices, finder.num_on_device)
+    rounds = {k: DecodeRound(parts, chain, Counted(parts, offered, k, recorder)) for k in choices}
     host = None if finder is None else HostDrafts(finder, parts.slots, offered)
     limits = RequestLimits(_request_k(chosen, most), offered) if is_own else None
     return Rounds(rounds[most], offers.schedule, rounds, host, limits, PlainRound(parts, chain) if is_own else None)

@@ -12,6 +12,7 @@ from spec_lab.checkpoints.block_heads import HeadKind
 from spec_lab.core.kv_cache import PagedKVCache
 from spec_lab.core.layer_protocols import AttentionBackend
 from spec_lab.models.blocks.body import BlockBody, BlockPlace
+from spec_lab.models.blocks.confidence import ConfidenceHead
 from spec_lab.models.blocks.heads import (
     BlockHead,
     BlockRows,
@@ -43,12 +44,23 @@ def build_head(parts: HeadParts) -> BlockHead:
     return BUILDERS[sizes.kind](sizes, parts)
 
 
+def build_confidence(parts: HeadParts) -> ConfidenceHead | None:
+    """Make the confidence head, where there is one."""
+    config = parts.config
+    if not config.confidence_reads:
+        return None
+    reads_token = config.confidence_reads > config.body.hidden_size
+    embedding = parts.tensors["markov_head.markov_w1.weight"] if reads_token else None
+    return ConfidenceHead(parts.linear("confidence_head.proj"), embedding)
+
+
 class BlockModel:
     """Drafts the slots of a block; no state between calls.
 
     Attributes:
         body: writes context, and runs blocks.
         head: joins the slots.
+        confidence: says how sure the drafter is of a slot; None where the checkpoint has no such head.
     """
 
     def __init__(
@@ -66,7 +78,9 @@ class BlockModel:
         self.body = BlockBody(config, tensors, embedding, backend, max_positions, products)
         token_map = draft_to_target_ids(tensors.get("d2t"))
         table = tensors.get("embed_tokens.weight", embedding)
-        self.head: BlockHead = build_head(HeadParts(config, tensors, table, token_map))
+        parts = HeadParts(config, tensors, table, token_map)
+        self.head: BlockHead = build_head(parts)
+        self.confidence = build_confidence(parts)
         self._logits = products.linear(make_linear(tensors.get("lm_head.weight", target_head)))
 
     def draft(

@@ -140,6 +140,16 @@ def steps_are_replayed(config: RunConfig) -> str | None:
     )
 
 
+def accepted_rows_are_counted(config: RunConfig) -> str | None:
+    """How many rows were accepted is not known to a host that replays the step which writes them."""
+    if config.prune.catchup == "none" or config.graph.name == "eager":
+        return None
+    return (
+        f"prune.catchup={config.prune.catchup} gathers the accepted rows of drafter={config.drafter.name}, whose "
+        f"number the host does not read with graph={config.graph.name}; use prune.catchup=none or graph=eager"
+    )
+
+
 def block_has_room(config: RunConfig) -> str | None:
     """A block of random weights holds as many drafts as its rows; of a checkpoint, its config.json says how many."""
     options: Any = config.drafter
@@ -155,7 +165,7 @@ def block_has_room(config: RunConfig) -> str | None:
     )
 
 
-def confidence_is_of_a_kind(config: RunConfig) -> str | None:
+def form_is_read(config: RunConfig) -> str | None:
     """A Markov form without a Markov head says nothing."""
     options: Any = config.drafter
     if options.markov_form == Form.vanilla or options.head == Head.markov:
@@ -201,8 +211,19 @@ def load(chosen: Chosen, options: BlockDrafterConfig, build: DrafterBuild) -> Dr
 
     def make(resources: DrafterResources) -> Drafter[Any]:
         cache = build_cache(config.body.layers, resources.limits, build)
-        picker = make_picker(chosen, options, build, resources)
-        return BlockDrafter(options.num_draft_tokens, model, features, cache, build.backend, picker, build.kernels)
+        says_itself = options.confidence and model.confidence is not None
+        asked = replace(resources, confidences=None) if says_itself else resources
+        return BlockDrafter(
+            options.num_draft_tokens,
+            model,
+            features,
+            cache,
+            build.backend,
+            resources.prune,
+            make_picker(chosen, options, build, asked),
+            build.kernels,
+            resources.confidences if says_itself else None,
+        )
 
     return make
 
@@ -275,11 +296,12 @@ ROWS = tuple(
         name=name,
         schema=schema,
         load=load,
-        refusals=(weights_or_random, block_has_room, confidence_is_of_a_kind, steps_are_replayed),
+        refusals=(weights_or_random, block_has_room, form_is_read, steps_are_replayed, accepted_rows_are_counted),
         folder=DrafterWeights(zoo_folders(name)).folder,
         no_moves="drafts a block in one pass",
         notes_confidence=True,
         ingests_in_graphs=True,
+        preset_of=None if name == "dflash" else "dflash",
         rows_written=rows_written,
     )
     for name, schema in PRESETS.items()

@@ -10,6 +10,7 @@ from spec_lab.menu.config import DrafterConfig, RunConfig, knob
 from spec_lab.menu.option import DrafterOption
 
 if TYPE_CHECKING:
+    from spec_lab.drafters.suffix import SuffixSizes
     from spec_lab.wiring.drafting import DrafterFactory
     from spec_lab.wiring.models import DrafterBuild
 
@@ -41,12 +42,18 @@ def depth_has_room(config: RunConfig) -> str | None:
 
 def load(chosen: Chosen, options: SuffixDrafterConfig, build: DrafterBuild) -> DrafterFactory:
     """Make drafter=suffix."""
-    from spec_lab.drafters.suffix import SuffixDrafter, SuffixSizes
+    from spec_lab.drafters.suffix import SuffixDrafter
+
+    return lambda resources: SuffixDrafter(suffix_sizes(options))
+
+
+def suffix_sizes(options: SuffixDrafterConfig) -> SuffixSizes:
+    """Read the sizes of the trees."""
+    from spec_lab.drafters.suffix import SuffixSizes
     from spec_lab.drafters.suffix_tree import DraftLimits
 
     limits = DraftLimits(options.num_draft_tokens, options.factor, options.min_probability)
-    sizes = SuffixSizes(options.depth, limits, options.outputs)
-    return lambda resources: SuffixDrafter(sizes)
+    return SuffixSizes(options.depth, limits, options.outputs)
 
 
 ROW = DrafterOption(
