@@ -20,6 +20,7 @@ from spec_lab.menu.option import CatchupPruningOption, CheckerOption, DrafterOpt
 from spec_lab.menu.refusals.run import refusals
 from spec_lab.options.shipped import SHIPPED
 from spec_lab.workloads.prompt_files import PROMPTS_FOLDER
+from tests import stand_in_gym
 from tests.covering import each_value
 from tests.tiny_assistant import make_tiny_assistant
 from tests.tiny_blocks import TINY_PRESETS, write_block
@@ -41,6 +42,7 @@ SHAPES = [
 INTERPRETED = ("attention", "triton")
 SAMPLED = ["acceptance=rejection", "sampling=sampled", "drafter.draft_sampling=distribution"]
 NEEDS = {
+    ("workload", "reasoning_gym"): ["workload.tasks=[chain_sum]"],
     ("acceptance", "rejection"): SAMPLED,
     **{("acceptance", rule): ["sampling=sampled"] for rule in ("typical", "threshold", "cascade", "mentored", "fuzzy")},
     ("workload", "jsonl"): [f"workload.path={PROMPTS_FOLDER / 'dates.jsonl'}"],
@@ -139,8 +141,13 @@ def row_name(row: Row) -> str:
 
 @pytest.mark.parametrize("row", RUN_ROWS, ids=row_name)
 def test_every_option_builds_and_runs(
-    row: Row, pair: tuple[Path, Path], drafter_folders: dict[str, Path], empty_folder: Path
+    row: Row,
+    pair: tuple[Path, Path],
+    drafter_folders: dict[str, Path],
+    empty_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    stand_in_gym.install(monkeypatch)
     (empty_folder / "question.jsonl").write_text(QUESTIONS)
     config, choices = compose_run(overrides_of(row, pair, drafter_folders))
     assert refusals(config) == []

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from spec_lab.cli.ending import guarded, leave
@@ -73,10 +74,10 @@ def parse(arguments: Sequence[str]) -> tuple[CollectConfig, Path]:
     at = values.get("target.path")
     if values.get("target", "hf") == "smollm2_135m":
         shipped = SmolLm2Target(path=at)
-        refusal, path_of = package_is_here(shipped), lambda: packaged_path(shipped)
+        refusal, path_of = package_is_here(shipped), partial(packaged_path, shipped)
     else:
         hf = HfTarget(path=at)
-        refusal, path_of = needs_a_path(hf), lambda: checkpoint_path(hf)
+        refusal, path_of = needs_a_path(hf), partial(checkpoint_path, hf)
     if refusal is not None:
         raise UserError(refusal)
     return config, path_of()

@@ -32,6 +32,7 @@ from spec_lab.menu.option import (
     DrafterOption,
     GraphOption,
     LoggerOption,
+    MetricOption,
     Option,
     PromptPruningOption,
     RuleOption,
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
 
 Row = TypeVar("Row", bound=Option)
 PLAIN_WORD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+METRIC = "metric"
+"""What a row is called that nothing chooses."""
 OWN = "spec_lab.options"
 """The module with this lab's own options."""
 
@@ -91,19 +94,18 @@ class Registry:
             UserError: there is an option of that kind and name, the name is no plain word, or the row is none.
         """
         for option in options:
-            if type(option) not in KNOBS:
+            typed_as = METRIC if type(option) is MetricOption else KNOBS.get(type(option))
+            if typed_as is None:
                 raise UserError(f"{option!r} is no row of an option; add one such as DrafterOption (docs/extend.md)")
             if not PLAIN_WORD.fullmatch(option.name):
                 raise UserError(
-                    f"{KNOBS[type(option)]}={option.name!r} cannot be typed, and names folders; give it a plain word "
-                    "such as my_option"
+                    f"{typed_as}={option.name!r} cannot be typed, and names folders; give it a plain word such as "
+                    "my_option"
                 )
             _refuse_broken(option)
             rows = self._rows[type(option)]
             if option.name in rows:
-                raise UserError(
-                    f"{KNOBS[type(option)]}={option.name} is registered twice; give one of them another name"
-                )
+                raise UserError(f"{typed_as}={option.name} is registered twice; give one of them another name")
             rows[option.name] = option
 
     def options(self, kind: type[Row]) -> Mapping[str, Row]:
