@@ -25,7 +25,8 @@ complete -o nospace -F _spec_lab spec-lab
 
 def completion(arguments: Sequence[str]) -> str:
     """Return the script for a shell, or, of the line behind the flag, what its last word may become."""
-    typed = " ".join(word for word in arguments if word not in (FLAG, "-sc"))
+    hydras = ("-sc", "install=bash", "install=zsh")
+    typed = " ".join(word for word in arguments if word not in (FLAG, *hydras))
     return "\n".join(candidates(typed)) if typed else SCRIPT.rstrip()
 
 
