@@ -38,6 +38,11 @@ def _run(arguments: Sequence[str], adapt: Adapt) -> int:
 
         print(version_text())
         return 0
+    if "--shell-completion" in arguments or "-sc" in arguments:
+        from spec_lab.cli.completion import completion
+
+        print(completion(arguments))
+        return 0
     from spec_lab.cli.session import Session
 
     session = Session(adapt)

@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 from spec_lab.checkpoints.config import ModelConfig
 from spec_lab.checkpoints.families.table import read_model_config
 from tests.tiny_assistant import make_tiny_assistant
+from tests.tiny_blocks import TinyBlock, write_block
 from tests.tiny_checkpoints import keep_first_layers, make_tiny_eagle3, rewrite_tensors
 from tests.tiny_mtp import make_tiny_mtp
 
@@ -122,10 +123,28 @@ def teach_frozen_kv(folder: Path, target: Target) -> None:
     )
 
 
+def teach_dflash(folder: Path, target: Target) -> None:
+    """Write a block of eight rows whose Markov head has the target's bigrams, under a body that says little."""
+    block = TinyBlock(head="markov", anchor_first=True, confidence=True, block_size=8, rank=32)
+    tensors = write_block(folder, block, target.config)
+    embedding = target.tensors["model.embed_tokens.weight"]
+    normed = embedding / embedding.pow(2).mean(-1, keepdim=True).sqrt() * target.tensors["model.norm.weight"]
+    rewrite_tensors(
+        folder,
+        {
+            "norm.weight": 0.1 * tensors["norm.weight"],
+            "markov_head.markov_w1.weight": normed,
+            "markov_head.markov_w2.weight": target.tensors["lm_head.weight"],
+        },
+    )
+
+
 TEACHERS = {
     "eagle3": teach_eagle3,
     "draft_model": teach_draft_model,
     "mtp_eagle": teach_mtp_eagle,
     "mtp_vanilla": teach_mtp_vanilla,
     "frozen_kv": teach_frozen_kv,
+    "hybrid": teach_eagle3,
+    "dflash": teach_dflash,
 }

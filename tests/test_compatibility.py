@@ -34,6 +34,7 @@ TREE, STATIC = (["drafter=frozen_kv", f"tree={name}"] for name in ("dynamic", "s
 ONLY_FROM_OUTSIDE = {
     *("rule_takes_fewer", "captured_drafter", "branches_are_masked", "weights_are_here", "package_is_here")
 }
+BLOCKS = ["drafter=dflash", "drafter.weights=random"]
 STOP = ["drafter.stop=confidence"]
 TRAVERSAL = ["acceptance=rejection", "acceptance.method=traversal", *SAMPLED_DRAFTS]
 ONE_HOT = ["acceptance=rejection", "sampling=sampled", "acceptance.method=one_hot"]
@@ -54,9 +55,28 @@ FORBIDDEN = [
     (["drafter=oracle", "drafter.num_draft_tokens=0"], "drafter=oracle", "drafter.num_draft_tokens=3"),
     (["drafter.num_draft_tokens=-1"], "drafter.num_draft_tokens=-1", "drafter.num_draft_tokens=3"),
     (["drafter.num_draft_tokens=17"], "drafter.num_draft_tokens=17", "drafter.num_draft_tokens=3"),
+    ([*BLOCKS, "graph=step_replay"], "drafts a block in one pass", "graph=full_loop"),
+    ([*BLOCKS, "graph=round", "prune=catchup"], "prune.catchup=pre_attention gathers", "graph=eager"),
+    ([*BLOCKS, "drafter.num_draft_tokens=8"], "more than the 7 drafts", "drafter.num_draft_tokens=7"),
+    ([*BLOCKS, "drafter.markov_form=rnn"], "drafter.markov_form=rnn", "leave it out"),
+    (["drafter=dspark", "drafter.head_rank=8"], "drafter.head_rank=8", "drafter.weights=random"),
     (["drafter=none", "drafter.num_draft_tokens=3"], "drafter.num_draft_tokens=3", "drafter=eagle3"),
     (["drafter=ngram", "drafter.min_ngram=5"], "drafter.min_ngram=5", "drafter.max_ngram=4"),
     (["drafter=ngram", "drafter.min_ngram=0"], "drafter.min_ngram=0", "drafter.min_ngram=2"),
+    (["drafter=suffix", "drafter.depth=8"], "drafter.depth=8", "drafter.depth=24"),
+    (["drafter=suffix", "graph=round_overlap"], "drafter=suffix drafts from the tokens", "graph.overlap=false"),
+    (["drafter=suffix", "graph=round", "graph.rounds_per_replay=2"], "drafter=suffix drafts on the host", "replay=1"),
+    (["drafter=suffix", "record.topk=4"], "record.topk=4", "drafter=ngram"),
+    (["drafter=hybrid", "drafter.parts=[suffix,mtp_vanilla]"], "drafter.parts=[suffix,mtp_vanilla]", "eagle3"),
+    (["drafter=hybrid", "drafter.head_drafts=9"], "drafter.head_drafts=9", "drafter.num_draft_tokens=9"),
+    (["drafter=hybrid", "drafter.path=nowhere"], "drafter.path=nowhere", "folder"),
+    ([*TREE, "drafter.by_request=given"], "drafter.by_request=given is the K of a chain", "tree=none"),
+    (["drafter.off_below=0.5"], "drafter.off_below=0.5 is not read", "drafter.by_request=acceptance"),
+    (
+        ["graph=round", "graph.rounds_per_replay=2", "drafter.by_request=given"],
+        "drafter.by_request=given: the host looks",
+        "graph.rounds_per_replay=1",
+    ),
     (["drafter.path=nowhere"], "drafter.path=nowhere", "folder"),
     (["target=hf"], "target=hf", "target.path=FOLDER"),
     (
@@ -403,6 +423,7 @@ ALLOWED = [
     [*TRAVERSAL, *STATIC, "drafter=eagle3", "tree.replacement=true", "graph=full_loop"],
     [*STATIC, *SAMPLED_DRAFTS, *ONE_HOT],
     ["drafter=ngram", "record.topk=16"],
+    ["drafter=suffix", "graph=round", "drafter.k_schedule=[[1,4,6],[5,8,2]]", "drafter.outputs=0"],
     ["drafter=none", "graph=round_overlap"],
     ["graph=round", "graph.rounds_per_replay=8", "drafter.stop=confidence", "verify.budget=8"],
     ["graph=step_replay", "graph.verify=false", "drafter.num_draft_tokens=1"],

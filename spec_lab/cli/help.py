@@ -19,6 +19,7 @@ FLAGS = {
     DRY_RUN_FLAG: "print the composed parts and what would be refused, run nothing",
     "--cfg job": "print the composed config as YAML",
     "--hydra-help": "Hydra's own flags",
+    "--shell-completion": "print what bash and zsh complete spec-lab by: docs/use.md",
     "--version": "that of spec_lab, and of Hydra",
     "-h, --help": "this text",
 }

@@ -35,6 +35,7 @@ from spec_lab.report.run_table import format_run
 from spec_lab.rescore.trajectory import fitting, record_verify_rows
 from spec_lab.rescore.verify_rows import save_verify_rows
 from spec_lab.wiring.limits import engine_limits
+from spec_lab.workloads.chat_template import NO_TEMPLATE, template_digest
 from spec_lab.workloads.checker import Checked
 from spec_lab.workloads.text_ends import text_ends
 
@@ -285,6 +286,8 @@ def _provenance(lab: Lab) -> Provenance:
         lab.world.size,
         weight_dtype=dtype if narrow == WeightDtype.auto else str(narrow),
         stored_types=quantizations(path) if is_gguf(path) and not is_random else None,
+        template=NO_TEMPLATE if is_random else template_digest(path),
+        thinking_markers=lab.models.markers is not None,
     )
 
 

@@ -140,6 +140,8 @@ def _origin(info: RunInfo) -> Origin:
         world_size=provenance.world_size,
         weight_dtype=provenance.weight_dtype,
         stored_types=provenance.stored_types,
+        template=provenance.template,
+        thinking_markers=provenance.thinking_markers,
     )
 
 
@@ -162,6 +164,7 @@ def _outcome(measured: Measured, requests: Sequence[RequestRecord], diverged: Co
         ),
         relaxed=acceptance_metrics.relaxed_hits(requests, measured.rounds),
         distance=acceptance_metrics.distance(requests, measured.rounds),
+        parts=acceptance_metrics.parts(requests),
         thinking=answer_metrics.thinking(requests, measured.num_thinking_tokens),
         equal_to_plain=answer_metrics.equal_share(requests, diverged),
     )

@@ -17,9 +17,10 @@ if TYPE_CHECKING:
     from spec_lab.core.results import GenerationResult, PrefillRecord, RequestRecord, RoundRecord
 
 
-STAGES = ("verify", "accept", "catchup", "recur", "draft", "graph", "commit", "readback")
-"""`draft` is catchup and recur in one graph, `graph` a whole round in one, where the spans inside cannot be timed."""
-DRAFT_STAGES = ("catchup", "recur", "draft")
+STAGES = ("verify", "accept", "catchup", "recur", "draft", "graph", "commit", "readback", "lookup")
+"""`draft` is catchup and recur in one graph, `graph` a whole round in one, where the spans inside cannot be timed.
+`lookup` is the host's, while the device waits."""
+DRAFT_STAGES = ("catchup", "recur", "draft", "lookup")
 """Those that a drafter takes its time in."""
 
 

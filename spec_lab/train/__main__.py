@@ -65,11 +65,14 @@ def _run(arguments: Sequence[str]) -> int:
     from spec_lab.cli.job import worst_exit_code
     from spec_lab.cli.launchers import refuse_launcher
     from spec_lab.cli.overrides import check_arguments
+    from spec_lab.cli.own_options import check_own_options, typed_folders
     from spec_lab.cli.session import call_hydra, check_came_to_jobs
     from spec_lab.train.options import SCHEMAS
 
     arguments, action = action_of(arguments)
-    checked = check_arguments(arguments, train_menu())
+    menu = train_menu()
+    checked = check_arguments(arguments, menu)
+    check_own_options(typed_folders(checked), train_folder(), menu.groups)
     refuse_launcher(checked, "a training")
     store_schemas(SCHEMAS)
     statuses: list[Status] = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,11 @@ from spec_lab.corpus.example import Form
 from spec_lab.errors import UserError, one_line
 from spec_lab.menu.choices import Unusable
 from spec_lab.menu.config import WorkloadConfig
+from spec_lab.menu.offers import MAX_DRAFT_TOKENS
 from spec_lab.workloads.json_lines import TextLine, json_object, text_lines
 from spec_lab.workloads.unusable import UnusablePrompt, keep_usable
 
-KEYS = ("prompt", "id", "category", "form", "answer", "checker", "system")
+KEYS = ("prompt", "id", "category", "form", "answer", "checker", "system", "num_draft_tokens")
 MOST_KEYS = 5
 PROMPTS_FOLDER = Path(__file__).parent / "prompts"
 
@@ -30,6 +32,7 @@ class Prompt:
         later_turns: what the user asks in the same conversation, once there is an answer.
         checker: what reads the answer given; None is the workload's.
         system: what a chat is told in front of its first turn, None where nothing of its own.
+        num_draft_tokens: the most drafts of its rounds, 0 for "off"; None is the run's.
         place: `FILE:LINE`, empty where the prompt comes from no file.
     """
 
@@ -41,6 +44,7 @@ class Prompt:
     later_turns: tuple[str, ...] = ()
     checker: str | None = None
     system: str | None = None
+    num_draft_tokens: int | None = None
     place: str = field(default="", compare=False)
 
 
@@ -56,7 +60,7 @@ def shipped_prompts() -> list[Prompt]:
 
 def read_jsonl(config: WorkloadConfig) -> list[Prompt]:
     """Read own prompts: `prompt`, and optionally `id`, `category`, `form` (chat or continue), `answer`,
-    `checker`, `system`."""
+    `checker`, `system`, `num_draft_tokens`."""
     unread: set[str] = set()
     prompts = _read(_path(config), lambda line, name: _prompt(line, name, unread), config.unusable)
     if unread:
@@ -90,7 +94,9 @@ def _prompt(line: TextLine, file_name: str, unread: set[str]) -> Prompt:
     category, prompt_id = row.get("category", file_name), row.get("id", f"{file_name}-{line.index:04d}")
     if not isinstance(row.get("prompt"), str) or form not in ("chat", "continue"):
         raise UnusablePrompt(f"{line.place}: a line needs a text `prompt`, and `form` chat or continue if any")
-    if not _is_word(category) or not _is_word(prompt_id) or isinstance(answer, list | dict):
+    if form == "chat" and not row["prompt"].strip():
+        raise UnusablePrompt(f"{line.place}: the `prompt` of a chat must say something")
+    if not _is_word(category) or not _is_word(prompt_id) or not _is_answer(answer):
         raise UnusablePrompt(f"{line.place}: `id`, `category` and `answer` must be a printable text or a number if any")
     checker = row.get("checker")
     if checker is not None and (not isinstance(checker, str) or not checker.isidentifier()):
@@ -107,8 +113,17 @@ def _prompt(line: TextLine, file_name: str, unread: set[str]) -> Prompt:
         answer,
         checker=checker,
         system=system,
+        num_draft_tokens=_draft_tokens(row.get("num_draft_tokens"), line.place),
         place=line.place,
     )
+
+
+def _draft_tokens(value: Any, place: str) -> int | None:
+    if value is None or (is_integer(value) and 0 <= value <= MAX_DRAFT_TOKENS):
+        return None if value is None else int(value)
+    if value == "off":
+        return 0
+    raise UnusablePrompt(f'{place}: `num_draft_tokens` must be a number from 0 to {MAX_DRAFT_TOKENS} or "off" if any')
 
 
 def _question(line: TextLine, file_name: str, most_turns: int | None) -> Prompt:
@@ -125,3 +140,7 @@ def _question(line: TextLine, file_name: str, most_turns: int | None) -> Prompt:
 
 def _is_word(value: Any) -> bool:
     return (isinstance(value, str) and value.isprintable()) or is_integer(value)
+
+
+def _is_answer(value: Any) -> bool:
+    return value is None or isinstance(value, str) or is_integer(value) or (type(value) is float and isfinite(value))
