@@ -201,7 +201,13 @@ def test_every_drafter_of_the_lab_is_in_the_table() -> None:
 
 @pytest.mark.parametrize(
     ("drafter", "lengths"),
-    [*((name, EVERY_LENGTH) for name in TRAINED), ("ngram", EVERY_LENGTH), ("random", {0, 1}), ("oracle", {3})],
+    [
+        *((name, EVERY_LENGTH) for name in TRAINED),
+        ("ngram", EVERY_LENGTH),
+        ("p_eagle", {0, 1}),
+        ("random", {0, 1}),
+        ("oracle", {3}),
+    ],
 )
 def test_drafts_are_accepted_in_part(labs: Labs, drafter: str, lengths: set[int]) -> None:
     """Otherwise the table would notice little. The oracle is wrong past the end only."""

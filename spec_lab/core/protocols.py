@@ -96,8 +96,8 @@ class DrafterRequirements:
         draft_rest: turns the state with draft 1 into all drafts [batch, K] at once, metadata moved on the way; None
             where the round runs `step` for each.
         has_loop: drafts are made one behind the other; False where all of them are there with the first.
-        count_catchup: counts the rows that a pruned catch-up step computes, from the tokens that each request of a
-            round emitted; None where the live rows are what is left.
+        count_catchup: counts the rows that a catch-up step computes, from the tokens that each request of a round
+            emitted and the rows of each that were verified; None where they are those that a pruning counts.
     """
 
     features: FeatureSpec = field(default_factory=FeatureSpec)
@@ -106,7 +106,7 @@ class DrafterRequirements:
     learn_continuations: Callable[[Mapping[str, Sequence[int]]], None] | None = None
     draft_rest: Callable[[Any], torch.Tensor] | None = None
     has_loop: bool = True
-    count_catchup: Callable[[Sequence[int]], int] | None = None
+    count_catchup: Callable[[Sequence[int], int], int] | None = None
 
     @property
     def catches_up(self) -> bool:
