@@ -50,12 +50,19 @@ class SlowPEagle(SlowHead):
         return stream + (F.silu(rows @ gate.T) * (rows @ up.T)) @ down.T
 
 
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Reference]:
+    folder = tmp_path_factory.mktemp("target")
+    make_tiny_target(folder, "qwen3")
+    return folder, Reference(folder)
+
+
 @pytest.mark.parametrize(
     ("num_layers", "num_drafts", "prune"),
     [(1, 3, "catchup"), (2, 3, "none"), (2, 4, "catchup"), (3, 3, "post_attention"), (2, 1, "prefill")],
 )
 def test_drafts_equal_one_pass_over_the_whole_text(
-    tmp_path: Path, num_layers: int, num_drafts: int, prune: str
+    target: tuple[Path, Reference], tmp_path: Path, num_layers: int, num_drafts: int, prune: str
 ) -> None:
     """They are compared after prompts of one token and of several chunks, and after rounds of every n."""
     make_tiny_target(tmp_path / "target", "qwen3")
@@ -67,12 +74,9 @@ def test_drafts_equal_one_pass_over_the_whole_text(
     ]
     requests[0] = Request("one", "x", (17,), 14, ignore_eos=True)
     cache = {"page_size": 4, "prefill_chunk": 5}
-    config = make_config(
-        (tmp_path / "target", tmp_path / "head"), "p_eagle", num_drafts, prune, batch_size=3, cache=cache
-    )
+    config = make_config((target[0], tmp_path), "p_eagle", num_drafts, prune, batch_size=3, cache=cache)
     engine = make_engine(config, requests)
-    reference = Reference(tmp_path / "target")
-    rule = install(engine, SlowPEagle(tensors, {}, reference, num_layers=num_layers))
+    rule = install(engine, SlowPEagle(tensors, {}, target[1], num_layers=num_layers))
     engine.graph = PaddedGraph(4)
     poison(engine)
     engine.generate(requests)
