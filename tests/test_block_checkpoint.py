@@ -64,9 +64,6 @@ def test_layouts_count_the_layers_of_the_target_in_their_own_way(target: ModelCo
         write_block(tmp_path / layout, TinyBlock(layout=layout, outputs=(first, 4)), target)
         config, _ = read_block_config(tmp_path / layout, target)
         assert config.taps == (Tap(first), Tap(4))
-        assert (
-            json.loads((tmp_path / layout / "config.json").read_text()).get("aux_hidden_state_layer_ids", [1])[0] == 1
-        )
 
 
 def test_the_mask_token_has_several_names(target: ModelConfig, tmp_path: Path) -> None:
