@@ -20,9 +20,10 @@ smoke: ## the smallest whole run, seconds
 	@# Not in the repository's folder, so that what runs is what was installed.
 	folder=$$(mktemp -d) && trap 'rm -r "$$folder"' EXIT && cd "$$folder" && $(PYTHON) -m spec_lab debug=smoke
 
-lint: ## style and types; pre-commit runs the same
+lint: ## style, types and the order of imports; pre-commit runs the same
 	ruff check
 	ruff format --check
+	lint-imports --no-logo --no-cache
 	mypy
 
 docs: ## the documentation as a site, in site/

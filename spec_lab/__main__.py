@@ -38,12 +38,13 @@ def _run(arguments: Sequence[str], adapt: Adapt) -> int:
 
         print(version_text())
         return 0
-    from spec_lab.cli.completion import complete, is_asked
+    if "--shell-completion" in arguments or "-sc" in arguments:
+        from spec_lab.cli.completion import completion
+
+        print(completion(arguments))
+        return 0
     from spec_lab.cli.session import Session
 
-    if is_asked(arguments):
-        complete(arguments)
-        return 0
     session = Session(adapt)
     session.run(arguments)
     session.report()

@@ -128,4 +128,5 @@ TEACHERS = {
     "mtp_eagle": teach_mtp_eagle,
     "mtp_vanilla": teach_mtp_vanilla,
     "frozen_kv": teach_frozen_kv,
+    "hybrid": teach_eagle3,
 }

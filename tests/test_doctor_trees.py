@@ -17,6 +17,7 @@ from spec_lab.doctor.subject import Subject, load_subject, refuse_no_spine
 from spec_lab.engine.drafts import TreeParts, spine
 from spec_lab.errors import UserError
 from spec_lab.menu.chosen import Chosen, choose
+from spec_lab.operators.kernel_set import TORCH_FORMS, KernelSet, Op
 from tests.test_doctor_faults import QUICK, change_tensors, copy_of, examined, skipped, with_broken_writes
 
 TREE = ("drafter=eagle3", "tree=dynamic", "tree.num_rows=8")
@@ -91,7 +92,8 @@ def test_branches_that_see_the_keys_of_others(healthy: Subject, monkeypatch: pyt
 
 
 def test_keys_of_the_path_are_left_where_they_were(healthy: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
-    def features_alone(parts: Any, move_path: Any = move_path_reference) -> TreeParts:
+    def features_alone(parts: Any, kernels: KernelSet = TORCH_FORMS) -> TreeParts:
+        move_path = kernels.get(Op.MOVE_PATH, move_path_reference)
         return TreeParts(parts.drafter, parts.rule, parts.backend, lambda caches, *rest: move_path([], *rest))
 
     monkeypatch.setattr(TreeParts, "of", features_alone)

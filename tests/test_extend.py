@@ -374,7 +374,17 @@ BROKEN = {
         "from spec_lab.options import pruning\ndef register(registry):\n    registry.add(*pruning.ROWS[2:])",
         "prune.catchup=none is registered twice",
     ),
-    "no_row": ("def register(registry):\n    registry.add('mine')", "no_row.register fails"),
+    "no_row": ("def register(registry):\n    registry.add('mine')", "'mine' is no row of an option"),
+    "no_schema": (
+        "from spec_lab.extend import DrafterOption\n"
+        "def register(registry):\n    registry.add(DrafterOption(name='mine', schema=dict, load=len))",
+        "drafter=mine: its schema must be a dataclass derived from DrafterConfig, not <class 'dict'>",
+    ),
+    "no_refusals": (
+        "from spec_lab.extend import CatchupPruningOption\n"
+        "def register(registry):\n    registry.add(CatchupPruningOption(name='mine', make=len, refusals=len))",
+        "prune.catchup=mine: its refusals must be a tuple of functions",
+    ),
 }
 
 

@@ -11,19 +11,18 @@ from spec_kernels.tree_rank import rank_tokens
 from spec_kernels.tree_reference import rank_tokens_reference
 from spec_kernels.utils import INTERPRETED
 from spec_lab.core.draft_tree import DraftTree
-from spec_lab.drafters.growth import TORCH_CHOICES, Branches, Choices, DynamicTree
+from spec_lab.drafters.growth import Branches, DynamicTree
 from spec_lab.drafters.siblings import Ranked, empty_ranks
+from spec_lab.operators.kernel_set import TORCH_FORMS, KernelSet, Op
 from tests.drafted_rows import no_rows
 from tests.kernel_lab import DEVICE, DTYPES, randn
 
-TRITON_CHOICES = Choices(choose_branches, choose_rows)
+TRITON = KernelSet({Op.CHOOSE_BRANCHES: choose_branches, Op.CHOOSE_ROWS: choose_rows})
 
 
 @pytest.mark.parametrize(
     ("rows", "vocab_size", "topk"),
     [
-        (4, 1500, 4),
-        (3, 5, 5),
         (1, 2048, 1),
         (2, 1100, 16),
         (2, 70_001, 3),
@@ -102,8 +101,8 @@ def test_a_tree_grows_as_the_reference_lets_it(
     """Branches, what they go on from, and the rows at the end: of equal drafts the earlier, and a parent always."""
     levels = make_levels(batch, depth, topk, ties)
     (expected_branches, expected), (branches, got) = (
-        grow(DynamicTree(depth, num_rows, topk, choices=choices), levels, hidden_size)
-        for choices in (TORCH_CHOICES, TRITON_CHOICES)
+        grow(DynamicTree(depth, num_rows, topk, kernels=kernels), levels, hidden_size)
+        for kernels in (TORCH_FORMS, TRITON)
     )
     for mine, theirs in zip(branches, expected_branches, strict=True):
         assert torch.equal(mine.tokens, theirs.tokens) and torch.equal(mine.came_from, theirs.came_from)
@@ -117,5 +116,5 @@ def test_scores_that_are_no_numbers_leave_a_tree_of_its_size() -> None:
     levels = make_levels(2, 3, 4, ties=True)
     levels[1].log_probs[0] = float("nan")
     levels[2].log_probs[1, 0] = float("-inf")
-    _, tree = grow(DynamicTree(3, 16, 4, choices=TRITON_CHOICES), levels, 40)
+    _, tree = grow(DynamicTree(3, 16, 4, kernels=TRITON), levels, 40)
     assert ((tree.parents >= 0) & (tree.parents < 16)).all()

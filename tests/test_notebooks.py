@@ -110,7 +110,7 @@ def test_first_run_shows_a_run_made_here(tmp_path: Path) -> None:
 CHEAP = ["max_new_tokens=6", "repeats=1", "warmup_requests=0", "kernels=torch", "workload.limit=2"]
 STUDIES = {
     "drafters": ["drafter=ngram,eagle3", "drafter.num_draft_tokens=2", "references=[]"],
-    "pruning": ["prune=none,catchup", "drafter.num_draft_tokens=1", "repeats=2"],
+    "pruning": ["prune=none,catchup", "drafter.num_draft_tokens=1", "repeats=3"],
     "relaxed_thinking": [
         "points=strict,top10_delta0.6",
         "drafter.num_draft_tokens=1",

@@ -15,6 +15,12 @@ import torch
 
 from spec_kernels.native import build
 from spec_kernels.noise_reference import round_key
+from spec_kernels.tree_reference import (
+    choose_branches_reference,
+    choose_rows_reference,
+    move_path_reference,
+    rank_tokens_reference,
+)
 from spec_kernels.vocabulary import RACE_TILE, VOCAB_TILE
 from spec_lab.acceptance.confidences import note_confidence
 from spec_lab.acceptance.distribution import SamplingParams, truncated
@@ -281,6 +287,54 @@ def looked_up() -> Iterator[Given]:
         yield texts, slots, starts, integers(1, 3, 5, 4), counts, *sizes
 
 
+def moved_paths() -> Iterator[Given]:
+    """Paths of three lengths through two kinds of caches, over pages in no order, with features and without."""
+    path = torch.tensor([[0, 2, 4, 7], [0, 1, 2, 3], [0, 5, 6, 7]], device=DEVICE)
+    page_table = torch.randperm(3 * 12, generator=torch.Generator().manual_seed(1)).view(3, 12).to(DEVICE)
+    for features in (None, randn(3 * 9, 40)[:, :33]):
+        caches = [randn(2, 36 * 4, 2, 3, 8), randn(1, 36 * 4, 24, seed=1)]
+        moved = None if features is None else torch.zeros(3 * 4, 33, device=DEVICE)
+        yield caches, moved, features, path, torch.tensor([0, 5, 30], device=DEVICE), page_table, 4
+
+
+def grown() -> Iterator[tuple[Given, Given, Given]]:
+    """Levels below the root and below three branches: the pool, where branches go, and what was found; scores tie."""
+    batch, topk, hidden_size = 2, 3, 40
+    for width, num_before in ((1, 0), (topk, topk)):
+        pool = integers(0, 99, batch, 12), -randn(batch, 12).abs(), integers(-1, 3, batch, 12)
+        chosen = (*(integers(0, 99, batch, topk) for _ in range(3)), randn(batch, topk))
+        found = integers(0, 99, batch, width, topk, seed=1), (-randn(batch, width, topk).abs() * 2).round() / 2
+        before = (
+            (None, None) if width == 1 else (arange(topk).expand(batch, -1).contiguous(), -randn(batch, topk).abs())
+        )
+        yield (
+            pool,
+            (*chosen, randn(batch * topk, hidden_size)),
+            (*found, *before, randn(batch, width, hidden_size), num_before),
+        )
+
+
+def branched() -> Iterator[Given]:
+    for pool, chosen, found in grown():
+        yield *pool, *chosen, *found
+
+
+def made_rows() -> Iterator[Given]:
+    """As many rows as there are drafts below the root, and fewer."""
+    for num_rows, (pool, _, (tokens, log_probs, numbers, scores, _, num_before)) in zip((4, 9), grown(), strict=True):
+        rows = integers(0, 9, 2, num_rows - 1), integers(0, 9, 2, num_rows)
+        yield *rows, *pool, tokens, log_probs, numbers, scores, num_before
+
+
+def ranked() -> Iterator[Given]:
+    """Ties within tiles and between them; a head that knows its own tokens, and one that knows them all."""
+    for token_map, (rows, vocab_size, topk) in zip((True, False), ((4, 1500, 4), (3, 5, 5)), strict=True):
+        logits = ((6 * randn(rows, vocab_size + 16)).round() / 2)[:, :vocab_size]
+        logits[0, topk:] = -torch.inf
+        places = torch.zeros(rows, topk, dtype=torch.int64, device=DEVICE), torch.zeros(rows, topk, device=DEVICE)
+        yield *places, logits, arange(vocab_size) * 3 if token_map else None
+
+
 FORMS: Mapping[Op, Form] = {
     Op.STRICT_ACCEPT: Form(strict_accept, verdicts, emits=True),
     Op.REJECTION_SAMPLE: Form(either_method, sampled, emits=True),
@@ -298,6 +352,10 @@ FORMS: Mapping[Op, Form] = {
     Op.MTP_WINDOW: Form(slide_windows, windows),
     Op.GOING_ON: Form(going_on, ending),
     Op.LOOK_UP: Form(extend_and_look_up, looked_up),
+    Op.MOVE_PATH: Form(move_path_reference, moved_paths),
+    Op.CHOOSE_BRANCHES: Form(choose_branches_reference, branched),
+    Op.CHOOSE_ROWS: Form(choose_rows_reference, made_rows),
+    Op.RANK_TOKENS: Form(rank_tokens_reference, ranked),
 }
 
 

@@ -1,14 +1,11 @@
-"""The shape of the sources: one name for one class, packages and files without circles."""
+"""The shape of the sources: one name for one class. The order of imports is `make lint`'s (pyproject.toml)."""
 
 from __future__ import annotations
 
 import ast
 from collections import defaultdict
 from functools import cache
-from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
-
-import pytest
 
 ROOT = Path(__file__).parents[1]
 
@@ -65,81 +62,6 @@ def names_in(tree: ast.Module) -> set[str]:
     return found
 
 
-def package_of(module: str) -> str:
-    """`spec_lab.engine.graphs.eager` belongs to the package `engine`; a loose module is a package of its own."""
-    return module.split(".")[1]
-
-
-def modules_of_the_lab(source: str) -> set[str]:
-    """Modules of spec_lab named by any import of a file, under TYPE_CHECKING or inside a function too."""
-    return of_the_lab(imported_names(source))
-
-
-def of_the_lab(names: set[str]) -> set[str]:
-    return {name for name in names if name.startswith("spec_lab.")} - {"spec_lab.__version__"}
-
-
-def package_graph(files: dict[str, str]) -> dict[str, set[str]]:
-    """Which packages each package imports, of sources by module name."""
-    graph: dict[str, set[str]] = defaultdict(set)
-    for module, source in files.items():
-        package = package_of(module)
-        graph[package] |= {package_of(name) for name in modules_of_the_lab(source)} - {package}
-    return graph
-
-
-def circle(graph: dict[str, set[str]]) -> tuple[str, ...]:
-    """The packages of the first circle there is; an empty tuple where there is none."""
-    try:
-        TopologicalSorter(graph).prepare()
-    except CycleError as error:
-        return tuple(error.args[1])
-    return ()
-
-
-def runtime_imports(source: str) -> set[str]:
-    """Modules of spec_lab that a file imports when it runs, at its top or late; not those of TYPE_CHECKING."""
-    tree = ast.parse(source)  # its own, since it is changed
-    for node in ast.walk(tree):
-        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
-            node.body = [ast.Pass()]
-    return of_the_lab(names_in(tree))
-
-
-def file_graph(files: dict[str, str]) -> dict[str, set[str]]:
-    """Which files each file imports, of sources by module name; a name taken from a module stands for that module."""
-    graph: dict[str, set[str]] = {}
-    for module, source in files.items():
-        found = {name if name in files else name.rpartition(".")[0] for name in runtime_imports(source)}
-        graph[module] = found & set(files) - {module}
-    return graph
-
-
-def files_by_module() -> dict[str, str]:
-    """Sources of spec_lab by module name. A `__main__` is left out: it is a command, which no module imports."""
-    files = sorted(path for path in (ROOT / "spec_lab").rglob("*.py") if path.name != "__main__.py")
-    modules = {".".join(path.relative_to(ROOT).with_suffix("").parts): path.read_text() for path in files}
-    return {name.removesuffix(".__init__"): text for name, text in modules.items() if name != "spec_lab.__init__"}
-
-
-def test_packages_import_one_another_in_no_circle() -> None:
-    assert circle(package_graph(files_by_module())) == ()
-
-
-def test_files_import_one_another_in_no_circle() -> None:
-    """An import inside a function would hide one."""
-    assert circle(file_graph(files_by_module())) == ()
-
-
-def test_a_circle_of_files_in_a_package_is_seen_and_one_of_types_alone_is_none() -> None:
-    rows = {"spec_lab.menu.registry": "def own():\n    from spec_lab.menu.rows import lookup"}
-    back = "from spec_lab.menu import registry"
-    types = f"from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    {back}"
-    assert circle(file_graph(rows | {"spec_lab.menu.rows.lookup": types})) == ()
-    found = circle(file_graph(rows | {"spec_lab.menu.rows.lookup": back}))
-    assert set(found) == {"spec_lab.menu.registry", "spec_lab.menu.rows.lookup"}
-
-
 def test_nothing_is_taken_from_the_package_itself_but_modules() -> None:
     """Beside a clone `spec_lab` is the clone's folder, and has no names (`spec_lab/version.py`)."""
     package = ROOT / "spec_lab"
@@ -151,38 +73,6 @@ def test_nothing_is_taken_from_the_package_itself_but_modules() -> None:
         for alias in node.names
     }
     assert {name for name in taken if not (package / name).is_dir() and not (package / f"{name}.py").is_file()} == set()
-
-
-def test_no_module_imports_a_command() -> None:
-    imported = {name for source in files_by_module().values() for name in modules_of_the_lab(source)}
-    assert {name for name in imported if ".__main__" in name} == set()
-
-
-def test_core_imports_nothing_but_core() -> None:
-    assert package_graph(files_by_module())["core"] == set()
-
-
-@pytest.mark.parametrize(
-    "back",
-    [
-        "from spec_lab.engine.round import DecodeRound",
-        "from spec_lab import engine",
-        "import spec_lab.engine",
-        "if TYPE_CHECKING:\n    from spec_lab.engine import round",
-        "def late():\n    import spec_lab.engine.round",
-    ],
-)
-def test_a_circle_is_seen_whatever_kind_of_import_closes_it(back: str) -> None:
-    forth = {"spec_lab.engine.round": "from spec_lab.core.types import Request", "spec_lab.core.types": ""}
-    assert circle(package_graph(forth)) == ()
-    assert set(circle(package_graph(forth | {"spec_lab.core.types": back}))) == {"core", "engine"}
-
-
-def test_kernels_know_nothing_of_the_lab() -> None:
-    imported = {
-        name for path in (ROOT / "kernels" / "spec_kernels").rglob("*.py") for name in imported_names(path.read_text())
-    }
-    assert {name for name in imported if name.startswith("spec_lab")} == set()
 
 
 def test_the_torch_form_of_the_noise_needs_no_triton() -> None:

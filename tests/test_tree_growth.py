@@ -8,16 +8,24 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from spec_kernels.tree_reference import rank_tokens_reference
 from spec_lab.attention.torch_tree import TorchTreeAttention
 from spec_lab.core.draft_paths import DraftPaths
 from spec_lab.core.draft_tree import DraftTree, ancestors_and_self
 from spec_lab.drafters.branching import BranchState, see_ancestors
 from spec_lab.drafters.growth import Branches, DynamicTree, StaticTree, TreeShape
-from spec_lab.drafters.siblings import Ranked, rank_tokens
+from spec_lab.drafters.siblings import Ranked, empty_ranks
 from tests.drafted_rows import no_rows
 
 VOCAB = 6
 Path = tuple[int, ...]
+
+
+def rank_tokens(logits: torch.Tensor, topk: int) -> Ranked:
+    """Find the `topk` likeliest tokens of [batch, branches, vocab] logits, of equal ones the lowest id first."""
+    ranked = empty_ranks(logits, (*logits.shape[:2], topk))
+    rank_tokens_reference(ranked.tokens, ranked.log_probs, logits, None)
+    return ranked
 
 
 def table_of(seed: int, ties: bool) -> dict[Path, torch.Tensor]:

@@ -41,7 +41,9 @@ def load_eagle3(
     check_tensors(stored, wanted, optional, str(folder))
     check_floating(stored, str(folder))
     tensors = read_tensors({name: stored[name] for name in wanted if name in stored}, dtype, device)
-    vocabulary = _checked_vocabulary(read_tensors(maps, dtype, "cpu"), config, str(folder))
+    vocabulary = checked_vocabulary(
+        read_tensors(maps, dtype, "cpu"), config.draft_vocab_size, config.target_vocab_size, str(folder)
+    )
     return config, tensors | {name: tensor.to(device) for name, tensor in vocabulary.items()}
 
 
@@ -91,9 +93,10 @@ def _canonical_names(stored: Mapping[str, StoredTensor], source: str) -> dict[st
     return renamed
 
 
-def _checked_vocabulary(maps: Mapping[str, torch.Tensor], config: Eagle3Config, source: str) -> dict[str, torch.Tensor]:
+def checked_vocabulary(
+    maps: Mapping[str, torch.Tensor], draft_size: int, target_size: int, source: str
+) -> dict[str, torch.Tensor]:
     """Return `d2t` as int64 and `t2d` as bool, where there are any, once they agree with the config and each other."""
-    draft_size, target_size = config.draft_vocab_size, config.target_vocab_size
     if "d2t" not in maps:
         if draft_size == target_size:
             return {}

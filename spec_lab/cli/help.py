@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from spec_lab.cli.flags import DRY_RUN_FLAG
-from spec_lab.cli.nearest import hint, nearest
 from spec_lab.cli.options import Group, Key, Menu, run_menu
 from spec_lab.errors import UserError
+from spec_lab.menu.nearest import hint, nearest
 
 INTRODUCTION = """\
 spec_lab: speculative decoding, with every part chosen on the command line and the baseline measured beside it.
@@ -22,8 +22,8 @@ FLAGS = {
     DRY_RUN_FLAG: "print the composed parts and what would be refused, run nothing",
     "--cfg job": "print the composed config as YAML",
     "--hydra-help": "Hydra's own flags",
+    "--shell-completion": "print what bash and zsh complete spec-lab by: docs/use.md",
     "--version": "that of spec_lab, and of Hydra",
-    "-sc install=bash": 'completion of spec-lab, which is this: eval "$(spec-lab -sc install=bash)"; fish, zsh',
     "-h, --help": "this text; --help GROUP shows one group, such as --help drafter",
 }
 

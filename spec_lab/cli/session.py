@@ -27,6 +27,7 @@ from spec_lab.cli.launchers import (
 from spec_lab.cli.options import conf_folder, run_menu
 from spec_lab.cli.outcomes import Outcomes
 from spec_lab.cli.overrides import check_arguments, extensions_in
+from spec_lab.cli.own_options import check_own_options, typed_folders
 from spec_lab.cli.sweep import FolderResolver, Multirun
 from spec_lab.cli.swept_knobs import with_forced_knobs
 from spec_lab.cli.task import JobTask
@@ -56,6 +57,8 @@ class Session:
         checked, knobs = with_forced_knobs(check_arguments(arguments, menu), menu)
         refuse_missing_launcher(checked)
         registered = registry.load(extensions)
+        added = [extension.conf for extension in registered.extensions if extension.conf is not None]
+        check_own_options([*typed_folders(checked), *added], conf_folder(), menu.groups)
         register_schemas(registered)
         shows_only = "dry_run=true" in checked or any(flag in FLAGS_THAT_SHOW for flag in checked)
         with Multirun(writes=not shows_only, extensions=extensions) as self._sweep:

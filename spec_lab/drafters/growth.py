@@ -16,6 +16,7 @@ from spec_lab.core.draft_paths import DraftPaths
 from spec_lab.core.draft_tree import DraftTree
 from spec_lab.drafters.picking import DraftedRows
 from spec_lab.drafters.siblings import Ranked
+from spec_lab.operators.kernel_set import TORCH_FORMS, KernelSet, Op
 
 
 @dataclass(slots=True)
@@ -71,57 +72,6 @@ class TreeShape(Protocol[Growth]):
         ...
 
 
-class ChooseBranches(Protocol):
-    """Is `spec_kernels.tree_reference.choose_branches_reference`, or a kernel that does the same."""
-
-    def __call__(
-        self,
-        pool_tokens: torch.Tensor,
-        pool_scores: torch.Tensor,
-        pool_parents: torch.Tensor,
-        branch_tokens: torch.Tensor,
-        came_from: torch.Tensor,
-        numbers: torch.Tensor,
-        branch_scores: torch.Tensor,
-        gathered: torch.Tensor,
-        found_tokens: torch.Tensor,
-        log_probs: torch.Tensor,
-        numbers_before: torch.Tensor | None,
-        scores_before: torch.Tensor | None,
-        hidden: torch.Tensor,
-        num_before: int,
-    ) -> None: ...
-
-
-class ChooseRows(Protocol):
-    """Is `spec_kernels.tree_reference.choose_rows_reference`, or a kernel that does the same."""
-
-    def __call__(
-        self,
-        tokens: torch.Tensor,
-        parents: torch.Tensor,
-        pool_tokens: torch.Tensor,
-        pool_scores: torch.Tensor,
-        pool_parents: torch.Tensor,
-        found_tokens: torch.Tensor,
-        log_probs: torch.Tensor,
-        numbers_before: torch.Tensor | None,
-        scores_before: torch.Tensor | None,
-        num_before: int,
-    ) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Choices:
-    """Holds what chooses the branches of a dynamic tree, and its rows."""
-
-    branches: ChooseBranches
-    rows: ChooseRows
-
-
-TORCH_CHOICES = Choices(choose_branches_reference, choose_rows_reference)
-
-
 @dataclass(slots=True)
 class ScoredDrafts:
     """Holds all drafts looked at so far.
@@ -153,13 +103,14 @@ class DynamicTree:
     """
 
     def __init__(
-        self, depth: int, num_rows: int, topk: int, exact_branches: bool = True, choices: Choices = TORCH_CHOICES
+        self, depth: int, num_rows: int, topk: int, exact_branches: bool = True, kernels: KernelSet = TORCH_FORMS
     ) -> None:
         self.depth = depth
         self.num_rows = num_rows
         self.topk = topk
         self.exact_branches = exact_branches
-        self._choices = choices
+        self._choose_branches = kernels.get(Op.CHOOSE_BRANCHES, choose_branches_reference)
+        self._choose_rows = kernels.get(Op.CHOOSE_ROWS, choose_rows_reference)
 
     def start(self, ranked: Ranked, rows: DraftedRows) -> ScoredDrafts:
         batch, most = ranked.tokens.shape[0], self.topk + (self.depth - 1) * self.topk**2
@@ -171,7 +122,7 @@ class DynamicTree:
         tokens, came_from, numbers = growth.tokens.new_empty((3, batch, self.topk))
         branches = Branches(tokens, came_from, hidden.new_empty(batch * self.topk, hidden.shape[2]))
         scores = growth.scores.new_empty((batch, self.topk))
-        self._choices.branches(
+        self._choose_branches(
             *(growth.tokens, growth.scores, growth.parents),
             *(tokens, came_from, numbers, scores, branches.hidden),
             growth.newest.tokens,
@@ -192,7 +143,7 @@ class DynamicTree:
         batch, newest = growth.tokens.shape[0], growth.newest
         tokens = growth.tokens.new_empty((batch, self.num_rows - 1))
         tree = DraftTree(tokens, growth.parents.new_empty((batch, self.num_rows)))
-        self._choices.rows(
+        self._choose_rows(
             *(tree.tokens, tree.parents, growth.tokens, growth.scores, growth.parents),
             *(newest.tokens, newest.log_probs, growth.branches, growth.branch_scores, growth.num_before),
         )

@@ -18,6 +18,7 @@ from spec_lab.acceptance.noise import SlotSeeds
 from spec_lab.core.draft_paths import DraftPaths
 from spec_lab.drafters.picking import DraftedRows, GivenDrafts
 from spec_lab.models.scored_tokens import ScoredTokens
+from spec_lab.operators.kernel_set import TORCH_FORMS, KernelSet, Op
 
 
 @dataclass(slots=True)
@@ -60,13 +61,6 @@ class SiblingPicker(Protocol):
         ...
 
 
-def rank_tokens(logits: torch.Tensor, topk: int) -> Ranked:
-    """Find the `topk` likeliest tokens of [batch, branches, vocab] logits, of equal ones the lowest id first."""
-    ranked = empty_ranks(logits, (*logits.shape[:2], topk))
-    rank_tokens_reference(ranked.tokens, ranked.log_probs, logits, None)
-    return ranked
-
-
 def empty_ranks(logits: torch.Tensor, shape: tuple[int, ...]) -> Ranked:
     """Make room for ranks."""
     return Ranked(logits.new_empty(shape, dtype=torch.int64), logits.new_empty(shape, dtype=torch.float32))
@@ -78,13 +72,20 @@ def logits_below(head: BranchHead, hidden: torch.Tensor) -> torch.Tensor:
 
 
 class LikeliestSiblings(GivenDrafts):
-    """Picks the likeliest tokens."""
+    """Picks the likeliest tokens of those that the head knows.
 
-    def __init__(self, topk: int) -> None:
+    Equal ones go by their order in the head, which is the target's where the map of a draft vocabulary rises.
+    """
+
+    def __init__(self, topk: int, kernels: KernelSet = TORCH_FORMS) -> None:
         self._topk = topk
+        self._rank_tokens = kernels.get(Op.RANK_TOKENS, rank_tokens_reference)
 
     def pick(self, head: BranchHead, hidden: torch.Tensor, rows: DraftedRows, depth: int) -> Ranked:
-        return rank_tokens(logits_below(head, hidden), self._topk)
+        scored = head.scored_tokens(hidden.flatten(0, 1))
+        ranked = empty_ranks(scored.logits, (*hidden.shape[:2], self._topk))
+        self._rank_tokens(ranked.tokens.flatten(0, 1), ranked.log_probs.flatten(0, 1), scored.logits, scored.token_ids)
+        return ranked
 
 
 class DrawnSiblings:

@@ -20,20 +20,7 @@ from spec_lab.engine.offers import Offers
 from spec_lab.engine.parts import Parts, VerifyOutput
 from spec_lab.engine.slots import SlotState
 from spec_lab.engine.stopping_loop import StepScope, collect_drafts
-
-MovePath = Callable[
-    [
-        list[torch.Tensor],
-        torch.Tensor | None,
-        torch.Tensor | None,
-        torch.Tensor,
-        torch.Tensor,
-        torch.Tensor,
-        int,
-    ],
-    None,
-]
-"""Is `spec_kernels.tree_reference.move_path_reference`, or a kernel that does the same."""
+from spec_lab.operators.kernel_set import TORCH_FORMS, KernelSet, Op
 
 
 class Drafts(Protocol):
@@ -145,12 +132,12 @@ class TreeParts:
     drafter: TreeDrafter
     rule: TreeRule
     backend: TreeAttentionBackend
-    move_path: MovePath = move_path_reference
+    move_path: Callable[..., None]
 
     @classmethod
-    def of(cls, parts: Any, move_path: MovePath = move_path_reference) -> TreeParts:
+    def of(cls, parts: Any, kernels: KernelSet = TORCH_FORMS) -> TreeParts:
         """Take them from `parts`, of which drafter, rule and backend know trees."""
-        return cls(parts.drafter, parts.rule, parts.backend, move_path)
+        return cls(parts.drafter, parts.rule, parts.backend, kernels.get(Op.MOVE_PATH, move_path_reference))
 
 
 class Tree:

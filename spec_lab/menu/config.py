@@ -14,6 +14,7 @@ from omegaconf import MISSING
 
 from spec_lab.menu.bounds import BOUNDS, Bounds
 from spec_lab.menu.choices import (
+    ByRequest,
     DraftSampling,
     DraftStop,
     Dtype,
@@ -68,6 +69,12 @@ class DrafterConfig:
     num_draft_tokens: int = knob(3, "draft tokens a round, K; a round verifies K + 1 rows a request")
     k_schedule: list[list[int]] | None = knob(
         None, "K by running requests: [first, last, K] each; its largest K is num_draft_tokens; null is one K for all"
+    )
+    by_request: ByRequest = knob(ByRequest.same, "what the K of a request follows from; num_draft_tokens is the most")
+    off_below: float = knob(
+        0.0,
+        "accepted drafts a round under which a request is drafted for no more; by_request=acceptance only; 0 is never",
+        least=0,
     )
 
 

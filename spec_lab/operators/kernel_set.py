@@ -32,6 +32,10 @@ class Op(Enum):
     MTP_WINDOW = auto()
     GOING_ON = auto()
     LOOK_UP = auto()
+    MOVE_PATH = auto()
+    CHOOSE_BRANCHES = auto()
+    CHOOSE_ROWS = auto()
+    RANK_TOKENS = auto()
 
 
 @dataclass(frozen=True, slots=True)

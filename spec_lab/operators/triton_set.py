@@ -16,6 +16,9 @@ from spec_kernels.stops import going_on
 from spec_kernels.strict import strict_accept
 from spec_kernels.synthetic import synthetic_accept
 from spec_kernels.tree_draw import draw_tree
+from spec_kernels.tree_grow import choose_branches, choose_rows
+from spec_kernels.tree_path import move_path
+from spec_kernels.tree_rank import rank_tokens
 from spec_kernels.tree_walk import follow_tree, impose_path
 from spec_lab.operators.kernel_set import Op
 
@@ -34,4 +37,8 @@ TRITON_FUNCTIONS: Mapping[Op, Callable[..., Any]] = {
     Op.MTP_WINDOW: slide_windows,
     Op.GOING_ON: going_on,
     Op.LOOK_UP: extend_and_look_up,
+    Op.MOVE_PATH: move_path,
+    Op.CHOOSE_BRANCHES: choose_branches,
+    Op.CHOOSE_ROWS: choose_rows,
+    Op.RANK_TOKENS: rank_tokens,
 }

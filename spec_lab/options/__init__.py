@@ -6,15 +6,18 @@ from spec_lab.menu.registry import Registry
 from spec_lab.options import loggers, pruning, targets, workloads
 from spec_lab.options.attention import torch, triton
 from spec_lab.options.drafters import (
+    blocks,
     draft_model,
     eagle3,
     frozen_kv,
+    hybrid,
     mtp_eagle,
     mtp_vanilla,
     ngram,
     none,
     oracle,
     random,
+    suffix,
 )
 from spec_lab.options.graphs import eager, full_loop, round, split_seed, step_replay
 from spec_lab.options.rules import (
@@ -33,7 +36,7 @@ from spec_lab.options.rules import (
 from spec_lab.options.trees import dynamic, static
 from spec_lab.options.trees import none as chain
 
-DRAFTERS = (none, ngram, oracle, random, eagle3, mtp_eagle, mtp_vanilla, frozen_kv, draft_model)
+DRAFTERS = (none, ngram, suffix, oracle, random, eagle3, mtp_eagle, mtp_vanilla, frozen_kv, draft_model, hybrid)
 LOSSY_RULES = (typical, threshold, cascade, ensemble, mentored, fuzzy, fly)
 RULES = (strict, relaxed_thinking, rejection, synthetic, *LOSSY_RULES)
 GRAPHS = (eager, split_seed, step_replay, full_loop, round)
@@ -45,4 +48,4 @@ def register(registry: Registry) -> None:
     """Add the rows, in the order in which refusals name them."""
     registry.add(*targets.ROWS)
     registry.add(*(option.ROW for option in (*DRAFTERS, *RULES, *GRAPHS, *ATTENTION, *TREES)))
-    registry.add(*pruning.ROWS, *workloads.ROWS, *workloads.CHECKERS, *loggers.ROWS)
+    registry.add(*blocks.ROWS, *pruning.ROWS, *workloads.ROWS, *workloads.CHECKERS, *loggers.ROWS)

@@ -117,9 +117,11 @@ ROWS = (
 )
 
 CHECKERS = (
-    CheckerOption(name="answer", read=checkers.read_line, same=checkers.same_words),
-    CheckerOption(name="last_number", read=checkers.read_number, same=checkers.same_number),
-    CheckerOption(name="boxed", read=checkers.read_box, same=checkers.same_formula),
-    CheckerOption(name="choice", read=checkers.read_choice, same=checkers.same_choice),
-    CheckerOption(name="exact", read=checkers.read_all, same=checkers.same_text),
+    CheckerOption(name="answer", read=checkers.read_line, same=checkers.same_words, expects=checkers.is_filled),
+    CheckerOption(
+        name="last_number", read=checkers.read_number, same=checkers.same_number, expects=checkers.has_number
+    ),
+    CheckerOption(name="boxed", read=checkers.read_box, same=checkers.same_formula, expects=checkers.is_filled),
+    CheckerOption(name="choice", read=checkers.read_choice, same=checkers.same_choice, expects=checkers.has_choice),
+    CheckerOption(name="exact", read=checkers.read_all, same=checkers.same_text, expects=checkers.is_filled),
 )

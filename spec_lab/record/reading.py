@@ -74,7 +74,7 @@ def read_all_request_rows(folder: Path, summary: Summary) -> list[RequestRow]:
     rows = read_request_rows(folder)
     if len(rows) != summary["num_requests"]:
         path = folder / REQUESTS_FILE
-        raise UserError(f"{path}: it was cut, and holds {len(rows)} of the run's {summary['num_requests']} requests")
+        raise UserError(f"{path}: it holds {len(rows)} requests, and the run had {summary['num_requests']}")
     num_draft_tokens = summary["num_draft_tokens"] or 0
     for row in rows:
         if max(row["accepted_per_round"], default=0) > num_draft_tokens:

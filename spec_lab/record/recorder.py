@@ -157,6 +157,7 @@ def request_row(
         if divergence is None
         else RequestDivergence(index=divergence.index, margin=divergence.margin, kind=divergence.kind),
         num_thinking_tokens=num_thinking_tokens,
+        drafted_by=list(record.drafted_by) or None,
         token_origins=record.token_origins,
         text_ends=None if text_ends is None else list(text_ends),
     )

@@ -200,6 +200,14 @@ class Speed(TypedDict):
     metrics: NotRequired[dict[str, float | None]]
 
 
+class PartCounts(TypedDict):
+    """The rounds that a part of a drafter drafted for, and the drafts in them."""
+
+    rounds: int
+    offered: int
+    accepted: int
+
+
 class Outcome(TypedDict):
     """The figures that some requests of one configuration came to, whatever the time."""
 
@@ -213,6 +221,7 @@ class Outcome(TypedDict):
     accuracy: Accuracy
     relaxed: Relaxed | None
     distance: NotRequired[Distance | None]
+    parts: NotRequired[dict[str, PartCounts] | None]
     thinking: Thinking | None
     equal_to_plain: float | None
 

@@ -169,6 +169,7 @@ def _outcome(measured: Measured, requests: Sequence[RequestRecord], diverged: Co
         ),
         relaxed=acceptance_metrics.relaxed_hits(requests, measured.rounds),
         distance=acceptance_metrics.distance(requests, measured.rounds),
+        parts=acceptance_metrics.parts(requests),
         thinking=answer_metrics.thinking(requests, measured.num_thinking_tokens),
         equal_to_plain=answer_metrics.equal_share(requests, diverged),
     )

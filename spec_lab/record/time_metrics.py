@@ -17,8 +17,9 @@ if TYPE_CHECKING:
     from spec_lab.core.results import GenerationResult, PrefillRecord, RequestRecord, RoundRecord
 
 
-STAGES = ("verify", "accept", "catchup", "recur", "draft", "graph", "commit", "readback")
-"""`draft` is catchup and recur in one graph, `graph` a whole round in one, where the spans inside cannot be timed."""
+STAGES = ("verify", "accept", "catchup", "recur", "draft", "graph", "commit", "readback", "lookup")
+"""`draft` is catchup and recur in one graph, `graph` a whole round in one, where the spans inside cannot be timed.
+`lookup` is the host's, while the device waits."""
 
 
 def stages_of(results: Sequence[GenerationResult]) -> list[str]:
@@ -28,7 +29,7 @@ def stages_of(results: Sequence[GenerationResult]) -> list[str]:
     return [*STAGES, *(name for name in seen if name not in STAGES)]
 
 
-DRAFT_STAGES = ("catchup", "recur", "draft")
+DRAFT_STAGES = ("catchup", "recur", "draft", "lookup")
 """Those that a drafter takes its time in."""
 
 

@@ -34,6 +34,7 @@ from spec_lab.report.drafter_table import Cell, format_comparison, read_comparis
 from spec_lab.report.frame import frame_of
 from spec_lab.report.graph_table import format_graph_comparison, read_graph_comparisons
 from spec_lab.report.knob_table import KnobStudy, format_knob_study, is_told_by_knobs, read_knob_studies
+from spec_lab.report.lossy_table import PricedRules, format_prices, read_prices
 from spec_lab.report.markdown_table import format_markdown
 from spec_lab.report.paired_table import Compared, compare, format_compared
 from spec_lab.report.run_table import format_definitions, format_run, format_runs
@@ -58,6 +59,7 @@ class Comparisons:
     """Holds what there is to compare among runs that may be compared."""
 
     studies: list[list[Point]]
+    prices: list[PricedRules]
     drafters: list[list[Cell]]
     graphs: list[list[Run]]
     compared: list[Compared]
@@ -88,6 +90,10 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         raise UserError(f"--last={options.last} shows no run; use --last=1 or more")
     if options.tail and len(options.folders) != 1:
         raise UserError("--tail follows one sweep; name its FOLDER")
+    for flag in [name for name in ("tail", "markdown") if getattr(options, name)]:
+        others = [name for name in ("csv", "figures", "base") if getattr(options, name) is not None]
+        if others:
+            raise UserError(f"--{flag} prints its own and nothing else; leave out --{others[0]}, or call it again")
     return options
 
 
@@ -152,6 +158,7 @@ def _compare(runs: Sequence[NumberedRun], base: int | None) -> Comparisons:
     compared, not_compared = compare(runs, base)
     return Comparisons(
         studies,
+        read_prices(plain),
         [cells for cells in read_comparisons(plain) if not is_told_by_knobs([cell.summary for cell in cells])],
         read_graph_comparisons(plain),
         compared,
@@ -249,6 +256,7 @@ def _text(
 def _comparisons_text(found: Comparisons) -> list[str]:
     parts: list[str] = []
     parts += [format_study(points) for points in found.studies]
+    parts += [format_prices(prices) for prices in found.prices]
     parts += [format_comparison(cells) for cells in found.drafters]
     for runs in found.graphs:
         parts += ["Graph modes", format_graph_comparison(runs)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from functools import reduce
+from functools import partial, reduce
 from typing import Any
 
 from spec_lab.errors import one_line
@@ -111,7 +111,7 @@ def format_categories(summary: Summary) -> str:
     num_draft_tokens = summary["num_draft_tokens"] or 0
     positions = [f"accepted at {position}" for position in range(1, num_draft_tokens + 1)]
     mark = "*" if summary["acceptance_imposed"] else ""
-    lossy = _lossy_columns(summary)
+    lossy = _lossy_columns(summary) | _part_columns(summary)
     header = ["category", "requests", "rounds", "acceptance length", *positions, "accuracy", *lossy]
     outcomes = sorted(summary["by_category"].items(), key=lambda item: item[1]["acceptance_length"] or 0.0)
     body = [
@@ -140,6 +140,17 @@ def _lossy_columns(summary: Summary) -> dict[str, Callable[[Outcome], str]]:
         "relaxed hits": lambda outcome: number((outcome["relaxed"] or {}).get("hits"), 0),
         "equal to plain": lambda outcome: percent(outcome["equal_to_plain"]),
     }
+
+
+def _part_columns(summary: Summary) -> dict[str, Callable[[Outcome], str]]:
+    """Return the columns that several parts of a drafter show: accepted drafts of each, of those offered."""
+
+    def shown(outcome: Outcome, name: str) -> str:
+        counts = (outcome.get("parts") or {}).get(name)
+        return "-" if counts is None else f"{counts['accepted']} of {counts['offered']}"
+
+    names = [name for name in summary.get("parts") or {} if name]
+    return {f"from {name}": partial(shown, name=name) for name in names}
 
 
 def format_definitions() -> str:

@@ -16,7 +16,6 @@ from spec_lab.models.experts import ExpertsMaker, grouped_experts
 from spec_lab.models.products import PLAIN, Products
 from spec_lab.models.routers import RouterMaker, torch_router
 from spec_lab.operators.kernel_set import KernelSet
-from spec_lab.wiring.tree_kernels import TORCH_TREES, TreeKernels, triton_trees
 from spec_lab.wiring.triton import require_triton
 
 
@@ -32,7 +31,6 @@ class Kernels(KernelSet):
         products: gives what few rows of a target or draft head go through.
         draft_model_products: the same for those of drafter=draft_model.
         delta: of layers with a gated delta net: what they compute between their products, and how states are kept.
-        trees: of rounds whose drafts are a tree.
     """
 
     rope_write: RopeWrite | None
@@ -42,7 +40,6 @@ class Kernels(KernelSet):
     products: Products
     draft_model_products: Products
     delta: DeltaParts
-    trees: TreeKernels
 
 
 TORCH = Kernels(
@@ -53,7 +50,6 @@ TORCH = Kernels(
     products=PLAIN,
     draft_model_products=PLAIN,
     delta=TORCH_DELTA,
-    trees=TORCH_TREES,
 )
 
 
@@ -77,7 +73,6 @@ def _triton(device: torch.device, dtype: torch.dtype, row_invariant: bool = True
         products=_triton_products(dtype, row_invariant),
         draft_model_products=PLAIN,
         delta=TRITON_DELTA,
-        trees=triton_trees(),
     )
 
 

@@ -8,7 +8,7 @@ from spec_lab.acceptance.draft_sampling import DraftLogits
 from spec_lab.core.draft_paths import DraftPaths
 from spec_lab.core.tree_protocols import TreeAttentionBackend
 from spec_lab.drafters.growth import TreeShape
-from spec_lab.drafters.siblings import DrawnSiblings, SiblingPicker
+from spec_lab.drafters.siblings import DrawnSiblings, LikeliestSiblings, SiblingPicker
 from spec_lab.errors import UserError
 from spec_lab.menu.choices import DraftSampling
 from spec_lab.menu.chosen import Chosen
@@ -37,7 +37,7 @@ def build_siblings(
     """Decide how the drafter picks what hangs below a branch."""
     drafter: Any = chosen.config.drafter
     if drafter.draft_sampling == DraftSampling.greedy:
-        return build.kernels.trees.likeliest_siblings(shape.topk)
+        return LikeliestSiblings(shape.topk, build.kernels)
     options: Any = chosen.config.tree
     paths, temperature = DraftPaths(options.paths), chosen.config.sampling.temperature
     kept = DraftLogits(resources.limits.num_slots, len(paths.branches), build.target.vocab_size, build.device)

@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from spec_lab.cli.nearest import nearest
 from spec_lab.corpus.example import Form
 from spec_lab.errors import UserError, one_line
+from spec_lab.menu.nearest import nearest
 from spec_lab.workloads.unusable import UnusablePrompt
 
 ROLES: Mapping[str, str] = {
@@ -28,7 +28,7 @@ ROLES: Mapping[str, str] = {
     "developer": "system",
 }
 """What a file calls who speaks, in the roles of a chat template."""
-SHARED_KEYS = ("id", "category", "answer", "checker", "system")
+SHARED_KEYS = ("id", "category", "answer", "checker", "system", "num_draft_tokens")
 """Keys that a line of any format may have."""
 FORMATS: Mapping[str, tuple[str, ...]] = {
     "prompt": ("prompt", "form"),
@@ -99,6 +99,8 @@ def _chat(row: Mapping[str, Any], place: str) -> Turns:
             raise UnusablePrompt(f"{place}: `{key}` may tell a chat one thing, in front of its first turn")
         if role == "system":
             system = text
+        elif role == "user" and not text.strip():
+            raise UnusablePrompt(f"{place}: turn {number} of `{key}` must say something")
         elif role == "user":
             turns.append(text)
     if not turns:

@@ -102,6 +102,8 @@ class ChatTemplate:
             text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True, **self._options)
             if not isinstance(text, str) or len(text) > sum(map(len, [*texts, system or ""])) + MOST_ADDED:
                 raise ValueError(f"it adds more than {MOST_ADDED} characters to a prompt")
+            if texts[-1].strip() not in text:
+                raise ValueError("it leaves out what the user asks")
             return text
 
         def apply(texts: Sequence[str], system: str | None) -> Rendered:
@@ -133,6 +135,8 @@ def _of_folder(folder: Path) -> PreTrainedTokenizerBase | None:
         with time_limit(MOST_SECONDS_OF_READING):
             _require_files(folder)
             tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        if (folder / "chat_template.jinja").exists() and not tokenizer.chat_template:
+            raise ValueError("chat_template.jinja is empty")
         return tokenizer if tokenizer.chat_template else None
     except Exception as error:  # broken files make transformers raise anything
         reason = _short(describe_error(error))

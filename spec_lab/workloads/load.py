@@ -75,6 +75,7 @@ def _in_turn(prompts: list[Prompt], config: RunConfig, tokenizer: Tokenizer) -> 
             ignore_eos=config.workload.ignore_eos,
             turns=(prompt.text, *prompt.later_turns) if prompt.later_turns else (),
             system=system,
+            num_draft_tokens=prompt.num_draft_tokens,
         )
 
     chosen = select_prompts(prompts, config.workload.categories, config.workload.limit)

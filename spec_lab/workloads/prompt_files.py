@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from spec_lab.corpus.example import Form
 from spec_lab.errors import UserError
 from spec_lab.menu.choices import Unusable
 from spec_lab.menu.config import WorkloadConfig
+from spec_lab.menu.offers import MAX_DRAFT_TOKENS
 from spec_lab.workloads.chat_formats import Turns, refuse_questions, refuse_unknown, turns_of
 from spec_lab.workloads.json_lines import TextLine, json_object, text_lines
 from spec_lab.workloads.unusable import UnusablePrompt, keep_usable
@@ -28,6 +30,7 @@ class Prompt:
         later_turns: what the user asks in the same conversation, once there is an answer.
         checker: what reads the answer given; None is the workload's.
         system: what a chat is told in front of its first turn, None where nothing of its own.
+        num_draft_tokens: the most drafts of its rounds, 0 for "off"; None is the run's.
         place: `FILE:LINE`, empty where the prompt comes from no file.
     """
 
@@ -39,6 +42,7 @@ class Prompt:
     later_turns: tuple[str, ...] = ()
     checker: str | None = None
     system: str | None = None
+    num_draft_tokens: int | None = None
     place: str = field(default="", compare=False)
 
 
@@ -88,7 +92,7 @@ def _prompt(line: TextLine, file_name: str) -> Prompt:
     answer = row.get("answer") if asked.answer is None else asked.answer
     category = row.get("category", asked.category or file_name)
     prompt_id = row.get("id", asked.prompt_id or f"{file_name}-{line.index:04d}")
-    if not _is_word(category) or not _is_word(prompt_id) or isinstance(answer, list | dict):
+    if not _is_word(category) or not _is_word(prompt_id) or not _is_answer(answer):
         raise UnusablePrompt(f"{line.place}: `id`, `category` and `answer` must be a printable text or a number if any")
     checker = row.get("checker", asked.checker)
     if checker is not None and (not isinstance(checker, str) or not checker.isidentifier()):
@@ -105,6 +109,7 @@ def _prompt(line: TextLine, file_name: str) -> Prompt:
         tuple(asked.turns[1:]),
         checker=checker,
         system=system,
+        num_draft_tokens=_draft_tokens(row.get("num_draft_tokens"), line.place),
         place=line.place,
     )
 
@@ -114,7 +119,17 @@ def _alone(row: Mapping[str, Any], place: str) -> Turns:
     form = row.get("form", "chat")
     if not isinstance(row.get("prompt"), str) or form not in ("chat", "continue"):
         raise UnusablePrompt(f"{place}: a line needs a text `prompt`, and `form` chat or continue if any")
+    if form == "chat" and not row["prompt"].strip():
+        raise UnusablePrompt(f"{place}: the `prompt` of a chat must say something")
     return Turns([row["prompt"]], form=form)
+
+
+def _draft_tokens(value: Any, place: str) -> int | None:
+    if value is None or (is_integer(value) and 0 <= value <= MAX_DRAFT_TOKENS):
+        return None if value is None else int(value)
+    if value == "off":
+        return 0
+    raise UnusablePrompt(f'{place}: `num_draft_tokens` must be a number from 0 to {MAX_DRAFT_TOKENS} or "off" if any')
 
 
 def _question(line: TextLine, file_name: str, most_turns: int | None) -> Prompt:
@@ -131,3 +146,7 @@ def _question(line: TextLine, file_name: str, most_turns: int | None) -> Prompt:
 
 def _is_word(value: Any) -> bool:
     return (isinstance(value, str) and value.isprintable()) or is_integer(value)
+
+
+def _is_answer(value: Any) -> bool:
+    return value is None or isinstance(value, str) or is_integer(value) or (type(value) is float and isfinite(value))

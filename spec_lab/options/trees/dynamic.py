@@ -82,8 +82,8 @@ def make(options: DynamicTreeConfig, build: DrafterBuild) -> DynamicTree:
     """Make tree=dynamic."""
     from spec_lab.drafters.growth import DynamicTree
 
-    exact, choices = options.branches == TreeBranches.exact, build.kernels.trees.choices
-    return DynamicTree(options.depth, options.num_rows, options.topk, exact, choices)
+    exact = options.branches == TreeBranches.exact
+    return DynamicTree(options.depth, options.num_rows, options.topk, exact, build.kernels)
 
 
 def noting(tree: DynamicTree, confidences: RowConfidences) -> ConfidentDynamicTree:
