@@ -23,7 +23,7 @@ from spec_lab.workloads.prompt_files import PROMPTS_FOLDER
 from tests import stand_in_gym
 from tests.covering import each_value
 from tests.tiny_assistant import make_tiny_assistant
-from tests.tiny_blocks import TINY_PRESETS, write_block
+from tests.tiny_blocks import TINY_PRESETS, make_tiny_p_eagle, write_block
 from tests.tiny_mtp import make_tiny_mtp
 from tests.tiny_runs import make_runnable_pair
 
@@ -75,6 +75,8 @@ def drafter_folders(pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFa
     blocks = {name: tmp_path_factory.mktemp(name) for name in TINY_PRESETS}
     for name, block in TINY_PRESETS.items():
         write_block(blocks[name], block, target)
+    blocks["p_eagle"] = tmp_path_factory.mktemp("p_eagle")
+    make_tiny_p_eagle(blocks["p_eagle"], target)
     return folders | blocks | {"eagle3": pair[1], "hybrid": pair[1], "draft_model": pair[0]}
 
 

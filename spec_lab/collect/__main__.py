@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
 from spec_lab.cli.ending import guarded, leave
@@ -53,8 +52,6 @@ def parse(arguments: Sequence[str]) -> tuple[CollectConfig, Path]:
     from omegaconf import OmegaConf
 
     from spec_lab.menu.bounds import out_of_bounds
-    from spec_lab.train.frozen_paths import checkpoint_path, needs_a_path, package_is_here, packaged_path
-    from spec_lab.train.target_config import HfTarget, SmolLm2Target
 
     own = [field.name for field in dataclasses.fields(CollectConfig)]
     values: dict[str, str] = {}
@@ -71,16 +68,29 @@ def parse(arguments: Sequence[str]) -> tuple[CollectConfig, Path]:
     for name in ("texts", "output_dir"):
         if not getattr(config, name):
             raise UserError(f"{name} has no value; set {name}=FOLDER")
-    at = values.get("target.path")
-    if values.get("target", "hf") == "smollm2_135m":
+    return config, _checkpoint(values.get("target", "hf"), values.get("target.path"))
+
+
+def _checkpoint(target: str, at: str | None) -> Path:
+    """Return the target's checkpoint.
+
+    Raises:
+        UserError: it is not there.
+    """
+    from spec_lab.train.frozen_paths import checkpoint_path, needs_a_path, package_is_here, packaged_path
+    from spec_lab.train.target_config import HfTarget, SmolLm2Target
+
+    if target == "smollm2_135m":
         shipped = SmolLm2Target(path=at)
-        refusal, path_of = package_is_here(shipped), partial(packaged_path, shipped)
+        if (refusal := package_is_here(shipped)) is None:
+            return packaged_path(shipped)
+    elif target == "hf":
+        lying = HfTarget(path=at)
+        if (refusal := needs_a_path(lying)) is None:
+            return checkpoint_path(lying)
     else:
-        hf = HfTarget(path=at)
-        refusal, path_of = needs_a_path(hf), partial(checkpoint_path, hf)
-    if refusal is not None:
-        raise UserError(refusal)
-    return config, path_of()
+        refusal = f"target={target} is not collected from; use target=hf target.path=DIR, or target=smollm2_135m"
+    raise UserError(refusal)
 
 
 if __name__ == "__main__":

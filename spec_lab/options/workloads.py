@@ -121,7 +121,7 @@ CHECKERS = (
     CheckerOption(
         name="last_number", read=checkers.read_number, same=checkers.same_number, expects=checkers.has_number
     ),
-    CheckerOption(name="boxed", read=checkers.read_box, same=checkers.same_formula, expects=checkers.is_filled),
+    CheckerOption(name="boxed", read=checkers.read_box, same=checkers.same_formula, expects=checkers.has_formula),
     CheckerOption(name="choice", read=checkers.read_choice, same=checkers.same_choice, expects=checkers.has_choice),
     CheckerOption(name="exact", read=checkers.read_all, same=checkers.same_text, expects=checkers.is_filled),
 )
