@@ -46,7 +46,7 @@ from tests.tiny_runs import write_prompts, write_tokenizer
 
 SMALL = [
     *("device=cpu", "packing.row_length=48", "packing.held_out=0.2", "evaluation.max_new_tokens=8"),
-    *("evaluation.num_draft_tokens=3", "evaluation.every=4", "drafter.num_unrolled_steps=3"),
+    *("evaluation.num_draft_tokens=3", "evaluation.every=2", "drafter.num_unrolled_steps=3"),
     *("drafter.optimisation.num_steps=6", "drafter.optimisation.batch_size=2", "drafter.optimisation.log_every=2"),
     *("drafter.optimisation.num_warmup_steps=2", "drafter.optimisation.checkpoint_every=3"),
     "drafter.optimisation.max_seconds=null",
@@ -99,23 +99,35 @@ def llama(made: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(made, tmp_path, dirs_exist_ok=True))
 
 
-def test_a_head_is_proved_trained_watched_and_proved_again(llama: Path) -> None:
+@pytest.fixture(scope="module")
+def whole(made: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a training that was not disturbed, and with all that it may write."""
+    folder = Path(shutil.copytree(made, tmp_path_factory.mktemp("whole"), dirs_exist_ok=True))
     questions = [{"question_id": 1, "category": name, "turns": ["aabb"]} for name in ("maths", "writing")]
-    file = write_prompts(llama / "questions.jsonl", questions)
-    write_tokenizer(llama / "target")
-    assert main(words(llama, *EAGLE3, f"evaluation.prompts=[{file}]", "layouts=[speculators]")) == 0
-    record = record_of(llama)
-    assert [point["step"] for point in record["truth"]["points"]] == [4, 6]
+    file = write_prompts(folder / "questions.jsonl", questions)
+    write_tokenizer(folder / "target")
+    assert main(words(folder, *EAGLE3, f"evaluation.prompts=[{file}]", "layouts=[speculators]")) == 0
+    return folder
+
+
+def test_a_head_is_proved_trained_watched_and_proved_again(whole: Path) -> None:
+    record, head = record_of(whole), whole / "out" / "hf-eagle3"
+    assert [point["step"] for point in record["truth"]["points"]] == [2, 4, 6]
     assert set(record["truth"]["lines"]) == {"ngram", "untrained"}
     for point in record["truth"]["points"]:
         assert len(point["decoded"]["conditional_rates"]) == 3 and point["decoded"]["interval"]
-    card = (llama / "out" / "hf-eagle3" / "README.md").read_text()
-    names = set(load_weights(llama / "out" / "hf-eagle3"))
-    assert {"fc.weight", "norm.weight", "lm_head.weight", "d2t", "t2d", "midlayer.hidden_norm.weight"} < names
-    config = json.loads((llama / "out" / "hf-eagle3" / "speculators" / "config.json").read_text())
-    assert config["eagle_aux_hidden_state_layer_ids"] == [2, 4, 5]  # of transformers' hidden_states, 0 the embedding
-    assert "| ngram |" in card and "| writing | eagle3 |" in card
     assert max(record["proof"]["after"]["differences"]) < 1e-4 and record["proof"]["after"]["largest_logit"] > 0.1
+    card = (head / "README.md").read_text()
+    assert "| ngram |" in card and "| writing | eagle3 |" in card
+
+
+def test_a_head_lies_in_the_layouts_of_others(whole: Path) -> None:
+    head = whole / "out" / "hf-eagle3"
+    names = {"fc.weight", "norm.weight", "lm_head.weight", "d2t", "t2d", "midlayer.hidden_norm.weight"}
+    assert names < set(load_weights(head))
+    config = json.loads((head / "speculators" / "config.json").read_text())
+    assert config["eagle_aux_hidden_state_layer_ids"] == [2, 4, 5]  # of transformers' hidden_states, 0 the embedding
+    assert "layers.0.hidden_norm.weight" in load_weights(head / "speculators")
 
 
 def test_a_head_that_reads_another_layer_than_it_is_served_is_not_trained(
@@ -177,10 +189,9 @@ class Killed(BaseException):
     """Ends a training as SIGKILL does: nothing is written behind it."""
 
 
-def test_a_training_that_is_killed_goes_on_as_if_it_had_not_been(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert main(words(llama, *EAGLE3, "evaluation.every=2")) == 0
-    whole = record_of(llama)
-    (llama / "out").rename(llama / "whole")
+def test_a_training_that_is_killed_goes_on_as_if_it_had_not_been(
+    llama: Path, whole: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     look = Truth.look
 
     def killed(truth: Truth, step: int) -> None:
@@ -190,11 +201,11 @@ def test_a_training_that_is_killed_goes_on_as_if_it_had_not_been(llama: Path, mo
 
     with monkeypatch.context() as patched, pytest.raises(Killed):
         patched.setattr(Truth, "look", killed)
-        main(words(llama, *EAGLE3, "evaluation.every=2"))
+        main(words(llama, *EAGLE3))
     assert (llama / "out" / "checkpoints" / "hf-eagle3.pt").exists()
-    assert main(words(llama, *EAGLE3, "evaluation.every=2")) == 0
-    resumed = record_of(llama)
-    assert resumed["curve"] == whole["curve"] and resumed["truth"] == whole["truth"]
+    assert main(words(llama, *EAGLE3)) == 0
+    resumed, undisturbed = record_of(llama), record_of(whole)
+    assert resumed["curve"] == undisturbed["curve"] and resumed["truth"] == undisturbed["truth"]
 
 
 @dataclass(frozen=True)
@@ -229,16 +240,13 @@ def test_two_processes_have_the_losses_of_one(llama: Path) -> None:
     assert together[0] == together[1] == pytest.approx(alone, abs=1e-5)
 
 
-def test_torchrun_trains_what_one_process_does(llama: Path) -> None:
-    assert main(words(llama, *EAGLE3)) == 0
-    alone = record_of(llama)
-    (llama / "out").rename(llama / "alone")
+def test_torchrun_trains_what_one_process_does(llama: Path, whole: Path) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     ended = subprocess.run(
         [*command, "-m", "spec_lab.train", *words(llama, *EAGLE3)], capture_output=True, text=True, check=False
     )
     assert ended.returncode == 0, ended.stderr
-    together = record_of(llama)
+    together, alone = record_of(llama), record_of(whole)
     assert together["num_processes"] == 2 and ended.stdout.count("step 6 loss") == 1
     losses, expected = ([point["loss"] for point in record["curve"]] for record in (together, alone))
     assert losses == pytest.approx(expected, abs=1e-5)
