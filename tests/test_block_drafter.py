@@ -24,7 +24,7 @@ from tests.lab import Reference, make_config, make_engine, random_requests
 from tests.scripted_rule import ScriptedAcceptance, ScriptedRule, install
 from tests.slow_block import SlowBlock
 from tests.tiny_blocks import TinyBlock, write_block
-from tests.tiny_checkpoints import make_tiny_target
+from tests.tiny_checkpoints import make_tiny_target, rewrite_tensors
 
 BLOCKS: dict[str, TinyBlock] = {
     "dflash": TinyBlock(),
@@ -151,6 +151,8 @@ def test_drafts_are_recorded_with_the_law_behind_the_head(
     tensors = write_block(tmp_path, block, read_model_config(target[0]))
     options = block.options | {"draft_sampling": DraftSampling.distribution}
     if block.confidence:
+        tensors["confidence_head.proj.weight"] *= 8  # so that the token in front changes how sure it is
+        rewrite_tensors(tmp_path, {"confidence_head.proj.weight": tensors["confidence_head.proj.weight"]})
         options |= {"confidence": True, "stop": DraftStop.confidence, "stop_threshold": 0.2}
     requests = random_requests(2, 16, lengths=(1, 12), seed=2)
     config = make_config((target[0], tmp_path), "dflash", batch_size=2, options=options)
