@@ -35,9 +35,9 @@ def has_cuda() -> bool:
 if not has_cuda():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 if find_spec("triton") is not None:
-    from tests import sequential_dot
+    from tests import interpreter
 
-    sequential_dot.install()
+    interpreter.install()
 # A shell ignores Ctrl-C for what it starts in the background, and processes inherit that: the tests of Ctrl-C need it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN and threading.current_thread() is threading.main_thread():
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -29,6 +29,8 @@ PROVENANCE = Provenance(
     device_name="a test CPU",
     dtype="float32",
     num_threads=2,
+    template="0f1e2d3c4b5a",
+    thinking_markers=True,
 )
 NUM_OFFERED = 16
 """Drafts that a round of `make_request` offers, unless it is told: more than any K there is."""

@@ -46,6 +46,8 @@ DRAFTERS: dict[str, tuple[int, ...]] = {
     "ngram": SOME,
     "oracle": SOME,
     "random": SOME,
+    "suffix": SOME,
+    "hybrid": SOME,
 }
 """The numbers of drafts that each drafter is tested with."""
 
@@ -53,7 +55,7 @@ KNOBS: dict[str, dict[str, Any]] = {"dflash": {"head": Head.markov, "slots": Rea
 """Knobs by which a drafter reads the weights that it is taught."""
 
 TRAINED = ("eagle3", "draft_model", "mtp_eagle", "mtp_vanilla", "frozen_kv", "dflash")
-CAPTURED = (*TRAINED, "p_eagle", "ngram", "oracle", "random")
+CAPTURED = (*TRAINED, "p_eagle", "ngram", "oracle", "random", "suffix", "hybrid")
 """Every drafter whose rounds can be captured."""
 BATCHES, PAGES, CHUNKS, PADDINGS = (1, 3, 8), (1, 4, 16), (1, 5, 512), (1, 4)
 GATHERING = ("post_attention", "catchup")
@@ -143,6 +145,7 @@ def may_stand_together(row: dict[str, Any]) -> bool:
         or (tree != "none" and num_drafts is not None and num_drafts != DEPTHS[tree])
         or (tree != "none" and drafter not in (None, *TREE_DRAFTERS, *(("ngram",) if tree != "static" else ())))
         or (graph != "eager" and drafter not in (None, *CAPTURED))
+        or (graph == "overlap" and drafter in ("suffix", "hybrid"))
         or (graph == "step_replay" and tree != "none")
         or (graph != "eager" and padding not in (None, PADDINGS[0]))
         or (row.get("options") and drafter not in (None, "frozen_kv"))
@@ -171,5 +174,7 @@ def every_case() -> Iterator[Case]:
         )
 
 
-CASES = [Case(**row) for row in covering_array(FACTORS, may_stand_together)]
+NUMBERS = (0, 1, 2, 3, 5, 8)
+"""The numbers of drafts in `CASES`: those between are as those beside them."""
+CASES = [Case(**row) for row in covering_array(FACTORS | {"num_draft_tokens": NUMBERS}, may_stand_together)]
 PRODUCT = list(every_case())

@@ -168,6 +168,7 @@ TEACHERS = {
     "mtp_eagle": teach_mtp_eagle,
     "mtp_vanilla": teach_mtp_vanilla,
     "frozen_kv": teach_frozen_kv,
+    "hybrid": teach_eagle3,
     "dflash": teach_dflash,
     "p_eagle": teach_p_eagle,
 }

@@ -232,3 +232,20 @@ class IdsOfLetters(IdsAlone):
 
     def encode(self, text: str) -> list[int]:
         return list(map(ord, text))
+
+
+@pytest.mark.parametrize(
+    ("checker", "expected", "known"),
+    [
+        ("last_number", "#### 42", True),
+        ("last_number", "forty", False),
+        ("choice", "b", True),
+        ("choice", "AB", False),
+        ("answer", " ", False),
+        ("exact", ".", True),
+        ("boxed", "\\frac{1}{2}", True),
+        ("boxed", "\\frac{1", False),
+    ],
+)
+def test_an_answer_that_no_output_can_give_is_known_before_the_run(checker: str, expected: str, known: bool) -> None:
+    assert ROWS[checker].expects(expected) is known

@@ -9,6 +9,7 @@ import pytest
 from spec_lab.__main__ import main
 
 GLOBAL = b"# @package _global_\n"
+BOMB = b"a0: &a0 [1, 1]\n" + b"".join(b"a%d: &a%d [*a%d, *a%d, *a%d]\n" % (n, n, *[n - 1] * 3) for n in range(1, 40))
 BROKEN = {
     "unknown key": (GLOBAL + b"max_new_token: 5", ["max_new_token;", "did you mean max_new_tokens?"]),
     "key of another option": (GLOBAL + b"drafter: {max_ngram: 3}", ["drafter.max_ngram", "choose drafter=ngram"]),
@@ -21,10 +22,16 @@ BROKEN = {
     "number": (GLOBAL + b"3", ["type: int", "KEY: VALUE"]),
     "bytes": (b"\xff\xfe", ["can't decode byte", "mend it: UTF-8 text"]),
     "loop": (b"a: &a [*a]", ["refers to itself", "mend it"]),
+    "aliases": (GLOBAL + BOMB, ["aliases stand for more than 100000 values"]),
+    "defaults of itself": (GLOBAL + b"defaults: [mine]", ["leads back to itself"]),
+    "sweep without end": (
+        GLOBAL + b"hydra: {sweeper: {params: {seed: 'range(0,1000000000)'}}}",
+        ["seed=range(0,1000000000) comes to more than 10000 jobs"],
+    ),
     "option": (GLOBAL + b"defaults: [override /drafter: ngran]", ["drafter has no option ngran", "mean ngram?"]),
     "option like none": (
         GLOBAL + b"defaults: [override /drafter: xyz]",
-        ["no option xyz", "one of draft_model, eagle3"],
+        ["no option xyz", "it takes one of "],
     ),
     "group": (GLOBAL + b"defaults: [override /drafte: ngram]", ["no key drafte;", "did you mean drafter?"]),
     "group without override": (GLOBAL + b"defaults: [/drafte: ngram]", ["no drafte/ngram", "did you mean drafter?"]),
@@ -50,3 +57,27 @@ def test_an_option_that_was_typed_is_refused_as_it_was_typed(
 ) -> None:
     assert main(["--config-dir", str(empty_folder), "drafter=ngran", "--dry-run"]) == 2
     assert "refused: drafter=ngran: drafter has no option ngran; did you mean ngram?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("key", ["dir: ../x", "subdir: ../../x"])
+def test_no_file_moves_the_folder_of_a_sweep(key: str, empty_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = empty_folder / "conf" / "experiment" / "mine.yaml"
+    file.parent.mkdir(parents=True)
+    file.write_text(
+        f"# @package _global_\nhydra: {{mode: MULTIRUN, sweep: {{{key}}}, sweeper: {{params: {{seed: '1,2'}}}}}}"
+    )
+    assert main(["--config-dir", str(empty_folder / "conf"), "experiment=mine"]) == 2
+    assert "and the lab names its folders itself; use output_dir=DIR" in capsys.readouterr().err.splitlines()[-1]
+    assert not list(empty_folder.rglob("summary.json"))
+
+
+def test_a_file_that_the_lab_has_itself_is_refused_as_it_would_not_be_read(
+    empty_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (empty_folder / "drafter").mkdir()
+    (empty_folder / "drafter" / "ngram.yaml").write_text("name: eagle3")
+    folder = ["--config-dir", str(empty_folder)]
+    assert main([*folder, "--dry-run"]) == 2
+    assert "ngram.yaml: the lab has a file drafter/ngram.yaml, which is read instead" in capsys.readouterr().err
+    assert main([*folder, *folder, "--dry-run"]) == 2
+    assert "--config-dir is given twice" in capsys.readouterr().err

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from spec_lab.__main__ import main
+from spec_lab.cli.folder import multirun_study, study_place
 from spec_lab.cli.ground import NUM_PIECES, PIECE, READ_WHOLE, changes, ground_of
 from tests.fake_runner import FakeRunner
 
@@ -77,6 +78,23 @@ def test_a_study_says_what_has_changed(
     assert again() == (2, "")
     write("prompts.jsonl", '{"prompt": "a"}')
     assert again() == (2, ""), "what it was is found again"
+
+
+@pytest.mark.parametrize("content", [None, "[1", "5"])
+def test_records_that_do_not_say_what_they_stand_on_are_left_alone(
+    content: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A folder without any record is one that has not begun."""
+    study, ground = multirun_study("run", ["seed=1,2"], {}), ground_of([], ())
+    place = study_place(tmp_path, study, ground, fresh=False)
+    place.mkdir()
+    if content is not None:
+        (place / "stands_on.json").write_text(content)
+    assert study_place(tmp_path, study, ground, fresh=False) == place
+    (place / "job").mkdir()
+    (place / "job" / "summary.json").touch()
+    assert study_place(tmp_path, study, ground, fresh=False) == place.with_name(f"{place.name}-2")
+    assert f"{place.name} does not say what it stands on" in capsys.readouterr().err
 
 
 def test_the_package_and_its_configuration_are_part_of_it() -> None:

@@ -16,10 +16,12 @@ from spec_lab.errors import UserError
 from spec_lab.measure.runner import run
 from spec_lab.menu import registry
 from spec_lab.menu.chosen import choose
-from spec_lab.menu.option import CatchupPruningOption, CheckerOption, PromptPruningOption
+from spec_lab.menu.option import CatchupPruningOption, CheckerOption, DrafterOption, PromptPruningOption
 from spec_lab.menu.refusals.run import refusals
-from spec_lab.options.shipped import SHIPPED, ZOO
+from spec_lab.options.shipped import SHIPPED
 from spec_lab.workloads.prompt_files import PROMPTS_FOLDER
+from tests import stand_in_gym
+from tests.covering import each_value
 from tests.tiny_assistant import make_tiny_assistant
 from tests.tiny_blocks import TINY_PRESETS, make_tiny_p_eagle, write_block
 from tests.tiny_mtp import make_tiny_mtp
@@ -37,14 +39,12 @@ SHAPES = [
 ]
 """Targets of billions of parameters, too large to build here: they go through the dry run alone."""
 
-RUNNABLE = [entry for entry in OPTIONS if entry not in SHAPES and entry[1] not in ("auto", *PACKAGED)]
-"""Those in packages of their own have tests of their own (test_smollm2.py)."""
 INTERPRETED = ("attention", "triton")
 SAMPLED = ["acceptance=rejection", "sampling=sampled", "drafter.draft_sampling=distribution"]
 NEEDS = {
+    ("workload", "reasoning_gym"): ["workload.tasks=[chain_sum]"],
     ("acceptance", "rejection"): SAMPLED,
     **{("acceptance", rule): ["sampling=sampled"] for rule in ("typical", "threshold", "cascade", "mentored", "fuzzy")},
-    ("sampling", "sampled"): SAMPLED,
     ("workload", "jsonl"): [f"workload.path={PROMPTS_FOLDER / 'dates.jsonl'}"],
     ("workload", "spec_bench"): ["workload.path=question.jsonl"],
     ("logger", "wandb"): ["logger.mode=disabled"],
@@ -77,19 +77,55 @@ def drafter_folders(pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFa
         write_block(blocks[name], block, target)
     blocks["p_eagle"] = tmp_path_factory.mktemp("p_eagle")
     make_tiny_p_eagle(blocks["p_eagle"], target)
-    return folders | blocks | {"eagle3": pair[1], "draft_model": pair[0]}
+    return folders | blocks | {"eagle3": pair[1], "hybrid": pair[1], "draft_model": pair[0]}
 
 
-def target_overrides(group: str, option: str, pair: tuple[Path, Path], folders: dict[str, Path]) -> list[str]:
-    """Choose the shipped target where that is the option, else the tiny one, with the drafter's weights where it has
-    some.
-    """
-    if group == "target" and option in SHIPPED:
-        return [f"drafter={SHIPPED[option][0]}"]
-    drafter = option if group == "drafter" else "eagle3"
-    weights = [f"drafter.path={folders[drafter]}"] if drafter in folders else []
-    target = option if group == "target" else "hf"
-    return [f"target={target}", f"target.path={pair[0]}", *weights]
+def options_of(group: str, *left_out: str) -> list[tuple[str, str]]:
+    """Options of a group that a run here can have: `auto` is one of the others, packages have tests of their own."""
+    return [entry for entry in OPTIONS if entry[0] == group and entry[1] not in ("auto", *PACKAGED, *left_out)]
+
+
+REFERENCES = [("references", names) for names in ("[plain,unpruned]", "[]", "[plain]", "[unpruned]")]
+DRAFTER_ROWS = each_value(
+    options_of("drafter"), options_of("sampling", "sampled"), options_of("prune")[::-1], REFERENCES
+)
+TREE_ROWS = [
+    (("tree", "dynamic"), ("drafter", "frozen_kv"), ("attention", "torch")),
+    (("tree", "static"), ("drafter", "mtp_eagle")),
+]
+TARGET_ROWS = [
+    (("target", name), ("drafter", SHIPPED[name][0])) for _, name in options_of("target", "hf") if name in SHIPPED
+]
+RUN_ROWS = [
+    *each_value(*map(options_of, ("acceptance", "graph", "prune", "workload", "logger"))),
+    *DRAFTER_ROWS,
+    *TREE_ROWS,
+    *TARGET_ROWS,
+    (INTERPRETED, ("tree", "none")),
+]
+PRUNING = (
+    [("prune.prefill", name) for name in registry.load().options(PromptPruningOption)],
+    [("prune.catchup", name) for name in registry.load().options(CatchupPruningOption)],
+)
+ON_HOST = [name for name, row in registry.load().options(DrafterOption).items() if row.drafts_on_host]
+"""The doctor refuses them: it examines the K drafts that wait on the device."""
+EXAMINED_ROWS = [
+    *each_value(options_of("acceptance"), options_of("graph"), *PRUNING),
+    *each_value(options_of("drafter", "none", "eagle3", *ON_HOST)),
+    (INTERPRETED, ("tree", "none")),
+]
+Row = tuple[tuple[str, str], ...]
+
+
+def overrides_of(row: Row, pair: tuple[Path, Path], folders: dict[str, Path]) -> list[str]:
+    """Choose all of a row's options, on the tiny target with weights for the drafter unless the row has a target."""
+    chosen = [f"{group}={option}" for group, option in row] + [word for entry in row for word in NEEDS.get(entry, [])]
+    named = dict(row)
+    if "target" not in named:
+        drafter = named.get("drafter", "eagle3")
+        weights = [f"drafter.path={folders[drafter]}"] if drafter in folders else []
+        chosen += ["target=hf", f"target.path={pair[0]}", *weights]
+    return list({word.partition("=")[0]: word for word in (*CHEAP, *chosen)}.values())
 
 
 @pytest.mark.parametrize(("group", "option"), SHAPES)
@@ -101,61 +137,52 @@ def test_a_shape_composes(group: str, option: str) -> None:
     assert choices[group].split("+")[0] == option
 
 
-def skip_without_weights(group: str, option: str) -> None:
-    if group == "target" and option in SHIPPED and not (ZOO / option).is_dir():
-        pytest.skip("this checkout has no shipped weights")
+def row_name(row: Row) -> str:
+    return "-".join(option for _, option in row)
 
 
-@pytest.mark.parametrize(("group", "option"), RUNNABLE)
+@pytest.mark.parametrize("row", RUN_ROWS, ids=row_name)
 def test_every_option_builds_and_runs(
-    group: str, option: str, pair: tuple[Path, Path], drafter_folders: dict[str, Path], empty_folder: Path
+    row: Row,
+    pair: tuple[Path, Path],
+    drafter_folders: dict[str, Path],
+    empty_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    skip_without_weights(group, option)
+    stand_in_gym.install(monkeypatch)
     (empty_folder / "question.jsonl").write_text(QUESTIONS)
-    chosen = [
-        f"{group}={option}",
-        *NEEDS.get((group, option), []),
-        *target_overrides(group, option, pair, drafter_folders),
-        *CHEAP,
-    ]
-    config, choices = compose_run(list(dict.fromkeys(chosen)))
+    config, choices = compose_run(overrides_of(row, pair, drafter_folders))
     assert refusals(config) == []
-    assert f"{group:12}{option:16}".rstrip() in describe(config, choices, [])
+    described = describe(config, choices, [])
 
     summary = run(choose(config), choices, empty_folder / "run")
 
-    assert choices[group].split("+")[0] == option
-    num_turns = 2 if option == "spec_bench" else 1
+    for group, option in row:
+        if group == "references":
+            assert set(summary["references"]) <= set(option.strip("[]").split(","))
+            continue
+        assert f"{group:12}{option:16}".rstrip() in described
+        assert choices[group].split("+")[0] == option
+    num_turns = 2 if ("workload", "spec_bench") in row else 1
     assert (summary["status"], summary["num_requests"]) == ("finished", 2 * num_turns)
     assert summary["num_draft_tokens"] == config.drafter.num_draft_tokens
     assert summary["output_tokens"] > 2
     assert summary["divergence"] is None or summary["divergence"]["bugs"] == 0
 
 
-EXAMINED = [
-    *(entry for entry in RUNNABLE if entry[0] in ("drafter", "acceptance", "graph") and entry[1] != "none"),
-    ("attention", "triton"),
-    *(("prune.prefill", name) for name in registry.load().options(PromptPruningOption)),
-    *(("prune.catchup", name) for name in registry.load().options(CatchupPruningOption)),
-]
-
-
-@pytest.mark.parametrize(("group", "option"), EXAMINED)
+@pytest.mark.parametrize("row", EXAMINED_ROWS, ids=row_name)
 def test_the_doctor_examines_every_option(
-    group: str,
-    option: str,
+    row: Row,
     pair: tuple[Path, Path],
     drafter_folders: dict[str, Path],
     empty_folder: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Random weights draft badly, which is a fault (1); what must not happen is a refusal or an error of ours."""
-    skip_without_weights(group, option)
     (empty_folder / "question.jsonl").write_text(QUESTIONS)
-    where = target_overrides(group, option, pair, drafter_folders)
-    chosen = [f"{group}={option}", *NEEDS.get((group, option), []), *where, *CHEAP, "max_new_tokens=16"]
-
-    assert examine(list(dict.fromkeys(chosen))) in (0, 1)
+    assert examine(
+        [*overrides_of(row, pair, drafter_folders), f"max_new_tokens={4 if INTERPRETED in row else 16}"]
+    ) in (0, 1)
     assert "output against plain decoding" in capsys.readouterr().out
 
 
@@ -167,8 +194,9 @@ def test_every_row_is_an_option_that_is_walked() -> None:
     for kind, knob in registry.KNOBS.items():
         if kind is CheckerOption:
             continue
-        walked = {option for group, option in [*OPTIONS, *EXAMINED] if group == knob}
-        assert set(registry.load().options(kind)) <= walked, knob
+        walked = {option for row in [*RUN_ROWS, *EXAMINED_ROWS] for group, option in row if group == knob}
+        elsewhere = {option for group, option in SHAPES if group == knob} | {"hf", *PACKAGED}  # hf: most rows
+        assert set(registry.load().options(kind)) - elsewhere <= walked, knob
 
 
 def test_a_draft_option_that_breaks_losslessness_runs_when_allowed_and_is_recorded(

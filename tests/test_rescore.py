@@ -16,14 +16,18 @@ import pytest
 import torch
 from safetensors.numpy import save_file
 
+from spec_lab.acceptance.distribution import SamplingParams
+from spec_lab.acceptance.lossy import LossyAcceptance, Window
 from spec_lab.acceptance.noise import SlotSeeds
 from spec_lab.acceptance.phase import ThinkingMarkers
+from spec_lab.acceptance.token_laws import OverlapLaw, exact
 from spec_lab.core.results import GenerationResult
 from spec_lab.core.types import Request
 from spec_lab.drafters.random import RandomDrafter
 from spec_lab.engine.engine import Engine
 from spec_lab.errors import UserError
 from spec_lab.menu.config import AcceptanceConfig
+from spec_lab.options.rules.fly import FlyConfig
 from spec_lab.options.rules.rejection import RejectionConfig
 from spec_lab.options.rules.relaxed_thinking import RelaxedThinkingConfig
 from spec_lab.options.rules.strict import StrictAcceptanceConfig
@@ -110,6 +114,19 @@ def test_the_rule_that_ran_is_reproduced_exactly(name: str, tmp_path: Path) -> N
     assert name == "strict" or sum(hits) > 5
     first_ids = load_verify_rows(tmp_path).first_ids
     assert {MARKERS.begin, MARKERS.end} <= set(first_ids.tolist()), "the prompt pass's token may set the phase"
+
+
+@pytest.mark.parametrize("entropy", [0.0, 1.0, 9.0])
+def test_what_was_forgiven_is_forgiven_again(entropy: float, tmp_path: Path) -> None:
+    """At temperature 0 `fly` draws nothing, so its recorded rows say what it accepted."""
+    engine, options = make_engine(STRICT), FlyConfig(window=1, entropy=entropy)
+    window = Window(options.window, options.entropy, options.topk)
+    seeds = SlotSeeds(SLOTS, 0, CPU)
+    engine.parts.rule = LossyAcceptance(OverlapLaw(exact), SamplingParams(0.0), seeds, window)
+    result = record(tmp_path, engine)
+    accepted = {request.request_id: request.accepted_per_round for request in result.requests}
+    assert rescore(tmp_path, options) == accepted
+    assert (rescore(tmp_path, STRICT) == accepted) == (entropy == 9.0), "unless the target is sure, some are forgiven"
 
 
 @pytest.mark.parametrize("name", [name for name in RULES if name != "strict"])

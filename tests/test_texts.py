@@ -158,6 +158,11 @@ def test_a_plan_says_what_the_texts_take_and_refuses_a_full_disk(
     assert "num_texts" in capsys.readouterr().err
 
 
+def test_a_plan_at_no_tokens_a_second_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["target=pocket", f"output_dir={tmp_path}", "--plan=0"]) == 2
+    assert "--plan=0 is no option" in capsys.readouterr().err
+
+
 def test_tasks_of_a_package_that_is_not_here_are_refused_with_its_name(
     target: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

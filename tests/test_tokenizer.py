@@ -198,6 +198,7 @@ def with_settings(folder: Path, content: Any) -> TargetTokenizer:
         ({"chat_template": "{% for i in range(10**9) %}{% endfor %}"}, "OverflowError"),
         ({"chat_template": "{{ ''.__class__.__mro__[1].__subclasses__() }}"}, "SecurityError"),
         ({"chat_template": "{{ 'x' * 3000000 }}"}, "more than 1000000 characters"),
+        ({"chat_template": "hello"}, "leaves out what the user asks"),
     ],
 )
 def test_broken_settings_and_templates_are_refused_in_a_line_that_names_the_file(

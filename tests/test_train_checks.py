@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from spec_lab.errors import UserError
 from spec_lab.train.checks import refusals
 from spec_lab.train.config import TrainConfig
 from spec_lab.train.drafter_config import (
@@ -23,7 +24,7 @@ from spec_lab.train.fitting import MIN_TAPPED_LAYERS
 from spec_lab.train.menu import train_menu
 from spec_lab.train.options import DRAFTERS as OPTIONS
 from spec_lab.train.target import tapped_layers
-from spec_lab.train.target_config import PocketTrainingConfig, ShippedTarget, TargetChoice
+from spec_lab.train.target_config import HfTarget, PocketTrainingConfig, ShippedTarget, TargetChoice
 from tests.tiny_checkpoints import refused
 
 DRAFTERS: list[type[Any]] = [
@@ -191,3 +192,9 @@ def test_every_option_has_a_row_that_trains_what_its_schema_says() -> None:
         drafter = option.schema()
         assert drafter.name == option.name
         assert (option.recipe is None) == (drafter.to_train() is None)
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_a_target_that_is_not_named_is_refused_whichever_check_asks_first(drafter: type[Any]) -> None:
+    with pytest.raises(UserError, match=r"target=hf needs a checkpoint; add target.path="):
+        refusals(training(drafter(), HfTarget()))

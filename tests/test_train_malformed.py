@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from spec_lab.train.generations import Generations
 from spec_lab.train.loop import train
 from spec_lab.train.module_config import OptimisationConfig
 from spec_lab.train.stages import RunFolder, run_stage
+from spec_lab.train.texts.header import TextsHeader, WrittenBy
 from tests.test_train_loop import Batches, Interrupted, Regression
 
 CPU = torch.device("cpu")
@@ -70,11 +72,23 @@ def read_record(file: Path) -> None:
     run_stage(folder, folder.generations, {"seed": 0}, CPU, lambda unfinished: {})
 
 
+def header_bytes(folder: Path) -> bytes:
+    by = WrittenBy("pocket", "w", "t", "c", 8)
+    TextsHeader(by, {"num_texts": 4}, {"a.jsonl": "d"}, {"prompts-0.jsonl": {"kept": 1}}).write(folder)
+    return (folder / "header.json").read_bytes()
+
+
+def read_header(file: Path) -> None:
+    file.rename(file.with_name("header.json"))
+    TextsHeader.read(file.parent)
+
+
 KINDS = {
     "checkpoint": (checkpoint_bytes, read_checkpoint),
     "generations": (generations_bytes, read_generations),
     "rows": (rows_bytes, read_rows),
     "record": (record_bytes, read_record),
+    "header": (header_bytes, read_header),
 }
 
 
@@ -113,6 +127,16 @@ def test_a_record_that_is_none_is_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "record").write_text(text)
     with pytest.raises(UserError, match=r"generations.json cannot be read"):
         read_record(tmp_path / "record")
+
+
+@pytest.mark.parametrize(
+    "changed", [{"files": []}, {"files": {"prompts-0": 3}}, {"settings": 5}, {"written_by": None}, {"format": 99}]
+)
+def test_a_header_of_texts_with_values_of_other_kinds_is_refused(changed: dict[str, Any], tmp_path: Path) -> None:
+    content = json.loads(header_bytes(tmp_path)) | changed
+    (tmp_path / "file").write_text(json.dumps(content))
+    with pytest.raises(UserError, match="is of format 99, and this reads" if "format" in changed else "cannot be read"):
+        read_header(tmp_path / "file")
 
 
 @pytest.mark.parametrize("kind", KINDS)

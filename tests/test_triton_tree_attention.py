@@ -198,7 +198,7 @@ def test_an_engine_with_a_tree_gives_the_tokens_of_the_torch_backend(tmp_path: P
     rows are fewer than the tree may be deep."""
     window = {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 4}
     pair = make_pair(tmp_path, "qwen2", vocab_size=24, **window)
-    requests = random_requests(2, max_new_tokens=6, vocab_size=24, lengths=(1, 12))
+    requests = random_requests(2, max_new_tokens=4, vocab_size=24, lengths=(1, 9))
     config = replace(
         make_config(pair, tree=DynamicTreeConfig(topk=2, depth=3, num_rows=num_rows), batch_size=2),
         cache=CacheConfig(page_size=4, prefill_chunk=512),
@@ -210,4 +210,4 @@ def test_an_engine_with_a_tree_gives_the_tokens_of_the_torch_backend(tmp_path: P
         replace(config, attention=AttentionConfig(name="triton"), kernels=KernelsChoice.triton), requests
     )
     Reference(pair[0]).assert_lossless(requests, outputs, expected)
-    assert sum(len(tokens) for tokens in expected.values()) >= 8
+    assert sum(len(tokens) for tokens in expected.values()) >= 6

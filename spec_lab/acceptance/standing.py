@@ -19,12 +19,14 @@ class DraftStanding:
         rank: how many tokens are likelier, or equally likely with a lower id.
         probability: of the token.
         top: the largest probability of the row.
+        top_probabilities: [batch, K, topk] the largest ones, where a record has them; None in a run.
     """
 
     is_top: torch.Tensor
     rank: torch.Tensor
     probability: torch.Tensor
     top: torch.Tensor
+    top_probabilities: torch.Tensor | None = None
 
 
 def stand(logits: torch.Tensor, draft_tokens: torch.Tensor) -> tuple[torch.Tensor, ...]:

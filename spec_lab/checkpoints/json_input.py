@@ -7,7 +7,7 @@ short. No other module takes a value out of such JSON without saying here of wha
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from spec_lab.regular import regular_text
 # Past any model there is; a larger size is a slip, and building anything of it would take for ever.
 LARGEST_SIZE = 2**31 - 1
 MAX_SHOWN = 60
+MakeObject = Callable[[list[tuple[str, Any]]], dict[str, Any]]
 
 
 def shown(value: Any) -> str:
@@ -29,15 +30,24 @@ def shown(value: Any) -> str:
     return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
 
 
-def parse_json(text: str) -> Any:
-    """Read the content of a JSON document.
+def no_key_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Make a JSON object of its pairs; ValueError where two have one key, of which Python would keep the last."""
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise ValueError(f"the key {shown(next(key for key in keys if keys.count(key) > 1))} stands twice")
+    return made
+
+
+def parse_json(text: str, make: MakeObject | None = None) -> Any:
+    """Read the content of a JSON document, whose objects `make` makes of their pairs, if it is given.
 
     Raises:
         ValueError: with a reason of one line; besides what is no JSON, nesting and integers past what Python reads, and
             half of a surrogate pair, which no file or terminal could show again.
     """
     try:
-        content = json.loads(text)
+        content = json.loads(text, object_pairs_hook=make)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
     except ValueError as error:

@@ -14,12 +14,12 @@ from hydra.errors import MissingConfigException
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException, ValidationError
 
-from spec_lab.cli.nearest import hint, nearest, one_of
 from spec_lab.cli.options import Menu, run_menu
 from spec_lab.cli.overrides import explain_unknown, extensions_in, in_words, with_extensions
 from spec_lab.errors import behind
 from spec_lab.menu import registry
 from spec_lab.menu.extensions import ENTRY_POINTS
+from spec_lab.menu.nearest import hint, nearest, one_of
 
 PLACE = re.compile(r"In '(?P<option>[^']+)': ")
 """Hydra begins a message so, with the file it was about to take in, without the ending."""
@@ -28,6 +28,7 @@ NO_SCHEMA = re.compile(r"In '(?P<option>[^']+)': Could not load '(?P<schema>sche
 NO_OPTION = re.compile(r"In '(?P<place>[^']+)': Could not (find|load) '")
 LAYOUT = "KEY: VALUE on lines of its own, below a line '# @package _global_' where it sets keys of several groups"
 LOADER = "hydra._internal.config_loader_impl"
+DEFAULTS_LISTS = "hydra._internal.defaults_list"
 LONGEST_CAUSE = 200
 
 
@@ -53,6 +54,9 @@ def explain(error: Exception, menu: Menu | None = None) -> str:
     if file is not None:
         cause = "it refers to itself, or is nested too deep" if isinstance(error, RecursionError) else _cause(error)
         return f"{file}: cannot be read as options ({cause}); mend it: UTF-8 text, {LAYOUT}"
+    if isinstance(error, RecursionError):
+        file = f"{_local_of(error, DEFAULTS_LISTS, 'path') or 'a file of options'}.yaml"
+        return f"{file}: its defaults list leads back to itself; take out what does"
     return _in_its_file(error, first, menu)
 
 

@@ -26,7 +26,7 @@ from spec_lab.menu.choices import Rollback
 from spec_lab.menu.config import RunConfig
 from spec_lab.record.reading import read_summary
 from spec_lab.record.schema import Status
-from spec_lab.record.sinks import SWEEP_FILE, replace_text, write_json
+from spec_lab.record.sinks import SUMMARY_FILE, SWEEP_FILE, replace_text, write_json
 from spec_lab.regular import regular_text
 
 NAMED_GROUPS = ("target", "drafter", "acceptance", "prune", "graph")
@@ -169,16 +169,24 @@ def study_place(output_dir: Path, study: Study, ground: Ground, fresh: bool) -> 
             break
         if place.is_dir():  # a file or a link that leads nowhere keeps its name
             earlier.append(place)
-    alike = [place for place in earlier if changes(read_ground(place) or ground, ground) is None]
+    reasons = [_reason_to_start_over(place, ground) for place in earlier]
+    alike = [place for place, reason in zip(earlier, reasons, strict=True) if reason is None]
     if alike and not (fresh and (alike[-1] / SWEEP_FILE).exists()):
         return alike[-1]
     if earlier and not alike:
-        changed = changes(read_ground(earlier[-1]) or ground, ground)
-        print(
-            f"it starts over in {display(free.absolute())}: since {earlier[-1].name} there are changes in {changed}",
-            file=sys.stderr,
-        )
+        print(f"it starts over in {display(free.absolute())}: {reasons[-1]}", file=sys.stderr)
     return free
+
+
+def _reason_to_start_over(place: Path, ground: Ground) -> str | None:
+    """Say why what was recorded in a study's folder does not stand on `ground`; None where it does, or is nothing."""
+    before = read_ground(place)
+    if before is not None:
+        changed = changes(before, ground)
+        return None if changed is None else f"since {place.name} there are changes in {changed}"
+    if any(place.glob(f"*/{SUMMARY_FILE}")):
+        return f"{place.name} does not say what it stands on ({GROUND_FILE} is missing, or broken)"
+    return None
 
 
 def forget_places(folder: Path) -> None:

@@ -8,7 +8,9 @@ an option that does not exist is refused here, with the nearest name, whatever s
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -18,13 +20,16 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from spec_lab.cli.flags import DRY_RUN_FLAG, FLAGS_THAT_ADD_OPTIONS, split_flags
-from spec_lab.cli.nearest import hint, nearest, one_of
 from spec_lab.cli.options import Key, Menu, conf_folder, run_menu
 from spec_lab.cli.points import with_points
 from spec_lab.errors import UserError
+from spec_lab.menu.nearest import hint, nearest, one_of
 from spec_lab.menu.registry import KNOBS
 
 LIST_OF_LISTS = "list[list["
+MOST_JOBS = 10_000
+"""A multirun of more is a slip, such as a range with too many zeros, and listing its jobs would take for ever."""
+SWEPT_TOGETHER = "hydra.sweeper.max_batch_size"
 EXTENDED = frozenset([*KNOBS.values(), *(knob.partition(".")[0] for knob in KNOBS.values())])
 """The groups, and the knobs whose values are options, that an extension's rows add to."""
 
@@ -62,9 +67,12 @@ def check_overrides(overrides: Iterable[str], may_add_options: bool = False, men
     menu = menu or run_menu()
     parser = OverridesParser.create()
     parsed = [parse_override(parser, text, menu) for text in overrides]
+    refuse_many_jobs(parsed)
     may_add_options = may_add_options or any(override.key_or_group == "hydra.searchpath" for override in parsed)
     for override in parsed:
         name = override.key_or_group
+        if name == SWEPT_TOGETHER and not (override.value() is None or override.value() in range(1, MOST_JOBS)):
+            raise UserError(f"{override.input_line}: must be at least 1; use {SWEPT_TOGETHER}=null for all jobs")
         if name.split(".")[0].split("/")[0] == "hydra":
             continue
         if name in menu.groups:
@@ -76,6 +84,15 @@ def check_overrides(overrides: Iterable[str], may_add_options: bool = False, men
         else:
             raise UserError(f"{override.input_line}: {explain_unknown(name, menu)}")
     _check_size(parsed)
+
+
+def refuse_many_jobs(overrides: Iterable[Override]) -> None:
+    """Refuse a sweep of more jobs than anyone waits for, before its values are listed."""
+    swept = [override for override in overrides if override.is_sweep_override()]
+    sizes = [sum(1 for _ in islice(_values(override), MOST_JOBS + 1)) for override in swept]
+    if math.prod(max(size, 1) for size in sizes) > MOST_JOBS:
+        typed = " ".join(str(override.input_line) for override in swept)
+        raise UserError(f"{typed} comes to more than {MOST_JOBS} jobs; give fewer values")
 
 
 def _check_size(overrides: Iterable[Override]) -> None:

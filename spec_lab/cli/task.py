@@ -25,6 +25,7 @@ from spec_lab.cli.outcomes import Outcomes
 from spec_lab.cli.sweep import SweepPlace
 from spec_lab.cli.sweep_lock import sharing_lock
 from spec_lab.cli.sweep_progress import SweepProgress
+from spec_lab.cli.swept_knobs import take_out
 from spec_lab.errors import UserError
 from spec_lab.menu import registry
 from spec_lab.menu.config import RunConfig
@@ -42,25 +43,40 @@ class JobTask:
         place: of a multirun; it has its folder when Hydra launches the first job.
         adapt: changes each composed run before it is checked.
         extensions: the modules that were typed, which the jobs are composed with.
+        knobs: those that only some of the swept options have.
     """
 
     place: SweepPlace
     adapt: Adapt
     outcomes: list[JobOutcome] = field(default_factory=list)
     extensions: tuple[str, ...] = ()
+    knobs: tuple[str, ...] = ()
     mix: MixNote = field(default_factory=MixNote)
     progress: SweepProgress = field(default_factory=SweepProgress)
+    _seen: set[str] = field(default_factory=set)
 
     def __call__(self, composed: DictConfig) -> None:
-        if leave_out(composed):
+        if self._is_another(composed) or leave_out(composed):
             return
         job = HydraConfig.get().job
         in_sweep = not OmegaConf.is_missing(job, "num") and not composed.dry_run
         if in_sweep:
             self.progress.begin(job.num + 1, self.place.num_jobs)
-        outcome = run_composed(composed, self.place.continues, self._adapted, self.extensions)
+        outcome = run_composed(composed, self.place, self._adapted, self.extensions)
         self.progress.end(in_sweep and not outcome.earlier and outcome.status != "refused")
         self.outcomes.append(outcome)
+
+    def _is_another(self, composed: DictConfig) -> bool:
+        """Tell whether an earlier job is this one, but for knobs that its options do not have, and say so."""
+        unread = take_out(composed, self.knobs)
+        if not unread:
+            return False
+        text = OmegaConf.to_yaml(composed)
+        is_another = text in self._seen
+        self._seen.add(text)
+        if is_another:
+            print(f"left out: an earlier job is the same, since {', '.join(unread)} belongs to another option")
+        return is_another
 
     def _adapted(self, config: RunConfig) -> RunConfig:
         config = self.adapt(config)
@@ -68,7 +84,7 @@ class JobTask:
         return config
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        return WorkerTask, (self.place, self.extensions)
+        return WorkerTask, (self.place, self.extensions, self.knobs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,16 +93,34 @@ class WorkerTask:
 
     place: SweepPlace
     extensions: tuple[str, ...] = ()
+    knobs: tuple[str, ...] = ()
 
     def __call__(self, composed: DictConfig) -> None:
+        refuse_moved_folders(self.place)
+        take_out(composed, self.knobs)
         assert self.place.folder is not None, "a launcher starts jobs once their folder has a name"
         if leave_out(composed):
             return
         outcomes, number = Outcomes(self.place.folder), HydraConfig.get().job.num
         with sharing_lock(self.place.folder):
             outcomes.begin(number)
-            ended = run_composed(composed, self.place.continues, lambda config: config, self.extensions)
+            ended = run_composed(composed, self.place, lambda config: config, self.extensions)
             outcomes.end(number, ended)
+
+
+def refuse_moved_folders(place: SweepPlace) -> None:
+    """Raise UserError where a file of options, which may set any key of Hydra's, sets one of its folders."""
+    settings = HydraConfig.get()
+    moved = {
+        "hydra.run.dir": settings.run.dir != ".",
+        "hydra.output_subdir": settings.output_subdir is not None,
+        "hydra.sweep.subdir": settings.sweep.subdir != ".",
+    }
+    if not OmegaConf.is_missing(settings.job, "num"):
+        # Nobody has asked for the folder's name where another stands in its place.
+        moved["hydra.sweep.dir"] = place.folder is None or Path(settings.sweep.dir).absolute() != place.folder
+    for key in [key for key, is_moved in moved.items() if is_moved]:
+        raise UserError(f"{key} is set by a file of options, and the lab names its folders itself; use output_dir=DIR")
 
 
 def leave_out(composed: DictConfig) -> bool:
@@ -98,7 +132,7 @@ def leave_out(composed: DictConfig) -> bool:
     return cell is not None
 
 
-def run_composed(composed: DictConfig, continues: bool, adapt: Adapt, extensions: tuple[str, ...]) -> JobOutcome:
+def run_composed(composed: DictConfig, place: SweepPlace, adapt: Adapt, extensions: tuple[str, ...]) -> JobOutcome:
     """Run one composed job, or find how it ended before where its multirun is continued. Its errors become outcomes."""
     settings = HydraConfig.get()
     in_sweep = not OmegaConf.is_missing(settings.job, "num")
@@ -107,6 +141,7 @@ def run_composed(composed: DictConfig, continues: bool, adapt: Adapt, extensions
     try:
         if launcher != IN_PROCESS and not in_sweep:
             raise UserError(f"hydra/launcher={launcher}: a single run has nothing to launch; leave it out, or add -m")
+        refuse_moved_folders(place)
         config = adapt(to_run_config(composed))
         refuse_unread_extensions(config.extensions, registry.load(extensions))
         if in_sweep:
@@ -115,7 +150,7 @@ def run_composed(composed: DictConfig, continues: bool, adapt: Adapt, extensions
         else:
             base = base / config.output_dir
         choices = name_groups(config, chosen_options(settings.runtime.choices), read_groups(tuple(config.extensions)))
-        ended = find_ended(base, folder_name(config, choices)) if continues and not config.dry_run else None
+        ended = find_ended(base, folder_name(config, choices)) if place.continues and not config.dry_run else None
         if ended is not None:
             folder, status = ended
             print(f"{status} before: {display(folder.absolute())}")

@@ -26,6 +26,7 @@ from spec_lab.core.types import (
     Verification,
     VerifiedRound,
 )
+from spec_lab.core.types import Sequence as RunningRequest
 
 
 class DraftStart(Protocol):
@@ -81,6 +82,31 @@ class Target(Protocol):
         ...
 
 
+class HostDrafter(Protocol):
+    """Drafts on the host, when it has read a round and before it launches the next.
+
+    Attributes:
+        num_on_device: drafts that the device makes of each request, 0 where all come from the host; a round in which
+            the host has none needs no more rows for them.
+        part_names: of what drafts on the host and on the device, as a record has them; None where one part drafts.
+    """
+
+    num_on_device: int
+    part_names: tuple[str, str] | None
+
+    def restart(self) -> None:
+        """Forget all requests, so that a pass over a workload knows nothing of the one before."""
+        ...
+
+    def draft(self, sequences: Sequence[RunningRequest]) -> list[list[int] | None]:
+        """Return at most K drafts behind the pending token of each request; None keeps what the device drafted."""
+        ...
+
+    def finish(self, sequence: RunningRequest) -> None:
+        """Take note that a request has ended, and leaves its slot."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class DrafterRequirements:
     """The needs of a drafter, which the other parts have to meet.
@@ -96,6 +122,7 @@ class DrafterRequirements:
         draft_rest: turns the state with draft 1 into all drafts [batch, K] at once, metadata moved on the way; None
             where the round runs `step` for each.
         has_loop: drafts are made one behind the other; False where all of them are there with the first.
+        on_host: drafts on the host, beside what the device does; None where nothing does.
         count_catchup: counts the rows that a catch-up step computes, from the tokens that each request of a round
             emitted and the rows of each that were verified; None where they are those that a pruning counts.
     """
@@ -106,6 +133,7 @@ class DrafterRequirements:
     learn_continuations: Callable[[Mapping[str, Sequence[int]]], None] | None = None
     draft_rest: Callable[[Any], torch.Tensor] | None = None
     has_loop: bool = True
+    on_host: HostDrafter | None = None
     count_catchup: Callable[[Sequence[int], int], int] | None = None
 
     @property

@@ -109,6 +109,7 @@ class RequestRecord:
         accepted_per_round: draft tokens the rule accepted, before any cut by EOS or a limit.
         judged_per_round: tokens the rule emitted up to and including EOS, before any cut by a limit.
         emitted_per_round: tokens really emitted; the prefill's token is not in it.
+        drafted_by: the part that drafted for each round, where there are several; else empty.
         token_origins: a letter of `core.origins` for each of `output_ids`.
         truncated: the last round was cut by EOS or the length limit.
         emitted_at: time of the prefill token, then of each round's tokens.
@@ -129,6 +130,7 @@ class RequestRecord:
     max_new_tokens: int
     admitted_at: float
     emitted_at: list[float]
+    drafted_by: list[str] = field(default_factory=list)
 
 
 @dataclass(slots=True)

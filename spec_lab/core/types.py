@@ -35,6 +35,7 @@ class Request:
         turns: what the user says in a conversation of several turns, the first of which `prompt_ids` holds; empty
             where there is one turn.
         system: what the model is told in front of a conversation; None where it is told nothing.
+        num_draft_tokens: the most drafts of its rounds, 0 where it is not to be drafted for; None is K.
     """
 
     request_id: str
@@ -46,6 +47,7 @@ class Request:
     turns: tuple[str, ...] = ()
     checker: str | None = None
     system: str | None = None
+    num_draft_tokens: int | None = None
 
 
 @dataclass(slots=True)
@@ -54,6 +56,8 @@ class Sequence:
 
     Attributes:
         origins: a letter of `core.origins` for each output token.
+        drafted_by: the part that drafted for each round that was launched, "" where none did; empty where one part
+            drafts.
     """
 
     request: Request
@@ -68,6 +72,7 @@ class Sequence:
     accepted_per_round: list[int] = field(default_factory=list)
     judged_per_round: list[int] = field(default_factory=list)
     emitted_per_round: list[int] = field(default_factory=list)
+    drafted_by: list[str] = field(default_factory=list)
     emitted_at: list[float] = field(default_factory=list)
     truncated: bool = False
     finish_reason: FinishReason | None = None

@@ -29,7 +29,7 @@ class Launch:
 
     `began_at`: from when on its time counts; `num_drafted`: drafts a request that a round made for the next, unless the
     device says it; `num_verified`: rows a request of a round's verify; `spans`: what its timer reads the stages' times
-    from.
+    from; `num_looked_up`: drafts that the host made for it; `catches_up`: the drafter was asked.
     """
 
     sequences: list[Sequence]
@@ -39,6 +39,8 @@ class Launch:
     num_verified: int
     result: PendingResult
     spans: Any
+    num_looked_up: int = 0
+    catches_up: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,11 +199,11 @@ class RoundAccounts:
         """Count drafts and rows of a round behind accept."""
         padded = self._graph.padded_size(len(settled.sequences))
         requirements = self._parts.drafter.requirements
-        passes = requirements.rows_of_passes(result.num_rows)
+        passes = requirements.rows_of_passes(result.num_rows) if settled.catches_up else ()
         live_lens = _live_lens(settled, result, emitted)
         live_lens += [1] * (padded - len(live_lens))
         computed = sum(self._catchup.num_computed(live_lens, rows) for rows in passes)
-        if requirements.count_catchup is not None:
+        if requirements.count_catchup is not None and settled.catches_up:
             computed = requirements.count_catchup(result.num_emitted, result.num_rows)
         count_drafts = self._drafts_of_chains if self._tree_rows is None else self._drafts_of_trees
         num_drafted, num_offered = count_drafts(settled, result, emitted, padded)
@@ -218,7 +220,7 @@ class RoundAccounts:
     ) -> tuple[int, int]:
         """Count drafts made and offered: draft steps are those of the whole batch."""
         num_drafted = settled.num_drafted if result.num_drafted is None else max(result.num_drafted)
-        return padded * num_drafted, sum(part.num_offered for part in emitted)
+        return padded * num_drafted + settled.num_looked_up, sum(part.num_offered for part in emitted)
 
     def _drafts_of_trees(
         self, settled: Launch, result: RoundResult, emitted: list[_Emitted], padded: int
@@ -282,4 +284,5 @@ def request_record(sequence: Sequence, finish_reason: FinishReason) -> RequestRe
         max_new_tokens=request.max_new_tokens,
         admitted_at=sequence.admitted_at,
         emitted_at=sequence.emitted_at,
+        drafted_by=sequence.drafted_by,
     )

@@ -8,6 +8,7 @@ from time import perf_counter
 
 import torch
 
+from spec_lab.core.protocols import HostDrafter
 from spec_lab.core.pruning_protocols import PrunePolicy
 from spec_lab.core.results import GenerationResult, PrefillRecord, RequestRecord, RowCounts
 from spec_lab.core.types import Request, Sequence
@@ -59,6 +60,11 @@ class Engine:
         return self.rounds.widest
 
     @property
+    def host_drafter(self) -> HostDrafter | None:
+        """Return what drafts on the host; None where nothing does."""
+        return self.parts.drafter.requirements.on_host
+
+    @property
     def num_draft_tokens(self) -> int:
         return self.parts.drafter.num_draft_tokens
 
@@ -66,7 +72,8 @@ class Engine:
         """Capture what rounds of any size will replay, so that no timed pass has to."""
         with torch.inference_mode():
             for num_requests in range(1, self.scheduler.num_slots + 1):
-                self.graph.prepare(self.rounds.of_batch(num_requests), num_requests)
+                for decode_round in self.rounds.to_prepare(num_requests):
+                    self.graph.prepare(decode_round, num_requests)
             self.prompt_pass.prepare()
 
     def generate(
@@ -77,6 +84,8 @@ class Engine:
         self.scheduler.submit(requests)
         run = _GenerationRun(self, on_finish)
         self.parts.experts_read.restart()
+        if self.host_drafter is not None:
+            self.host_drafter.restart()
         with torch.inference_mode():
             try:
                 while self.scheduler.has_work:
@@ -190,11 +199,20 @@ class _GenerationRun:
     def _launch(self, ready: list[Sequence], follows: bool) -> Launch:
         """Launch a round; where it `follows` another, all of the host's time since that one's reading is its own."""
         engine, parts = self._engine, self._engine.parts
-        decode_round = engine.rounds.of_batch(len(ready))
-        engine.graph.prepare(decode_round, len(ready))
+        decode_round = engine.rounds.of_requests(ready)
+        for possible in engine.rounds.to_prepare(len(ready)):
+            engine.graph.prepare(possible, len(ready))
         launched_at = self._now()
         began_at = self._accounts.read_at if follows else launched_at
+        num_looked_up = 0
         with parts.timer.round(engine.graph.rounds_per_replay):
+            if engine.rounds.host is not None and decode_round.catches_up:
+                with parts.timer.span("lookup"):
+                    offer = engine.rounds.host.offer(ready)
+                num_looked_up = offer.num_drafts
+                decode_round = engine.rounds.with_room_for(decode_round, offer.longest)
+            elif engine.rounds.host is not None:
+                engine.rounds.host.sit_out(ready)
             verification = engine.graph.run(decode_round, [s.slot for s in ready], max(s.kv_len for s in ready))
             with parts.timer.span("readback"):
                 result = read_later(verification)
@@ -207,10 +225,14 @@ class _GenerationRun:
             decode_round.num_verified,
             result,
             parts.timer.spans,
+            num_looked_up,
+            decode_round.catches_up,
         )
 
     def _settle(self, settled: Launch) -> None:
-        if self._accounts.read(settled) or self._engine.graph.looks_at_lengths:
+        # Who drafts on the host has to know the tokens.
+        looks = self._engine.graph.looks_at_lengths or self._engine.host_drafter is not None
+        if self._accounts.read(settled) or looks:
             self._accounts.catch_up()
             for sequence in settled.sequences:
                 self._retire_if_finished(sequence)
@@ -228,6 +250,10 @@ class _GenerationRun:
         if sequence.finish_reason is None or self._is_in_flight(sequence):
             return
         engine, request = self._engine, sequence.request
+        if engine.host_drafter is not None:
+            engine.host_drafter.finish(sequence)
+        if engine.rounds.limits is not None:
+            engine.rounds.limits.policy.forget(sequence)
         engine.scheduler.release(sequence)  # its slot is cleared for the next request, not before the next launch
         record = request_record(sequence, sequence.finish_reason)
         self._requests[request.request_id] = record

@@ -59,6 +59,7 @@ class DraftOffers:
 
     Attributes:
         num_drafted: [num_slots + 1] how many wait in a slot, of K there can be.
+        limits: [num_slots + 1] how many a slot's request may offer; None where that is K of each.
     """
 
     def __init__(
@@ -68,12 +69,14 @@ class DraftOffers:
         confidences: DraftConfidences | None = None,
         budget: int | None = None,
         kernels: KernelSet = TORCH_FORMS,
+        by_request: bool = False,
     ) -> None:
         """Set the ends that a request's drafts may have before K.
 
         Args:
             confidences: what the drafter notes, and the threshold under which it ends; None where nothing reads them.
             budget: rows a round over the batch, pending tokens with them; None for as many as there are.
+            by_request: slots are told a limit of their own.
         """
         assert confidences is not None or budget is None, "a budget reads confidences"
         self._confidences = confidences
@@ -83,13 +86,22 @@ class DraftOffers:
             self.num_drafted = torch.zeros(num_slots + 1, dtype=torch.int64, device=device)
         else:
             self.num_drafted = confidences.num_drafted
+        self.limits = torch.zeros_like(self.num_drafted) if by_request else None
 
     def of(self, slot_ids: torch.Tensor, active: torch.Tensor, most: int) -> torch.Tensor:
         """Count the offered drafts [batch] of `slot_ids` [batch], `most` of each; rows that are not `active` [batch]
         offer none."""
         kept = self._confidences
         survival, threshold = (None, None) if kept is None else (kept.survival, kept.threshold)
-        return self._count(slot_ids, active, self.num_drafted, survival, most, threshold, self._budget)
+        waiting = self.num_drafted if self.limits is None else torch.minimum(self.num_drafted, self.limits)
+        return self._count(slot_ids, active, waiting, survival, most, threshold, self._budget)
+
+    def limit(self, slots: list[int], most: list[int]) -> None:
+        """Tell `slots` how many drafts each of their requests may offer; the host waits for nothing."""
+        assert self.limits is not None, "only slots with limits of their own are told"
+        told = torch.tensor([slots, most], pin_memory=self.limits.is_cuda)
+        slot_ids, values = told.to(self.limits.device, non_blocking=True).unbind(0)
+        self.limits.index_copy_(0, slot_ids, values)
 
     def expect(self, slot_ids: torch.Tensor, num_drafts: int) -> None:
         """Say that so many drafts will wait in `slot_ids` [batch], where no draft is noted as it is made."""

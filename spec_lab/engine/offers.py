@@ -71,8 +71,10 @@ class Counted:
         """`recorder` captures the stages: the host then reads nothing, and every round has all its rows. None where
         they are launched from Python."""
         self.num_draft_tokens = num_draft_tokens
-        has_modules = parts.drafter.requirements.distinct_steps
-        self.max_drafted = parts.drafter.num_draft_tokens if has_modules else num_draft_tokens
+        needs = parts.drafter.requirements
+        self.max_drafted = parts.drafter.num_draft_tokens if needs.distinct_steps else num_draft_tokens
+        if needs.on_host is not None:
+            self.max_drafted = min(num_draft_tokens, needs.on_host.num_on_device)
         self.loop = make_draft_loop(parts, offered.num_going_on, recorder)
         self._offered = offered
         self._fixed_shapes = recorder is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from collections.abc import Sequence as List
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -12,12 +13,14 @@ import torch
 
 from spec_lab.core.layer_protocols import MetadataMover
 from spec_lab.core.prompts import PromptEnds
-from spec_lab.core.types import RoundBatch, Verification, VerifiedRound
+from spec_lab.core.types import FeatureSpec, RoundBatch, Sequence, Verification, VerifiedRound
 from spec_lab.engine.drafts import Drafts
 from spec_lab.engine.experts_read import ReadingStage
+from spec_lab.engine.host_drafts import HostDrafts
 from spec_lab.engine.k_schedule import KSchedule
 from spec_lab.engine.offers import Offers
 from spec_lab.engine.parts import Parts, VerifyOutput
+from spec_lab.engine.request_k import OFF, RequestLimits
 from spec_lab.engine.stopping_loop import StepScope
 from spec_lab.pruning.selection import AllRows
 
@@ -30,7 +33,10 @@ class DecodeRound:
     Attributes:
         num_drafted: drafts a request that the loop made in the round that was run last, as far as the host knows.
         num_verified: rows a request that verify ran in it.
+        catches_up: the drafter is asked at all.
     """
+
+    catches_up = True
 
     def __init__(self, parts: Parts, drafts: Drafts, offers: Offers) -> None:
         self.parts = parts
@@ -43,6 +49,11 @@ class DecodeRound:
     def num_draft_tokens(self) -> int:
         """K, the most drafts a request that are verified."""
         return self.offers.num_draft_tokens
+
+    @property
+    def features(self) -> FeatureSpec:
+        """Return what the target hands on to the drafter."""
+        return self.parts.drafter.requirements.features
 
     def run(self, batch: RoundBatch) -> Verification:
         """Run one round over `batch`, and leave the next round's inputs in the slots."""
@@ -67,8 +78,8 @@ class DecodeRound:
         parts.experts_read.begin_round(batch.active)
         with parts.timer.span("verify"), parts.experts_read.stage(ReadingStage.VERIFY):
             attention = self.drafts.attention(batch)
-            features = parts.drafter.requirements.features
-            output = parts.target.forward(batch.input_ids.reshape(-1), parts.cache, attention, AllRows(), features)
+            token_ids = batch.input_ids.reshape(-1)
+            output = parts.target.forward(token_ids, parts.cache, attention, AllRows(), self.features)
             logits = parts.target.logits(output.hidden).view(batch_size, num_rows, -1)
         return VerifyOutput(batch, logits, output.features)
 
@@ -112,14 +123,40 @@ class DecodeRound:
 
 @dataclass(frozen=True, slots=True)
 class Rounds:
-    """The round of an engine, and those of smaller K where K follows from the number of running requests."""
+    """The round of an engine, and those of smaller K where K follows from the number of running requests.
+
+    `host`: puts drafts that the host makes in front of a round; None where it makes none. `limits`: tells the device
+    the K of each request, and `plain` is the round where none drafts any more; None where all have the same.
+    """
 
     widest: DecodeRound
     schedule: KSchedule | None = None
     narrower: Mapping[int, DecodeRound] = field(default_factory=dict)
+    host: HostDrafts | None = None
+    limits: RequestLimits | None = None
+    plain: DecodeRound | None = None
 
     def of_batch(self, num_requests: int) -> DecodeRound:
         """Return the round for so many running requests."""
         if self.schedule is None:
             return self.widest
         return self.narrower.get(self.schedule.k_of(num_requests), self.widest)
+
+    def of_requests(self, sequences: List[Sequence]) -> DecodeRound:
+        """Return the round for running requests, which the device is told the K of."""
+        if self.limits is not None and self.plain is not None and self.limits.tell(sequences) == OFF:
+            return self.plain
+        return self.of_batch(len(sequences))
+
+    def with_room_for(self, decode_round: DecodeRound, longest: int) -> DecodeRound:
+        """Return the narrowest round with room for `longest` drafts of the host, and those of the device."""
+        assert self.host is not None
+        fewest = self.host.drafter.num_on_device
+        fits = longest <= fewest < decode_round.num_draft_tokens
+        return self.narrower.get(fewest, decode_round) if fits else decode_round
+
+    def to_prepare(self, num_requests: int) -> list[DecodeRound]:
+        """Return the rounds that there may be of so many requests."""
+        usual = self.of_batch(num_requests)
+        rounds = [usual] if self.host is None else [usual, self.with_room_for(usual, 0)]
+        return [*rounds, *([] if self.plain is None else [self.plain])]

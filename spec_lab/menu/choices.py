@@ -98,6 +98,14 @@ class DraftStop(Choice):
     confidence = "confidence", "with the draft at which the product of top-1 probabilities falls under stop_threshold"
 
 
+class ByRequest(Choice):
+    """What the K of a request follows from."""
+
+    same = "same", "nothing of its own"
+    given = "given", 'the `num_draft_tokens` of its line, a number or "off"'
+    acceptance = "acceptance", "its own running acceptance, from what its line gives"
+
+
 class DraftMetadata(Choice):
     """The ways in which attention metadata moves between the draft steps of a graph."""
 

@@ -111,5 +111,5 @@ def _resolve(config: RunConfig, options: Registry) -> Chosen:
         logger=logger,
         tree=tree,
         sizes=None if tree.sizes is None else tree.sizes(config.tree),
-        offers=run_offers(config),
+        offers=run_offers(config, drafter.drafts_on_host),
     )

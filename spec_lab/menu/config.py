@@ -14,6 +14,7 @@ from omegaconf import MISSING
 
 from spec_lab.menu.bounds import BOUNDS, Bounds
 from spec_lab.menu.choices import (
+    ByRequest,
     DraftSampling,
     DraftStop,
     Dtype,
@@ -68,6 +69,12 @@ class DrafterConfig:
     num_draft_tokens: int = knob(3, "draft tokens a round, K; a round verifies K + 1 rows a request")
     k_schedule: list[list[int]] | None = knob(
         None, "K by running requests: [first, last, K] each; its largest K is num_draft_tokens; null is one K for all"
+    )
+    by_request: ByRequest = knob(ByRequest.same, "what the K of a request follows from; num_draft_tokens is the most")
+    off_below: float = knob(
+        0.0,
+        "accepted drafts a round under which a request is drafted for no more; by_request=acceptance only; 0 is never",
+        least=0,
     )
 
 
@@ -184,7 +191,7 @@ class RecordConfig:
 
 @dataclass
 class WorkloadConfig:
-    """workload=pocket (shipped prompts), generated, jsonl, spec_bench, fixed_length, random_ids."""
+    """workload=pocket (shipped prompts), generated, jsonl, spec_bench, reasoning_gym, fixed_length, random_ids."""
 
     name: str = MISSING
     limit: int | None = knob(None, "prompts a run, taken in turn from the categories; null is all of them", least=1)
@@ -194,10 +201,11 @@ class WorkloadConfig:
         None, "tokens a prompt; workload=fixed_length and random_ids only", most=10**7, least=1
     )
     per_category: int | None = knob(
-        None, "prompts drawn of each category; workload=generated only", most=10**4, least=1
+        None, "prompts drawn of each category; workload=generated and reasoning_gym only", most=10**4, least=1
     )
+    tasks: list[str] | None = knob(None, "tasks of reasoning_gym, each a category; workload=reasoning_gym only")
     turns: int | None = knob(
-        None, "turns asked of a conversation; null is all of them; workload=spec_bench only", least=1
+        None, "turns asked of a conversation; null is all of them; workload=jsonl and spec_bench only", least=1
     )
     system: str | None = knob(
         None, "what a chat is told in front of its first turn, where its line says nothing of its own; null is nothing"

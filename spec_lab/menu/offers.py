@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from spec_lab.engine.k_schedule import KSchedule, problem_of
-from spec_lab.menu.choices import DraftStop
+from spec_lab.menu.choices import ByRequest, DraftStop
 from spec_lab.menu.config import RunConfig
 
 MAX_DRAFT_TOKENS = 16
@@ -24,12 +24,16 @@ class RunOffers:
         ranges: of `drafter.k_schedule`, which may be some that cannot be read; None is one K for all.
         threshold: the confidence under which a request's drafting ends; None where it does not.
         budget: of rows a round; None is all of them.
+        by_request: what the K of a request follows from.
+        finder: the name of a drafter that offers as many drafts as it finds; None for one that always has K.
     """
 
     num_draft_tokens: int
     ranges: list[list[int]] | None
     threshold: float | None
     budget: int | None
+    by_request: ByRequest
+    finder: str | None = None
 
     @property
     def schedule(self) -> KSchedule | None:
@@ -51,7 +55,8 @@ class RunOffers:
     @property
     def may_be_fewer(self) -> bool:
         """Tells whether a request may offer fewer than K drafts."""
-        return self.read_confidences or self.ranges is not None
+        is_own = self.by_request != ByRequest.same
+        return self.read_confidences or self.ranges is not None or self.finder is not None or is_own
 
     @property
     def named(self) -> str:
@@ -59,7 +64,12 @@ class RunOffers:
         if self.ranges is not None:
             ranges = ",".join(f"[{','.join(map(str, entry))}]" for entry in self.ranges)
             return f"drafter.k_schedule=[{ranges}]"
-        return "drafter.stop=confidence" if self.budget is None else f"verify.budget={self.budget}"
+        if self.budget is not None:
+            return f"verify.budget={self.budget}"
+        if self.threshold is not None:
+            return "drafter.stop=confidence"
+        is_own = self.by_request != ByRequest.same
+        return f"drafter.by_request={self.by_request}" if is_own else f"drafter={self.finder}"
 
     @property
     def offers_all(self) -> str:
@@ -68,16 +78,20 @@ class RunOffers:
             "drafter.stop=none": self.threshold,
             "drafter.k_schedule=null": self.ranges,
             "verify.budget=null": self.budget,
+            "drafter.by_request=same": None if self.by_request == ByRequest.same else self.by_request,
+            "drafter=ngram": self.finder,
         }
         return " ".join(override for override, value in fewer.items() if value is not None)
 
 
-def run_offers(config: RunConfig) -> RunOffers:
-    """Read of a run what its requests may offer."""
+def run_offers(config: RunConfig, drafts_on_host: bool) -> RunOffers:
+    """Read of a run what its requests may offer. A drafter on the host offers what it finds."""
     drafter: Any = config.drafter
     stops = getattr(drafter, "stop", DraftStop.none) == DraftStop.confidence
     threshold = drafter.stop_threshold if stops else None
-    return RunOffers(drafter.num_draft_tokens, drafter.k_schedule, threshold, config.verify.budget)
+    finder = drafter.name if drafts_on_host else None
+    budget = config.verify.budget
+    return RunOffers(drafter.num_draft_tokens, drafter.k_schedule, threshold, budget, drafter.by_request, finder)
 
 
 def with_largest_k(config: RunConfig) -> RunConfig:

@@ -23,7 +23,7 @@ from spec_lab.menu.config import (
 )
 
 if TYPE_CHECKING:
-    from spec_lab.acceptance.deterministic import DeterministicRule
+    from spec_lab.acceptance.deterministic import DeterministicRule, DraftJudge
     from spec_lab.core.layer_protocols import AttentionBackend
     from spec_lab.core.protocols import AcceptanceRule
     from spec_lab.core.pruning_protocols import CatchupPruning, PromptPruning
@@ -83,6 +83,7 @@ class DrafterOption(Option):
         no_loop: why there is no draft loop to capture, as in "looks its drafts up"; None where there is one.
         no_moves: why no metadata moves between draft steps; None where it does.
         load_tree: as `load`, for a drafter that drafts the branches of a tree; None where it drafts chains only.
+        drafts_on_host: it makes drafts on the host between two rounds, as many as it finds.
         ingests_in_graphs: its `ingest` may be captured for a prompt that comes alone, since it reads no spans.
         notes_confidence: it picks its drafts with `wiring.drafting.make_picker`, which notes how sure it is of them.
         preset_of: the option whose parts it is other values of, in everything the same; None where it is its own.
@@ -102,6 +103,7 @@ class DrafterOption(Option):
     load_tree: Callable[..., Any] | None = None
     notes_confidence: bool = False
     ingests_in_graphs: bool = False
+    drafts_on_host: bool = False
     preset_of: str | None = None
     rows_written: Callable[[RunConfig], int] | None = None
 
@@ -131,7 +133,9 @@ class RuleOption(Option):
         judge: takes (the `acceptance` part, `RuleContext`) and makes a rule that decides without drawing; such
             a rule can also judge a recorded run again.
         build: takes (the `Chosen` run, its `acceptance` part, `RuleBuild`) and makes a rule that draws or needs
-            those; it cannot judge a recorded run again.
+            those; it cannot judge a recorded run again, unless it has `judge_again`.
+        judge_again: takes what `judge` takes, and makes what judges a recorded run as a built rule does at temperature
+            0, where it draws nothing; None for a rule that always draws.
         greedy_only: why it needs sampling.temperature=0, as in "compares with the argmax"; None where it does not.
         keeps_greedy_text: its output is plain greedy decoding's, token for token, whatever is drafted.
         walk: makes the rule's form for a tree of drafts, from (the `Chosen` run, its `acceptance` part,
@@ -145,6 +149,7 @@ class RuleOption(Option):
     schema: type[AcceptanceConfig]
     judge: Callable[..., DeterministicRule] | None = None
     build: Callable[..., AcceptanceRule] | None = None
+    judge_again: Callable[..., DraftJudge] | None = None
     greedy_only: str | None = None
     keeps_greedy_text: bool = False
     walk: Callable[..., TreeRule] | None = None
@@ -229,10 +234,12 @@ class CheckerOption(Option):
     Attributes:
         read: takes a reply, without its thinking, and returns the answer in it; None where there is none.
         same: takes the answer expected and the one read, and tells whether they are the same.
+        expects: takes the answer expected, and tells whether `read` can come to it at all.
     """
 
     read: Callable[[str], str | None]
     same: Callable[[str, str], bool]
+    expects: Callable[[str], bool] = lambda expected: True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,3 +248,18 @@ class LoggerOption(Option):
 
     schema: type[LoggerConfig] = LoggerConfig
     sinks: Callable[[LoggerConfig], list[Sink]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricOption(Option):
+    """A figure of an extension's own, which every run has that names the extension: nothing chooses it.
+
+    Attributes:
+        definition: what it is, in a sentence, for records and reports.
+        of_round: takes a `RoundRecord`; the run's figure is then the mean over rounds.
+        of_run: takes a `GenerationResult`, a timed pass, and gives the run's figure in its place.
+    """
+
+    definition: str
+    of_round: Callable[[Any], float | None] | None = None
+    of_run: Callable[[Any], float | None] | None = None

@@ -10,6 +10,7 @@ from spec_lab.options.drafters import (
     draft_model,
     eagle3,
     frozen_kv,
+    hybrid,
     mtp_eagle,
     mtp_vanilla,
     ngram,
@@ -17,6 +18,7 @@ from spec_lab.options.drafters import (
     oracle,
     p_eagle,
     random,
+    suffix,
 )
 from spec_lab.options.graphs import eager, full_loop, round, split_seed, step_replay
 from spec_lab.options.rules import (
@@ -35,7 +37,8 @@ from spec_lab.options.rules import (
 from spec_lab.options.trees import dynamic, static
 from spec_lab.options.trees import none as chain
 
-DRAFTERS = (none, ngram, oracle, random, eagle3, mtp_eagle, mtp_vanilla, frozen_kv, draft_model, p_eagle)
+HEADS = (eagle3, mtp_eagle, mtp_vanilla, frozen_kv, draft_model, p_eagle)
+DRAFTERS = (none, ngram, suffix, oracle, random, *HEADS, hybrid)
 LOSSY_RULES = (typical, threshold, cascade, ensemble, mentored, fuzzy, fly)
 RULES = (strict, relaxed_thinking, rejection, synthetic, *LOSSY_RULES)
 GRAPHS = (eager, split_seed, step_replay, full_loop, round)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, cast
 
 from spec_lab.record.averages import ratio
 from spec_lab.record.draft_counts import DraftCounts
-from spec_lab.record.schema import Distance, ExpertsReadByStage, PositionRates, Relaxed, Rows
+from spec_lab.record.schema import Distance, ExpertsReadByStage, PartCounts, PositionRates, Relaxed, Rows
 
 if TYPE_CHECKING:
     from spec_lab.core.results import ExpertCounts, GenerationResult, PrefillRecord, RequestRecord, RoundRecord
@@ -145,6 +145,20 @@ def relaxed_hits(requests: Collection[RequestRecord], rounds: Iterable[RoundReco
         return None
     rate = ratio(1000 * sum(hits), num_emitted_tokens(requests))
     return Relaxed(hits=sum(hits), per_1000_tokens=rate)
+
+
+def parts(requests: Iterable[RequestRecord]) -> dict[str, PartCounts] | None:
+    """Rounds, drafts offered and drafts accepted (before any cut) of each part of drafter=hybrid; null for others."""
+    counts: dict[str, PartCounts] = {}
+    for request in requests:
+        if request.drafted_by:
+            rounds = zip(request.drafted_by, request.offered_per_round, request.accepted_per_round, strict=True)
+            for name, offered, accepted in rounds:
+                of_part = counts.setdefault(name, PartCounts(rounds=0, offered=0, accepted=0))
+                of_part["rounds"] += 1
+                of_part["offered"] += offered
+                of_part["accepted"] += accepted
+    return counts or None
 
 
 def distance(requests: Collection[RequestRecord], rounds: Iterable[RoundRecord]) -> Distance | None:

@@ -17,6 +17,7 @@ from spec_lab.record.acceptance_metrics import (
     num_emitted_tokens,
     num_output_tokens,
     num_request_rounds,
+    parts,
     relaxed_hits,
     rows,
 )
@@ -89,6 +90,7 @@ DEFINITIONS: dict[str, str] = {
     "launch_ms": _first_paragraph(launch_ms),
     "stage_ms_per_round": _first_paragraph(stage_ms),
     "stage_ms_per_round.commit": "The device's bookkeeping.",
+    "stage_ms_per_round.lookup": "The host looks drafts up and copies them to the device, which waits (suffix).",
     "stage_ms_per_round.readback": "Tokens and counts packed into one tensor and copied; on a CPU read as well.",
     "prefill_ms_per_request": _first_paragraph(prefill_ms_per_request),
     "prompt_forwards": (
@@ -104,7 +106,7 @@ DEFINITIONS: dict[str, str] = {
     "rows.drafted": (
         "Drafts that the draft steps of rounds made, offered or not, those of padded and surplus rows included; the "
         "prompt pass's are not in it. Of a tree its rows but for the root. Places for which ngram finds nothing "
-        "count, in a chain and in a tree."
+        "count, in a chain and in a tree; of suffix those that it found."
     ),
     "rows.offered": (
         "Drafts that verification could accept. Fewer than were drafted where drafter.stop, drafter.k_schedule or "
@@ -149,6 +151,7 @@ DEFINITIONS: dict[str, str] = {
     "accuracy.cut": _first_paragraph(answers_cut),
     "accuracy_change": _first_paragraph(accuracy_change),
     "distance": _first_paragraph(distance),
+    "parts": _first_paragraph(parts),
     "relaxed": _first_paragraph(relaxed_hits),
     "relaxed.per_1000_tokens": "Of the tokens emitted in rounds.",
     "thinking": _first_paragraph(thinking),
@@ -178,6 +181,8 @@ DEFINITIONS: dict[str, str] = {
         "Types that the file's weights have, the one with the most numbers first, where it is GGUF; `dtype` is what "
         "they are widened or rounded to."
     ),
+    "template": "Twelve digits of the chat template that wrote the prompts (SHA-256); none where there is no template.",
+    "thinking_markers": "Whether the target's tokenizer has the tokens that thinking stands between.",
     "memory": (
         "Bytes of the process in memory (RSS) when nothing of the run was loaded, and at most; on a GPU also what "
         "torch had allocated there at most."

@@ -47,6 +47,8 @@ class Provenance:
     world_size: int | None = None
     weight_dtype: str | None = None
     stored_types: list[str] | None = None
+    template: str | None = None
+    thinking_markers: bool | None = None
 
 
 def collect_provenance(
@@ -57,6 +59,8 @@ def collect_provenance(
     world_size: int | None = None,
     weight_dtype: str | None = None,
     stored_types: list[str] | None = None,
+    template: str | None = None,
+    thinking_markers: bool | None = None,
 ) -> Provenance:
     """Look at this process and machine; no network.
 
@@ -66,6 +70,8 @@ def collect_provenance(
         world_size: how many processes the run has.
         weight_dtype: what the products of the target's layers keep their weights in.
         stored_types: what the file has, where it is not as `dtype` alone.
+        template: twelve digits of the chat template that writes prompts, `none` where there is none.
+        thinking_markers: whether the tokenizer has tokens that thinking stands between.
     """
     return Provenance(
         versions=package_versions(),
@@ -79,6 +85,8 @@ def collect_provenance(
         world_size=world_size,
         weight_dtype=weight_dtype,
         stored_types=stored_types,
+        template=template,
+        thinking_markers=thinking_markers,
     )
 
 

@@ -74,7 +74,7 @@ def read_all_request_rows(folder: Path, summary: Summary) -> list[RequestRow]:
     rows = read_request_rows(folder)
     if len(rows) != summary["num_requests"]:
         path = folder / REQUESTS_FILE
-        raise UserError(f"{path}: it was cut, and holds {len(rows)} of the run's {summary['num_requests']} requests")
+        raise UserError(f"{path}: it holds {len(rows)} requests, and the run had {summary['num_requests']}")
     num_draft_tokens = summary["num_draft_tokens"] or 0
     for row in rows:
         if max(row["accepted_per_round"], default=0) > num_draft_tokens:
@@ -154,7 +154,7 @@ def _version_problem(version: Any) -> str | None:
     known = " or ".join(map(str, READABLE_VERSIONS))
     is_newer = isinstance(version, int) and version > max(READABLE_VERSIONS)
     remedy = "; update spec_lab" if is_newer else ""
-    return f"schema_version is {str(version)[:20]}, this spec_lab reads {known}{remedy}"
+    return f"schema_version is {repr(version)[:20]}, this spec_lab reads {known}{remedy}"
 
 
 def _disagreement(summary: Summary) -> str | None:

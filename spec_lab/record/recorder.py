@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, cast
 
 from spec_lab.errors import describe_error, is_interruption
 from spec_lab.record.measured import Divergence, Measured, RunInfo
+from spec_lab.record.metrics import OwnMetrics
 from spec_lab.record.row_schema import RequestDivergence, RequestRow, RoundRow
 from spec_lab.record.schema import Rows, Status, Summary
 from spec_lab.record.sinks import CONFIG_FILE, SUMMARY_FILE, FileSink, Sink, write_config, write_json
@@ -33,10 +34,14 @@ class Recorder:
 
     Args:
         sinks: further sinks, such as `WandbSink`.
+        metrics: of extensions, whose figures of a round stand in its line.
     """
 
-    def __init__(self, folder: Path, info: RunInfo, sinks: Sequence[Sink] = ()) -> None:
+    def __init__(
+        self, folder: Path, info: RunInfo, sinks: Sequence[Sink] = (), metrics: OwnMetrics | None = None
+    ) -> None:
         self.folder = folder
+        self._metrics = metrics or OwnMetrics()
         self._info = info
         self._sinks: list[Sink] = [FileSink(), *sinks]
         self._started: list[Sink] = []
@@ -68,7 +73,7 @@ class Recorder:
     def rounds(self, repeat: int, records: Sequence[RoundRecord]) -> None:
         """Record the rounds of one timed repeat of the main configuration."""
         for record in records:
-            row = round_row(repeat, record)
+            row = round_row(repeat, record, self._metrics.of_round(record))
             for sink in self._started:
                 sink.round(row)
 
@@ -152,14 +157,15 @@ def request_row(
         if divergence is None
         else RequestDivergence(index=divergence.index, margin=divergence.margin, kind=divergence.kind),
         num_thinking_tokens=num_thinking_tokens,
+        drafted_by=list(record.drafted_by) or None,
         token_origins=record.token_origins,
         text_ends=None if text_ends is None else list(text_ends),
     )
 
 
-def round_row(repeat: int, record: RoundRecord) -> RoundRow:
-    """Make the line of `rounds.jsonl` for a round."""
-    return RoundRow(
+def round_row(repeat: int, record: RoundRecord, metrics: dict[str, float | None] | None = None) -> RoundRow:
+    """Make the line of `rounds.jsonl` for a round; it has `metrics` where there are some."""
+    row = RoundRow(
         repeat=repeat,
         index=record.index,
         request_ids=record.request_ids,
@@ -174,6 +180,9 @@ def round_row(repeat: int, record: RoundRecord) -> RoundRow:
         num_surplus=record.num_surplus,
         distance=None if record.distance is None else [_finite(apart) for apart in record.distance],
     )
+    if metrics:
+        row["metrics"] = metrics
+    return row
 
 
 def _finite(numbers: list[float]) -> list[float | None]:

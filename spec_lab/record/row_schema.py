@@ -20,6 +20,7 @@ class RequestRow(TypedDict):
 
     `token_origins` has a letter of `core.origins.TokenOrigin` for each of `output_ids`, and `text_ends` how much of
     `text` stands when it is decoded up to and including each; null where that is unknown, as in older records.
+    `drafted_by` names the part of drafter=hybrid that drafted for each round; null for others.
     `offered_per_round` is null in records whose rounds all offered K drafts. `answer_read` is what `checker` read in
     the output, null where it found no answer.
     """
@@ -43,6 +44,7 @@ class RequestRow(TypedDict):
     answer_read: NotRequired[str | None]
     divergence: RequestDivergence | None
     num_thinking_tokens: int | None
+    drafted_by: NotRequired[list[str] | None]
     token_origins: NotRequired[str | None]
     text_ends: NotRequired[list[int] | None]
 
@@ -68,3 +70,4 @@ class RoundRow(TypedDict):
     launch_seconds: float | None
     num_surplus: NotRequired[int]
     distance: NotRequired[list[list[float | None]] | None]
+    metrics: NotRequired[dict[str, float | None]]

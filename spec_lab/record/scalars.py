@@ -19,7 +19,7 @@ NOT_RESULTS = {*Origin.__annotations__, "schema_version"}
 def scalar_paths() -> dict[str, tuple[str, ...]]:
     """Find where each number stands in `summary.json`, by its name: `summary.speedup` is at `("speedup", "value")`.
 
-    Numbers whose keys depend on the run (categories, references, stages) have no name.
+    Numbers whose keys depend on the run (categories, references, stages, positions) are not among them.
     """
     paths = {}
     for path in _number_paths(Summary, ()):
@@ -38,9 +38,20 @@ def scalar(summary: Mapping[str, Any], name: str) -> float | None:
 
 
 def scalars(summary: Mapping[str, Any]) -> dict[str, float]:
-    """Return every number that a record has, by its name."""
-    found = {name: scalar(summary, name) for name in scalar_paths()}
+    """Return every number that a record has, by its name; those by position, stage and metric too."""
+    found = {name: scalar(summary, name) for name in scalar_paths()} | dict(_varying(summary))
     return {name: value for name, value in found.items() if value is not None}
+
+
+def _varying(summary: Mapping[str, Any]) -> Iterator[tuple[str, float | None]]:
+    """Yield the numbers whose names depend on the run."""
+    for kind in ("unconditional", "conditional"):
+        for place, rate in enumerate(summary["acceptance_rate_by_position"][kind], start=1):
+            yield f"{PREFIX}acceptance_rate_by_position.{kind}.{place}", rate
+    for stage, milliseconds in summary["stage_ms_per_round"].items():
+        yield f"{PREFIX}stage_ms_per_round.{stage}", milliseconds
+    for metric, value in summary.get("metrics", {}).items():
+        yield f"{PREFIX}metrics.{metric}", value
 
 
 def _number_paths(schema: Any, above: tuple[str, ...]) -> Iterator[tuple[str, ...]]:

@@ -8,7 +8,7 @@ Version 3 did not say where each token came from. Version 4 knew no rounds that 
 Version 5 launched every round alone: it had no `wasted_rounds`, and no `rounds_per_replay` among the counts of a graph.
 Nor did it say whether rows depend on each other (`row_invariant`). Version 6 counted experts, and not their bytes,
 and timed a round from its launch; since version 7 a round begins where the host had read the one before. `weight_dtype`
-is younger than version 6.
+is younger than version 6, `template` and `thinking_markers` than version 7.
 `spec_lab/record/versions.py` reads it.
 """
 
@@ -197,6 +197,15 @@ class Speed(TypedDict):
     expert_bytes_read: NotRequired[ExpertsReadByStage | None]
     graph: Graph
     wasted_rounds: NotRequired[int]
+    metrics: NotRequired[dict[str, float | None]]
+
+
+class PartCounts(TypedDict):
+    """The rounds that a part of a drafter drafted for, and the drafts in them."""
+
+    rounds: int
+    offered: int
+    accepted: int
 
 
 class Outcome(TypedDict):
@@ -212,6 +221,7 @@ class Outcome(TypedDict):
     accuracy: Accuracy
     relaxed: Relaxed | None
     distance: NotRequired[Distance | None]
+    parts: NotRequired[dict[str, PartCounts] | None]
     thinking: Thinking | None
     equal_to_plain: float | None
 
@@ -305,6 +315,8 @@ class Origin(TypedDict):
     world_size: NotRequired[int | None]
     weight_dtype: NotRequired[str | None]
     stored_types: NotRequired[list[str] | None]
+    template: NotRequired[str | None]
+    thinking_markers: NotRequired[bool | None]
 
 
 class Comparison(TypedDict):

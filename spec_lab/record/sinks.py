@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Mapping
@@ -116,6 +117,8 @@ def replace_bytes(path: Path, content: bytes) -> None:
 
     One process writes a file, so the name is fixed: what a kill left under it is written over by the next write.
     """
+    if path.name in ("", ".."):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         with temporary.open("wb") as file:

@@ -34,13 +34,17 @@ def upgraded_summary(summary: Summary) -> Summary:
     speeds: list[Speed] = [summary, *summary["references"].values()]
     for speed in speeds:
         speed["stage_ms_per_round"].setdefault("readback", None)
+        speed["stage_ms_per_round"].setdefault("lookup", None)
         speed.setdefault("experts_read", None)
         speed.setdefault("expert_bytes_read", None)
         speed.setdefault("wasted_rounds", 0)
+        speed.setdefault("metrics", {})
         speed["graph"].setdefault("rounds_per_replay", 1)
     summary.setdefault("row_invariant", None)
     summary.setdefault("weight_dtype", None)
     summary.setdefault("stored_types", None)
+    summary.setdefault("template", None)
+    summary.setdefault("thinking_markers", None)
     summary.setdefault("memory", None)
     return summary
 
@@ -55,7 +59,7 @@ def upgraded_request(row: RequestRow) -> RequestRow:
     judged = [accepted + 1 for accepted in row["accepted_per_round"]]
     if judged and row["truncated"] and row["finish_reason"] == "eos":
         judged[-1] = row["emitted_per_round"][-1]
-    unknown = dict.fromkeys(("offered_per_round", "token_origins", "text_ends", "checker", "answer_read"))
+    unknown = dict.fromkeys(("offered_per_round", "token_origins", "text_ends", "checker", "answer_read", "drafted_by"))
     return cast(RequestRow, {"judged_per_round": judged, **unknown, **row})
 
 

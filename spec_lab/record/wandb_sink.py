@@ -81,7 +81,7 @@ class WandbSink:
         self._folder = folder
         self._run = self._open(folder, summary)
         # They are open and go on being written, but a killed run leaves nothing of them.
-        _remove_logs(Path(self._run.dir).parent)
+        remove_logs(Path(self._run.dir).parent)
         # W&B would summarise each by its last value, which is no result of the run.
         for axis in ("request", "repeat"):
             self._run.define_metric(f"{axis}/index", hidden=True, summary="none")
@@ -114,7 +114,7 @@ class WandbSink:
         directory = Path(self._run.dir).parent
         is_offline = self._run.offline
         self._run.finish(exit_code=0 if summary["status"] == "finished" else 1)
-        _remove_logs(directory)
+        remove_logs(directory)
         if is_offline:
             base = self._base()
             command = f"cd {base} && wandb sync {directory.resolve().relative_to(base)}"
@@ -153,7 +153,7 @@ class WandbSink:
             job_type="bench",
             tags=tags_of(summary),
             config=wandb_config(summary),
-            settings=_private_settings(),
+            settings=private_settings(),
         )
 
     def _log_progress(self) -> None:
@@ -209,7 +209,8 @@ class WandbSink:
         return here if not self._run.offline or self._folder.resolve().is_relative_to(here) else self._folder.resolve()
 
 
-def _private_settings() -> Any:
+def private_settings() -> Any:
+    """Return settings by which W&B records nothing of the machine and its user."""
     import wandb
 
     return wandb.Settings(
@@ -228,6 +229,6 @@ def _private_settings() -> Any:
     )
 
 
-def _remove_logs(directory: Path) -> None:
+def remove_logs(directory: Path) -> None:
     """Drop W&B's own debug logs, which name absolute paths; syncing does not read them."""
     shutil.rmtree(directory / "logs", ignore_errors=True)

@@ -9,6 +9,7 @@ Runs with other definitions, prompts or versions are shown and not compared, unl
 
   python -m spec_lab.report outputs/drafters-sweep-1a2b3c4d
   python -m spec_lab.report outputs/RUN outputs/OTHER --base 2 --csv runs.csv --figures figures
+  python -m spec_lab.report outputs/drafters-sweep-1a2b3c4d --html drafters.html
   python -m spec_lab.report outputs/drafters-sweep-1a2b3c4d --markdown
   python -m spec_lab.report --tail outputs/drafters-sweep-1a2b3c4d
 """
@@ -17,7 +18,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,10 +34,20 @@ from spec_lab.report.drafter_table import Cell, format_comparison, read_comparis
 from spec_lab.report.frame import frame_of
 from spec_lab.report.graph_table import format_graph_comparison, read_graph_comparisons
 from spec_lab.report.knob_table import KnobStudy, format_knob_study, is_told_by_knobs, read_knob_studies
+from spec_lab.report.lossy_table import PricedRules, format_prices, read_prices
 from spec_lab.report.markdown_table import format_markdown
 from spec_lab.report.paired_table import Compared, compare, format_compared
 from spec_lab.report.run_table import format_definitions, format_run, format_runs
-from spec_lab.report.saved_plots import Plot, graph_plots_of, knob_plots_of, overview_plots_of, plots_of
+from spec_lab.report.saved_plots import (
+    Drawing,
+    Plot,
+    graph_drawings,
+    knob_drawings,
+    overview_drawings,
+    run_drawings,
+    saved,
+    study_drawings,
+)
 from spec_lab.report.study import Point, format_study, read_studies
 from spec_lab.report.tail import follow, format_ended
 
@@ -48,6 +59,7 @@ class Comparisons:
     """Holds what there is to compare among runs that may be compared."""
 
     studies: list[list[Point]]
+    prices: list[PricedRules]
     drafters: list[list[Cell]]
     graphs: list[list[Run]]
     compared: list[Compared]
@@ -70,6 +82,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--anyway", action="store_true", help="compare what has other definitions, prompts or versions")
     parser.add_argument("--csv", type=Path, metavar="FILE", help="write all runs and their references as one table")
     parser.add_argument("--figures", type=Path, metavar="DIR", help="save all figures there")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write one page to send: tables, figures, commands")
     parser.add_argument("--markdown", action="store_true", help="print one table for a document, and nothing else")
     parser.add_argument("--tail", action="store_true", help="follow the sweep in FOLDER: print its jobs as they end")
     options = parser.parse_args(arguments)
@@ -77,6 +90,10 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         raise UserError(f"--last={options.last} shows no run; use --last=1 or more")
     if options.tail and len(options.folders) != 1:
         raise UserError("--tail follows one sweep; name its FOLDER")
+    for flag in [name for name in ("tail", "markdown") if getattr(options, name)]:
+        others = [name for name in ("csv", "figures", "base") if getattr(options, name) is not None]
+        if others:
+            raise UserError(f"--{flag} prints its own and nothing else; leave out --{others[0]}, or call it again")
     return options
 
 
@@ -109,6 +126,11 @@ def _report(options: argparse.Namespace) -> int:
     found = [_compare(part, options.base) for part in sets]
     knobs = [runs] if options.anyway else [[run.run for run in part] for part in sets_of_standards(all_runs)]
     studies = [study for part in knobs for study in read_knob_studies(part)]
+    if options.html is not None:
+        _say([*refusals(sets), *_left_out(found)])
+        _write_html(runs, found, studies, [*unreadable, *refusals(sets), *_left_out(found)], options.html)
+        print(options.html)
+        return EXIT_CODES["finished"]
     plots = _plots(found, studies, options)
     _say([*refusals(sets), *_left_out(found)])
     _say(plot.problem for plot in plots if plot.problem is not None)
@@ -136,6 +158,7 @@ def _compare(runs: Sequence[NumberedRun], base: int | None) -> Comparisons:
     compared, not_compared = compare(runs, base)
     return Comparisons(
         studies,
+        read_prices(plain),
         [cells for cells in read_comparisons(plain) if not is_told_by_knobs([cell.summary for cell in cells])],
         read_graph_comparisons(plain),
         compared,
@@ -162,17 +185,46 @@ def _plots(
         options.figures.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"--figures={options.figures} cannot be made ({describe_os_error(error)})") from error
-    overviews = [(part.compared, part.costs) for part in found]
-    return [*_experiment_plots(found, knobs, options.figures), *overview_plots_of(overviews, options.figures)]
+    return saved(_all_drawings(found, knobs), options.figures)
+
+
+def _all_drawings(found: Sequence[Comparisons], knobs: Sequence[tuple[KnobStudy, list[Run]]]) -> Iterator[Drawing]:
+    yield from _experiment_drawings(found, knobs)
+    yield from overview_drawings([(part.compared, part.costs) for part in found])
 
 
 def _experiment_plots(
     found: Sequence[Comparisons], knobs: Sequence[tuple[KnobStudy, list[Run]]], folder: Path
 ) -> list[Plot]:
-    rules = [points for part in found for points in part.studies]
-    drafters = [cells for part in found for cells in part.drafters]
-    graphs = [runs for part in found for runs in part.graphs]
-    return [*plots_of(rules, drafters, folder), *knob_plots_of(knobs, folder), *graph_plots_of(graphs, folder)]
+    return saved(_experiment_drawings(found, knobs), folder)
+
+
+def _experiment_drawings(
+    found: Sequence[Comparisons], knobs: Sequence[tuple[KnobStudy, list[Run]]]
+) -> Iterator[Drawing]:
+    yield from study_drawings(
+        [points for part in found for points in part.studies], [cells for part in found for cells in part.drafters]
+    )
+    yield from knob_drawings(knobs)
+    yield from graph_drawings([runs for part in found for runs in part.graphs])
+
+
+def _write_html(
+    runs: Sequence[Run],
+    found: Sequence[Comparisons],
+    knobs: Sequence[tuple[KnobStudy, list[Run]]],
+    remarks: Sequence[str],
+    path: Path,
+) -> None:
+    from spec_lab.report.html_report import html_report
+
+    finished = [run.summary for run in runs if run.summary["status"] == "finished"]
+    drawings = [*_all_drawings(found, knobs), *(run_drawings(finished[-1]) if finished else ())]
+    page = html_report(runs, [part.compared for part in found], [part.costs for part in found], drawings, remarks)
+    try:
+        replace_text(path, page)
+    except OSError as error:
+        raise UserError(f"--html={path} cannot be written ({describe_os_error(error)}); name another file") from error
 
 
 def _write_csv(runs: Sequence[Run], path: Path) -> list[str]:
@@ -204,6 +256,7 @@ def _text(
 def _comparisons_text(found: Comparisons) -> list[str]:
     parts: list[str] = []
     parts += [format_study(points) for points in found.studies]
+    parts += [format_prices(prices) for prices in found.prices]
     parts += [format_comparison(cells) for cells in found.drafters]
     for runs in found.graphs:
         parts += ["Graph modes", format_graph_comparison(runs)]

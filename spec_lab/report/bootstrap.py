@@ -69,6 +69,45 @@ def bootstrap_difference(
     return _interval(pooled - base_pooled, resampled - base_resampled, min(len(rows), len(base_rows)))
 
 
+@dataclass(frozen=True, slots=True)
+class TaskRows:
+    """The requests of one task under one configuration, with its K."""
+
+    rows: Sequence[RequestRow]
+    num_draft_tokens: int
+
+
+def bootstrap_mean(tasks: Sequence[TaskRows], base: Sequence[TaskRows] = ()) -> Interval | None:
+    """Return the mean over tasks of the pooled acceptance lengths, less that of `base` where there is one, with its
+    95 % percentile interval; None where too little was judged. Prompts are drawn within each task.
+
+    Args:
+        base: the same tasks with the same prompts in the same order, which are resampled together.
+    """
+
+    assert not base or [[row["id"] for row in task.rows] for task in tasks] == [
+        [row["id"] for row in task.rows] for task in base
+    ]
+    if not tasks or not all(task.rows for task in tasks):
+        return None
+    picks = [_times_picked(len(task.rows), SEED + place) for place, task in enumerate(tasks)]
+    value, resampled = _mean_over_tasks(tasks, picks)
+    if base:
+        base_value, base_resampled = _mean_over_tasks(base, picks)
+        value, resampled = value - base_value, resampled - base_resampled
+    return _interval(value, resampled, min(len(task.rows) for task in tasks))
+
+
+def _mean_over_tasks(tasks: Sequence[TaskRows], picks: Sequence[Counts]) -> tuple[float, Counts]:
+    import numpy as np
+
+    found = [
+        _pooled_and_resampled(task.rows, task.num_draft_tokens, picked)
+        for task, picked in zip(tasks, picks, strict=True)
+    ]
+    return float(np.mean([pooled for pooled, _ in found])), np.mean([resampled for _, resampled in found], axis=0)
+
+
 def _times_picked(count: int, seed: int) -> Counts:
     """Return [resamples, count] how often each request is in each resample."""
     import numpy as np

@@ -14,6 +14,7 @@ from spec_lab.report.frame import predicted_speedup
 from spec_lab.report.known_options import ORACLE
 from spec_lab.report.table import format_table, paragraph
 
+TITLE = "What a round costs, in steps of plain decoding"
 NOTE = """\
 draft, verify, rest: the stages of a round in steps of plain decoding, each request's share; rest is the host's time
 between stages, accept, commit and readback, and all of it where one graph holds the round. They add up to break-even,
@@ -77,6 +78,13 @@ def read_costs(runs: Sequence[NumberedRun]) -> list[Cost]:
 
 def format_costs(costs: Sequence[Cost]) -> str:
     """Write title, table and what the columns mean."""
+    header, body = cost_cells(costs)
+    table = format_table(header, body, ("#", "drafter"))
+    return "\n\n".join([TITLE, table, paragraph(NOTE)])
+
+
+def cost_cells(costs: Sequence[Cost]) -> tuple[list[str], list[list[str]]]:
+    """Return the header and the cells, a row a run."""
     header = [
         "#", "drafter", "K", "draft", "verify", "rest", "break-even", "length", "predicted", "measured", "off",
         "oracle's", "its speedup",
@@ -99,13 +107,7 @@ def format_costs(costs: Sequence[Cost]) -> str:
         ]
         for cost in costs
     ]
-    return "\n\n".join(
-        [
-            "What a round costs, in steps of plain decoding",
-            format_table(header, body, ("#", "drafter")),
-            paragraph(NOTE),
-        ]
-    )
+    return header, body
 
 
 def _cost(run: NumberedRun, oracles: dict[int | None, float]) -> Cost | None:

@@ -11,14 +11,15 @@ A row is a part of a run: the run itself, and each reference that was measured b
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from spec_lab.record.paired import PairedRatio, Reference, over_reference
-from spec_lab.record.runs import Run, find_runs
+from spec_lab.record.runs import Run, find_runs, folder_of
 from spec_lab.record.schema import READING_STAGES, THIS_RUN, Outcome, Ratio, Speed, Summary
 from spec_lab.record.time_metrics import STAGES, paired_ratio
+from spec_lab.report.differing import differing_knobs, knobs_of
 from spec_lab.report.prompts import prompts_id
 
 if TYPE_CHECKING:
@@ -111,9 +112,18 @@ COLUMNS: dict[str, Column] = {
     "peak_cuda_bytes": Column("count", "allocated on the GPU at most"),
     "git_revision": Column("text", "of this package"),
 }
-"""The frame always has these. Besides, with what the runs hold: a text column a label (`drafter`, `target`, ...),
-`accepted_at_1` and so on (share of rounds that accept the draft at a position), and `version_torch` and so on."""
+"""The frame always has these. Besides, with what the runs hold, in this order:
 
+- a text column a label (`drafter`, `target`, ...);
+- a column a knob in which the runs differ, by its dotted name (`drafter.offset`), those of extensions too;
+- `accepted_at_1` and so on, the share of rounds that accept the draft at a position, and `accepted_at_1_if_reached`,
+  that of the drafts whose earlier ones were all accepted;
+- `metric_NAME`, the figures of an extension's metrics, and `NAME_ms` of its stages;
+- `kernel_NAME_us`, a kernel's time a round in the profiled rounds;
+- `version_torch` and so on."""
+
+FIGURES = ("accepted_at_", "metric_", "kernel_")
+"""Columns of numbers that no list names, by how they begin."""
 PANDAS_TYPES = {"text": "object", "number": "float64", "count": "Int64", "flag": "boolean"}
 
 
@@ -126,31 +136,36 @@ def load_frame(folders: str | os.PathLike[str] | Sequence[str | os.PathLike[str]
     Raises:
         UserError: a folder is missing or has no run.
     """
-    single = isinstance(folders, (str, os.PathLike))
-    return frame_of(find_runs(map(Path, [folders] if single else folders)))  # type: ignore[arg-type]
+    several = isinstance(folders, Iterable) and not isinstance(folders, str)
+    return frame_of(find_runs(map(folder_of, folders if several else [folders])))  # type: ignore[arg-type]
 
 
 def frame_of(runs: Iterable[Run]) -> pd.DataFrame:
     """Do the same as `load_frame`, of runs that have been read already."""
     import pandas as pd
 
-    rows = [row for run in runs for row in _rows(run)]
+    runs = list(runs)
+    knobs = differing_knobs([run.summary["config"] for run in runs])
+    rows = [row for run in runs for row in _rows(run, knobs)]
     extra = sorted({name for row in rows for name in row} - COLUMNS.keys(), key=_extra_order)
     frame = pd.DataFrame(rows, columns=[*COLUMNS, *extra])
     kinds = {name: PANDAS_TYPES[column.kind] for name, column in COLUMNS.items()}
-    kinds |= {name: "float64" if name.startswith("accepted_at_") else "object" for name in extra}
+    kinds |= {name: "float64" if name.startswith(FIGURES) or name.endswith("_ms") else "object" for name in extra}
     return frame.astype(kinds)
 
 
-def _extra_order(name: str) -> tuple[bool, bool, int, str]:
-    """Put labels first, then positions by their number, then versions."""
-    position = name.removeprefix("accepted_at_")
-    return name.startswith("version_"), position != name, int(position) if position.isdecimal() else 0, name
+def _extra_order(name: str) -> tuple[int, int, str]:
+    """Put labels first, then knobs, positions by their number, metrics, stages, kernels and versions."""
+    prefixes = ("version_", "kernel_", "metric_", "accepted_at_")
+    kinds = [len(prefixes) - place for place, prefix in enumerate(prefixes) if name.startswith(prefix)]
+    position = re.search(r"\d+", name) if name.startswith("accepted_at_") else None
+    return max(kinds, default=int("." in name) - 1), int(position[0]) if position else 0, name
 
 
-def _rows(run: Run) -> list[dict[str, Any]]:
+def _rows(run: Run, knobs: Sequence[str]) -> list[dict[str, Any]]:
     summary = run.summary
-    shared = {**_labels(summary), **_origin(run)}
+    own = knobs_of(summary["config"])
+    shared = {**{knob: own.get(knob) for knob in knobs if knob not in COLUMNS}, **_labels(summary), **_origin(run)}
     parts: dict[str, Any] = {THIS_RUN: summary, **summary["references"]}
     return [{**shared, "part": name, **_of_part(name, part, summary)} for name, part in parts.items()]
 
@@ -200,6 +215,7 @@ def _of_part(name: str, part: Any, summary: Summary) -> dict[str, Any]:
             "gpu_idle_share": summary["gpu_idle_share"],
             "ttft_p50_ms": latency["ttft"]["p50"],
             "e2e_p50_ms": latency["e2e"]["p50"],
+            **{f"kernel_{kernel['name']}_us": kernel["us_per_round"] for kernel in summary["kernels"]},
         }
     return values
 
@@ -212,7 +228,7 @@ def predicted_speedup(summary: Summary) -> float | None:
 
 def _outcome(part: Outcome) -> dict[str, Any]:
     accuracy, relaxed, thinking = part["accuracy"], part["relaxed"], part["thinking"]
-    distance, rates = part.get("distance"), part["acceptance_rate_by_position"]["unconditional"]
+    distance, rates = part.get("distance"), part["acceptance_rate_by_position"]
     return {
         "requests": part["num_requests"],
         "rounds": part["rounds"],
@@ -229,7 +245,8 @@ def _outcome(part: Outcome) -> dict[str, Any]:
         "kl": None if distance is None else distance["kl"],
         "relaxed_per_1000_tokens": None if relaxed is None else relaxed["per_1000_tokens"],
         "thinking_tokens": None if thinking is None else thinking["mean_tokens"],
-        **{f"accepted_at_{position}": rate for position, rate in enumerate(rates, start=1)},
+        **{f"accepted_at_{place}": rate for place, rate in enumerate(rates["unconditional"], start=1)},
+        **{f"accepted_at_{place}_if_reached": rate for place, rate in enumerate(rates["conditional"], start=1)},
     }
 
 
@@ -244,8 +261,9 @@ def _speed(part: Speed) -> dict[str, Any]:
         "end_to_end_tokens_per_second": part["end_to_end_tokens_per_second"],
         "round_ms": part["round_ms"],
         "launch_ms": part["launch_ms"],
-        **{f"{stage}_ms": stages.get(stage) for stage in STAGES},
+        **{f"{stage}_ms": milliseconds for stage, milliseconds in stages.items()},
         "prefill_ms_per_request": part["prefill_ms_per_request"],
+        **{f"metric_{name}": value for name, value in part.get("metrics", {}).items()},
         **part["rows"],
         **{f"experts_read_{stage}": count for stage, count in (part.get("experts_read") or {}).items()},
         **{f"expert_bytes_read_{stage}": count for stage, count in (part.get("expert_bytes_read") or {}).items()},

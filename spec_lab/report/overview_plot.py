@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from spec_lab.report.bootstrap import Interval
 from spec_lab.report.cost_table import Cost
-from spec_lab.report.origin import run_words
+from spec_lab.report.differing import distinct_words
 from spec_lab.report.paired_table import Compared
 from spec_lab.report.plots import PALETTE, open_figure, spread
 
@@ -26,7 +26,8 @@ def lengths_and_differences(compared: Sequence[Compared]) -> Figure:
     import seaborn as sns
 
     colour, better, _, worse = sns.color_palette(PALETTE, 4)
-    names = [_name(row) for row in compared]
+    words = distinct_words([row.run.run.summary for row in compared])
+    names = [f"{row.run.label} {name}" for row, name in zip(compared, words, strict=True)]
     with open_figure(height=1.6 + 0.34 * len(compared), width=9.6, columns=2) as (figure, panels):
         for place, row in enumerate(compared):
             _interval(panels[0], row.length, place, colour)
@@ -48,7 +49,8 @@ def cost_and_speedup(costs: Sequence[Cost]) -> Figure:
     import seaborn as sns
 
     draft, verify, rest, mark = sns.color_palette(PALETTE, 4)
-    names = [f"{cost.run.label} {run_words(cost.run.run.summary)}" for cost in costs]
+    words = distinct_words([cost.run.run.summary for cost in costs])
+    names = [f"{cost.run.label} {name}" for cost, name in zip(costs, words, strict=True)]
     with open_figure(height=1.8 + 0.34 * len(costs), width=9.6, columns=2) as (figure, panels):
         for place, cost in enumerate(costs):
             start = 0.0
@@ -87,7 +89,3 @@ def _interval(axes: Axes, interval: Interval | None, place: int, colour: Any) ->
         return
     ends = spread(interval.value, interval.low, interval.high)
     axes.errorbar(interval.value, place, xerr=ends, fmt="o", color=colour, elinewidth=1.2, capsize=2)
-
-
-def _name(row: Compared) -> str:
-    return f"{row.run.label} {run_words(row.run.run.summary)}"

@@ -104,13 +104,18 @@ def compare(runs: Sequence[NumberedRun], base: int | None = None) -> tuple[list[
 def format_compared(compared: Sequence[Compared]) -> str:
     """Write title, table and what the columns mean."""
     base = compared[0].run
+    header, body = compared_cells(compared)
+    title = one_line(f"Against {base.label}, {base.run.folder}")
+    return "\n\n".join([title, format_table(header, body, left=("#", "drafter", "rule")), paragraph(NOTE)])
+
+
+def compared_cells(compared: Sequence[Compared]) -> tuple[list[str], list[list[str]]]:
+    """Return the header and the cells, a row a run, the base first."""
     header = [
         "#", "drafter", "K", "rule", "acceptance length", "difference", "prompts", "difference is",
         "speedup to base's", "speedup is",
     ]  # fmt: skip
-    body = [_cells(row, is_base=row is compared[0]) for row in compared]
-    title = one_line(f"Against {base.label}, {base.run.folder}")
-    return "\n\n".join([title, format_table(header, body, left=("#", "drafter", "rule")), paragraph(NOTE)])
+    return header, [_cells(row, is_base=row is compared[0]) for row in compared]
 
 
 def _cells(row: Compared, is_base: bool) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from functools import reduce
+from functools import partial, reduce
 from typing import Any
 
 from spec_lab.errors import one_line
@@ -19,6 +19,7 @@ from spec_lab.record.verdict import verdict
 from spec_lab.record.versions import old_definition
 from spec_lab.record.wording import ABSENT, gibibytes, number, percent
 from spec_lab.report.cells import accuracy_cell, ratio_cell
+from spec_lab.report.differing import knob_value, telling_apart
 from spec_lab.report.known_options import describe_rule
 from spec_lab.report.table import format_table, paragraph, text_width
 
@@ -39,7 +40,13 @@ def format_run(summary: Summary) -> str:
     parts = [paragraph(verdict(summary))]
     if summary["status"] == "finished":
         speeds = _configurations(summary)
-        tables = [_speed_table(summary), _stage_table(speeds), _experts_table(speeds), format_categories(summary)]
+        tables = [
+            _speed_table(summary),
+            _stage_table(speeds),
+            _experts_table(speeds),
+            _metrics_table(speeds),
+            format_categories(summary),
+        ]
         notes = [IMPOSED if summary["acceptance_imposed"] else "", old_definition([summary])]
         parts = [*tables, _memory_line(summary), *notes, *parts]
     return "\n\n".join(part for part in parts if part)
@@ -57,27 +64,36 @@ def _memory_line(summary: Summary) -> str:
 
 def format_runs(runs: Sequence[Run]) -> str:
     """Write a line a run, then the stages of several, then why some did not finish."""
-    varied = [name for name in SOMETIMES if len({_sometimes(name, run.summary) for run in runs}) > 1]
-    header = [
-        "#", "drafter", "prune", "K", "batch", *varied, "rule", "acceptance length", "decode tok/s",
-        "speedup over plain", "accuracy", "peak memory", "status", "folder",
-    ]  # fmt: skip
-    body = [[f"#{index}", *_run_cells(run, varied)] for index, run in enumerate(runs, start=1)]
+    summaries = [run.summary for run in runs]
+    header, body = run_cells(runs)
     words = ("drafter", "prune", "rollback", "attention", "kernels", "rule", "status", "folder")
     parts = [format_table(header, body, left=words), *mixes(runs)]
-    if any(run.summary["acceptance_imposed"] for run in runs):
+    if any(summary["acceptance_imposed"] for summary in summaries):
         parts.append(IMPOSED)
-    parts.append(old_definition([run.summary for run in runs]))
-    summaries = {f"#{index}": run.summary for index, run in enumerate(runs, start=1)}
-    finished = {key: summary for key, summary in summaries.items() if summary["status"] == "finished"}
+    parts.append(old_definition(summaries))
+    by_label = {f"#{index}": summary for index, summary in enumerate(summaries, start=1)}
+    finished = {key: summary for key, summary in by_label.items() if summary["status"] == "finished"}
     if len(finished) > 1:
         parts.append(_stage_table(finished))
-    unfinished = [summary for summary in summaries.items() if summary[1]["status"] != "finished"]
+    unfinished = [summary for summary in by_label.items() if summary[1]["status"] != "finished"]
     if unfinished:
         parts.append(
             "\n".join(one_line(f"{key} {summary['status']}: {summary['reason']}") for key, summary in unfinished)
         )
     return "\n\n".join(part for part in parts if part)
+
+
+def run_cells(runs: Sequence[Run]) -> tuple[list[str], list[list[str]]]:
+    """Return the header and the cells of the table of runs; no two runs that differ read alike."""
+    varied = [name for name in SOMETIMES if len({_sometimes(name, run.summary) for run in runs}) > 1]
+    summaries = [run.summary for run in runs]
+    knobs = telling_apart(summaries, [tuple(_identity(summary, varied)) for summary in summaries])
+    header = [
+        "#", "drafter", "prune", "K", "batch", *varied, "rule", *knobs, "acceptance length", "decode tok/s",
+        "speedup over plain", "accuracy", "peak memory", "status", "folder",
+    ]  # fmt: skip
+    body = [[f"#{index}", *_run_cells(run, varied, knobs)] for index, run in enumerate(runs, start=1)]
+    return header, body
 
 
 def mixes(runs: Sequence[Run]) -> list[str]:
@@ -95,7 +111,7 @@ def format_categories(summary: Summary) -> str:
     num_draft_tokens = summary["num_draft_tokens"] or 0
     positions = [f"accepted at {position}" for position in range(1, num_draft_tokens + 1)]
     mark = "*" if summary["acceptance_imposed"] else ""
-    lossy = _lossy_columns(summary)
+    lossy = _lossy_columns(summary) | _part_columns(summary)
     header = ["category", "requests", "rounds", "acceptance length", *positions, "accuracy", *lossy]
     outcomes = sorted(summary["by_category"].items(), key=lambda item: item[1]["acceptance_length"] or 0.0)
     body = [
@@ -124,6 +140,17 @@ def _lossy_columns(summary: Summary) -> dict[str, Callable[[Outcome], str]]:
         "relaxed hits": lambda outcome: number((outcome["relaxed"] or {}).get("hits"), 0),
         "equal to plain": lambda outcome: percent(outcome["equal_to_plain"]),
     }
+
+
+def _part_columns(summary: Summary) -> dict[str, Callable[[Outcome], str]]:
+    """Return the columns that several parts of a drafter show: accepted drafts of each, of those offered."""
+
+    def shown(outcome: Outcome, name: str) -> str:
+        counts = (outcome.get("parts") or {}).get(name)
+        return "-" if counts is None else f"{counts['accepted']} of {counts['offered']}"
+
+    names = [name for name in summary.get("parts") or {} if name]
+    return {f"from {name}": partial(shown, name=name) for name in names}
 
 
 def format_definitions() -> str:
@@ -168,9 +195,17 @@ def _is_imposed(name: str, summary: Summary) -> bool:
 
 
 def _stage_table(speeds: Mapping[str, Speed]) -> str:
+    header, body = stage_cells(speeds)
+    return format_table(header, body, left=("ms a round",))
+
+
+def stage_cells(speeds: Mapping[str, Speed]) -> tuple[list[str], list[list[str]]]:
+    """Return the header and the cells of stage times, a row a configuration."""
     seen = [
         stage
-        for stage in STAGES
+        for stage in dict.fromkeys(
+            [*STAGES, *(stage for speed in speeds.values() for stage in speed["stage_ms_per_round"])]
+        )
         if any(speed["stage_ms_per_round"].get(stage) is not None for speed in speeds.values())
     ]
     body = [
@@ -182,7 +217,18 @@ def _stage_table(speeds: Mapping[str, Speed]) -> str:
         ]
         for name, speed in speeds.items()
     ]
-    return format_table(["ms a round", *seen, "round", "prompt pass"], body, left=("ms a round",))
+    return ["ms a round", *seen, "round", "prompt pass"], body
+
+
+def _metrics_table(speeds: Mapping[str, Speed]) -> str:
+    """Return the figures of extensions' metrics; empty where there are none."""
+    names = list(dict.fromkeys(name for speed in speeds.values() for name in speed.get("metrics", {})))
+    if not names:
+        return ""
+    body = [
+        [name, *(number(speed.get("metrics", {}).get(metric), 3) for metric in names)] for name, speed in speeds.items()
+    ]
+    return format_table(["metric", *names], body, left=("metric",))
 
 
 def _experts_table(speeds: Mapping[str, Speed]) -> str:
@@ -203,8 +249,8 @@ def _experts_table(speeds: Mapping[str, Speed]) -> str:
     return format_table(header, body, left=("experts read a round",))
 
 
-def _run_cells(run: Run, varied: Sequence[str]) -> list[str]:
-    summary = run.summary
+def _identity(summary: Summary, varied: Sequence[str]) -> list[str]:
+    """Return the cells that say what a run is."""
     return [
         summary["choices"].get("drafter", ABSENT),
         summary["choices"].get("prune", ABSENT),
@@ -212,6 +258,14 @@ def _run_cells(run: Run, varied: Sequence[str]) -> list[str]:
         str(summary["config"].get("batch_size", ABSENT)),
         *(_sometimes(name, summary) for name in varied),
         describe_rule(summary).rule,
+    ]
+
+
+def _run_cells(run: Run, varied: Sequence[str], knobs: Sequence[str]) -> list[str]:
+    summary = run.summary
+    return [
+        *_identity(summary, varied),
+        *(ABSENT if (value := knob_value(summary, knob)) is None else str(value) for knob in knobs),
         number(summary["acceptance_length"]) + ("*" if summary["acceptance_imposed"] else ""),
         number(summary["decode_tokens_per_second"], 1),
         ratio_cell(over_reference(summary, summary, "plain")),

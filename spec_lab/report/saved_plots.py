@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import io
+import re
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from spec_lab.errors import describe_error
 from spec_lab.record.runs import Run
@@ -29,14 +31,15 @@ from spec_lab.report.study import Point
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    Drawing: TypeAlias = tuple[int, str, Callable[[], Figure], list[Summary]]
-
 STUDY_PLOT = "acceptance_against_accuracy.png"
 ACCEPTANCE_PLOT = "acceptance_against_draft_tokens.png"
 SPEEDUP_PLOT = "predicted_against_measured.png"
 LENGTHS_PLOT = "acceptance_lengths.png"
 COST_PLOT = "cost_model.png"
 GRAPHS_PLOT = "graph_modes.png"
+
+SVG_DPI = 72
+"""That of matplotlib's SVG; a layout made at another one would place legends where they are not drawn."""
 
 
 class Plot(NamedTuple):
@@ -46,75 +49,105 @@ class Plot(NamedTuple):
     problem: str | None
 
 
+class Drawing(NamedTuple):
+    """A figure to be: its file's name, what draws it, and the runs it is of. Matplotlib is imported where it is
+    drawn."""
+
+    name: str
+    draw: Callable[[], Figure]
+    of: list[Summary]
+
+
+def saved(drawings: Iterable[Drawing], folder: Path) -> list[Plot]:
+    """Draw and save each as PNG in `folder`."""
+    return [_save(drawing.draw, folder / drawing.name, drawing.of) for drawing in drawings]
+
+
+def as_svg(drawing: Drawing) -> tuple[Figure, str]:
+    """Draw one, and return it with its SVG, which stands in a page as it is: texts as texts, no declaration.
+
+    Raises:
+        ValueError, ArithmeticError: as matplotlib does for a figure no axis can show.
+    """
+    picture = io.StringIO()
+    with _plain_text({"svg.fonttype": "none", "svg.hashsalt": drawing.name}):
+        figure = signed(drawing.draw(), drawing.of)
+        figure.set_dpi(SVG_DPI)
+        figure.savefig(picture, format="svg", bbox_inches="tight", metadata={"Date": None})
+    text = picture.getvalue()
+    return figure, re.sub(r"<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.DOTALL)
+
+
 def plots_of(studies: Sequence[list[Point]], comparisons: Sequence[list[Cell]], folder: Path) -> list[Plot]:
     """Save the plots of every study and comparison in `folder`."""
-    drawings = _drawings(studies, comparisons)
-    return [_save(draw, folder / _numbered(number, name), of) for number, name, draw, of in drawings]
+    return saved(study_drawings(studies, comparisons), folder)
 
 
-def knob_plots_of(studies: Sequence[tuple[KnobStudy, list[Run]]], folder: Path) -> list[Plot]:
-    """Save the plot of every study of knobs in `folder`, under the name of its experiment."""
-    saved: list[Plot] = []
+def knob_drawings(studies: Sequence[tuple[KnobStudy, list[Run]]]) -> Iterator[Drawing]:
+    """Yield the plot of every study of knobs, under the name of its experiment."""
     drawn: Counter[str] = Counter()
     for study, runs in studies:
         numbers = plotted_numbers(study, runs)
         if numbers:
             drawn[study.experiment] += 1
             name = _numbered(drawn[study.experiment], f"{study.experiment}.png")
-            saved.append(_save(partial(knob_figure, study, numbers), folder / name, _summaries(runs)))
-    return saved
+            yield Drawing(name, partial(knob_figure, study, numbers), _summaries(runs))
 
 
-def graph_plots_of(comparisons: Sequence[list[Run]], folder: Path) -> list[Plot]:
-    """Save the plot of every comparison of graph modes in `folder`."""
-    saved: list[Plot] = []
+def graph_drawings(comparisons: Sequence[list[Run]]) -> Iterator[Drawing]:
+    """Yield the plot of every comparison of graph modes."""
+    number = 0
     words = ("What a graph mode saves", "graph mode", "time of a round over eager's")
     for runs in comparisons:
         numbers = plotted_times(runs)
         if len({each.place for each in numbers}) > 1:
-            path = folder / _numbered(len(saved) + 1, GRAPHS_PLOT)
-            saved.append(_save(partial(number_over_knob, numbers, *words, even=1.0), path, _summaries(runs)))
-    return saved
+            number += 1
+            draw = partial(number_over_knob, numbers, *words, even=1.0)
+            yield Drawing(_numbered(number, GRAPHS_PLOT), draw, _summaries(runs))
+
+
+def run_drawings(summary: Summary) -> Iterator[Drawing]:
+    """Yield the plots of one finished run: acceptance, where it drafts, and stage times."""
+    from spec_lab.report import plots
+
+    drafting = [plots.acceptance_by_position, plots.acceptance_by_category] if summary["num_draft_tokens"] else []
+    for draw in [*drafting, plots.stage_times]:
+        yield Drawing(f"{draw.__name__}.png", partial(draw, summary), [summary])
 
 
 def run_plots_of(summary: Summary, folder: Path) -> list[Plot]:
-    """Save the plots of one finished run in `folder`, which is made: acceptance, where it drafts, and stage times."""
-    from spec_lab.report import plots
-
+    """Save the plots of one finished run in `folder`, which is made."""
     folder.mkdir(parents=True, exist_ok=True)
-    drafting = [plots.acceptance_by_position, plots.acceptance_by_category] if summary["num_draft_tokens"] else []
-    drawings = [*drafting, plots.stage_times]
-    return [_save(partial(draw, summary), folder / f"{draw.__name__}.png", [summary]) for draw in drawings]
+    return saved(run_drawings(summary), folder)
 
 
-def overview_plots_of(overviews: Sequence[tuple[list[Compared], list[Cost]]], folder: Path) -> list[Plot]:
-    """Save the plots of runs against one of them, and of their costs, in `folder`: one of each a set of runs."""
+def overview_drawings(overviews: Sequence[tuple[list[Compared], list[Cost]]]) -> Iterator[Drawing]:
+    """Yield the plots of runs against one of them, and of their costs: one of each a set of runs."""
     from spec_lab.report import overview_plot
 
-    drawings: list[Drawing] = []
     for number, (compared, costs) in enumerate(overviews, start=1):
         if compared:
             draw = partial(overview_plot.lengths_and_differences, compared)
-            drawings.append((number, LENGTHS_PLOT, draw, _summaries(row.run.run for row in compared)))
+            yield Drawing(_numbered(number, LENGTHS_PLOT), draw, _summaries(row.run.run for row in compared))
         if costs:
             draw = partial(overview_plot.cost_and_speedup, costs)
-            drawings.append((number, COST_PLOT, draw, _summaries(cost.run.run for cost in costs)))
-    return [_save(draw, folder / _numbered(number, name), of) for number, name, draw, of in drawings]
+            yield Drawing(_numbered(number, COST_PLOT), draw, _summaries(cost.run.run for cost in costs))
 
 
-def _drawings(studies: Sequence[list[Point]], comparisons: Sequence[list[Cell]]) -> Iterator[Drawing]:
-    """Yield number, file name, what draws it, what it is of. Matplotlib is imported only where something is drawn."""
+def study_drawings(studies: Sequence[list[Point]], comparisons: Sequence[list[Cell]]) -> Iterator[Drawing]:
+    """Yield the plots of every study of lossy rules and of every comparison of drafters."""
     for number, points in enumerate(studies, start=1):
         from spec_lab.report.study_plot import acceptance_against_accuracy
 
-        yield number, STUDY_PLOT, partial(acceptance_against_accuracy, points), [point.summary for point in points]
+        draw = partial(acceptance_against_accuracy, points)
+        yield Drawing(_numbered(number, STUDY_PLOT), draw, [point.summary for point in points])
     for number, cells in enumerate(comparisons, start=1):
         from spec_lab.report.drafter_plot import acceptance_against_draft_tokens, predicted_against_measured
 
         of = [cell.summary for cell in cells if cell.is_finished]
-        yield number, ACCEPTANCE_PLOT, partial(acceptance_against_draft_tokens, cells), of
+        yield Drawing(_numbered(number, ACCEPTANCE_PLOT), partial(acceptance_against_draft_tokens, cells), of)
         if any(cell.predicted_speedup is not None and cell.drafter not in BOUNDS for cell in cells):
-            yield number, SPEEDUP_PLOT, partial(predicted_against_measured, cells), of
+            yield Drawing(_numbered(number, SPEEDUP_PLOT), partial(predicted_against_measured, cells), of)
 
 
 def _numbered(number: int, name: str) -> str:
@@ -139,10 +172,11 @@ def _save(draw: Callable[[], Figure], path: Path, of: Sequence[Summary]) -> Plot
 
 
 @contextmanager
-def _plain_text() -> Iterator[None]:
+def _plain_text(more: Mapping[str, Any] = MappingProxyType({})) -> Iterator[None]:
     """Names from outside are no formulas, and a letter without a glyph is not sent to the terminal."""
     from matplotlib import rc_context
 
-    with rc_context({"text.parse_math": False}), warnings.catch_warnings():
+    settings: Any = {"text.parse_math": False, **more}
+    with rc_context(settings), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph ")
         yield

@@ -82,7 +82,7 @@ def read_studies(runs: Sequence[Run]) -> Studies:
     strict run, with its reason.
     """
     newest = {
-        _key(run, without=NOT_COMPARED): run
+        key_without(run, without=NOT_COMPARED): run
         for run in runs
         if run.summary["status"] == "finished"
         and run.summary["num_draft_tokens"]
@@ -97,7 +97,7 @@ def read_studies(runs: Sequence[Run]) -> Studies:
     left_out: list[str] = []
     for base in bases:
         points, reasons = _read_points(base, [run for run in paired if _at_one_k(run) == _at_one_k(base)])
-        found.setdefault(_key(base, (*NOT_COMPARED, "acceptance", "num_draft_tokens")), []).extend(points)
+        found.setdefault(key_without(base, (*NOT_COMPARED, "acceptance", "num_draft_tokens")), []).extend(points)
         left_out += reasons
     studies = [sorted(points, key=_order) for points in found.values()]
     return Studies([points for points in studies if not all(point.is_strict for point in points)], left_out)
@@ -187,10 +187,10 @@ def _order(point: Point) -> tuple[int, bool, str, float, str]:
 
 
 def _at_one_k(run: Run) -> str:
-    return _key(run, (*NOT_COMPARED, "acceptance"))
+    return key_without(run, (*NOT_COMPARED, "acceptance"))
 
 
-def _key(run: Run, without: Collection[str]) -> str:
+def key_without(run: Run, without: Collection[str]) -> str:
     """Return what two runs have in common whose configurations differ in nothing but the keys `without`."""
     config = dict(run.summary["config"])
     config["drafter"] = {key: value for key, value in config.get("drafter", {}).items() if key not in without}

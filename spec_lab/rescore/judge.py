@@ -109,6 +109,7 @@ def _standing(rows: VerifyRows, at: Indices, drafts: torch.Tensor) -> DraftStand
         rank=rank,
         probability=torch.where(found, probabilities, 0).sum(dim=-1),
         top=probabilities[..., 0],
+        top_probabilities=probabilities,
     )
 
 

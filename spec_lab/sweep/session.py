@@ -8,16 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from spec_lab.cli.compose import compose_run
-from spec_lab.cli.ending import print_refusal
-from spec_lab.cli.folder import close_sweep, display, find_ended, folder_name, make_output_dir
+from spec_lab.cli.folder import close_sweep, make_output_dir
 from spec_lab.cli.ground import Ground, keep_ground
-from spec_lab.cli.job import Job, JobOutcome, run_job
+from spec_lab.cli.job import JobOutcome
+from spec_lab.cli.listed_run import run_listed
 from spec_lab.cli.mixed import MixNote
 from spec_lab.cli.sweep_lock import SweepLock
 from spec_lab.cli.sweep_progress import SweepProgress
-from spec_lab.errors import UserError
-from spec_lab.options.loggers import join_sweep
 from spec_lab.record.reading import read_summary
 from spec_lab.record.scalars import scalar
 from spec_lab.sweep.command import as_overrides
@@ -111,29 +108,11 @@ class Sweep:
         return parameters
 
     def _run_one(self, number: int, parameters: dict[str, Any], mix: MixNote) -> Trial:
-        outcome = self._outcome(number, self.overrides_of(parameters), mix)
+        outcome = run_listed(number + 1, self.overrides_of(parameters), self.folder, mix)
         metric = None
         if self.file.metric is not None and outcome.folder is not None and outcome.status == "finished":
             metric = scalar(read_summary(outcome.folder), self.file.metric)
         return Trial(number, parameters, outcome, metric)
-
-    def _outcome(self, number: int, overrides: list[str], mix: MixNote) -> JobOutcome:
-        """Tell how a run ends. Each has a folder of its own: a search may propose the same parameters twice."""
-        print(f"[{number + 1}] {' '.join(overrides)}", flush=True)
-        try:
-            config, choices = compose_run(overrides)
-        except UserError as error:
-            print_refusal(error)
-            return JobOutcome("refused")
-        mix.see(config)
-        join_sweep(config.logger, self.folder.name)
-        base = self.folder / f"{number + 1:03d}"
-        ended = find_ended(base, folder_name(config, choices))
-        if ended is None:
-            return run_job(Job(config, choices, base, in_sweep=True))
-        folder, status = ended
-        print(f"{status} before: {display(folder.absolute())}")
-        return JobOutcome(status, folder, earlier=True)
 
 
 def _reached(file: SweepFile, metric: float | None) -> bool:

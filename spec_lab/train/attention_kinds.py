@@ -26,7 +26,8 @@ def attention_of(plan: LayerPlan, hidden_size: int, eps: float) -> SelfAttention
     if plan.latent is not None:
         return LatentSelfAttention(plan, hidden_size, eps)
     norm_eps = eps if plan.qk_norm else None
-    shape = AttentionShape(hidden_size, hidden_size, plan.num_heads, plan.num_kv_heads, plan.head_dim, norm_eps)
+    heads = plan.num_heads, plan.num_kv_heads, plan.head_dim
+    shape = AttentionShape(hidden_size, hidden_size, *heads, norm_eps, plan.qkv_bias)
     return GatedSelfAttention(shape) if plan.attention_gate else SelfAttention(shape)
 
 

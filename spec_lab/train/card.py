@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 
+from spec_lab.train.checkpoint import load_weights, num_weight_bytes
 from spec_lab.train.drafter import DrafterDescription
 from spec_lab.train.evaluate import format_table
 from spec_lab.train.stages import RunFolder
@@ -49,7 +49,7 @@ token. Seed {recipe["seed"]}. {_where(training)}.
 {evaluation_section(_measurements(folder, measured), kind)}
 
 {LIMITS}"""
-    return _reflow(card)
+    return reflow(card)
 
 
 def _target_description(output: Path, description: TargetDescription, corpus: dict[str, Any]) -> str:
@@ -104,7 +104,7 @@ target's. {description.reading}
 {evaluation_section(_measurements(folder, output), description.kind)}
 
 {LIMITS}"""
-    return _reflow(card)
+    return reflow(card)
 
 
 def _drafter_data(folder: RunFolder) -> str:
@@ -133,7 +133,7 @@ LIMITS = """## What these figures do not say about large models
 
 def evaluation_section(report: dict[str, Any], kind: str | None) -> str:
     """Write the section of a card that says what `spec_lab.train.evaluate` measured; `kind`: of the drafter, if any."""
-    return _reflow(f"""## Evaluation
+    return reflow(f"""## Evaluation
 {report["pooled"]["prompts"]} prompts (`spec_lab/workloads/prompts`), greedy, at most {report["max_new_tokens"]} new
 tokens, float32 from the bf16 weights. {"" if kind is None else _drafts(report, kind)} Rows <
 {report["uncertain_below"]}: share of written tokens whose most likely token had less probability, in thinking and
@@ -198,7 +198,7 @@ def _record(folder: RunFolder, output: Path) -> dict[str, Any]:
 
 
 def _shapes(output: Path) -> dict[str, torch.Size]:
-    return {name: tensor.shape for name, tensor in load_file(output / "model.safetensors").items()}
+    return {name: tensor.shape for name, tensor in load_weights(output).items()}
 
 
 def _num_parameters(output: Path) -> int:
@@ -206,10 +206,10 @@ def _num_parameters(output: Path) -> int:
 
 
 def _megabytes(output: Path) -> float:
-    return (output / "model.safetensors").stat().st_size / 1e6
+    return num_weight_bytes(output) / 1e6
 
 
-def _reflow(card: str) -> str:
+def reflow(card: str) -> str:
     """Fill paragraphs and list items to the width of this project's files, once figures have been put in."""
     blocks = []
     for block in card.strip().split("\n\n"):

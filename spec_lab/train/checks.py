@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 from spec_lab.checkpoints.families.table import read_model_config
@@ -16,11 +17,13 @@ from spec_lab.errors import UserError
 from spec_lab.menu.bounds import out_of_bounds
 from spec_lab.menu.refusals.names import refuse_output_dir
 from spec_lab.options.shipped import ZOO, missing_folder
+from spec_lab.record.wandb_settings import entity_problem, key_problem, project_problem, settings_problem
 from spec_lab.train.config import TrainConfig
 from spec_lab.train.fitting import Fitting, TargetSizes, filled
 from spec_lab.train.module_config import LayerConfig, OptimisationConfig
 from spec_lab.train.options import TARGETS, drafter_option, target_option
 
+KNOWN_LAYOUTS = ("speculators",)
 SHIPPED_TARGET = ZOO / "pocket"
 
 
@@ -86,16 +89,44 @@ def target_fits(config: TrainConfig) -> str | None:
     return next((message for message in found if message is not None), None)
 
 
+WHY_NOT = {
+    "draft_model": "a smaller model of the same family drafts as it is; use drafter=eagle3, or run with "
+    "drafter=draft_model drafter.path=DIR",
+    "frozen_kv": "no engine runs such a head beside a target of another project; use drafter=eagle3",
+    "mtp_vanilla": "a module a draft costs more than one that is used again; use drafter=mtp_eagle",
+    "nextn": "use drafter=mtp_eagle, whose layer is like the target's",
+}
+"""Why there is no such drafter for a target that is taken as it lies, with the remedy."""
+
+
 def drafter_of_target(config: TrainConfig) -> str | None:
     """Say which drafters are trained for a target."""
     option, name = target_option(config.target), config.drafter.name
     if name == "none" or name in option.drafters:
         return None
+    if option.path is not None and name in WHY_NOT:
+        return f"drafter={name} is not trained for target={option.name}: {WHY_NOT[name]}"
     others = ", ".join(f"target={other.name}" for other in TARGETS if name in other.drafters)
     return (
         f"drafter={name} is not trained for target={option.name} but for {others}; "
         f"use drafter={option.drafters[0]}, or drafter=none"
     )
+
+
+def frozen_target(config: TrainConfig) -> str | None:
+    """A target that is taken as it lies is run over packed rows, which some kinds of layers are not."""
+    option, name = target_option(config.target), config.drafter.name
+    if option.path is None or name == "none":
+        return None
+    found = read_model_config(option.path(config.target))
+    if any(plan.latent is not None for plan in found.layers):
+        return f"drafter={name}: heads are not trained for targets with latent attention; take another target"
+    if found.keeps_states:
+        return f"drafter={name}: heads are not trained for targets whose layers keep a state; take another target"
+    positions, row_length = found.max_position_embeddings, config.packing.row_length
+    if row_length > positions:
+        return f"packing.row_length={row_length} is over the target's {positions} positions; lower it to {positions}"
+    return None
 
 
 def drafter_fits(config: TrainConfig) -> str | None:
@@ -118,6 +149,42 @@ def texts_folder(config: TrainConfig) -> str | None:
     return missing_folder("texts", config.texts)
 
 
+def tracking(config: TrainConfig) -> str | None:
+    """W&B takes names and settings; it follows drafters of targets that are taken as they lie."""
+    logger = config.logger
+    if logger.project is None:
+        return None
+    if target_option(config.target).path is None:
+        return "logger.project is not read by this target; leave it out, or choose target=hf"
+    found = (
+        project_problem(logger.project)
+        or entity_problem(logger.entity)
+        or settings_problem()
+        or key_problem(str(logger.mode))
+    )
+    return found and found.replace("logger=jsonl", "logger.project=null")
+
+
+def other_layouts(config: TrainConfig) -> str | None:
+    """Another project has a layout for such a drafter."""
+    unknown = [name for name in config.layouts if name not in KNOWN_LAYOUTS]
+    if unknown:
+        return f"layouts=[{unknown[0]}] is not known; use layouts=[{','.join(KNOWN_LAYOUTS)}], or leave it out"
+    if config.layouts and (config.drafter.name != "eagle3" or target_option(config.target).path is None):
+        return f"layouts={config.layouts}: only drafter=eagle3 with target=hf has other layouts; leave it out"
+    return None
+
+
+def evaluation_prompts(config: TrainConfig) -> str | None:
+    """Files of questions lie where they are said to."""
+    if config.evaluation.prompts and target_option(config.target).path is None:
+        return "evaluation.prompts is not read by this target; leave it out, or choose target=hf"
+    for file in config.evaluation.prompts:
+        if not Path(file).is_file():
+            return f"evaluation.prompts: there is no file {file}; give JSON Lines with turns, messages or prompt"
+    return None
+
+
 CHECKS: tuple[Callable[[TrainConfig], str | None], ...] = (
     nothing_to_train,
     output_folder,
@@ -126,7 +193,11 @@ CHECKS: tuple[Callable[[TrainConfig], str | None], ...] = (
     target_fits,
     drafter_of_target,
     prompts,
+    frozen_target,
     texts_folder,
+    tracking,
+    other_layouts,
+    evaluation_prompts,
     drafter_fits,
 )
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from omegaconf import MISSING
 
 from spec_lab.corpus.example import SPECIAL_TOKENS
+from spec_lab.menu.choices import LoggerMode
 from spec_lab.menu.config import knob
 from spec_lab.train.drafter_config import DrafterChoice, DrafterTrainingConfig
 from spec_lab.train.module_config import MAX_LENGTH, MAX_VOCAB_SIZE
@@ -80,9 +81,24 @@ class EvaluationConfig:
     num_draft_tokens: int = knob(3, "K of the acceptance length on the card", least=1, most=16)
     max_new_tokens: int = knob(256, "tokens after each prompt", least=1, most=MAX_LENGTH)
     batch_size: int = knob(1024, "prompts continued together", least=1, most=2**20)
+    every: int = knob(
+        500, "steps between two real decodings of held-out prompts, of a target that is taken as it lies", least=1
+    )
     rows_per_forward: int = knob(64, "texts that are measured together", least=1, most=2**20)
     limit_per_category: int | None = knob(None, "prompts of each category it is measured on; null: all", least=1)
     samples_per_category: int = knob(3, "texts of each category that are kept to be read", least=0)
+    prompts: list[str] = knob(
+        [], "question files that the card counts by category, Spec-Bench's too; of a target that is taken as it lies"
+    )
+
+
+@dataclass
+class TrackingConfig:
+    """W&B's part in a training."""
+
+    project: str | None = knob(None, "W&B project that gets the figures as they come; null: none does")
+    entity: str | None = knob(None, "W&B user or team; null is the one of the key")
+    mode: LoggerMode = knob(LoggerMode.auto, "where W&B's records go")
 
 
 @dataclass
@@ -102,6 +118,12 @@ class TrainConfig:
     packing: PackingConfig = field(default_factory=PackingConfig, metadata={"help": "how such texts become rows"})
     evaluation: EvaluationConfig = field(
         default_factory=EvaluationConfig, metadata={"help": "what the card's figures are measured on"}
+    )
+    logger: TrackingConfig = field(
+        default_factory=TrackingConfig, metadata={"help": "W&B, of a target that is taken as it lies"}
+    )
+    layouts: list[str] = knob(
+        [], "layouts of an EAGLE-3 head beside ours, which is SGLang's: speculators, into a folder of the drafter's"
     )
     seed: int = knob(0, "of weights, examples and batches", least=0, most=MAX_SEED)
     device: str = knob("auto", "auto, cpu, cuda or cuda:N; auto takes a GPU if there is one")

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from spec_lab.checkpoints.plan import RopeConfig
 from spec_lab.train.chain import unroll_chain
-from spec_lab.train.layers import AttentionShape, Rotation, SelfAttention, SwiGLU, TrainableRMSNorm
+from spec_lab.train.layers import AttentionShape, RotaryFrequencies, SelfAttention, SwiGLU, TrainableRMSNorm
 from spec_lab.train.packed_rows import RowPlaces
 from spec_lab.train.unroll import TapsRead, UnrolledDrafter
 
@@ -87,6 +87,7 @@ class TrainableEagle3Head(UnrolledDrafter):
         is_drafted = torch.zeros(shape.vocab_size, dtype=torch.bool)
         is_drafted[draft_token_ids] = True
         self.register_buffer("t2d", is_drafted)
+        self.rotary = RotaryFrequencies(shape.rope, shape.head_dim)
 
     @property
     def self_attn(self) -> SelfAttention:
@@ -123,8 +124,7 @@ class TrainableEagle3Head(UnrolledDrafter):
         """Unroll the head as EAGLE-3's training-time test does; see `unroll_chain`."""
         (taps,) = features
         rows = rows or RowPlaces.of_one_document(embeddings)
-        rotation = Rotation.of_positions(rows.positions, self.shape.rope, self.shape.head_dim)
-        return unroll_chain([self] * num_steps, embeddings, self.fuse(taps), rotation, rows.segments)
+        return unroll_chain([self] * num_steps, embeddings, self.fuse(taps), self.rotary(rows.positions), rows.segments)
 
     def fuse(self, taps: Tensor) -> Tensor:
         """Return what the first step reads of the taps, `[batch, rows, hidden]`."""

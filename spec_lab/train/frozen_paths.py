@@ -6,6 +6,7 @@ from pathlib import Path
 
 from spec_lab.checkpoints.gguf_file import is_gguf
 from spec_lab.checkpoints.packaged import PACKAGED
+from spec_lab.errors import UserError
 from spec_lab.options.shipped import missing_folder
 from spec_lab.train.target_config import HfTarget, SmolLm2Target
 
@@ -37,8 +38,9 @@ def missing(path: str) -> str | None:
 
 
 def checkpoint_path(target: HfTarget) -> Path:
-    """Return `target.path`, which was not refused."""
-    assert target.path is not None
+    """Return `target.path`; UserError where there is none, as a check may ask for it before the one that says so."""
+    if target.path is None:
+        raise UserError(needs_a_path(target))
     return Path(target.path)
 
 

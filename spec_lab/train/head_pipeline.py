@@ -4,55 +4,28 @@ from __future__ import annotations
 
 import json
 import logging
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
-from spec_lab.checkpoints.taps import Tap
-from spec_lab.core.types import Request
 from spec_lab.errors import UserError
 from spec_lab.train.checks import target_sizes
 from spec_lab.train.config import TrainConfig
-from spec_lab.train.decoded import decoded
-from spec_lab.train.drafter import DrafterDescription
-from spec_lab.train.drafter_config import UnrolledTrainingConfig
 from spec_lab.train.fitting import filled
 from spec_lab.train.frozen_target import FrozenTarget
+from spec_lab.train.group import ALONE, Group, joined
+from spec_lab.train.head_card import head_card
+from spec_lab.train.head_evaluation import evaluated
+from spec_lab.train.head_plan import planned, show
+from spec_lab.train.head_training import HeadRecipe, HeadTraining, forget
 from spec_lab.train.options import drafter_option, target_option
 from spec_lab.train.output import output_folder
-from spec_lab.train.packed_rows import PackedRows, TrainingTexts
-from spec_lab.train.packed_training import PackedTask, train_packed
-from spec_lab.train.serving import Serving
 from spec_lab.train.stages import RunFolder, run_stage, write_json
-from spec_lab.train.teacher_forced import teacher_forced
-from spec_lab.train.unroll import UnrolledDrafter
+from spec_lab.train.tracking import tracked
 
 log = logging.getLogger(__name__)
-
-
-class HeadRecipe(Protocol):
-    """Makes, saves and loads one kind of drafter for a frozen target."""
-
-    @property
-    def config(self) -> UnrolledTrainingConfig:
-        """The option that was chosen, its sizes filled in."""
-
-    def build(self, target: FrozenTarget, texts: TrainingTexts, seed: int) -> UnrolledDrafter:
-        """Make an untrained one."""
-
-    def taps(self, target: FrozenTarget) -> tuple[Tap, ...]:
-        """Return the hidden states that it reads besides the last."""
-
-    def save(self, drafter: Any, target: FrozenTarget, folder: Path) -> None:
-        """Write it as the runtime loads it."""
-
-    def load(self, folder: Path, target: FrozenTarget) -> UnrolledDrafter:
-        """Read what `save` wrote, in float32, on the target's device."""
-
-    def describe(self, folder: Path) -> DrafterDescription:
-        """Return what the card says of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +34,7 @@ class HeadPipeline:
 
     config: TrainConfig
     device: torch.device
+    group: Group = ALONE
 
     def run(self) -> RunFolder:
         """Run what is missing under `output_dir`; the last line printed is the drafter's folder.
@@ -69,22 +43,23 @@ class HeadPipeline:
             UserError: a folder cannot be used, or holds what other settings made.
             TrainingDiverged: a loss is no longer finite.
         """
-        with output_folder(Path(self.config.output_dir)):
-            return self._run()
+        with joined(self.config.device) as (group, device):
+            own, batch_size = replace(self, group=group, device=device), self._batch_size()
+            if group.size > batch_size:
+                raise UserError(
+                    f"drafter.optimisation.batch_size={batch_size} is less than the {group.size} processes that were "
+                    f"started; use drafter.optimisation.batch_size={group.size}"
+                )
+            if group.rank:  # it leaves the folder, and what there is to say, to the first
+                logging.getLogger("spec_lab").setLevel(logging.WARNING)
+                return own._run()
+            with output_folder(Path(self.config.output_dir)):
+                return own._run()
 
     def _run(self) -> RunFolder:
         config, option, path = self.config, target_option(self.config.target), self._path()
-        assert config.texts is not None
-        texts = read_texts(Path(config.texts), path)
-        learnt, held_out = texts.split(config.packing.held_out)
-        if not len(learnt) or not len(held_out):
-            raise UserError(
-                f"texts={config.texts} holds {len(texts)} texts, too few to keep packing.held_out="
-                f"{config.packing.held_out:g} of them out; write more, or raise packing.held_out"
-            )
-        dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
-        target = FrozenTarget.load(path, self.device, dtype, config.packing.row_length)
-        recipe = make_recipe(config)
+        texts, learnt, held_out = self._texts(path)
+        target, recipe = self._target(path), make_recipe(config)
         folder = RunFolder(Path(config.output_dir), path, target_name=option.name)
         output = folder.drafter(recipe.config.drafts_as)
         settings = {
@@ -94,79 +69,89 @@ class HeadPipeline:
             **asdict(recipe.config),
         }
 
+        work = folder.checkpoint(output).with_suffix("")
+
+        if self.group.rank:
+            if not self.group.agree(0.0):
+                HeadTraining(
+                    config, recipe, path, target, learnt, held_out, work, self.device, None, self.group
+                ).follow()
+            return folder
+        self.group.agree(float(output.exists()))
+
         def build(unfinished: Path) -> dict[str, Any]:
-            return self._train(recipe, target, learnt, folder.checkpoint(output), unfinished)
+            with tracked(config, folder.root, output.name) as tracker:
+                parts = target, learnt, held_out, work, self.device, tracker, self.group
+                facts = HeadTraining(config, recipe, path, *parts).run(unfinished)
+            return {**facts, "texts": facts_of_texts(learnt)}
 
         run_stage(folder, output, settings, self.device, build)
-        report = self._evaluate(recipe, target, held_out, output)
+        forget(work)
         write_json(folder.config(output), asdict(config))
-        write_json(folder.evaluation(output), report)
-        print(json.dumps(report, indent=1))
+        self._describe(recipe, folder, output, texts.header.settings.get("thinking"))
         print(output)
         return folder
+
+    def plan(self) -> str:
+        """Return what the training will take, from a few steps that are taken; nothing is kept of them."""
+        path = self._path()
+        _, learnt, held_out = self._texts(path)
+        target, recipe, row_length = self._target(path), make_recipe(self.config), self.config.packing.row_length
+        return planned(recipe, target, learnt, held_out, row_length, Path(self.config.output_dir))
+
+    def show_data(self, number: int) -> str:
+        """Return some of the texts, with the tokens that count marked."""
+        path = self._path()
+        texts, *_ = self._texts(path)
+        return show(texts, path, number)
+
+    def _target(self, path: Path) -> FrozenTarget:
+        dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
+        return FrozenTarget.load(path, self.device, dtype, self.config.packing.row_length)
+
+    def _texts(self, path: Path) -> tuple[Any, Any, Any]:
+        """Read all texts, those to learn from, and those held out.
+
+        Raises:
+            UserError: there are too few, or nothing in them counts, or everything.
+        """
+        config = self.config
+        assert config.texts is not None
+        texts = read_texts(Path(config.texts), path)
+        learnt, held_out = texts.split(config.packing.held_out)
+        if not len(learnt) or not len(held_out):
+            raise UserError(
+                f"texts={config.texts} holds {len(texts)} texts, too few to keep packing.held_out="
+                f"{config.packing.held_out:g} of them out; write more, or raise packing.held_out"
+            )
+        if not 0 < texts.num_written_tokens < len(texts.tokens):
+            raise UserError(
+                f"texts={config.texts}: {texts.num_written_tokens} of {len(texts.tokens)} tokens count, and prompts "
+                "must be told from answers; write them again"
+            )
+        return texts, learnt, held_out
+
+    def _describe(self, recipe: HeadRecipe, folder: RunFolder, output: Path, thinking: bool | None) -> None:
+        """Measure by category, where there are questions, and write the card."""
+        knobs, measured = self.config.evaluation, {}
+        if knobs.prompts:
+            name = recipe.config.drafts_as
+            measured = evaluated(self._path(), self.device, name, output, knobs, thinking)
+            write_json(folder.evaluation(output), measured)
+        record = json.loads(folder.record(output).read_text(encoding="utf-8"))
+        card = head_card(output, folder.target.name, recipe.describe(output), record, measured)
+        (output / "README.md").write_text(card, encoding="utf-8")
+
+    def _batch_size(self) -> int:
+        drafter = self.config.trained_drafter
+        assert drafter is not None, "a target that lies there is not trained itself"
+        return drafter.optimisation.batch_size
 
     def _path(self) -> Path:
         """Return the target's checkpoint."""
         find = target_option(self.config.target).path
         assert find is not None
         return find(self.config.target)
-
-    def _train(
-        self, recipe: HeadRecipe, target: FrozenTarget, texts: TrainingTexts, checkpoint: Path, output: Path
-    ) -> dict[str, Any]:
-        drafter = recipe.build(target, texts, self.config.seed)
-        num_parameters = sum(parameter.numel() for parameter in drafter.parameters())
-        log.info("%.2f M parameters, trained on %d texts", num_parameters / 1e6, len(texts))
-        packing = self.config.packing
-        task = PackedTask(
-            target, texts, recipe.taps(target), packing.row_length, checkpoint, self.config.seed, self.device
-        )
-        curve = train_packed(drafter, recipe.config, task)
-        recipe.save(drafter, target, output)
-        return {
-            "curve": [asdict(point) for point in curve],
-            "num_parameters": num_parameters,
-            "num_texts": len(texts),
-            "row_length": packing.row_length,
-        }
-
-    def _evaluate(
-        self, recipe: HeadRecipe, target: FrozenTarget, held_out: TrainingTexts, output: Path
-    ) -> dict[str, object]:
-        packing, steps = self.config.packing, self.config.evaluation.num_draft_tokens
-        rows = PackedRows.of(held_out.packed(packing.row_length, self.config.seed), self.device)
-        rows = rows.rows(slice(0, MOST_ROWS))
-        drafter = recipe.load(output, target).eval()
-        batch = recipe.config.optimisation.batch_size
-        counts = teacher_forced(drafter, target, rows, recipe.taps(target), steps, batch)
-        return {"num_draft_tokens": steps, "teacher_forced": counts.report(), "decoded": self._decode(held_out, output)}
-
-    def _decode(self, held_out: TrainingTexts, output: Path) -> dict[str, Any]:
-        """Decode behind held-out prompts with the drafter, and with lookup beside it."""
-        knobs = self.config.evaluation
-        requests = held_out_requests(held_out, knobs.max_new_tokens)
-        longest = max(len(request.prompt_ids) for request in requests) + knobs.max_new_tokens
-        path = self._path()
-        sizes = knobs.num_draft_tokens, min(knobs.batch_size, len(requests)), longest
-        serving = Serving.load(path, self.device, "auto", *sizes)
-        drafts_as = self.config.drafter.drafts_as
-        return {
-            name: decoded(serving, name, folder, requests) for name, folder in ((drafts_as, output), ("ngram", None))
-        }
-
-
-MOST_ROWS, MOST_PROMPTS = 256, 64
-"""Held-out rows that are measured, and held-out prompts that are decoded behind."""
-
-
-def held_out_requests(texts: Any, max_new_tokens: int) -> list[Request]:
-    """Return the first prompts of held-out texts."""
-    prompts = [
-        texts.text(index)[: texts.prompt_lengths[index]].tolist() for index in range(min(len(texts), MOST_PROMPTS))
-    ]
-    return [
-        Request(f"held_out_{index}", "held_out", tuple(prompt), max_new_tokens) for index, prompt in enumerate(prompts)
-    ]
 
 
 def make_recipe(config: TrainConfig) -> HeadRecipe:
@@ -193,6 +178,14 @@ def read_texts(folder: Path, target: Path) -> Any:
             "one"
         )
     return texts
+
+
+def facts_of_texts(texts: Any) -> dict[str, Any]:
+    """Return what a card says of the texts that were learnt from."""
+    settings = texts.header.settings
+    named = ("temperatures", "top_p", "thinking", "max_new_tokens", "second_turns")
+    said = ", ".join(f"{name}={settings[name]}" for name in named if name in settings)
+    return {"written_tokens": texts.num_written_tokens, "tokens": len(texts.tokens), "settings": said}
 
 
 def texts_identity(texts: Any) -> str:

@@ -58,7 +58,7 @@ class AttentionShape:
     """`input_size` is what the queries, keys and values are projected from, `hidden_size` what comes out.
 
     `head_norm_eps`: queries and keys are normed per head before the rotation, as in Qwen3; None leaves them as they
-    are, as in Llama.
+    are, as in Llama. `has_bias`: the three projections add one, as in Qwen2.
     """
 
     input_size: int
@@ -67,6 +67,7 @@ class AttentionShape:
     num_kv_heads: int
     head_dim: int
     head_norm_eps: float | None = None
+    has_bias: bool = False
 
 
 class HeadsAttention(Protocol):
@@ -85,9 +86,9 @@ class SelfAttention(nn.Module):
     def __init__(self, shape: AttentionShape) -> None:
         super().__init__()
         self.head_dim = shape.head_dim
-        self.q_proj = nn.Linear(shape.input_size, shape.num_heads * shape.head_dim, bias=False)
-        self.k_proj = nn.Linear(shape.input_size, shape.num_kv_heads * shape.head_dim, bias=False)
-        self.v_proj = nn.Linear(shape.input_size, shape.num_kv_heads * shape.head_dim, bias=False)
+        self.q_proj = nn.Linear(shape.input_size, shape.num_heads * shape.head_dim, bias=shape.has_bias)
+        self.k_proj = nn.Linear(shape.input_size, shape.num_kv_heads * shape.head_dim, bias=shape.has_bias)
+        self.v_proj = nn.Linear(shape.input_size, shape.num_kv_heads * shape.head_dim, bias=shape.has_bias)
         self.o_proj = nn.Linear(shape.num_heads * shape.head_dim, shape.hidden_size, bias=False)
         self.q_norm = head_norm(shape.head_dim, shape.head_norm_eps)
         self.k_norm = head_norm(shape.head_dim, shape.head_norm_eps)
@@ -141,16 +142,27 @@ class Rotation:
         angles = torch.outer(torch.arange(num_rows, device=device).float(), frequencies).repeat(1, 2)
         return cls(angles.cos(), angles.sin())
 
-    @classmethod
-    def of_positions(cls, positions: Tensor, rope: RopeConfig, head_dim: int) -> Rotation:
-        """Turn rows at `positions` `[batch, rows]` as the runtime's rotary table of `rope` does."""
-        frequencies = inverse_frequencies(rope, head_dim).to(positions.device)
-        angles = (positions.float()[:, None, :, None] * frequencies).repeat(1, 1, 1, 2)
-        return cls(rope.amplitude * angles.cos(), rope.amplitude * angles.sin())
-
     def apply(self, heads: Tensor) -> Tensor:
         """Rotate `[batch, heads, rows, head_dim]`, keeping its dtype."""
         turning, still = heads.split([self.cos.shape[-1], heads.shape[-1] - self.cos.shape[-1]], dim=-1)
         first, second = turning.float().chunk(2, dim=-1)
         turned = turning * self.cos + torch.cat([-second, first], dim=-1) * self.sin
         return torch.cat([turned, still], dim=-1).to(heads.dtype)
+
+
+class RotaryFrequencies(nn.Module):
+    """The rotary embedding of any positions, on the device: nothing may come from the host while a GPU records
+    a step. Frequencies are held by their bits, so that a module that is cast to another dtype keeps them whole."""
+
+    bits: Tensor
+
+    def __init__(self, rope: RopeConfig, width: int) -> None:
+        """`width`: the channels of what is turned."""
+        super().__init__()
+        self.amplitude = rope.amplitude
+        self.register_buffer("bits", inverse_frequencies(rope, width).view(torch.int32), persistent=False)
+
+    def forward(self, positions: Tensor) -> Rotation:
+        """Return the rotation of rows at `positions` `[batch, rows]`."""
+        angles = (positions.float()[:, None, :, None] * self.bits.view(torch.float32)).repeat(1, 1, 1, 2)
+        return Rotation(self.amplitude * angles.cos(), self.amplitude * angles.sin())

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +17,9 @@ from spec_lab.errors import Breakdown
 from spec_lab.train.module_config import OptimisationConfig
 from spec_lab.train.reading import reading
 from spec_lab.train.step import Batch, Compile, make_step
+
+if TYPE_CHECKING:
+    from spec_lab.train.group import Group
 
 log = logging.getLogger(__name__)
 
@@ -29,10 +33,24 @@ class TrainingDiverged(Breakdown):
 
 @dataclass(frozen=True, slots=True)
 class CurvePoint:
-    """Mean loss of the steps since the point before, `step` the last of them (since then, where a run was resumed)."""
+    """Mean loss of the steps since the point before, `step` the last of them."""
 
     step: int
     loss: float
+
+
+class Watch(Protocol):
+    """Looks at a training while it runs."""
+
+    @property
+    def every(self) -> int:
+        """Steps between two looks; there is one at the end too."""
+
+    def point(self, point: CurvePoint) -> None:
+        """Take a point of the loss curve."""
+
+    def look(self, step: int) -> None:
+        """Look at the module as it is behind `step`."""
 
 
 def learning_rate(optimisation: OptimisationConfig, step: int, elapsed: float = 0.0) -> float:
@@ -56,42 +74,76 @@ def train(
     device: torch.device,
     inputs_of: Callable[..., Batch] | None = None,
     compiled: Compile = torch.compile,
+    watch: Watch | None = None,
+    group: Group | None = None,
 ) -> list[CurvePoint]:
     """Minimise `loss_module(*batch_of(step))`, a scalar, over the module's parameters, and return the loss curve.
 
     `batch_of` must depend on the step alone: nothing but weights, moments and the step is kept in `checkpoint`, from
     which an interrupted call goes on. The caller deletes the checkpoint once the result is saved. `inputs_of(*batch)`,
     where given, is what the module takes of a batch; it is a part of the step, which a GPU replays (`train.step`), once
-    `compiled(loss_module)` has made what computes the loss there.
+    `compiled(loss_module)` has made what computes the loss there. `watch` looks before a checkpoint is written, so that
+    a step is looked at again by a training that goes on from before it, and by no other. Of several processes in a
+    `group` the loss of each is a term of the whole; the first one watches, and writes the checkpoint for all.
 
     Raises:
         TrainingDiverged: a loss, or in the end a weight, is not finite.
     """
     loss_module.to(device).train()
-    take_step = make_step(loss_module, optimisation, device, inputs_of, compiled)
-    first_step, curve, seconds_before = _resume(checkpoint, loss_module, take_step.optimiser, device)
-    losses = LossReader(device)
-    started = time.perf_counter() - seconds_before
-    done, seconds = first_step, optimisation.max_seconds
+    together = group is not None and group.size > 1
+    add_up = group.add_up if group is not None and together else None
+    is_first = group is None or group.rank == 0
+    take_step = make_step(loss_module, optimisation, device, inputs_of, compiled, add_up)
+    resumed = _resume(checkpoint, loss_module, take_step.optimiser, device)
+    first_step, curve = resumed.step, resumed.curve
+    losses = LossReader(device, *resumed.summed)
+    started = time.perf_counter() - resumed.seconds
+    done, looked, seconds = first_step, None, optimisation.max_seconds
+
+    def add_point() -> None:
+        curve.append(CurvePoint(done, losses.mean()))
+        log.info("step %d loss %.4f, %.0f s", done, curve[-1].loss, time.perf_counter() - started)
+        if watch is not None:
+            watch.point(curve[-1])
+
     for step in range(first_step, optimisation.num_steps):
         elapsed = time.perf_counter() - started
+        if group is not None and together and seconds is not None:
+            elapsed = group.agree(elapsed)
         if seconds is not None and elapsed >= seconds and step > first_step:
             log.info("%.0f s are over at step %d", elapsed, step)
             if losses.num_summed:
-                curve.append(CurvePoint(step, losses.mean()))
+                add_point()
             break
         losses.add(step + 1, take_step(batch_of(step), learning_rate(optimisation, step, elapsed)))
         done = step + 1
         if done % optimisation.log_every == 0:
-            curve.append(CurvePoint(done, losses.mean()))
-            log.info("step %d loss %.4f, %.0f s", done, curve[-1].loss, time.perf_counter() - started)
+            add_point()
+        if watch is not None and done % watch.every == 0:
+            looked = done
+            watch.look(done)
         if done % optimisation.checkpoint_every == 0:
             losses.refuse_unless_finite()
             _refuse_unless_finite(loss_module, done)
-            _save(checkpoint, loss_module, take_step.optimiser, done, curve, time.perf_counter() - started)
+            state = TrainingState(done, curve, time.perf_counter() - started, losses.summed)
+            if is_first:
+                _save(checkpoint, loss_module, take_step.optimiser, state)
     losses.refuse_unless_finite()
     _refuse_unless_finite(loss_module, done)
+    if watch is not None and looked != done:
+        watch.look(done)
     return curve
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingState:
+    """Where a training stands, beside weights and moments; `summed` is the sum and number of the losses since the last
+    point of the curve."""
+
+    step: int
+    curve: list[CurvePoint]
+    seconds: float
+    summed: tuple[float, int]
 
 
 class LossReader:
@@ -101,8 +153,8 @@ class LossReader:
     a GPU's, `STEPS_BETWEEN_READS` at once.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self._sum, self.num_summed = torch.zeros((), device=device), 0
+    def __init__(self, device: torch.device, total: float = 0.0, num_summed: int = 0) -> None:
+        self._sum, self.num_summed = torch.tensor(total, device=device), num_summed
         self._unread: list[tuple[int, Tensor]] = []
         self._steps_between_reads = 1 if device.type == "cpu" else STEPS_BETWEEN_READS
 
@@ -112,6 +164,11 @@ class LossReader:
         self._unread.append((step, loss))
         if len(self._unread) >= self._steps_between_reads:
             self.refuse_unless_finite()
+
+    @property
+    def summed(self) -> tuple[float, int]:
+        """The sum of the losses since the last mean, and how many they are."""
+        return self._sum.item(), self.num_summed
 
     def mean(self) -> float:
         """Return the mean of the losses since the call before."""
@@ -138,38 +195,33 @@ def _refuse_unless_finite(module: nn.Module, step: int) -> None:
         )
 
 
-def _save(
-    checkpoint: Path,
-    module: nn.Module,
-    optimiser: torch.optim.Optimizer,
-    step: int,
-    curve: list[CurvePoint],
-    seconds: float,
-) -> None:
+def _save(checkpoint: Path, module: nn.Module, optimiser: torch.optim.Optimizer, state: TrainingState) -> None:
     """Write it beside and rename it, so that a kill while writing leaves the previous checkpoint."""
     checkpoint.parent.mkdir(parents=True, exist_ok=True)
-    state = {
+    content = {
         "module": module.state_dict(),
         "optimiser": optimiser.state_dict(),
-        "step": step,
-        "curve": [(point.step, point.loss) for point in curve],
-        "seconds": seconds,
+        "step": state.step,
+        "curve": [(point.step, point.loss) for point in state.curve],
+        "seconds": state.seconds,
+        "summed": list(state.summed),
     }
     unfinished = checkpoint.with_suffix(".tmp")
-    torch.save(state, unfinished)
+    torch.save(content, unfinished)
     unfinished.replace(checkpoint)
 
 
 def _resume(
     checkpoint: Path, module: nn.Module, optimiser: torch.optim.Optimizer, device: torch.device
-) -> tuple[int, list[CurvePoint], float]:
+) -> TrainingState:
     if not checkpoint.exists():
-        return 0, [], 0.0
+        return TrainingState(0, [], 0.0, (0.0, 0))
     with reading(checkpoint):
-        state = torch.load(checkpoint, map_location=device, weights_only=True)
-        module.load_state_dict(state["module"])
-        optimiser.load_state_dict(state["optimiser"])
-        first_step, curve = int(state["step"]), [CurvePoint(step, loss) for step, loss in state["curve"]]
-        seconds = float(state["seconds"])
-    log.info("resumed from %s at step %d", checkpoint, first_step)
-    return first_step, curve, seconds
+        content = torch.load(checkpoint, map_location=device, weights_only=True)
+        module.load_state_dict(content["module"])
+        optimiser.load_state_dict(content["optimiser"])
+        total, number = content.get("summed", (0.0, 0))
+        curve = [CurvePoint(step, loss) for step, loss in content["curve"]]
+        state = TrainingState(int(content["step"]), curve, float(content["seconds"]), (float(total), int(number)))
+    log.info("resumed from %s at step %d", checkpoint, state.step)
+    return state

@@ -15,15 +15,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from spec_lab.checkpoints.plan import LayerPlan
+from spec_lab.checkpoints.plan import LayerPlan, RopeConfig
 from spec_lab.errors import UserError
-from spec_lab.train.attention_kinds import LatentSelfAttention, attention_of, rotation_of
+from spec_lab.train.attention_kinds import LatentSelfAttention, attention_of
 from spec_lab.train.chain import unroll_chain
 from spec_lab.train.decoder import mlp_of
-from spec_lab.train.layers import AttentionShape, Rotation, SelfAttention, SwiGLU, TrainableRMSNorm
+from spec_lab.train.layers import AttentionShape, RotaryFrequencies, SelfAttention, SwiGLU, TrainableRMSNorm
 from spec_lab.train.packed_rows import RowPlaces
-from spec_lab.train.target import TargetOutputs
-from spec_lab.train.unroll import UnrolledDrafter
+from spec_lab.train.unroll import TapsRead, UnrolledDrafter
 
 
 class ModuleShape(Protocol):
@@ -43,8 +42,8 @@ class ModuleShape(Protocol):
     def make_mlp(self) -> nn.Module:
         """Make what stands behind it."""
 
-    def rotation(self, num_rows: int, device: torch.device) -> Rotation:
-        """Return the rotary embedding of rows 0.. ."""
+    def rope(self) -> tuple[RopeConfig, int]:
+        """Return the rotary embedding, and the width of what it turns."""
 
 
 Shape = TypeVar("Shape", bound=ModuleShape)
@@ -64,8 +63,8 @@ class PlannedShape:
     def make_mlp(self) -> nn.Module:
         return mlp_of(self.plan, self.hidden_size)
 
-    def rotation(self, num_rows: int, device: torch.device) -> Rotation:
-        return rotation_of(self.plan, num_rows, device)
+    def rope(self) -> tuple[RopeConfig, int]:
+        return self.plan.rope, self.plan.head_dim
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +86,8 @@ class MtpShape:
     def make_mlp(self) -> nn.Module:
         return SwiGLU(self.hidden_size, self.intermediate_size)
 
-    def rotation(self, num_rows: int, device: torch.device) -> Rotation:
-        return Rotation.of_rows(num_rows, self.head_dim, self.rope_theta, device)
+    def rope(self) -> tuple[RopeConfig, int]:
+        return RopeConfig(self.rope_theta, "none"), self.head_dim
 
 
 class SharedHead(nn.Module):
@@ -136,8 +135,9 @@ class MtpDrafter(UnrolledDrafter, Generic[Shape]):
         self.shape = shape
         self.modules_in_order = nn.ModuleList(TrainableMtpModule(shape) for _ in range(num_modules))
         self.register_buffer("head_weight", head_weight.detach(), persistent=False)
+        self.rotary = RotaryFrequencies(*shape.rope())
 
-    def features(self, outputs: TargetOutputs) -> tuple[Tensor, ...]:
+    def features(self, outputs: TapsRead) -> tuple[Tensor, ...]:
         """Return the final hidden state after the norm, `[batch, rows, hidden]`."""
         return (outputs.final_hidden[:, :-1],)
 
@@ -147,15 +147,16 @@ class MtpDrafter(UnrolledDrafter, Generic[Shape]):
 
     def draft_logits(self, state: Tensor) -> Tensor:
         """Return `[..., vocab]` from the module's output, which is normed already."""
-        return F.linear(state, self.head_weight)
+        return F.linear(state.to(self.head_weight.dtype), self.head_weight)
 
     def unroll(
         self, embeddings: Tensor, features: tuple[Tensor, ...], num_steps: int, rows: RowPlaces | None = None
     ) -> list[Tensor]:
         """Unroll the modules as `unroll_chain` says."""
         (final_hidden,) = features
-        rotation = self.shape.rotation(embeddings.shape[1], embeddings.device)
-        return unroll_chain(self._layers(num_steps), embeddings, final_hidden.float(), rotation)
+        rows = rows or RowPlaces.of_one_document(embeddings)
+        rotation = self.rotary(rows.positions)
+        return unroll_chain(self._layers(num_steps), embeddings, final_hidden.float(), rotation, rows.segments)
 
     def chain(self) -> list[TrainableMtpModule]:
         """Return the modules in their order."""

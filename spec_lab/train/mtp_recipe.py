@@ -10,11 +10,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from spec_lab.checkpoints.plan import LayerPlan
+from spec_lab.checkpoints.taps import Tap
 from spec_lab.train.checkpoint import load_drafter, save_drafter
 from spec_lab.train.drafter import DrafterDescription, DraftMatcher, TrainingTask
 from spec_lab.train.drafter_config import MtpTrainingConfig
+from spec_lab.train.eagle3_recipe import rope_keys
+from spec_lab.train.frozen_target import FrozenTarget, draft_rope, full_plan
 from spec_lab.train.loop import CurvePoint
-from spec_lab.train.mtp import MtpDrafter, MtpShape
+from spec_lab.train.mtp import MtpDrafter, MtpShape, PlannedShape
+from spec_lab.train.packed_rows import TrainingTexts
 from spec_lab.train.unroll import train_unrolled, unrolled_loss_words, unrolled_matcher
 
 if TYPE_CHECKING:
@@ -38,6 +43,64 @@ class MtpRecipe:
         save_modules(drafter, task.model, folder)
         return curve
 
+    def build(self, target: FrozenTarget, texts: TrainingTexts, seed: int) -> MtpDrafter[PlannedShape]:
+        """Make one module for a frozen target, as `HeadRecipe` says: a layer of the target's kind, as far as heads are
+        biased and normed. The norm before the head begins as the target's."""
+        torch.manual_seed(seed)
+        drafter = MtpDrafter(self._planned(target), 1, target.head_weight)
+        drafter.chain()[0].shared_head.norm.weight.data.copy_(target.final_norm_weight)
+        return drafter
+
+    def taps(self, target: FrozenTarget) -> tuple[Tap, ...]:
+        """Return nothing: it reads the last hidden state alone."""
+        return ()
+
+    def save(self, drafter: MtpDrafter[PlannedShape], target: FrozenTarget, folder: Path) -> None:
+        """Write the module behind the target's layers, as DeepSeek's are, and a config of its own."""
+        plan, config = drafter.shape.plan, target.config
+        keys = {
+            "architectures": [architecture_of(plan)],
+            "vocab_size": config.vocab_size,
+            "hidden_size": config.hidden_size,
+            "intermediate_size": plan.intermediate_size,
+            "num_hidden_layers": config.num_layers,
+            "num_attention_heads": plan.num_heads,
+            "num_key_value_heads": plan.num_kv_heads,
+            "head_dim": plan.head_dim,
+            "hidden_act": "silu",
+            "rms_norm_eps": config.rms_norm_eps,
+            **rope_keys(plan.rope),
+            "max_position_embeddings": config.max_position_embeddings,
+            "tie_word_embeddings": config.tie_word_embeddings,
+            "num_nextn_predict_layers": 1,
+            "torch_dtype": "bfloat16",
+        }
+        prefix = f"model.layers.{config.num_layers}."
+        tensors = {f"{prefix}{name}": tensor for name, tensor in drafter.chain()[0].state_dict().items()}
+        save_drafter(tensors, keys, folder)
+
+    def load(self, folder: Path, target: FrozenTarget) -> MtpDrafter[PlannedShape]:
+        """Read what `save` wrote, its weights held in float32."""
+        tensors, _ = load_drafter(folder)
+        prefix = f"model.layers.{target.config.num_layers}."
+        drafter = MtpDrafter(self._planned(target), 1, target.head_weight)
+        drafter.chain()[0].load_state_dict({name.removeprefix(prefix): it for name, it in tensors.items()})
+        return drafter.to(target.device)
+
+    def _planned(self, target: FrozenTarget) -> PlannedShape:
+        config, sizes = target.config, self.config.sizes
+        like = full_plan(config)
+        plan = LayerPlan(
+            num_heads=sizes.num_heads,
+            num_kv_heads=sizes.num_kv_heads,
+            head_dim=sizes.head_dim,
+            rope=draft_rope(config),
+            intermediate_size=sizes.intermediate_size,
+            qkv_bias=like.qkv_bias and not like.o_bias,
+            qk_norm=like.qk_norm,
+        )
+        return PlannedShape(plan, config.hidden_size, config.rms_norm_eps)
+
     def matcher(self, folder: Path, model: Qwen3ForCausalLM, device: torch.device) -> DraftMatcher:
         """Put the saved drafter beside its target, as `DrafterRecipe` says. It computes in float32."""
         return unrolled_matcher(load_modules(folder, model).to(device).eval(), model)
@@ -45,11 +108,13 @@ class MtpRecipe:
     def describe(self, folder: Path) -> DrafterDescription:
         """Say for the card what `DrafterRecipe` asks."""
         _, config = load_drafter(folder)
+        family = config["architectures"][0].removesuffix("ForCausalLM")
         several = config["num_nextn_predict_layers"] > 1
         return DrafterDescription(
             kind=f"a chain of {config['num_nextn_predict_layers']} MTP modules" if several else "an MTP module",
-            reading=f"""{"Each has" if several else "It has"} one Qwen3 layer with {config["num_attention_heads"]} query
-and {config["num_key_value_heads"]} key-value heads and feed-forward {config["intermediate_size"]}, and drafts the whole
+            reading=f"""{"Each has" if several else "It has"} one layer of {family} with
+{config["num_attention_heads"]} query and {config["num_key_value_heads"]} key-value heads and feed-forward
+{config["intermediate_size"]}, and drafts the whole
 vocabulary with the target's own embedding and head, which are not in the file.
 
 Row p pairs the target's embedding of token p+1 with its final hidden state at p, after the norm, at rotary position
@@ -67,6 +132,13 @@ embedding's half first. What is recycled is the module's own state after `shared
             rope_theta=target.rope_parameters["rope_theta"],
             rms_norm_eps=target.rms_norm_eps,
         )
+
+
+def architecture_of(plan: LayerPlan) -> str:
+    """Name the family whose layers are like this one."""
+    if plan.qk_norm:
+        return "Qwen3ForCausalLM"
+    return "Qwen2ForCausalLM" if plan.qkv_bias else "LlamaForCausalLM"
 
 
 EAGLE = "The same module takes every draft step, over one cache."

@@ -179,7 +179,7 @@ TARGETS: tuple[TargetTrainingOption, ...] = (
     ),
 )
 
-HF_DRAFTERS = ("eagle3",)
+HF_DRAFTERS = ("eagle3", "mtp_eagle")
 
 TARGETS += (
     TargetTrainingOption(

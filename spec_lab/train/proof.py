@@ -1,8 +1,11 @@
-"""The proof of a drafter: its training forward and the runtime's draft step say the same of the same rows."""
+"""The proof of a drafter: its training forward and the runtime's draft step say the same of the same rows.
+
+Both compute on a CPU in float32, from the files of the export, so that nothing but a mistake can part them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,7 +13,9 @@ import torch
 from torch import Tensor
 
 from spec_lab.checkpoints.taps import Tap
+from spec_lab.core.types import Request
 from spec_lab.errors import Breakdown
+from spec_lab.record.acceptance_metrics import acceptance_length
 from spec_lab.train.frozen_target import FrozenTarget
 from spec_lab.train.packed_rows import PackedRows, RowPlaces
 from spec_lab.train.packed_training import packed_inputs
@@ -19,6 +24,10 @@ from spec_lab.train.unroll import UnrolledDrafter
 
 TOLERANCE = 1e-4
 """Of logits in float32, relative to the largest."""
+TEXT_LENGTHS = (40, 56)
+"""Of the two texts that are compared on, which stand in one row of the training forward."""
+ORACLE_ROUNDS = 4
+"""What the oracle decodes of each text, at least."""
 
 
 class NotServed(Breakdown):
@@ -36,12 +45,17 @@ class Proof:
     def require(self) -> None:
         """Raise NotServed where the two disagree."""
         worst = max(self.differences)
-        if worst > TOLERANCE * max(self.largest_logit, 1.0) or not self.same_drafts:
+        if worst > bound(self.largest_logit) or not self.same_drafts:
             raise NotServed(
                 f"the training forward and the runtime differ by {worst:g} in logits of up to "
                 f"{self.largest_logit:g}, by position {[f'{d:g}' for d in self.differences]}: "
                 "this is a mistake of the lab"
             )
+
+
+def bound(largest_logit: float) -> float:
+    """Return how far two logits may lie apart."""
+    return TOLERANCE * max(largest_logit, 1.0)
 
 
 @torch.no_grad()
@@ -86,5 +100,69 @@ def prove(
                 trained = of_text[step][prompt_length - 1 + step]
                 differences[step] = max(differences[step], float((trained - served[step]).abs().max()))
                 largest = max(largest, float(trained.abs().max()))
-                same = same and int(trained.argmax()) == int(served[step].argmax())
+                # Another token is the same draft where rounding alone parts the two.
+                behind = float(trained.max() - trained[served[step].argmax()])
+                same = same and behind <= bound(float(trained.abs().max()))
     return Proof(differences, largest, same)
+
+
+@dataclass(frozen=True, slots=True)
+class Prover:
+    """A target as it trains and as it serves, and two pieces of text to compare the two on.
+
+    Attributes:
+        load: reads an export beside the first.
+        taps: what the drafter reads.
+    """
+
+    target: FrozenTarget
+    serving: Serving
+    texts: tuple[Tensor, ...]
+    load: Callable[[Path, FrozenTarget], UnrolledDrafter]
+    taps: tuple[Tap, ...]
+
+    @classmethod
+    def of(
+        cls,
+        path: Path,
+        tokens: Tensor,
+        num_draft_tokens: int,
+        load: Callable[[Path, FrozenTarget], UnrolledDrafter],
+        taps: tuple[Tap, ...],
+    ) -> Prover:
+        """Load the target of `path` twice. `tokens` [any number, ids] is text of any kind."""
+        cpu, longest = torch.device("cpu"), max(TEXT_LENGTHS) + ORACLE_ROUNDS * (num_draft_tokens + 1)
+        longest += num_draft_tokens
+        target = FrozenTarget.load(path, cpu, torch.float32, longest)
+        serving = Serving.load(path, cpu, "float32", num_draft_tokens, 1, longest, "kernels=torch")
+        # A folder with little text repeats itself: what the text says does not matter here.
+        text = tokens.long().repeat(-(-sum(TEXT_LENGTHS) // len(tokens)))[: sum(TEXT_LENGTHS)]
+        return cls(target, serving, text.split(list(TEXT_LENGTHS)), load, taps)
+
+    def prove(self, name: str, folder: Path) -> Proof:
+        """Compare what an export does when it is trained and when it is served, or raise NotServed."""
+        drafter = self.load(folder, self.target).eval()
+        proof = prove(drafter, name, self.target, self.serving, folder, self.texts, self.taps)
+        proof.require()
+        return proof
+
+    def require_same(self, name: str, folder: Path, other: Path) -> None:
+        """Raise NotServed where the runtime makes another drafter of another layout."""
+        for text in self.texts:
+            said = [
+                self.serving.draft_logits(self.serving.engine(name, each), text, len(text) // 2)
+                for each in (folder, other)
+            ]
+            if not torch.equal(*said):
+                raise NotServed(f"{other} drafts otherwise than {folder}: this is a mistake of the lab")
+
+    def require_oracle(self) -> None:
+        """Raise NotServed where drafts that are all right are not all accepted."""
+        num_drafts = self.serving.num_draft_tokens
+        requests = [
+            Request(f"text_{index}", "", tuple(text.tolist()), ORACLE_ROUNDS * (num_drafts + 1), ignore_eos=True)
+            for index, text in enumerate(self.texts)
+        ]
+        reached = acceptance_length(self.serving.decode("oracle", None, requests), num_drafts)
+        if reached != num_drafts + 1:
+            raise NotServed(f"the oracle reaches {reached}, not {num_drafts + 1}: this is a mistake of the lab")

@@ -16,7 +16,17 @@ from spec_lab.errors import UserError, is_out_of_memory
 from spec_lab.regular import regular_text
 
 BROKEN = (
-    *(OSError, EOFError, ValueError, TypeError, LookupError, RuntimeError, pickle.UnpicklingError, SafetensorError),
+    *(
+        OSError,
+        EOFError,
+        ValueError,
+        TypeError,
+        LookupError,
+        AttributeError,
+        RuntimeError,
+        pickle.UnpicklingError,
+        SafetensorError,
+    ),
     *(SyntaxError, tokenize.TokenError),  # numpy reads a header as Python
 )
 """This says what json, numpy, torch and safetensors raise for files that are cut short or hold something else."""
@@ -31,6 +41,8 @@ def reading(file: Path) -> Iterator[None]:
     """
     try:
         yield
+    except UserError:
+        raise
     except BROKEN as error:
         if is_out_of_memory(error):
             raise

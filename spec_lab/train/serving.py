@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -32,25 +32,34 @@ class Serving:
     Attributes:
         words: the run that is composed for each drafter, but for `drafter=`.
         longest: a request as long as any.
+        _composed: the run of each drafter, composed once.
     """
 
     words: tuple[str, ...]
     models: TargetBuild
     num_draft_tokens: int
     longest: Request
+    _composed: dict[str, Chosen] = field(default_factory=dict)
 
     @classmethod
     def load(
-        cls, path: Path, device: torch.device, dtype: str, num_draft_tokens: int, batch_size: int, max_tokens: int
+        cls,
+        path: Path,
+        device: torch.device,
+        dtype: str,
+        num_draft_tokens: int,
+        batch_size: int,
+        max_tokens: int,
+        *more: str,
     ) -> Serving:
-        """Load the target of `path` for sequences of up to `max_tokens`."""
+        """Load the target of `path` for sequences of up to `max_tokens`; `more` are words of the run."""
         words = (
             *("target=hf", f"target.path={path}", f"device={device}", f"dtype={dtype}"),
-            *("references=[]", f"batch_size={batch_size}", "prune=none", "graph=eager"),
+            *("references=[]", f"batch_size={batch_size}", "prune=none", "graph=eager", *more),
         )
         longest = Request("longest", "", (0,) * (max_tokens // 2), max_tokens - max_tokens // 2)
         chosen = admit(compose([*words, "drafter=none"]).config)
-        return cls(words, load_models(chosen, max_tokens), num_draft_tokens, longest)
+        return cls(words, load_models(chosen, max_tokens), num_draft_tokens, longest, {"none": chosen})
 
     def engine(self, drafter: str, folder: Path | None = None) -> Engine:
         """Make an engine that drafts with what lies in `folder`, or with a drafter that has no weights."""
@@ -59,15 +68,26 @@ class Serving:
 
     def decode(self, drafter: str, folder: Path | None, requests: Sequence[Request]) -> list[RequestRecord]:
         """Decode greedily, and return what each request was given."""
-        return self.engine(drafter, folder).generate(list(requests)).requests
+        engine = self.engine(drafter, folder)
+        learn = engine.parts.drafter.requirements.learn_continuations
+        if learn is not None:
+            learn({record.request_id: record.output_ids for record in self.decode("none", None, requests)})
+        return engine.generate(list(requests)).requests
 
     def _chosen(self, drafter: str, folder: Path | None) -> tuple[Chosen, Limits]:
-        words = [*self.words, f"drafter={drafter}"]
-        if drafter != "none":
-            words.append(f"drafter.num_draft_tokens={self.num_draft_tokens}")
+        if drafter not in self._composed:
+            words = [*self.words, f"drafter={drafter}"]
+            if drafter != "none":
+                words.append(f"drafter.num_draft_tokens={self.num_draft_tokens}")
+            if folder is not None:
+                words.append(f"drafter.path={folder}")
+            self._composed[drafter] = admit(compose(words).config)
+        chosen = self._composed[drafter]
         if folder is not None:
-            words.append(f"drafter.path={folder}")
-        chosen = admit(compose(words).config)
+            config: Any = chosen.config
+            chosen = chosen.again(
+                dataclasses.replace(config, drafter=dataclasses.replace(config.drafter, path=str(folder)))
+            )
         num_slots = chosen.config.batch_size
         limits = engine_limits(chosen, [self.longest] * num_slots, chosen.config.drafter.num_draft_tokens)
         return chosen, limits

@@ -5,10 +5,14 @@ from __future__ import annotations
 from spec_lab.acceptance.confidences import DraftConfidences, RowConfidences
 from spec_lab.engine.capture import GraphRecorder
 from spec_lab.engine.drafts import Chain, Tree, TreeParts
+from spec_lab.engine.host_drafts import HostDrafts
 from spec_lab.engine.offered import DraftOffers, RowOffers
 from spec_lab.engine.offers import AllOffered, Counted, CountedRows
 from spec_lab.engine.parts import Parts
+from spec_lab.engine.plain_round import PlainRound
+from spec_lab.engine.request_k import GivenK, RequestK, RequestLimits, RunningK
 from spec_lab.engine.round import DecodeRound, Rounds
+from spec_lab.menu.choices import ByRequest
 from spec_lab.menu.chosen import Chosen
 from spec_lab.wiring.drafting import DrafterResources
 from spec_lab.wiring.limits import Limits
@@ -49,8 +53,20 @@ def build_rounds(
     chain = Chain(parts)
     if not offers.may_be_fewer:
         return Rounds(DecodeRound(parts, chain, AllOffered(most)))
-    offered = DraftOffers(resources.limits.num_slots, built.device, resources.confidences, offers.budget, built.kernels)
+    is_own = offers.by_request != ByRequest.same
+    sizes = resources.limits.num_slots, built.device
+    offered = DraftOffers(*sizes, resources.confidences, offers.budget, built.kernels, by_request=is_own)
     choices = (most,) if offers.schedule is None else offers.schedule.choices
     assert choices[0] == most, "the largest K is what slots have room for"
+    finder = parts.drafter.requirements.on_host
+    if finder is not None and finder.num_on_device not in choices:
+        choices = (*choices, finder.num_on_device)
     rounds = {k: DecodeRound(parts, chain, Counted(parts, offered, k, recorder)) for k in choices}
-    return Rounds(rounds[most], offers.schedule, rounds)
+    host = None if finder is None else HostDrafts(finder, parts.slots, offered)
+    limits = RequestLimits(_request_k(chosen, most), offered) if is_own else None
+    return Rounds(rounds[most], offers.schedule, rounds, host, limits, PlainRound(parts, chain) if is_own else None)
+
+
+def _request_k(chosen: Chosen, most: int) -> RequestK:
+    given, drafter = GivenK(most), chosen.config.drafter
+    return given if drafter.by_request == ByRequest.given else RunningK(given, drafter.off_below)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from spec_lab.acceptance.deterministic import DeterministicRule
+from spec_lab.acceptance.deterministic import DraftJudge
 from spec_lab.acceptance.noise import SlotSeeds
 from spec_lab.acceptance.phase import ThinkingMarkers
 from spec_lab.core.protocols import AcceptanceRule
@@ -60,6 +60,6 @@ def _build_tree_rule(chosen: Chosen, build: RuleBuild) -> AcceptanceRule:
 
 def build_deterministic_rule(
     options: AcceptanceConfig, context: RuleContext, extensions: Sequence[str] = ()
-) -> DeterministicRule:
-    """Make a rule that decides without drawing, of this package or of `extensions`; UserError for any other."""
+) -> DraftJudge:
+    """Make what decides without drawing, of this package or of `extensions`; UserError for any other."""
     return registry.load(tuple(extensions)).judge_of(options.name)(options, context)

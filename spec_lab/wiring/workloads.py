@@ -10,9 +10,9 @@ from spec_lab.checkpoints.gguf_file import is_gguf
 from spec_lab.checkpoints.gguf_tokenizer import has_tokenizer
 from spec_lab.core.types import Request
 from spec_lab.errors import UserError
-from spec_lab.menu.choices import Unusable, Weights
+from spec_lab.menu.choices import ByRequest, Unusable, Weights
 from spec_lab.menu.chosen import Chosen
-from spec_lab.menu.config import RunConfig
+from spec_lab.menu.config import DrafterConfig, RunConfig
 from spec_lab.menu.option import CheckerOption
 from spec_lab.workloads.conversations import require_room
 from spec_lab.workloads.tokenizer import IdsAlone, TargetTokenizer, Tokenizer
@@ -35,6 +35,8 @@ def open_workload(chosen: Chosen) -> tuple[Tokenizer, list[Request]]:
     if config.workload.unusable == Unusable.skip:
         requests = _fitting(requests, longest_sequence(chosen), config)
     check_requests(requests, target, folder)
+    if chosen.drafter.drafts:
+        _check_drafts(requests, config.drafter)
     return tokenizer, requests
 
 
@@ -61,8 +63,14 @@ def load_requests(chosen: Chosen, tokenizer: Tokenizer) -> list[Request]:
         raise UserError(
             f"workload={chosen.workload.name} is empty; check workload.limit, workload.categories and workload.path"
         )
-    for checker in {request.checker for request in requests if request.checker is not None}:
-        chosen.registry.find(CheckerOption, checker)
+    for request in requests:
+        name = request.checker or chosen.config.workload.checker
+        checker = chosen.registry.find(CheckerOption, name)
+        if request.answer is not None and not checker.expects(request.answer):
+            raise UserError(
+                f"workload: the answer {request.answer!r} of prompt {request.request_id} is none that workload.checker="
+                f"{name} reads; mend it, or choose another checker"
+            )
     return requests
 
 
@@ -103,6 +111,23 @@ def check_requests(requests: list[Request], target: ModelConfig, folder: Path) -
             raise UserError(
                 f"{folder / 'tokenizer.json'}: token id {max(request.prompt_ids)} of prompt {request.request_id} is "
                 f"past the target's vocabulary of {target.vocab_size}; take tokenizer and weights from one checkpoint"
+            )
+
+
+def _check_drafts(requests: list[Request], drafter: DrafterConfig) -> None:
+    """Raise UserError for a request with a K of its own that nothing reads, or that the run has no room for."""
+    for request in requests:
+        k = request.num_draft_tokens
+        if k is None:
+            continue
+        if drafter.by_request == ByRequest.same:
+            raise UserError(
+                f"prompt {request.request_id} has `num_draft_tokens`, which drafter.by_request=same does not read; use "
+                "drafter.by_request=given"
+            )
+        if k > drafter.num_draft_tokens:
+            raise UserError(
+                f"prompt {request.request_id} asks for {k} drafts; use drafter.num_draft_tokens={k}, the most of all"
             )
 
 

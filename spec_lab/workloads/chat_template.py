@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -24,6 +25,7 @@ MOST_SECONDS = 5.0
 MOST_BYTES = 2**29
 MOST_ADDED = 1_000_000
 MOST_SECONDS_OF_READING = 120.0
+NO_TEMPLATE = "none"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,12 @@ def stored_template(folder: Path) -> str | None:
             raise UserError(f"{own_file}: cannot be read ({one_line(error)}); fetch it again") from error
     found = read_json(settings).get("chat_template") if settings.exists() else None
     return None if found is None else str(found)
+
+
+def template_digest(folder: Path) -> str:
+    """Return twelve digits that tell a checkpoint's chat template from others; `none` where it has none."""
+    template = stored_template(folder)
+    return NO_TEMPLATE if template is None else hashlib.sha256(template.encode()).hexdigest()[:12]
 
 
 class ChatTemplate:
@@ -94,6 +102,8 @@ class ChatTemplate:
             text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True, **self._options)
             if not isinstance(text, str) or len(text) > sum(map(len, [*texts, system or ""])) + MOST_ADDED:
                 raise ValueError(f"it adds more than {MOST_ADDED} characters to a prompt")
+            if texts[-1].strip() not in text:
+                raise ValueError("it leaves out what the user asks")
             return text
 
         def apply(texts: Sequence[str], system: str | None) -> Rendered:
@@ -125,6 +135,8 @@ def _of_folder(folder: Path) -> PreTrainedTokenizerBase | None:
         with time_limit(MOST_SECONDS_OF_READING):
             _require_files(folder)
             tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        if (folder / "chat_template.jinja").exists() and not tokenizer.chat_template:
+            raise ValueError("chat_template.jinja is empty")
         return tokenizer if tokenizer.chat_template else None
     except Exception as error:  # broken files make transformers raise anything
         reason = _short(describe_error(error))

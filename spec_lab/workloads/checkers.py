@@ -84,13 +84,37 @@ def same_formula(expected: str, answer: str) -> bool:
 
 def same_choice(expected: str, answer: str) -> bool:
     """Compare letters."""
-    known = expected.strip("() .")
-    return (known.upper() if len(known) == 1 else read_choice(expected)) == answer
+    return _letter(expected) == answer
 
 
 def same_text(expected: str, answer: str) -> bool:
     """Compare every letter but white space around the text."""
     return expected.strip() == answer.strip()
+
+
+def is_filled(expected: str) -> bool:
+    """Tell whether an answer says something."""
+    return bool(expected.strip())
+
+
+def has_formula(expected: str) -> bool:
+    """Tell whether an answer may stand in a box, whose braces are in pairs."""
+    return is_filled(expected) and expected.count("{") == expected.count("}")
+
+
+def has_number(expected: str) -> bool:
+    """Tell whether an answer holds a number."""
+    return read_number(expected) is not None
+
+
+def has_choice(expected: str) -> bool:
+    """Tell whether an answer holds the letter of a choice."""
+    return _letter(expected) is not None
+
+
+def _letter(expected: str) -> str | None:
+    known = expected.strip("() .")
+    return known.upper() if len(known) == 1 else read_choice(expected)
 
 
 def _plain_tex(text: str) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from spec_lab.checkpoints.json_input import parse_json
+from spec_lab.checkpoints.json_input import no_key_twice, parse_json
 from spec_lab.errors import UserError
 from spec_lab.regular import regular_text
 from spec_lab.workloads.unusable import UnusablePrompt
@@ -39,7 +39,7 @@ def text_lines(path: Path) -> Iterator[TextLine]:
 def json_object(line: TextLine) -> dict[str, Any]:
     """Return the object of a line; UnusablePrompt where it is none."""
     try:
-        row = parse_json(line.text)
+        row = parse_json(line.text, no_key_twice)
     except ValueError as error:
         raise UnusablePrompt(f"{line.place} is not JSON: {error}") from error
     if not isinstance(row, dict):

@@ -62,14 +62,14 @@ class CapturedMode(ABC):
         self.recorder = recorder
         self._num_slots = num_slots
         self._max_kv_len = max_kv_len
-        self.buckets: dict[tuple[int, int], Bucket] = {}
+        self.buckets: dict[tuple[DecodeRound, int], Bucket] = {}
 
     def padded_size(self, num_requests: int) -> int:
         return min(1 << (num_requests - 1).bit_length(), self._num_slots)
 
     def prepare(self, decode_round: DecodeRound, num_requests: int) -> None:
         size = self.padded_size(num_requests)
-        place = decode_round.num_draft_tokens, size
+        place = decode_round, size
         if place not in self.buckets:
             bucket = Bucket(decode_round.parts.slots.ids([], size), [{} for _ in range(self.recorder.num_copies)])
             for _ in range(self.recorder.num_copies):
@@ -84,7 +84,7 @@ class CapturedMode(ABC):
     def run(self, decode_round: DecodeRound, slots: list[int], max_kv_len: int) -> Verification:
         size = self.padded_size(len(slots))
         assert max_kv_len <= self._max_kv_len
-        bucket = self.buckets[decode_round.num_draft_tokens, size]
+        bucket = self.buckets[decode_round, size]
         if bucket.held != slots:  # from round to round they are mostly the same: then nothing goes to the device
             bucket.slot_ids.copy_(decode_round.parts.slots.ids(slots, size))
             bucket.held = slots

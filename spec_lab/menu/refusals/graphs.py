@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from spec_lab.menu.choices import DraftMetadata
+from spec_lab.menu.choices import ByRequest, DraftMetadata
 from spec_lab.menu.chosen import Chosen
 
 
@@ -75,7 +75,28 @@ def rounds_follow_each_other(chosen: Chosen) -> str | None:
             f"drafter.k_schedule: the host chooses K by the running requests before every round, which "
             f"graph.rounds_per_replay={num_rounds} does not ask; use graph.rounds_per_replay=1"
         )
+    by_request = config.drafter.by_request
+    if by_request != ByRequest.same:
+        return (
+            f"drafter.by_request={by_request}: the host looks at each request before every round, which "
+            f"graph.rounds_per_replay={num_rounds} does not ask; use graph.rounds_per_replay=1"
+        )
+    if chosen.drafter.drafts_on_host:
+        return (
+            f"drafter={config.drafter.name} drafts on the host between two rounds, which "
+            f"graph.rounds_per_replay={num_rounds} does not ask; use graph.rounds_per_replay=1"
+        )
     return None
+
+
+def host_drafts_need_the_tokens(chosen: Chosen) -> str | None:
+    """A drafter on the host reads a round before it drafts for the next, which overlap launches first."""
+    if not chosen.drafter.drafts_on_host or not getattr(chosen.config.graph, "overlap", False):
+        return None
+    return (
+        f"drafter={chosen.drafter.name} drafts from the tokens of the round before, which graph.overlap=true reads too "
+        "late; use graph.overlap=false"
+    )
 
 
 def captured_prompts(chosen: Chosen) -> str | None:
@@ -99,4 +120,5 @@ GRAPH_CHECKS: tuple[Callable[[Chosen], str | None], ...] = (
     captured_prompts,
     recorded_rows_need_eager,
     rounds_follow_each_other,
+    host_drafts_need_the_tokens,
 )

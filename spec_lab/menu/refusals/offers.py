@@ -10,7 +10,7 @@ from functools import wraps
 from typing import Any
 
 from spec_lab.engine.k_schedule import problem_of
-from spec_lab.menu.choices import DraftSampling
+from spec_lab.menu.choices import ByRequest, DraftSampling
 from spec_lab.menu.chosen import Chosen
 from spec_lab.menu.offers import MAX_DRAFT_TOKENS
 from spec_lab.menu.refusals.drafters import lossless_rule
@@ -91,6 +91,27 @@ def depth_is_scheduled_by_nobody(chosen: Chosen) -> str | None:
     )
 
 
+def trees_have_one_depth(chosen: Chosen) -> str | None:
+    """A request's K is that of a chain."""
+    if chosen.sizes is None or chosen.offers.by_request == ByRequest.same:
+        return None
+    return (
+        f"drafter.by_request={chosen.offers.by_request} is the K of a chain, and tree={chosen.tree.name} has one "
+        "depth; use tree=none or drafter.by_request=same"
+    )
+
+
+def off_is_read(chosen: Chosen) -> str | None:
+    """A request is drafted for no more where its acceptance is looked at."""
+    drafter = chosen.config.drafter
+    if drafter.off_below == 0 or drafter.by_request == ByRequest.acceptance:
+        return None
+    return (
+        f"drafter.off_below={drafter.off_below} is not read by drafter.by_request={drafter.by_request}; leave it out "
+        "or use drafter.by_request=acceptance"
+    )
+
+
 def rows_are_noted(chosen: Chosen) -> str | None:
     """The rows of a tree must have a confidence, which drawn ones may not be chosen by."""
     if chosen.sizes is None:
@@ -143,6 +164,7 @@ def _where_fewer_are_offered(check: Check) -> Check:
 OFFER_CHECKS: tuple[Check, ...] = (
     schedule_can_be_read,
     threshold_is_read,
+    off_is_read,
     a_row_is_left_for_drafts,
     *map(
         _where_fewer_are_offered,
@@ -150,6 +172,7 @@ OFFER_CHECKS: tuple[Check, ...] = (
             there_are_drafts,
             confidence_is_noted,
             depth_is_scheduled_by_nobody,
+            trees_have_one_depth,
             rows_are_noted,
             rule_takes_fewer,
             recorded_rows_are_all_offered,

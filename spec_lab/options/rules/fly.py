@@ -12,10 +12,11 @@ from spec_lab.options.rules.between import make_lossy
 if TYPE_CHECKING:
     from typing import Any
 
+    from spec_lab.acceptance.deterministic import DraftJudge
     from spec_lab.core.protocols import AcceptanceRule
     from spec_lab.menu.chosen import Chosen
     from spec_lab.menu.config import RunConfig
-    from spec_lab.wiring.rules import RuleBuild
+    from spec_lab.wiring.rules import RuleBuild, RuleContext
 
 
 @dataclass
@@ -49,10 +50,19 @@ def build_rule(chosen: Chosen, options: FlyConfig, build: RuleBuild) -> Acceptan
     return make_lossy(chosen, build, OverlapLaw(exact), Window(options.window, options.entropy, options.topk))
 
 
+def judge_again(options: FlyConfig, context: RuleContext) -> DraftJudge:
+    """Make what judges a recorded run as acceptance=fly does at temperature 0."""
+    from spec_lab.acceptance.forgiving import ForgivingJudge
+    from spec_lab.acceptance.lossy import Window
+
+    return ForgivingJudge(Window(options.window, options.entropy, options.topk))
+
+
 ROW = RuleOption(
     name="fly",
     schema=FlyConfig,
     build=build_rule,
+    judge_again=judge_again,
     refusals=(a_window_fits,),
     takes_fewer_drafts=True,
 )

@@ -62,7 +62,7 @@ def _run(arguments: Sequence[str]) -> int:
 def _flag(word: str) -> tuple[str, int | None]:
     """Return a flag and its number; UserError for one that there is not."""
     name, _, value = word.partition("=")
-    if name not in ("--plan", "--show-data") or (value and not value.isdigit()):
+    if name not in ("--plan", "--show-data") or (value and not (value.isdecimal() and int(value) > 0)):
         raise UserError(f"{word} is no option; there are --plan, --plan=RATE, --show-data=N and --help")
     return name, int(value) if value else None
 

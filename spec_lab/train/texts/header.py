@@ -79,10 +79,15 @@ class TextsHeader:
             content = parse_json(regular_text(file))
             if content["format"] != FORMAT:
                 raise UserError(
-                    f"{file} is of format {content['format']}, and this reads {FORMAT}; write the texts again"
+                    f"{file} is of format {content['format']!r}, and this reads {FORMAT}; write the texts again"
                 )
             by = WrittenBy(**content["written_by"])
-            return cls(by, content["settings"], content["sources"], content["files"])
+            if not all(isinstance(content[key], dict) for key in ("settings", "sources", "files")):
+                raise TypeError("a part of it is no object")
+            header = cls(by, content["settings"], content["sources"], content["files"])
+            for kind in ("prompts", "followups", "answers"):
+                header.counts(kind)
+            return header
 
     def refuse_another(self, other: TextsHeader, folder: Path) -> None:
         """Raise UserError, naming what differs, where `other` would not go on with these texts."""

@@ -1,0 +1,27 @@
+"""FLy at temperature 0, where it draws nothing: what it forgives follows from how drafts stand with the target."""
+
+from __future__ import annotations
+
+import torch
+
+from spec_lab.acceptance.lossy import Window
+from spec_lab.acceptance.standing import DraftStanding
+from spec_lab.core.types import Request
+
+
+class ForgivingJudge:
+    """Keeps the protocol `DraftJudge`. Every token is taken to have a probability above 0."""
+
+    def __init__(self, window: Window) -> None:
+        self._window = window
+
+    def admit(self, slot: int, request: Request) -> None:
+        """Do nothing: the text before a round does not matter."""
+
+    def advance(self, slot_ids: torch.Tensor, tokens: torch.Tensor, num_emitted: torch.Tensor) -> None:
+        """Do nothing, for the same reason."""
+
+    def matches(self, standing: DraftStanding, slot_ids: torch.Tensor, draft_tokens: torch.Tensor) -> torch.Tensor:
+        assert standing.top_probabilities is not None, "recorded rows have them"
+        behind = self._window.agreed(standing.is_top.float()) > 0
+        return standing.is_top | (self._window.is_unsure(standing.top_probabilities) & behind)

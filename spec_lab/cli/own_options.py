@@ -1,0 +1,92 @@
+"""Looks at folders of options beside the lab's, which `--config-dir` or an extension names, before Hydra reads them.
+
+Hydra reads the first of two files of one name, which is the lab's, and says nothing of the other. YAML's aliases repeat
+what stands once: a file of a few lines may stand for more than a memory holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import yaml
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+
+from spec_lab.cli.overrides import refuse_many_jobs
+from spec_lab.cli.yaml_file import read_yaml
+from spec_lab.errors import UserError
+from spec_lab.regular import regular_bytes
+
+FOLDER_FLAGS = ("--config-dir", "-cd")
+MOST_NODES = 100_000
+"""A file of options has some ten; one with more of them than this is no file of options."""
+
+
+def typed_folders(arguments: Sequence[str]) -> list[Path]:
+    """Return the folder that `--config-dir` names, if any; UserError for two, of which Hydra would read the last."""
+    typed = [value for flag, value in pairwise(arguments) if flag in FOLDER_FLAGS]
+    if len(typed) > 1:
+        raise UserError(f"--config-dir is given twice; use one, and hydra.searchpath=[{','.join(typed[1:])}]")
+    return [Path(folder) for folder in typed]
+
+
+def check_own_options(folders: Iterable[Path], conf: Path, groups: Iterable[str]) -> None:
+    """Check the files of options in `folders`, as far as they lie in `groups`.
+
+    Args:
+        conf: the lab's own folder, which is read first.
+
+    Raises:
+        UserError: a file would not be read, or repeats itself without end.
+    """
+    for folder in folders:
+        for place in ("", *groups):
+            for file in sorted((folder / place).glob("*.yaml")):
+                if (conf / place / file.name).is_file() and not file.samefile(conf / place / file.name):
+                    raise UserError(
+                        f"{file}: the lab has a file {file.relative_to(folder)}, which is read instead; rename it"
+                    )
+                if file.is_file() and num_nodes(regular_bytes(file).decode(errors="replace")) > MOST_NODES:
+                    raise UserError(f"{file}: its aliases stand for more than {MOST_NODES} values; write them out")
+                if file.is_file():
+                    _refuse_many_jobs_of(file)
+
+
+def _refuse_many_jobs_of(file: Path) -> None:
+    """Raise UserError where an experiment sweeps more than anyone waits for; Hydra says what else is wrong with it."""
+    params: Any = {}
+    with suppress(UserError, TypeError, KeyError, ValueError, IndexError):
+        params = dict(read_yaml(file)["hydra"]["sweeper"]["params"])
+    texts = [f"{key}={value}" for key, value in params.items()]
+    try:
+        refuse_many_jobs(OverridesParser.create().parse_overrides(texts))
+    except HydraException:
+        return
+    except UserError as error:
+        raise UserError(f"{file}: {error}") from error
+
+
+def num_nodes(text: str) -> int:
+    """Count the values of a YAML file with its aliases written out; 0 for what is none, which its reader refuses."""
+    sizes: dict[str, int] = {}
+    open_nodes: list[tuple[str | None, int]] = []
+    total = 0
+    try:
+        for event in yaml.parse(text, Loader=yaml.SafeLoader):
+            if isinstance(event, yaml.CollectionStartEvent):
+                open_nodes.append((event.anchor, total))
+            elif isinstance(event, yaml.CollectionEndEvent):
+                anchor, before = open_nodes.pop()
+                sizes |= {} if anchor is None else {anchor: total - before + 1}
+                total += 1
+            elif isinstance(event, yaml.AliasEvent):
+                total += sizes.get(event.anchor, 1)
+            elif isinstance(event, yaml.ScalarEvent):
+                total += 1
+    except (yaml.YAMLError, RecursionError):
+        return 0
+    return total

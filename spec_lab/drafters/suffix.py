@@ -1,0 +1,111 @@
+"""Suffix decoding drafts what followed the end of the text most often: in the request itself, and in other outputs.
+
+Both trees are on the host, which looks drafts up when it has read a round. The device has nothing to draft.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from spec_lab.core.prompts import PromptPack
+from spec_lab.core.protocols import DrafterRequirements
+from spec_lab.core.types import DraftStep, Request, Sequence, VerifiedRound
+from spec_lab.drafters.none import NoDraftState
+from spec_lab.drafters.picking import GivenDrafts
+from spec_lab.drafters.suffix_tree import Continuation, DraftLimits, SuffixTree
+
+
+@dataclass(frozen=True, slots=True)
+class SuffixSizes:
+    """What of the texts is kept, and how far a draft goes.
+
+    Attributes:
+        depth: tokens of the longest stretch that is counted, match and draft together.
+        limits: of a draft; its most tokens are K.
+        num_outputs: outputs that the tree of all requests holds, the newest ones.
+    """
+
+    depth: int
+    limits: DraftLimits
+    num_outputs: int
+
+
+class SuffixTexts:
+    """Keeps a tree of each running request, and one of the outputs of those that have ended."""
+
+    def __init__(self, sizes: SuffixSizes) -> None:
+        self._sizes = sizes
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget everything."""
+        self._outputs = SuffixTree(self._sizes.depth)
+        self._kept: deque[list[int]] = deque()
+        self._own: dict[int, SuffixTree] = {}
+        self._texts: dict[int, list[int]] = {}
+
+    def admit(self, slot: int, request: Request) -> None:
+        """Begin the tree of the request that takes `slot`, with its prompt."""
+        tree = SuffixTree(self._sizes.depth)
+        self._texts[slot] = tree.begin()
+        tree.extend(request.prompt_ids)
+        self._own[slot] = tree
+
+    def look_up(self, sequence: Sequence) -> Continuation:
+        """Take the new tokens of a request, and return the better of what both trees continue its text with."""
+        limits, tree, text = self._sizes.limits, self._own[sequence.slot], self._texts[sequence.slot]
+        tree.extend(sequence.tokens[len(text) :])
+        own, others = tree.look_up_own(limits), self._outputs.look_up(text, limits)
+        return own if own.score >= others.score else others
+
+    def finish(self, sequence: Sequence) -> None:
+        """Drop the tree of a request that has ended, and keep its output for the others."""
+        del self._own[sequence.slot], self._texts[sequence.slot]
+        if self._sizes.num_outputs == 0:
+            return
+        if len(self._kept) == self._sizes.num_outputs:
+            self._outputs.forget(self._kept.popleft())
+        self._kept.append(self._outputs.begin())
+        self._outputs.extend(sequence.tokens[len(sequence.request.prompt_ids) :])
+
+
+class SuffixLookup:
+    """Keeps the protocol `HostDrafter`: every draft comes from the trees."""
+
+    num_on_device = 0
+    part_names: tuple[str, str] | None = None
+
+    def __init__(self, texts: SuffixTexts) -> None:
+        self._texts = texts
+
+    def restart(self) -> None:
+        self._texts.restart()
+
+    def draft(self, sequences: Iterable[Sequence]) -> list[list[int] | None]:
+        return [self._texts.look_up(sequence).tokens for sequence in sequences]
+
+    def finish(self, sequence: Sequence) -> None:
+        self._texts.finish(sequence)
+
+
+class SuffixDrafter(GivenDrafts):
+    """Keeps the protocol `Drafter`, with nothing to do on the device."""
+
+    def __init__(self, sizes: SuffixSizes) -> None:
+        self.num_draft_tokens = sizes.limits.most
+        self._texts = SuffixTexts(sizes)
+        self.requirements = DrafterRequirements(has_loop=False, on_host=SuffixLookup(self._texts))
+
+    def admit(self, slot: int, request: Request) -> None:
+        self._texts.admit(slot, request)
+
+    def ingest(self, pack: PromptPack) -> NoDraftState | None:
+        return None if pack.ends is None else NoDraftState(pack.ends.tokens)
+
+    def catch_up(self, verified: VerifiedRound) -> NoDraftState:
+        return NoDraftState(verified.verification.tokens[:, 0])
+
+    def step(self, state: NoDraftState, step: DraftStep) -> None:
+        raise AssertionError("all drafts are made on the host")

@@ -1,0 +1,212 @@
+"""All suffixes of texts, as far as they are looked up, with how often each beginning of one occurs. Imports no torch.
+
+Suffix decoding (Oliaro et al., arXiv 2411.04975) keeps such trees on the host, in C++ in ArcticInference. Ours is a
+dictionary a node. What occurs once is a leaf that points into its text, and gets nodes of its own when it comes again;
+so a tree is as large as what repeats in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+
+class _Node:
+    """A stretch of tokens that occurs, and what followed it.
+
+    Attributes:
+        token: the last of its tokens.
+        count: how often it occurs.
+        children: the stretches longer by a token; None of a leaf, which occurs once and goes on in its `text` at
+            `place`.
+        likeliest: the child that occurs most often, of equals the latest; None where there is no child.
+    """
+
+    __slots__ = ("children", "count", "likeliest", "place", "text", "token")
+
+    def __init__(self, token: int, text: list[int], place: int) -> None:
+        self.token = token
+        self.count = 1
+        self.children: dict[int, _Node] | None = None
+        self.likeliest: _Node | None = None
+        self.text = text
+        self.place = place
+
+    def add(self, token: int, text: list[int], place: int) -> _Node | None:
+        """Count another occurrence of a child. Return it where it was there before, else None: it is a leaf now."""
+        assert self.children is not None, "a leaf was unfolded before anything is added"
+        child = self.children.get(token)
+        if child is None:
+            self.children[token] = added = _Node(token, text, place)
+            if self.likeliest is None or self.likeliest.count <= 1:
+                self.likeliest = added
+            return None
+        child.count += 1
+        if self.likeliest is None or child.count >= self.likeliest.count:
+            self.likeliest = child
+        return child
+
+    def unfold(self, may_go_on: bool) -> None:
+        """Make a leaf that has come again a node, with what followed its first occurrence as its child."""
+        if self.children is None:
+            self.children = {}
+            if may_go_on and self.place < len(self.text):
+                self.add(self.text[self.place], self.text, self.place + 1)
+
+    def drop_one(self, token: int) -> _Node | None:
+        """Take back an occurrence of a child. Return it where there are others, else None."""
+        assert self.children is not None, "the others are below a node"
+        child = self.children[token]
+        child.count -= 1
+        if child.count == 0:
+            del self.children[token]
+        if child is self.likeliest:
+            self.likeliest = max(self.children.values(), key=_count, default=None)
+        return child if child.count else None
+
+
+def _count(node: _Node) -> int:
+    return node.count
+
+
+@dataclass(frozen=True, slots=True)
+class Continuation:
+    """A draft from a tree.
+
+    Attributes:
+        score: how many of its tokens are expected to be accepted: the sum of their probabilities.
+    """
+
+    tokens: list[int]
+    score: float
+
+
+@dataclass(frozen=True, slots=True)
+class DraftLimits:
+    """How long a draft may be.
+
+    Attributes:
+        most: tokens of any draft.
+        factor: tokens of a draft for each of its match.
+        least_probability: the product of the counts' ratios under which a draft ends.
+    """
+
+    most: int
+    factor: float
+    least_probability: float
+
+
+NOTHING = Continuation([], 0.0)
+
+
+class SuffixTree:
+    """Holds texts, the newest of which may still grow.
+
+    Attributes:
+        depth: tokens of the longest stretch that is counted.
+    """
+
+    def __init__(self, depth: int) -> None:
+        self.depth = depth
+        self._text: list[int] = []
+        self._root = _Node(-1, self._text, 0)
+        self._root.children = {}
+        self._ends = [self._root]  # of the newest text's suffixes those that came before: of 0, 1, ... tokens
+
+    def begin(self) -> list[int]:
+        """Begin another text, and return what names it."""
+        self._text = []
+        self._ends = [self._root]
+        return self._text
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Append tokens to the newest text."""
+        for token in tokens:
+            self._text.append(token)
+            ends, place = [self._root], len(self._text)
+            for length, node in enumerate(self._ends, start=1):
+                child = node.add(token, self._text, place)
+                if child is not None:
+                    child.unfold(may_go_on=length < self.depth)
+                    if length < self.depth:
+                        ends.append(child)
+            self._ends = ends
+
+    def forget(self, text: list[int]) -> None:
+        """Take a text out that is not the newest, or will not grow."""
+        for start in range(len(text)):
+            node: _Node | None = self._root
+            for token in text[start : start + self.depth]:
+                assert node is not None
+                node = node.drop_one(token)
+                if node is None:
+                    break
+
+    def look_up(self, text: Sequence[int], limits: DraftLimits) -> Continuation:
+        """Return the draft with the highest score behind the end of any text.
+
+        Of every length of match there is a draft: the likeliest continuation, inside the limits.
+        """
+        return _best(self._matches(text), limits)
+
+    def look_up_own(self, limits: DraftLimits) -> Continuation:
+        """Return the same behind the end of the newest text."""
+        return _best(((node, node.place) for node in self._ends[1:]), limits)
+
+    def _matches(self, text: Sequence[int]) -> Iterator[tuple[_Node, int]]:
+        """Yield the places of the last token, the last two, and so on, as far as something follows them."""
+        for length in range(1, min(self.depth, len(text)) + 1):
+            place = self._find(text[len(text) - length :])
+            if place is None:
+                return  # nor does a longer one go on
+            yield place
+
+    def _find(self, tokens: Sequence[int]) -> tuple[_Node, int] | None:
+        """Return the node of a stretch, and where it goes on in the node's text, if it is a leaf; None where it does
+        not occur, or nothing follows it."""
+        node, place = self._root, 0
+        for token in tokens:
+            if node.children is not None:
+                child = node.children.get(token)
+                if child is None:
+                    return None
+                node, place = child, child.place
+            elif place < len(node.text) and node.text[place] == token:
+                place += 1
+            else:
+                return None
+        goes_on = place < len(node.text) if node.children is None else node.likeliest is not None
+        return (node, place) if goes_on else None
+
+
+def _best(matches: Iterable[tuple[_Node, int]], limits: DraftLimits) -> Continuation:
+    """Follow the matches of 1, 2, ... tokens, and return the best; of equals that of the longest match."""
+    best = NOTHING
+    for length, (node, place) in enumerate(matches, start=1):
+        found = _follow(node, place, min(limits.most, int(length * limits.factor)), limits.least_probability)
+        if found.tokens and found.score >= best.score:
+            best = found
+    return best
+
+
+def _follow(node: _Node, place: int, most: int, least_probability: float) -> Continuation:
+    """Return the likeliest continuation behind a node, or behind `place` of the text of a leaf."""
+    tokens: list[int] = []
+    probability, score = 1.0, 0.0
+    while len(tokens) < most:
+        if node.children is None:
+            if place >= len(node.text):
+                break
+            tokens.append(node.text[place])
+            place += 1
+        else:
+            child = node.likeliest
+            if child is None:
+                break
+            probability *= child.count / node.count
+            if probability < least_probability:
+                break
+            tokens.append(child.token)
+            node, place = child, child.place
+        score += probability
+    return Continuation(tokens, score)

@@ -1,0 +1,62 @@
+"""Drafts that the host makes between the reading of a round and the launch of the next go to the slots here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as List
+from dataclasses import dataclass
+
+import torch
+
+from spec_lab.core.protocols import HostDrafter
+from spec_lab.core.types import Sequence
+from spec_lab.engine.offered import DraftOffers
+from spec_lab.engine.slots import SlotState
+
+
+@dataclass(frozen=True, slots=True)
+class HostOffer:
+    """Says what the host drafted for a round: `num_drafts` in all, `longest` for one request."""
+
+    num_drafts: int
+    longest: int
+
+
+class HostDrafts:
+    """Puts the drafts of a `HostDrafter` behind the pending tokens of the slots, over what the device drafted."""
+
+    def __init__(self, drafter: HostDrafter, slots: SlotState, offered: DraftOffers) -> None:
+        self.drafter = drafter
+        self._slots = slots
+        self._offered = offered
+
+    def offer(self, sequences: List[Sequence]) -> HostOffer:
+        """Draft for `sequences`, whose tokens are all known.
+
+        Everything goes to the device in one copy, which nobody waits for.
+        """
+        width = self._slots.input_ids.shape[1] - 1
+        found = self.drafter.draft(sequences)
+        self._note(sequences, [int(drafts is None) for drafts in found])
+        rows = [
+            [sequence.slot, len(drafts), *drafts, *[0] * (width - len(drafts))]
+            for sequence, drafts in zip(sequences, found, strict=True)
+            if drafts is not None
+        ]
+        if rows:
+            table = torch.tensor(rows, pin_memory=self._slots.input_ids.is_cuda)
+            slot_ids, counts, drafts = table.to(self._slots.input_ids.device, non_blocking=True).split((1, 1, width), 1)
+            self._slots.input_ids[:, 1:].index_copy_(0, slot_ids.flatten(), drafts)
+            self._offered.num_drafted.index_copy_(0, slot_ids.flatten(), counts.flatten())
+        counts_here = [row[1] for row in rows]
+        return HostOffer(sum(counts_here), max(counts_here, default=0))
+
+    def sit_out(self, sequences: List[Sequence]) -> None:
+        """Note that a round of `sequences` has no drafts."""
+        self._note(sequences, [None] * len(sequences))
+
+    def _note(self, sequences: List[Sequence], parts: List[int | None]) -> None:
+        """Note which part drafted for each: that on the host is part 0, that on the device part 1."""
+        names = self.drafter.part_names
+        if names is not None:
+            for sequence, part in zip(sequences, parts, strict=True):
+                sequence.drafted_by.append("" if part is None else names[part])

@@ -1,0 +1,84 @@
+"""The table of drafters: parameters, bytes and what training cost, from their files and their cards."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from spec_lab.checkpoints.checkpoint_files import checkpoint_files, tensors_of
+from spec_lab.cli.compose import compose_run
+from spec_lab.errors import UserError
+from spec_lab.menu.chosen import Chosen, choose
+from spec_lab.paper.provenance import NONE
+from spec_lab.paper.runs import PaperRun
+from spec_lab.paper.table import Column, PaperTable, Row, Value, table_of
+from spec_lab.regular import regular_text
+
+CARD = "README.md"
+NOT_SAID = "its card does not say"
+BYTES: Mapping[str, int] = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "BF16": 2, "F16": 2, "I16": 2}
+"""Bytes a number by the code in a safetensors file; all others have one."""
+WHAT = re.compile(r"On ([\d,]+) texts")
+STEPS = re.compile(r"([\d,]+) steps of ([\d,]+) rows")
+HOURS = re.compile(r"([\d,.]+) s on ([^.]+?) with torch")
+
+
+def drafter_table(runs: Sequence[PaperRun]) -> PaperTable:
+    """Return a row a line of the acceptance tables."""
+    lines: dict[str, PaperRun] = {}
+    for run in runs:
+        if run.cell.part == "acceptance":
+            lines.setdefault(run.cell.line, run)
+    columns = [
+        Column("line", "line"),
+        Column("parameters", "parameters", 0),
+        Column("bytes", "bytes", 0),
+        Column("vocabulary", "draft vocabulary", 0),
+        Column("texts", "training texts"),
+        Column("steps", "steps"),
+        Column("cost", "training time"),
+    ]
+    rows = [Row({"line": line, **_values(run)}, run.provenance) for line, run in lines.items()]
+    note = (
+        "Parameters and bytes of the drafter's own file; what it shares with the target is not in it. Training as its "
+        f"card ({CARD} beside the weights) says it."
+    )
+    return table_of("drafters", "Drafters", columns, ("line",), rows, note)
+
+
+def _values(run: PaperRun) -> dict[str, Value]:
+    folder = _folder(run)
+    if folder is None:
+        return {"parameters": 0, "bytes": 0, "vocabulary": None, **dict.fromkeys(("texts", "steps", "cost"), NONE)}
+    tensors = [tensor for file in checkpoint_files(folder) for tensor in tensors_of(file).values()]
+    floats = [tensor for tensor in tensors if tensor.dtype not in ("I64", "BOOL")]
+    return {
+        "parameters": sum(math.prod(tensor.shape) for tensor in floats),
+        "bytes": sum(math.prod(tensor.shape) * BYTES.get(tensor.dtype, 1) for tensor in tensors),
+        "vocabulary": next((tensor.shape[0] for tensor in tensors if tensor.name == "d2t"), None),
+        **read_card(folder / CARD),
+    }
+
+
+def _folder(run: PaperRun) -> Path | None:
+    """Find the folder of the weights; None for a drafter that has none."""
+    config, _ = compose_run(run.cell.overrides)
+    chosen: Chosen = choose(config)
+    return None if chosen.drafter.folder is None else chosen.drafter_folder
+
+
+def read_card(path: Path) -> dict[str, Value]:
+    """Return what a card says of training, in its own words; `NOT_SAID` for what it does not say."""
+    try:
+        text = " ".join(regular_text(path).split()) if path.is_file() else ""
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: cannot be read ({error}); mend it or move it away") from error
+    training = text.partition("## Training")[2].partition(" ## ")[0]
+    texts, steps, hours = WHAT.search(training), STEPS.search(training), HOURS.search(training)
+    return {
+        "texts": NOT_SAID if texts is None else texts[1],
+        "steps": NOT_SAID if steps is None else f"{steps[1]} of {steps[2]} rows",
+        "cost": NOT_SAID if hours is None else f"{hours[1]} s on {hours[2]}",
+    }

@@ -1,0 +1,200 @@
+"""Reads the YAML of a paper: which lines its tables have, over which tasks, temperatures, batch sizes and K."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from spec_lab.cli.yaml_file import read_yaml
+from spec_lab.errors import UserError, describe_os_error
+from spec_lab.menu.nearest import hint, nearest
+
+KEYS = (
+    *("name", "minutes", "always", "greedy", "sampled", "base", "lines"),
+    *("tasks", "temperatures", "ablations", "speed"),
+)
+LINE_KEYS = ("always", "greedy", "sampled", "temperatures")
+SPEED_KEYS = ("always", "batch_sizes", "draft_tokens", "lines")
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line of the tables: a drafter with its rule, or an ablation. All but `temperatures` are overrides.
+
+    Attributes:
+        greedy: at temperature 0; None for those of the paper.
+        sampled: at all others; None for those of the paper.
+        temperatures: at which it is run; None for those of the paper.
+    """
+
+    name: str
+    always: tuple[str, ...]
+    greedy: tuple[str, ...] | None = None
+    sampled: tuple[str, ...] | None = None
+    temperatures: tuple[float, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SpeedPart:
+    """What the frontier is measured over: overrides for its prompts, batch sizes, fixed K, and the lines in it."""
+
+    always: tuple[str, ...]
+    batch_sizes: tuple[int, ...]
+    draft_tokens: tuple[int, ...]
+    lines: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PaperFile:
+    """A paper.
+
+    Attributes:
+        minutes: what its author says the whole takes; None where nobody has said.
+        always: overrides of every run.
+        greedy: overrides at temperature 0.
+        sampled: overrides at all others.
+        base: name of the line that others are paired with.
+        tasks: overrides that choose prompts, by name.
+        ablations: lines that differ from the base's in what they override.
+        speed: None where no frontier is asked for.
+    """
+
+    path: Path
+    name: str
+    minutes: float | None
+    always: tuple[str, ...]
+    greedy: tuple[str, ...]
+    sampled: tuple[str, ...]
+    base: str
+    lines: tuple[Line, ...]
+    tasks: Mapping[str, tuple[str, ...]]
+    temperatures: tuple[float, ...]
+    ablations: tuple[Line, ...]
+    speed: SpeedPart | None
+
+    def line(self, name: str) -> Line:
+        """Return the line of that name."""
+        return next(line for line in self.lines if line.name == name)
+
+
+def read_paper(path: Path) -> PaperFile:
+    """Read and check a paper's file.
+
+    Raises:
+        UserError: it cannot be read, or a key is unknown, missing or of another type, in a line that names it.
+    """
+    try:
+        values = read_yaml(path)
+    except OSError as error:
+        raise UserError(f"{path}: {describe_os_error(error)}; name a file such as conf/paper/pocket.yaml") from error
+    fields = Fields(path, "", _mapping(path, "the file", values), KEYS)
+    lines = tuple(_line(path, "lines", name, value) for name, value in fields.mapping("lines", required=True).items())
+    base = fields.text("base", lines[0].name)
+    if base not in {line.name for line in lines}:
+        raise UserError(f"{path}: base: no line {base}{hint(nearest(base, [line.name for line in lines]))}")
+    tasks = fields.mapping("tasks", required=True)
+    ablations = fields.mapping("ablations")
+    return PaperFile(
+        path=path,
+        name=fields.text("name", path.stem),
+        minutes=next(iter(fields.numbers("minutes")), None),
+        always=fields.overrides("always"),
+        greedy=fields.overrides("greedy"),
+        sampled=fields.overrides("sampled"),
+        base=base,
+        lines=lines,
+        tasks={name: overrides_in(path, f"tasks.{name}", value) for name, value in tasks.items()},
+        temperatures=fields.numbers("temperatures") or (0.0,),
+        ablations=tuple(_line(path, "ablations", name, value) for name, value in ablations.items()),
+        speed=_speed(path, fields.values["speed"], lines) if "speed" in fields.values else None,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Fields:
+    """The keys of a mapping, each read as the type that it has to have."""
+
+    path: Path
+    place: str
+    values: Mapping[str, Any]
+    known: Sequence[str]
+
+    def __post_init__(self) -> None:
+        for key in self.values:
+            if key not in self.known:
+                near = nearest(str(key), self.known)
+                raise UserError(f"{self.path}: no key {self.place}{key}{hint(near) if near else ''}")
+
+    def text(self, key: str, default: str) -> str:
+        """Return a text."""
+        value = self.values.get(key, default)
+        if not isinstance(value, str):
+            raise UserError(f"{self.path}: {self.place}{key} must be a text")
+        return value
+
+    def mapping(self, key: str, required: bool = False) -> Mapping[str, Any]:
+        """Return a mapping with names for its keys; an empty one where the key is missing."""
+        found = _mapping(self.path, f"{self.place}{key}", self.values.get(key, {}))
+        if required and not found:
+            raise UserError(f"{self.path}: {self.place}{key} must name one at least, as in conf/paper/pocket.yaml")
+        return found
+
+    def overrides(self, key: str) -> tuple[str, ...]:
+        """Return a list of `KEY=VALUE`."""
+        return overrides_in(self.path, f"{self.place}{key}", self.values.get(key, []))
+
+    def numbers(self, key: str) -> tuple[float, ...]:
+        """Return one number or a list of them, none below 0."""
+        value = self.values.get(key, [])
+        listed = value if isinstance(value, list) else [value]
+        if not all(isinstance(item, (int, float)) and not isinstance(item, bool) and item >= 0 for item in listed):
+            raise UserError(f"{self.path}: {self.place}{key} must hold numbers of 0 or more")
+        return tuple(dict.fromkeys(float(item) for item in listed))
+
+    def counts(self, key: str) -> tuple[int, ...]:
+        """Return one whole number or a list of them, none below 1."""
+        found = self.numbers(key)
+        if not found or any(item < 1 or item != int(item) for item in found):
+            raise UserError(f"{self.path}: {self.place}{key} must hold whole numbers of 1 or more")
+        return tuple(map(int, found))
+
+
+def overrides_in(path: Path, place: str, value: Any) -> tuple[str, ...]:
+    """Read a list of `KEY=VALUE`."""
+    if not isinstance(value, list) or not all(isinstance(item, str) and "=" in item for item in value):
+        raise UserError(f"{path}: {place} must be a list of KEY=VALUE, such as [drafter=eagle3, prune=catchup]")
+    return tuple(value)
+
+
+def _line(path: Path, group: str, name: str, value: Any) -> Line:
+    place = f"{group}.{name}"
+    if not isinstance(value, dict):
+        return Line(name, overrides_in(path, place, value))
+    fields = Fields(path, f"{place}.", value, LINE_KEYS)
+    return Line(
+        name,
+        fields.overrides("always"),
+        fields.overrides("greedy") if "greedy" in value else None,
+        fields.overrides("sampled") if "sampled" in value else None,
+        fields.numbers("temperatures") or None,
+    )
+
+
+def _speed(path: Path, value: Any, lines: Sequence[Line]) -> SpeedPart:
+    fields = Fields(path, "speed.", _mapping(path, "speed", value), SPEED_KEYS)
+    names = [line.name for line in lines]
+    chosen = fields.values.get("lines", names)
+    for name in chosen if isinstance(chosen, list) else [chosen]:
+        if name not in names:
+            raise UserError(f"{path}: speed.lines: no line {name}{hint(nearest(str(name), names))}")
+    return SpeedPart(
+        fields.overrides("always"), fields.counts("batch_sizes"), fields.counts("draft_tokens"), tuple(chosen)
+    )
+
+
+def _mapping(path: Path, place: str, value: Any) -> Mapping[str, Any]:
+    if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
+        raise UserError(f"{path}: {place} must hold names with what belongs to each, as conf/paper/pocket.yaml does")
+    return value

@@ -1,0 +1,96 @@
+"""Makes the list of runs of a paper: what each is for, and the command line that it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from spec_lab.paper.file import Line, PaperFile
+
+Part = Literal["acceptance", "ablation", "speed"]
+DRAFT_TOKENS = "drafter.num_draft_tokens"
+GREEDY = ("references=[plain]",)
+SAMPLED = ("references=[]", "sampling=sampled")
+"""A sampled text cannot be compared with plain decoding's, so nothing is decoded plainly beside it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One run of a paper, and the place of its figures in the tables.
+
+    Attributes:
+        draft_tokens: K where the part varies it, else None.
+    """
+
+    part: Part
+    line: str
+    task: str
+    temperature: float
+    batch_size: int | None
+    draft_tokens: int | None
+    overrides: tuple[str, ...]
+
+
+def cells_of(paper: PaperFile, typed: Iterable[str] = ()) -> list[Cell]:
+    """Return the runs of a paper in their order; what was `typed` behind the file holds for every run."""
+    return [*_acceptance(paper, tuple(typed)), *_ablations(paper, tuple(typed)), *_speed(paper, tuple(typed))]
+
+
+def merged(*parts: Iterable[str]) -> tuple[str, ...]:
+    """Return overrides in which a later one stands in for an earlier one of the same key, at the earlier's place.
+
+    A group's option comes before the keys below it, wherever either was given: Hydra reads them in any order.
+    """
+    by_key: dict[str, str] = {}
+    for text in (text for part in parts for text in part):
+        by_key[text.lstrip("+").partition("=")[0]] = text
+    return tuple(by_key.values())
+
+
+def _acceptance(paper: PaperFile, typed: tuple[str, ...]) -> Iterator[Cell]:
+    for temperature in paper.temperatures:
+        for task, prompts in paper.tasks.items():
+            for line in paper.lines:
+                if temperature in (line.temperatures or paper.temperatures):
+                    overrides = _overrides(paper, line, temperature, prompts, typed)
+                    yield Cell("acceptance", line.name, task, temperature, None, None, overrides)
+
+
+def _ablations(paper: PaperFile, typed: tuple[str, ...]) -> Iterator[Cell]:
+    """An ablation is the base's line with something else, over the same tasks, at temperature 0 unless it says so."""
+    base = paper.line(paper.base)
+    for ablation in paper.ablations:
+        line = Line(
+            ablation.name,
+            merged(base.always, ablation.always),
+            base.greedy if ablation.greedy is None else ablation.greedy,
+            base.sampled if ablation.sampled is None else ablation.sampled,
+        )
+        for temperature in ablation.temperatures or paper.temperatures[:1]:
+            for task, prompts in paper.tasks.items():
+                overrides = _overrides(paper, line, temperature, prompts, typed)
+                yield Cell("ablation", line.name, task, temperature, None, None, overrides)
+
+
+def _speed(paper: PaperFile, typed: tuple[str, ...]) -> Iterator[Cell]:
+    """Frontiers are greedy: what is accepted then is the same at every batch size."""
+    speed = paper.speed
+    if speed is None:
+        return
+    for batch_size in speed.batch_sizes:
+        for name in speed.lines:
+            for draft_tokens in speed.draft_tokens:
+                sizes = (f"batch_size={batch_size}", f"{DRAFT_TOKENS}={draft_tokens}")
+                overrides = _overrides(paper, paper.line(name), 0.0, (*speed.always, *sizes), typed)
+                yield Cell("speed", name, "speed", 0.0, batch_size, draft_tokens, overrides)
+
+
+def _overrides(
+    paper: PaperFile, line: Line, temperature: float, prompts: tuple[str, ...], typed: tuple[str, ...]
+) -> tuple[str, ...]:
+    if temperature == 0:
+        return merged(GREEDY, paper.always, paper.greedy, line.always, line.greedy or (), prompts, typed)
+    sampled = paper.sampled if line.sampled is None else line.sampled
+    heat = (f"sampling.temperature={temperature:g}",)
+    return merged(SAMPLED, heat, paper.always, sampled, line.always, prompts, typed)

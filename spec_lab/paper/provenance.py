@@ -1,0 +1,93 @@
+"""The columns that say what a row of a paper's table is of. A row that lacks one is not printed; `none` is a value."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from spec_lab.record.schema import Summary
+from spec_lab.report.known_options import describe_mode, describe_rule
+
+NONE = "none"
+COLUMNS: Mapping[str, str] = {
+    "K": "draft tokens a round",
+    "drafter": "as the run calls it",
+    "rule": "which drafts are accepted",
+    "prune": "which rows are dropped",
+    "tree": "whether drafts branch",
+    "thinking": "whether the target's tokenizer has markers of thinking, between which it may write",
+    "template": "twelve digits of the chat template",
+    "sampler": "temperature, top-p and top-k",
+    "limits": "new tokens a request at most, and turns asked",
+    "batch": "requests a round at most",
+    "dtype": "of target and drafter",
+    "device": "GPU, or CPU with its threads",
+    "graph": "what of a round is captured",
+    "revision": "commit of the lab, or its release where it is no checkout",
+}
+
+
+def provenance_of(summary: Summary) -> dict[str, str | None]:
+    """Return the columns of a run; None for one that its record does not tell."""
+    config, choices = summary["config"], summary["choices"]
+    return {
+        "K": _text(summary["num_draft_tokens"]),
+        "drafter": choices.get("drafter"),
+        "rule": describe_rule(summary).rule if config.get("acceptance") else None,
+        "prune": choices.get("prune"),
+        "tree": choices.get("tree", NONE) if "tree" in config or "tree" in choices else None,
+        "thinking": {True: "markers", False: NONE}.get(summary.get("thinking_markers")),  # type: ignore[arg-type]
+        "template": summary.get("template"),
+        "sampler": _sampler(config.get("sampling")),
+        "limits": _limits(config),
+        "batch": _text(config.get("batch_size")),
+        "dtype": summary["dtype"],
+        "device": _device(summary),
+        "graph": describe_mode(summary) if config.get("graph") else None,
+        "revision": summary["git_revision"] or _release(summary),
+    }
+
+
+def missing(provenance: Mapping[str, str | None]) -> list[str]:
+    """Return the columns that a row lacks."""
+    return [name for name in COLUMNS if not provenance.get(name)]
+
+
+def _text(value: Any) -> str | None:
+    return None if value is None else str(value)
+
+
+def _sampler(sampling: Any) -> str | None:
+    if not isinstance(sampling, dict) or "temperature" not in sampling:
+        return None
+    if sampling["temperature"] == 0:
+        return "greedy"
+    others = [f"{name} {_or_none(sampling.get(key))}" for name, key in (("top-p", "top_p"), ("top-k", "top_k"))]
+    return ", ".join([f"T {sampling['temperature']:g}", *others])
+
+
+def _limits(config: Mapping[str, Any]) -> str | None:
+    workload = config.get("workload")
+    if config.get("max_new_tokens") is None or not isinstance(workload, dict):
+        return None
+    context = (config.get("cache") or {}).get("max_seq_len")
+    turns = "all" if workload.get("turns") is None else workload["turns"]
+    return f"{config['max_new_tokens']} new, context {_or_none(context)}, {turns} turns"
+
+
+def _device(summary: Summary) -> str | None:
+    if summary["device_name"] is None:
+        return None
+    if summary["device"] == "cpu":
+        return f"{summary['device_name']}, threads {summary['num_threads']}"
+    processes = summary.get("world_size") or 1
+    return f"{processes} x {summary['device_name']}"
+
+
+def _release(summary: Summary) -> str | None:
+    version = summary["versions"].get("spec_lab")
+    return None if version is None else f"release {version}"
+
+
+def _or_none(value: Any) -> str:
+    return NONE if value is None else str(value)

@@ -1,0 +1,117 @@
+"""Runs what a paper's list says and has not ended before. The same command goes on where it was killed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from spec_lab.cli.compose import compose_run
+from spec_lab.cli.folder import Study, close_sweep, find_ended, folder_name, make_output_dir, study_place
+from spec_lab.cli.ground import Ground, ground_of, keep_ground
+from spec_lab.cli.job import JobOutcome
+from spec_lab.cli.listed_run import run_listed
+from spec_lab.cli.mixed import MixNote
+from spec_lab.cli.overrides import extensions_in
+from spec_lab.cli.sweep_lock import SweepLock
+from spec_lab.cli.sweep_progress import SweepProgress
+from spec_lab.errors import UserError, one_line
+from spec_lab.menu.refusals.run import admit
+from spec_lab.paper.file import PaperFile
+from spec_lab.paper.plan import Cell
+from spec_lab.record.reading import read_summary
+
+SECONDS_A_MINUTE = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A cell and how its run ended."""
+
+    cell: Cell
+    outcome: JobOutcome
+
+
+@dataclass(frozen=True, slots=True)
+class PaperStudy:
+    """The runs of a paper and the folder they go to."""
+
+    paper: PaperFile
+    cells: Sequence[Cell]
+    folder: Path
+    ground: Ground
+
+    def run(self) -> list[Ended]:
+        """Run what has not ended before, in the order of the list.
+
+        Raises:
+            UserError: the folder cannot be written, or another process runs this paper.
+        """
+        make_output_dir(self.folder)
+        lock = SweepLock(self.folder)
+        lock.take()
+        keep_ground(self.folder, self.ground)
+        try:
+            return self._run_all()
+        finally:
+            lock.release()
+
+    def _run_all(self) -> list[Ended]:
+        mix, progress = MixNote(), SweepProgress()
+        ended: list[Ended] = []
+        for number, cell in enumerate(self.cells, start=1):
+            progress.begin(number, len(self.cells))
+            outcome = run_listed(number, cell.overrides, self.folder, mix)
+            progress.end(not outcome.earlier and outcome.status != "refused")
+            ended.append(Ended(cell, outcome))
+        close_sweep(self.folder, [each.outcome.status for each in ended])
+        return ended
+
+
+def plan_study(paper: PaperFile, cells: Sequence[Cell], output_dir: Path, fresh: bool) -> PaperStudy:
+    """Name the folder of a paper's runs: the one in which the same list goes on."""
+    commands = [list(cell.overrides) for cell in cells]
+    typed = [text for command in commands for text in command]
+    ground = ground_of(commands, extensions_in(typed))
+    folder = study_place(output_dir, Study(paper.name, commands), ground, fresh)
+    return PaperStudy(paper, cells, folder, ground)
+
+
+def preview(study: PaperStudy) -> tuple[list[str], bool]:
+    """Return the plan in lines, runs and minutes first, and whether any run would be refused."""
+    lines: list[str] = []
+    seconds: list[float] = []
+    refused = False
+    for number, cell in enumerate(study.cells, start=1):
+        reason, ran = _look(study, number, cell)
+        refused |= reason is not None
+        seconds += [] if ran is None else [ran]
+        state = "" if ran is None else " (has run)"
+        lines.append(f"[{number}] {' '.join(cell.overrides)}{state}")
+        lines += [] if reason is None else [f"    refused: {one_line(reason)}"]
+    return [_how_long(study, seconds), *lines], refused
+
+
+def _look(study: PaperStudy, number: int, cell: Cell) -> tuple[str | None, float | None]:
+    """Return why a cell would be refused, and how long it took where it has run."""
+    try:
+        config, choices = compose_run(cell.overrides)
+        admit(config)
+    except UserError as error:
+        return str(error), None
+    ended = find_ended(study.folder / f"{number:03d}", folder_name(config, choices))
+    if ended is None or ended[1] != "finished":
+        return None, None
+    return None, read_summary(ended[0])["seconds"]
+
+
+def _how_long(study: PaperStudy, seconds: Sequence[float]) -> str:
+    """Say how many runs are left, and how long they take: by those that ran here, else by what the file says."""
+    total, left = len(study.cells), len(study.cells) - len(seconds)
+    runs = f"{total} runs" if left == total else f"{total} runs, {left} of them left"
+    if seconds:
+        minutes = left * sum(seconds) / len(seconds) / SECONDS_A_MINUTE
+        return f"{runs}: about {minutes:.1f} minutes, at what those that ran took"
+    if study.paper.minutes is not None:
+        return f"{runs}: {study.paper.minutes:g} minutes, says {study.paper.path}"
+    return f"{runs}: nobody knows how long; run it, and --plan tells from what has ended"

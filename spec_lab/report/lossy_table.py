@@ -1,0 +1,157 @@
+"""Orders lossy rules by what they bring for what they cost, beside a lossless run that differs in nothing but the rule.
+
+`python -m spec_lab.report FOLDER` shows it for a sweep that has both, such as `experiment=lossy`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from spec_lab.errors import UserError, visible
+from spec_lab.record.answer_metrics import accuracy_change, answers_cut
+from spec_lab.record.reading import read_all_request_rows
+from spec_lab.record.runs import Run
+from spec_lab.record.schema import AccuracyChange, Distance, Summary
+from spec_lab.record.wording import ABSENT, number
+from spec_lab.report.bootstrap import Interval, bootstrap_difference
+from spec_lab.report.cells import interval_cell
+from spec_lab.report.study import NOT_COMPARED, key_without
+from spec_lab.report.table import format_table, paragraph
+
+NOTE = """\
+Gain: acceptance length less that of the lossless run in the first line, with its 95 % interval over prompts. TV and KL:
+distance of the law that a token was drawn from, from the target's. Accuracy: difference in percentage points, paired by
+prompt, with its interval. A gain or a loss that its interval does not tell from none has no price."""
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """A rule, what it brings, and what it costs.
+
+    Attributes:
+        gain: acceptance length less that of the lossless run; None where too little was judged.
+        distance: from the target's law; None for a lossless rule.
+        change: of the accuracy against the lossless run; None where no answer was checked in both.
+    """
+
+    rule: str
+    num_draft_tokens: int
+    acceptance_length: float | None
+    gain: Interval | None
+    distance: Distance | None
+    change: AccuracyChange | None
+
+    @property
+    def gain_per_distance(self) -> float | None:
+        """Returns the tokens a round gained for each hundredth of total variation; None where nothing was gained."""
+        variation = None if self.distance is None else self.distance["total_variation"]
+        return self._gained / (100 * variation) if self._gained and variation else None
+
+    @property
+    def gain_per_point(self) -> float | None:
+        """Returns the tokens a round gained for each percentage point of accuracy lost; None where none was lost."""
+        is_lost = self.change is not None and self.change["high"] < 0
+        return self._gained / (-100 * self.change["difference"]) if self._gained and self.change and is_lost else None
+
+    @property
+    def _gained(self) -> float:
+        """Returns the gain that its interval tells from none; else 0."""
+        return 0.0 if self.gain is None or self.gain.holds_zero else max(0.0, self.gain.value)
+
+
+@dataclass(frozen=True, slots=True)
+class PricedRules:
+    """The rules of runs that differ in nothing else: the lossless one first, then by gain for distance.
+
+    `subject`: what they share, as in `target=pocket, drafter=eagle3`.
+    """
+
+    subject: str
+    prices: list[Price]
+    left_out: list[str]
+
+
+def read_prices(runs: Sequence[Run]) -> list[PricedRules]:
+    """Price the rules of `runs`, a table for each lossless run with lossy ones beside it; the first such run counts."""
+    tables: dict[str, list[Run]] = {}
+    for run in runs:
+        if run.summary["status"] == "finished" and run.summary["num_draft_tokens"]:
+            tables.setdefault(key_without(run, (*NOT_COMPARED, "acceptance")), []).append(run)
+    return [
+        _priced(next(run for run in table if run.summary["acceptance_lossless"]), table)
+        for table in tables.values()
+        if any(run.summary["acceptance_lossless"] for run in table)
+        and any(run.summary.get("distance") is not None for run in table)
+    ]
+
+
+def format_prices(priced: PricedRules) -> str:
+    """Write the table, a line a rule."""
+    header = [
+        "rule", "K", "acceptance length", "gain", "TV a token", "KL", "gain for .01 TV", "accuracy", "gain a point",
+    ]  # fmt: skip
+    body = [
+        [
+            price.rule,
+            str(price.num_draft_tokens),
+            number(price.acceptance_length),
+            ABSENT if place == 0 else interval_cell(price.gain),
+            number(None if price.distance is None else price.distance["total_variation"], 4),
+            number(None if price.distance is None else price.distance["kl"], 4),
+            number(price.gain_per_distance, 3),
+            _change(price.change),
+            number(price.gain_per_point, 3),
+        ]
+        for place, price in enumerate(priced.prices)
+    ]
+    heading = visible(f"What lossy rules bring for their distance: {priced.subject}")
+    return "\n\n".join([heading, format_table(header, body, left=("rule",)), paragraph(NOTE), *priced.left_out])
+
+
+def _priced(base: Run, runs: Sequence[Run]) -> PricedRules:
+    """Price each rule of `runs` beside `base`, and say why some have no line."""
+    prices, left_out = [], []
+    for run in runs:
+        if run is base or run.summary["acceptance_imposed"]:
+            continue
+        try:
+            prices.append(_price(run, base))
+        except UserError as error:
+            left_out.append(f"left out of the prices: {error}")
+    prices.sort(key=lambda price: (price.distance is not None, -(price.gain_per_distance or 0.0)))
+    choices = base.summary["choices"]
+    subject = ", ".join(f"{group}={choices[group]}" for group in ("target", "drafter", "prune") if group in choices)
+    return PricedRules(subject, [_price(base, base), *prices], left_out)
+
+
+def _price(run: Run, base: Run) -> Price:
+    rows, base_rows = (read_all_request_rows(each.folder, each.summary) for each in (run, base))
+    if [row["prompt_ids"] for row in rows] != [row["prompt_ids"] for row in base_rows]:
+        raise UserError(f"{run.folder}: its prompts are not those of {base.folder}; run the whole sweep again")
+    num_drafts = run.summary["num_draft_tokens"] or 0
+    correct, of_base = ({row["id"]: row["correct"] for row in part} for part in (rows, base_rows))
+    is_cut = answers_cut(run.summary, base.summary)
+    return Price(
+        rule=_rule(run.summary),
+        num_draft_tokens=num_drafts,
+        acceptance_length=run.summary["acceptance_length"],
+        gain=bootstrap_difference(rows, num_drafts, base_rows, num_drafts),
+        distance=run.summary.get("distance"),
+        change=None if is_cut or run is base else accuracy_change(correct, of_base, over="lossless"),
+    )
+
+
+def _rule(summary: Summary) -> str:
+    """Name a rule with all of its knobs: tables of one rule tell them apart by nothing else."""
+    options: Mapping[str, Any] = summary["config"].get("acceptance", {})
+    knobs = [f"{key} {value}" for key, value in options.items() if key not in ("name", "lossless_only", "allow_lossy")]
+    return ", ".join([str(options.get("name", ABSENT)), *knobs])
+
+
+def _change(change: AccuracyChange | None) -> str:
+    if change is None:
+        return ABSENT
+    value, low, high = (f"{100 * change[key]:+.1f}" for key in ("difference", "low", "high"))
+    return f"{value} ({low} to {high})"

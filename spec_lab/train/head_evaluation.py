@@ -1,0 +1,56 @@
+"""What a finished drafter reaches by category, on question files that are for testing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from spec_lab.core.types import Request
+from spec_lab.train.config import EvaluationConfig
+from spec_lab.train.decoded import decoded
+from spec_lab.train.head_training import serving_of
+from spec_lab.train.texts.prompts import read_prompts
+from spec_lab.workloads.tokenizer import TargetTokenizer
+
+LONGEST_PROMPT = 4096
+"""Tokens; longer questions are left out, which the record counts."""
+
+
+def evaluated(
+    path: Path, device: torch.device, name: str, drafter: Path, knobs: EvaluationConfig, thinking: bool | None
+) -> dict[str, Any]:
+    """Decode the first turn of each question, with the drafter and with lookup beside it.
+
+    `thinking` is what the chat template was told when the drafter's texts were written.
+    """
+    tokenizer = TargetTokenizer(path, thinking)
+    conversations, counts = read_prompts(knobs.prompts, 0, allow_tests=True)
+    requests = [
+        Request(each.prompt_id, each.category, tuple(tokenizer.encode_conversation(each.turns, each.system)), 0)
+        for each in first_of_each_category(conversations, knobs.limit_per_category)
+    ]
+    kept = [
+        Request(request.request_id, request.category, request.prompt_ids, knobs.max_new_tokens)
+        for request in requests
+        if len(request.prompt_ids) <= LONGEST_PROMPT
+    ]
+    serving = serving_of(path, device, kept, knobs.num_draft_tokens, min(knobs.batch_size, 64))
+    return {
+        "files": [Path(file).name for file in knobs.prompts],
+        "unread": {**counts, "too_long": len(requests) - len(kept)},
+        name: decoded(serving, name, drafter, kept),
+        "ngram": decoded(serving, "ngram", None, kept),
+    }
+
+
+def first_of_each_category(conversations: list[Any], limit: int | None) -> list[Any]:
+    """Return all of them, or the first `limit` of each category."""
+    seen: dict[str, int] = {}
+    kept = []
+    for conversation in conversations:
+        seen[conversation.category] = seen.get(conversation.category, 0) + 1
+        if limit is None or seen[conversation.category] <= limit:
+            kept.append(conversation)
+    return kept

@@ -1,0 +1,202 @@
+"""One drafter for a frozen target, from its first weights to its export: proved, trained, watched, proved again."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from spec_lab.checkpoints.taps import Tap
+from spec_lab.core.types import Request
+from spec_lab.train.config import TrainConfig
+from spec_lab.train.drafter import DrafterDescription
+from spec_lab.train.drafter_config import UnrolledTrainingConfig
+from spec_lab.train.frozen_target import FrozenTarget
+from spec_lab.train.group import ALONE, Group
+from spec_lab.train.layouts import LAYOUTS, same_bytes
+from spec_lab.train.loop import Watch
+from spec_lab.train.packed_rows import PackedRows, TrainingTexts
+from spec_lab.train.packed_training import PackedTask, train_packed
+from spec_lab.train.proof import Prover
+from spec_lab.train.serving import Serving
+from spec_lab.train.stages import finished_folder
+from spec_lab.train.teacher_forced import teacher_forced
+from spec_lab.train.truth import Tracker, Truth
+from spec_lab.train.unroll import UnrolledDrafter
+
+log = logging.getLogger(__name__)
+
+MOST_ROWS, MOST_PROMPTS = 64, 64
+"""Held-out rows that teacher forcing reckons on, and held-out prompts that are decoded behind."""
+
+
+class HeadRecipe(Protocol):
+    """Makes, saves and loads one kind of drafter for a frozen target."""
+
+    @property
+    def config(self) -> UnrolledTrainingConfig:
+        """The option that was chosen, its sizes filled in."""
+
+    def build(self, target: FrozenTarget, texts: TrainingTexts, seed: int) -> UnrolledDrafter:
+        """Make an untrained one."""
+
+    def taps(self, target: FrozenTarget) -> tuple[Tap, ...]:
+        """Return the hidden states that it reads besides the last."""
+
+    def save(self, drafter: Any, target: FrozenTarget, folder: Path) -> None:
+        """Write it as the runtime loads it."""
+
+    def load(self, folder: Path, target: FrozenTarget) -> UnrolledDrafter:
+        """Read what `save` wrote, in float32, on the target's device."""
+
+    def describe(self, folder: Path) -> DrafterDescription:
+        """Return what the card says of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeadTraining:
+    """The training of a drafter.
+
+    Attributes:
+        path: the target's checkpoint, which the runtime loads for itself.
+        work: a folder that outlives a kill: `NAME.pt` beside it is the checkpoint, and the best weights lie in it.
+    """
+
+    config: TrainConfig
+    recipe: HeadRecipe
+    path: Path
+    target: FrozenTarget
+    learnt: TrainingTexts
+    held_out: Any
+    work: Path
+    device: torch.device
+    tracker: Tracker | None = None
+    group: Group = ALONE
+
+    def run(self, output: Path) -> dict[str, Any]:
+        """Train, write the best weights to `output`, and return what the record says of it.
+
+        Raises:
+            NotServed: what is trained is not what the runtime computes.
+            TrainingDiverged: a loss is no longer finite.
+        """
+        recipe, drafter = self.recipe, self._drafter()
+        if self.config.evaluation.num_draft_tokens > recipe.config.num_unrolled_steps:
+            log.warning(
+                "evaluation.num_draft_tokens=%d is over drafter.num_unrolled_steps=%d: later drafts come from states "
+                "that no training has seen, and fewer of them are accepted",
+                *(self.config.evaluation.num_draft_tokens, recipe.config.num_unrolled_steps),
+            )
+        num_parameters = sum(parameter.numel() for parameter in drafter.parameters())
+        log.info("%.2f M parameters, trained on %d texts", num_parameters / 1e6, len(self.learnt))
+        prover = self._prover()
+        before = self._prove_as_it_is(prover, drafter)
+        prover.require_oracle()
+        truth = self._truth(drafter)
+        truth.begin()
+        curve = train_packed(drafter, recipe.config, self._task(truth))
+        shutil.copytree(truth.folder, output, dirs_exist_ok=True)
+        after = prover.prove(recipe.config.drafts_as, output)
+        for layout in self.config.layouts:
+            self._write_layout(layout, output, prover)
+        return {
+            "curve": [asdict(point) for point in curve],
+            "num_parameters": num_parameters,
+            "num_texts": len(self.learnt),
+            "num_steps": truth.points[-1]["step"],
+            "num_processes": self.group.size,
+            "truth": truth.report(),
+            "proof": {"before": asdict(before), "after": asdict(after)},
+        }
+
+    def _write_layout(self, layout: str, output: Path, prover: Prover) -> None:
+        """Write another project's layout, load it back, and compare bytes and what it drafts."""
+        write, renamed = LAYOUTS[layout]
+        write(output, output / layout, self.recipe.taps(self.target), self.path.name)
+        assert same_bytes(output, output / layout, renamed)
+        prover.require_same(self.recipe.config.drafts_as, output, output / layout)
+
+    def follow(self) -> None:
+        """Train along with the first process, which does all else."""
+        train_packed(self._drafter(), self.recipe.config, self._task(None))
+
+    def _drafter(self) -> UnrolledDrafter:
+        return self.recipe.build(self.target, self.learnt, self.config.seed).to(self.device)
+
+    def _task(self, watch: Watch | None) -> PackedTask:
+        return PackedTask(
+            target=self.target,
+            texts=self.learnt,
+            taps=self.recipe.taps(self.target),
+            row_length=self.config.packing.row_length,
+            checkpoint=self.work.with_suffix(".pt"),
+            seed=self.config.seed,
+            device=self.device,
+            watch=watch,
+            group=self.group,
+        )
+
+    def _prover(self) -> Prover:
+        recipe = self.recipe
+        num_drafts = self.config.evaluation.num_draft_tokens
+        return Prover.of(self.path, self.held_out.tokens, num_drafts, recipe.load, recipe.taps(self.target))
+
+    def _prove_as_it_is(self, prover: Prover, drafter: UnrolledDrafter) -> Any:
+        folder = self.work.with_name(self.work.name + "-before")
+        with finished_folder(folder) as unfinished:
+            self.recipe.save(drafter, self.target, unfinished)
+            proof = prover.prove(self.recipe.config.drafts_as, unfinished)
+        shutil.rmtree(folder)
+        log.info("proved: training and serving differ by %.2g in logits", max(proof.differences))
+        return proof
+
+    def _truth(self, drafter: UnrolledDrafter) -> Truth:
+        knobs, packing, recipe = self.config.evaluation, self.config.packing, self.recipe
+        requests = held_out_requests(self.held_out, knobs.max_new_tokens)
+        rows = PackedRows.of(self.held_out.packed(packing.row_length, self.config.seed), self.device)
+        rows = rows.rows(slice(0, MOST_ROWS))
+        taps, batch_size = recipe.taps(self.target), recipe.config.optimisation.batch_size
+
+        def forced() -> Mapping[str, Any]:
+            counts = teacher_forced(drafter, self.target, rows, taps, knobs.num_draft_tokens, batch_size)
+            return counts.report()
+
+        return Truth(
+            every=knobs.every,
+            name=recipe.config.drafts_as,
+            serving=serving_of(self.path, self.device, requests, knobs.num_draft_tokens, knobs.batch_size),
+            requests=requests,
+            export=lambda folder: recipe.save(drafter, self.target, folder),
+            forced=forced,
+            folder=self.work,
+            tracker=self.tracker,
+        )
+
+
+def forget(work: Path) -> None:
+    """Drop what only a training that goes on would read."""
+    shutil.rmtree(work, ignore_errors=True)
+    work.with_suffix(".json").unlink(missing_ok=True)
+
+
+def serving_of(
+    path: Path, device: torch.device, requests: list[Request], num_draft_tokens: int, batch_size: int
+) -> Serving:
+    """Load the runtime for some requests."""
+    longest = max(len(request.prompt_ids) + request.max_new_tokens for request in requests)
+    return Serving.load(path, device, "auto", num_draft_tokens, min(batch_size, len(requests)), longest)
+
+
+def held_out_requests(texts: Any, max_new_tokens: int) -> list[Request]:
+    """Return the first prompts of held-out texts."""
+    prompts = [
+        texts.text(index)[: texts.prompt_lengths[index]].tolist() for index in range(min(len(texts), MOST_PROMPTS))
+    ]
+    return [
+        Request(f"held_out_{index}", "held_out", tuple(prompt), max_new_tokens) for index, prompt in enumerate(prompts)
+    ]

@@ -1,0 +1,137 @@
+"""Truth inside a training: every so many steps the drafter is decoded with, on held-out prompts, by the lab's engine.
+
+Beside what real decoding reaches stands what teacher forcing reckons. The best weights are those that decode best.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import logging
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from spec_lab.core.types import Request
+from spec_lab.train.decoded import decoded
+from spec_lab.train.loop import CurvePoint
+from spec_lab.train.serving import Serving
+from spec_lab.train.stages import finished_folder, write_json
+
+log = logging.getLogger(__name__)
+
+
+class Tracker(Protocol):
+    """Takes figures as they come, as W&B does."""
+
+    def log(self, step: int, figures: Mapping[str, float | None]) -> None:
+        """Take the figures of a step."""
+
+
+@dataclass(slots=True)
+class Truth:
+    """Keeps the protocol `Watch`. What was measured stands in a file, the best weights in a folder beside it.
+
+    Attributes:
+        name: the drafter, as a run names it.
+        export: writes it as it is now.
+        forced: returns the report of teacher forcing, as it is now.
+        lines: what a drafter without weights and the untrained one reach, by their names.
+        points: what was measured at each step.
+    """
+
+    every: int
+    name: str
+    serving: Serving
+    requests: Sequence[Request]
+    export: Callable[[Path], None]
+    forced: Callable[[], Mapping[str, Any]]
+    folder: Path
+    tracker: Tracker | None
+    lines: dict[str, Any] = field(default_factory=dict)
+    points: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def file(self) -> Path:
+        """Where the figures are kept."""
+        return self.folder.with_suffix(".json")
+
+    def begin(self) -> None:
+        """Measure what the drafter is held against, unless a killed run has."""
+        if self.file.exists():
+            kept = json.loads(self.file.read_text())
+            self.lines, self.points = kept["lines"], kept["points"]
+            return
+        untrained = self.folder.with_name(self.folder.name + "-untrained")
+        self.export(untrained)
+        self.lines = {
+            "ngram": decoded(self.serving, "ngram", None, self.requests),
+            "untrained": decoded(self.serving, self.name, untrained, self.requests),
+        }
+        shutil.rmtree(untrained)
+        self._write()
+
+    def point(self, point: CurvePoint) -> None:
+        if self.tracker is not None:
+            self.tracker.log(point.step, {"loss": point.loss})
+
+    def look(self, step: int) -> None:
+        """Decode, and keep the weights if they are the best so far."""
+        # A training that goes on measures again what it had measured behind its checkpoint.
+        self.points = [point for point in self.points if point["step"] < step]
+        with finished_folder(self.folder.with_name(self.folder.name + f"-{step}")) as now:
+            self.export(now)
+            real = decoded(self.serving, self.name, now, self.requests)
+        now = self.folder.with_name(self.folder.name + f"-{step}")
+        forced = self.forced()
+        best = max((length_of(point) for point in self.points), default=-1.0)
+        self.points.append({"step": step, "decoded": real, "teacher_forced": forced})
+        if length_of(self.points[-1]) > best or not self.folder.exists():
+            shutil.rmtree(self.folder, ignore_errors=True)
+            now.rename(self.folder)
+        else:
+            shutil.rmtree(now)
+        self._write()
+        gc.collect()  # an engine and its caches hold one another
+        log.info(
+            "step %d: %.3f tokens a round decoded, %s; %.3f reckoned",
+            *(step, length_of(self.points[-1]), of_interval(real["interval"]), forced["acceptance_length"]),
+        )
+        if self.tracker is not None:
+            self.tracker.log(step, self._figures())
+
+    def report(self) -> dict[str, Any]:
+        """Return all that was measured, and the step whose weights are the best."""
+        best = max(self.points, key=length_of)
+        return {"lines": self.lines, "points": self.points, "best_step": best["step"]}
+
+    def _figures(self) -> dict[str, float | None]:
+        last = self.points[-1]
+        real, forced = last["decoded"], last["teacher_forced"]
+        low, high = real["interval"] or (None, None)
+        figures = {
+            "decoded/acceptance_length": real["acceptance_length"],
+            "decoded/low": low,
+            "decoded/high": high,
+            "teacher_forced/acceptance_length": forced["acceptance_length"],
+            **{f"{line}/acceptance_length": of["acceptance_length"] for line, of in self.lines.items()},
+        }
+        for kind, of_kind in (("decoded", real), ("teacher_forced", forced)):
+            rates = enumerate(of_kind["conditional_rates"], start=1)
+            figures |= {f"{kind}/position_{position}": rate for position, rate in rates}
+        return figures
+
+    def _write(self) -> None:
+        write_json(self.file, {"lines": self.lines, "points": self.points})
+
+
+def length_of(point: Mapping[str, Any]) -> float:
+    """Return the acceptance length of a point; 0 where no round was judged."""
+    return float(point["decoded"]["acceptance_length"] or 0.0)
+
+
+def of_interval(interval: Sequence[float] | None) -> str:
+    """Say where 95 % of the resampled lengths lie."""
+    return "no interval" if interval is None else f"{interval[0]:.3f} to {interval[1]:.3f}"

@@ -1,0 +1,144 @@
+"""Prompt files as people have them: chats in `messages` or ShareGPT's `conversations`, GSM8K's own, HumanEval's.
+
+Of a chat the user's turns are asked. What its assistant said is left out: the answers in a conversation are plain
+decoding's, as of every workload.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from spec_lab.corpus.example import Form
+from spec_lab.errors import UserError, one_line
+from spec_lab.menu.nearest import nearest
+from spec_lab.workloads.unusable import UnusablePrompt
+
+ROLES: Mapping[str, str] = {
+    "user": "user",
+    "human": "user",
+    "assistant": "assistant",
+    "gpt": "assistant",
+    "chatgpt": "assistant",
+    "bing": "assistant",
+    "bard": "assistant",
+    "system": "system",
+    "developer": "system",
+}
+"""What a file calls who speaks, in the roles of a chat template."""
+SHARED_KEYS = ("id", "category", "answer", "checker", "system", "num_draft_tokens")
+"""Keys that a line of any format may have."""
+FORMATS: Mapping[str, tuple[str, ...]] = {
+    "prompt": ("prompt", "form"),
+    "messages": ("messages",),
+    "conversations": ("conversations", "conversation_id"),
+    "question": ("question",),
+    "task_id": ("task_id", "prompt", "entry_point", "canonical_solution", "test"),
+}
+"""The key that a format is known by, with all of its own."""
+MARKED_ANSWER = re.compile(r"####\s*(.+?)\s*$")
+CODE, MATHS = "humaneval", "gsm8k"
+
+
+@dataclass(frozen=True, slots=True)
+class Turns:
+    """What a line asks: the user's turns, what the chat is told in front, and what it says of answer and category."""
+
+    turns: Sequence[str]
+    system: str | None = None
+    answer: Any = None
+    checker: str | None = None
+    category: str | None = None
+    prompt_id: str | None = None
+    form: Form = "chat"
+
+
+def known_keys(row: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the keys that a line of this format is read for."""
+    return (*FORMATS[_format(row)], *SHARED_KEYS)
+
+
+def refuse_unknown(row: Mapping[str, Any], place: str) -> None:
+    """Raise UnusablePrompt for a key that nothing reads: a misspelt answer would be missed without a word."""
+    known = known_keys(row)
+    for key in row:
+        if key not in known:
+            near = nearest(str(key), known)
+            remedy = f"; did you mean {near}?" if near else f"; a line is read for {', '.join(known)}"
+            raise UnusablePrompt(f"{place}: nothing reads `{one_line(key)}`{remedy}")
+
+
+def turns_of(row: Mapping[str, Any], place: str) -> Turns | None:
+    """Return what a line of a known format asks; None for one that is `prompt` and its like.
+
+    Raises:
+        UnusablePrompt: it is of a format, and broken.
+    """
+    readers = {"messages": _chat, "conversations": _chat, "question": _gsm8k, "task_id": _humaneval}
+    kind = _format(row)
+    return readers[kind](row, place) if kind in readers else None
+
+
+def _format(row: Mapping[str, Any]) -> str:
+    """Tell a format by its own key; a HumanEval line has a `prompt` besides."""
+    return next((kind for kind in ("messages", "conversations", "task_id", "question") if kind in row), "prompt")
+
+
+def _chat(row: Mapping[str, Any], place: str) -> Turns:
+    key = "messages" if "messages" in row else "conversations"
+    said = row[key]
+    if not isinstance(said, list) or not said:
+        raise UnusablePrompt(f"{place}: `{key}` must be a list of turns")
+    turns: list[str] = []
+    system: str | None = None
+    for number, turn in enumerate(said, start=1):
+        role, text = _turn(turn, f"{place}: turn {number} of `{key}`")
+        if role == "system" and (turns or system is not None):
+            raise UnusablePrompt(f"{place}: `{key}` may tell a chat one thing, in front of its first turn")
+        if role == "system":
+            system = text
+        elif role == "user":
+            turns.append(text)
+    if not turns:
+        raise UnusablePrompt(f"{place}: `{key}` has no turn of the user")
+    identity = row.get("conversation_id")
+    return Turns(turns, system=system, prompt_id=identity if isinstance(identity, str) else None)
+
+
+def _turn(turn: Any, place: str) -> tuple[str, str]:
+    said: Mapping[str, Any] = turn if isinstance(turn, dict) else {}
+    role, text = said.get("role", said.get("from")), said.get("content", said.get("value"))
+    if not isinstance(role, str) or not isinstance(text, str):
+        raise UnusablePrompt(f"{place} needs texts `role` and `content`, or `from` and `value`")
+    if role not in ROLES:
+        near = nearest(role, ROLES)
+        remedy = f"did you mean {near}?" if near else f"there are {', '.join(ROLES)}"
+        raise UnusablePrompt(f"{place} is of the role {one_line(role)}; {remedy}")
+    return ROLES[role], text
+
+
+def _gsm8k(row: Mapping[str, Any], place: str) -> Turns:
+    """The answer stands behind #### at the end of the worked one."""
+    question, worked = row["question"], row.get("answer")
+    if not isinstance(question, str):
+        raise UnusablePrompt(f"{place}: `question` must be a text")
+    marked = MARKED_ANSWER.search(worked) if isinstance(worked, str) else None
+    if marked is None:  # a question with an answer of another kind
+        return Turns([question], answer=worked)
+    return Turns([question], answer=marked[1].replace(",", ""), checker="last_number", category=MATHS)
+
+
+def _humaneval(row: Mapping[str, Any], place: str) -> Turns:
+    """The beginning of a program, which is continued. No program is run, so that nothing is checked."""
+    task, prompt = row["task_id"], row.get("prompt")
+    if not isinstance(task, str) or not isinstance(prompt, str):
+        raise UnusablePrompt(f"{place}: a line of HumanEval needs the texts `task_id` and `prompt`")
+    return Turns([prompt], category=CODE, prompt_id=task, form="continue")
+
+
+def refuse_questions(row: Mapping[str, Any], place: str) -> None:
+    """Raise UserError for a line of Spec-Bench or MT-Bench, which another workload reads."""
+    if "turns" in row and "question_id" in row:
+        raise UserError(f"{place}: a question of Spec-Bench or MT-Bench; read the file with workload=spec_bench")

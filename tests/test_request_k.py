@@ -1,0 +1,86 @@
+"""K by request: a request offers what it is told, its text stays plain decoding's, and off is plain decoding."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spec_lab.core.types import Request, Sequence
+from spec_lab.engine.request_k import OFF, GivenK, RunningK
+from spec_lab.errors import UserError
+from spec_lab.menu.choices import ByRequest
+from spec_lab.menu.config import WorkloadConfig
+from spec_lab.workloads.prompt_files import read_jsonl
+from tests.graph_lab import MODES
+from tests.lab import generate, make_config, make_engine, make_pair, random_requests
+
+
+def sequence(accepted: list[int], num_draft_tokens: int | None = None) -> Sequence:
+    request = Request("a", "x", (1,), 9, num_draft_tokens=num_draft_tokens)
+    return Sequence(request, 0, [], 0.0, [1], accepted_per_round=accepted)
+
+
+def test_k_follows_a_requests_own_acceptance_and_ends_for_good() -> None:
+    policy, running = RunningK(GivenK(5), off_below=0.5), sequence([])
+    assert policy.k_of(running) == 5
+    running.accepted_per_round += [0] * 7
+    assert policy.k_of(running) == 2, "a mean of 1.05"
+    running.accepted_per_round += [0] * 4
+    assert policy.k_of(running) == OFF
+    running.accepted_per_round += [0] * 2
+    assert policy.k_of(running) == OFF
+    policy.forget(running)
+    assert policy.k_of(sequence([4] * 40)) == 5 and RunningK(GivenK(5), 0.0).k_of(sequence([0] * 40)) == 1
+    assert RunningK(GivenK(5), 0.5).k_of(sequence([2] * 40, num_draft_tokens=2)) == 2, "what is given is the most"
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    return make_pair(tmp_path_factory.mktemp("pair"))
+
+
+@pytest.mark.parametrize("graph", [None, "round", "overlap", "step_replay"])
+def test_requests_offer_what_their_line_says(pair: tuple[Path, Path], graph: str | None) -> None:
+    """Slots are used again, by requests of another K; the last ones are off, so that rounds become plain ones."""
+    requests = random_requests(5, max_new_tokens=12)
+    for index, k in enumerate((0, None, 1, 2, 0)):
+        requests[index] = replace(requests[index], num_draft_tokens=k)
+    requests[4] = replace(requests[4], max_new_tokens=24, ignore_eos=True)
+    config = make_config(pair, batch_size=2, options={"by_request": ByRequest.given})
+    engine = make_engine(config if graph is None else replace(config, graph=MODES[graph]), requests)
+
+    result = engine.generate(requests)
+
+    assert {r.request_id: r.output_ids for r in result.requests} == generate(make_config(pair, "none"), requests)
+    offered = [max(record.offered_per_round) for record in result.requests]
+    assert offered == [0, 3, 1, 2, 0]
+    is_plain = [record.rows.catchup_computed == 0 for record in result.rounds]
+    assert is_plain[-1] and not all(is_plain)
+    plain = [record.rows for record, each in zip(result.rounds, is_plain, strict=True) if each]
+    assert all(rows.verified <= 2 and rows.drafted == rows.offered == 0 for rows in plain)
+
+
+def test_a_request_that_is_accepted_nothing_ends_as_plain_decoding(pair: tuple[Path, Path]) -> None:
+    requests = random_requests(2, max_new_tokens=40)
+    options = {"by_request": ByRequest.acceptance, "off_below": 3.1}
+    config = replace(make_config(pair, batch_size=2, options=options), graph=MODES["round"])
+    result = make_engine(config, requests).generate(requests)
+    assert {r.request_id: r.output_ids for r in result.requests} == generate(make_config(pair, "none"), requests)
+    assert result.rounds[0].rows.offered == 6 and result.rounds[-1].rows.catchup_computed == 0
+
+
+def read(folder: Path, value: Any) -> int | None:
+    path = folder / "p.jsonl"
+    path.write_text(json.dumps({"prompt": "x", "num_draft_tokens": value}))
+    return read_jsonl(WorkloadConfig("jsonl", path=str(path)))[0].num_draft_tokens
+
+
+def test_a_line_says_a_number_or_off(tmp_path: Path) -> None:
+    assert [read(tmp_path, value) for value in (None, 2, 0, "off")] == [None, 2, 0, 0]
+    for wrong in (-1, 17, True, "on", 1.5):
+        with pytest.raises(UserError, match="num_draft_tokens"):
+            read(tmp_path, wrong)
