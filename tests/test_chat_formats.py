@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -93,3 +94,9 @@ def test_tasks_of_reasoning_gym_have_answers(monkeypatch: pytest.MonkeyPatch) ->
     assert prompts[0].text.startswith("5 + 0?") and "Answer:" in prompts[0].text
     with pytest.raises(UserError, match=r"no task chain_sums; did you mean chain_sum\?"):
         made_prompts(["chain_sums"], 1, 0)
+
+
+def test_without_reasoning_gym_the_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "reasoning_gym", None)
+    with pytest.raises(UserError, match="workload=reasoning_gym needs a package: pip install"):
+        made_prompts(["chain_sum"], 1, 0)

@@ -1,8 +1,7 @@
-"""A knob that some of the swept options have, the help of one group, and completion."""
+"""A knob that some of the swept options have, and the help of one group."""
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -56,16 +55,3 @@ def test_help_of_a_group_shows_no_other(capsys: pytest.CaptureFixture[str]) -> N
     assert "acceptance=" not in out and "batch_size" not in out
     assert main(["--help", "drafte"]) == 2
     assert "did you mean drafter?" in capsys.readouterr().err
-
-
-def test_a_shell_gets_its_completion() -> None:
-    command = [sys.executable, "-m", "spec_lab", "-sc", "query=bash"]
-    line = "spec-lab drafter=ea"
-    environment = {"COMP_LINE": line, "COMP_POINT": str(len(line)), "PATH": "/usr/bin:/bin"}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
-    assert done.stdout.split() == ["drafter=eagle3"]
-
-
-def test_completion_of_an_unknown_shell_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["-sc", "install=bsh"]) == 2
-    assert "it takes bash or fish or zsh" in capsys.readouterr().err

@@ -23,7 +23,6 @@ FLAGS = {
     "--cfg job": "print the composed config as YAML",
     "--hydra-help": "Hydra's own flags",
     "--version": "that of spec_lab, and of Hydra",
-    "-sc install=bash": 'completion of spec-lab, which is this: eval "$(spec-lab -sc install=bash)"; fish, zsh',
     "-h, --help": "this text; --help GROUP shows one group, such as --help drafter",
 }
 

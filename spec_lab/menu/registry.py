@@ -94,9 +94,9 @@ class Registry:
             UserError: there is an option of that kind and name, the name is no plain word, or the row is none.
         """
         for option in options:
-            typed_as = METRIC if type(option) is MetricOption else KNOBS.get(type(option))
-            if typed_as is None:
+            if type(option) not in (*KNOBS, MetricOption):
                 raise UserError(f"{option!r} is no row of an option; add one such as DrafterOption (docs/extend.md)")
+            typed_as = KNOBS.get(type(option), METRIC)
             if not PLAIN_WORD.fullmatch(option.name):
                 raise UserError(
                     f"{typed_as}={option.name!r} cannot be typed, and names folders; give it a plain word such as "
@@ -160,7 +160,7 @@ class Registry:
 
 def _refuse_broken(option: Option) -> None:
     """Raise UserError where a row's schema or refusals are of another kind than what reads them."""
-    typed = f"{KNOBS[type(option)]}={option.name}"
+    typed = f"{KNOBS.get(type(option), METRIC)}={option.name}"
     if hasattr(option, "schema"):
         base = get_type_hints(RunConfig)[KNOBS[type(option)]]
         schema = option.schema

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,13 +23,6 @@ def file_exists(config: RunConfig) -> str | None:
     if path is None or Path(path).is_file():
         return None
     return f"workload.path={path} is no file; give the path of a JSON Lines file"
-
-
-def package_is_there(config: RunConfig) -> str | None:
-    """The tasks are those of a package."""
-    if find_spec("reasoning_gym") is not None:
-        return None
-    return "workload=reasoning_gym needs a package: pip install -c constraints.txt 'spec-lab[prompts]'"
 
 
 def tells_nothing(config: RunConfig) -> str | None:
@@ -97,7 +89,6 @@ ROWS = (
         name="reasoning_gym",
         load=reasoning_gym,
         reads={"per_category": "20", "tasks": "[chain_sum]"},
-        refusals=(package_is_there,),
     ),
     WorkloadOption(
         name="fixed_length",

@@ -164,8 +164,8 @@ def request_row(
 
 
 def round_row(repeat: int, record: RoundRecord, metrics: dict[str, float | None] | None = None) -> RoundRow:
-    """Make the line of `rounds.jsonl` for a round; it has `metrics` where there are some."""
-    row = RoundRow(
+    """Make the line of `rounds.jsonl` for a round, with the figures of extensions' metrics."""
+    return RoundRow(
         repeat=repeat,
         index=record.index,
         request_ids=record.request_ids,
@@ -179,10 +179,8 @@ def round_row(repeat: int, record: RoundRecord, metrics: dict[str, float | None]
         launch_seconds=record.launch_seconds,
         num_surplus=record.num_surplus,
         distance=None if record.distance is None else [_finite(apart) for apart in record.distance],
+        metrics=metrics or {},
     )
-    if metrics:
-        row["metrics"] = metrics
-    return row
 
 
 def _finite(numbers: list[float]) -> list[float | None]:

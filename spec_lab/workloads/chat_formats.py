@@ -99,6 +99,8 @@ def _chat(row: Mapping[str, Any], place: str) -> Turns:
             raise UnusablePrompt(f"{place}: `{key}` may tell a chat one thing, in front of its first turn")
         if role == "system":
             system = text
+        elif role == "user" and not text.strip():
+            raise UnusablePrompt(f"{place}: turn {number} of `{key}` must say something")
         elif role == "user":
             turns.append(text)
     if not turns:

@@ -114,20 +114,22 @@ def _prompt(line: TextLine, file_name: str) -> Prompt:
     )
 
 
+def _alone(row: Mapping[str, Any], place: str) -> Turns:
+    """Read a line with a `prompt`."""
+    form = row.get("form", "chat")
+    if not isinstance(row.get("prompt"), str) or form not in ("chat", "continue"):
+        raise UnusablePrompt(f"{place}: a line needs a text `prompt`, and `form` chat or continue if any")
+    if form == "chat" and not row["prompt"].strip():
+        raise UnusablePrompt(f"{place}: the `prompt` of a chat must say something")
+    return Turns([row["prompt"]], form=form)
+
+
 def _draft_tokens(value: Any, place: str) -> int | None:
     if value is None or (is_integer(value) and 0 <= value <= MAX_DRAFT_TOKENS):
         return None if value is None else int(value)
     if value == "off":
         return 0
     raise UnusablePrompt(f'{place}: `num_draft_tokens` must be a number from 0 to {MAX_DRAFT_TOKENS} or "off" if any')
-
-
-def _alone(row: Mapping[str, Any], place: str) -> Turns:
-    """Read a line with a `prompt`."""
-    form = row.get("form", "chat")
-    if not isinstance(row.get("prompt"), str) or form not in ("chat", "continue"):
-        raise UnusablePrompt(f"{place}: a line needs a text `prompt`, and `form` chat or continue if any")
-    return Turns([row["prompt"]], form=form)
 
 
 def _question(line: TextLine, file_name: str, most_turns: int | None) -> Prompt:

@@ -10,6 +10,7 @@ from spec_lab.workloads.prompt_files import Prompt
 
 ASKS_FOR_A_LINE = "\n\nEnd with a line that begins with `Answer:` and holds the answer alone."
 """What `workload.checker=answer` reads."""
+INSTALL = "pip install -c constraints.txt -e '.[prompts]'"
 
 
 def made_prompts(tasks: Sequence[str], count: int, seed: int) -> list[Prompt]:
@@ -17,10 +18,13 @@ def made_prompts(tasks: Sequence[str], count: int, seed: int) -> list[Prompt]:
     own scorer, which may take others too.
 
     Raises:
-        UserError: the package has no such task, or cannot make it with its usual settings.
+        UserError: the package is not installed, has no such task, or cannot make it with its usual settings.
     """
-    import reasoning_gym
-    from reasoning_gym.factory import DATASETS
+    try:
+        import reasoning_gym
+        from reasoning_gym.factory import DATASETS
+    except ModuleNotFoundError as error:
+        raise UserError(f"workload=reasoning_gym needs a package: {INSTALL}") from error
 
     prompts: list[Prompt] = []
     for task in tasks:
