@@ -10,11 +10,13 @@ rounds: tests/test_acceptance_length.py. Here the ways can be compared with each
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import accumulate
 
 from spec_lab.cli.compose import compose_run
+from spec_lab.cli.ending import guarded
 from spec_lab.core.results import RequestRecord
 from spec_lab.measure.lab import MAIN, load_lab
 from spec_lab.menu.chosen import choose
@@ -70,6 +72,7 @@ def cut(record: RequestRecord, limit: int) -> RequestRecord:
         emitted[-1] = min(emitted[-1], limit - before[num_rounds - 1])
     return replace(
         record,
+        offered_per_round=record.offered_per_round[:num_rounds],
         accepted_per_round=record.accepted_per_round[:num_rounds],
         judged_per_round=record.judged_per_round[:num_rounds],
         emitted_per_round=emitted,
@@ -128,4 +131,4 @@ def describe_behind_the_end(records: Sequence[RequestRecord], num_draft_tokens: 
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(guarded(main))

@@ -9,6 +9,7 @@ them. The figure is the least of many turns.
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -16,6 +17,7 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 
+from spec_lab.cli.ending import guarded
 from spec_lab.models.linear import PackedLinear
 from spec_lab.report.table import format_table
 
@@ -60,4 +62,4 @@ def least_microseconds(products: list[Callable[[], torch.Tensor]]) -> float:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(guarded(main))

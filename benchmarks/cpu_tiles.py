@@ -9,6 +9,7 @@ processor, and ratios of neighbours in time, since other work on the machine len
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from statistics import quantiles
 from unittest.mock import patch
@@ -17,6 +18,7 @@ from verify_rows import load_parts, seconds
 
 from spec_kernels.native import compiled
 from spec_kernels.native import parts as native_parts
+from spec_lab.cli.ending import guarded
 from spec_lab.report.table import format_table
 
 NUM_TURNS = 60
@@ -45,4 +47,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(guarded(main))

@@ -23,6 +23,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import sys
 from collections.abc import Callable
 from statistics import median
 from time import perf_counter
@@ -31,6 +32,7 @@ from typing import Any
 import torch
 
 from spec_lab.cli.compose import compose_run
+from spec_lab.cli.ending import guarded
 from spec_lab.core.results import GenerationResult
 from spec_lab.core.types import Request
 from spec_lab.engine.engine import Engine
@@ -234,4 +236,4 @@ def cells(row: dict[str, Any]) -> list[str]:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(guarded(main))

@@ -10,12 +10,14 @@ together.
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 
 import torch
 import torch.nn.functional as F
 
 from spec_lab.checkpoints.expert_sizes import ExpertSizes, RouterScores
+from spec_lab.cli.ending import guarded
 from spec_lab.models.experts import RoutedExperts, SortedExperts
 from spec_lab.models.linear import make_linear
 from spec_lab.models.routers import Routing, SoftmaxRouter
@@ -110,4 +112,4 @@ def microseconds(
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(guarded(main))

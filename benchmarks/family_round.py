@@ -32,6 +32,7 @@ from cell_checks import chosen
 from measured_rows import read_rows
 from round_bench import LEFT_OUT, NUM_ROUNDS, Bench, Cell, Model, missing_cells, run_cells
 
+from spec_lab.cli.ending import guarded
 from spec_lab.core.results import GenerationResult
 from spec_lab.core.types import Request
 from spec_lab.engine.engine import Engine
@@ -143,4 +144,4 @@ class ProfilingBench(FamilyBench):
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(guarded(main))

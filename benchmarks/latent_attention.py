@@ -9,6 +9,7 @@ last column is what `LatentSizes.unfolding_is_cheaper` chooses.
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from collections.abc import Callable
 
@@ -16,6 +17,7 @@ import torch
 
 from spec_lab.attention.torch_backend import TorchAttention
 from spec_lab.checkpoints.latent_sizes import LatentSizes
+from spec_lab.cli.ending import guarded
 from spec_lab.core.kv_cache import NUM_RESERVED_PAGES, LayerCache
 from spec_lab.core.types import AttentionMetadata
 from spec_lab.models.latent import each_head
@@ -87,4 +89,4 @@ def milliseconds(way: Callable[[], torch.Tensor], calls: int = 5) -> float:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(guarded(main))

@@ -10,10 +10,12 @@ what plain decoding of that request alone says, beside the two tolerances of the
 from __future__ import annotations
 
 import argparse
+import sys
 
 import torch
 
 from spec_lab.cli.compose import compose_run
+from spec_lab.cli.ending import guarded
 from spec_lab.core.results import RequestRecord
 from spec_lab.engine.teacher import TeacherForcing
 from spec_lab.measure.audit import near_tie_tolerance, noise_tolerance
@@ -99,4 +101,4 @@ def show_parted(lab: Lab, records: list[RequestRecord], ways: list[dict[str, tor
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(guarded(main))

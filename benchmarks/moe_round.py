@@ -27,6 +27,7 @@ from cell_checks import chosen, refused
 from measured_rows import read_rows
 from round_bench import Bench, Cell, Model, leaves_rounds_behind, missing_cells, run_cells
 
+from spec_lab.cli.ending import guarded
 from spec_lab.core.results import GenerationResult
 from spec_lab.core.types import Request
 from spec_lab.engine.engine import Engine
@@ -149,4 +150,4 @@ def ratio(row: dict[str, str], other: dict[str, str] | None, name: str, of: str)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(guarded(main))

@@ -9,6 +9,7 @@ of memory at its peak, weights and cache included. Kernels are those of one more
 from __future__ import annotations
 
 import argparse
+import sys
 from collections import Counter
 
 import torch
@@ -16,6 +17,7 @@ from prompt_passes import whole_numbers
 from torch.profiler import ProfilerActivity, profile
 
 from spec_lab.cli.compose import compose_run
+from spec_lab.cli.ending import guarded
 from spec_lab.measure.lab import MAIN, Lab, load_lab
 from spec_lab.menu.chosen import choose
 
@@ -73,4 +75,4 @@ def show_kernels(lab: Lab) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(guarded(main))

@@ -28,6 +28,7 @@ from measured_rows import append_row, read_rows
 from prompt_passes import whole_numbers
 
 from spec_lab.cli.compose import compose_run
+from spec_lab.cli.ending import guarded
 from spec_lab.core.types import Request
 from spec_lab.engine.engine import Engine
 from spec_lab.menu.chosen import choose
@@ -238,4 +239,4 @@ def draw(rows: Sequence[Row], path: Path) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(guarded(main))

@@ -10,8 +10,10 @@ those of the first size. With graph.prompts=true and a size of 1 prompts are rep
 from __future__ import annotations
 
 import argparse
+import sys
 
 from spec_lab.cli.compose import compose_run
+from spec_lab.cli.ending import guarded
 from spec_lab.core.results import GenerationResult
 from spec_lab.engine.engine import Engine
 from spec_lab.measure.lab import MAIN, load_lab
@@ -64,4 +66,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(guarded(main))

@@ -28,6 +28,7 @@ from measured_rows import append_row, read_rows
 from prompt_passes import whole_numbers
 
 from spec_lab.cli.compose import compose_run
+from spec_lab.cli.ending import guarded
 from spec_lab.core.kv_cache import NUM_RESERVED_PAGES
 from spec_lab.core.prompts import LiveRows, PromptEnds
 from spec_lab.core.results import RoundRecord, RowCounts
@@ -258,4 +259,4 @@ def saved(row: Row, unpruned: Row | None) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(guarded(main))

@@ -11,6 +11,7 @@ three take, in CPU time of one thread, so that other work on the machine matters
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from typing import Any
 
@@ -18,6 +19,7 @@ import torch
 
 from spec_lab.attention.torch_backend import TorchAttention
 from spec_lab.checkpoints.families.table import read_decoder
+from spec_lab.cli.ending import guarded
 from spec_lab.core.kv_cache import NUM_RESERVED_PAGES, SCRATCH_PAGE, PagedKVCache
 from spec_lab.core.types import FeatureSpec
 from spec_lab.models.target_loader import WeightSource, load_target
@@ -90,4 +92,4 @@ def milliseconds(name: str, num_rows: int) -> list[float]:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(guarded(main))

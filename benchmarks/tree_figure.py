@@ -19,6 +19,8 @@ from typing import Any
 import pandas as pd
 from study_figures import styled
 
+from spec_lab.cli.ending import guarded
+
 HEADER = ("", "rows N", "drafts", "acceptance length", "batch 1")
 """The first words of the table's header; a column for each further batch follows."""
 MARKERS = {"chain": "o", "depth 3": "s", "depth 5": "^"}
@@ -147,4 +149,4 @@ def keys(colors: dict[int, Any], cells: pd.DataFrame) -> list[Any]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(guarded(main))

@@ -11,12 +11,14 @@ machine that is busy now and then does not matter much.
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from collections.abc import Callable
 
 import torch
 
 from spec_lab.cli.compose import compose_run
+from spec_lab.cli.ending import guarded
 from spec_lab.core.kv_cache import NUM_RESERVED_PAGES
 from spec_lab.core.types import FeatureSpec
 from spec_lab.engine.parts import Parts
@@ -72,4 +74,4 @@ def seconds(parts: Parts, num_rows: int, context: int, clock: Callable[[], float
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(guarded(main))

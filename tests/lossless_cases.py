@@ -12,6 +12,7 @@ from itertools import product
 from typing import Any
 
 from spec_lab.menu.config import TreeConfig
+from spec_lab.options.drafters.blocks import Head, Reading
 from spec_lab.options.trees.dynamic import DynamicTreeConfig
 from spec_lab.options.trees.static import StaticTreeConfig
 from tests.covering import covering_array
@@ -40,6 +41,8 @@ DRAFTERS: dict[str, tuple[int, ...]] = {
     "mtp_eagle": UP_TO_8,
     "mtp_vanilla": (1, 2, 3),  # a module a draft: the tiny checkpoint has three
     "frozen_kv": UP_TO_8,
+    "dflash": UP_TO_8,
+    "p_eagle": SOME,
     "ngram": SOME,
     "oracle": SOME,
     "random": SOME,
@@ -48,10 +51,16 @@ DRAFTERS: dict[str, tuple[int, ...]] = {
 }
 """The numbers of drafts that each drafter is tested with."""
 
-TRAINED = ("eagle3", "draft_model", "mtp_eagle", "mtp_vanilla", "frozen_kv")
-CAPTURED = (*TRAINED, "ngram", "oracle", "random", "suffix", "hybrid")
+KNOBS: dict[str, dict[str, Any]] = {"dflash": {"head": Head.markov, "slots": Reading.anchor_first, "confidence": True}}
+"""Knobs by which a drafter reads the weights that it is taught."""
+
+TRAINED = ("eagle3", "draft_model", "mtp_eagle", "mtp_vanilla", "frozen_kv", "dflash")
+CAPTURED = (*TRAINED, "p_eagle", "ngram", "oracle", "random", "suffix", "hybrid")
 """Every drafter whose rounds can be captured."""
 BATCHES, PAGES, CHUNKS, PADDINGS = (1, 3, 8), (1, 4, 16), (1, 5, 512), (1, 4)
+GATHERING = ("post_attention", "catchup")
+"""Prunings of the catch-up step, which a block drafter asks the host for."""
+
 OPTIONS = ((), (("position", "bonus"),))
 
 TREES: dict[str, TreeConfig] = {
@@ -141,6 +150,8 @@ def may_stand_together(row: dict[str, Any]) -> bool:
         or (graph != "eager" and padding not in (None, PADDINGS[0]))
         or (row.get("options") and drafter not in (None, "frozen_kv"))
         or (row.get("offers", "all") != "all" and drafter not in (None, *TRAINED))
+        or (drafter in ("dflash", "p_eagle") and graph == "step_replay")
+        or (drafter == "dflash" and graph != "eager" and row.get("prune") in GATHERING)
     )
 
 
@@ -163,5 +174,7 @@ def every_case() -> Iterator[Case]:
         )
 
 
-CASES = [Case(**row) for row in covering_array(FACTORS, may_stand_together)]
+NUMBERS = (0, 1, 2, 3, 5, 8)
+"""The numbers of drafts in `CASES`: those between are as those beside them."""
+CASES = [Case(**row) for row in covering_array(FACTORS | {"num_draft_tokens": NUMBERS}, may_stand_together)]
 PRODUCT = list(every_case())

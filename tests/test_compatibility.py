@@ -34,6 +34,7 @@ TREE, STATIC = (["drafter=frozen_kv", f"tree={name}"] for name in ("dynamic", "s
 ONLY_FROM_OUTSIDE = {
     *("rule_takes_fewer", "captured_drafter", "branches_are_masked", "weights_are_here", "package_is_here")
 }
+BLOCKS = ["drafter=dflash", "drafter.weights=random"]
 STOP = ["drafter.stop=confidence"]
 TRAVERSAL = ["acceptance=rejection", "acceptance.method=traversal", *SAMPLED_DRAFTS]
 ONE_HOT = ["acceptance=rejection", "sampling=sampled", "acceptance.method=one_hot"]
@@ -54,6 +55,11 @@ FORBIDDEN = [
     (["drafter=oracle", "drafter.num_draft_tokens=0"], "drafter=oracle", "drafter.num_draft_tokens=3"),
     (["drafter.num_draft_tokens=-1"], "drafter.num_draft_tokens=-1", "drafter.num_draft_tokens=3"),
     (["drafter.num_draft_tokens=17"], "drafter.num_draft_tokens=17", "drafter.num_draft_tokens=3"),
+    ([*BLOCKS, "graph=step_replay"], "drafts a block in one pass", "graph=full_loop"),
+    ([*BLOCKS, "graph=round", "prune=catchup"], "prune.catchup=pre_attention gathers", "graph=eager"),
+    ([*BLOCKS, "drafter.num_draft_tokens=8"], "more than the 7 drafts", "drafter.num_draft_tokens=7"),
+    ([*BLOCKS, "drafter.markov_form=rnn"], "drafter.markov_form=rnn", "leave it out"),
+    (["drafter=dspark", "drafter.head_rank=8"], "drafter.head_rank=8", "drafter.weights=random"),
     (["drafter=none", "drafter.num_draft_tokens=3"], "drafter.num_draft_tokens=3", "drafter=eagle3"),
     (["drafter=ngram", "drafter.min_ngram=5"], "drafter.min_ngram=5", "drafter.max_ngram=4"),
     (["drafter=ngram", "drafter.min_ngram=0"], "drafter.min_ngram=0", "drafter.min_ngram=2"),

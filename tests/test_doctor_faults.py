@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 from collections.abc import Callable
@@ -34,10 +33,9 @@ from spec_lab.wiring.models import DrafterBuild
 
 QUICK = ("max_new_tokens=36", "device=cpu", "batch_size=9", "kernels=torch")
 """With kernels=native the write that some faults break is inside a layer."""
-FEW_ROUNDS = 36
+FEW_ROUNDS = 27
 KeepReadings = Callable[..., None]
 Tensors = dict[str, torch.Tensor]
-SWAPPED = {"mtp_eagle": "eh_proj.weight", "frozen_kv": "pre_projection.weight"}
 
 
 @pytest.fixture(autouse=True)
@@ -93,14 +91,12 @@ def first_fault(subject: Subject) -> Finding:
     return faults(findings)[0]
 
 
-SHIPPED = ("mtp_eagle", "mtp_vanilla", "frozen_kv", "draft_model")
-
-
-@pytest.mark.parametrize("drafter", ["eagle3", *SHIPPED])
+@pytest.mark.parametrize("drafter", ["eagle3", "frozen_kv", "draft_model"])
 def test_a_healthy_head_has_no_fault(
     healthy: Subject, keep_readings: KeepReadings, drafter: str, tmp_path: Path
 ) -> None:
-    keep_readings("query position", "tap ids", "module order", "recycled path")
+    """test_doctor_readings.py has every reading of every head, on tiny ones."""
+    keep_readings("query position", "tap ids")
     findings = examine(examined(healthy, f"drafter={drafter}", f"drafter.path={copy_of(drafter, tmp_path)}"))
     assert faults(findings) == []
     assert re.fullmatch("no fault found; [0-9]+ checks do not apply", summarize(findings))
@@ -108,19 +104,7 @@ def test_a_healthy_head_has_no_fault(
     assert verdicts["loop against teacher forcing"] is Verdict.OK
     assert (verdicts["query position"] is Verdict.OK) == (drafter == "frozen_kv")
     assert (verdicts["tap ids"] is Verdict.OK) == (drafter == "eagle3")
-    assert (verdicts["module order"] is Verdict.OK) == (drafter == "mtp_vanilla")
     assert (verdicts["recycled path"] is Verdict.OK) == (drafter != "draft_model")
-
-
-def test_taps_that_name_outputs_read_as_inputs(healthy: Subject, keep_readings: KeepReadings, tmp_path: Path) -> None:
-    """The head reads the inputs of layers 2, 4 and 5; its config names them as outputs, one lower."""
-    keep_readings("tap ids")
-    head = copy_of("eagle3", tmp_path)
-    config = json.loads((head / "config.json").read_text())
-    (head / "config.json").write_text(json.dumps(config | {"eagle_aux_hidden_state_layer_ids": [1, 3, 4]}))
-    fault = first_fault(examined(healthy, f"drafter.path={head}", max_rounds=64))
-    assert fault.check == "tap ids"
-    assert fault.cause is not None and "inputs of 2 4 5" in fault.cause
 
 
 def shifted_map(tensors: Tensors) -> Tensors:
@@ -130,30 +114,17 @@ def shifted_map(tensors: Tensors) -> Tensors:
     return {"d2t": target_ids - draft_ids, "t2d": torch.roll(tensors["t2d"], 1)}
 
 
-def test_a_vocabulary_map_shifted_by_one(healthy: Subject, keep_readings: KeepReadings, tmp_path: Path) -> None:
-    keep_readings()
-    head = copy_of("eagle3", tmp_path)
-    change_tensors(head, shifted_map)
-    fault = first_fault(examined(healthy, f"drafter.path={head}"))
-    assert fault.check == "vocabulary map (d2t)"
-    assert fault.cause is not None and "shifted by +1" in fault.cause
-
-
-@pytest.mark.parametrize("drafter", ["mtp_eagle", "frozen_kv"])
-def test_a_projection_with_its_halves_swapped(
-    healthy: Subject, keep_readings: KeepReadings, drafter: str, tmp_path: Path
-) -> None:
+def test_a_projection_with_its_halves_swapped(healthy: Subject, keep_readings: KeepReadings, tmp_path: Path) -> None:
     keep_readings("concat order")
-    head = copy_of(drafter, tmp_path)
+    head = copy_of("mtp_eagle", tmp_path)
 
-    def swap(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        names = [name for name in tensors if name.endswith(SWAPPED[drafter])]
+    def swap(tensors: Tensors) -> Tensors:
+        names = [name for name in tensors if name.endswith("eh_proj.weight")]
         assert names
         return {name: torch.cat(tensors[name].chunk(2, dim=1)[::-1], dim=1) for name in names}
 
     change_tensors(head, swap)
-    fault = first_fault(examined(healthy, f"drafter={drafter}", f"drafter.path={head}"))
-    assert fault.check == "concat order"
+    assert first_fault(examined(healthy, "drafter=mtp_eagle", f"drafter.path={head}")).check == "concat order"
 
 
 def unprojected(tensors: Tensors) -> Tensors:
@@ -171,16 +142,6 @@ def random_last_module(tensors: Tensors) -> Tensors:
     }
 
 
-def exchanged_modules(tensors: Tensors) -> Tensors:
-    """Exchange the first module and the second."""
-    pairs = {"8": "9", "9": "8"}
-    return {
-        name.replace(f"layers.{ours}.", f"layers.{theirs}."): tensor
-        for ours, theirs in pairs.items()
-        for name, tensor in of_module(tensors, ours).items()
-    }
-
-
 def of_module(tensors: Tensors, layer: str) -> Tensors:
     found = {name: tensor for name, tensor in tensors.items() if name.startswith(f"model.layers.{layer}.")}
     assert found
@@ -193,7 +154,6 @@ def of_module(tensors: Tensors, layer: str) -> Tensors:
         ("frozen_kv", unprojected, FEW_ROUNDS, "recycled path", "draft 2 does not use the hidden state"),
         # Of the rounds not half have two right drafts, and enough of these are needed to judge the third.
         ("mtp_vanilla", random_last_module, 72, "teacher forcing", "draft 3 is right in "),
-        ("mtp_vanilla", exchanged_modules, FEW_ROUNDS, "module order", "but modules 2 1 3 gives +"),
     ],
 )
 def test_later_drafts_alone_are_wrong(
@@ -206,7 +166,7 @@ def test_later_drafts_alone_are_wrong(
     said: str,
     tmp_path: Path,
 ) -> None:
-    """The first drafts of all three agree often enough."""
+    """The first drafts of both agree often enough."""
     keep_readings(check)
     head = copy_of(drafter, tmp_path)
     change_tensors(head, change)
@@ -308,8 +268,9 @@ def test_a_stale_cache(
     assert fault.cause is not None and fault.cause.startswith("cache or loop: draft 1 is another")
 
 
-def test_metadata_that_does_not_move(healthy: Subject, tmp_path: Path) -> None:
+def test_metadata_that_does_not_move(healthy: Subject, keep_readings: KeepReadings, tmp_path: Path) -> None:
     """Only later drafts suffer, which tells this fault from a stale cache."""
+    keep_readings()
     head = copy_of("eagle3", tmp_path)
     subject = examined(healthy, f"drafter.path={head}", "graph=full_loop", "graph.metadata=stale")
     fault = first_fault(subject)
@@ -317,25 +278,26 @@ def test_metadata_that_does_not_move(healthy: Subject, tmp_path: Path) -> None:
     assert fault.cause is not None and "draft 1 is as it should be" in fault.cause
 
 
-def test_a_window_the_head_was_not_trained_with(healthy: Subject, tmp_path: Path) -> None:
+def test_a_window_the_head_was_not_trained_with(healthy: Subject, keep_readings: KeepReadings, tmp_path: Path) -> None:
+    keep_readings("attention window")
     fault = first_fault(examined(healthy, f"drafter.path={copy_of('eagle3', tmp_path)}", "drafter.window=16"))
     assert fault.check == "attention window"
 
 
-def test_the_command_names_a_fault_and_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_names_a_vocabulary_map_shifted_by_one_and_fails(
+    tmp_path: Path, keep_readings: KeepReadings, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keep_readings()
     head = copy_of("eagle3", tmp_path)
     change_tensors(head, shifted_map)
-    assert main([*QUICK, f"drafter.path={head}"]) == 1
+    assert main([*QUICK, f"drafter.path={head}", "max_new_tokens=20"]) == 1
     last = capsys.readouterr().out.splitlines()[-1]
-    assert last.startswith("most likely fault: vocabulary map (d2t): d2t is shifted")
+    assert last.startswith("most likely fault: vocabulary map (d2t): d2t is shifted") and "by +1" in last
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_the_command_refuses_weights_that_are_no_numbers(
-    value: float, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_refuses_weights_that_are_no_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     head = copy_of("eagle3", tmp_path)
-    change_tensors(head, lambda tensors: {"fc.weight": tensors["fc.weight"] * value})
+    change_tensors(head, lambda tensors: {"fc.weight": tensors["fc.weight"] * float("inf")})
     assert main([*QUICK, f"drafter.path={head}"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"refused: {head / 'model.safetensors'}: fc.weight has NaN or infinite values")

@@ -50,9 +50,7 @@ def test_a_captured_mode_gives_what_eager_gives(lab: Lab, mode: str, num_draft_t
     assert len(accepted_lengths(result)) >= 3
 
 
-@pytest.mark.parametrize(
-    ("mode", "drafter"), each_value(PLAIN_MODES, [name for name in DRAFTERS if name != "eagle3"], times=2)
-)
+@pytest.mark.parametrize(("drafter", "mode"), each_value([name for name in DRAFTERS if name != "eagle3"], PLAIN_MODES))
 def test_every_drafter_can_be_captured(lab: Lab, mode: str, drafter: str) -> None:
     """EAGLE-3, the first drafter, has the test above."""
     requests = mixed_requests(4, 10)
@@ -78,7 +76,7 @@ def test_one_draft_token_works_in_every_mode(lab: Lab, mode: str, drafter: str) 
 
 
 @pytest.mark.parametrize(
-    ("mode", "rule", "drafter"), each_value(["step_replay", "round"], ["relaxed", "sampled"], DRAFTERS, times=2)
+    ("mode", "rule", "drafter"), each_value(["step_replay", "round"], ["relaxed", "sampled"], DRAFTERS)
 )
 def test_rules_and_sampled_drafts_are_captured_alike(lab: Lab, mode: str, rule: str, drafter: str) -> None:
     """Phases, seeds and kept draft logits are state by slot, which a capture leaves alone and replays move on."""

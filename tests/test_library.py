@@ -93,6 +93,7 @@ def test_what_was_not_composed_is_a_user_error(call: Callable[[Any], object], co
 
 
 WRONG_TYPES: list[tuple[str, Any, str]] = [
+    ("drafter.name", "ngram", "drafter.name='ngram' is an option with keys of its own"),
     ("batch_size", "abc", "batch_size takes a whole number"),
     ("batch_size", None, "batch_size takes a whole number"),
     ("batch_size", 2.5, "batch_size takes a whole number"),

@@ -20,8 +20,10 @@ from spec_lab.menu.option import CatchupPruningOption, CheckerOption, DrafterOpt
 from spec_lab.menu.refusals.run import refusals
 from spec_lab.options.shipped import SHIPPED
 from spec_lab.workloads.prompt_files import PROMPTS_FOLDER
+from tests import stand_in_gym
 from tests.covering import each_value
 from tests.tiny_assistant import make_tiny_assistant
+from tests.tiny_blocks import TINY_PRESETS, make_tiny_p_eagle, write_block
 from tests.tiny_mtp import make_tiny_mtp
 from tests.tiny_runs import make_runnable_pair
 
@@ -40,6 +42,7 @@ SHAPES = [
 INTERPRETED = ("attention", "triton")
 SAMPLED = ["acceptance=rejection", "sampling=sampled", "drafter.draft_sampling=distribution"]
 NEEDS = {
+    ("workload", "reasoning_gym"): ["workload.tasks=[chain_sum]"],
     ("acceptance", "rejection"): SAMPLED,
     **{("acceptance", rule): ["sampling=sampled"] for rule in ("typical", "threshold", "cascade", "mentored", "fuzzy")},
     ("workload", "jsonl"): [f"workload.path={PROMPTS_FOLDER / 'dates.jsonl'}"],
@@ -69,7 +72,12 @@ def drafter_folders(pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFa
     make_tiny_mtp(folders["mtp_eagle"], "ours", target)
     make_tiny_mtp(folders["mtp_vanilla"], "ours", target, num_modules=3)
     make_tiny_assistant(folders["frozen_kv"], target)
-    return folders | {"eagle3": pair[1], "hybrid": pair[1], "draft_model": pair[0]}
+    blocks = {name: tmp_path_factory.mktemp(name) for name in TINY_PRESETS}
+    for name, block in TINY_PRESETS.items():
+        write_block(blocks[name], block, target)
+    blocks["p_eagle"] = tmp_path_factory.mktemp("p_eagle")
+    make_tiny_p_eagle(blocks["p_eagle"], target)
+    return folders | blocks | {"eagle3": pair[1], "hybrid": pair[1], "draft_model": pair[0]}
 
 
 def options_of(group: str, *left_out: str) -> list[tuple[str, str]]:
@@ -77,7 +85,10 @@ def options_of(group: str, *left_out: str) -> list[tuple[str, str]]:
     return [entry for entry in OPTIONS if entry[0] == group and entry[1] not in ("auto", *PACKAGED, *left_out)]
 
 
-DRAFTER_ROWS = each_value(options_of("drafter"), options_of("sampling", "sampled"))
+REFERENCES = [("references", names) for names in ("[plain,unpruned]", "[]", "[plain]", "[unpruned]")]
+DRAFTER_ROWS = each_value(
+    options_of("drafter"), options_of("sampling", "sampled"), options_of("prune")[::-1], REFERENCES
+)
 TREE_ROWS = [
     (("tree", "dynamic"), ("drafter", "frozen_kv"), ("attention", "torch")),
     (("tree", "static"), ("drafter", "mtp_eagle")),
@@ -114,7 +125,7 @@ def overrides_of(row: Row, pair: tuple[Path, Path], folders: dict[str, Path]) ->
         drafter = named.get("drafter", "eagle3")
         weights = [f"drafter.path={folders[drafter]}"] if drafter in folders else []
         chosen += ["target=hf", f"target.path={pair[0]}", *weights]
-    return list(dict.fromkeys([*chosen, *CHEAP]))
+    return list({word.partition("=")[0]: word for word in (*CHEAP, *chosen)}.values())
 
 
 @pytest.mark.parametrize(("group", "option"), SHAPES)
@@ -132,8 +143,13 @@ def row_name(row: Row) -> str:
 
 @pytest.mark.parametrize("row", RUN_ROWS, ids=row_name)
 def test_every_option_builds_and_runs(
-    row: Row, pair: tuple[Path, Path], drafter_folders: dict[str, Path], empty_folder: Path
+    row: Row,
+    pair: tuple[Path, Path],
+    drafter_folders: dict[str, Path],
+    empty_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    stand_in_gym.install(monkeypatch)
     (empty_folder / "question.jsonl").write_text(QUESTIONS)
     config, choices = compose_run(overrides_of(row, pair, drafter_folders))
     assert refusals(config) == []
@@ -142,6 +158,9 @@ def test_every_option_builds_and_runs(
     summary = run(choose(config), choices, empty_folder / "run")
 
     for group, option in row:
+        if group == "references":
+            assert set(summary["references"]) <= set(option.strip("[]").split(","))
+            continue
         assert f"{group:12}{option:16}".rstrip() in described
         assert choices[group].split("+")[0] == option
     num_turns = 2 if ("workload", "spec_bench") in row else 1
@@ -161,7 +180,9 @@ def test_the_doctor_examines_every_option(
 ) -> None:
     """Random weights draft badly, which is a fault (1); what must not happen is a refusal or an error of ours."""
     (empty_folder / "question.jsonl").write_text(QUESTIONS)
-    assert examine([*overrides_of(row, pair, drafter_folders), "max_new_tokens=16"]) in (0, 1)
+    assert examine(
+        [*overrides_of(row, pair, drafter_folders), f"max_new_tokens={4 if INTERPRETED in row else 16}"]
+    ) in (0, 1)
     assert "output against plain decoding" in capsys.readouterr().out
 
 

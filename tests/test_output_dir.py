@@ -18,6 +18,7 @@ from spec_lab.cli.folder import make_folder
 from spec_lab.cli.sweep_lock import LOCK_FILE, SweepLock
 from spec_lab.errors import UserError
 from spec_lab.record.sinks import SUMMARY_FILE
+from tests.covering import each_value
 from tests.fake_runner import FakeRunner, summaries
 
 COMMANDS = [[], ["-m", "seed=1,2"]]
@@ -40,8 +41,7 @@ def a_link_to_a_file(place: Path) -> None:
     place.symlink_to("file")
 
 
-@pytest.mark.parametrize("arguments", COMMANDS)
-@pytest.mark.parametrize("typed", ["''", "'a\nb'"])
+@pytest.mark.parametrize(("typed", "arguments"), each_value(["''", "'a\nb'"], COMMANDS))
 def test_what_is_no_path_in_a_line_is_refused(
     typed: str, arguments: list[str], runner: FakeRunner, empty_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -51,9 +51,10 @@ def test_what_is_no_path_in_a_line_is_refused(
     assert not list(empty_folder.iterdir()) and not runner.calls
 
 
-@pytest.mark.parametrize("arguments", COMMANDS)
-@pytest.mark.parametrize("below", ["", "/two/below"])
-@pytest.mark.parametrize("obstruct", [a_file, a_dangling_link, a_loop, a_link_to_a_file])
+@pytest.mark.parametrize(
+    ("obstruct", "below", "arguments"),
+    each_value([a_file, a_dangling_link, a_loop, a_link_to_a_file], ["", "/two/below"], COMMANDS),
+)
 def test_what_is_in_the_way_is_named_in_a_line(
     obstruct: Callable[[Path], None],
     below: str,
@@ -71,8 +72,9 @@ def test_what_is_in_the_way_is_named_in_a_line(
     assert not runner.calls
 
 
-@pytest.mark.parametrize("arguments", COMMANDS)
-@pytest.mark.parametrize("place", ["/proc/x", "n" * 300, "d/" + "n" * 300, "/proc/self/x/y"])
+@pytest.mark.parametrize(
+    ("place", "arguments"), each_value(["/proc/x", "n" * 300, "d/" + "n" * 300, "/proc/self/x/y"], COMMANDS)
+)
 def test_a_place_that_takes_no_folder_is_refused_in_a_line(
     place: str, arguments: list[str], runner: FakeRunner, empty_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -82,8 +84,7 @@ def test_a_place_that_takes_no_folder_is_refused_in_a_line(
     assert not runner.calls
 
 
-@pytest.mark.parametrize("arguments", COMMANDS)
-@pytest.mark.parametrize("code", [errno.EACCES, errno.EROFS])
+@pytest.mark.parametrize(("code", "arguments"), each_value([errno.EACCES, errno.EROFS], COMMANDS))
 def test_a_folder_of_somebody_else_is_refused_in_a_line(
     code: int,
     arguments: list[str],

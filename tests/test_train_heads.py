@@ -2,29 +2,46 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import json
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers import AutoModelForCausalLM
 
 from spec_lab.checkpoints.checkpoint import stored_tensors
 from spec_lab.checkpoints.config import ModelConfig
 from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.checkpoints.taps import Tap
+from spec_lab.collect.__main__ import main as collect
+from spec_lab.models.tensor_parallel import TensorParallel
 from spec_lab.train.__main__ import main
-from spec_lab.train.checkpoint import load_drafter, save_drafter
+from spec_lab.train.checkpoint import load_drafter, load_weights, save_drafter
 from spec_lab.train.drafter_config import Eagle3TrainingConfig, MtpEagleTrainingConfig
 from spec_lab.train.eagle3_recipe import Eagle3Recipe
 from spec_lab.train.frozen_target import FrozenTarget
-from spec_lab.train.head_training import HeadRecipe
+from spec_lab.train.group import ALONE, Group
+from spec_lab.train.module_config import OptimisationConfig
 from spec_lab.train.mtp_recipe import MtpRecipe
+from spec_lab.train.packed_training import PackedTask, train_packed
 from spec_lab.train.proof import Prover
 from spec_lab.train.texts.folder import Answered, Texts, TextsFolder
 from spec_lab.train.texts.header import TextsHeader, WrittenBy, digest_of_weights
+from spec_lab.train.truth import Truth
+from tests.ranks import on_ranks
 from tests.tiny_checkpoints import make_tiny_target
 from tests.tiny_gemma4 import make_tiny_gemma4
+from tests.tiny_latent import make_latent_target
 from tests.tiny_runs import write_prompts, write_tokenizer
 
 SMALL = [
@@ -67,25 +84,36 @@ def record_of(tmp_path: Path, name: str = "hf-eagle3") -> dict[str, Any]:
     return record
 
 
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny Llama and its texts, made once."""
+    folder = tmp_path_factory.mktemp("made")
+    make_tiny_target(folder / "target", "llama")
+    write_texts(folder / "target", folder / "texts")
+    return folder
+
+
 @pytest.fixture
-def llama(tmp_path: Path) -> Path:
+def llama(made: Path, tmp_path: Path) -> Path:
     """A folder with a tiny Llama and its texts."""
-    make_tiny_target(tmp_path / "target", "llama")
-    write_texts(tmp_path / "target", tmp_path / "texts")
-    return tmp_path
+    return Path(shutil.copytree(made, tmp_path, dirs_exist_ok=True))
 
 
 def test_a_head_is_proved_trained_watched_and_proved_again(llama: Path) -> None:
     questions = [{"question_id": 1, "category": name, "turns": ["aabb"]} for name in ("maths", "writing")]
     file = write_prompts(llama / "questions.jsonl", questions)
     write_tokenizer(llama / "target")
-    assert main(words(llama, *EAGLE3, f"evaluation.prompts=[{file}]")) == 0
+    assert main(words(llama, *EAGLE3, f"evaluation.prompts=[{file}]", "layouts=[speculators]")) == 0
     record = record_of(llama)
     assert [point["step"] for point in record["truth"]["points"]] == [4, 6]
     assert set(record["truth"]["lines"]) == {"ngram", "untrained"}
     for point in record["truth"]["points"]:
         assert len(point["decoded"]["conditional_rates"]) == 3 and point["decoded"]["interval"]
     card = (llama / "out" / "hf-eagle3" / "README.md").read_text()
+    names = set(load_weights(llama / "out" / "hf-eagle3"))
+    assert {"fc.weight", "norm.weight", "lm_head.weight", "d2t", "t2d", "midlayer.hidden_norm.weight"} < names
+    config = json.loads((llama / "out" / "hf-eagle3" / "speculators" / "config.json").read_text())
+    assert config["eagle_aux_hidden_state_layer_ids"] == [2, 4, 5]  # of transformers' hidden_states, 0 the embedding
     assert "| ngram |" in card and "| writing | eagle3 |" in card
     assert max(record["proof"]["after"]["differences"]) < 1e-4 and record["proof"]["after"]["largest_logit"] > 0.1
 
@@ -111,18 +139,31 @@ def test_a_large_drafter_lies_in_several_files(tmp_path: Path, monkeypatch: pyte
 
 @pytest.mark.parametrize(
     ("family", "drafter"),
-    [("qwen2", "mtp_eagle"), ("qwen3", "eagle3"), ("gemma4", "mtp_eagle"), ("gemma4", "eagle3")],
+    [
+        ("llama", "mtp_eagle"),
+        ("qwen2", "mtp_eagle"),
+        ("qwen3", "eagle3"),
+        ("gemma4", "mtp_eagle"),
+        ("gemma4", "eagle3"),
+    ],
 )
-def test_heads_for_tiny_targets_of_other_families_are_proved(family: str, drafter: str, tmp_path: Path) -> None:
+def test_heads_for_tiny_targets_of_all_families_are_proved_before_and_behind_training(
+    family: str, drafter: str, tmp_path: Path
+) -> None:
     make_target(tmp_path / "target", family)
     path, target = tmp_path / "target", FrozenTarget.load(tmp_path / "target", CPU, torch.float32, 256)
-    recipe: HeadRecipe = RECIPES[drafter]
+    recipe = RECIPES[drafter]
     texts = Texts.load(write_texts(path, tmp_path / "texts"))
     head = recipe.build(target, texts, seed=0)
-    recipe.save(head, target, tmp_path / "head")
     prover = Prover.of(path, texts.tokens, 4, recipe.load, recipe.taps(target))
-    proof = prover.prove(drafter, tmp_path / "head")
-    assert len(proof.differences) == 4 and proof.largest_logit > 0.1
+    recipe.save(head, target, tmp_path / "before")
+    before = prover.prove(drafter, tmp_path / "before")
+    steps = OptimisationConfig(num_steps=2, batch_size=2, num_warmup_steps=1, log_every=2, checkpoint_every=9)
+    config = dataclasses.replace(recipe.config, optimisation=steps, num_unrolled_steps=2)
+    train_packed(head, config, PackedTask(target, texts, recipe.taps(target), 48, tmp_path / "no.pt", 0, CPU))
+    recipe.save(head, target, tmp_path / "after")
+    after = prover.prove(drafter, tmp_path / "after")
+    assert len(after.differences) == 4 and after.largest_logit != before.largest_logit > 0.1
 
 
 def make_target(folder: Path, family: str) -> None:
@@ -130,3 +171,146 @@ def make_target(folder: Path, family: str) -> None:
         make_tiny_gemma4(folder, "e2b")
     else:
         make_tiny_target(folder, family)  # type: ignore[arg-type]
+
+
+class Killed(BaseException):
+    """Ends a training as SIGKILL does: nothing is written behind it."""
+
+
+def test_a_training_that_is_killed_goes_on_as_if_it_had_not_been(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert main(words(llama, *EAGLE3, "evaluation.every=2")) == 0
+    whole = record_of(llama)
+    (llama / "out").rename(llama / "whole")
+    look = Truth.look
+
+    def killed(truth: Truth, step: int) -> None:
+        if step == 4:
+            raise Killed
+        look(truth, step)
+
+    with monkeypatch.context() as patched, pytest.raises(Killed):
+        patched.setattr(Truth, "look", killed)
+        main(words(llama, *EAGLE3, "evaluation.every=2"))
+    assert (llama / "out" / "checkpoints" / "hf-eagle3.pt").exists()
+    assert main(words(llama, *EAGLE3, "evaluation.every=2")) == 0
+    resumed = record_of(llama)
+    assert resumed["curve"] == whole["curve"] and resumed["truth"] == whole["truth"]
+
+
+@dataclass(frozen=True)
+class Thread:
+    """Keeps the protocol `Group`, for a thread."""
+
+    rank: int
+    size: int
+    partition: TensorParallel
+
+    def add_up(self, terms: Tensor) -> None:
+        self.partition.collectives.add_up(terms)
+
+    def agree(self, value: float) -> float:
+        return value
+
+
+def test_two_processes_have_the_losses_of_one(llama: Path) -> None:
+    texts, recipe = Texts.load(llama / "texts"), RECIPES["eagle3"]
+    steps = OptimisationConfig(num_steps=4, batch_size=4, num_warmup_steps=2, log_every=1, checkpoint_every=9)
+    config = dataclasses.replace(recipe.config, optimisation=steps, num_unrolled_steps=2)
+
+    target = FrozenTarget.load(llama / "target", CPU, torch.float32, 48)
+    untrained = recipe.build(target, texts, 0)
+
+    def losses(group: Group) -> list[float]:
+        task = PackedTask(target, texts, recipe.taps(target), 48, llama / "no.pt", 0, CPU, group=group)
+        return [point.loss for point in train_packed(copy.deepcopy(untrained), config, task)]
+
+    alone = losses(ALONE)
+    together = on_ranks(2, lambda partition: losses(Thread(partition.rank, 2, partition)))
+    assert together[0] == together[1] == pytest.approx(alone, abs=1e-5)
+
+
+def test_torchrun_trains_what_one_process_does(llama: Path) -> None:
+    assert main(words(llama, *EAGLE3)) == 0
+    alone = record_of(llama)
+    (llama / "out").rename(llama / "alone")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    ended = subprocess.run(
+        [*command, "-m", "spec_lab.train", *words(llama, *EAGLE3)], capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 0, ended.stderr
+    together = record_of(llama)
+    assert together["num_processes"] == 2 and ended.stdout.count("step 6 loss") == 1
+    losses, expected = ([point["loss"] for point in record["curve"]] for record in (together, alone))
+    assert losses == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("word", "reason"),
+    [
+        ("drafter=draft_model", "a smaller model of the same family drafts as it is"),
+        ("drafter.draft_vocab_size=161", "more than the target's 160"),
+        ("packing.row_length=513", "over the target's 512 positions"),
+        ("logger.project=a/b", "is no name of a W&B project"),
+        ("evaluation.prompts=[nowhere.jsonl]", "there is no file nowhere.jsonl"),
+    ],
+)
+def test_what_cannot_be_trained_for_a_checkpoint_is_refused(
+    word: str, reason: str, llama: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept = [other for other in SMALL if not other.startswith(("drafter.", word.partition("=")[0]))]
+    places = [f"target.path={llama / 'target'}", f"texts={llama / 'texts'}", f"output_dir={llama / 'out'}"]
+    drafter = [] if word.startswith("drafter=") else EAGLE3
+    assert main(["target=hf", *places, *kept, *drafter, word]) == 2
+    assert reason in capsys.readouterr().err and not (llama / "out").exists()
+
+
+def test_targets_whose_layers_are_not_packed_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_latent_target(tmp_path / "target")
+    (tmp_path / "texts").mkdir()
+    assert main(words(tmp_path, *EAGLE3)) == 2
+    assert "latent attention" in capsys.readouterr().err
+
+
+def test_hidden_states_are_collected_for_whoever_trains_elsewhere(
+    llama: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["target=hf", f"target.path={llama / 'target'}", f"texts={llama / 'texts'}", "device=cpu"]
+    asked += [f"output_dir={llama / 'states'}", "tokens_per_file=300", "tokens_per_forward=100"]
+    assert collect([*asked, "layers=[3,7]"]) == 2 and "0 to 6" in capsys.readouterr().err
+    assert collect(asked) == 0
+    assert "260 bytes a token" in capsys.readouterr().out
+    assert json.loads((llama / "states" / "header.json").read_text())["layers"]["hidden_states"] == [2, 4, 5]
+    parts = [load_file(file) for file in sorted((llama / "states").glob("*.safetensors"))]
+    assert len(parts) > 1
+    texts, model = (
+        Texts.load(llama / "texts"),
+        AutoModelForCausalLM.from_pretrained(llama / "target", trust_remote_code=False),
+    )
+    assert torch.equal(torch.cat([part["tokens"] for part in parts]), texts.tokens)
+    third = slice(int(texts.starts[2]), int(texts.starts[3]))
+    with torch.no_grad():
+        states = model(texts.text(2)[None].long(), output_hidden_states=True).hidden_states
+    expected = torch.cat([states[index] for index in (2, 4, 5)], dim=-1)[0]
+    kept, last = (torch.cat([part[name] for part in parts])[third].float() for name in ("taps", "final_hidden"))
+    torch.testing.assert_close(kept, expected, rtol=1e-2, atol=1e-2)
+    torch.testing.assert_close(last, states[-1][0], rtol=1e-2, atol=1e-2)
+
+
+def test_a_plan_says_what_a_training_takes_and_texts_are_shown(
+    llama: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_tokenizer(llama / "target")
+    assert main([*words(llama, *EAGLE3), "--plan"]) == 0
+    said = capsys.readouterr().out
+    assert "0.02 M parameters" in said and "steps: " in said and not (llama / "out").exists()
+    assert main([*words(llama, *EAGLE3), "--show-data=2"]) == 0
+    assert capsys.readouterr().out.count("[[") == 2 and not (llama / "out").exists()
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=1000))
+    assert main([*words(llama, *EAGLE3), "--plan"]) == 2
+    assert "a smaller drafter" in capsys.readouterr().err
+
+
+def test_texts_of_another_target_are_refused(llama: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_tiny_target(llama / "target", "llama", seed=1)
+    assert main(words(llama, *EAGLE3)) == 2
+    assert "written by another target" in capsys.readouterr().err

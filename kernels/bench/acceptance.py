@@ -22,7 +22,7 @@ from pathlib import Path
 
 import torch
 from attention import BANDWIDTH, REPEATS, microseconds
-from figures import Figure, write_figures
+from figures import Figure, require_gpu, write_figures
 
 from spec_kernels.noise_reference import round_key
 from spec_lab.acceptance.draft_sampling import sample_and_keep
@@ -78,6 +78,7 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=int, nargs="+", default=default)
     parser.add_argument("--csv", type=Path, help="write the measurements there, for notebooks/kernels.ipynb")
     options = parser.parse_args()
+    require_gpu()
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, bfloat16 logits, medians of {REPEATS} replays")
     print("batch   vocab rows  what         kernel us   torch us   floor us")
     figures = []

@@ -25,7 +25,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from figures import Figure, write_figures
+from figures import Figure, require_gpu, write_figures
 
 from spec_kernels.attention import paged_attention
 from spec_kernels.attention_tiles import choose_split_keys
@@ -157,6 +157,7 @@ def main() -> None:
     parser.add_argument("--tree", action="store_true", help="time rows of a binary tree too, in a last column")
     parser.add_argument("--csv", type=Path, help="write the measurements there, for notebooks/kernels.ipynb")
     options = parser.parse_args()
+    require_gpu()
     torch.backends.cuda.enable_cudnn_sdp(False)  # plans anew for every shape
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, bfloat16, medians of {REPEATS} replays")
     print("batch   keys  rows  split   kernel us    sdpa us   floor us   of floor" + "    tree us" * options.tree)

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from attention import BANDWIDTH, L2_BYTES, LAUNCHES, microseconds
 from delta_net import Net, random_rows
+from figures import require_gpu
 
 from spec_kernels import delta_rule
 from spec_kernels.delta_chunks import delta_chunks
@@ -73,6 +74,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="*", default=[1, 4])
     parser.add_argument("--prompts", type=int, nargs="*", default=[512, 4096], help="rows of one prompt's chunk")
     options = parser.parse_args()
+    require_gpu()
     from fla import __version__
     from fla.ops.gated_delta_rule import chunk_gated_delta_rule, fused_recurrent_gated_delta_rule
 

@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 from acceptance import Call
 from attention import BANDWIDTH, L2_BYTES, LAUNCHES, REPEATS, microseconds
-from figures import Figure, write_figures
+from figures import Figure, require_gpu, write_figures
 
 from spec_kernels import delta_inputs, delta_kept, delta_reference, delta_rule, gated_norm
 
@@ -153,6 +153,7 @@ def main() -> None:
     parser.add_argument("--tiles", nargs="+", default=[""], help="VALUE_TILE:NUM_WARPS of the rule, in turn")
     parser.add_argument("--csv", type=Path, help="write the measurements there, for notebooks/kernels.ipynb")
     options = parser.parse_args()
+    require_gpu()
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, medians of {REPEATS} replays")
     print("tile   batch  rows  what          kernel us   torch us   floor us")
     net, figures = Net(), []

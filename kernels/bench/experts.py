@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from attention import BANDWIDTH, L2_BYTES, LAUNCHES, microseconds
-from figures import Figure, write_figures
+from figures import Figure, require_gpu, write_figures
 
 from spec_kernels.experts import routed_experts
 
@@ -120,6 +120,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 4, 16, 64, 256])
     parser.add_argument("--csv", type=Path, help="write the measurements there, for notebooks/kernels.ipynb")
     options = parser.parse_args()
+    require_gpu()
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, bfloat16, medians of replays")
     print("shape            rows  experts read   kernel us  grouped us    floor us    of floor")
     figures = []

@@ -12,6 +12,12 @@ from typing import NamedTuple
 import torch
 
 
+def require_gpu() -> None:
+    """End the process in a line where there is no GPU to time anything on."""
+    if not torch.cuda.is_available():
+        sys.exit("what is timed here runs on a GPU, and torch sees none")
+
+
 class Figure(NamedTuple):
     """One measurement: what has to move and to be multiplied, and how long the kernel and its reference took."""
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from attention import BANDWIDTH, L2_BYTES, LAUNCHES, microseconds
-from figures import Figure, write_figures
+from figures import Figure, require_gpu, write_figures
 
 from spec_kernels.attention_tiles import choose_latent_split_keys
 from spec_kernels.latent_attention import latent_attention
@@ -100,6 +100,7 @@ def main() -> None:
     parser.add_argument("--split-keys", type=int, nargs="+", help="splits to try; default: that of --keys positions")
     parser.add_argument("--csv", type=Path, help="write the measurements there, for notebooks/kernels.ipynb")
     options = parser.parse_args()
+    require_gpu()
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, bfloat16, medians of replays")
     print("heads batch   keys  rows  split   kernel us     sdpa us    floor us    of floor  TFLOP/s")
     figures = []

@@ -14,6 +14,7 @@ import argparse
 import torch
 import torch.nn.functional as F
 from attention import BANDWIDTH, REPEATS, microseconds
+from figures import require_gpu
 
 from spec_kernels.block_fp8 import dequantise
 from spec_kernels.block_fp8_reference import packed
@@ -77,6 +78,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 4, 16, 64])
     parser.add_argument("--fp8", action="store_true", help="the products of a layer, with weights in e4m3")
     options = parser.parse_args()
+    require_gpu()
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, bfloat16, medians of {REPEATS} replays, us")
     print(f"{'rows':>4} {'product':10s} {'bytes':>7} {'kernel':>7} {'with all':>8} {'F.linear':>8}  fused")
     for num_rows in options.rows:

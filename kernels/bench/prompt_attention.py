@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
+from figures import require_gpu
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import causal_lower_right
 
@@ -46,6 +47,7 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--window", type=int)
     options = parser.parse_args()
+    require_gpu()
     rows, page_size, window = options.rows, options.page_size, options.window
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, bfloat16, medians of {REPEATS}")
     print("  keys  rows   kernel us    sdpa us   floor us   of floor")

@@ -197,7 +197,21 @@ def retyped(config: RunConfig) -> RunConfig:
     except OmegaConfBaseException as error:
         raise UserError(_wrong_type(f"{group}{error.full_key or ''}".rstrip("."), error, menu)) from error
     assert isinstance(typed, RunConfig)
+    _refuse_renamed(typed)
     return typed
+
+
+def _refuse_renamed(config: RunConfig) -> None:
+    """Raise UserError where a part has the name of an option that has other keys."""
+    schemas = registry.load(config.extensions).schemas()
+    for group in (field.name for field in dataclasses.fields(config)):
+        part = getattr(config, group)
+        name = getattr(part, "name", None)
+        if schemas.get(f"{group}/{name}", type(part)) is not type(part):
+            raise UserError(
+                f"config.{group}.name={name!r} is an option with keys of its own; use spec_lab.compose(["
+                f"'{group}={name}'])"
+            )
 
 
 def _refuse_new_attributes(part: Any, prefix: str, menu: Menu) -> None:

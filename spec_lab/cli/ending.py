@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 EXIT_CODES: dict[Status, int] = {"finished": 0, "failed": 1, "refused": 2, "interrupted": 130}
 
 
-def guarded(run: Callable[[], int], menu: Menu | None = None, interrupted: str = "interrupted") -> int:
-    """Return the exit code of `run()`, or of what it raises, which is printed.
+def guarded(run: Callable[[], int | None], menu: Menu | None = None, interrupted: str = "interrupted") -> int:
+    """Return the exit code of `run()`, None for 0, or of what it raises, which is printed.
 
     Args:
         menu: what the command line could choose, for the remedies of what does not compose; None is that of a run.
@@ -44,7 +44,7 @@ def guarded(run: Callable[[], int], menu: Menu | None = None, interrupted: str =
             code = run()
             if sys.stdout is not None:
                 sys.stdout.flush()
-            return code
+            return code or 0
         except KeyboardInterrupt:
             status = "interrupted"
         except Exception as error:

@@ -42,9 +42,11 @@ class CatchupPruning(Protocol):
 
     Attributes:
         needs_prewrite: a query attends over a cache that was written before (`AttentionBackend.prewrite`).
+        drops_rows: some rows may not go on. To a step that only writes KV, those are the rows that were not accepted.
     """
 
     needs_prewrite: ClassVar[bool]
+    drops_rows: ClassVar[bool]
 
     def selection(self, live_rows: torch.Tensor, live_attention: AttentionMetadata) -> RowSelection:
         """Select rows: `live_rows` [batch] are flat row indices, `live_attention` has one query each, at the trimmed

@@ -198,17 +198,20 @@ class RoundAccounts:
     def _rows(self, settled: Launch, result: RoundResult, emitted: list[_Emitted]) -> RowCounts:
         """Count drafts and rows of a round behind accept."""
         padded = self._graph.padded_size(len(settled.sequences))
-        needs = self._parts.drafter.requirements
-        passes = needs.rows_of_passes(result.num_rows) if settled.catches_up else ()
+        requirements = self._parts.drafter.requirements
+        passes = requirements.rows_of_passes(result.num_rows) if settled.catches_up else ()
         live_lens = _live_lens(settled, result, emitted)
         live_lens += [1] * (padded - len(live_lens))
+        computed = sum(self._catchup.num_computed(live_lens, rows) for rows in passes)
+        if requirements.count_catchup is not None and settled.catches_up:
+            computed = requirements.count_catchup(result.num_emitted, result.num_rows)
         count_drafts = self._drafts_of_chains if self._tree_rows is None else self._drafts_of_trees
         num_drafted, num_offered = count_drafts(settled, result, emitted, padded)
         return RowCounts(
             drafted=num_drafted,
             offered=num_offered,
             verified=padded * settled.num_verified,
-            catchup_computed=sum(self._catchup.num_computed(live_lens, rows) for rows in passes),
+            catchup_computed=computed,
             catchup_live=len(passes) * len(emitted),
         )
 

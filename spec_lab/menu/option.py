@@ -86,6 +86,9 @@ class DrafterOption(Option):
         drafts_on_host: it makes drafts on the host between two rounds, as many as it finds.
         ingests_in_graphs: its `ingest` may be captured for a prompt that comes alone, since it reads no spans.
         notes_confidence: it picks its drafts with `wiring.drafting.make_picker`, which notes how sure it is of them.
+        preset_of: the option whose parts it is other values of, in everything the same; None where it is its own.
+        rows_written: counts from a run's configuration the rows that a round writes behind L, where those may be more
+            than 2K; None where they are not.
     """
 
     schema: type[DrafterConfig]
@@ -101,6 +104,8 @@ class DrafterOption(Option):
     notes_confidence: bool = False
     ingests_in_graphs: bool = False
     drafts_on_host: bool = False
+    preset_of: str | None = None
+    rows_written: Callable[[RunConfig], int] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -243,3 +248,18 @@ class LoggerOption(Option):
 
     schema: type[LoggerConfig] = LoggerConfig
     sinks: Callable[[LoggerConfig], list[Sink]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricOption(Option):
+    """A figure of an extension's own, which every run has that names the extension: nothing chooses it.
+
+    Attributes:
+        definition: what it is, in a sentence, for records and reports.
+        of_round: takes a `RoundRecord`; the run's figure is then the mean over rounds.
+        of_run: takes a `GenerationResult`, a timed pass, and gives the run's figure in its place.
+    """
+
+    definition: str
+    of_round: Callable[[Any], float | None] | None = None
+    of_run: Callable[[Any], float | None] | None = None

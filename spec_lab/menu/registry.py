@@ -8,9 +8,10 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import is_dataclass
 from functools import cache
 from operator import attrgetter
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar, cast, get_type_hints
 
 from spec_lab.errors import UserError
 from spec_lab.menu.config import (
@@ -31,6 +32,7 @@ from spec_lab.menu.option import (
     DrafterOption,
     GraphOption,
     LoggerOption,
+    MetricOption,
     Option,
     PromptPruningOption,
     RuleOption,
@@ -45,6 +47,8 @@ if TYPE_CHECKING:
 
 Row = TypeVar("Row", bound=Option)
 PLAIN_WORD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+METRIC = "metric"
+"""What a row is called that nothing chooses."""
 OWN = "spec_lab.options"
 """The module with this lab's own options."""
 
@@ -87,19 +91,21 @@ class Registry:
         """Add rows; an extension calls it once or often.
 
         Raises:
-            UserError: there is an option of that kind and name, or the name is no plain word.
+            UserError: there is an option of that kind and name, the name is no plain word, or the row is none.
         """
         for option in options:
+            if type(option) not in (*KNOBS, MetricOption):
+                raise UserError(f"{option!r} is no row of an option; add one such as DrafterOption (docs/extend.md)")
+            typed_as = KNOBS.get(type(option), METRIC)
             if not PLAIN_WORD.fullmatch(option.name):
                 raise UserError(
-                    f"{KNOBS[type(option)]}={option.name!r} cannot be typed, and names folders; give it a plain word "
-                    "such as my_option"
+                    f"{typed_as}={option.name!r} cannot be typed, and names folders; give it a plain word such as "
+                    "my_option"
                 )
+            _refuse_broken(option)
             rows = self._rows[type(option)]
             if option.name in rows:
-                raise UserError(
-                    f"{KNOBS[type(option)]}={option.name} is registered twice; give one of them another name"
-                )
+                raise UserError(f"{typed_as}={option.name} is registered twice; give one of them another name")
             rows[option.name] = option
 
     def options(self, kind: type[Row]) -> Mapping[str, Row]:
@@ -150,6 +156,18 @@ class Registry:
                 if schema is not None and schema is not GROUP_SCHEMAS.get(group):
                     schemas[f"{group}/{option.name}"] = schema
         return schemas
+
+
+def _refuse_broken(option: Option) -> None:
+    """Raise UserError where a row's schema or refusals are of another kind than what reads them."""
+    typed = f"{KNOBS.get(type(option), METRIC)}={option.name}"
+    if hasattr(option, "schema"):
+        base = get_type_hints(RunConfig)[KNOBS[type(option)]]
+        schema = option.schema
+        if not (isinstance(schema, type) and is_dataclass(schema) and issubclass(schema, base)):
+            raise UserError(f"{typed}: its schema must be a dataclass derived from {base.__name__}, not {schema!r}")
+    if not isinstance(option.refusals, tuple) or not all(map(callable, option.refusals)):
+        raise UserError(f"{typed}: its refusals must be a tuple of functions, not {option.refusals!r}")
 
 
 def chosen_name(config: RunConfig, kind: type[Option]) -> str:

@@ -1,7 +1,8 @@
 """This module lets the processes of `torchrun` add up and gather by `torch.distributed` and its default group.
 
 The group is that of NCCL or, on CPUs, of gloo. Both are operators of their own, so that the CPU recorder sees what they
-write; a CUDA graph captures them as they are.
+write; a CUDA graph captures them as they are. torch's functional collectives are operators too, but they stand under a
+private name, and each needs a wait of its own. `torch.library.triton_op` is for what launches Triton kernels.
 """
 
 from __future__ import annotations

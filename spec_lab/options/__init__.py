@@ -6,6 +6,7 @@ from spec_lab.menu.registry import Registry
 from spec_lab.options import loggers, pruning, targets, workloads
 from spec_lab.options.attention import torch, triton
 from spec_lab.options.drafters import (
+    blocks,
     draft_model,
     eagle3,
     frozen_kv,
@@ -15,6 +16,7 @@ from spec_lab.options.drafters import (
     ngram,
     none,
     oracle,
+    p_eagle,
     random,
     suffix,
 )
@@ -35,7 +37,8 @@ from spec_lab.options.rules import (
 from spec_lab.options.trees import dynamic, static
 from spec_lab.options.trees import none as chain
 
-DRAFTERS = (none, ngram, suffix, oracle, random, eagle3, mtp_eagle, mtp_vanilla, frozen_kv, draft_model, hybrid)
+HEADS = (eagle3, mtp_eagle, mtp_vanilla, frozen_kv, draft_model, p_eagle)
+DRAFTERS = (none, ngram, suffix, oracle, random, *HEADS, hybrid)
 LOSSY_RULES = (typical, threshold, cascade, ensemble, mentored, fuzzy, fly)
 RULES = (strict, relaxed_thinking, rejection, synthetic, *LOSSY_RULES)
 GRAPHS = (eager, split_seed, step_replay, full_loop, round)
@@ -47,4 +50,4 @@ def register(registry: Registry) -> None:
     """Add the rows, in the order in which refusals name them."""
     registry.add(*targets.ROWS)
     registry.add(*(option.ROW for option in (*DRAFTERS, *RULES, *GRAPHS, *ATTENTION, *TREES)))
-    registry.add(*pruning.ROWS, *workloads.ROWS, *workloads.CHECKERS, *loggers.ROWS)
+    registry.add(*blocks.ROWS, *pruning.ROWS, *workloads.ROWS, *workloads.CHECKERS, *loggers.ROWS)

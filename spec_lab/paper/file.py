@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from spec_lab.cli.nearest import hint, nearest
 from spec_lab.cli.yaml_file import read_yaml
 from spec_lab.errors import UserError, describe_os_error
+from spec_lab.menu.nearest import hint, nearest
 
 KEYS = (
     *("name", "minutes", "always", "greedy", "sampled", "base", "lines"),

@@ -77,11 +77,19 @@ def load_runs(folders: Path | Sequence[Path]) -> pd.DataFrame:
     return pd.DataFrame([_run_row(run) for run in find_runs(folders)])
 
 
-def load_requests(folder: Path) -> pd.DataFrame:
+def folder_of(folder: str | os.PathLike[str]) -> Path:
+    """Return the folder that a notebook named; UserError where it named none."""
+    try:
+        return Path(folder)
+    except TypeError as error:
+        raise UserError(f"{folder!r} is no folder of a run; use its path") from error
+
+
+def load_requests(folder: str | os.PathLike[str]) -> pd.DataFrame:
     """Return `requests.jsonl` of one run, a row a request, with its own acceptance length beside."""
     import pandas as pd
 
-    frame = pd.DataFrame(read_request_rows(folder))
+    frame = pd.DataFrame(read_request_rows(folder_of(folder)))
     if not frame.empty:
         frame["rounds"] = frame["emitted_per_round"].map(len)
         frame["acceptance_length_all"] = frame["emitted_per_round"].map(sum) / frame["rounds"].where(
@@ -91,12 +99,12 @@ def load_requests(folder: Path) -> pd.DataFrame:
     return frame
 
 
-def load_rounds(folder: Path) -> pd.DataFrame:
+def load_rounds(folder: str | os.PathLike[str]) -> pd.DataFrame:
     """Return `rounds.jsonl` of one run, a row a round, each stage's milliseconds in a column of its own."""
     import pandas as pd
 
     lines = []
-    for row in read_round_rows(folder):
+    for row in read_round_rows(folder_of(folder)):
         stages = {f"{stage}_ms": 1e3 * seconds for stage, seconds in row["stage_seconds"].items()}
         lines.append({**row, **row["rows"], "round_ms": 1e3 * row["seconds"], **stages})
     return pd.DataFrame(lines).drop(columns=["rows", "stage_seconds"], errors="ignore")

@@ -193,8 +193,10 @@ def _shared(summary: Summary) -> str:
 
 
 def _caveat(summary: Summary) -> str:
-    """Say that a CPU's fixed costs eat the gain, where the stages show it: more rows are all but free, and the drafter
-    costs more than they do. Not behind a gain, nor behind turns that tell nothing.
+    """Say that a CPU's fixed costs eat the gain, where the stages show it.
+
+    They show it where verifying more rows is all but free, and drafting costs more than that. Nothing is said behind a
+    gain, nor where the turns tell nothing.
     """
     is_cpu, num_rows = (summary["device"] or "").startswith("cpu"), _verify_rows(summary)
     verify = in_plain_steps(summary, summary["stage_ms_per_round"].get("verify"))
@@ -208,9 +210,9 @@ def _caveat(summary: Summary) -> str:
     if more_rows / (num_rows - 1) > 1 - MOSTLY_FIXED or draft < max(more_rows, 1 - MOSTLY_FIXED):
         return ""
     return (
-        f"a round takes {number(verify)} plain steps to verify {num_rows} rows and {number(draft)} to draft: on "
-        "this CPU a step is mostly fixed cost (calling operations, reading weights), which skipping rows does not "
-        "reduce and every draft step pays again"
+        f"verifying {num_rows} rows takes {number(verify)} plain steps, and drafting {number(draft)}: on this CPU a "
+        "step is mostly fixed cost (calling operations, reading weights), so fewer rows save little, and each draft "
+        "step pays it too"
     )
 
 

@@ -13,11 +13,10 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from spec_lab.record.paired import PairedRatio, Reference, over_reference
-from spec_lab.record.runs import Run, find_runs
+from spec_lab.record.runs import Run, find_runs, folder_of
 from spec_lab.record.schema import READING_STAGES, THIS_RUN, Outcome, Ratio, Speed, Summary
 from spec_lab.record.time_metrics import STAGES, paired_ratio
 from spec_lab.report.differing import differing_knobs, knobs_of
@@ -137,8 +136,8 @@ def load_frame(folders: str | os.PathLike[str] | Sequence[str | os.PathLike[str]
     Raises:
         UserError: a folder is missing or has no run.
     """
-    single = isinstance(folders, (str, os.PathLike))
-    return frame_of(find_runs(map(Path, [folders] if single else folders)))  # type: ignore[arg-type]
+    several = isinstance(folders, Iterable) and not isinstance(folders, str)
+    return frame_of(find_runs(map(folder_of, folders if several else [folders])))  # type: ignore[arg-type]
 
 
 def frame_of(runs: Iterable[Run]) -> pd.DataFrame:
@@ -264,6 +263,7 @@ def _speed(part: Speed) -> dict[str, Any]:
         "launch_ms": part["launch_ms"],
         **{f"{stage}_ms": milliseconds for stage, milliseconds in stages.items()},
         "prefill_ms_per_request": part["prefill_ms_per_request"],
+        **{f"metric_{name}": value for name, value in part.get("metrics", {}).items()},
         **part["rows"],
         **{f"experts_read_{stage}": count for stage, count in (part.get("experts_read") or {}).items()},
         **{f"expert_bytes_read_{stage}": count for stage, count in (part.get("expert_bytes_read") or {}).items()},

@@ -32,9 +32,9 @@ HEADER = (
 TEXT_COLUMNS = 3
 WIDTH = 120
 NOTE = """\
-Acceptance length with its 95 % bootstrap interval over prompts; *break-even* is the acceptance length at which a round
-is worth its time; speedup is the decode rate over that of plain decoding, turn by turn: geometric mean, with its 95 % t
-interval over turns, which holds 1 where the difference is within noise.
+*Acceptance length* is tokens a round, with a 95 % bootstrap interval over prompts. *Break-even* is the length from
+which drafting pays. *Speedup* is the decode rate over plain decoding's: the geometric mean over turns, with a 95 % t
+interval. An interval that holds 1 is within noise.
 """
 
 

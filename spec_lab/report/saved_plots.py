@@ -176,6 +176,7 @@ def _plain_text(more: Mapping[str, Any] = MappingProxyType({})) -> Iterator[None
     """Names from outside are no formulas, and a letter without a glyph is not sent to the terminal."""
     from matplotlib import rc_context
 
-    with rc_context({"text.parse_math": False, **more}), warnings.catch_warnings():
+    settings: dict[Any, Any] = {"text.parse_math": False, **more}
+    with rc_context(settings), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph ")
         yield

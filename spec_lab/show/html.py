@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
+from spec_lab.record.runs import folder_of
 from spec_lab.record.wording import in_html
 from spec_lab.show.looks import LOOKS, OriginLook, counts
 from spec_lab.show.rounds import ShownRequest, Token, load_request
@@ -19,7 +19,7 @@ def request_html(run: str | os.PathLike[str], request_id: str) -> str:
     Raises:
         UserError: there is no such run or request, or its record is broken.
     """
-    return fragment(load_request(Path(run), request_id))
+    return fragment(load_request(folder_of(run), str(request_id)))
 
 
 def page(request: ShownRequest) -> str:

@@ -8,9 +8,9 @@ from __future__ import annotations
 import io
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from spec_lab.cli.ending import guarded, leave, print_trouble
 from spec_lab.train.menu import train_folder, train_menu, trained_by
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from spec_lab.record.schema import Status
     from spec_lab.train.config import TrainConfig
 
+Action = Callable[[Any], object]
+"""What is done with the pipeline that is composed."""
 READ_FOR = {"tokenizer": "target", "corpus": "target", "generations": "drafter"}
 """Sets of keys that are read only where this group's part is trained."""
 READ_FOR_POCKET = ("tokenizer", "generations")
@@ -33,6 +35,12 @@ spec_lab.train: trains a drafter for the shipped target, or a new target and a d
   python -m spec_lab.train drafter=mtp_eagle
   python -m spec_lab.train target=pocket drafter=eagle3
   python -m spec_lab.train debug=smoke
+  python -m spec_lab.train target=smollm2_135m drafter=eagle3 texts=FOLDER
+
+With one of these a training for target=hf or target=smollm2_135m does something else:
+
+  --plan: take a few steps, say what all of them will take, and keep nothing
+  --show-data=N: print N of the texts, with the tokens that count marked
 """
 
 
@@ -61,6 +69,7 @@ def _run(arguments: Sequence[str]) -> int:
     from spec_lab.cli.session import call_hydra, check_came_to_jobs
     from spec_lab.train.options import SCHEMAS
 
+    arguments, action = action_of(arguments)
     menu = train_menu()
     checked = check_arguments(arguments, menu)
     check_own_options(typed_folders(checked), train_folder(), menu.groups)
@@ -69,7 +78,7 @@ def _run(arguments: Sequence[str]) -> int:
     statuses: list[Status] = []
     with _scratch_folder():
         _refuse_to_share(checked)
-        call_hydra(lambda composed: statuses.append(_train(composed)), checked, train_folder())
+        call_hydra(lambda composed: statuses.append(_train(composed, action)), checked, train_folder())
     check_came_to_jobs(len(statuses), checked)
     return worst_exit_code(statuses)
 
@@ -105,7 +114,27 @@ def _scratch_folder() -> Iterator[None]:
         yield
 
 
-def _train(composed: DictConfig) -> Status:
+def action_of(arguments: Sequence[str]) -> tuple[list[str], Action]:
+    """Return the arguments without the flag that says what else is done, and what that is: training, by default.
+
+    Raises:
+        UserError: `--show-data` is not given a number.
+    """
+    from spec_lab.errors import UserError
+
+    kept = [word for word in arguments if word.partition("=")[0] not in ("--plan", "--show-data")]
+    flags = [word for word in arguments if word not in kept]
+    if not flags:
+        return kept, lambda pipeline: pipeline.run()
+    name, _, number = flags[-1].partition("=")
+    if name == "--plan":
+        return kept, lambda pipeline: print(pipeline.plan())
+    if not number.isdigit():
+        raise UserError(f"{flags[-1]}: write --show-data=3, the number of texts to be shown")
+    return kept, lambda pipeline: print(pipeline.show_data(int(number)))
+
+
+def _train(composed: DictConfig, action: Action) -> Status:
     """Hydra's task: one composed training. Errors become a status, so that a multirun goes on."""
     from hydra.core.hydra_config import HydraConfig
 
@@ -117,7 +146,7 @@ def _train(composed: DictConfig) -> Status:
         refuse(config)
         from spec_lab.train.recipes import build_pipeline
 
-        build_pipeline(config).run()
+        action(build_pipeline(config))
     except Exception as error:
         return print_trouble(error, train_menu())
     return "finished"

@@ -23,6 +23,7 @@ from spec_lab.train.fitting import Fitting, TargetSizes, filled
 from spec_lab.train.module_config import LayerConfig, OptimisationConfig
 from spec_lab.train.options import TARGETS, drafter_option, target_option
 
+KNOWN_LAYOUTS = ("speculators",)
 SHIPPED_TARGET = ZOO / "pocket"
 
 
@@ -88,16 +89,44 @@ def target_fits(config: TrainConfig) -> str | None:
     return next((message for message in found if message is not None), None)
 
 
+WHY_NOT = {
+    "draft_model": "a smaller model of the same family drafts as it is; use drafter=eagle3, or run with "
+    "drafter=draft_model drafter.path=DIR",
+    "frozen_kv": "no engine runs such a head beside a target of another project; use drafter=eagle3",
+    "mtp_vanilla": "a module a draft costs more than one that is used again; use drafter=mtp_eagle",
+    "nextn": "use drafter=mtp_eagle, whose layer is like the target's",
+}
+"""Why there is no such drafter for a target that is taken as it lies, with the remedy."""
+
+
 def drafter_of_target(config: TrainConfig) -> str | None:
     """Say which drafters are trained for a target."""
     option, name = target_option(config.target), config.drafter.name
     if name == "none" or name in option.drafters:
         return None
+    if option.path is not None and name in WHY_NOT:
+        return f"drafter={name} is not trained for target={option.name}: {WHY_NOT[name]}"
     others = ", ".join(f"target={other.name}" for other in TARGETS if name in other.drafters)
     return (
         f"drafter={name} is not trained for target={option.name} but for {others}; "
         f"use drafter={option.drafters[0]}, or drafter=none"
     )
+
+
+def frozen_target(config: TrainConfig) -> str | None:
+    """A target that is taken as it lies is run over packed rows, which some kinds of layers are not."""
+    option, name = target_option(config.target), config.drafter.name
+    if option.path is None or name == "none":
+        return None
+    found = read_model_config(option.path(config.target))
+    if any(plan.latent is not None for plan in found.layers):
+        return f"drafter={name}: heads are not trained for targets with latent attention; take another target"
+    if found.keeps_states:
+        return f"drafter={name}: heads are not trained for targets whose layers keep a state; take another target"
+    positions, row_length = found.max_position_embeddings, config.packing.row_length
+    if row_length > positions:
+        return f"packing.row_length={row_length} is over the target's {positions} positions; lower it to {positions}"
+    return None
 
 
 def drafter_fits(config: TrainConfig) -> str | None:
@@ -136,6 +165,16 @@ def tracking(config: TrainConfig) -> str | None:
     return found and found.replace("logger=jsonl", "logger.project=null")
 
 
+def other_layouts(config: TrainConfig) -> str | None:
+    """Another project has a layout for such a drafter."""
+    unknown = [name for name in config.layouts if name not in KNOWN_LAYOUTS]
+    if unknown:
+        return f"layouts=[{unknown[0]}] is not known; use layouts=[{','.join(KNOWN_LAYOUTS)}], or leave it out"
+    if config.layouts and (config.drafter.name != "eagle3" or target_option(config.target).path is None):
+        return f"layouts={config.layouts}: only drafter=eagle3 with target=hf has other layouts; leave it out"
+    return None
+
+
 def evaluation_prompts(config: TrainConfig) -> str | None:
     """Files of questions lie where they are said to."""
     if config.evaluation.prompts and target_option(config.target).path is None:
@@ -154,8 +193,10 @@ CHECKS: tuple[Callable[[TrainConfig], str | None], ...] = (
     target_fits,
     drafter_of_target,
     prompts,
+    frozen_target,
     texts_folder,
     tracking,
+    other_layouts,
     evaluation_prompts,
     drafter_fits,
 )

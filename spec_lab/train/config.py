@@ -122,6 +122,9 @@ class TrainConfig:
     logger: TrackingConfig = field(
         default_factory=TrackingConfig, metadata={"help": "W&B, of a target that is taken as it lies"}
     )
+    layouts: list[str] = knob(
+        [], "layouts of an EAGLE-3 head beside ours, which is SGLang's: speculators, into a folder of the drafter's"
+    )
     seed: int = knob(0, "of weights, examples and batches", least=0, most=MAX_SEED)
     device: str = knob("auto", "auto, cpu, cuda or cuda:N; auto takes a GPU if there is one")
     num_workers: int | None = knob(None, "processes that prepare text; null: one a core", least=1, most=1024)

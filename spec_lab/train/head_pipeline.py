@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,10 @@ from spec_lab.train.checks import target_sizes
 from spec_lab.train.config import TrainConfig
 from spec_lab.train.fitting import filled
 from spec_lab.train.frozen_target import FrozenTarget
+from spec_lab.train.group import ALONE, Group, joined
 from spec_lab.train.head_card import head_card
 from spec_lab.train.head_evaluation import evaluated
+from spec_lab.train.head_plan import planned, show
 from spec_lab.train.head_training import HeadRecipe, HeadTraining, forget
 from spec_lab.train.options import drafter_option, target_option
 from spec_lab.train.output import output_folder
@@ -32,6 +34,7 @@ class HeadPipeline:
 
     config: TrainConfig
     device: torch.device
+    group: Group = ALONE
 
     def run(self) -> RunFolder:
         """Run what is missing under `output_dir`; the last line printed is the drafter's folder.
@@ -40,22 +43,23 @@ class HeadPipeline:
             UserError: a folder cannot be used, or holds what other settings made.
             TrainingDiverged: a loss is no longer finite.
         """
-        with output_folder(Path(self.config.output_dir)):
-            return self._run()
+        with joined(self.config.device) as (group, device):
+            own, batch_size = replace(self, group=group, device=device), self._batch_size()
+            if group.size > batch_size:
+                raise UserError(
+                    f"drafter.optimisation.batch_size={batch_size} is less than the {group.size} processes that were "
+                    f"started; use drafter.optimisation.batch_size={group.size}"
+                )
+            if group.rank:  # it leaves the folder, and what there is to say, to the first
+                logging.getLogger("spec_lab").setLevel(logging.WARNING)
+                return own._run()
+            with output_folder(Path(self.config.output_dir)):
+                return own._run()
 
     def _run(self) -> RunFolder:
         config, option, path = self.config, target_option(self.config.target), self._path()
-        assert config.texts is not None
-        texts = read_texts(Path(config.texts), path)
-        learnt, held_out = texts.split(config.packing.held_out)
-        if not len(learnt) or not len(held_out):
-            raise UserError(
-                f"texts={config.texts} holds {len(texts)} texts, too few to keep packing.held_out="
-                f"{config.packing.held_out:g} of them out; write more, or raise packing.held_out"
-            )
-        dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
-        target = FrozenTarget.load(path, self.device, dtype, config.packing.row_length)
-        recipe = make_recipe(config)
+        texts, learnt, held_out = self._texts(path)
+        target, recipe = self._target(path), make_recipe(config)
         folder = RunFolder(Path(config.output_dir), path, target_name=option.name)
         output = folder.drafter(recipe.config.drafts_as)
         settings = {
@@ -67,9 +71,17 @@ class HeadPipeline:
 
         work = folder.checkpoint(output).with_suffix("")
 
+        if self.group.rank:
+            if not self.group.agree(0.0):
+                HeadTraining(
+                    config, recipe, path, target, learnt, held_out, work, self.device, None, self.group
+                ).follow()
+            return folder
+        self.group.agree(float(output.exists()))
+
         def build(unfinished: Path) -> dict[str, Any]:
             with tracked(config, folder.root, output.name) as tracker:
-                parts = target, learnt, held_out, work, self.device, tracker
+                parts = target, learnt, held_out, work, self.device, tracker, self.group
                 facts = HeadTraining(config, recipe, path, *parts).run(unfinished)
             return {**facts, "texts": facts_of_texts(learnt)}
 
@@ -79,6 +91,45 @@ class HeadPipeline:
         self._describe(recipe, folder, output, texts.header.settings.get("thinking"))
         print(output)
         return folder
+
+    def plan(self) -> str:
+        """Return what the training will take, from a few steps that are taken; nothing is kept of them."""
+        path = self._path()
+        _, learnt, held_out = self._texts(path)
+        target, recipe, row_length = self._target(path), make_recipe(self.config), self.config.packing.row_length
+        return planned(recipe, target, learnt, held_out, row_length, Path(self.config.output_dir))
+
+    def show_data(self, number: int) -> str:
+        """Return some of the texts, with the tokens that count marked."""
+        path = self._path()
+        texts, *_ = self._texts(path)
+        return show(texts, path, number)
+
+    def _target(self, path: Path) -> FrozenTarget:
+        dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
+        return FrozenTarget.load(path, self.device, dtype, self.config.packing.row_length)
+
+    def _texts(self, path: Path) -> tuple[Any, Any, Any]:
+        """Read all texts, those to learn from, and those held out.
+
+        Raises:
+            UserError: there are too few, or nothing in them counts, or everything.
+        """
+        config = self.config
+        assert config.texts is not None
+        texts = read_texts(Path(config.texts), path)
+        learnt, held_out = texts.split(config.packing.held_out)
+        if not len(learnt) or not len(held_out):
+            raise UserError(
+                f"texts={config.texts} holds {len(texts)} texts, too few to keep packing.held_out="
+                f"{config.packing.held_out:g} of them out; write more, or raise packing.held_out"
+            )
+        if not 0 < texts.num_written_tokens < len(texts.tokens):
+            raise UserError(
+                f"texts={config.texts}: {texts.num_written_tokens} of {len(texts.tokens)} tokens count, and prompts "
+                "must be told from answers; write them again"
+            )
+        return texts, learnt, held_out
 
     def _describe(self, recipe: HeadRecipe, folder: RunFolder, output: Path, thinking: bool | None) -> None:
         """Measure by category, where there are questions, and write the card."""
@@ -90,6 +141,11 @@ class HeadPipeline:
         record = json.loads(folder.record(output).read_text(encoding="utf-8"))
         card = head_card(output, folder.target.name, recipe.describe(output), record, measured)
         (output / "README.md").write_text(card, encoding="utf-8")
+
+    def _batch_size(self) -> int:
+        drafter = self.config.trained_drafter
+        assert drafter is not None, "a target that lies there is not trained itself"
+        return drafter.optimisation.batch_size
 
     def _path(self) -> Path:
         """Return the target's checkpoint."""

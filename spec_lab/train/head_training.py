@@ -17,6 +17,9 @@ from spec_lab.train.config import TrainConfig
 from spec_lab.train.drafter import DrafterDescription
 from spec_lab.train.drafter_config import UnrolledTrainingConfig
 from spec_lab.train.frozen_target import FrozenTarget
+from spec_lab.train.group import ALONE, Group
+from spec_lab.train.layouts import LAYOUTS, same_bytes
+from spec_lab.train.loop import Watch
 from spec_lab.train.packed_rows import PackedRows, TrainingTexts
 from spec_lab.train.packed_training import PackedTask, train_packed
 from spec_lab.train.proof import Prover
@@ -73,6 +76,7 @@ class HeadTraining:
     work: Path
     device: torch.device
     tracker: Tracker | None = None
+    group: Group = ALONE
 
     def run(self, output: Path) -> dict[str, Any]:
         """Train, write the best weights to `output`, and return what the record says of it.
@@ -81,8 +85,13 @@ class HeadTraining:
             NotServed: what is trained is not what the runtime computes.
             TrainingDiverged: a loss is no longer finite.
         """
-        recipe, packing = self.recipe, self.config.packing
-        drafter = recipe.build(self.target, self.learnt, self.config.seed).to(self.device)
+        recipe, drafter = self.recipe, self._drafter()
+        if self.config.evaluation.num_draft_tokens > recipe.config.num_unrolled_steps:
+            log.warning(
+                "evaluation.num_draft_tokens=%d is over drafter.num_unrolled_steps=%d: later drafts come from states "
+                "that no training has seen, and fewer of them are accepted",
+                *(self.config.evaluation.num_draft_tokens, recipe.config.num_unrolled_steps),
+            )
         num_parameters = sum(parameter.numel() for parameter in drafter.parameters())
         log.info("%.2f M parameters, trained on %d texts", num_parameters / 1e6, len(self.learnt))
         prover = self._prover()
@@ -90,27 +99,47 @@ class HeadTraining:
         prover.require_oracle()
         truth = self._truth(drafter)
         truth.begin()
-        task = PackedTask(
-            target=self.target,
-            texts=self.learnt,
-            taps=recipe.taps(self.target),
-            row_length=packing.row_length,
-            checkpoint=self.work.with_suffix(".pt"),
-            seed=self.config.seed,
-            device=self.device,
-            watch=truth,
-        )
-        curve = train_packed(drafter, recipe.config, task)
+        curve = train_packed(drafter, recipe.config, self._task(truth))
         shutil.copytree(truth.folder, output, dirs_exist_ok=True)
         after = prover.prove(recipe.config.drafts_as, output)
+        for layout in self.config.layouts:
+            self._write_layout(layout, output, prover)
         return {
             "curve": [asdict(point) for point in curve],
             "num_parameters": num_parameters,
             "num_texts": len(self.learnt),
-            "num_steps": curve[-1].step if curve else 0,
+            "num_steps": truth.points[-1]["step"],
+            "num_processes": self.group.size,
             "truth": truth.report(),
             "proof": {"before": asdict(before), "after": asdict(after)},
         }
+
+    def _write_layout(self, layout: str, output: Path, prover: Prover) -> None:
+        """Write another project's layout, load it back, and compare bytes and what it drafts."""
+        write, renamed = LAYOUTS[layout]
+        write(output, output / layout, self.recipe.taps(self.target), self.path.name)
+        assert same_bytes(output, output / layout, renamed)
+        prover.require_same(self.recipe.config.drafts_as, output, output / layout)
+
+    def follow(self) -> None:
+        """Train along with the first process, which does all else."""
+        train_packed(self._drafter(), self.recipe.config, self._task(None))
+
+    def _drafter(self) -> UnrolledDrafter:
+        return self.recipe.build(self.target, self.learnt, self.config.seed).to(self.device)
+
+    def _task(self, watch: Watch | None) -> PackedTask:
+        return PackedTask(
+            target=self.target,
+            texts=self.learnt,
+            taps=self.recipe.taps(self.target),
+            row_length=self.config.packing.row_length,
+            checkpoint=self.work.with_suffix(".pt"),
+            seed=self.config.seed,
+            device=self.device,
+            watch=watch,
+            group=self.group,
+        )
 
     def _prover(self) -> Prover:
         recipe = self.recipe

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,9 @@ from spec_lab.errors import Breakdown
 from spec_lab.train.module_config import OptimisationConfig
 from spec_lab.train.reading import reading
 from spec_lab.train.step import Batch, Compile, make_step
+
+if TYPE_CHECKING:
+    from spec_lab.train.group import Group
 
 log = logging.getLogger(__name__)
 
@@ -72,6 +75,7 @@ def train(
     inputs_of: Callable[..., Batch] | None = None,
     compiled: Compile = torch.compile,
     watch: Watch | None = None,
+    group: Group | None = None,
 ) -> list[CurvePoint]:
     """Minimise `loss_module(*batch_of(step))`, a scalar, over the module's parameters, and return the loss curve.
 
@@ -79,13 +83,17 @@ def train(
     which an interrupted call goes on. The caller deletes the checkpoint once the result is saved. `inputs_of(*batch)`,
     where given, is what the module takes of a batch; it is a part of the step, which a GPU replays (`train.step`), once
     `compiled(loss_module)` has made what computes the loss there. `watch` looks before a checkpoint is written, so that
-    a step is looked at again by a training that goes on from before it, and by no other.
+    a step is looked at again by a training that goes on from before it, and by no other. Of several processes in a
+    `group` the loss of each is a term of the whole; the first one watches, and writes the checkpoint for all.
 
     Raises:
         TrainingDiverged: a loss, or in the end a weight, is not finite.
     """
     loss_module.to(device).train()
-    take_step = make_step(loss_module, optimisation, device, inputs_of, compiled)
+    together = group is not None and group.size > 1
+    add_up = group.add_up if group is not None and together else None
+    is_first = group is None or group.rank == 0
+    take_step = make_step(loss_module, optimisation, device, inputs_of, compiled, add_up)
     resumed = _resume(checkpoint, loss_module, take_step.optimiser, device)
     first_step, curve = resumed.step, resumed.curve
     losses = LossReader(device, *resumed.summed)
@@ -100,6 +108,8 @@ def train(
 
     for step in range(first_step, optimisation.num_steps):
         elapsed = time.perf_counter() - started
+        if group is not None and together and seconds is not None:
+            elapsed = group.agree(elapsed)
         if seconds is not None and elapsed >= seconds and step > first_step:
             log.info("%.0f s are over at step %d", elapsed, step)
             if losses.num_summed:
@@ -116,7 +126,8 @@ def train(
             losses.refuse_unless_finite()
             _refuse_unless_finite(loss_module, done)
             state = TrainingState(done, curve, time.perf_counter() - started, losses.summed)
-            _save(checkpoint, loss_module, take_step.optimiser, state)
+            if is_first:
+                _save(checkpoint, loss_module, take_step.optimiser, state)
     losses.refuse_unless_finite()
     _refuse_unless_finite(loss_module, done)
     if watch is not None and looked != done:

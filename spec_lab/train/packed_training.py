@@ -20,6 +20,7 @@ from torch.utils.checkpoint import checkpoint as recomputed
 from spec_lab.checkpoints.taps import Tap
 from spec_lab.train.drafter_config import UnrolledTrainingConfig
 from spec_lab.train.frozen_target import FrozenTarget
+from spec_lab.train.group import ALONE, Group
 from spec_lab.train.loop import CurvePoint, Watch, train
 from spec_lab.train.losses import LOSSES
 from spec_lab.train.packed_rows import PackedRows, RowPlaces, TrainingTexts
@@ -48,6 +49,7 @@ class PackedTask:
     seed: int
     device: torch.device
     watch: Watch | None = None
+    group: Group = ALONE
 
 
 def train_packed(drafter: UnrolledDrafter, config: UnrolledTrainingConfig, task: PackedTask) -> list[CurvePoint]:
@@ -57,14 +59,23 @@ def train_packed(drafter: UnrolledDrafter, config: UnrolledTrainingConfig, task:
     log.info("%d rows of %d tokens, %.0f%% of them supervised", *facts_of(rows))
 
     def batch_of(step: int) -> tuple[Tensor, ...]:
-        return rows.batch(step, config.optimisation.batch_size, task.seed).tensors()
+        batch = rows.batch(step, config.optimisation.batch_size, task.seed)
+        return batch.rows(slice(task.group.rank, None, task.group.size)).tensors()
 
     def inputs_of(*picked: Tensor) -> tuple[Tensor, ...]:
         return packed_inputs(task.target, drafter, PackedRows(*picked), task.taps, config.num_unrolled_steps)
 
-    loss = PackedLoss(drafter, task.target, config)
+    loss = PackedLoss(drafter, task.target, config, task.group)
     return train(
-        loss, batch_of, config.optimisation, task.checkpoint, task.device, inputs_of, loss.compiled, task.watch
+        loss,
+        batch_of,
+        config.optimisation,
+        task.checkpoint,
+        task.device,
+        inputs_of=inputs_of,
+        compiled=loss.compiled,
+        watch=task.watch,
+        group=task.group,
     )
 
 
@@ -111,8 +122,15 @@ class PackedLoss(nn.Module):
     Logits are computed a chunk of rows at a time and once more for gradients, so that their size is bounded.
     """
 
-    def __init__(self, drafter: UnrolledDrafter, target: FrozenTarget, config: UnrolledTrainingConfig) -> None:
+    def __init__(
+        self,
+        drafter: UnrolledDrafter,
+        target: FrozenTarget,
+        config: UnrolledTrainingConfig,
+        group: Group = ALONE,
+    ) -> None:
         super().__init__()
+        self._group = group
         self.drafter = drafter
         self.num_steps = config.num_unrolled_steps
         self._target, self._row_loss = target, LOSSES[config.loss]
@@ -134,7 +152,9 @@ class PackedLoss(nn.Module):
     ) -> Tensor:
         """Compute the loss of `packed_inputs`."""
         states = self._unroll(embeddings, features, self.num_steps, RowPlaces(positions, segments))
-        weights = counts * (self.step_weights / counts.sum((1, 2)).clamp(min=1))[:, None, None]
+        num_counted = counts.sum((1, 2))
+        self._group.add_up(num_counted)  # the mean is over the rows of all processes
+        weights = counts * (self.step_weights / num_counted.clamp(min=1))[:, None, None]
         flat = [state.flatten(0, 1) for state in states]
         hidden, weights = next_hidden.flatten(0, 1), weights.flatten(1)
         total = torch.zeros((), device=embeddings.device)

@@ -27,6 +27,7 @@ from spec_lab.train.data import (
     map_in_processes,
     tokenise_natural_text,
 )
+from spec_lab.train.devices import training_device
 from spec_lab.train.drafter import DrafterRecipe, TrainingTask
 from spec_lab.train.evaluate import EvaluationRecipe, format_table
 from spec_lab.train.generate import generate
@@ -203,6 +204,14 @@ class Pipeline:
             card = target_card(folder, self.target.describe(folder.target), measured, kind, self.command())
             (folder.target / "README.md").write_text(card, encoding="utf-8")
 
+    def plan(self) -> str:
+        """Refuse: the stages of a pocket target are not planned."""
+        raise UserError("--plan is for target=hf and target=smollm2_135m; leave it out")
+
+    def show_data(self, number: int) -> str:
+        """Refuse: a pocket target's texts are made on the way."""
+        raise UserError("--show-data is for target=hf and target=smollm2_135m; leave it out")
+
     def command(self) -> str:
         """Return the command that trains this target and drafter, as their cards give it."""
         trained = self.config.trained_target
@@ -216,20 +225,6 @@ class Pipeline:
 
     def _num_workers(self) -> int:
         return self.config.num_workers or os.cpu_count() or 1
-
-
-def training_device(wanted: str) -> torch.device:
-    """Return the device that `device=` names; `auto` takes a GPU if there is one.
-
-    Raises:
-        UserError: torch finds no such GPU.
-    """
-    if wanted == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    device = torch.device(wanted)
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise UserError(f"device={wanted}: torch finds {torch.cuda.device_count()} GPUs here; use device=auto")
-    return device
 
 
 def _plain(curve: list[CurvePoint]) -> list[dict[str, Any]]:

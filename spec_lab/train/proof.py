@@ -146,6 +146,16 @@ class Prover:
         proof.require()
         return proof
 
+    def require_same(self, name: str, folder: Path, other: Path) -> None:
+        """Raise NotServed where the runtime makes another drafter of another layout."""
+        for text in self.texts:
+            said = [
+                self.serving.draft_logits(self.serving.engine(name, each), text, len(text) // 2)
+                for each in (folder, other)
+            ]
+            if not torch.equal(*said):
+                raise NotServed(f"{other} drafts otherwise than {folder}: this is a mistake of the lab")
+
     def require_oracle(self) -> None:
         """Raise NotServed where drafts that are all right are not all accepted."""
         num_drafts = self.serving.num_draft_tokens

@@ -46,10 +46,13 @@ class LaunchedStep:
         inputs_of: Callable[..., Batch],
         optimiser: torch.optim.Optimizer,
         max_grad_norm: float,
+        add_up: Callable[[Tensor], None] | None = None,
     ) -> None:
-        """`loss_of(*inputs_of(*batch))` is the loss that `parameters` are moved by."""
+        """`loss_of(*inputs_of(*batch))` is the loss that `parameters` are moved by; of several processes each has a
+        term of it, which `add_up` adds."""
         self.optimiser = optimiser
         self._parameters, self._loss_of, self._inputs_of = parameters, loss_of, inputs_of
+        self._add_up = add_up
         self._max_grad_norm, self._device_type = max_grad_norm, parameters[0].device.type
 
     def __call__(self, batch: Batch, learning_rate: float) -> Tensor:
@@ -63,9 +66,13 @@ class LaunchedStep:
         with torch.autocast(self._device_type, dtype=torch.bfloat16, enabled=self._device_type == "cuda"):
             loss = self._loss_of(*inputs)
         loss.backward()
+        loss = loss.detach()
+        if self._add_up is not None:
+            for summed in (loss, *(parameter.grad for parameter in self._parameters if parameter.grad is not None)):
+                self._add_up(summed)
         nn.utils.clip_grad_norm_(self._parameters, self._max_grad_norm)
         self.optimiser.step()
-        return loss.detach()
+        return loss
 
 
 class CapturedStep:
@@ -139,13 +146,17 @@ def make_step(
     device: torch.device,
     inputs_of: Callable[..., Batch] | None = None,
     compiled: Compile = torch.compile,
+    add_up: Callable[[Tensor], None] | None = None,
 ) -> TrainingStep:
-    """Return the step of a `module` whose output for `inputs_of(*batch)`, or for the batch as it is, is the loss."""
+    """Return the step of a `module` whose output for `inputs_of(*batch)`, or for the batch as it is, is the loss.
+
+    With `add_up` a step is launched and not recorded: processes wait for one another in it.
+    """
     on_gpu, optimiser = device.type == "cuda", adamw(module, optimisation, device)
     loss_of = compiled(module) if on_gpu else module
     parameters = list(module.parameters())
-    launched = LaunchedStep(parameters, loss_of, inputs_of or _as_it_is, optimiser, optimisation.max_grad_norm)
-    return CapturedStep(launched) if on_gpu else launched
+    launched = LaunchedStep(parameters, loss_of, inputs_of or _as_it_is, optimiser, optimisation.max_grad_norm, add_up)
+    return CapturedStep(launched) if on_gpu and add_up is None else launched
 
 
 def _as_it_is(*batch: Tensor) -> Batch:

@@ -5,6 +5,7 @@ Beside what real decoding reaches stands what teacher forcing reckons. The best 
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import shutil
@@ -93,6 +94,7 @@ class Truth:
         else:
             shutil.rmtree(now)
         self._write()
+        gc.collect()  # an engine and its caches hold one another
         log.info(
             "step %d: %.3f tokens a round decoded, %s; %.3f reckoned",
             *(step, length_of(self.points[-1]), of_interval(real["interval"]), forced["acceptance_length"]),

@@ -17,6 +17,8 @@ def refuse_name(name: str) -> str | None:
 
 def refuse_output_dir(output_dir: str) -> str | None:
     """Say what speaks against `output_dir=...` before anything is made, in a line; None where nothing does."""
+    if output_dir.startswith(("~", "$")):
+        return f"output_dir={output_dir!r} begins with what a shell leaves alone in quotes; write the path in full"
     if output_dir.strip() and output_dir.isprintable():
         return None
     return f"output_dir={output_dir!r} is no path that can be read in a line; use one such as output_dir=outputs"

@@ -1,0 +1,116 @@
+"""The tensors of block drafters, under the names of z-lab's checkpoints whatever the layout."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from spec_lab.checkpoints.block_config import BlockConfig, ConvSizes
+from spec_lab.checkpoints.block_heads import Shapes, linear_shapes
+from spec_lab.checkpoints.block_layouts import KNOB, BlockLayout, read_block_config
+from spec_lab.checkpoints.checkpoint import check_floating, check_tensors, read_tensors, stored_tensors
+from spec_lab.checkpoints.checkpoint_files import StoredTensor
+from spec_lab.checkpoints.config import ModelConfig
+from spec_lab.checkpoints.eagle3_checkpoint import checked_vocabulary
+from spec_lab.checkpoints.tensor_shapes import layer_tensor_shapes
+from spec_lab.errors import UserError
+
+CONFIDENCE = "confidence_head.proj.weight"
+MAPS = ("d2t", "t2d")
+
+
+def load_block(
+    folder: Path, target: ModelConfig, dtype: torch.dtype, device: torch.device | str
+) -> tuple[BlockConfig, dict[str, torch.Tensor]]:
+    """Read a block drafter for a target: its config, and its tensors.
+
+    Left out where the target's serve: `embed_tokens.weight` and, with the whole vocabulary, `lm_head.weight`. `d2t` is
+    as of `load_eagle3`.
+
+    Raises:
+        UserError: what `read_block_config` refuses; tensors missing, of another shape or not expected; a vocabulary map
+            that is out of range or contradicts itself.
+    """
+    source = str(folder)
+    config, layout = read_block_config(folder, target)
+    stored = _own_tensors(stored_tensors(folder), layout, config)
+    maps = {name: stored.pop(name) for name in MAPS if name in stored}
+    config = _with_confidence(config, stored, source)
+    wanted, tables = block_tensor_shapes(config), _table_shapes(config)
+    check_tensors(stored, wanted | tables, _optional(config, target), source)
+    check_floating(stored, source)
+    tensors = read_tensors({name: stored[name] for name in wanted | tables if name in stored}, dtype, device)
+    sizes = config.draft_vocab_size, target.vocab_size
+    vocabulary = checked_vocabulary(read_tensors(maps, dtype, "cpu"), *sizes, source)
+    return config, tensors | {name: tensor.to(device) for name, tensor in vocabulary.items()}
+
+
+def _own_tensors(
+    stored: Mapping[str, StoredTensor], layout: BlockLayout, config: BlockConfig
+) -> dict[str, StoredTensor]:
+    """Leave out what belongs to the target: training code stores some of it again."""
+    named = {name.removeprefix("model."): tensor for name, tensor in stored.items()}
+    if not layout.drops_tables:
+        return named
+    is_whole = config.draft_vocab_size == config.body.vocab_size
+    copies = {"embed_tokens.weight"} | ({"lm_head.weight", *MAPS} if is_whole else set())
+    return {name: tensor for name, tensor in named.items() if name not in copies and not name.startswith("verifier_")}
+
+
+def _with_confidence(config: BlockConfig, stored: Mapping[str, StoredTensor], source: str) -> BlockConfig:
+    """Take what the confidence head reads from its tensor: the keys that say it differ, and some files have none."""
+    if CONFIDENCE not in stored:
+        return config
+    shape, hidden = stored[CONFIDENCE].shape, config.body.hidden_size
+    embedding = config.head.tensor_shapes(config.sizes).get("markov_head.markov_w1.weight", (0, 0))
+    if len(shape) != 2 or shape[1] not in (hidden, hidden + embedding[1]):
+        raise UserError(
+            f"{source}: {CONFIDENCE} is {list(shape)}, and reads the hidden row of {hidden} channels, with or without "
+            f"the Markov head's {embedding[1]}; set {KNOB} to a whole checkpoint"
+        )
+    return replace(config, confidence_reads=shape[1])
+
+
+def _table_shapes(config: BlockConfig) -> Shapes:
+    hidden = config.body.hidden_size
+    tables = {"embed_tokens.weight": config.body.vocab_size, "lm_head.weight": config.draft_vocab_size}
+    return {name: (size, hidden) for name, size in tables.items()}
+
+
+def _optional(config: BlockConfig, target: ModelConfig) -> set[str]:
+    """Name the tables that the target's can stand in for."""
+    if config.body.hidden_size != target.hidden_size:
+        return set()
+    is_whole = config.draft_vocab_size == target.vocab_size
+    return {"embed_tokens.weight"} | ({"lm_head.weight"} if is_whole else set())
+
+
+def block_tensor_shapes(config: BlockConfig) -> Shapes:
+    """Return the names and shapes of all tensors, as z-lab's checkpoints have them; the target's are not among them."""
+    body, hidden = config.body, config.body.hidden_size
+    shapes: Shapes = {
+        "fc.weight": (hidden, len(config.taps) * config.target_hidden_size),
+        "hidden_norm.weight": (hidden,),
+        "norm.weight": (hidden,),
+    }
+    for index, plan in enumerate(body.layers):
+        layer = layer_tensor_shapes(plan, hidden, attention_input_size=hidden) | _conv_shapes(config.conv, hidden)
+        shapes |= {f"layers.{index}.{name}": shape for name, shape in layer.items()}
+    shapes |= config.head.tensor_shapes(config.sizes)
+    if config.confidence_reads:
+        shapes |= linear_shapes("confidence_head.proj", 1, config.confidence_reads)
+    return shapes
+
+
+def _conv_shapes(conv: ConvSizes | None, hidden_size: int) -> Shapes:
+    if conv is None:
+        return {}
+    num_kernels = 2 * conv.num_taps * (hidden_size // conv.group_size)
+    of_half: Shapes = {
+        "base_kernel": (2, conv.num_taps, hidden_size),
+        "kernel_projection.weight": (num_kernels, hidden_size),
+    }
+    return {f"{half}.{name}": shape for half in ("attention_conv", "mlp_conv") for name, shape in of_half.items()}

@@ -1,0 +1,192 @@
+"""The sizes of the heads that join the slots of a block drafter, and the names and shapes of their tensors.
+
+DSpark (arXiv 2607.05147), Domino (2605.29707), DFlash2 (z-lab) and LiLiCorr (2608.20530), each under the names of its
+own checkpoints. Imports no torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import ClassVar, Protocol
+
+Shapes = dict[str, tuple[int, ...]]
+
+
+class HeadKind(StrEnum):
+    """What joins the slots of a block, by the value of `drafter.head`."""
+
+    none = "none"
+    markov = "markov"
+    gru = "gru"
+    selector = "selector"
+    lattice = "lattice"
+
+
+class MarkovForm(StrEnum):
+    """How a Markov head makes its bias from the token before."""
+
+    vanilla = "vanilla"
+    gated = "gated"
+    rnn = "rnn"
+
+
+@dataclass(frozen=True, slots=True)
+class BodySizes:
+    """What a head must know of its body.
+
+    Attributes:
+        vocab_size: of the target.
+        draft_vocab_size: tokens that can be drafted.
+        most_drafts: slots that hold a draft.
+    """
+
+    hidden_size: int
+    vocab_size: int
+    draft_vocab_size: int
+    block_size: int
+    most_drafts: int
+
+
+class HeadSizes(Protocol):
+    """The sizes of one kind of head."""
+
+    @property
+    def kind(self) -> HeadKind: ...
+
+    def tensor_shapes(self, body: BodySizes) -> Shapes:
+        """Return the names and shapes of its tensors."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class NoHead:
+    """Each slot stands for itself: DFlash (arXiv 2602.06036)."""
+
+    kind: ClassVar[HeadKind] = HeadKind.none
+
+    def tensor_shapes(self, body: BodySizes) -> Shapes:
+        return {}
+
+
+@dataclass(frozen=True, slots=True)
+class MarkovSizes:
+    """A bias of low rank from the token before."""
+
+    rank: int = 256
+    form: MarkovForm = MarkovForm.vanilla
+    kind: ClassVar[HeadKind] = HeadKind.markov
+
+    def tensor_shapes(self, body: BodySizes) -> Shapes:
+        rank, hidden = self.rank, body.hidden_size
+        shapes: Shapes = {
+            "markov_head.markov_w1.weight": (body.vocab_size, rank),
+            "markov_head.markov_w2.weight": (body.draft_vocab_size, rank),
+        }
+        if self.form == MarkovForm.gated:
+            shapes |= linear_shapes("markov_head.gate_proj", rank, hidden + rank)
+        if self.form == MarkovForm.rnn:
+            shapes |= linear_shapes("markov_head.joint_proj", 3 * rank, 2 * rank + hidden)
+        return shapes
+
+
+@dataclass(frozen=True, slots=True)
+class GruSizes:
+    """A correction from a GRU over the tokens before, from draft 2 on.
+
+    Attributes:
+        state_size: of the GRU.
+        rank: width between hidden rows and logits.
+    """
+
+    state_size: int = 1024
+    rank: int = 256
+    kind: ClassVar[HeadKind] = HeadKind.gru
+
+    def tensor_shapes(self, body: BodySizes) -> Shapes:
+        state, hidden = self.state_size, body.hidden_size
+        return {
+            "prefix_gru.weight_ih_l0": (3 * state, hidden),
+            "prefix_gru.weight_hh_l0": (3 * state, state),
+            "embed_proj.0.weight": (self.rank, hidden + state),
+            "embed_proj.2.weight": (body.draft_vocab_size, self.rank),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class SelectorSizes:
+    """A choice among the likeliest tokens of a slot, by how well each follows the token before."""
+
+    rank: int = 256
+    topk: int = 16
+    kind: ClassVar[HeadKind] = HeadKind.selector
+
+    def tensor_shapes(self, body: BodySizes) -> Shapes:
+        return {
+            "candidate_selector.predecessor_codebook": (body.vocab_size, self.rank),
+            "candidate_selector.successor_codebook": (body.vocab_size, self.rank),
+            "candidate_selector.hidden_projection.weight": (self.rank, body.hidden_size),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class LatticeSizes:
+    """A transformer over the likeliest tokens of all slots, which scores every pair of neighbours.
+
+    Attributes:
+        hidden_size: of the transformer.
+        factor_size: of the vectors whose dot product scores a pair.
+        vector_eps: least length by which those vectors are divided.
+        logit_scale: what dot products are multiplied by.
+    """
+
+    topk: int = 16
+    hidden_size: int = 512
+    num_layers: int = 2
+    num_heads: int = 8
+    mlp_ratio: float = 4.0
+    factor_size: int = 256
+    vector_eps: float = 1e-6
+    logit_scale: float = 10.0
+    kind: ClassVar[HeadKind] = HeadKind.lattice
+
+    def tensor_shapes(self, body: BodySizes) -> Shapes:
+        hidden, inner, factor = self.hidden_size, int(self.hidden_size * self.mlp_ratio), self.factor_size
+        shapes: Shapes = {
+            **({} if hidden == body.hidden_size else linear_shapes("token_proj", hidden, body.hidden_size)),
+            **linear_shapes("pass_hidden_proj", hidden, body.hidden_size),
+            **linear_shapes("context_proj", hidden, body.hidden_size),
+            "feature_norm.weight": (5,),
+            "feature_norm.bias": (5,),
+            **linear_shapes("feature_mlp.up_proj", hidden, 5),
+            **linear_shapes("feature_mlp.down_proj", hidden, hidden),
+            "slot_embedding": (1, 1, body.most_drafts, 1, hidden),
+            "rank_embedding": (1, 1, 1, self.topk, hidden),
+            "relative_slot_bias": (self.num_heads, 2 * body.block_size - 1),
+            "same_slot_bias": (self.num_heads,),
+        }
+        for index in range(self.num_layers):
+            layer = f"layers.{index}"
+            shapes |= {
+                f"{layer}.attn_norm.weight": (hidden,),
+                f"{layer}.attn.in_proj_weight": (3 * hidden, hidden),
+                f"{layer}.attn.in_proj_bias": (3 * hidden,),
+                **linear_shapes(f"{layer}.attn.out_proj", hidden, hidden),
+                f"{layer}.mlp_norm.weight": (hidden,),
+                **linear_shapes(f"{layer}.mlp.up_proj", inner, hidden),
+                **linear_shapes(f"{layer}.mlp.down_proj", hidden, inner),
+            }
+        shapes |= {
+            "output_norm.weight": (hidden,),
+            "anchor_norm.weight": (hidden,),
+            **linear_shapes("factor_input_proj", hidden, 3 * hidden),
+            **linear_shapes("out_head", factor, hidden),
+            **linear_shapes("in_head", factor, hidden),
+            **linear_shapes("anchor_out_head", factor, hidden),
+        }
+        return {f"lilicorr.{name}": shape for name, shape in shapes.items()}
+
+
+def linear_shapes(name: str, out_size: int, in_size: int) -> Shapes:
+    """Return the shapes of a product with a bias."""
+    return {f"{name}.weight": (out_size, in_size), f"{name}.bias": (out_size,)}

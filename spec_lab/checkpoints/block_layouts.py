@@ -1,0 +1,270 @@
+"""Reading the config.json of block drafters in three layouts: z-lab's (SpecForge's too), DeepSpec's, and speculators'.
+
+The same block is described with other keys in each. Layers of the target are counted in two ways. Which row predicts
+which token is said by a key, by a name, or not at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from spec_lab.checkpoints.block_config import BlockConfig, Causality, ConvSizes, SlotReading, Slots, default_taps
+from spec_lab.checkpoints.block_heads import (
+    GruSizes,
+    HeadSizes,
+    LatticeSizes,
+    MarkovForm,
+    MarkovSizes,
+    NoHead,
+    SelectorSizes,
+)
+from spec_lab.checkpoints.config import ModelConfig, read_config_json
+from spec_lab.checkpoints.families.table import read_decoder
+from spec_lab.checkpoints.json_input import ConfigFields, shown
+from spec_lab.checkpoints.taps import SPELLINGS, Tap, TapSpelling
+from spec_lab.errors import UserError
+
+KNOB = "drafter.path"
+MASK_KEYS = ("mask_token_id", "dspark_noise_token_id", "pard_token", "ptd_token_id")
+
+
+@dataclass(frozen=True, slots=True)
+class BlockLayout:
+    """How one project writes a block drafter down.
+
+    Attributes:
+        taps_key: the key that lists the tapped layers.
+        spelling: how that list counts.
+        drops_tables: whole embeddings and heads in the file are copies of the target's.
+    """
+
+    name: str
+    taps_key: str
+    spelling: TapSpelling
+    drops_tables: bool
+
+
+ZLAB = BlockLayout("zlab", "target_layer_ids", SPELLINGS["layer_outputs"], drops_tables=False)
+DEEPSPEC = BlockLayout("deepspec", "target_layer_ids", SPELLINGS["layer_outputs"], drops_tables=True)
+SPECULATORS = BlockLayout("speculators", "aux_hidden_state_layer_ids", SPELLINGS["hidden_states"], drops_tables=True)
+BY_ARCHITECTURE: Mapping[str, BlockLayout] = {
+    "DFlashDraftModel": ZLAB,
+    "DSparkDraftModel": ZLAB,
+    "DFlash2DraftModel": ZLAB,
+    "LiLiCorrDraftModel": ZLAB,
+    "Qwen3DSparkModel": DEEPSPEC,
+}
+SPECULATORS_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+    "dflash": {},
+    "dspark": {"sample_from_anchor": True, "markov_rank": 256},
+    "dflash2": {
+        "sliding_window_non_causal": True,
+        "conv_kernel_size": 2,
+        "conv_group_size": 16,
+        "selector_rank": 256,
+        "selector_top_k": 16,
+    },
+}
+"""By `speculators_model_type`, what a key that the file leaves out stands for."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockFile:
+    """A config.json, whatever its layout.
+
+    Attributes:
+        fields: what it says of the block.
+        decoder: what it says of the body's layers.
+    """
+
+    layout: BlockLayout
+    fields: ConfigFields
+    decoder: dict[str, Any]
+
+    @property
+    def source(self) -> str:
+        return self.fields.source
+
+
+def read_block_config(folder: Path, target: ModelConfig) -> tuple[BlockConfig, BlockLayout]:
+    """Read a block drafter's config.json, and check that it belongs to the target.
+
+    Raises:
+        UserError: another kind of drafter, an option that is not supported, or a drafter for another target.
+    """
+    file = read_block_file(folder)
+    fields, layout = file.fields, file.layout
+    body = _body(file, target)
+    block_size = fields.integer("block_size", least=2, most=256)
+    numbers = fields.integers(layout.taps_key)
+    taps = default_taps(target.num_layers, body.num_layers) if numbers is None else layout.spelling.read(numbers)
+    config = BlockConfig(
+        body=body,
+        block_size=block_size,
+        slots=_slots(fields, block_size),
+        taps=taps,
+        target_hidden_size=target.hidden_size,
+        mask_token_id=_mask_token_id(fields, body.vocab_size),
+        head=_head(fields),
+        draft_vocab_size=fields.integer("draft_vocab_size", body.vocab_size),
+        causality=_causality(fields),
+        conv=_conv(fields),
+    )
+    _refuse_other_target(config, target, fields)
+    _refuse_taps(taps, target, file)
+    return config, layout
+
+
+def read_block_file(folder: Path) -> BlockFile:
+    """Read the keys of a config.json, and in which layout it has them."""
+    config = read_config_json(folder, KNOB)
+    source = str(folder / "config.json")
+    top = ConfigFields(config, source)
+    kind = top.text("speculators_model_type", "")
+    if kind:
+        if kind not in SPECULATORS_DEFAULTS:
+            raise UserError(
+                f"{source}: speculators_model_type {shown(kind)} is no block drafter; supported are "
+                f"{', '.join(SPECULATORS_DEFAULTS)}"
+            )
+        decoder = top.object("transformer_layer_config")
+        if not decoder:
+            raise UserError(f"{source}: transformer_layer_config is missing; {KNOB} must name a whole checkpoint")
+        named = {key: value for key, value in config.items() if value is not None}
+        return BlockFile(SPECULATORS, ConfigFields({**SPECULATORS_DEFAULTS[kind], **named}, source), decoder)
+    names = top.texts("architectures")
+    layout = next((BY_ARCHITECTURE[name] for name in names if name in BY_ARCHITECTURE), None)
+    if layout is None:
+        found = ", ".join(map(shown, names)) or "none named"
+        raise UserError(
+            f"{source}: architecture {found} is no block drafter; supported are {', '.join(BY_ARCHITECTURE)}, and "
+            "those of speculators"
+        )
+    nested = top.object("dflash_config")
+    is_dspark = "DSparkDraftModel" in names or nested.get("projector_type") == "dspark" or layout is DEEPSPEC
+    implied = {"sample_from_anchor": True} if is_dspark else {}
+    return BlockFile(layout, ConfigFields({**implied, **config, **nested}, source), config)
+
+
+def _body(file: BlockFile, target: ModelConfig) -> ModelConfig:
+    """Read the layers, which are Qwen3's in every layout."""
+    decoder = dict(file.decoder)
+    if decoder.get("head_dim") is None and decoder.get("model_type", "qwen3") != "qwen3":
+        sizes = ConfigFields(decoder, file.source)
+        decoder["head_dim"] = sizes.integer("hidden_size") // sizes.integer("num_attention_heads")
+    decoder |= {"architectures": ["Qwen3ForCausalLM"], "vocab_size": decoder.get("vocab_size") or target.vocab_size}
+    if "sliding_attention" in (decoder.get("layer_types") or ()):
+        decoder["use_sliding_window"] = True
+    body = read_decoder(decoder, file.source)
+    positions = max(body.max_position_embeddings, target.max_position_embeddings)
+    if file.fields.flag("use_swa"):
+        window = file.fields.integer("swa_window_size")
+        body = replace(body, layers=tuple(replace(plan, window=window) for plan in body.layers))
+    return replace(body, max_position_embeddings=positions)
+
+
+def _slots(fields: ConfigFields, block_size: int) -> SlotReading:
+    """Read which row holds draft 1. Domino's files say it with a key of their own, and leave the last row out."""
+    if fields.text("projector_type", "") == "domino" and fields.flag("shift_label"):
+        return SlotReading(0, block_size - 1)
+    slots = Slots.anchor_first if fields.flag("sample_from_anchor") else Slots.mask_first
+    return SlotReading.of(slots, block_size)
+
+
+def _mask_token_id(fields: ConfigFields, vocab_size: int) -> int:
+    """Read the token of the rows to fill, in vLLM's order of keys."""
+    key = next((key for key in MASK_KEYS if fields.has(key)), MASK_KEYS[0])
+    return fields.integer(key, least=0, most=vocab_size - 1)
+
+
+def _causality(fields: ConfigFields) -> Causality:
+    if fields.flag("causal"):
+        return Causality.all
+    sees_whole_block = fields.flag("sliding_window_non_causal") or fields.flag("use_swa")
+    return Causality.none if sees_whole_block else Causality.windows
+
+
+def _conv(fields: ConfigFields) -> ConvSizes | None:
+    num_taps = fields.integer("conv_kernel_size", 0, least=0)
+    return ConvSizes(num_taps, fields.integer("conv_group_size")) if num_taps else None
+
+
+def _head(fields: ConfigFields) -> HeadSizes:
+    """Read the head: each kind has keys of its own."""
+    readers: list[tuple[bool, Callable[[ConfigFields], HeadSizes]]] = [
+        (fields.has("lilicorr_candidate_topk"), _lattice),
+        (fields.text("projector_type", "") == "domino", _gru),
+        (fields.integer("selector_rank", 0, least=0) > 0, _selector),
+        (fields.integer("markov_rank", 0, least=0) > 0, _markov),
+    ]
+    return next((read(fields) for is_there, read in readers if is_there), NoHead())
+
+
+def _lattice(fields: ConfigFields) -> LatticeSizes:
+    hidden_size = fields.integer("lilicorr_hidden_size", least=0) or fields.integer("hidden_size")
+    return LatticeSizes(
+        topk=fields.integer("lilicorr_candidate_topk"),
+        hidden_size=hidden_size,
+        num_layers=fields.integer("lilicorr_num_layers"),
+        num_heads=fields.integer("lilicorr_num_heads"),
+        mlp_ratio=fields.number("lilicorr_mlp_ratio"),
+        factor_size=fields.integer("lilicorr_factor_dim"),
+        vector_eps=fields.number("lilicorr_vector_eps"),
+        logit_scale=fields.number("lilicorr_logit_scale"),
+    )
+
+
+def _gru(fields: ConfigFields) -> GruSizes:
+    if fields.integer("pure_draft_prefix_len", 1) != 1:
+        raise UserError(f"{fields.source}: pure_draft_prefix_len other than 1 is not supported")
+    return GruSizes(fields.integer("gru_hidden_dim"), fields.integer("emb_dim"))
+
+
+def _selector(fields: ConfigFields) -> SelectorSizes:
+    return SelectorSizes(fields.integer("selector_rank"), fields.integer("selector_top_k"))
+
+
+def _markov(fields: ConfigFields) -> MarkovSizes:
+    form = fields.text("markov_head_type", "vanilla")
+    if form not in list(MarkovForm):
+        raise UserError(
+            f"{fields.source}: markov_head_type {shown(form)} is not supported; supported are {', '.join(MarkovForm)}"
+        )
+    return MarkovSizes(fields.integer("markov_rank"), MarkovForm(form))
+
+
+def _refuse_other_target(config: BlockConfig, target: ModelConfig, fields: ConfigFields) -> None:
+    pairs = {
+        "vocab_size": (config.body.vocab_size, target.vocab_size),
+        "num_target_layers": (fields.integer("num_target_layers", target.num_layers), target.num_layers),
+    }
+    if not config.body.layers:
+        raise UserError(f"{fields.source}: a body without layers")
+    differing = [f"{name} is {ours}, the target has {its}" for name, (ours, its) in pairs.items() if ours != its]
+    if differing:
+        raise UserError(
+            f"{fields.source}: a block drafter for another target ({'; '.join(differing)}); "
+            f"set {KNOB} to one trained for this target"
+        )
+    if config.draft_vocab_size > target.vocab_size:
+        raise UserError(
+            f"{fields.source}: draft_vocab_size {config.draft_vocab_size} exceeds the vocab_size of "
+            f"{target.vocab_size}; set {KNOB} to a drafter trained for this target"
+        )
+
+
+def _refuse_taps(taps: tuple[Tap, ...], target: ModelConfig, file: BlockFile) -> None:
+    """What leaves the last layer enters no layer, and in some projects stands behind a norm."""
+    outputs = [tap.decoder_layer_output for tap in taps]
+    last = target.num_layers - 2
+    if outputs and outputs == sorted(set(outputs)) and outputs[0] >= -1 and outputs[-1] <= last:
+        return
+    key, write = file.layout.taps_key, file.layout.spelling.write
+    first_number, last_number = write([Tap(-1), Tap(last)])
+    raise UserError(
+        f"{file.source}: {key} must ascend from {first_number} at least to {last_number} at most, for a target of "
+        f"{target.num_layers} layers, but is {write(taps)}; set {KNOB} to a drafter trained for this target"
+    )

@@ -1,0 +1,53 @@
+"""Completion of a shell's lines, which is Hydra's: `eval "$(spec-lab -sc install=bash)"`.
+
+Hydra completes the lines of a script, as `spec-lab` is one, and not those of `python -m spec_lab`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from omegaconf import DictConfig
+
+from spec_lab.cli.compose import register_schemas, with_search_path
+from spec_lab.cli.options import conf_folder
+from spec_lab.cli.overrides import extensions_in
+from spec_lab.cli.session import call_hydra
+from spec_lab.errors import UserError
+from spec_lab.menu import registry
+from spec_lab.menu.nearest import hint, nearest
+
+FLAGS = ("--shell-completion", "-sc")
+COMMANDS = ("install", "uninstall", "query")
+SHELLS = ("bash", "fish", "zsh")
+EXAMPLE = 'eval "$(spec-lab -sc install=bash)"'
+
+
+def is_asked(arguments: Sequence[str]) -> bool:
+    """Tell whether a shell asks, or is to be told how to."""
+    return any(flag in arguments for flag in FLAGS)
+
+
+def complete(arguments: Sequence[str]) -> None:
+    """Print what a shell reads.
+
+    Raises:
+        UserError: something else stands beside the flag.
+    """
+    extensions = [text for text in arguments if text.startswith("extensions=")]
+    commands = [text for text in arguments if text not in (*FLAGS, *extensions)]
+    if len(commands) != 1:
+        raise UserError(f"{FLAGS[0]} takes one of {', '.join(COMMANDS)}, such as {EXAMPLE}")
+    command, _, shell = commands[0].partition("=")
+    for word, known in ((command, COMMANDS), (shell, SHELLS)):
+        if word not in known:
+            raise UserError(
+                f"{commands[0]}: it takes {' or '.join(known)}{hint(nearest(word, known))}, as in {EXAMPLE}"
+            )
+    registered = registry.load(extensions_in(extensions))
+    register_schemas(registered)
+    call_hydra(_never, [FLAGS[0], *with_search_path(commands, registered)], conf_folder())
+
+
+def _never(_: DictConfig) -> None:
+    raise AssertionError("a shell asks for no job")

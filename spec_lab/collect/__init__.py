@@ -1,0 +1,1 @@
+"""Hidden states of a target for whoever trains a drafter elsewhere."""

@@ -1,0 +1,97 @@
+"""`python -m spec_lab.collect`: the hidden states that a drafter learns on, in safetensors files.
+
+python -m spec_lab.collect target=hf target.path=DIR texts=FOLDER output_dir=DIR
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from spec_lab.cli.ending import guarded, leave
+from spec_lab.errors import UserError
+from spec_lab.train.collect_config import CollectConfig
+
+INTRODUCTION = """\
+spec_lab.collect: writes a target's hidden states over texts, for a drafter that is trained elsewhere.
+
+  python -m spec_lab.collect target=hf target.path=DIR texts=FOLDER output_dir=DIR
+  python -m spec_lab.collect target=smollm2_135m texts=FOLDER output_dir=DIR layers=[1,14,26]
+
+It says first what a token takes. The same command goes on where it was ended.
+
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Do what `arguments` (default: those of the process) say and return the exit code."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    return guarded(lambda: _run(arguments), interrupted="interrupted; the same command goes on from here")
+
+
+def _run(arguments: Sequence[str]) -> int:
+    if "--help" in arguments or "-h" in arguments:
+        fields = dataclasses.fields(CollectConfig)
+        print(INTRODUCTION + "".join(f"  {field.name}: {field.metadata['help']}\n" for field in fields), end="")
+        return 0
+    config, path = parse(arguments)
+    from spec_lab.train.collecting import collect
+
+    print(collect(path, config))
+    return 0
+
+
+def parse(arguments: Sequence[str]) -> tuple[CollectConfig, Path]:
+    """Return the settings and the checkpoint.
+
+    Raises:
+        UserError: a word is unknown, a value is of another type or out of bounds, or something is not there.
+    """
+    from omegaconf import OmegaConf
+
+    from spec_lab.menu.bounds import out_of_bounds
+
+    own = [field.name for field in dataclasses.fields(CollectConfig)]
+    values: dict[str, str] = {}
+    for word in arguments:
+        name, _, value = word.partition("=")
+        if name not in ("target", "target.path", *own) or not value:
+            raise UserError(f"{word} is not understood; there are target, target.path, {', '.join(own)}")
+        values[name] = value
+    mine = [f"{name}={value}" for name, value in values.items() if name in own]
+    config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(CollectConfig), OmegaConf.from_dotlist(mine)))
+    assert isinstance(config, CollectConfig)
+    if found := out_of_bounds(config):
+        raise UserError(found[0])
+    for name in ("texts", "output_dir"):
+        if not getattr(config, name):
+            raise UserError(f"{name} has no value; set {name}=FOLDER")
+    return config, _checkpoint(values.get("target", "hf"), values.get("target.path"))
+
+
+def _checkpoint(target: str, at: str | None) -> Path:
+    """Return the target's checkpoint.
+
+    Raises:
+        UserError: it is not there.
+    """
+    from spec_lab.train.frozen_paths import checkpoint_path, needs_a_path, package_is_here, packaged_path
+    from spec_lab.train.target_config import HfTarget, SmolLm2Target
+
+    if target == "smollm2_135m":
+        shipped = SmolLm2Target(path=at)
+        if (refusal := package_is_here(shipped)) is None:
+            return packaged_path(shipped)
+    elif target == "hf":
+        lying = HfTarget(path=at)
+        if (refusal := needs_a_path(lying)) is None:
+            return checkpoint_path(lying)
+    else:
+        refusal = f"target={target} is not collected from; use target=hf target.path=DIR, or target=smollm2_135m"
+    raise UserError(refusal)
+
+
+if __name__ == "__main__":
+    leave(main())

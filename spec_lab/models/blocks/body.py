@@ -1,0 +1,153 @@
+"""The body of a block drafter (DFlash, arXiv 2602.06036): layers whose context are the target's hidden states.
+
+Of the rows that the target has run, a layer has keys and values alone, made of the target's tapped hidden states. A
+block is the pending token and mask tokens behind it. Its rows see all of the context and the whole block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+
+from spec_lab.checkpoints.block_config import BlockConfig
+from spec_lab.checkpoints.plan import LayerPlan
+from spec_lab.core.kv_cache import PagedKVCache
+from spec_lab.core.layer_protocols import AttentionBackend, RowSelection
+from spec_lab.core.rows import rows_at
+from spec_lab.core.types import AttentionMetadata
+from spec_lab.models.blocks.conv import with_convolutions
+from spec_lab.models.blocks.rows import WholeBlock
+from spec_lab.models.layer_builder import build_layer
+from spec_lab.models.layers import RowsPart
+from spec_lab.models.linear import make_linear
+from spec_lab.models.norms import RMSNorm, per_head_norm
+from spec_lab.models.products import PLAIN, Products
+from spec_lab.models.rope import rotary_table
+from spec_lab.pruning.selection import AllRows
+
+
+@dataclass(frozen=True, slots=True)
+class BlockPlace:
+    """Where the blocks of requests stand: behind the L' tokens that each has, of which the newest one is pending.
+
+    Attributes:
+        lengths: [batch] L', the context rows of each request, at which its block begins.
+        page_table: [batch, num_pages + 1].
+        max_length: upper bound of `lengths` known to the host.
+    """
+
+    lengths: torch.Tensor
+    page_table: torch.Tensor
+    max_length: int
+
+
+class BlockBody:
+    """Weights and forwards of a body; no state between calls."""
+
+    def __init__(
+        self,
+        config: BlockConfig,
+        tensors: Mapping[str, torch.Tensor],
+        embedding: torch.Tensor,
+        backend: AttentionBackend,
+        max_positions: int,
+        products: Products = PLAIN,
+    ) -> None:
+        """`embedding` [vocab, hidden_size] is the target's, used where the checkpoint has none."""
+        body = config.body
+        plans, eps = body.layers, body.rms_norm_eps
+        self.block_size = config.block_size
+        self._backend = backend
+        self._embedding = tensors.get("embed_tokens.weight", embedding)
+        self._masks = self._embedding[config.mask_token_id].expand(config.block_size - 1, -1)
+        self._fc = products.linear(make_linear(tensors["fc.weight"]))
+        self._context_norm = products.norm(RMSNorm(tensors["hidden_norm.weight"], eps))
+        self.norm = products.norm(RMSNorm(tensors["norm.weight"], eps))
+        self._context = ContextHeads(plans, eps, tensors, products)
+        self._num_kv_heads = plans[0].num_kv_heads
+        self._is_causal = [config.is_causal(plan) for plan in plans]
+        self._layers = [
+            with_convolutions(
+                build_layer(_seen(plan, config), eps, tensors, f"layers.{index}.", backend),
+                config.conv,
+                config.block_size,
+                tensors,
+                f"layers.{index}.",
+            )
+            for index, plan in enumerate(plans)
+        ]
+        like = self._embedding
+        self._rotary = rotary_table(plans[0].rope, plans[0].head_dim, max_positions, like.dtype, like.device)
+
+    def write(self, features: torch.Tensor, cache: PagedKVCache, attention: AttentionMetadata) -> torch.Tensor:
+        """Write the context of rows [rows, taps * target_hidden_size] in all layers, and return it: [rows,
+        hidden_size]."""
+        context = self._context_norm(self._fc(features))
+        heads, values = self._context(context)
+        keys = self._rotary.rows(attention.positions)(heads).unflatten(1, (len(self._layers), -1))
+        for index, layer_cache in enumerate(cache.layers):
+            self._backend.write(layer_cache, attention, keys[:, index], values[:, index])
+        return context
+
+    def forward(self, pending: torch.Tensor, place: BlockPlace, cache: PagedKVCache) -> torch.Tensor:
+        """Run the blocks that begin with `pending` [batch]: [batch, block_size, hidden_size] before the final norm.
+
+        Their keys and values lie behind the context, over those of rejected rows, until context is written there.
+        """
+        num_requests, size = pending.shape[0], self.block_size
+        ends, max_length = place.lengths + size, place.max_length + size
+        positions = place.lengths.unsqueeze(1) + torch.arange(size, device=pending.device)
+        rows = self._backend.build(positions, ends, place.page_table, max_length)
+        as_one = self._backend.build(positions[:, -1:], ends, place.page_table, max_length)
+        whole, causal = WholeBlock(as_one, size, self._num_kv_heads), AllRows()
+        masks = self._masks.expand(num_requests, -1, -1)
+        stream = torch.cat((rows_at(self._embedding, pending).unsqueeze(1), masks), dim=1).flatten(0, 1)
+        rotary = self._rotary.rows(rows.positions)
+        for layer, layer_cache, is_causal in zip(self._layers, cache.layers, self._is_causal, strict=True):
+            selection: RowSelection = causal if is_causal else whole
+            stream = layer(stream, rotary, layer_cache, rows, selection)
+        return stream.view(num_requests, size, -1)
+
+
+class ContextHeads:
+    """Makes the keys and values of context rows for all layers in one product."""
+
+    def __init__(
+        self, plans: tuple[LayerPlan, ...], eps: float, tensors: Mapping[str, torch.Tensor], products: Products
+    ) -> None:
+        plan = plans[0]
+        prefixes = [f"layers.{index}.self_attn." for index in range(len(plans))]
+
+        def stacked(kind: str) -> torch.Tensor:
+            names = [f"{prefix}{name}.{kind}" for name in ("k_proj", "v_proj") for prefix in prefixes]
+            return torch.cat([tensors[name] for name in names])
+
+        bias = stacked("bias") if plan.qkv_bias else None
+        self._product = products.linear(make_linear(stacked("weight"), bias))
+        self._shape = 2, len(plans) * plan.num_kv_heads, plan.head_dim
+        self._num_kv_heads = plan.num_kv_heads
+        self._key_norm: RowsPart | None = None
+        if plan.qk_norm:
+            weights = [tensors[f"{prefix}k_norm.weight"].expand(plan.num_kv_heads, -1) for prefix in prefixes]
+            self._key_norm = per_head_norm(torch.cat(weights), eps, plan.float32_norms)
+
+    def __call__(self, context: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Turn [rows, hidden_size] into keys [rows, layers * kv heads, head_dim], normed and not rotated, and values
+        [rows, layers, kv heads, head_dim]."""
+        keys, values = self._product(context).unflatten(1, self._shape).unbind(1)
+        if self._key_norm is not None:
+            keys = self._key_norm(keys)
+        return keys, values.unflatten(1, (-1, self._num_kv_heads))
+
+
+def _seen(plan: LayerPlan, config: BlockConfig) -> LayerPlan:
+    """Return the plan of a layer with the window that its attention is given.
+
+    A window of W shows a block W rows of context. Rows that attend as one see them from the block's last row. A causal
+    layer is an ordinary one, as engines run it: each of its rows sees W rows and itself.
+    """
+    if plan.window is None:
+        return plan
+    return replace(plan, window=plan.window + (1 if config.is_causal(plan) else config.block_size))

@@ -1,0 +1,98 @@
+"""DFlash2's causal convolutions within a block, around both halves of a layer (z-lab; speculators' `dflash2`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from spec_lab.checkpoints.block_config import ConvSizes
+from spec_lab.core.kv_cache import LayerCache
+from spec_lab.core.layer_protocols import RowSelection
+from spec_lab.core.types import AttentionMetadata
+from spec_lab.models.layers import AttentionPart, DecoderLayer, RowsPart
+from spec_lab.models.linear import Linear, make_linear
+from spec_lab.models.rope import RotaryRows
+
+
+@dataclass(frozen=True, slots=True)
+class BlockConv:
+    """Mixes each row with the rows before it in its block, on the way into a half of a layer and on the way out.
+
+    Attributes:
+        base: [2 sides, taps, hidden_size], of which the row's own kernels are an addition.
+        kernels: makes those, [rows, 2 * taps * groups], from what enters the half.
+    """
+
+    base: torch.Tensor
+    kernels: Linear
+    block_size: int
+    group_size: int
+
+    def kernels_of(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return the kernels of [rows, hidden_size]: [2, rows, taps, hidden_size]."""
+        _, num_taps, hidden_size = self.base.shape
+        own = self.kernels(rows).view(rows.shape[0], 2, num_taps, -1, 1)
+        wide = own.expand(-1, -1, -1, -1, self.group_size).reshape(rows.shape[0], 2, num_taps, hidden_size)
+        return (self.base + wide).transpose(0, 1)
+
+    def mixed(self, rows: torch.Tensor, kernel: torch.Tensor) -> torch.Tensor:
+        """Sum the rows [rows, hidden_size] of each block by a kernel [rows, taps, hidden_size]; before a block is 0."""
+        blocks, weights = rows.view(-1, self.block_size, rows.shape[1]), kernel.unflatten(0, (-1, self.block_size))
+        out = blocks * weights[:, :, 0]
+        for tap in range(1, kernel.shape[1]):
+            earlier = F.pad(blocks[:, :-tap], (0, 0, tap, 0))
+            out = out + earlier * weights[:, :, tap]
+        return out.flatten(0, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class ConvAttention:
+    """Is the attention of a layer, between convolutions."""
+
+    attention: AttentionPart[LayerCache]
+    conv: BlockConv
+
+    def __call__(
+        self,
+        rows: torch.Tensor,
+        rotary: RotaryRows,
+        cache: LayerCache,
+        metadata: AttentionMetadata,
+        selection: RowSelection,
+    ) -> torch.Tensor:
+        into, out = self.conv.kernels_of(rows)
+        attended = self.attention(self.conv.mixed(rows, into), rotary, cache, metadata, selection)
+        return self.conv.mixed(attended, out)
+
+    def write(self, rows: torch.Tensor, rotary: RotaryRows, cache: LayerCache, metadata: AttentionMetadata) -> None:
+        raise AssertionError("the rows of a block attend")
+
+
+@dataclass(frozen=True, slots=True)
+class ConvRows:
+    """Is the MLP of a layer, between convolutions."""
+
+    part: RowsPart
+    conv: BlockConv
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        into, out = self.conv.kernels_of(rows)
+        return self.conv.mixed(self.part(self.conv.mixed(rows, into)), out)
+
+
+def with_convolutions(
+    layer: DecoderLayer, sizes: ConvSizes | None, block_size: int, tensors: Mapping[str, torch.Tensor], prefix: str
+) -> DecoderLayer:
+    """Put convolutions around both halves of a layer, from the names below `prefix`; none where there are no sizes."""
+    if sizes is None:
+        return layer
+
+    def conv(name: str) -> BlockConv:
+        base, weight = tensors[f"{prefix}{name}.base_kernel"], tensors[f"{prefix}{name}.kernel_projection.weight"]
+        return BlockConv(base, make_linear(weight), block_size, sizes.group_size)
+
+    attention = ConvAttention(layer.attention, conv("attention_conv"))
+    return DecoderLayer(attention, ConvRows(layer.mlp, conv("mlp_conv")), layer.attention_norm, layer.mlp_norm)

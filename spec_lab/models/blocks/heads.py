@@ -1,0 +1,218 @@
+"""Heads join the slots of a block: from left to right, each says what a slot drafts behind the token before.
+
+Without one, every slot stands for itself. Names of tensors are those of the checkpoints (`checkpoints.block_heads`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+
+from spec_lab.checkpoints.block_config import BlockConfig
+from spec_lab.checkpoints.block_heads import GruSizes, MarkovForm, MarkovSizes, SelectorSizes
+from spec_lab.core.rows import rows_at
+from spec_lab.models.blocks.scores import SlotScores
+from spec_lab.models.linear import Linear, make_linear
+
+
+@dataclass(slots=True)
+class BlockRows:
+    """What a body leaves for a head: the slots that hold drafts, first to last.
+
+    Attributes:
+        hidden: [batch, slots, hidden_size] behind the final norm.
+        logits: [batch, slots, draft vocabulary].
+        context: [batch, hidden_size] the last context row of each request, as layers read it.
+    """
+
+    hidden: torch.Tensor
+    logits: torch.Tensor
+    context: torch.Tensor
+
+
+@dataclass(slots=True)
+class Walk:
+    """Holds where a head stands in the blocks of a batch.
+
+    Attributes:
+        hidden: [batch, slots, hidden_size].
+        scores: [batch, slots, scored], of each slot by itself.
+        ids: [batch, slots, scored] the tokens that are scored; None where they are the draft vocabulary.
+        state: [batch, width] of a head that carries one.
+        edges: [batch, slots, ...] what a head makes of all slots at once.
+    """
+
+    hidden: torch.Tensor
+    scores: torch.Tensor
+    ids: torch.Tensor | None = None
+    state: torch.Tensor | None = None
+    edges: torch.Tensor | None = None
+
+
+class BlockHead(Protocol):
+    """Joins the slots of a block.
+
+    Attributes:
+        reads_all_slots: it looks at every slot that can hold a draft, however many are wanted.
+    """
+
+    reads_all_slots: bool
+
+    def begin(self, rows: BlockRows) -> Walk:
+        """Stand in front of the first slot."""
+        ...
+
+    def scores(self, walk: Walk, previous: torch.Tensor, column: torch.Tensor) -> SlotScores:
+        """Score slot `column` [1], from 0, behind the tokens `previous` [batch], and move on."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class HeadParts:
+    """What a head is made of.
+
+    Attributes:
+        embedding: [vocab, hidden_size] the target's.
+        token_map: [draft vocabulary] ids of the target; None where they are the draft ids.
+    """
+
+    config: BlockConfig
+    tensors: Mapping[str, torch.Tensor]
+    embedding: torch.Tensor
+    token_map: torch.Tensor | None
+
+    @property
+    def vocab_size(self) -> int:
+        return self.config.body.vocab_size
+
+    def linear(self, name: str) -> Linear:
+        """Make a product of the tensors below `name`."""
+        return make_linear(self.tensors[f"{name}.weight"], self.tensors.get(f"{name}.bias"))
+
+    def scored(self, scores: torch.Tensor) -> SlotScores:
+        """Return scores [batch, draft vocabulary] with the tokens that they are of."""
+        return SlotScores(scores, self.token_map, self.vocab_size)
+
+    def candidates(self, logits: torch.Tensor, topk: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the likeliest tokens of logits [batch, slots, draft vocabulary], and their logits: [batch, slots,
+        topk] each."""
+        values, ids = logits.topk(topk, dim=-1)
+        return values, ids if self.token_map is None else self.token_map[ids]
+
+
+def at_column(values: torch.Tensor, column: torch.Tensor) -> torch.Tensor:
+    """Pick slot `column` [1] of [batch, slots, ...]."""
+    return values.index_select(1, column).squeeze(1)
+
+
+class IndependentSlots:
+    """drafter.head=none: a slot drafts the same behind any token."""
+
+    reads_all_slots = False
+
+    def __init__(self, parts: HeadParts) -> None:
+        self._parts = parts
+
+    def begin(self, rows: BlockRows) -> Walk:
+        return Walk(rows.hidden, rows.logits)
+
+    def scores(self, walk: Walk, previous: torch.Tensor, column: torch.Tensor) -> SlotScores:
+        return self._parts.scored(at_column(walk.scores, column))
+
+
+class MarkovHead:
+    """drafter.head=markov: the token before adds a bias of low rank (DSpark)."""
+
+    reads_all_slots = False
+
+    def __init__(self, sizes: MarkovSizes, parts: HeadParts) -> None:
+        self._parts = parts
+        self._embedding = parts.tensors["markov_head.markov_w1.weight"]
+        self._bias = make_linear(parts.tensors["markov_head.markov_w2.weight"])
+        self._rank = sizes.rank
+        forms = {MarkovForm.vanilla: self._plain, MarkovForm.gated: self._gated, MarkovForm.rnn: self._recurrent}
+        self._form = forms[sizes.form]
+        projections = {MarkovForm.gated: "gate_proj", MarkovForm.rnn: "joint_proj"}
+        name = projections.get(sizes.form)
+        self._project = None if name is None else parts.linear(f"markov_head.{name}")
+
+    def begin(self, rows: BlockRows) -> Walk:
+        return Walk(rows.hidden, rows.logits, state=rows.hidden.new_zeros(rows.hidden.shape[0], self._rank))
+
+    def scores(self, walk: Walk, previous: torch.Tensor, column: torch.Tensor) -> SlotScores:
+        read = self._form(walk, rows_at(self._embedding, previous), at_column(walk.hidden, column))
+        return self._parts.scored(at_column(walk.scores, column) + self._bias(read))
+
+    def _plain(self, walk: Walk, previous: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+        return previous
+
+    def _gated(self, walk: Walk, previous: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+        assert self._project is not None
+        return torch.sigmoid(self._project(torch.cat((hidden, previous), dim=-1))) * previous
+
+    def _recurrent(self, walk: Walk, previous: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+        assert self._project is not None and walk.state is not None
+        gate, candidate, out = self._project(torch.cat((walk.state, previous, hidden), dim=-1)).chunk(3, dim=-1)
+        gate = torch.sigmoid(gate)
+        walk.state = gate * walk.state + (1 - gate) * torch.tanh(candidate)
+        return torch.tanh(out)
+
+
+class GruHead:
+    """drafter.head=gru: a GRU reads the tokens of the block so far, and corrects every draft but the first (Domino)."""
+
+    reads_all_slots = False
+
+    def __init__(self, sizes: GruSizes, parts: HeadParts) -> None:
+        self._parts = parts
+        self._state_size = sizes.state_size
+        self._of_input = make_linear(parts.tensors["prefix_gru.weight_ih_l0"])
+        self._of_state = make_linear(parts.tensors["prefix_gru.weight_hh_l0"])
+        self._narrow, self._wide = parts.linear("embed_proj.0"), parts.linear("embed_proj.2")
+
+    def begin(self, rows: BlockRows) -> Walk:
+        return Walk(rows.hidden, rows.logits, state=rows.hidden.new_zeros(rows.hidden.shape[0], self._state_size))
+
+    def scores(self, walk: Walk, previous: torch.Tensor, column: torch.Tensor) -> SlotScores:
+        assert walk.state is not None
+        walk.state = self._moved(rows_at(self._parts.embedding, previous), walk.state)
+        read = torch.cat((at_column(walk.hidden, column), walk.state), dim=-1)
+        correction = self._wide(F.silu(self._narrow(read)))
+        return self._parts.scored(at_column(walk.scores, column) + torch.where(column > 0, correction, 0.0))
+
+    def _moved(self, token: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
+        """Do a step of `torch.nn.GRU`, without biases."""
+        reset, update, new = self._of_input(token).chunk(3, dim=-1)
+        reset_of_state, update_of_state, new_of_state = self._of_state(state).chunk(3, dim=-1)
+        new = torch.tanh(new + torch.sigmoid(reset + reset_of_state) * new_of_state)
+        return new + torch.sigmoid(update + update_of_state) * (state - new)
+
+
+class SelectorHead:
+    """drafter.head=selector: the likeliest tokens of a slot are scored by how well each follows the token before
+    (DFlash2)."""
+
+    reads_all_slots = False
+
+    def __init__(self, sizes: SelectorSizes, parts: HeadParts) -> None:
+        self._parts = parts
+        self._topk = sizes.topk
+        self._before = parts.tensors["candidate_selector.predecessor_codebook"]
+        self._behind = parts.tensors["candidate_selector.successor_codebook"]
+        self._project = parts.linear("candidate_selector.hidden_projection")
+
+    def begin(self, rows: BlockRows) -> Walk:
+        scores, ids = self._parts.candidates(rows.logits, self._topk)
+        successors = rows_at(self._behind, ids.flatten()).view(*ids.shape, -1)
+        # The score of a pair is a product of three: what follows, the hidden row, and what came before.
+        projected = self._project(rows.hidden.flatten(0, 1)).view(*ids.shape[:2], 1, -1)
+        return Walk(rows.hidden, scores, ids, edges=successors * projected)
+
+    def scores(self, walk: Walk, previous: torch.Tensor, column: torch.Tensor) -> SlotScores:
+        assert walk.ids is not None and walk.edges is not None
+        pairs = torch.einsum("bkr,br->bk", at_column(walk.edges, column), rows_at(self._before, previous))
+        return SlotScores(at_column(walk.scores, column) + pairs, at_column(walk.ids, column), self._parts.vocab_size)

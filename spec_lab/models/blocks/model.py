@@ -1,0 +1,96 @@
+"""A block drafter's model: a body, the reading of its slots, and a head."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from spec_lab.checkpoints.block_config import BlockConfig
+from spec_lab.checkpoints.block_heads import HeadKind
+from spec_lab.core.kv_cache import PagedKVCache
+from spec_lab.core.layer_protocols import AttentionBackend
+from spec_lab.models.blocks.body import BlockBody, BlockPlace
+from spec_lab.models.blocks.confidence import ConfidenceHead
+from spec_lab.models.blocks.heads import (
+    BlockHead,
+    BlockRows,
+    GruHead,
+    HeadParts,
+    IndependentSlots,
+    MarkovHead,
+    SelectorHead,
+    Walk,
+)
+from spec_lab.models.blocks.lattice import LatticeHead
+from spec_lab.models.eagle3 import draft_to_target_ids
+from spec_lab.models.linear import make_linear
+from spec_lab.models.products import PLAIN, Products
+
+Builder = Callable[[Any, HeadParts], BlockHead]
+BUILDERS: dict[HeadKind, Builder] = {
+    HeadKind.none: lambda sizes, parts: IndependentSlots(parts),
+    HeadKind.markov: MarkovHead,
+    HeadKind.gru: GruHead,
+    HeadKind.selector: SelectorHead,
+    HeadKind.lattice: LatticeHead,
+}
+
+
+def build_head(parts: HeadParts) -> BlockHead:
+    """Make the head that the config names."""
+    sizes = parts.config.head
+    return BUILDERS[sizes.kind](sizes, parts)
+
+
+def build_confidence(parts: HeadParts) -> ConfidenceHead | None:
+    """Make the confidence head, where there is one."""
+    config = parts.config
+    if not config.confidence_reads:
+        return None
+    reads_token = config.confidence_reads > config.body.hidden_size
+    embedding = parts.tensors["markov_head.markov_w1.weight"] if reads_token else None
+    return ConfidenceHead(parts.linear("confidence_head.proj"), embedding)
+
+
+class BlockModel:
+    """Drafts the slots of a block; no state between calls.
+
+    Attributes:
+        body: writes context, and runs blocks.
+        head: joins the slots.
+        confidence: says how sure the drafter is of a slot; None where the checkpoint has no such head.
+    """
+
+    def __init__(
+        self,
+        config: BlockConfig,
+        tensors: Mapping[str, torch.Tensor],
+        embedding: torch.Tensor,
+        target_head: torch.Tensor,
+        backend: AttentionBackend,
+        max_positions: int,
+        products: Products = PLAIN,
+    ) -> None:
+        """`embedding` and `target_head` [vocab, hidden_size] are the target's, used where the checkpoint has none."""
+        self.config = config
+        self.body = BlockBody(config, tensors, embedding, backend, max_positions, products)
+        token_map = draft_to_target_ids(tensors.get("d2t"))
+        table = tensors.get("embed_tokens.weight", embedding)
+        parts = HeadParts(config, tensors, table, token_map)
+        self.head: BlockHead = build_head(parts)
+        self.confidence = build_confidence(parts)
+        self._logits = products.linear(make_linear(tensors.get("lm_head.weight", target_head)))
+
+    def draft(
+        self, pending: torch.Tensor, context: torch.Tensor, place: BlockPlace, cache: PagedKVCache, num_drafts: int
+    ) -> Walk:
+        """Run the blocks that begin with `pending` [batch], whose last context rows are `context` [batch,
+        hidden_size], and stand in front of their first slot."""
+        reading = self.config.slots
+        num_slots = reading.most_drafts if self.head.reads_all_slots else num_drafts
+        rows = self.body.forward(pending, place, cache)[:, reading.first_row : reading.first_row + num_slots]
+        hidden = self.body.norm(rows.flatten(0, 1))
+        shape = rows.shape[:2]
+        return self.head.begin(BlockRows(hidden.view(*shape, -1), self._logits(hidden).view(*shape, -1), context))

@@ -1,0 +1,106 @@
+"""Hidden states over texts, written to safetensors: for each token those of some layers and the last, and its id.
+
+`header.json` names the layers in the spelling of each project that reads such files (`spec_lab.checkpoints.taps`).
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from spec_lab.checkpoints.eagle3_config import default_tap_layer_inputs
+from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.checkpoints.taps import SPELLINGS, Tap, taps_of_inputs
+from spec_lab.errors import UserError
+from spec_lab.train.collect_config import CollectConfig
+from spec_lab.train.devices import training_device
+from spec_lab.train.frozen_target import FrozenTarget
+from spec_lab.train.head_pipeline import read_texts
+from spec_lab.train.packed_rows import PackedRows
+from spec_lab.train.stages import write_json
+from spec_lab.train.texts.folder import Texts
+
+BYTES_OF_A_STATE, BYTES_OF_AN_ID = 2, 4
+
+
+def collect(path: Path, config: CollectConfig) -> Path:
+    """Write what `config` says of the target at `path`, and return the folder.
+
+    Raises:
+        UserError: the texts are another target's, a layer is not there, or the disk has no room.
+    """
+    model, output = read_model_config(path), Path(config.output_dir)
+    texts: Texts = read_texts(Path(config.texts), path)
+    texts = texts.take(torch.arange(min(len(texts), config.num_texts or len(texts))))
+    taps = taps_of(config, model.num_layers)
+    a_token = (len(taps) + 1) * model.hidden_size * BYTES_OF_A_STATE + BYTES_OF_AN_ID
+    total = a_token * len(texts.tokens)
+    print(f"{a_token:,} bytes a token, {len(texts.tokens):,} tokens of {len(texts)} texts: {total / 1e9:.2f} GB")
+    output.mkdir(parents=True, exist_ok=True)
+    free = shutil.disk_usage(output).free
+    if total > free:
+        fitting = int(len(texts) * free / total)
+        raise UserError(f"output_dir={output} has room for {free / 1e9:.2f} GB; use num_texts={fitting}")
+    header = {
+        "weights": texts.header.written_by.weights,
+        "layers": {name: spelling.write(taps) for name, spelling in SPELLINGS.items()},
+        "final_hidden": "behind the last norm",
+    }
+    write_json(output / "header.json", header)
+    longest = int(texts.lengths.max())
+    device = training_device(config.device)
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    target = FrozenTarget.load(path, device, dtype, longest)
+    for number, part in enumerate(parts_of(texts, config.tokens_per_file)):
+        file = output / f"hidden-{number:05d}.safetensors"
+        if not file.exists():
+            unfinished = file.with_suffix(".unfinished")
+            save_file(states_of(target, part, taps, config.tokens_per_forward), unfinished)
+            unfinished.replace(file)
+    return output
+
+
+def taps_of(config: CollectConfig, num_layers: int) -> tuple[Tap, ...]:
+    """Return the layers whose outputs are kept."""
+    if not config.layers:
+        return taps_of_inputs(default_tap_layer_inputs(num_layers))
+    for layer in config.layers:
+        if layer >= num_layers - 1:
+            raise UserError(
+                f"layers={config.layers}: a layer is one of 0 to {num_layers - 2}, or -1 for the embedding; behind the "
+                "last one stands the last state, which is always kept"
+            )
+    return tuple(Tap(layer) for layer in sorted(config.layers))
+
+
+def parts_of(texts: Texts, num_tokens: int) -> Iterator[Texts]:
+    """Cut texts into parts of about so many tokens, of whole texts each."""
+    number = (texts.starts[:-1] // num_tokens).tolist()
+    for part in sorted(set(number)):
+        yield texts.take(torch.tensor([index for index, of in enumerate(number) if of == part]))
+
+
+def states_of(target: FrozenTarget, texts: Texts, taps: tuple[Tap, ...], num_tokens: int) -> dict[str, Tensor]:
+    """Return the tensors of a file: ids, lengths, `taps` [tokens, taps * hidden] and `final_hidden` [tokens, hidden]
+    in bf16."""
+    tapped, final = [], []
+    for part in parts_of(texts, num_tokens):
+        lengths = part.lengths
+        place = torch.arange(len(part.tokens)) - part.starts[:-1].repeat_interleave(lengths)
+        segments = torch.arange(1, len(part) + 1).repeat_interleave(lengths)
+        columns = part.tokens[None], segments[None], place[None], part.supervised()[None]
+        outputs = target.run(PackedRows(*columns).to(target.device), taps)
+        tapped.append(outputs.tapped[0].bfloat16().cpu())
+        final.append(outputs.final_hidden[0].bfloat16().cpu())
+    return {
+        "tokens": texts.tokens.clone(),
+        "lengths": texts.lengths.clone(),
+        "prompt_lengths": texts.prompt_lengths.clone(),
+        "taps": torch.cat(tapped),
+        "final_hidden": torch.cat(final),
+    }

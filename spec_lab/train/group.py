@@ -1,0 +1,106 @@
+"""The processes that train one drafter together: one, or those of `torchrun`, each with a part of every batch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from spec_lab.errors import UserError
+from spec_lab.ranks import Ranks, ranks
+from spec_lab.train.devices import training_device
+
+OF_TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+
+
+class Group(Protocol):
+    """What a step must know of the processes."""
+
+    @property
+    def rank(self) -> int:
+        """From 0; the first proves, decodes and writes."""
+
+    @property
+    def size(self) -> int:
+        """How many there are."""
+
+    def add_up(self, terms: Tensor) -> None:
+        """Put in place of each process's terms their sum."""
+
+    def agree(self, value: float) -> float:
+        """Return what the first process has."""
+
+
+class Alone:
+    """Keeps the protocol `Group`, for one process."""
+
+    rank = 0
+    size = 1
+
+    def add_up(self, terms: Tensor) -> None:
+        """Do nothing: there is no other process."""
+
+    def agree(self, value: float) -> float:
+        return value
+
+
+ALONE = Alone()
+
+
+@dataclass(frozen=True, slots=True)
+class Together:
+    """Keeps the protocol `Group`, for the default group of `torch.distributed`."""
+
+    rank: int
+    size: int
+    device: torch.device
+
+    def add_up(self, terms: Tensor) -> None:
+        dist.all_reduce(terms)
+
+    def agree(self, value: float) -> float:
+        held = torch.tensor(value, dtype=torch.float64, device=self.device)
+        dist.broadcast(held, 0)
+        return float(held.item())
+
+
+@contextmanager
+def joined(wanted: str) -> Iterator[tuple[Group, torch.device]]:
+    """Join the processes that were started, until the block ends, and return the group and this process's device.
+
+    Meanwhile the variables that number the processes are hidden: the runtime in each of them is whole.
+
+    Raises:
+        UserError: the machine has fewer GPUs than processes.
+    """
+    own, device = ranks(), training_device(wanted)
+    if own.size == 1:
+        yield ALONE, device
+        return
+    device = _own_device(device, own)
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    hidden = {name: os.environ.pop(name) for name in OF_TORCHRUN if name in os.environ}
+    try:
+        yield Together(own.rank, own.size, device), device
+        dist.barrier()
+        dist.destroy_process_group()  # after a failure it could wait for one that has gone
+    finally:
+        os.environ.update(hidden)
+
+
+def _own_device(device: torch.device, own: Ranks) -> torch.device:
+    if device.type != "cuda":
+        return device
+    if torch.cuda.device_count() < own.local_size:
+        raise UserError(
+            f"{own.local_size} processes were started on a machine with {torch.cuda.device_count()} GPUs; "
+            "start no more than it has, or use device=cpu"
+        )
+    torch.cuda.set_device(own.local_rank)
+    return torch.device("cuda", own.local_rank)
