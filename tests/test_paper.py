@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import io
 import json
 import sys
@@ -79,6 +80,12 @@ def test_the_example_lists_every_line_at_its_temperatures() -> None:
     sampled = next(cell for cell in cells if cell.line == "n-gram" and cell.temperature == 1)
     assert "acceptance.method=one_hot" in sampled.overrides
     assert "drafter.draft_sampling=distribution" not in sampled.overrides
+
+
+def test_a_paper_of_more_runs_than_anyone_waits_for_is_refused() -> None:
+    paper = dataclasses.replace(read_paper(EXAMPLE), temperatures=tuple(n / 1000 for n in range(1000)))
+    with pytest.raises(UserError, match=r"comes to \d+ runs, and 1000 are the most"):
+        cells_of(paper)
 
 
 @pytest.mark.parametrize(

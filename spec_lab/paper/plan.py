@@ -6,9 +6,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from spec_lab.errors import UserError
 from spec_lab.paper.file import Line, PaperFile
 
 Part = Literal["acceptance", "ablation", "speed"]
+MOST_RUNS = 1000
 DRAFT_TOKENS = "drafter.num_draft_tokens"
 GREEDY = ("references=[plain]",)
 SAMPLED = ("references=[]", "sampling=sampled")
@@ -33,8 +35,15 @@ class Cell:
 
 
 def cells_of(paper: PaperFile, typed: Iterable[str] = ()) -> list[Cell]:
-    """Return the runs of a paper in their order; what was `typed` behind the file holds for every run."""
-    return [*_acceptance(paper, tuple(typed)), *_ablations(paper, tuple(typed)), *_speed(paper, tuple(typed))]
+    """Return the runs of a paper in their order; what was `typed` behind the file holds for every run.
+
+    Raises:
+        UserError: they are more than anyone waits for, and composing each takes a while.
+    """
+    cells = [*_acceptance(paper, tuple(typed)), *_ablations(paper, tuple(typed)), *_speed(paper, tuple(typed))]
+    if len(cells) > MOST_RUNS:
+        raise UserError(f"{paper.path}: it comes to {len(cells)} runs, and {MOST_RUNS} are the most; leave some out")
+    return cells
 
 
 def merged(*parts: Iterable[str]) -> tuple[str, ...]:
