@@ -4,7 +4,8 @@ WORKERS ?= 2
 # The revision that `make bits` compares with.
 BASE ?= main
 # Each worker begins with one half of the tests, so that what the tests of a file share is made once.
-PYTEST = $(PYTHON) -m pytest -n $(WORKERS) --dist worksteal
+# Compiled modules are kept, also where the environment forbids it: compiling them takes a third of collecting the tests.
+PYTEST = PYTHONDONTWRITEBYTECODE= $(PYTHON) -m pytest -n $(WORKERS) --dist worksteal
 
 .PHONY: help install smoke lint docs test slow costs bits gpu
 

@@ -29,22 +29,21 @@ def _run(arguments: Sequence[str], adapt: Adapt) -> int:
     from spec_lab.cli.overrides import extensions_in
 
     if "--help" in arguments or "-h" in arguments:
-        from spec_lab.cli.help import help_text
+        from spec_lab.cli.help import groups_in_help, help_text
 
-        print(help_text(extensions_in(arguments)))
+        print(help_text(extensions_in(arguments), groups_in_help(arguments)))
         return 0
     if "--version" in arguments:
         from spec_lab.cli.help import version_text
 
         print(version_text())
         return 0
-    if "--shell-completion" in arguments or "-sc" in arguments:
-        from spec_lab.cli.completion import completion
-
-        print(completion(arguments))
-        return 0
+    from spec_lab.cli.completion import complete, is_asked
     from spec_lab.cli.session import Session
 
+    if is_asked(arguments):
+        complete(arguments)
+        return 0
     session = Session(adapt)
     session.run(arguments)
     session.report()

@@ -67,6 +67,9 @@ from spec_lab.menu.option import (
     CatchupPruningOption as CatchupPruningOption,
 )
 from spec_lab.menu.option import (
+    CheckerOption as CheckerOption,
+)
+from spec_lab.menu.option import (
     DrafterOption as DrafterOption,
 )
 from spec_lab.menu.option import (
@@ -74,6 +77,9 @@ from spec_lab.menu.option import (
 )
 from spec_lab.menu.option import (
     LoggerOption as LoggerOption,
+)
+from spec_lab.menu.option import (
+    MetricOption as MetricOption,
 )
 from spec_lab.menu.option import (
     PromptPruningOption as PromptPruningOption,

@@ -42,6 +42,7 @@ DRAFTERS: dict[str, tuple[int, ...]] = {
     "mtp_vanilla": (1, 2, 3),  # a module a draft: the tiny checkpoint has three
     "frozen_kv": UP_TO_8,
     "dflash": UP_TO_8,
+    "p_eagle": SOME,
     "ngram": SOME,
     "oracle": SOME,
     "random": SOME,
@@ -54,7 +55,7 @@ KNOBS: dict[str, dict[str, Any]] = {"dflash": {"head": Head.markov, "slots": Rea
 """Knobs by which a drafter reads the weights that it is taught."""
 
 TRAINED = ("eagle3", "draft_model", "mtp_eagle", "mtp_vanilla", "frozen_kv", "dflash")
-CAPTURED = (*TRAINED, "ngram", "oracle", "random", "suffix", "hybrid")
+CAPTURED = (*TRAINED, "p_eagle", "ngram", "oracle", "random", "suffix", "hybrid")
 """Every drafter whose rounds can be captured."""
 BATCHES, PAGES, CHUNKS, PADDINGS = (1, 3, 8), (1, 4, 16), (1, 5, 512), (1, 4)
 GATHERING = ("post_attention", "catchup")
@@ -149,7 +150,7 @@ def may_stand_together(row: dict[str, Any]) -> bool:
         or (graph != "eager" and padding not in (None, PADDINGS[0]))
         or (row.get("options") and drafter not in (None, "frozen_kv"))
         or (row.get("offers", "all") != "all" and drafter not in (None, *TRAINED))
-        or (drafter == "dflash" and graph == "step_replay")
+        or (drafter in ("dflash", "p_eagle") and graph == "step_replay")
         or (drafter == "dflash" and graph != "eager" and row.get("prune") in GATHERING)
     )
 

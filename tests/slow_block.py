@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
@@ -20,10 +21,16 @@ class SlowBlock:
     tensors: dict[str, torch.Tensor]
     block: TinyBlock
     reference: Reference
+    sure: list[float] = field(default_factory=list)
 
     @torch.inference_mode()
     def draft(self, text: list[int], num_draft_tokens: int) -> tuple[list[int], list[torch.Tensor]]:
         """Drafts in target ids, and the logits [vocab] of each, -inf where a head scores no token."""
+        return self.follow(text, [None] * num_draft_tokens)
+
+    @torch.inference_mode()
+    def follow(self, text: list[int], drafts: Sequence[int | None]) -> tuple[list[int], list[torch.Tensor]]:
+        """The same, where each of `drafts` is the one that was taken; None is the likeliest."""
         states = self.reference.model(torch.tensor([text]), output_hidden_states=True).hidden_states
         taps = [states[output + 1][0, :-1] for output in self.block.outputs]  # HF counts the embedding
         context = self._norm(torch.cat(taps, dim=-1) @ self.tensors["fc.weight"].T, "hidden_norm")
@@ -31,7 +38,7 @@ class SlowBlock:
         table = self.reference.model.lm_head.weight
         if self.block.draft_vocab_size is not None:
             table = self.tensors["lm_head.weight"]
-        return self._walk(rows[: self.block.most_drafts], rows @ table.T, context, text[-1], num_draft_tokens)
+        return self._walk(rows[: self.block.most_drafts], rows @ table.T, context, text[-1], drafts)
 
     def _body(self, context: torch.Tensor, pending: int) -> torch.Tensor:
         embed = self.reference.model.model.embed_tokens.weight
@@ -90,14 +97,20 @@ class SlowBlock:
         return (keys <= rows) & (keys >= rows - self.block.window)  # as engines run causal layers
 
     def _walk(
-        self, hidden: torch.Tensor, logits: torch.Tensor, context: torch.Tensor, pending: int, num_drafts: int
+        self,
+        hidden: torch.Tensor,
+        logits: torch.Tensor,
+        context: torch.Tensor,
+        pending: int,
+        drafts: Sequence[int | None],
     ) -> tuple[list[int], list[torch.Tensor]]:
         tokens, found = [pending], []
         edges = self._lattice(hidden, logits, context) if self.block.head == "lattice" else None
-        for slot in range(num_drafts):
+        for slot, draft in enumerate(drafts):
             scores = edges(slot, tokens) if edges is not None else self._scores(slot, tokens, hidden, logits[slot])
             found.append(scores)
-            tokens.append(int(scores.argmax()))
+            tokens.append(int(scores.argmax()) if draft is None else draft)
+            self.sure = [*self.sure[:slot], self._confidence(slot, tokens, hidden)]
         return tokens[1:], found
 
     def _scores(self, slot: int, tokens: list[int], hidden: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
@@ -122,6 +135,13 @@ class SlowBlock:
         whole = self.reference.model.lm_head.weight.shape[0]
         return logits.new_full((whole,), float("-inf")).index_put((ids,), logits)
 
+    def _confidence(self, slot: int, tokens: list[int], hidden: torch.Tensor) -> float:
+        """Of the draft at `slot`, from its row and the token in front of it."""
+        if not self.block.confidence:
+            return 1.0
+        read = torch.cat((hidden[slot], self.tensors["markov_head.markov_w1.weight"][tokens[slot]]))
+        return float(self._linear("confidence_head.proj", read).sigmoid())
+
     def _markov(self, slot: int, tokens: list[int], hidden: torch.Tensor) -> torch.Tensor:
         w1, w2 = (self.tensors[f"markov_head.markov_w{number}.weight"] for number in (1, 2))
         if self.block.form == "vanilla":
@@ -137,7 +157,9 @@ class SlowBlock:
             state = gate.sigmoid() * state + (1 - gate.sigmoid()) * candidate.tanh()
         return out.tanh() @ w2.T
 
-    def _lattice(self, hidden: torch.Tensor, logits: torch.Tensor, context: torch.Tensor):  # type: ignore[no-untyped-def]
+    def _lattice(
+        self, hidden: torch.Tensor, logits: torch.Tensor, context: torch.Tensor
+    ) -> Callable[[int, list[int]], torch.Tensor]:
         """Edges of LiLiCorr: from the context's last row, and from candidate to candidate."""
         slots, topk = len(hidden), 4
         log_probs, ids = logits[:slots].log_softmax(-1).topk(topk)

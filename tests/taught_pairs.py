@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from spec_lab.checkpoints.config import ModelConfig
 from spec_lab.checkpoints.families.table import read_model_config
 from tests.tiny_assistant import make_tiny_assistant
-from tests.tiny_blocks import TinyBlock, write_block
+from tests.tiny_blocks import TinyBlock, make_tiny_p_eagle, write_block
 from tests.tiny_checkpoints import keep_first_layers, make_tiny_eagle3, rewrite_tensors
 from tests.tiny_mtp import make_tiny_mtp
 
@@ -139,6 +139,29 @@ def teach_dflash(folder: Path, target: Target) -> None:
     )
 
 
+def teach_p_eagle(folder: Path, target: Target) -> None:
+    """Write a head of two layers that say little, so that its first draft goes by the token before."""
+    head = make_tiny_p_eagle(folder, target.config, draft_vocab_size=target.config.vocab_size)
+    eye, nothing = torch.eye(32), torch.zeros(32, 32)
+    pick_embedding, attention = torch.cat((eye, nothing), dim=1), "layers.0.self_attn."
+    behind = {name: tensor for name, tensor in head.items() if name.startswith("layers.1.")}
+    rewrite_tensors(
+        folder,
+        {name: 0.2 * tensor for name, tensor in behind.items() if name.endswith(OUTPUTS)}
+        | {
+            "fc.weight": 0.2 * head["fc.weight"],
+            "layers.0.mlp.down_proj.weight": 0.2 * head["midlayer.mlp.down_proj.weight"],
+            "layers.0.input_layernorm.weight": torch.ones(32),
+            f"{attention}v_proj.weight": pick_embedding,
+            f"{attention}k_proj.weight": 2 * pick_embedding,
+            f"{attention}q_proj.weight": 2 * pick_embedding.view(2, 16, 64).repeat_interleave(2, dim=0).view(64, 64),
+            f"{attention}o_proj.weight": eye.view(32, 2, 16).repeat_interleave(2, dim=1).reshape(32, 64) / 2,
+            "norm.weight": target.tensors["model.norm.weight"],
+            "lm_head.weight": target.tensors["lm_head.weight"],
+        },
+    )
+
+
 TEACHERS = {
     "eagle3": teach_eagle3,
     "draft_model": teach_draft_model,
@@ -147,4 +170,5 @@ TEACHERS = {
     "frozen_kv": teach_frozen_kv,
     "hybrid": teach_eagle3,
     "dflash": teach_dflash,
+    "p_eagle": teach_p_eagle,
 }

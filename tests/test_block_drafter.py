@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from spec_lab.checkpoints.families.table import read_model_config
-from spec_lab.core.types import Request
-from spec_lab.menu.config import GraphConfig
+from spec_lab.core.types import AcceptanceInputs, Request, Sequence
+from spec_lab.menu.choices import DraftSampling, DraftStop
+from spec_lab.menu.config import GraphConfig, SamplingConfig
 from spec_lab.options.graphs.eager import EagerGraphConfig
 from spec_lab.options.graphs.full_loop import FullLoopGraphConfig
 from spec_lab.options.graphs.round import RoundGraphConfig
 from spec_lab.options.graphs.split_seed import SplitSeedGraphConfig
+from spec_lab.options.rules.rejection import RejectionConfig
 from spec_lab.options.rules.synthetic import SyntheticConfig
 from tests.engine_state import poison
 from tests.fake_target import PaddedGraph
 from tests.lab import Reference, make_config, make_engine, random_requests
-from tests.scripted_rule import ScriptedRule, install
+from tests.scripted_rule import ScriptedAcceptance, ScriptedRule, install
 from tests.slow_block import SlowBlock
 from tests.tiny_blocks import TinyBlock, write_block
-from tests.tiny_checkpoints import make_tiny_target
+from tests.tiny_checkpoints import make_tiny_target, rewrite_tensors
 
 BLOCKS: dict[str, TinyBlock] = {
     "dflash": TinyBlock(),
@@ -117,3 +120,48 @@ def test_captured_rounds_are_eager_ones(
         engine = make_engine(replace(config, acceptance=imposed), requests)
         results.append([(r.output_ids, r.accepted_per_round) for r in engine.generate(requests).requests])
     assert results[0] == results[1]
+
+
+@dataclass
+class LawCheck(ScriptedAcceptance):
+    """Compares the law that each draft was recorded with, behind the drafts before it, and how many are offered."""
+
+    slow: SlowBlock = field(kw_only=True)
+    threshold: float = 0.0
+    offered: list[int] = field(default_factory=list)
+
+    def check(self, sequence: Sequence, drafts: list[int], inputs: AcceptanceInputs, row: int) -> None:
+        _, logits = self.slow.follow(sequence.tokens, drafts)
+        assert inputs.draft_logits is not None
+        for recorded, expected in zip(inputs.draft_logits[row], logits, strict=True):
+            torch.testing.assert_close(recorded.softmax(-1), (expected / 0.8).softmax(-1), rtol=0, atol=1e-4)
+        if inputs.num_drafts is not None:
+            products = torch.tensor(self.slow.sure[: len(drafts)]).cumprod(0)
+            count = int((products >= self.threshold).sum())
+            assert int(inputs.num_drafts[row]) == min(count + 1, len(drafts))
+            self.offered.append(count)
+
+
+@pytest.mark.parametrize("name", ["dflash", "rnn", "gru", "selector", "lattice", "speculators_dspark"])
+def test_drafts_are_recorded_with_the_law_behind_the_head(
+    target: tuple[Path, Reference], tmp_path: Path, name: str
+) -> None:
+    """That of each draft is the head's behind the drafts that were really drawn; a stop reads what precedes them."""
+    block = replace(BLOCKS[name], confidence=BLOCKS[name].head == "markov")
+    tensors = write_block(tmp_path, block, read_model_config(target[0]))
+    options = block.options | {"draft_sampling": DraftSampling.distribution}
+    if block.confidence:
+        tensors["confidence_head.proj.weight"] *= 8  # so that the token in front changes how sure it is
+        rewrite_tensors(tmp_path, {"confidence_head.proj.weight": tensors["confidence_head.proj.weight"]})
+        options |= {"confidence": True, "stop": DraftStop.confidence, "stop_threshold": 0.2}
+    requests = random_requests(2, 16, lengths=(1, 12), seed=2)
+    config = make_config((target[0], tmp_path), "dflash", batch_size=2, options=options)
+    config = replace(config, acceptance=RejectionConfig(), sampling=SamplingConfig(temperature=0.8))
+    engine = make_engine(config, requests)
+    rule = LawCheck(
+        engine, lambda num_drafts: min(num_drafts, 1), slow=SlowBlock(tensors, block, target[1]), threshold=0.2
+    )
+    engine.parts.rule = rule
+    engine.generate(requests)
+    assert len(rule.accepted) > 4
+    assert len(set(rule.offered)) > 1 or not block.confidence

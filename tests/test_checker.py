@@ -243,6 +243,8 @@ class IdsOfLetters(IdsAlone):
         ("choice", "AB", False),
         ("answer", " ", False),
         ("exact", ".", True),
+        ("boxed", "\\frac{1}{2}", True),
+        ("boxed", "\\frac{1", False),
     ],
 )
 def test_an_answer_that_no_output_can_give_is_known_before_the_run(checker: str, expected: str, known: bool) -> None:

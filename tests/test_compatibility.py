@@ -479,10 +479,11 @@ def float_knobs(config: Any, prefix: str = "") -> list[tuple[Any, str, str]]:
     return found
 
 
-RULES_WITH_FLOATS = {
-    "relaxed_thinking": {"acceptance.delta", "acceptance.ratio", "drafter.stop_threshold"},
-    "synthetic": {"acceptance.mean_length", "acceptance.rates", "drafter.stop_threshold"},
-    "rejection": {"drafter.stop_threshold"},
+ALWAYS_FLOATS = ("sampling.temperature", "sampling.top_p", "drafter.stop_threshold", "drafter.off_below")
+RULES_WITH_FLOATS: dict[str, set[str]] = {
+    "relaxed_thinking": {"acceptance.delta", "acceptance.ratio"},
+    "synthetic": {"acceptance.mean_length", "acceptance.rates"},
+    "rejection": set(),
 }
 
 
@@ -491,7 +492,7 @@ def test_no_knob_takes_nan_or_infinity(rule: str) -> None:
     """Whatever else is set: comparisons let NaN pass, and a record holds neither."""
     config = compose(f"acceptance={rule}")
     knobs = float_knobs(config)
-    assert {name for *_, name in knobs} == {"sampling.temperature", "sampling.top_p", *RULES_WITH_FLOATS[rule]}
+    assert {name for *_, name in knobs} == {*ALWAYS_FLOATS, *RULES_WITH_FLOATS[rule]}
     for holder, field, name in knobs:
         before = getattr(holder, field)
         for number in (math.nan, math.inf, -math.inf):

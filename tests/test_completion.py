@@ -1,37 +1,29 @@
-"""A shell completes groups, options, keys and their values."""
+"""A shell completes options and keys, by Hydra's completion."""
 
 from __future__ import annotations
-
-import subprocess
 
 import pytest
 
 from spec_lab.__main__ import main
-from spec_lab.cli.completion import candidates
 
 
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ("spec-lab workload.categ", ["workload.categories="]),
-        ("spec-lab drafter=mtp_", ["mtp_eagle", "mtp_vanilla"]),
-        ("spec-lab -m drafter=ngram,o", ["ngram,oracle"]),
-        ("spec-lab logger.mode=o", ["offline", "online"]),
-        ("spec-lab fresh=", ["false", "true"]),
-        ("spec-lab --dry", ["--dry-run"]),
-        ("spec-lab batch_size=", []),
-        ("spec-lab nonsense=x", []),
+        ("spec-lab drafter=mtp_", {"drafter=mtp_eagle", "drafter=mtp_vanilla"}),
+        ("spec-lab prune.ca", {"prune.catchup="}),
     ],
 )
-def test_what_a_word_may_become(line: str, expected: list[str]) -> None:
-    assert candidates(line)[: len(expected) or None] == expected
+def test_what_a_word_may_become(
+    line: str, expected: set[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COMP_LINE", line)
+    monkeypatch.setenv("COMP_POINT", str(len(line)))
+    assert main(["-sc", "query=bash"]) == 0
+    assert expected <= set(capsys.readouterr().out.split())
 
 
-def test_bash_takes_the_script(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--shell-completion"]) == 0
-    script = capsys.readouterr().out
-    fake = "spec-lab() { printf 'oracle\\nrandom\\n'; }; COMP_LINE='spec-lab drafter='; COMP_POINT=17; _spec_lab"
-    done = subprocess.run(
-        ["bash", "-c", f"{script}\n{fake}; echo ${{COMPREPLY[@]}}"], capture_output=True, text=True, check=True
-    )
-    assert done.stdout.split() == ["oracle", "random"] and not done.stderr
+@pytest.mark.parametrize("words", [["-sc"], ["-sc", "install=tcsh"], ["-sc", "drafter=ngram"]])
+def test_what_no_shell_asks_is_refused_in_a_line(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == 2
+    assert "install=bash" in capsys.readouterr().err

@@ -24,10 +24,14 @@ BROKEN = {
     "loop": (b"a: &a [*a]", ["refers to itself", "mend it"]),
     "aliases": (GLOBAL + BOMB, ["aliases stand for more than 100000 values"]),
     "defaults of itself": (GLOBAL + b"defaults: [mine]", ["leads back to itself"]),
+    "sweep without end": (
+        GLOBAL + b"hydra: {sweeper: {params: {seed: 'range(0,1000000000)'}}}",
+        ["seed=range(0,1000000000) comes to more than 10000 jobs"],
+    ),
     "option": (GLOBAL + b"defaults: [override /drafter: ngran]", ["drafter has no option ngran", "mean ngram?"]),
     "option like none": (
         GLOBAL + b"defaults: [override /drafter: xyz]",
-        ["no option xyz", "one of draft_model, eagle3"],
+        ["no option xyz", "it takes one of "],
     ),
     "group": (GLOBAL + b"defaults: [override /drafte: ngram]", ["no key drafte;", "did you mean drafter?"]),
     "group without override": (GLOBAL + b"defaults: [/drafte: ngram]", ["no drafte/ngram", "did you mean drafter?"]),

@@ -18,12 +18,16 @@ from spec_lab.doctor.__main__ import main as examine
 from spec_lab.errors import UserError
 from spec_lab.menu import registry
 from spec_lab.menu.extensions import find_extensions
-from spec_lab.menu.option import CatchupPruningOption, DrafterOption, RuleOption
+from spec_lab.menu.option import CatchupPruningOption, DrafterOption, MetricOption, RuleOption
 from spec_lab.menu.refusals.run import refusals
 from spec_lab.options.shipped import ZOO
-from spec_lab.record.runs import read_summary
+from spec_lab.record.metrics import OwnMetrics
+from spec_lab.record.runs import read_round_rows, read_summary
+from spec_lab.record.scalars import scalars
 from spec_lab.report.__main__ import main as report
+from spec_lab.report.frame import load_frame
 from spec_lab.rescore.judge import rescore
+from tests.fake_runs import FakeEngine
 
 ROOT = Path(__file__).parents[1]
 LAB = "extensions=[my_lab]"
@@ -120,6 +124,35 @@ def test_all_three_run_sweep_and_report(
     monkeypatch.setitem(sys.modules, "my_lab", None)  # any import of it fails from here on
     assert report([str(tmp_path)]) == 0
     assert "copycat" in capsys.readouterr().out
+
+
+@needs_weights
+def test_metrics_and_a_stage_that_were_added_go_the_whole_way(
+    lab: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([LAB, "drafter=copycat", *CHEAP, f"output_dir={tmp_path}"]) == 0
+    assert "longest_output" in capsys.readouterr().out
+    folder = only_run(tmp_path)
+    summary = read_summary(folder)
+    per_round = [row["metrics"]["all_kept"] for row in read_round_rows(folder)]
+    assert summary["metrics"]["all_kept"] == pytest.approx(sum(map(float, per_round)) / len(per_round))
+    assert summary["metrics"]["longest_output"] == summary["references"]["plain"]["metrics"]["longest_output"] == 8
+    assert summary["definitions"]["metrics.longest_output"] == "Tokens of the longest output."
+    stages = summary["stage_ms_per_round"]
+    assert 0 < (stages["look_back"] or 0) < (stages["catchup"] or 0)
+    frame = load_frame(tmp_path)
+    assert frame["metric_longest_output"].tolist() == [8.0, 8.0] and frame["look_back_ms"].notna().tolist()[0]
+    assert scalars(summary)["summary.metrics.longest_output"] == 8.0
+    assert scalars(summary)["summary.stage_ms_per_round.look_back"] == stages["look_back"]
+
+
+def test_a_metric_that_fails_has_no_value_and_says_so_once(capsys: pytest.CaptureFixture[str]) -> None:
+    fails = MetricOption(name="broken", definition="x", of_round=lambda record: record.nothing)
+    infinite = MetricOption(name="infinite", definition="x", of_run=lambda result: float("inf"))
+    metrics = OwnMetrics([fails, infinite])
+    result = FakeEngine(3, {}).generate(2)
+    assert metrics.of_run(result) == {"broken": None, "infinite": None}
+    assert capsys.readouterr().err.count("metric broken has no value") == 1
 
 
 @needs_weights

@@ -208,6 +208,7 @@ def test_every_drafter_of_the_lab_is_in_the_table() -> None:
         ("ngram", EVERY_LENGTH),
         ("suffix", {0, 1, 2}),
         ("hybrid", {0, 1, 2}),
+        ("p_eagle", {0, 1}),
         ("random", {0, 1}),
         ("oracle", {3}),
     ],

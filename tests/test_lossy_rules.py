@@ -192,6 +192,19 @@ def test_mentored_uses_its_bound_and_no_law_within_it_accepts_more(bound: float)
         assert (torch.minimum(other, q).sum(dim=-1) <= best + 1e-9)[is_within].all()
 
 
+def test_mentored_keeps_its_bound_where_the_draft_is_next_to_impossible() -> None:
+    """A probability too small to show in a sum near 1 is still what the bound is about."""
+    unlikely = torch.tensor([1e-3, 1e-9, 1e-17, 1e-30]).unsqueeze(1)
+    p = torch.cat((unlikely, 0.75 - unlikely, torch.full_like(unlikely, 0.25)), dim=1)
+    q = torch.zeros_like(p)
+    q[:, 0] = 1
+    law = Mentored(0.1)(p, q)
+    torch.testing.assert_close(
+        reverse_kl(p.double(), law.double()), torch.full((4, 1), 0.1).double(), rtol=0, atol=1e-5
+    )
+    assert (law[:, 0] > 0).all()
+
+
 def test_the_ensemble_is_as_far_as_its_weight_says() -> None:
     p, q = random_laws(4, 24)
     law = OverlapLaw(Ensemble(0.7))

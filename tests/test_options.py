@@ -20,9 +20,10 @@ from spec_lab.menu.option import CatchupPruningOption, CheckerOption, DrafterOpt
 from spec_lab.menu.refusals.run import refusals
 from spec_lab.options.shipped import SHIPPED
 from spec_lab.workloads.prompt_files import PROMPTS_FOLDER
+from tests import stand_in_gym
 from tests.covering import each_value
 from tests.tiny_assistant import make_tiny_assistant
-from tests.tiny_blocks import TINY_PRESETS, write_block
+from tests.tiny_blocks import TINY_PRESETS, make_tiny_p_eagle, write_block
 from tests.tiny_mtp import make_tiny_mtp
 from tests.tiny_runs import make_runnable_pair
 
@@ -41,6 +42,7 @@ SHAPES = [
 INTERPRETED = ("attention", "triton")
 SAMPLED = ["acceptance=rejection", "sampling=sampled", "drafter.draft_sampling=distribution"]
 NEEDS = {
+    ("workload", "reasoning_gym"): ["workload.tasks=[chain_sum]"],
     ("acceptance", "rejection"): SAMPLED,
     **{("acceptance", rule): ["sampling=sampled"] for rule in ("typical", "threshold", "cascade", "mentored", "fuzzy")},
     ("workload", "jsonl"): [f"workload.path={PROMPTS_FOLDER / 'dates.jsonl'}"],
@@ -73,6 +75,8 @@ def drafter_folders(pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFa
     blocks = {name: tmp_path_factory.mktemp(name) for name in TINY_PRESETS}
     for name, block in TINY_PRESETS.items():
         write_block(blocks[name], block, target)
+    blocks["p_eagle"] = tmp_path_factory.mktemp("p_eagle")
+    make_tiny_p_eagle(blocks["p_eagle"], target)
     return folders | blocks | {"eagle3": pair[1], "hybrid": pair[1], "draft_model": pair[0]}
 
 
@@ -139,8 +143,13 @@ def row_name(row: Row) -> str:
 
 @pytest.mark.parametrize("row", RUN_ROWS, ids=row_name)
 def test_every_option_builds_and_runs(
-    row: Row, pair: tuple[Path, Path], drafter_folders: dict[str, Path], empty_folder: Path
+    row: Row,
+    pair: tuple[Path, Path],
+    drafter_folders: dict[str, Path],
+    empty_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    stand_in_gym.install(monkeypatch)
     (empty_folder / "question.jsonl").write_text(QUESTIONS)
     config, choices = compose_run(overrides_of(row, pair, drafter_folders))
     assert refusals(config) == []

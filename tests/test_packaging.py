@@ -98,20 +98,16 @@ def test_wheel_holds_every_file_of_the_tree(tree: Path, wheel: Path) -> None:
     } <= found
 
 
-def test_wheel_runs_in_an_empty_folder_and_in_the_repository(installed: Path, tree: Path, tmp_path: Path) -> None:
-    assert_composes(run(DRY_RUN, tmp_path, installed))
+def test_wheel_runs_in_the_repository(installed: Path, tree: Path) -> None:
     assert_composes(run(DRY_RUN, tree, installed))
 
 
 def test_first_command_works_from_the_wheel(installed: Path, tmp_path: Path) -> None:
     """It is what the README says first, at the size of debug=smoke."""
     assert_runs(run(SMOKE, tmp_path, installed), tmp_path)
-    where = run([sys.executable, "-c", "import spec_lab.measure.runner as r; print(r.__file__)"], tmp_path, installed)
+    code = "import importlib.util as u; print(u.find_spec('spec_lab.measure.runner').origin)"
+    where = run([sys.executable, "-c", code], tmp_path, installed)
     assert Path(where.stdout.strip()).is_relative_to(installed)
-
-
-def test_first_command_works_from_a_raw_checkout(tree: Path, tmp_path: Path) -> None:
-    assert_runs(run([*SMOKE, "kernels=torch"], tmp_path, tree, tree / "kernels"), tmp_path)
 
 
 def test_raw_checkout_runs_in_its_root(tree: Path) -> None:

@@ -88,6 +88,7 @@ def test_the_example_lists_every_line_at_its_temperatures() -> None:
         ({"base": "EAGLE"}, "did you mean EAGLE-3"),
         ({"lines": {"x": "drafter=eagle3"}}, "lines.x must be a list"),
         ({"tasks": {}}, "tasks must name one"),
+        ({"name": "../x"}, r"name='\.\./x' is part of a folder's name"),
         ({"speed": {"batch_sizes": [0], "draft_tokens": [1]}}, "speed.batch_sizes"),
     ],
 )

@@ -14,7 +14,7 @@ from spec_lab.cli.ground import ground_of
 from spec_lab.cli.unsafe import refuse_argument
 from spec_lab.doctor.__main__ import main as doctor
 from spec_lab.errors import UserError
-from spec_lab.menu.refusals.names import refuse_name
+from spec_lab.menu.refusals.names import refuse_name, refuse_output_dir
 from spec_lab.train.__main__ import main as train
 from tests.covering import each_value
 
@@ -156,3 +156,10 @@ def test_a_swept_name_is_refused_without_a_folder_and_the_others_run(
     assert [path.name for path in empty_folder.iterdir()] == ["out"]
     [sweep] = (empty_folder / "out").iterdir()
     assert [path.name.split("-")[0] for path in sweep.iterdir() if path.is_dir()] == ["ok"]
+
+
+@pytest.mark.parametrize("place", ["~/runs", "$HOME/runs", "${HOME}/runs"])
+def test_what_a_shell_would_have_written_out_names_no_folder(place: str) -> None:
+    message = refuse_output_dir(place)
+    assert message is not None and message.endswith("write the path in full")
+    assert refuse_output_dir(f"a/{place}") is None

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from spec_lab.checkpoints.config import ModelConfig
-from tests.tiny_checkpoints import random_weight
+from tests.tiny_checkpoints import make_tiny_eagle3, random_weight, rewrite_config, rewrite_tensors
 
 HEADS, KV_HEADS, HEAD_DIM, INNER, RANK, TOPK = 4, 2, 16, 40, 12, 5
 
@@ -87,6 +87,36 @@ def write_block(folder: Path, block: TinyBlock, target: ModelConfig) -> dict[str
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "config.json").write_text(json.dumps(_config(block, target), indent=2))
     return tensors
+
+
+def make_tiny_p_eagle(
+    folder: Path, target: ModelConfig, num_layers: int = 2, **overrides: Any
+) -> dict[str, torch.Tensor]:
+    """Write a random P-EAGLE head in the layout of speculators; return its tensors under SafeAILab's names, the layers
+    behind the first under the file's."""
+    overrides |= {"speculators_model_type": "peagle", "architectures": ["PEagleSpeculator"]}
+    tensors = make_tiny_eagle3(folder, target, "speculators", mask_token_id=target.vocab_size - 1, **overrides)
+    layers = json.loads((folder / "config.json").read_text())["transformer_layer_config"]
+    rewrite_config(folder, transformer_layer_config=layers | {"num_hidden_layers": num_layers})
+    generator, hidden = torch.Generator().manual_seed(1), target.hidden_size
+    shapes: dict[str, tuple[int, ...]] = {}
+    for index in range(1, num_layers):
+        prefix = f"layers.{index}."
+        shapes |= {
+            f"{prefix}self_attn.q_proj.weight": (HEADS * HEAD_DIM, hidden),
+            f"{prefix}self_attn.k_proj.weight": (KV_HEADS * HEAD_DIM, hidden),
+            f"{prefix}self_attn.v_proj.weight": (KV_HEADS * HEAD_DIM, hidden),
+            f"{prefix}self_attn.o_proj.weight": (hidden, HEADS * HEAD_DIM),
+            f"{prefix}mlp.gate_proj.weight": (INNER, hidden),
+            f"{prefix}mlp.up_proj.weight": (INNER, hidden),
+            f"{prefix}mlp.down_proj.weight": (hidden, INNER),
+            f"{prefix}input_layernorm.weight": (hidden,),
+            f"{prefix}post_attention_layernorm.weight": (hidden,),
+        }
+    more = {name: random_weight(name, shape, generator) for name, shape in shapes.items()}
+    more["mask_hidden"] = torch.randn(1, 1, 3 * hidden, generator=generator)
+    rewrite_tensors(folder, more)
+    return tensors | more
 
 
 def _config(block: TinyBlock, target: ModelConfig) -> dict[str, Any]:

@@ -113,6 +113,7 @@ class ByRatio:
     Attributes:
         ratio: [..., vocab] q / p, ascending; 0 where p is 0, which no such law emits.
         p_below: [..., vocab + 1] the sum of p over the first tokens.
+        p_above: [..., vocab + 1] over the others, summed from the last: 1 less the former would round a small p away.
         q_below: likewise of q.
         log_below: likewise of q log(q / p).
         low_mass: [..., vocab] the mass that a `low` at each ratio would add to q.
@@ -120,6 +121,7 @@ class ByRatio:
 
     ratio: torch.Tensor
     p_below: torch.Tensor
+    p_above: torch.Tensor
     q_below: torch.Tensor
     log_below: torch.Tensor
     low_mass: torch.Tensor
@@ -134,12 +136,14 @@ class ByRatio:
             torch.nn.functional.pad(values.gather(-1, order).cumsum(dim=-1), (1, 0))
             for values in (p, q, torch.special.xlogy(q, torch.where(q > 0, q / p, 1)))
         )
-        return cls(ratio, p_below, q_below, log_below, ratio * p_below[..., :-1] - q_below[..., :-1])
+        from_last = p.gather(-1, order).flip(-1).cumsum(dim=-1).flip(-1)
+        p_above = torch.nn.functional.pad(from_last, (0, 1))
+        return cls(ratio, p_below, p_above, q_below, log_below, ratio * p_below[..., :-1] - q_below[..., :-1])
 
     def low_of(self, high: torch.Tensor) -> torch.Tensor:
         """Return the `low` [..., 1] that leaves mass 1 under `high` [..., 1]."""
         above = torch.searchsorted(self.ratio, high, right=True)
-        missing = 1 - _at(self.q_below, above) - high * (self.p_below[..., -1:] - _at(self.p_below, above))
+        missing = 1 - _at(self.q_below, above) - high * _at(self.p_above, above)
         place = torch.searchsorted(self.low_mass, missing, right=True)
         p_below = _at(self.p_below, place)
         low = torch.where(p_below > 0, (missing + _at(self.q_below, place)) / p_below, 0)
@@ -150,7 +154,7 @@ class ByRatio:
         low = self.low_of(high)
         below, above = torch.searchsorted(self.ratio, low), torch.searchsorted(self.ratio, high, right=True)
         lifted = torch.special.xlogy(low, low) * _at(self.p_below, below)
-        capped = torch.special.xlogy(high, high) * (self.p_below[..., -1:] - _at(self.p_below, above))
+        capped = torch.special.xlogy(high, high) * _at(self.p_above, above)
         return lifted + _at(self.log_below, above) - _at(self.log_below, below) + capped
 
 

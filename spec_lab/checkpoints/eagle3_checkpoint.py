@@ -15,13 +15,13 @@ import torch
 from spec_lab.checkpoints.checkpoint import check_floating, check_tensors, read_tensors, stored_tensors
 from spec_lab.checkpoints.checkpoint_files import StoredTensor
 from spec_lab.checkpoints.config import ModelConfig
-from spec_lab.checkpoints.eagle3_config import KNOB, NUM_TAPS, Eagle3Config, read_eagle3_config
+from spec_lab.checkpoints.eagle3_config import KNOB, NUM_TAPS, Eagle3Config, HeadKind, read_eagle3_config
 from spec_lab.checkpoints.tensor_shapes import layer_tensor_shapes
 from spec_lab.errors import UserError
 
 
 def load_eagle3(
-    folder: Path, target: ModelConfig, dtype: torch.dtype, device: torch.device | str
+    folder: Path, target: ModelConfig, dtype: torch.dtype, device: torch.device | str, kind: HeadKind = "eagle3"
 ) -> tuple[Eagle3Config, dict[str, torch.Tensor]]:
     """Read a head for a target: its config, and its tensors under SafeAILab's names.
 
@@ -33,7 +33,7 @@ def load_eagle3(
         UserError: what `read_eagle3_config` refuses; tensors missing, of another shape or not expected; a vocabulary
             map that is out of range or contradicts itself.
     """
-    config = read_eagle3_config(folder, target)
+    config = read_eagle3_config(folder, target, kind)
     stored = _canonical_names(stored_tensors(folder), str(folder))
     maps: dict[str, StoredTensor] = {name: stored.pop(name) for name in ("d2t", "t2d") if name in stored}
     wanted = eagle3_tensor_shapes(config)
@@ -62,7 +62,20 @@ def eagle3_tensor_shapes(config: Eagle3Config) -> dict[str, tuple[int, ...]]:
         "norm.weight": (hidden,),
         "lm_head.weight": (config.draft_vocab_size, hidden),
         "embed_tokens.weight": (config.target_vocab_size, hidden),
+        **_mask_shapes(config),
     }
+
+
+def _mask_shapes(config: Eagle3Config) -> dict[str, tuple[int, ...]]:
+    """What P-EAGLE has besides: the features of rows that stand for drafts, and layers behind the first."""
+    if config.mask_token_id is None:
+        return {}
+    hidden = config.layer.hidden_size
+    shapes: dict[str, tuple[int, ...]] = {"mask_hidden": (1, 1, NUM_TAPS * config.target_hidden_size)}
+    for index, plan in enumerate(config.more_layers, start=1):
+        layer = layer_tensor_shapes(plan, hidden, attention_input_size=hidden)
+        shapes |= {f"layers.{index}.{name}": shape for name, shape in layer.items()}
+    return shapes
 
 
 def _optional_tensors(config: Eagle3Config, target: ModelConfig) -> set[str]:

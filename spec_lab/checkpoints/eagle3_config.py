@@ -11,11 +11,12 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from spec_lab.checkpoints.config import ModelConfig, read_config_json
+from spec_lab.checkpoints.config import MAX_LAYERS, ModelConfig, read_config_json
 from spec_lab.checkpoints.families.table import read_decoder
 from spec_lab.checkpoints.json_input import ConfigFields, shown, shown_ids
+from spec_lab.checkpoints.plan import LayerPlan
 from spec_lab.errors import UserError
 
 logger = logging.getLogger(__name__)
@@ -25,6 +26,8 @@ LAYER_ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 LATENT_ARCHITECTURE = "DeepseekV3ForCausalLM"
 # Such heads have a dense MLP, though their config.json may repeat what their target says of experts (NVIDIA ModelOpt).
 DENSE_LAYER: Mapping[str, Any] = {"first_k_dense_replace": 1, "mlp_layer_types": None, "moe_layer_freq": 1}
+HeadKind = Literal["eagle3", "peagle"]
+A_HEAD: Mapping[HeadKind, str] = {"eagle3": "an eagle3 head", "peagle": "a peagle head of speculators"}
 NUM_TAPS = 3
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 
@@ -42,6 +45,8 @@ class Eagle3Config:
         norm_before_fc: one norm over the concatenated taps (EAGLE-3.1).
         fc_norm: a norm for each tap (EAGLE-3.1); never together with `norm_before_fc`.
         norm_output: later steps are fed the output after the final norm, not before (EAGLE-3.1).
+        more_layers: plain layers behind the first one (P-EAGLE).
+        mask_token_id: the token of rows that stand for drafts (P-EAGLE); None where every draft is fed back.
     """
 
     layer: ModelConfig
@@ -53,6 +58,8 @@ class Eagle3Config:
     norm_before_fc: bool = False
     fc_norm: bool = False
     norm_output: bool = False
+    more_layers: tuple[LayerPlan, ...] = ()
+    mask_token_id: int | None = None
 
 
 def default_tap_layer_inputs(num_layers: int) -> tuple[int, int, int]:
@@ -69,8 +76,8 @@ def default_tap_layer_inputs(num_layers: int) -> tuple[int, int, int]:
     return taps
 
 
-def read_eagle3_config(folder: Path, target: ModelConfig) -> Eagle3Config:
-    """Read a head's config.json and check that the head belongs to the target.
+def read_eagle3_config(folder: Path, target: ModelConfig, kind: HeadKind = "eagle3") -> Eagle3Config:
+    """Read a head's config.json and check that the head belongs to the target, and is of a kind.
 
     Raises:
         UserError: another kind of head, an option that is not supported, or a head for another target.
@@ -79,7 +86,8 @@ def read_eagle3_config(folder: Path, target: ModelConfig) -> Eagle3Config:
     source = str(folder / "config.json")
     top_level = ConfigFields(config, source)
     eagle = ConfigFields(top_level.object("eagle_config"), f"{source} (eagle_config)")
-    layer = _layer_config(top_level, eagle)
+    layers = _layer_config(top_level, eagle, kind)
+    layer = replace(layers, layers=layers.layers[:1])
     # The top level, then `eagle_config`, where NVIDIA's heads have norm_before_fc (vLLM #42143).
     named = {key: value for key, value in config.items() if value is not None}
     fields = ConfigFields({**eagle.values, **named}, source)
@@ -100,6 +108,8 @@ def read_eagle3_config(folder: Path, target: ModelConfig) -> Eagle3Config:
         norm_before_fc=fields.flag("norm_before_fc"),
         fc_norm=fields.flag("fc_norm"),
         norm_output=fields.flag("norm_output"),
+        more_layers=layers.layers[1:],
+        mask_token_id=None if kind == "eagle3" else fields.integer("mask_token_id", least=0, most=layer.vocab_size - 1),
     )
     if head.norm_before_fc and head.fc_norm:
         raise UserError(
@@ -110,14 +120,14 @@ def read_eagle3_config(folder: Path, target: ModelConfig) -> Eagle3Config:
     return head
 
 
-def _layer_config(config: ConfigFields, eagle: ConfigFields) -> ModelConfig:
-    """Read the one layer of the head as a decoder of its family."""
+def _layer_config(config: ConfigFields, eagle: ConfigFields, wanted: HeadKind) -> ModelConfig:
+    """Read the layers of the head as a decoder of their family: one of an EAGLE-3 head."""
     source = config.source
     is_speculators = "speculators_model_type" in config.values
     kind = config.text("speculators_model_type", "eagle3")
-    if kind != "eagle3":
+    if kind != wanted:
         raise UserError(
-            f"{source}: speculators_model_type {shown(kind)} is not supported; set {KNOB} to an eagle3 head"
+            f"{source}: speculators_model_type {shown(kind)} is not supported; set {KNOB} to {A_HEAD[wanted]}"
         )
     if not eagle.flag("use_aux_hidden_state", True):
         raise UserError(f"{source}: use_aux_hidden_state is false, so this is no EAGLE-3 head; set {KNOB} to one")
@@ -127,17 +137,17 @@ def _layer_config(config: ConfigFields, eagle: ConfigFields) -> ModelConfig:
         )
     layer = ConfigFields(config.object("transformer_layer_config") if is_speculators else config.values, source)
     architecture = _layer_architecture(layer)
-    num_layers = layer.integer("num_hidden_layers", 1)
-    if num_layers != 1:
+    num_layers = layer.integer("num_hidden_layers", 1, most=MAX_LAYERS)
+    if num_layers != 1 and wanted == "eagle3":
         raise UserError(
             f"{source}: {num_layers} layers, so this is no EAGLE-3 head, which has one layer; "
             f"set {KNOB} to one, or choose the drafter that the folder is for"
         )
-    decoder = {**layer.values, **DENSE_LAYER, "architectures": [architecture], "num_hidden_layers": 1}
-    layer_config = read_decoder(decoder, source)
-    if layer_config.only_layer.window is not None:
+    decoder = {**layer.values, **DENSE_LAYER, "architectures": [architecture], "num_hidden_layers": num_layers}
+    layers = read_decoder(decoder, source)
+    if any(plan.window is not None for plan in layers.layers):
         raise UserError(f"{source}: a head with a sliding window is not supported; set {KNOB} to a full-attention head")
-    return layer_config
+    return layers
 
 
 def _layer_architecture(layer: ConfigFields) -> str:

@@ -87,6 +87,18 @@ def random_eagle3(
     return head, tensors
 
 
+def random_p_eagle(
+    target: ModelConfig, num_layers: int, dtype: torch.dtype, device: torch.device, seed: int
+) -> tuple[Eagle3Config, dict[str, torch.Tensor]]:
+    """Make a P-EAGLE head of random weights, whose layers are all like the first."""
+    first = random_eagle3_config(target, None)
+    layers = first.layer.layers * (num_layers - 1)
+    head = replace(first, more_layers=layers, mask_token_id=target.vocab_size - 1)
+    shapes = eagle3_tensor_shapes(head)
+    del shapes["embed_tokens.weight"]  # the target's serves
+    return head, random_tensors(shapes, dtype, device, seed)
+
+
 def random_mtp(
     target: ModelConfig, num_modules: int, dtype: torch.dtype, device: torch.device, seed: int
 ) -> tuple[MtpConfig, list[dict[str, torch.Tensor]]]:

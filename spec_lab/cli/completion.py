@@ -1,53 +1,53 @@
-"""Completes options and keys in a shell: `eval "$(spec-lab --shell-completion)"`, in bash and zsh.
+"""Completion of a shell's lines, which is Hydra's: `eval "$(spec-lab -sc install=bash)"`.
 
-Hydra's own completion looks for its decorator in the file of a script, and `spec-lab` has none in it.
+Hydra completes the lines of a script, as `spec-lab` is one, and not those of `python -m spec_lab`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 
-from spec_lab.cli.flags import DRY_RUN_FLAG
-from spec_lab.cli.options import Menu, run_menu
+from omegaconf import DictConfig
+
+from spec_lab.cli.compose import register_schemas, with_search_path
+from spec_lab.cli.options import conf_folder
 from spec_lab.cli.overrides import extensions_in
+from spec_lab.cli.session import call_hydra
+from spec_lab.errors import UserError
+from spec_lab.menu import registry
+from spec_lab.menu.nearest import hint, nearest
 
-FLAG = "--shell-completion"
-FLAGS = ("--multirun", DRY_RUN_FLAG, "--cfg", "--help", "--version", "--config-dir", FLAG)
-SCRIPT = f"""\
-if [ -n "$ZSH_VERSION" ]; then autoload -U +X bashcompinit && bashcompinit; fi
-_spec_lab() {{
-  local IFS=$'\\n'
-  COMPREPLY=($(spec-lab {FLAG} "${{COMP_LINE:0:COMP_POINT}}" 2>/dev/null))
-}}
-complete -o nospace -F _spec_lab spec-lab
-"""
+FLAGS = ("--shell-completion", "-sc")
+COMMANDS = ("install", "uninstall", "query")
+SHELLS = ("bash", "fish", "zsh")
+EXAMPLE = 'eval "$(spec-lab -sc install=bash)"'
 
 
-def completion(arguments: Sequence[str]) -> str:
-    """Return the script for a shell, or, of the line behind the flag, what its last word may become."""
-    typed = " ".join(word for word in arguments if word not in (FLAG, "-sc"))
-    return "\n".join(candidates(typed)) if typed else SCRIPT.rstrip()
+def is_asked(arguments: Sequence[str]) -> bool:
+    """Tell whether a shell asks, or is to be told how to."""
+    return any(flag in arguments for flag in FLAGS)
 
 
-def candidates(line: str) -> list[str]:
-    """Return what the last word of a line may become; behind `=`, where shells begin a word, the value alone."""
-    words = line.split()
-    last = "" if not words or line.endswith(" ") else words[-1]
-    menu = run_menu(extensions_in(words))
-    name, is_value, typed = last.partition("=")
-    if not is_value:
-        return _beginning(last, [*(f"{name}=" for name in [*menu.groups, *menu.keys]), *FLAGS])
-    before, comma, value = typed.rpartition(",")
-    return [f"{before}{comma}{found}" for found in _beginning(value, _values(name, menu))]
+def complete(arguments: Sequence[str]) -> None:
+    """Print what a shell reads.
+
+    Raises:
+        UserError: something else stands beside the flag.
+    """
+    extensions = [text for text in arguments if text.startswith("extensions=")]
+    commands = [text for text in arguments if text not in (*FLAGS, *extensions)]
+    if len(commands) != 1:
+        raise UserError(f"{FLAGS[0]} takes one of {', '.join(COMMANDS)}, such as {EXAMPLE}")
+    command, _, shell = commands[0].partition("=")
+    for word, known in ((command, COMMANDS), (shell, SHELLS)):
+        if word not in known:
+            raise UserError(
+                f"{commands[0]}: it takes {' or '.join(known)}{hint(nearest(word, known))}, as in {EXAMPLE}"
+            )
+    registered = registry.load(extensions_in(extensions))
+    register_schemas(registered)
+    call_hydra(_never, [FLAGS[0], *with_search_path(commands, registered)], conf_folder())
 
 
-def _values(name: str, menu: Menu) -> Iterator[str]:
-    if name in menu.groups:
-        yield from menu.groups[name].options
-    elif name in menu.keys:
-        key = menu.keys[name]
-        yield from key.choices or (("true", "false") if key.type_name == "bool" else ())
-
-
-def _beginning(typed: str, known: Iterable[str]) -> list[str]:
-    return sorted(word for word in known if word.startswith(typed))
+def _never(_: DictConfig) -> None:
+    raise AssertionError("a shell asks for no job")

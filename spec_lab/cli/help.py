@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from spec_lab.cli.flags import DRY_RUN_FLAG
 from spec_lab.cli.options import Group, Key, Menu, run_menu
+from spec_lab.errors import UserError
+from spec_lab.menu.nearest import hint, nearest
 
 INTRODUCTION = """\
 spec_lab: speculative decoding, with every part chosen on the command line and the baseline measured beside it.
@@ -19,17 +22,35 @@ FLAGS = {
     DRY_RUN_FLAG: "print the composed parts and what would be refused, run nothing",
     "--cfg job": "print the composed config as YAML",
     "--hydra-help": "Hydra's own flags",
-    "--shell-completion": "print what bash and zsh complete spec-lab by: docs/use.md",
     "--version": "that of spec_lab, and of Hydra",
-    "-h, --help": "this text",
+    "-h, --help": "this text; --help GROUP shows one group, such as --help drafter",
 }
 
 NAME_WIDTH = 32
 
 
-def help_text(extensions: tuple[str, ...] = ()) -> str:
-    """Return the help of `python -m spec_lab`."""
-    return f"{INTRODUCTION.rstrip()}\n\n{describe_menu(run_menu(extensions))}"
+def help_text(extensions: tuple[str, ...] = (), groups: Sequence[str] = ()) -> str:
+    """Return the help of `python -m spec_lab`, or of some of its groups alone.
+
+    Raises:
+        UserError: there is no such group.
+    """
+    menu = run_menu(extensions)
+    for name in groups:
+        if name not in menu.groups:
+            raise UserError(f"--help {name}: there is no group {name}{hint(nearest(name, menu.groups))}")
+    if groups:
+        return "\n\n".join(_describe_group(menu.groups[name], _keys_of(name, menu)) for name in groups)
+    return f"{INTRODUCTION.rstrip()}\n\n{describe_menu(menu)}"
+
+
+def groups_in_help(arguments: Sequence[str]) -> list[str]:
+    """Return the groups whose help is asked for: the words beside `--help` that set nothing."""
+    return [text for text in arguments if not text.startswith("-") and "=" not in text]
+
+
+def _keys_of(group: str, menu: Menu) -> list[Key]:
+    return [key for key in menu.keys.values() if key.name.startswith(f"{group}.")]
 
 
 def version_text() -> str:
@@ -45,9 +66,7 @@ def describe_menu(menu: Menu) -> str:
     """List what may be typed behind a program's name."""
     keys = list(menu.keys.values())
     sections = ["Options, GROUP=OPTION (* is the default), and the keys they read, KEY=VALUE [default]"]
-    for group in menu.groups.values():
-        keys_of_group = [key for key in keys if key.name.startswith(f"{group.name}.")]
-        sections.append(_describe_group(group, keys_of_group))
+    sections += [_describe_group(group, _keys_of(group.name, menu)) for group in menu.groups.values()]
     grouped = tuple(f"{name}." for name in menu.groups)
     others = [_describe_key(key, "") for key in keys if not key.name.startswith(grouped)]
     sections.append("\n".join(["All other keys, KEY=VALUE [default]", *others]))

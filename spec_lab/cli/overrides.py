@@ -67,7 +67,7 @@ def check_overrides(overrides: Iterable[str], may_add_options: bool = False, men
     menu = menu or run_menu()
     parser = OverridesParser.create()
     parsed = [parse_override(parser, text, menu) for text in overrides]
-    _check_number_of_jobs(parsed)
+    refuse_many_jobs(parsed)
     may_add_options = may_add_options or any(override.key_or_group == "hydra.searchpath" for override in parsed)
     for override in parsed:
         name = override.key_or_group
@@ -86,7 +86,7 @@ def check_overrides(overrides: Iterable[str], may_add_options: bool = False, men
     _check_size(parsed)
 
 
-def _check_number_of_jobs(overrides: Iterable[Override]) -> None:
+def refuse_many_jobs(overrides: Iterable[Override]) -> None:
     """Refuse a sweep of more jobs than anyone waits for, before its values are listed."""
     swept = [override for override in overrides if override.is_sweep_override()]
     sizes = [sum(1 for _ in islice(_values(override), MOST_JOBS + 1)) for override in swept]

@@ -7,11 +7,17 @@ what stands once: a file of a few lines may stand for more than a memory holds.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import yaml
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
 
+from spec_lab.cli.overrides import refuse_many_jobs
+from spec_lab.cli.yaml_file import read_yaml
 from spec_lab.errors import UserError
 from spec_lab.regular import regular_bytes
 
@@ -46,6 +52,22 @@ def check_own_options(folders: Iterable[Path], conf: Path, groups: Iterable[str]
                     )
                 if file.is_file() and num_nodes(regular_bytes(file).decode(errors="replace")) > MOST_NODES:
                     raise UserError(f"{file}: its aliases stand for more than {MOST_NODES} values; write them out")
+                if file.is_file():
+                    _refuse_many_jobs_of(file)
+
+
+def _refuse_many_jobs_of(file: Path) -> None:
+    """Raise UserError where an experiment sweeps more than anyone waits for; Hydra says what else is wrong with it."""
+    params: Any = {}
+    with suppress(UserError, TypeError, KeyError, ValueError, IndexError):
+        params = dict(read_yaml(file)["hydra"]["sweeper"]["params"])
+    texts = [f"{key}={value}" for key, value in params.items()]
+    try:
+        refuse_many_jobs(OverridesParser.create().parse_overrides(texts))
+    except HydraException:
+        return
+    except UserError as error:
+        raise UserError(f"{file}: {error}") from error
 
 
 def num_nodes(text: str) -> int:

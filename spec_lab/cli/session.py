@@ -29,6 +29,7 @@ from spec_lab.cli.outcomes import Outcomes
 from spec_lab.cli.overrides import check_arguments, extensions_in
 from spec_lab.cli.own_options import check_own_options, typed_folders
 from spec_lab.cli.sweep import FolderResolver, Multirun
+from spec_lab.cli.swept_knobs import with_forced_knobs
 from spec_lab.cli.task import JobTask
 from spec_lab.errors import UserError, one_line
 from spec_lab.menu import registry
@@ -53,7 +54,7 @@ class Session:
         """
         extensions = extensions_in(arguments)
         menu = run_menu(extensions)
-        checked = check_arguments(arguments, menu)
+        checked, knobs = with_forced_knobs(check_arguments(arguments, menu), menu)
         refuse_missing_launcher(checked)
         registered = registry.load(extensions)
         added = [extension.conf for extension in registered.extensions if extension.conf is not None]
@@ -62,7 +63,7 @@ class Session:
         shows_only = "dry_run=true" in checked or any(flag in FLAGS_THAT_SHOW for flag in checked)
         with Multirun(writes=not shows_only, extensions=extensions) as self._sweep:
             FolderResolver(self._name_sweep, self._sweep.place).register()
-            task = JobTask(self._sweep.place, self._adapt, extensions=extensions)
+            task = JobTask(self._sweep.place, self._adapt, extensions=extensions, knobs=knobs)
             all_arguments = with_search_path(checked, registered)
             lost = self._launch(task, all_arguments)
             self._read_outcomes(task, lost)

@@ -25,6 +25,7 @@ from spec_lab.cli.outcomes import Outcomes
 from spec_lab.cli.sweep import SweepPlace
 from spec_lab.cli.sweep_lock import sharing_lock
 from spec_lab.cli.sweep_progress import SweepProgress
+from spec_lab.cli.swept_knobs import take_out
 from spec_lab.errors import UserError
 from spec_lab.menu import registry
 from spec_lab.menu.config import RunConfig
@@ -42,17 +43,20 @@ class JobTask:
         place: of a multirun; it has its folder when Hydra launches the first job.
         adapt: changes each composed run before it is checked.
         extensions: the modules that were typed, which the jobs are composed with.
+        knobs: those that only some of the swept options have.
     """
 
     place: SweepPlace
     adapt: Adapt
     outcomes: list[JobOutcome] = field(default_factory=list)
     extensions: tuple[str, ...] = ()
+    knobs: tuple[str, ...] = ()
     mix: MixNote = field(default_factory=MixNote)
     progress: SweepProgress = field(default_factory=SweepProgress)
+    _seen: set[str] = field(default_factory=set)
 
     def __call__(self, composed: DictConfig) -> None:
-        if leave_out(composed):
+        if self._is_another(composed) or leave_out(composed):
             return
         job = HydraConfig.get().job
         in_sweep = not OmegaConf.is_missing(job, "num") and not composed.dry_run
@@ -62,13 +66,25 @@ class JobTask:
         self.progress.end(in_sweep and not outcome.earlier and outcome.status != "refused")
         self.outcomes.append(outcome)
 
+    def _is_another(self, composed: DictConfig) -> bool:
+        """Tell whether an earlier job is this one, but for knobs that its options do not have, and say so."""
+        unread = take_out(composed, self.knobs)
+        if not unread:
+            return False
+        text = OmegaConf.to_yaml(composed)
+        is_another = text in self._seen
+        self._seen.add(text)
+        if is_another:
+            print(f"left out: an earlier job is the same, since {', '.join(unread)} belongs to another option")
+        return is_another
+
     def _adapted(self, config: RunConfig) -> RunConfig:
         config = self.adapt(config)
         self.mix.see(config)
         return config
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        return WorkerTask, (self.place, self.extensions)
+        return WorkerTask, (self.place, self.extensions, self.knobs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +93,11 @@ class WorkerTask:
 
     place: SweepPlace
     extensions: tuple[str, ...] = ()
+    knobs: tuple[str, ...] = ()
 
     def __call__(self, composed: DictConfig) -> None:
         refuse_moved_folders(self.place)
+        take_out(composed, self.knobs)
         assert self.place.folder is not None, "a launcher starts jobs once their folder has a name"
         if leave_out(composed):
             return

@@ -123,8 +123,8 @@ class DrafterRequirements:
             where the round runs `step` for each.
         has_loop: drafts are made one behind the other; False where all of them are there with the first.
         on_host: drafts on the host, beside what the device does; None where nothing does.
-        count_catchup: counts the rows that a pruned catch-up step computes, from the tokens that each request of a
-            round emitted; None where the live rows are what is left.
+        count_catchup: counts the rows that a catch-up step computes, from the tokens that each request of a round
+            emitted and the rows of each that were verified; None where they are those that a pruning counts.
     """
 
     features: FeatureSpec = field(default_factory=FeatureSpec)
@@ -134,7 +134,7 @@ class DrafterRequirements:
     draft_rest: Callable[[Any], torch.Tensor] | None = None
     has_loop: bool = True
     on_host: HostDrafter | None = None
-    count_catchup: Callable[[Sequence[int]], int] | None = None
+    count_catchup: Callable[[Sequence[int], int], int] | None = None
 
     @property
     def catches_up(self) -> bool:

@@ -8,6 +8,7 @@ many there are.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -59,7 +60,7 @@ class BlockDrafter:
         self.num_draft_tokens = num_draft_tokens
         self.gathers = prune.catchup.drops_rows
         self.requirements = DrafterRequirements(
-            features, catchup_rows=(num_draft_tokens + 1,), count_catchup=sum if self.gathers else None
+            features, catchup_rows=(num_draft_tokens + 1,), count_catchup=_count_accepted if self.gathers else None
         )
         self.model = model
         self.cache = cache
@@ -132,3 +133,7 @@ def _accepted(
         attention, positions=attention.positions[rows], slot_mapping=attention.slot_mapping[rows], num_queries=1
     )
     return rows_at(features, rows), gathered, (num_emitted.cumsum(0) - 1).clamp(min=0)
+
+
+def _count_accepted(num_emitted: Sequence[int], num_verified: int) -> int:
+    return sum(num_emitted)

@@ -204,7 +204,7 @@ class RoundAccounts:
         live_lens += [1] * (padded - len(live_lens))
         computed = sum(self._catchup.num_computed(live_lens, rows) for rows in passes)
         if requirements.count_catchup is not None and settled.catches_up:
-            computed = requirements.count_catchup(result.num_emitted)
+            computed = requirements.count_catchup(result.num_emitted, result.num_rows)
         count_drafts = self._drafts_of_chains if self._tree_rows is None else self._drafts_of_trees
         num_drafted, num_offered = count_drafts(settled, result, emitted, padded)
         return RowCounts(

@@ -23,7 +23,9 @@ from spec_lab.measure.profiling import RoundProfile, profile_rounds
 from spec_lab.measure.world import World, world_of
 from spec_lab.menu.choices import WeightDtype, Weights
 from spec_lab.menu.chosen import Chosen
+from spec_lab.menu.option import MetricOption
 from spec_lab.record.measured import Divergence, Measured, RunInfo
+from spec_lab.record.metrics import OwnMetrics
 from spec_lab.record.paired import order_of_turn
 from spec_lab.record.progress import Progress, said_to_go_on
 from spec_lab.record.provenance import Provenance, collect_provenance
@@ -65,13 +67,14 @@ def _record_in(world: World, chosen: Chosen, choices: dict[str, str], folder: Pa
     with said_to_go_on("loading prompts and weights"):
         lab = load_lab(chosen, world)
     info = RunInfo(chosen.config.name, choices, dataclasses.asdict(chosen.config), _provenance(lab), utc_now())
-    with Recorder(folder, info, _sinks(chosen)) as recorder:
-        summary = _measure(lab, info, recorder, memory)
+    metrics = OwnMetrics(list(chosen.registry.options(MetricOption).values()))
+    with Recorder(folder, info, _sinks(chosen), metrics) as recorder:
+        summary = _measure(lab, info, recorder, memory, metrics)
         recorder.finish(summary)
     return summary
 
 
-def _measure(lab: Lab, info: RunInfo, recorder: Recorder, memory: MemoryWatch) -> Summary:
+def _measure(lab: Lab, info: RunInfo, recorder: Recorder, memory: MemoryWatch, metrics: OwnMetrics) -> Summary:
     """Warm up, time the repeats, audit and profile, and return the finished record."""
     config = lab.config
     passes: dict[str, list[GenerationResult]] = {name: [] for name in lab.engines}
@@ -112,6 +115,7 @@ def _measure(lab: Lab, info: RunInfo, recorder: Recorder, memory: MemoryWatch) -
         acceptance_lossless=traits.lossless,
         row_invariant=lab.models.row_invariant,
         memory=memory.read(lab.models.device),
+        metrics=metrics,
     )
 
 

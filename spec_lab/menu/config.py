@@ -191,7 +191,7 @@ class RecordConfig:
 
 @dataclass
 class WorkloadConfig:
-    """workload=pocket (shipped prompts), generated, jsonl, spec_bench, fixed_length, random_ids."""
+    """workload=pocket (shipped prompts), generated, jsonl, spec_bench, reasoning_gym, fixed_length, random_ids."""
 
     name: str = MISSING
     limit: int | None = knob(None, "prompts a run, taken in turn from the categories; null is all of them", least=1)
@@ -201,10 +201,11 @@ class WorkloadConfig:
         None, "tokens a prompt; workload=fixed_length and random_ids only", most=10**7, least=1
     )
     per_category: int | None = knob(
-        None, "prompts drawn of each category; workload=generated only", most=10**4, least=1
+        None, "prompts drawn of each category; workload=generated and reasoning_gym only", most=10**4, least=1
     )
+    tasks: list[str] | None = knob(None, "tasks of reasoning_gym, each a category; workload=reasoning_gym only")
     turns: int | None = knob(
-        None, "turns asked of a conversation; null is all of them; workload=spec_bench only", least=1
+        None, "turns asked of a conversation; null is all of them; workload=jsonl and spec_bench only", least=1
     )
     system: str | None = knob(
         None, "what a chat is told in front of its first turn, where its line says nothing of its own; null is nothing"

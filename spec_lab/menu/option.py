@@ -248,3 +248,18 @@ class LoggerOption(Option):
 
     schema: type[LoggerConfig] = LoggerConfig
     sinks: Callable[[LoggerConfig], list[Sink]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricOption(Option):
+    """A figure of an extension's own, which every run has that names the extension: nothing chooses it.
+
+    Attributes:
+        definition: what it is, in a sentence, for records and reports.
+        of_round: takes a `RoundRecord`; the run's figure is then the mean over rounds.
+        of_run: takes a `GenerationResult`, a timed pass, and gives the run's figure in its place.
+    """
+
+    definition: str
+    of_round: Callable[[Any], float | None] | None = None
+    of_run: Callable[[Any], float | None] | None = None

@@ -32,6 +32,7 @@ from spec_lab.menu.option import (
     DrafterOption,
     GraphOption,
     LoggerOption,
+    MetricOption,
     Option,
     PromptPruningOption,
     RuleOption,
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
 
 Row = TypeVar("Row", bound=Option)
 PLAIN_WORD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+METRIC = "metric"
+"""What a row is called that nothing chooses."""
 OWN = "spec_lab.options"
 """The module with this lab's own options."""
 
@@ -91,19 +94,18 @@ class Registry:
             UserError: there is an option of that kind and name, the name is no plain word, or the row is none.
         """
         for option in options:
-            if type(option) not in KNOBS:
+            if type(option) not in (*KNOBS, MetricOption):
                 raise UserError(f"{option!r} is no row of an option; add one such as DrafterOption (docs/extend.md)")
+            typed_as = KNOBS.get(type(option), METRIC)
             if not PLAIN_WORD.fullmatch(option.name):
                 raise UserError(
-                    f"{KNOBS[type(option)]}={option.name!r} cannot be typed, and names folders; give it a plain word "
-                    "such as my_option"
+                    f"{typed_as}={option.name!r} cannot be typed, and names folders; give it a plain word such as "
+                    "my_option"
                 )
             _refuse_broken(option)
             rows = self._rows[type(option)]
             if option.name in rows:
-                raise UserError(
-                    f"{KNOBS[type(option)]}={option.name} is registered twice; give one of them another name"
-                )
+                raise UserError(f"{typed_as}={option.name} is registered twice; give one of them another name")
             rows[option.name] = option
 
     def options(self, kind: type[Row]) -> Mapping[str, Row]:
@@ -158,7 +160,7 @@ class Registry:
 
 def _refuse_broken(option: Option) -> None:
     """Raise UserError where a row's schema or refusals are of another kind than what reads them."""
-    typed = f"{KNOBS[type(option)]}={option.name}"
+    typed = f"{KNOBS.get(type(option), METRIC)}={option.name}"
     if hasattr(option, "schema"):
         base = get_type_hints(RunConfig)[KNOBS[type(option)]]
         schema = option.schema

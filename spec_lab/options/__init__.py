@@ -16,6 +16,7 @@ from spec_lab.options.drafters import (
     ngram,
     none,
     oracle,
+    p_eagle,
     random,
     suffix,
 )
@@ -36,7 +37,8 @@ from spec_lab.options.rules import (
 from spec_lab.options.trees import dynamic, static
 from spec_lab.options.trees import none as chain
 
-DRAFTERS = (none, ngram, suffix, oracle, random, eagle3, mtp_eagle, mtp_vanilla, frozen_kv, draft_model, hybrid)
+HEADS = (eagle3, mtp_eagle, mtp_vanilla, frozen_kv, draft_model, p_eagle)
+DRAFTERS = (none, ngram, suffix, oracle, random, *HEADS, hybrid)
 LOSSY_RULES = (typical, threshold, cascade, ensemble, mentored, fuzzy, fly)
 RULES = (strict, relaxed_thinking, rejection, synthetic, *LOSSY_RULES)
 GRAPHS = (eager, split_seed, step_replay, full_loop, round)

@@ -59,6 +59,13 @@ def spec_bench(config: RunConfig, tokenizer: Tokenizer) -> list[Request]:
     return spec_bench_requests(config, tokenizer)
 
 
+def reasoning_gym(config: RunConfig, tokenizer: Tokenizer) -> list[Request]:
+    """Return the requests of workload=reasoning_gym."""
+    from spec_lab.workloads.load import reasoning_gym_requests
+
+    return reasoning_gym_requests(config, tokenizer)
+
+
 def fixed_length(config: RunConfig, tokenizer: Tokenizer) -> list[Request]:
     """Return the requests of workload=fixed_length."""
     from spec_lab.workloads.load import fixed_length_requests
@@ -78,6 +85,11 @@ ROWS = (
     WorkloadOption(name="generated", load=generated, reads={"per_category": "20"}),
     WorkloadOption(name="jsonl", load=jsonl, reads=A_FILE, refusals=(file_exists,)),
     WorkloadOption(name="spec_bench", load=spec_bench, reads=A_FILE, refusals=(file_exists,)),
+    WorkloadOption(
+        name="reasoning_gym",
+        load=reasoning_gym,
+        reads={"per_category": "20", "tasks": "[chain_sum]"},
+    ),
     WorkloadOption(
         name="fixed_length",
         load=fixed_length,
@@ -100,7 +112,7 @@ CHECKERS = (
     CheckerOption(
         name="last_number", read=checkers.read_number, same=checkers.same_number, expects=checkers.has_number
     ),
-    CheckerOption(name="boxed", read=checkers.read_box, same=checkers.same_formula, expects=checkers.is_filled),
+    CheckerOption(name="boxed", read=checkers.read_box, same=checkers.same_formula, expects=checkers.has_formula),
     CheckerOption(name="choice", read=checkers.read_choice, same=checkers.same_choice, expects=checkers.has_choice),
     CheckerOption(name="exact", read=checkers.read_all, same=checkers.same_text, expects=checkers.is_filled),
 )

@@ -10,6 +10,7 @@ from typing import Any
 from spec_lab.cli.yaml_file import read_yaml
 from spec_lab.errors import UserError, describe_os_error
 from spec_lab.menu.nearest import hint, nearest
+from spec_lab.menu.refusals.names import refuse_name
 
 KEYS = (
     *("name", "minutes", "always", "greedy", "sampled", "base", "lines"),
@@ -91,6 +92,9 @@ def read_paper(path: Path) -> PaperFile:
         raise UserError(f"{path}: {describe_os_error(error)}; name a file such as conf/paper/pocket.yaml") from error
     fields = Fields(path, "", _mapping(path, "the file", values), KEYS)
     lines = tuple(_line(path, "lines", name, value) for name, value in fields.mapping("lines", required=True).items())
+    name = fields.text("name", path.stem)
+    if (refused := refuse_name(name)) is not None:
+        raise UserError(f"{path}: {refused}")
     base = fields.text("base", lines[0].name)
     if base not in {line.name for line in lines}:
         raise UserError(f"{path}: base: no line {base}{hint(nearest(base, [line.name for line in lines]))}")
@@ -98,7 +102,7 @@ def read_paper(path: Path) -> PaperFile:
     ablations = fields.mapping("ablations")
     return PaperFile(
         path=path,
-        name=fields.text("name", path.stem),
+        name=name,
         minutes=next(iter(fields.numbers("minutes")), None),
         always=fields.overrides("always"),
         greedy=fields.overrides("greedy"),

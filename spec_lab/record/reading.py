@@ -154,7 +154,7 @@ def _version_problem(version: Any) -> str | None:
     known = " or ".join(map(str, READABLE_VERSIONS))
     is_newer = isinstance(version, int) and version > max(READABLE_VERSIONS)
     remedy = "; update spec_lab" if is_newer else ""
-    return f"schema_version is {str(version)[:20]}, this spec_lab reads {known}{remedy}"
+    return f"schema_version is {repr(version)[:20]}, this spec_lab reads {known}{remedy}"
 
 
 def _disagreement(summary: Summary) -> str | None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, cast
 
 from spec_lab.errors import describe_error, is_interruption
 from spec_lab.record.measured import Divergence, Measured, RunInfo
+from spec_lab.record.metrics import OwnMetrics
 from spec_lab.record.row_schema import RequestDivergence, RequestRow, RoundRow
 from spec_lab.record.schema import Rows, Status, Summary
 from spec_lab.record.sinks import CONFIG_FILE, SUMMARY_FILE, FileSink, Sink, write_config, write_json
@@ -33,10 +34,14 @@ class Recorder:
 
     Args:
         sinks: further sinks, such as `WandbSink`.
+        metrics: of extensions, whose figures of a round stand in its line.
     """
 
-    def __init__(self, folder: Path, info: RunInfo, sinks: Sequence[Sink] = ()) -> None:
+    def __init__(
+        self, folder: Path, info: RunInfo, sinks: Sequence[Sink] = (), metrics: OwnMetrics | None = None
+    ) -> None:
         self.folder = folder
+        self._metrics = metrics or OwnMetrics()
         self._info = info
         self._sinks: list[Sink] = [FileSink(), *sinks]
         self._started: list[Sink] = []
@@ -68,7 +73,7 @@ class Recorder:
     def rounds(self, repeat: int, records: Sequence[RoundRecord]) -> None:
         """Record the rounds of one timed repeat of the main configuration."""
         for record in records:
-            row = round_row(repeat, record)
+            row = round_row(repeat, record, self._metrics.of_round(record))
             for sink in self._started:
                 sink.round(row)
 
@@ -158,8 +163,8 @@ def request_row(
     )
 
 
-def round_row(repeat: int, record: RoundRecord) -> RoundRow:
-    """Make the line of `rounds.jsonl` for a round."""
+def round_row(repeat: int, record: RoundRecord, metrics: dict[str, float | None] | None = None) -> RoundRow:
+    """Make the line of `rounds.jsonl` for a round, with the figures of extensions' metrics."""
     return RoundRow(
         repeat=repeat,
         index=record.index,
@@ -174,6 +179,7 @@ def round_row(repeat: int, record: RoundRecord) -> RoundRow:
         launch_seconds=record.launch_seconds,
         num_surplus=record.num_surplus,
         distance=None if record.distance is None else [_finite(apart) for apart in record.distance],
+        metrics=metrics or {},
     )
 
 

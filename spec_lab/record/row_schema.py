@@ -70,3 +70,4 @@ class RoundRow(TypedDict):
     launch_seconds: float | None
     num_surplus: NotRequired[int]
     distance: NotRequired[list[list[float | None]] | None]
+    metrics: NotRequired[dict[str, float | None]]

@@ -50,6 +50,8 @@ def _varying(summary: Mapping[str, Any]) -> Iterator[tuple[str, float | None]]:
             yield f"{PREFIX}acceptance_rate_by_position.{kind}.{place}", rate
     for stage, milliseconds in summary["stage_ms_per_round"].items():
         yield f"{PREFIX}stage_ms_per_round.{stage}", milliseconds
+    for metric, value in summary.get("metrics", {}).items():
+        yield f"{PREFIX}metrics.{metric}", value
 
 
 def _number_paths(schema: Any, above: tuple[str, ...]) -> Iterator[tuple[str, ...]]:

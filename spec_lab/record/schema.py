@@ -197,6 +197,7 @@ class Speed(TypedDict):
     expert_bytes_read: NotRequired[ExpertsReadByStage | None]
     graph: Graph
     wasted_rounds: NotRequired[int]
+    metrics: NotRequired[dict[str, float | None]]
 
 
 class PartCounts(TypedDict):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from spec_lab.record import acceptance_metrics, answer_metrics, averages, definitions, time_metrics
 from spec_lab.record.measured import Divergence, Measured, RunInfo
+from spec_lab.record.metrics import OwnMetrics
 from spec_lab.record.schema import (
     SCHEMA_VERSION,
     Comparison,
@@ -57,6 +58,7 @@ def build_summary(
     acceptance_lossless: bool | None = None,
     row_invariant: bool | None = None,
     memory: Memory | None = None,
+    metrics: OwnMetrics | None = None,
 ) -> Summary:
     """Make the whole record of a run.
 
@@ -72,7 +74,9 @@ def build_summary(
         acceptance_lossless: whether the rule promises plain decoding's output; None where no rule was at work.
         row_invariant: whether the target's rows do not depend on each other; None where nothing was loaded.
         memory: of the process and its GPU; None where nothing was measured.
+        metrics: of extensions.
     """
+    own = metrics or OwnMetrics()
     diverged = None if divergences is None else {divergence.request_id for divergence in divergences}
     summary: Summary = {
         "schema_version": SCHEMA_VERSION,
@@ -85,9 +89,9 @@ def build_summary(
         "acceptance_lossless": acceptance_lossless,
         "row_invariant": row_invariant,
         "memory": memory,
-        **_results(main, references or {}, diverged, kernels, work or NOT_PROFILED),
+        **_results(main, references or {}, diverged, kernels, work or NOT_PROFILED, own),
         "divergence": None if divergences is None else _count_divergences(len(main.requests), divergences),
-        "definitions": definitions.DEFINITIONS,
+        "definitions": {**definitions.DEFINITIONS, **own.definitions},
     }
     summary["verdict"] = verdict(summary)
     return summary
@@ -99,9 +103,10 @@ def _results(
     diverged: Collection[str] | None,
     kernels: Sequence[Kernel],
     work: RoundWork,
+    metrics: OwnMetrics,
 ) -> Results:
     first, num_draft_tokens = main.repeats[0] if main.repeats else None, main.num_draft_tokens
-    speed = _speed(main.repeats)
+    speed = _speed(main.repeats, metrics)
     return {
         "num_draft_tokens": num_draft_tokens if first else None,
         "tree_rows": first.tree_rows if first else None,
@@ -110,7 +115,7 @@ def _results(
         "emitted_histogram": acceptance_metrics.emitted_histogram(main.requests, num_draft_tokens),
         "verify_calls": len(first.rounds) if first else 0,
         **speed,
-        **_comparison(main, references),
+        **_comparison(main, references, metrics),
         "latency_ms": _latency_ms(main.repeats),
         **work,
         "gpu_idle_share": time_metrics.gpu_idle_share(
@@ -170,7 +175,7 @@ def _outcome(measured: Measured, requests: Sequence[RequestRecord], diverged: Co
     )
 
 
-def _speed(repeats: Sequence[GenerationResult]) -> Speed:
+def _speed(repeats: Sequence[GenerationResult], metrics: OwnMetrics) -> Speed:
     over_repeats = averages.median_over_repeats
     first = repeats[0] if repeats else None
     return Speed(
@@ -186,7 +191,7 @@ def _speed(repeats: Sequence[GenerationResult]) -> Speed:
         launch_ms=over_repeats(time_metrics.launch_ms(result.rounds) for result in repeats),
         stage_ms_per_round={
             stage: over_repeats(time_metrics.stage_ms(result.rounds, stage) for result in repeats)
-            for stage in time_metrics.STAGES
+            for stage in time_metrics.stages_of(repeats)
         },
         prefill_ms_per_request=over_repeats(time_metrics.prefill_ms_per_request(result.prefills) for result in repeats),
         prompt_forwards=first.num_prompt_forwards if first else 0,
@@ -195,6 +200,7 @@ def _speed(repeats: Sequence[GenerationResult]) -> Speed:
         expert_bytes_read=acceptance_metrics.expert_bytes_read(first) if first else None,
         graph=_graph(repeats),
         wasted_rounds=first.num_wasted_rounds if first else 0,
+        metrics=metrics.of_run(first),
     )
 
 
@@ -232,9 +238,9 @@ def _graph(repeats: Sequence[GenerationResult]) -> Graph:
     )
 
 
-def _comparison(main: Measured, references: Mapping[str, Measured]) -> Comparison:
+def _comparison(main: Measured, references: Mapping[str, Measured], metrics: OwnMetrics) -> Comparison:
     return Comparison(
-        references={name: _reference(measured) for name, measured in references.items()},
+        references={name: _reference(measured, metrics) for name, measured in references.items()},
         speedup=_ratio_over("plain", main, references),
         pruning_speedup=_ratio_over("unpruned", main, references),
         break_even_acceptance_length=_break_even(main, references),
@@ -244,8 +250,8 @@ def _comparison(main: Measured, references: Mapping[str, Measured]) -> Compariso
     )
 
 
-def _reference(measured: Measured) -> Reference:
-    return {**_speed(measured.repeats), **_outcome(measured, measured.requests, diverged=None)}
+def _reference(measured: Measured, metrics: OwnMetrics) -> Reference:
+    return {**_speed(measured.repeats, metrics), **_outcome(measured, measured.requests, diverged=None)}
 
 
 def _ratio_over(name: str, main: Measured, references: Mapping[str, Measured]) -> Ratio | None:

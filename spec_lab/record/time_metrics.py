@@ -20,6 +20,15 @@ if TYPE_CHECKING:
 STAGES = ("verify", "accept", "catchup", "recur", "draft", "graph", "commit", "readback", "lookup")
 """`draft` is catchup and recur in one graph, `graph` a whole round in one, where the spans inside cannot be timed.
 `lookup` is the host's, while the device waits."""
+
+
+def stages_of(results: Sequence[GenerationResult]) -> list[str]:
+    """Return the stages of the lab, and behind them those that an extension's parts have measured themselves, each a
+    part of the stage that it stands in."""
+    seen = dict.fromkeys(name for result in results for record in result.rounds for name in record.stage_seconds)
+    return [*STAGES, *(name for name in seen if name not in STAGES)]
+
+
 DRAFT_STAGES = ("catchup", "recur", "draft", "lookup")
 """Those that a drafter takes its time in."""
 

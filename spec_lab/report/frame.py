@@ -263,6 +263,7 @@ def _speed(part: Speed) -> dict[str, Any]:
         "launch_ms": part["launch_ms"],
         **{f"{stage}_ms": milliseconds for stage, milliseconds in stages.items()},
         "prefill_ms_per_request": part["prefill_ms_per_request"],
+        **{f"metric_{name}": value for name, value in part.get("metrics", {}).items()},
         **part["rows"],
         **{f"experts_read_{stage}": count for stage, count in (part.get("experts_read") or {}).items()},
         **{f"expert_bytes_read_{stage}": count for stage, count in (part.get("expert_bytes_read") or {}).items()},

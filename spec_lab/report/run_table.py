@@ -40,7 +40,13 @@ def format_run(summary: Summary) -> str:
     parts = [paragraph(verdict(summary))]
     if summary["status"] == "finished":
         speeds = _configurations(summary)
-        tables = [_speed_table(summary), _stage_table(speeds), _experts_table(speeds), format_categories(summary)]
+        tables = [
+            _speed_table(summary),
+            _stage_table(speeds),
+            _experts_table(speeds),
+            _metrics_table(speeds),
+            format_categories(summary),
+        ]
         notes = [IMPOSED if summary["acceptance_imposed"] else "", old_definition([summary])]
         parts = [*tables, _memory_line(summary), *notes, *parts]
     return "\n\n".join(part for part in parts if part)
@@ -197,7 +203,9 @@ def stage_cells(speeds: Mapping[str, Speed]) -> tuple[list[str], list[list[str]]
     """Return the header and the cells of stage times, a row a configuration."""
     seen = [
         stage
-        for stage in STAGES
+        for stage in dict.fromkeys(
+            [*STAGES, *(stage for speed in speeds.values() for stage in speed["stage_ms_per_round"])]
+        )
         if any(speed["stage_ms_per_round"].get(stage) is not None for speed in speeds.values())
     ]
     body = [
@@ -210,6 +218,17 @@ def stage_cells(speeds: Mapping[str, Speed]) -> tuple[list[str], list[list[str]]
         for name, speed in speeds.items()
     ]
     return ["ms a round", *seen, "round", "prompt pass"], body
+
+
+def _metrics_table(speeds: Mapping[str, Speed]) -> str:
+    """Return the figures of extensions' metrics; empty where there are none."""
+    names = list(dict.fromkeys(name for speed in speeds.values() for name in speed.get("metrics", {})))
+    if not names:
+        return ""
+    body = [
+        [name, *(number(speed.get("metrics", {}).get(metric), 3) for metric in names)] for name, speed in speeds.items()
+    ]
+    return format_table(["metric", *names], body, left=("metric",))
 
 
 def _experts_table(speeds: Mapping[str, Speed]) -> str:

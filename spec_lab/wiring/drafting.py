@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +23,11 @@ from spec_lab.wiring.limits import Limits
 from spec_lab.wiring.models import DrafterBuild
 
 
+def unmeasured(_: str) -> AbstractContextManager[None]:
+    """Stand in for a timer where there is none."""
+    return nullcontext()
+
+
 @dataclass(frozen=True, slots=True)
 class DrafterResources:
     """The parts of one engine that its drafter may use.
@@ -30,6 +36,8 @@ class DrafterResources:
         target_cache: for drafters that read the target's KV.
         confidences: where the drafter of a chain notes how sure it is; None where nothing asks.
         row_confidences: where that of a tree does; None likewise.
+        span: measures a stretch of the drafter's work under a name of its own, as a part of the stage that it stands
+            in: `with resources.span("look_up"): ...`.
     """
 
     limits: Limits
@@ -38,6 +46,7 @@ class DrafterResources:
     target_cache: PagedKVCache
     confidences: DraftConfidences | None = None
     row_confidences: RowConfidences | None = None
+    span: Callable[[str], AbstractContextManager[None]] = unmeasured
 
 
 DrafterFactory = Callable[[DrafterResources], Drafter[Any]]

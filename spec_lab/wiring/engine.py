@@ -47,7 +47,8 @@ def build_engine(chosen: Chosen, built: TargetBuild, make_drafter: DrafterFactor
     cache = build_cache(built.target.layer_plans, limits, built)
     confidences = build_confidences(chosen, limits, built)
     row_confidences = build_row_confidences(chosen, limits, built)
-    resources = DrafterResources(limits, prune, seeds, cache, confidences, row_confidences)
+    timer = make_timer(built.device)
+    resources = DrafterResources(limits, prune, seeds, cache, confidences, row_confidences, timer.span)
     drafter = make_drafter(resources)
     assert limits.margin >= 2 * drafter.num_draft_tokens
     num_rows = drafter.num_draft_tokens + 1 if sizes is None else sizes.num_rows
@@ -60,7 +61,7 @@ def build_engine(chosen: Chosen, built: TargetBuild, make_drafter: DrafterFactor
         mover=build_mover(chosen, built),
         cache=cache,
         slots=SlotState(limits.num_slots, num_rows - 1, table, slot_states(cache), built.kernels),
-        timer=make_timer(built.device),
+        timer=timer,
         experts_read=built.experts_read,
     )
     allocator = PageAllocator(limits.num_pages)

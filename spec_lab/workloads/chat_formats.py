@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from spec_lab.corpus.example import Form
 from spec_lab.errors import UserError, one_line
 from spec_lab.menu.nearest import nearest
 from spec_lab.workloads.unusable import UnusablePrompt
@@ -27,7 +28,7 @@ ROLES: Mapping[str, str] = {
     "developer": "system",
 }
 """What a file calls who speaks, in the roles of a chat template."""
-SHARED_KEYS = ("id", "category", "answer", "checker", "system")
+SHARED_KEYS = ("id", "category", "answer", "checker", "system", "num_draft_tokens")
 """Keys that a line of any format may have."""
 FORMATS: Mapping[str, tuple[str, ...]] = {
     "prompt": ("prompt", "form"),
@@ -51,16 +52,16 @@ class Turns:
     checker: str | None = None
     category: str | None = None
     prompt_id: str | None = None
-    form: str = "chat"
+    form: Form = "chat"
 
 
 def known_keys(row: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the keys that a line of this format is read for."""
-    return (*FORMATS[_format(row)], *SHARED_KEYS) if _format(row) in FORMATS else (*FORMATS["prompt"], *SHARED_KEYS)
+    return (*FORMATS[_format(row)], *SHARED_KEYS)
 
 
 def refuse_unknown(row: Mapping[str, Any], place: str) -> None:
-    """Raise UserError for a key that nothing reads; the line's answer, say, would be missed without a word."""
+    """Raise UnusablePrompt for a key that nothing reads: a misspelt answer would be missed without a word."""
     known = known_keys(row)
     for key in row:
         if key not in known:
@@ -98,6 +99,8 @@ def _chat(row: Mapping[str, Any], place: str) -> Turns:
             raise UnusablePrompt(f"{place}: `{key}` may tell a chat one thing, in front of its first turn")
         if role == "system":
             system = text
+        elif role == "user" and not text.strip():
+            raise UnusablePrompt(f"{place}: turn {number} of `{key}` must say something")
         elif role == "user":
             turns.append(text)
     if not turns:
@@ -107,11 +110,8 @@ def _chat(row: Mapping[str, Any], place: str) -> Turns:
 
 
 def _turn(turn: Any, place: str) -> tuple[str, str]:
-    role, text = (
-        (turn.get("role", turn.get("from")), turn.get("content", turn.get("value")))
-        if isinstance(turn, dict)
-        else (None, None)
-    )
+    said: Mapping[str, Any] = turn if isinstance(turn, dict) else {}
+    role, text = said.get("role", said.get("from")), said.get("content", said.get("value"))
     if not isinstance(role, str) or not isinstance(text, str):
         raise UnusablePrompt(f"{place} needs texts `role` and `content`, or `from` and `value`")
     if role not in ROLES:
@@ -127,12 +127,9 @@ def _gsm8k(row: Mapping[str, Any], place: str) -> Turns:
     if not isinstance(question, str):
         raise UnusablePrompt(f"{place}: `question` must be a text")
     marked = MARKED_ANSWER.search(worked) if isinstance(worked, str) else None
-    if worked is not None and marked is None:
+    if marked is None:  # a question with an answer of another kind
         return Turns([question], answer=worked)
-    answer = None if marked is None else marked[1].replace(",", "")
-    return Turns(
-        [question], answer=answer, checker="last_number" if answer else None, category=MATHS if answer else None
-    )
+    return Turns([question], answer=marked[1].replace(",", ""), checker="last_number", category=MATHS)
 
 
 def _humaneval(row: Mapping[str, Any], place: str) -> Turns:
@@ -143,7 +140,7 @@ def _humaneval(row: Mapping[str, Any], place: str) -> Turns:
     return Turns([prompt], category=CODE, prompt_id=task, form="continue")
 
 
-def refuse_format(row: Mapping[str, Any], place: str) -> None:
-    """Raise UserError for a file of Spec-Bench's format, which another workload reads."""
+def refuse_questions(row: Mapping[str, Any], place: str) -> None:
+    """Raise UserError for a line of Spec-Bench or MT-Bench, which another workload reads."""
     if "turns" in row and "question_id" in row:
         raise UserError(f"{place}: a question of Spec-Bench or MT-Bench; read the file with workload=spec_bench")

@@ -97,6 +97,11 @@ def is_filled(expected: str) -> bool:
     return bool(expected.strip())
 
 
+def has_formula(expected: str) -> bool:
+    """Tell whether an answer may stand in a box, whose braces are in pairs."""
+    return is_filled(expected) and expected.count("{") == expected.count("}")
+
+
 def has_number(expected: str) -> bool:
     """Tell whether an answer holds a number."""
     return read_number(expected) is not None

@@ -12,6 +12,7 @@ from spec_lab.errors import UserError
 from spec_lab.menu.config import RunConfig, WorkloadConfig
 from spec_lab.workloads.generated import answer_of, generated_examples
 from spec_lab.workloads.prompt_files import Prompt, read_jsonl, read_spec_bench, shipped_prompts
+from spec_lab.workloads.reasoning_gym import made_prompts
 from spec_lab.workloads.tokenizer import Tokenizer
 from spec_lab.workloads.unusable import UnusablePrompt, keep_usable
 
@@ -43,6 +44,17 @@ def generated_requests(config: RunConfig, tokenizer: Tokenizer) -> list[Request]
         for number, example in enumerate(examples, start=1)
     ]
     return _in_turn(prompts, config, tokenizer)
+
+
+def reasoning_gym_requests(config: RunConfig, tokenizer: Tokenizer) -> list[Request]:
+    """Let reasoning_gym make workload.per_category prompts of each of workload.tasks, by the run's seed."""
+    workload = config.workload
+    if not workload.per_category or not workload.tasks:
+        raise UserError(
+            f"workload={workload.name} needs workload.tasks, such as '[chain_sum]', and workload.per_category of 1 or "
+            "more"
+        )
+    return _in_turn(made_prompts(workload.tasks, workload.per_category, config.seed), config, tokenizer)
 
 
 def _in_turn(prompts: list[Prompt], config: RunConfig, tokenizer: Tokenizer) -> list[Request]:

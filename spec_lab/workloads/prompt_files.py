@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from math import isfinite
 from pathlib import Path
 from typing import Any
 
 from spec_lab.checkpoints.json_input import is_integer
 from spec_lab.corpus.example import Form
-from spec_lab.errors import UserError, one_line
+from spec_lab.errors import UserError
 from spec_lab.menu.choices import Unusable
 from spec_lab.menu.config import WorkloadConfig
 from spec_lab.menu.offers import MAX_DRAFT_TOKENS
+from spec_lab.workloads.chat_formats import Turns, refuse_questions, refuse_unknown, turns_of
 from spec_lab.workloads.json_lines import TextLine, json_object, text_lines
 from spec_lab.workloads.unusable import UnusablePrompt, keep_usable
 
-KEYS = ("prompt", "id", "category", "form", "answer", "checker", "system", "num_draft_tokens")
-MOST_KEYS = 5
 PROMPTS_FOLDER = Path(__file__).parent / "prompts"
 
 
@@ -51,23 +49,18 @@ class Prompt:
 def shipped_prompts() -> list[Prompt]:
     """Read the evaluation prompts that come with the package, one category after the other."""
     files = sorted(PROMPTS_FOLDER.glob("*.jsonl"))
-    return [
-        prompt
-        for path in files
-        for prompt in _read(path, lambda line, name: _prompt(line, name, set()), Unusable.refuse)
-    ]
+    return [prompt for path in files for prompt in _read(path, _prompt, Unusable.refuse)]
 
 
 def read_jsonl(config: WorkloadConfig) -> list[Prompt]:
-    """Read own prompts: `prompt`, and optionally `id`, `category`, `form` (chat or continue), `answer`,
-    `checker`, `system`, `num_draft_tokens`."""
-    unread: set[str] = set()
-    prompts = _read(_path(config), lambda line, name: _prompt(line, name, unread), config.unusable)
-    if unread:
-        keys = ", ".join(f"`{one_line(key)}`" for key in sorted(unread)[:MOST_KEYS])
-        more = f" and {len(unread) - MOST_KEYS} more" if len(unread) > MOST_KEYS else ""
-        print(f"{config.path}: nothing reads {keys}{more}; a line is read for {', '.join(KEYS)}", file=sys.stderr)
-    return prompts
+    """Read own prompts, a line each, in any of `chat_formats.FORMATS`; `workload.turns` of a conversation are
+    asked."""
+    prompts = _read(_path(config), _prompt, config.unusable)
+    return [replace(prompt, later_turns=prompt.later_turns[: _later(config.turns)]) for prompt in prompts]
+
+
+def _later(most_turns: int | None) -> int | None:
+    return None if most_turns is None else most_turns - 1
 
 
 def read_spec_bench(config: WorkloadConfig) -> list[Prompt]:
@@ -86,36 +79,49 @@ def _path(config: WorkloadConfig) -> Path:
     return Path(config.path)
 
 
-def _prompt(line: TextLine, file_name: str, unread: set[str]) -> Prompt:
-    """Read a line of own prompts, and add to `unread` the keys in it that nothing reads."""
+def _prompt(line: TextLine, file_name: str) -> Prompt:
+    """Read a line of own prompts, in whichever format it is.
+
+    Raises:
+        UnusablePrompt: it is broken, or has a key that nothing reads.
+    """
     row = json_object(line)
-    unread.update(row.keys() - set(KEYS))
-    form, answer = row.get("form", "chat"), row.get("answer")
-    category, prompt_id = row.get("category", file_name), row.get("id", f"{file_name}-{line.index:04d}")
-    if not isinstance(row.get("prompt"), str) or form not in ("chat", "continue"):
-        raise UnusablePrompt(f"{line.place}: a line needs a text `prompt`, and `form` chat or continue if any")
-    if form == "chat" and not row["prompt"].strip():
-        raise UnusablePrompt(f"{line.place}: the `prompt` of a chat must say something")
+    refuse_questions(row, line.place)
+    refuse_unknown(row, line.place)
+    asked = turns_of(row, line.place) or _alone(row, line.place)
+    answer = row.get("answer") if asked.answer is None else asked.answer
+    category = row.get("category", asked.category or file_name)
+    prompt_id = row.get("id", asked.prompt_id or f"{file_name}-{line.index:04d}")
     if not _is_word(category) or not _is_word(prompt_id) or not _is_answer(answer):
         raise UnusablePrompt(f"{line.place}: `id`, `category` and `answer` must be a printable text or a number if any")
-    checker = row.get("checker")
+    checker = row.get("checker", asked.checker)
     if checker is not None and (not isinstance(checker, str) or not checker.isidentifier()):
         raise UnusablePrompt(f"{line.place}: `checker` must be a value of workload.checker if any, such as last_number")
-    system = row.get("system")
-    if system is not None and (not isinstance(system, str) or form != "chat"):
+    system = row.get("system", asked.system)
+    if system is not None and (not isinstance(system, str) or asked.form != "chat"):
         raise UnusablePrompt(f"{line.place}: `system` must be a text, of a chat")
-    answer = None if answer is None else str(answer)
     return Prompt(
         str(prompt_id),
         str(category),
-        form,
-        row["prompt"],
-        answer,
+        asked.form,
+        asked.turns[0],
+        None if answer is None else str(answer),
+        tuple(asked.turns[1:]),
         checker=checker,
         system=system,
         num_draft_tokens=_draft_tokens(row.get("num_draft_tokens"), line.place),
         place=line.place,
     )
+
+
+def _alone(row: Mapping[str, Any], place: str) -> Turns:
+    """Read a line with a `prompt`."""
+    form = row.get("form", "chat")
+    if not isinstance(row.get("prompt"), str) or form not in ("chat", "continue"):
+        raise UnusablePrompt(f"{place}: a line needs a text `prompt`, and `form` chat or continue if any")
+    if form == "chat" and not row["prompt"].strip():
+        raise UnusablePrompt(f"{place}: the `prompt` of a chat must say something")
+    return Turns([row["prompt"]], form=form)
 
 
 def _draft_tokens(value: Any, place: str) -> int | None:

@@ -79,7 +79,7 @@ class TextsHeader:
             content = parse_json(regular_text(file))
             if content["format"] != FORMAT:
                 raise UserError(
-                    f"{file} is of format {content['format']}, and this reads {FORMAT}; write the texts again"
+                    f"{file} is of format {content['format']!r}, and this reads {FORMAT}; write the texts again"
                 )
             by = WrittenBy(**content["written_by"])
             if not all(isinstance(content[key], dict) for key in ("settings", "sources", "files")):

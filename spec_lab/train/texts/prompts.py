@@ -12,13 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from spec_lab.errors import UserError, one_line
+from spec_lab.workloads.chat_formats import ROLES
 from spec_lab.workloads.json_lines import TextLine, json_object, text_lines
 from spec_lab.workloads.unusable import UnusablePrompt
 
 GENERATED = "reasoning_gym:"
 """Entries of `prompts` that begin so are made by that package, which is Apache-2.0, and not read."""
-ROLES = {"user": "user", "human": "user", "assistant": "assistant", "gpt": "assistant", "system": "system"}
-"""The names of those who speak: in `messages`, and in the `conversations` of ShareGPT."""
 
 
 @dataclass(frozen=True, slots=True)

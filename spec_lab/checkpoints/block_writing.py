@@ -1,0 +1,157 @@
+"""Writing block drafters in z-lab's layout, or in that of speculators."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from spec_lab.checkpoints.block_config import BlockConfig, Causality, Slots
+from spec_lab.checkpoints.block_heads import GruSizes, HeadKind, LatticeSizes, MarkovSizes, SelectorSizes
+from spec_lab.checkpoints.block_layouts import SPECULATORS, ZLAB, BlockLayout
+from spec_lab.errors import UserError
+
+ARCHITECTURES: Mapping[HeadKind, str] = {
+    HeadKind.none: "DFlashDraftModel",
+    HeadKind.markov: "DSparkDraftModel",
+    HeadKind.gru: "DFlashDraftModel",
+    HeadKind.selector: "DFlash2DraftModel",
+    HeadKind.lattice: "LiLiCorrDraftModel",
+}
+KINDS: Mapping[HeadKind, tuple[str, str]] = {
+    HeadKind.none: ("dflash", "DFlashSpeculator"),
+    HeadKind.markov: ("dspark", "DSparkSpeculator"),
+    HeadKind.selector: ("dflash2", "DFlash2DraftModel"),
+}
+"""Of speculators, by head: `speculators_model_type` and the architecture."""
+
+
+def write_block(
+    folder: Path, config: BlockConfig, tensors: Mapping[str, torch.Tensor], num_target_layers: int, layout: BlockLayout
+) -> None:
+    """Write config.json and model.safetensors, which `load_block` reads back the same.
+
+    Raises:
+        UserError: the layout has no place for a part.
+    """
+    text = json.dumps(block_json(config, num_target_layers, layout), indent=2)
+    folder.mkdir(parents=True, exist_ok=True)
+    stored = {name: tensor.contiguous().cpu() for name, tensor in tensors.items()}
+    save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "config.json").write_text(text + "\n")
+
+
+def block_json(config: BlockConfig, num_target_layers: int, layout: BlockLayout) -> dict[str, Any]:
+    """Return the keys of a config.json."""
+    block: dict[str, Any] = {
+        layout.taps_key: layout.spelling.write(config.taps),
+        "mask_token_id": config.mask_token_id,
+        "sample_from_anchor": config.slots.name == Slots.anchor_first and config.head.kind != HeadKind.gru,
+        "sliding_window_non_causal": config.causality == Causality.none,
+        "causal": config.causality == Causality.all,
+        "draft_vocab_size": config.draft_vocab_size,
+        **_head_keys(config),
+    }
+    if config.conv is not None:
+        block |= {"conv_kernel_size": config.conv.num_taps, "conv_group_size": config.conv.group_size}
+    if layout is ZLAB:
+        top = {"architectures": [ARCHITECTURES[config.head.kind]], "num_target_layers": num_target_layers}
+        return {**_decoder(config), **top, "block_size": config.block_size, "dflash_config": block}
+    if layout is not SPECULATORS or config.head.kind not in KINDS:
+        raise UserError(f"a head of kind {config.head.kind} has no place in the layout {layout.name}; write zlab's")
+    kind, architecture = KINDS[config.head.kind]
+    most = config.slots.most_drafts
+    return {
+        "architectures": [architecture],
+        "speculators_model_type": kind,
+        "speculators_config": {
+            "algorithm": kind,
+            "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": most}],
+            "default_proposal_method": "greedy",
+        },
+        "transformer_layer_config": _decoder(config),
+        "block_size": config.block_size,
+        **({"conv_kernel_size": 0} if kind == "dflash2" and config.conv is None else {}),
+        **block,
+    }
+
+
+def _decoder(config: BlockConfig) -> dict[str, Any]:
+    """Return the keys of the body."""
+    body, plan = config.body, config.body.layers[0]
+    if plan.rope.scaling != "none":
+        raise UserError(f"a body with rope scaling {plan.rope.scaling} is not written; train one with plain rope")
+    windows = [layer.window for layer in body.layers]
+    sizes = {window for window in windows if window is not None}
+    if len(sizes) > 1:
+        raise UserError("the layers of a body have windows of several sizes, which config.json has no keys for")
+    types = ["full_attention" if window is None else "sliding_attention" for window in windows]
+    return {
+        "model_type": "qwen3",
+        "hidden_size": body.hidden_size,
+        "intermediate_size": plan.intermediate_size,
+        "num_hidden_layers": body.num_layers,
+        "num_attention_heads": plan.num_heads,
+        "num_key_value_heads": plan.num_kv_heads,
+        "head_dim": plan.head_dim,
+        "vocab_size": body.vocab_size,
+        "rms_norm_eps": body.rms_norm_eps,
+        "rope_theta": plan.rope.theta,
+        "max_position_embeddings": body.max_position_embeddings,
+        "attention_bias": plan.qkv_bias,
+        "tie_word_embeddings": False,
+        "layer_types": types,
+        **({"sliding_window": sizes.pop(), "use_sliding_window": True} if sizes else {}),
+    }
+
+
+def _head_keys(config: BlockConfig) -> dict[str, Any]:
+    writers: dict[HeadKind, Callable[[Any, BlockConfig], dict[str, Any]]] = {
+        HeadKind.markov: _markov_keys,
+        HeadKind.gru: _gru_keys,
+        HeadKind.selector: _selector_keys,
+        HeadKind.lattice: _lattice_keys,
+    }
+    write = writers.get(config.head.kind)
+    return {} if write is None else write(config.head, config)
+
+
+def _markov_keys(head: MarkovSizes, config: BlockConfig) -> dict[str, Any]:
+    return {
+        "projector_type": "dspark",
+        "markov_rank": head.rank,
+        "markov_head_type": head.form.value,
+        "enable_confidence_head": config.confidence_reads > 0,
+        "confidence_head_with_markov": config.confidence_reads > config.body.hidden_size,
+    }
+
+
+def _gru_keys(head: GruSizes, config: BlockConfig) -> dict[str, Any]:
+    return {
+        "projector_type": "domino",
+        "gru_hidden_dim": head.state_size,
+        "emb_dim": head.rank,
+        "shift_label": config.slots.name == Slots.anchor_first,
+        "pure_draft_prefix_len": 1,
+    }
+
+
+def _selector_keys(head: SelectorSizes, config: BlockConfig) -> dict[str, Any]:
+    return {"selector_rank": head.rank, "selector_top_k": head.topk}
+
+
+def _lattice_keys(head: LatticeSizes, config: BlockConfig) -> dict[str, Any]:
+    return {
+        "lilicorr_candidate_topk": head.topk,
+        "lilicorr_hidden_size": head.hidden_size,
+        "lilicorr_num_layers": head.num_layers,
+        "lilicorr_num_heads": head.num_heads,
+        "lilicorr_mlp_ratio": head.mlp_ratio,
+        "lilicorr_factor_dim": head.factor_size,
+        "lilicorr_vector_eps": head.vector_eps,
+        "lilicorr_logit_scale": head.logit_scale,
+    }

@@ -1,0 +1,58 @@
+"""`python -m spec_lab.lm_eval --model_args target=...,drafter=eagle3,acceptance=fly --tasks TASK`: quality by
+EleutherAI's lm-evaluation-harness.
+
+All arguments are the harness's own (`lm-eval run --help`), which runs the tasks and prints the scores; the model is the
+lab's engine. `--model_args` takes overrides of python -m spec_lab, separated by commas; in a list write ; for a comma.
+`--batch_size` is the run's batch_size. Tasks that generate can be run; each prints acceptance length and speed.
+
+  python -m spec_lab.lm_eval --model_args target=pocket,drafter=eagle3,acceptance=relaxed_thinking --tasks sums \\
+      --include_path my_tasks --apply_chat_template --batch_size 4
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from spec_lab.cli.ending import EXIT_CODES, guarded
+from spec_lab.errors import UserError
+
+MODEL = "spec_lab"
+INSTALL = "pip install -c constraints.txt -e '.[eval]'"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Hand `arguments` (default: those of the process) on to the harness and return the exit code."""
+    typed = list(sys.argv[1:] if arguments is None else arguments)
+    return guarded(lambda: _run(typed))
+
+
+def _run(typed: list[str]) -> int:
+    if not typed or "--help" in typed or "-h" in typed:
+        print(__doc__)
+        return EXIT_CODES["finished"]
+    if any(text == "--model" or text.startswith("--model=") for text in typed):
+        raise UserError(f"--model is {MODEL} here; leave it out, and name target and drafter in --model_args")
+    try:
+        import lm_eval._cli as harness
+    except ModuleNotFoundError as error:
+        if error.name != "lm_eval":
+            raise
+        raise UserError(f"the harness is not installed; {INSTALL}") from error
+    import spec_lab.lm_eval.model  # noqa: F401  registers the model
+
+    argv = sys.argv
+    device = [] if "--device" in typed else ["--device", "auto"]  # the harness would take the first GPU, there or not
+    sys.argv = ["lm-eval", "run", "--model", MODEL, *device, *typed]
+    try:
+        cli = harness.HarnessCLI()
+        cli.execute(cli.parse_args())
+    except SystemExit as error:  # argparse has said why
+        return error.code if isinstance(error.code, int) else EXIT_CODES["refused"]
+    finally:
+        sys.argv = argv
+    return EXIT_CODES["finished"]
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

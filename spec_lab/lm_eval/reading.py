@@ -1,0 +1,50 @@
+"""What the harness passes in texts: `--model_args`, which are overrides of a run, and where answers are cut."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from spec_lab.errors import UserError
+from spec_lab.menu.config import SamplingConfig
+
+USUAL: Mapping[str, str] = {"references": "[]", "profile_rounds": "0"}
+"""Nothing is measured beside an evaluation."""
+
+
+def overrides_of(arguments: Mapping[str, Any]) -> list[str]:
+    """Return `KEY=VALUE` of each; the harness has read `true`, `null` and numbers, and a list cannot have its comma, so
+    that `;` stands for it."""
+    return [f"{key}={_value(value)}" for key, value in {**USUAL, **arguments}.items()]
+
+
+def cut_at(text: str, until: Sequence[str]) -> str:
+    """Return the text in front of the first stop in it."""
+    return text[: min([len(text), *(place for stop in until if stop and (place := text.find(stop)) >= 0)])]
+
+
+def require_sampling(wanted: Mapping[str, Any], sampling: SamplingConfig) -> None:
+    """Refuse a task that wants other sampling than the run has, which would be another benchmark.
+
+    Args:
+        wanted: the task's generation_kwargs, with --gen_kwargs in them.
+    """
+    samples = wanted.get("do_sample", "temperature" in wanted)
+    heat = float(wanted.get("temperature") or 0.0) if samples else 0.0
+    if heat != sampling.temperature:
+        raise UserError(
+            f"--model_args: the task samples at temperature {heat:g}, and the run at {sampling.temperature:g}; add "
+            f"sampling.temperature={heat:g}, or --gen_kwargs do_sample=true,temperature={sampling.temperature:g}"
+        )
+    for key in ("top_p", "top_k"):
+        if heat and wanted.get(key) is not None and wanted[key] != getattr(sampling, key):
+            raise UserError(f"--model_args: the task has {key}={wanted[key]}; add sampling.{key}={wanted[key]}")
+
+
+def _value(value: Any) -> str:
+    if value is None or value == "None":
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    text = str(value)
+    return text.replace(";", ",") if text.startswith("[") else text

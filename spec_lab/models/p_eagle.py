@@ -1,0 +1,87 @@
+"""The P-EAGLE head (arXiv 2602.01469): an EAGLE-3 head of one or more layers, with rows that stand for drafts.
+
+Such a row has the mask token's embedding, and in place of the target's features a vector that was learned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+
+from spec_lab.checkpoints.eagle3_config import Eagle3Config
+from spec_lab.core.kv_cache import PagedKVCache
+from spec_lab.core.layer_protocols import AttentionBackend, RowSelection
+from spec_lab.core.types import AttentionMetadata
+from spec_lab.models.blocks.scores import SlotScores
+from spec_lab.models.eagle3 import Eagle3Head, draft_to_target_ids
+from spec_lab.models.layer_builder import build_layer
+from spec_lab.models.products import PLAIN, Products
+from spec_lab.pruning.selection import AllRows
+
+
+class PEagleHead:
+    """Weights and forward of the head; no state between calls.
+
+    Attributes:
+        mask_token_id: of the rows that stand for drafts.
+        mask_features: [1, hidden_size] what such a row has in place of fused features.
+    """
+
+    def __init__(
+        self,
+        config: Eagle3Config,
+        tensors: Mapping[str, torch.Tensor],
+        embedding: torch.Tensor,
+        target_head: torch.Tensor,
+        backend: AttentionBackend,
+        max_positions: int,
+        products: Products = PLAIN,
+    ) -> None:
+        """As `Eagle3Head`, which the first layer is."""
+        assert config.mask_token_id is not None
+        # Nothing is fed back, so what would be has no side of the final norm.
+        first = replace(config, norm_output=False)
+        self._first = Eagle3Head(first, tensors, embedding, target_head, backend, max_positions, products=products)
+        eps = config.layer.rms_norm_eps
+        self._layers = [
+            build_layer(plan, eps, tensors, f"layers.{index}.", backend)
+            for index, plan in enumerate(config.more_layers, start=1)
+        ]
+        self._vocab_size = config.target_vocab_size
+        self._token_map = draft_to_target_ids(tensors.get("d2t"))
+        self.mask_token_id = config.mask_token_id
+        self.mask_features = self._first.fuse(tensors["mask_hidden"].flatten(0, 1))
+
+    def fuse(self, features: torch.Tensor) -> torch.Tensor:
+        """Fuse tapped features [rows, 3 * target_hidden_size] into [rows, hidden_size]."""
+        return self._first.fuse(features)
+
+    def forward(
+        self,
+        token_ids: torch.Tensor,
+        hidden: torch.Tensor,
+        cache: PagedKVCache,
+        attention: AttentionMetadata,
+        selection: RowSelection,
+    ) -> torch.Tensor:
+        """Turn [rows] tokens and [rows, hidden_size] features into the live rows' output [live rows, hidden_size]."""
+        whole = AllRows()
+        kept = selection if not self._layers else whole
+        stream = self._first.forward(token_ids, hidden, cache.layers[0], attention, kept)
+        if not self._layers:
+            return stream
+        rotary = self._first.rotary.rows(attention.positions)
+        last = len(self._layers) - 1
+        for index, (layer, layer_cache) in enumerate(zip(self._layers, cache.layers[1:], strict=True)):
+            stream = layer(stream, rotary, layer_cache, attention, selection if index == last else whole)
+        return stream if selection.is_empty else selection.live(stream)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Turn the output of `forward` [rows, hidden_size] into logits [rows, draft vocabulary]."""
+        return self._first.draft_logits(hidden)
+
+    def scored(self, logits: torch.Tensor) -> SlotScores:
+        """Return logits [batch, draft vocabulary] with the tokens that they are of."""
+        return SlotScores(logits, self._token_map, self._vocab_size)

@@ -1,0 +1,89 @@
+"""drafter=p_eagle: its keys, what it refuses, and its loader."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from spec_lab.menu.choices import Weights
+from spec_lab.menu.chosen import Chosen
+from spec_lab.menu.config import RunConfig, TrainedDrafterConfig, knob
+from spec_lab.menu.option import DrafterOption
+from spec_lab.options.drafters.blocks import steps_are_replayed
+from spec_lab.options.shipped import DrafterWeights, path_beside_random_weights, zoo_folders
+
+if TYPE_CHECKING:
+    from spec_lab.core.protocols import Drafter
+    from spec_lab.wiring.drafting import DrafterFactory, DrafterResources
+    from spec_lab.wiring.models import DrafterBuild
+
+WEIGHTS = DrafterWeights(zoo_folders("p_eagle"))
+
+
+@dataclass
+class PEagleDrafterConfig(TrainedDrafterConfig):
+    """drafter=p_eagle: an EAGLE-3 head whose catch-up step makes all drafts."""
+
+    name: str = "p_eagle"
+    weights: Weights = knob(Weights.checkpoint, "where the head's weights come from")
+    num_layers: int | None = knob(None, "layers of a head of random weights; null is 2", least=1, most=64)
+
+
+def weights_or_random(config: RunConfig) -> str | None:
+    """A checkpoint says itself how many layers it has, and random weights lie nowhere."""
+    options: Any = config.drafter
+    if options.weights == Weights.random:
+        return path_beside_random_weights(options)
+    if options.num_layers is None:
+        return WEIGHTS.missing(config)
+    return f"drafter.num_layers={options.num_layers} is read with drafter.weights=random only; leave it out"
+
+
+def load(chosen: Chosen, options: PEagleDrafterConfig, build: DrafterBuild) -> DrafterFactory:
+    """Read the head, or make one of random weights; the factory then makes one drafter an engine around it."""
+    from spec_lab.checkpoints.eagle3_checkpoint import load_eagle3
+    from spec_lab.checkpoints.eagle3_config import default_tap_layer_inputs
+    from spec_lab.checkpoints.random_weights import random_p_eagle
+    from spec_lab.core.types import FeatureSpec
+    from spec_lab.drafters.p_eagle import PEagleDrafter
+    from spec_lab.models.p_eagle import PEagleHead
+    from spec_lab.wiring.caches import build_cache
+    from spec_lab.wiring.drafting import make_picker
+
+    target = build.target
+    if options.weights == Weights.random:
+        of_random = options.num_layers or 2, build.dtype, build.device, chosen.config.seed + 1
+        config, tensors = random_p_eagle(target.config, *of_random)
+    else:
+        config, tensors = load_eagle3(chosen.drafter_folder, target.config, build.dtype, build.device, "peagle")
+    head = PEagleHead(
+        config,
+        tensors,
+        target.embedding,
+        target.head_weight,
+        build.backend,
+        target.num_positions,
+        build.kernels.products,
+    )
+    taps = config.tap_layer_inputs or default_tap_layer_inputs(target.config.num_layers)
+    plans = (*config.layer.layers, *config.more_layers)
+
+    def make(resources: DrafterResources) -> Drafter[Any]:
+        cache = build_cache(plans, resources.limits, build)
+        picker = make_picker(chosen, options, build, resources)
+        parts = build.backend, resources.prune, picker
+        return PEagleDrafter(options.num_draft_tokens, head, FeatureSpec(layer_inputs=taps), cache, *parts)
+
+    return make
+
+
+ROW = DrafterOption(
+    name="p_eagle",
+    schema=PEagleDrafterConfig,
+    load=load,
+    refusals=(weights_or_random, steps_are_replayed),
+    folder=WEIGHTS.folder,
+    no_moves="drafts a block in one pass",
+    notes_confidence=True,
+    ingests_in_graphs=True,
+)

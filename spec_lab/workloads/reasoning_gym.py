@@ -1,0 +1,43 @@
+"""Prompts that reasoning_gym makes, a package of its own (Apache-2.0): by task and seed, with their answers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from spec_lab.errors import UserError, one_line
+from spec_lab.menu.nearest import nearest
+from spec_lab.workloads.prompt_files import Prompt
+
+ASKS_FOR_A_LINE = "\n\nEnd with a line that begins with `Answer:` and holds the answer alone."
+"""What `workload.checker=answer` reads."""
+INSTALL = "pip install -c constraints.txt -e '.[prompts]'"
+
+
+def made_prompts(tasks: Sequence[str], count: int, seed: int) -> list[Prompt]:
+    """Return `count` prompts of each task, which is their category. Answers are compared as texts, not by the task's
+    own scorer, which may take others too.
+
+    Raises:
+        UserError: the package is not installed, has no such task, or cannot make it with its usual settings.
+    """
+    try:
+        import reasoning_gym
+        from reasoning_gym.factory import DATASETS
+    except ModuleNotFoundError as error:
+        raise UserError(f"workload=reasoning_gym needs a package: {INSTALL}") from error
+
+    prompts: list[Prompt] = []
+    for task in tasks:
+        if task not in DATASETS:
+            near = nearest(task, DATASETS)
+            remedy = f"did you mean {near}?" if near else f"there are {', '.join(sorted(DATASETS))}"
+            raise UserError(f"workload.tasks: reasoning_gym has no task {one_line(task)}; {remedy}")
+        try:
+            made = list(reasoning_gym.create_dataset(task, size=count, seed=seed))
+        except (ValueError, AssertionError) as error:
+            raise UserError(f"workload.tasks: {task} cannot be made ({one_line(error)}); take another task") from error
+        for number, each in enumerate(made, start=1):
+            text, answer = each["question"] + ASKS_FOR_A_LINE, each["answer"]
+            expected = None if answer is None else str(answer)
+            prompts.append(Prompt(f"{task}-s{seed}-{number:04d}", task, "chat", text, expected))
+    return prompts

@@ -1,0 +1,113 @@
+"""Files of block drafters: what is written is read back, and what does not fit is refused in a line."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from spec_lab.checkpoints.block_checkpoint import load_block
+from spec_lab.checkpoints.block_layouts import SPECULATORS, ZLAB, read_block_config
+from spec_lab.checkpoints.block_writing import write_block as write_ours
+from spec_lab.checkpoints.config import ModelConfig
+from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.checkpoints.taps import Tap
+from spec_lab.errors import UserError
+from tests.lab import make_config, make_engine, random_requests
+from tests.tiny_blocks import TinyBlock, write_block
+from tests.tiny_checkpoints import make_tiny_target, refused, rewrite_config
+
+BLOCKS = {
+    "dflash": TinyBlock(),
+    "dspark": TinyBlock("speculators", "markov", True, "gated", confidence=True, draft_vocab_size=90),
+    "domino": TinyBlock(head="gru", shift_label=True),
+    "dflash2": TinyBlock(head="selector", conv=True, window=5),
+    "lilicorr": TinyBlock(head="lattice"),
+    "deepspec": TinyBlock(layout="deepspec", head="markov", anchor_first=True),
+    "speculators": TinyBlock(layout="speculators", window=4, non_causal=False),
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("target")
+    make_tiny_target(path, "qwen3")
+    return path
+
+
+@pytest.fixture(scope="module")
+def target(folder: Path) -> ModelConfig:
+    return read_model_config(folder)
+
+
+@pytest.mark.parametrize("layout", [ZLAB, SPECULATORS], ids=lambda layout: layout.name)
+@pytest.mark.parametrize("name", BLOCKS)
+def test_what_is_written_is_read_back(target: ModelConfig, tmp_path: Path, name: str, layout: Any) -> None:
+    write_block(tmp_path / "theirs", BLOCKS[name], target)
+    config, tensors = load_block(tmp_path / "theirs", target, torch.float32, "cpu")
+    if layout is SPECULATORS and BLOCKS[name].head in ("gru", "lattice"):
+        with pytest.raises(UserError, match="has no place in the layout speculators"):
+            write_ours(tmp_path / "ours", config, tensors, target.num_layers, layout)
+        return
+    write_ours(tmp_path / "ours", config, tensors, target.num_layers, layout)
+    again, same = load_block(tmp_path / "ours", target, torch.float32, "cpu")
+    assert again == config
+    assert tensors.keys() == same.keys() and all(torch.equal(same[key], tensors[key]) for key in tensors)
+
+
+def test_layouts_count_the_layers_of_the_target_in_their_own_way(target: ModelConfig, tmp_path: Path) -> None:
+    """The number 1 is the output of layer 1 in z-lab's files, and of layer 0 in those of speculators."""
+    for layout, first in (("zlab", 1), ("speculators", 0)):
+        write_block(tmp_path / layout, TinyBlock(layout=layout, outputs=(first, 4)), target)
+        config, _ = read_block_config(tmp_path / layout, target)
+        assert config.taps == (Tap(first), Tap(4))
+
+
+def test_the_mask_token_has_several_names(target: ModelConfig, tmp_path: Path) -> None:
+    write_block(tmp_path, TinyBlock(layout="speculators"), target)
+    rewrite_config(tmp_path, drop=("mask_token_id",), ptd_token_id=7, pard_token=9)
+    assert read_block_config(tmp_path, target)[0].mask_token_id == 9
+
+
+@pytest.mark.parametrize(
+    ("block", "named"),
+    [
+        (TinyBlock(outputs=(1, 7)), "target_layer_ids must ascend from -1 at least to 6 at most"),
+        (TinyBlock(layout="speculators", outputs=(1, 9)), "must ascend from 0 at least to 7 at most"),
+        (TinyBlock(keys={"vocab_size": 200}), "vocab_size is 200, the target has 160"),
+        (TinyBlock(keys={"num_target_layers": 36}), "num_target_layers is 36, the target has 8"),
+        (TinyBlock(keys={"architectures": ["XPressSpeculator"]}), "'XPressSpeculator' is no block drafter"),
+        (TinyBlock(layout="speculators", keys={"speculators_model_type": "peagle"}), "'peagle' is no block drafter"),
+        (TinyBlock(layout="speculators", keys={"mask_token_id": 160}), "mask_token_id must be at most 159"),
+        (TinyBlock(head="markov", keys={"hidden_size": 64}), "of another shape"),
+        (TinyBlock(keys={"block_size": 1}), "block_size must be an integer of 2 or more"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_files_for_something_else_are_refused(
+    target: ModelConfig, tmp_path: Path, block: TinyBlock, named: str
+) -> None:
+    write_block(tmp_path, block, target)
+    with refused(tmp_path, named):
+        load_block(tmp_path, target, torch.float32, "cpu")
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"anchor_first": True}, "use drafter.slots=anchor_first"),
+        ({"head": "gru"}, "use drafter.head=gru"),
+        ({"conv": True}, "use drafter.conv=true"),
+        ({"block_size": 3}, "more than the 2 drafts of its block of 3 rows"),
+    ],
+)
+def test_another_reading_than_the_files_is_refused(
+    folder: Path, target: ModelConfig, tmp_path: Path, changes: dict[str, Any], named: str
+) -> None:
+    """A wrong reading would cost acceptance, and raise no error."""
+    write_block(tmp_path, replace(TinyBlock(), **changes), target)
+    with refused(tmp_path, named):
+        make_engine(make_config((folder, tmp_path), "dflash", 3), random_requests(1))

@@ -1,0 +1,83 @@
+"""The P-EAGLE drafter against one causal pass over the whole text and its mask rows, without any cache."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.core.types import Request
+from tests.engine_state import poison
+from tests.fake_target import PaddedGraph
+from tests.lab import Reference, make_config, make_engine, random_requests
+from tests.scripted_rule import install
+from tests.test_eagle3_drafter import SlowHead
+from tests.tiny_blocks import make_tiny_p_eagle
+from tests.tiny_checkpoints import make_tiny_target
+
+
+@dataclass
+class SlowPEagle(SlowHead):
+    """Row p pairs t[p+1] with h[p]; behind the last one stand mask tokens with the learned features."""
+
+    num_layers: int = field(default=2, kw_only=True)
+
+    @torch.inference_mode()
+    def draft(self, text: list[int], num_draft_tokens: int) -> tuple[list[int], list[torch.Tensor]]:
+        states = self.reference.model(torch.tensor([text]), output_hidden_states=True).hidden_states
+        features = torch.cat([states[layer][0, :-1] for layer in (2, 4, 5)], dim=-1)
+        masks = self.tensors["mask_hidden"][0].expand(num_draft_tokens - 1, -1)
+        rows = torch.cat((features, masks)) @ self.tensors["fc.weight"].T
+        stream = self._layer([*text[1:], *[159] * (num_draft_tokens - 1)], rows)
+        for index in range(1, self.num_layers):
+            stream = self._plain_layer(stream, f"layers.{index}.")
+        logits = self._norm(stream[-num_draft_tokens:], "norm") @ self.tensors["lm_head.weight"].T
+        found = [self._in_target_ids(row) for row in logits]
+        return [int(row.argmax()) for row in found], found
+
+    def _plain_layer(self, stream: torch.Tensor, prefix: str) -> torch.Tensor:
+        """A Llama layer, with the attention of the first one."""
+        own = {name: tensor for name, tensor in self.tensors.items() if name.startswith(prefix)}
+        as_first = {name.replace(prefix, "midlayer."): tensor for name, tensor in own.items()}
+        layer = SlowHead(as_first, self.options, self.reference)
+        stream = stream + layer._attention(layer._norm(stream, "midlayer.input_layernorm"))
+        rows = layer._norm(stream, "midlayer.post_attention_layernorm")
+        gate, up, down = (own[f"{prefix}mlp.{name}_proj.weight"] for name in ("gate", "up", "down"))
+        return stream + (F.silu(rows @ gate.T) * (rows @ up.T)) @ down.T
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Reference]:
+    folder = tmp_path_factory.mktemp("target")
+    make_tiny_target(folder, "qwen3")
+    return folder, Reference(folder)
+
+
+@pytest.mark.parametrize(
+    ("num_layers", "num_drafts", "prune"),
+    [(1, 3, "catchup"), (2, 3, "none"), (2, 4, "catchup"), (3, 3, "post_attention"), (2, 1, "prefill")],
+)
+def test_drafts_equal_one_pass_over_the_whole_text(
+    target: tuple[Path, Reference], tmp_path: Path, num_layers: int, num_drafts: int, prune: str
+) -> None:
+    """They are compared after prompts of one token and of several chunks, and after rounds of every n."""
+    make_tiny_target(tmp_path / "target", "qwen3")
+    target = read_model_config(tmp_path / "target")
+    tensors = make_tiny_p_eagle(tmp_path / "head", target, num_layers)
+    requests = [
+        Request(r.request_id, r.category, r.prompt_ids, 14, ignore_eos=True)
+        for r in random_requests(4, lengths=(1, 12), seed=2)
+    ]
+    requests[0] = Request("one", "x", (17,), 14, ignore_eos=True)
+    cache = {"page_size": 4, "prefill_chunk": 5}
+    config = make_config((target[0], tmp_path), "p_eagle", num_drafts, prune, batch_size=3, cache=cache)
+    engine = make_engine(config, requests)
+    rule = install(engine, SlowPEagle(tensors, {}, target[1], num_layers=num_layers))
+    engine.graph = PaddedGraph(4)
+    poison(engine)
+    engine.generate(requests)
+    assert set(rule.accepted) == set(range(num_drafts + 1)) and rule.compared > 15
