@@ -203,6 +203,8 @@ def test_a_training_that_is_killed_goes_on_as_if_it_had_not_been(
         patched.setattr(Truth, "look", killed)
         main(words(llama, *EAGLE3))
     assert (llama / "out" / "checkpoints" / "hf-eagle3.pt").exists()
+    for left in ("hf-eagle3-before", "hf-eagle3-4"):  # killed a moment later, or earlier
+        shutil.copytree(llama / "out" / "checkpoints" / "hf-eagle3", llama / "out" / "checkpoints" / left)
     assert main(words(llama, *EAGLE3)) == 0
     resumed, undisturbed = record_of(llama), record_of(whole)
     assert resumed["curve"] == undisturbed["curve"] and resumed["truth"] == undisturbed["truth"]

@@ -24,7 +24,6 @@ from spec_lab.train.packed_rows import PackedRows, TrainingTexts
 from spec_lab.train.packed_training import PackedTask, train_packed
 from spec_lab.train.proof import Prover
 from spec_lab.train.serving import Serving
-from spec_lab.train.stages import finished_folder
 from spec_lab.train.teacher_forced import teacher_forced
 from spec_lab.train.truth import Tracker, Truth
 from spec_lab.train.unroll import UnrolledDrafter
@@ -148,9 +147,9 @@ class HeadTraining:
 
     def _prove_as_it_is(self, prover: Prover, drafter: UnrolledDrafter) -> Any:
         folder = self.work.with_name(self.work.name + "-before")
-        with finished_folder(folder) as unfinished:
-            self.recipe.save(drafter, self.target, unfinished)
-            proof = prover.prove(self.recipe.config.drafts_as, unfinished)
+        shutil.rmtree(folder, ignore_errors=True)  # of a training that was killed here
+        self.recipe.save(drafter, self.target, folder)
+        proof = prover.prove(self.recipe.config.drafts_as, folder)
         shutil.rmtree(folder)
         log.info("proved: training and serving differ by %.2g in logits", max(proof.differences))
         return proof
@@ -180,7 +179,8 @@ class HeadTraining:
 
 def forget(work: Path) -> None:
     """Drop what only a training that goes on would read."""
-    shutil.rmtree(work, ignore_errors=True)
+    for folder in (work, *work.parent.glob(f"{work.name}-*")):
+        shutil.rmtree(folder, ignore_errors=True)
     work.with_suffix(".json").unlink(missing_ok=True)
 
 

@@ -18,7 +18,7 @@ from spec_lab.core.types import Request
 from spec_lab.train.decoded import decoded
 from spec_lab.train.loop import CurvePoint
 from spec_lab.train.serving import Serving
-from spec_lab.train.stages import finished_folder, write_json
+from spec_lab.train.stages import write_json
 
 log = logging.getLogger(__name__)
 
@@ -81,10 +81,10 @@ class Truth:
         """Decode, and keep the weights if they are the best so far."""
         # A training that goes on measures again what it had measured behind its checkpoint.
         self.points = [point for point in self.points if point["step"] < step]
-        with finished_folder(self.folder.with_name(self.folder.name + f"-{step}")) as now:
-            self.export(now)
-            real = decoded(self.serving, self.name, now, self.requests)
-        now = self.folder.with_name(self.folder.name + f"-{step}")
+        now = self.folder.with_name(f"{self.folder.name}-{step}")
+        shutil.rmtree(now, ignore_errors=True)  # of a training that was killed here
+        self.export(now)
+        real = decoded(self.serving, self.name, now, self.requests)
         forced = self.forced()
         best = max((length_of(point) for point in self.points), default=-1.0)
         self.points.append({"step": step, "decoded": real, "teacher_forced": forced})
