@@ -15,11 +15,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import accumulate
 
-from spec_lab.cli.compose import compose_run
-from spec_lab.cli.ending import guarded
 from spec_lab.core.results import RequestRecord
 from spec_lab.measure.lab import MAIN, load_lab
 from spec_lab.menu.chosen import choose
+from spec_lab.program.compose import compose_run
+from spec_lab.program.ending import guarded
 from spec_lab.record import acceptance_metrics
 from spec_lab.record.wording import number, percent
 from spec_lab.report.table import format_table

@@ -17,8 +17,8 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 
-from spec_lab.cli.ending import guarded
 from spec_lab.models.linear import PackedLinear
+from spec_lab.program.ending import guarded
 from spec_lab.report.table import format_table
 
 NUM_TURNS = 30

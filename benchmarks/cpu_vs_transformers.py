@@ -31,14 +31,14 @@ from typing import Any
 
 import torch
 
-from spec_lab.cli.compose import compose_run
-from spec_lab.cli.ending import guarded
 from spec_lab.core.results import GenerationResult
 from spec_lab.core.types import Request
 from spec_lab.engine.engine import Engine
 from spec_lab.measure.lab import MAIN, load_lab
 from spec_lab.menu.chosen import choose
 from spec_lab.menu.config import RunConfig
+from spec_lab.program.compose import compose_run
+from spec_lab.program.ending import guarded
 from spec_lab.record import acceptance_metrics, averages, time_metrics
 from spec_lab.record.paired import of_turns
 from spec_lab.record.wording import number, with_range

@@ -17,10 +17,10 @@ import torch
 import torch.nn.functional as F
 
 from spec_lab.checkpoints.expert_sizes import ExpertSizes, RouterScores
-from spec_lab.cli.ending import guarded
 from spec_lab.models.experts import RoutedExperts, SortedExperts
 from spec_lab.models.linear import make_linear
 from spec_lab.models.routers import Routing, SoftmaxRouter
+from spec_lab.program.ending import guarded
 from spec_lab.report.table import format_table
 
 

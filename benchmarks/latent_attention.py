@@ -17,10 +17,10 @@ import torch
 
 from spec_lab.attention.torch_backend import TorchAttention
 from spec_lab.checkpoints.latent_sizes import LatentSizes
-from spec_lab.cli.ending import guarded
 from spec_lab.core.kv_cache import NUM_RESERVED_PAGES, LayerCache
 from spec_lab.core.types import AttentionMetadata
 from spec_lab.models.latent import each_head
+from spec_lab.program.ending import guarded
 from spec_lab.report.table import format_table
 
 PAGE_SIZE = 16

@@ -14,13 +14,13 @@ import sys
 
 import torch
 
-from spec_lab.cli.compose import compose_run
-from spec_lab.cli.ending import guarded
 from spec_lab.core.results import RequestRecord
 from spec_lab.engine.teacher import TeacherForcing
 from spec_lab.measure.audit import near_tie_tolerance, noise_tolerance
 from spec_lab.measure.lab import MAIN, Lab, load_lab
 from spec_lab.menu.chosen import choose
+from spec_lab.program.compose import compose_run
+from spec_lab.program.ending import guarded
 
 FIXED = ["drafter=none", "references=[]", "workload.ignore_eos=true"]
 EXACT = ["dtype=float32", "batch_size=1", "graph=eager", "attention=torch", "kernels=torch", "row_invariant=false"]

@@ -27,10 +27,10 @@ from cell_checks import chosen, refused
 from measured_rows import read_rows
 from round_bench import Bench, Cell, Model, leaves_rounds_behind, missing_cells, run_cells
 
-from spec_lab.cli.ending import guarded
 from spec_lab.core.results import GenerationResult
 from spec_lab.core.types import Request
 from spec_lab.engine.engine import Engine
+from spec_lab.program.ending import guarded
 from spec_lab.report.table import format_table
 
 COLUMNS = (

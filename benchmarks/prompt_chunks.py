@@ -16,10 +16,10 @@ import torch
 from prompt_passes import whole_numbers
 from torch.profiler import ProfilerActivity, profile
 
-from spec_lab.cli.compose import compose_run
-from spec_lab.cli.ending import guarded
 from spec_lab.measure.lab import MAIN, Lab, load_lab
 from spec_lab.menu.chosen import choose
+from spec_lab.program.compose import compose_run
+from spec_lab.program.ending import guarded
 
 GIBI = 2**30
 KINDS = (

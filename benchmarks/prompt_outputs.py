@@ -27,12 +27,12 @@ import torch
 from measured_rows import append_row, read_rows
 from prompt_passes import whole_numbers
 
-from spec_lab.cli.compose import compose_run
-from spec_lab.cli.ending import guarded
 from spec_lab.core.types import Request
 from spec_lab.engine.engine import Engine
 from spec_lab.menu.chosen import choose
 from spec_lab.menu.config import PruneConfig
+from spec_lab.program.compose import compose_run
+from spec_lab.program.ending import guarded
 from spec_lab.report.table import format_table
 from spec_lab.wiring.drafting import load_drafter
 from spec_lab.wiring.engine import build_engine

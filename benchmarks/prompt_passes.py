@@ -12,12 +12,12 @@ from __future__ import annotations
 import argparse
 import sys
 
-from spec_lab.cli.compose import compose_run
-from spec_lab.cli.ending import guarded
 from spec_lab.core.results import GenerationResult
 from spec_lab.engine.engine import Engine
 from spec_lab.measure.lab import MAIN, load_lab
 from spec_lab.menu.chosen import choose
+from spec_lab.program.compose import compose_run
+from spec_lab.program.ending import guarded
 
 
 def milliseconds(result: GenerationResult) -> float:

@@ -23,7 +23,6 @@ from measured_rows import append_row, read_rows
 from spec_lab.checkpoints.config import ModelConfig
 from spec_lab.checkpoints.eagle3_checkpoint import eagle3_tensor_shapes
 from spec_lab.checkpoints.eagle3_config import Eagle3Config
-from spec_lab.cli.compose import compose_run
 from spec_lab.core.results import GenerationResult
 from spec_lab.core.types import Request
 from spec_lab.engine.engine import Engine
@@ -34,6 +33,7 @@ from spec_lab.options.drafters.eagle3 import eagle3_factory, read_eagle3
 from spec_lab.options.drafters.frozen_kv import frozen_kv_factory, read_assistant
 from spec_lab.options.drafters.mtp import read_mtp_modules
 from spec_lab.options.drafters.mtp_eagle import mtp_eagle_factory
+from spec_lab.program.compose import compose_run
 from spec_lab.wiring.drafting import DrafterFactory, load_drafter
 from spec_lab.wiring.engine import build_engine
 from spec_lab.wiring.limits import engine_limits

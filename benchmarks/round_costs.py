@@ -27,8 +27,6 @@ import torch
 from measured_rows import append_row, read_rows
 from prompt_passes import whole_numbers
 
-from spec_lab.cli.compose import compose_run
-from spec_lab.cli.ending import guarded
 from spec_lab.core.kv_cache import NUM_RESERVED_PAGES
 from spec_lab.core.prompts import LiveRows, PromptEnds
 from spec_lab.core.results import RoundRecord, RowCounts
@@ -40,6 +38,8 @@ from spec_lab.errors import UserError
 from spec_lab.measure.profiling import profile_rounds
 from spec_lab.menu.chosen import choose
 from spec_lab.menu.config import PruneConfig, RunConfig
+from spec_lab.program.compose import compose_run
+from spec_lab.program.ending import guarded
 from spec_lab.report.table import format_table
 from spec_lab.wiring.drafting import load_drafter
 from spec_lab.wiring.engine import build_engine

@@ -18,7 +18,7 @@ import pandas as pd
 from h200_round import Cell
 from measured_rows import read_rows
 
-from spec_lab.cli.ending import guarded
+from spec_lab.program.ending import guarded
 from spec_lab.record.runs import find_runs
 
 MODES = ("eager", "split_seed", "step_replay", "full_loop", "round", "round, overlap")

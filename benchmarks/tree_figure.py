@@ -19,7 +19,7 @@ from typing import Any
 import pandas as pd
 from study_figures import styled
 
-from spec_lab.cli.ending import guarded
+from spec_lab.program.ending import guarded
 
 HEADER = ("", "rows N", "drafts", "acceptance length", "batch 1")
 """The first words of the table's header; a column for each further batch follows."""

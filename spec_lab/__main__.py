@@ -10,8 +10,8 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from spec_lab.cli.ending import guarded, leave
 from spec_lab.cli.follower import Adapt, on_this_rank
+from spec_lab.program.ending import guarded, leave
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -26,15 +26,15 @@ def command() -> NoReturn:
 
 
 def _run(arguments: Sequence[str], adapt: Adapt) -> int:
-    from spec_lab.cli.overrides import extensions_in
+    from spec_lab.program.overrides import extensions_in
 
     if "--help" in arguments or "-h" in arguments:
-        from spec_lab.cli.help import groups_in_help, help_text
+        from spec_lab.program.help import groups_in_help, help_text
 
         print(help_text(extensions_in(arguments), groups_in_help(arguments)))
         return 0
     if "--version" in arguments:
-        from spec_lab.cli.help import version_text
+        from spec_lab.program.help import version_text
 
         print(version_text())
         return 0

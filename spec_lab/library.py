@@ -14,15 +14,15 @@ from pathlib import Path
 
 from hydra.types import RunMode
 
-from spec_lab.cli.compose import compose_with_hydra, name_options, retyped, to_config_and_options
-from spec_lab.cli.dry_run import describe
-from spec_lab.cli.interrupts import Interrupts
 from spec_lab.cli.job import Job, begin, close_record, end
 from spec_lab.doctor.findings import Finding
 from spec_lab.errors import UserError, is_interruption
 from spec_lab.menu.config import RunConfig
 from spec_lab.menu.refusals.ranks import refuse_split
 from spec_lab.menu.refusals.run import admit, refusals
+from spec_lab.program.compose import compose_with_hydra, name_options, retyped, to_config_and_options
+from spec_lab.program.dry_run import describe
+from spec_lab.program.interrupts import Interrupts
 from spec_lab.record.reading import read_all_request_rows
 from spec_lab.record.row_schema import RequestRow
 from spec_lab.record.schema import Summary

@@ -9,10 +9,10 @@ from functools import cache
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from spec_lab.cli.compose import compose_run, compose_with_hydra, name_options, to_config_and_options
-from spec_lab.cli.options import read_groups
-from spec_lab.cli.overrides import check_overrides, value_of
 from spec_lab.menu.config import RunConfig
+from spec_lab.program.compose import compose_run, compose_with_hydra, name_options, to_config_and_options
+from spec_lab.program.options import read_groups
+from spec_lab.program.overrides import check_overrides, value_of
 
 PLAIN = re.compile(r"[a-z_.]+=[^$?]*")
 

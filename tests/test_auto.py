@@ -18,15 +18,15 @@ from spec_kernels.native.packing import LANES
 from spec_lab.auto_knobs import RUNS_ANYWHERE
 from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.checkpoints.plan import VECTOR
-from spec_lab.cli.compose import compose_run
-from spec_lab.cli.dry_run import describe
-from spec_lab.cli.folder import folder_name
 from spec_lab.measure.lab import default_num_threads
 from spec_lab.menu import auto, devices
 from spec_lab.menu.auto import describe_auto, problem_of_native, why_kernels
 from spec_lab.menu.chosen import choose
 from spec_lab.menu.refusals.run import refusals
 from spec_lab.options.shipped import ZOO
+from spec_lab.program.compose import compose_run
+from spec_lab.program.dry_run import describe
+from spec_lab.program.folder import folder_name
 from spec_lab.wiring.models import resolve_device
 from tests.composed import compose_quickly
 from tests.tiny_checkpoints import refused
@@ -250,7 +250,7 @@ def test_a_gpu_that_torch_cannot_use_is_no_cpu(monkeypatch: pytest.MonkeyPatch) 
 
 def test_composing_a_run_for_a_gpu_imports_no_torch() -> None:
     program = (
-        "import sys; from spec_lab.cli.compose import compose_run; compose_run(['device=cuda']); "
+        "import sys; from spec_lab.program.compose import compose_run; compose_run(['device=cuda']); "
         "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

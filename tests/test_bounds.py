@@ -12,9 +12,9 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spec_lab.cli.options import run_menu
 from spec_lab.menu.bounds import Bounds, bounds_of, out_of_bounds
 from spec_lab.menu.config import knob
+from spec_lab.program.options import run_menu
 from spec_lab.train.menu import train_menu
 
 

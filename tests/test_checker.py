@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spec_lab.cli.compose import compose_run
 from spec_lab.core.results import RequestRecord
 from spec_lab.core.types import FinishReason, Request
 from spec_lab.corpus.example import Example, render_example, render_prompt
@@ -20,6 +19,7 @@ from spec_lab.menu.chosen import choose
 from spec_lab.menu.config import RunConfig
 from spec_lab.menu.refusals.run import refusals
 from spec_lab.options.workloads import CHECKERS
+from spec_lab.program.compose import compose_run
 from spec_lab.wiring.workloads import load_requests
 from spec_lab.workloads.checker import Checked, check, is_correct, reply_of
 from spec_lab.workloads.prompt_files import read_jsonl

@@ -13,8 +13,8 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from spec_lab.cli.folder import close_sweep
-from spec_lab.cli.sweep_lock import LOCK_FILE, SweepLock, was_left
+from spec_lab.program.folder import close_sweep
+from spec_lab.program.sweep_lock import LOCK_FILE, SweepLock, was_left
 from spec_lab.record.reading import read_summary
 from spec_lab.record.recorder import STILL_RUNNING, write_status
 from spec_lab.record.row_schema import RequestRow

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from spec_lab.checkpoints.packaged import PACKAGED, PackagedFile
-from spec_lab.cli.options import read_groups
 from spec_lab.errors import UserError
 from spec_lab.menu import registry
 from spec_lab.menu.chosen import choose
@@ -22,6 +21,7 @@ from spec_lab.menu.refusals import run as compatibility
 from spec_lab.menu.refusals.run import admit, refusals
 from spec_lab.menu.registry import KNOBS
 from spec_lab.options.drafters.mtp_eagle import EAGLE_WEIGHTS, MtpEagleDrafterConfig
+from spec_lab.program.options import read_groups
 from tests.composed import compose_quickly
 
 HF_TARGET = ["target=hf", "target.path=."]
@@ -46,6 +46,7 @@ FORBIDDEN = [
     (["drafter.draft_vocab_size=32"], "drafter.draft_vocab_size=32", "drafter.weights=random"),
     (["drafter.weights=random", "drafter.path=."], "drafter.path=.", "leave one of them out"),
     (["drafter=mtp_eagle", "drafter.weights=random", "drafter.path=."], "drafter.path=.", "leave one of them out"),
+    (["drafter=p_eagle", "drafter.num_layers=2"], "drafter.num_layers=2", "drafter.weights=random"),
     (
         ["drafter=frozen_kv", "drafter.weights=random"],
         "an assistant of target=pocket",

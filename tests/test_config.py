@@ -12,13 +12,13 @@ import yaml
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from spec_lab.cli.compose import compose_run, register_schemas, to_run_config
-from spec_lab.cli.folder import folder_name
-from spec_lab.cli.help import help_text
-from spec_lab.cli.options import conf_folder, read_groups, read_keys
 from spec_lab.menu import registry
 from spec_lab.menu.config import RunConfig
 from spec_lab.options.rules.relaxed_thinking import RelaxedThinkingConfig
+from spec_lab.program.compose import compose_run, register_schemas, to_run_config
+from spec_lab.program.folder import folder_name
+from spec_lab.program.help import help_text
+from spec_lab.program.options import conf_folder, read_groups, read_keys
 from tests.composed import compose_quickly
 
 OF_OTHER_PROGRAMS = {"train", "paper"}

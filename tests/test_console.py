@@ -10,7 +10,7 @@ import pytest
 
 PRINTS = """
 import sys
-from spec_lab.cli.ending import guarded
+from spec_lab.program.ending import guarded
 
 def run():
     for number in range(20000):

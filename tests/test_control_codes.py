@@ -118,9 +118,9 @@ def test_a_cell_of_a_document_stays_in_its_column(tmp_path: Path, capsys: pytest
 @pytest.mark.parametrize("key", ["id", "category", "question_id"])
 def test_a_prompt_whose_name_would_be_obeyed_is_refused(poison: str, key: str, tmp_path: Path) -> None:
     path = tmp_path / "mine.jsonl"
-    line = {"prompt": "a", "question_id": 1, "category": "c", "turns": ["a"], key: f"a{poison}"}
-    path.write_text(json.dumps(line))
-    read = read_spec_bench if key == "question_id" else read_jsonl
+    question = {"question_id": 1, "category": "c", "turns": ["a"]}
+    line, read = (question, read_spec_bench) if key == "question_id" else ({"prompt": "a"}, read_jsonl)
+    path.write_text(json.dumps({**line, key: f"a{poison}"}))
     with pytest.raises(UserError, match=r"mine\.jsonl:1: .*printable") as error:
         read(WorkloadConfig(name="x", path=str(path)))
     assert str(error.value).isprintable()

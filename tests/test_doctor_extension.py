@@ -12,7 +12,6 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from spec_lab.cli.compose import compose_run
 from spec_lab.doctor import examine
 from spec_lab.doctor.evidence import Evidence
 from spec_lab.doctor.findings import Verdict, does_not_apply
@@ -23,6 +22,7 @@ from spec_lab.menu import registry
 from spec_lab.menu.chosen import choose
 from spec_lab.menu.config import DrafterConfig, RunConfig
 from spec_lab.menu.option import DrafterOption
+from spec_lab.program.compose import compose_run
 from spec_lab.wiring.drafting import DrafterFactory
 from tests.tiny_runs import make_runnable_pair
 

@@ -14,7 +14,6 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from spec_lab.acceptance.strict import StrictAcceptance
-from spec_lab.cli.compose import compose_run
 from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.layer_protocols import AttentionBackend
 from spec_lab.core.types import AcceptanceInputs, AttentionMetadata, FeatureSpec, TargetOutput, Verification
@@ -28,6 +27,7 @@ from spec_lab.doctor.subject import Subject, load_subject, strict_greedy
 from spec_lab.menu.chosen import Chosen, choose
 from spec_lab.menu.readings import Aspect
 from spec_lab.options.shipped import ZOO
+from spec_lab.program.compose import compose_run
 from spec_lab.wiring.drafting import DrafterFactory, load_drafter
 from spec_lab.wiring.models import DrafterBuild
 

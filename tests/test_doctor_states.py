@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-from spec_lab.cli.compose import compose_run
 from spec_lab.core.recurrent_cache import ConvWindows, RecurrentRows
 from spec_lab.doctor.findings import Verdict
 from spec_lab.doctor.states import CHECK, check_states
@@ -17,6 +16,7 @@ from spec_lab.doctor.subject import Subject, load_subject
 from spec_lab.engine.states import RecurrentStates
 from spec_lab.menu.chosen import choose
 from spec_lab.models.delta_caches import ReplayedUpdates, StateCheckpoints
+from spec_lab.program.compose import compose_run
 from tests.test_families_gpu import make_target
 
 SHORT = (

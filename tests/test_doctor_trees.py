@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from spec_kernels.tree_reference import move_path_reference
-from spec_lab.cli.compose import compose_run
 from spec_lab.doctor.examine import examine
 from spec_lab.doctor.findings import Finding, Verdict, faults
 from spec_lab.doctor.subject import Subject, load_subject, refuse_no_spine
@@ -18,6 +17,7 @@ from spec_lab.engine.drafts import TreeParts, spine
 from spec_lab.errors import UserError
 from spec_lab.menu.chosen import Chosen, choose
 from spec_lab.operators.kernel_set import TORCH_FORMS, KernelSet, Op
+from spec_lab.program.compose import compose_run
 from tests.test_doctor_faults import QUICK, change_tensors, copy_of, examined, skipped, with_broken_writes
 
 TREE = ("drafter=eagle3", "tree=dynamic", "tree.num_rows=8")

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from spec_lab.cli.ending import guarded
 from spec_lab.cli.session import call_hydra
 from spec_lab.errors import UserError
+from spec_lab.program.ending import guarded
 
 PROGRAMS = ("spec_lab", "spec_lab.doctor", "spec_lab.train")
 
@@ -180,7 +180,7 @@ def test_a_reader_may_leave_in_the_middle(command: str, kept: Path, empty_folder
 def test_nothing_is_logged_behind_an_interruption(code: int, logged: bool) -> None:
     """Ctrl-C within an import of torch leaves exit functions that log their statistics, and loggers without levels."""
     program = (
-        "import atexit, logging, sys; from spec_lab.cli.ending import leave; "
+        "import atexit, logging, sys; from spec_lab.program.ending import leave; "
         "logging.basicConfig(level=logging.INFO, stream=sys.stdout); "
         f"atexit.register(logging.info, 'statistics'); print('last'); leave({code})"
     )

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 import spec_lab.doctor.__main__ as doctor
 from spec_lab.__main__ import main as run
-from spec_lab.cli.options import Menu, read_groups, read_keys, run_menu
+from spec_lab.program.options import Menu, read_groups, read_keys, run_menu
 from spec_lab.report.__main__ import main as report
 from spec_lab.rescore.__main__ import main as rescore
 from spec_lab.sweep.__main__ import main as sweep

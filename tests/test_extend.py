@@ -12,8 +12,6 @@ from pathlib import Path
 import pytest
 
 from spec_lab.__main__ import main
-from spec_lab.cli.compose import compose_run
-from spec_lab.cli.named_rules import read_rules
 from spec_lab.doctor.__main__ import main as examine
 from spec_lab.errors import UserError
 from spec_lab.menu import registry
@@ -21,6 +19,8 @@ from spec_lab.menu.extensions import find_extensions
 from spec_lab.menu.option import CatchupPruningOption, DrafterOption, MetricOption, RuleOption
 from spec_lab.menu.refusals.run import refusals
 from spec_lab.options.shipped import ZOO
+from spec_lab.program.compose import compose_run
+from spec_lab.program.named_rules import read_rules
 from spec_lab.record.metrics import OwnMetrics
 from spec_lab.record.runs import read_round_rows, read_summary
 from spec_lab.record.scalars import scalars

@@ -13,10 +13,10 @@ import pytest
 
 from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.checkpoints.gemma4_assistant_config import AssistantTarget, read_assistant_config
-from spec_lab.cli.compose import compose_run
 from spec_lab.menu.refusals.run import refusals
 from spec_lab.options.drafters.frozen_kv import ASSISTANT_SHAPES
 from spec_lab.options.targets import SHAPES
+from spec_lab.program.compose import compose_run
 from tests import tiny_gemma4, tiny_hybrid
 from tests.bench_modules import imported
 from tests.test_random_weights import ASSISTANT

@@ -94,7 +94,7 @@ def test_a_disk_without_room_for_the_first_record_leaves_nothing(
 def test_a_disk_that_is_full_when_a_sweep_ends_names_its_folder(
     runner: FakeRunner, empty_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("spec_lab.cli.folder.write_json", fail)
+    monkeypatch.setattr("spec_lab.program.folder.write_json", fail)
     assert main(["-m", "seed=1"]) == 1
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith("failed: outputs/run-sweep-") and line.endswith(": No space left")

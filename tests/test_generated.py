@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from spec_lab.cli.compose import compose_run
 from spec_lab.core.types import Request
 from spec_lab.corpus.categories import CHECKABLE_CATEGORIES, Split, generate
 from spec_lab.corpus.example import ASSISTANT, THINK_END, Example
 from spec_lab.menu.chosen import choose
+from spec_lab.program.compose import compose_run
 from spec_lab.wiring.workloads import load_requests
 from spec_lab.workloads.checker import is_correct
 from spec_lab.workloads.generated import answer_of, generated_examples

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from spec_lab.cli.compose import compose_run
-from spec_lab.cli.options import read_groups
 from spec_lab.core.results import GenerationResult, GraphCounts
 from spec_lab.menu.refusals.run import refusals
+from spec_lab.program.compose import compose_run
+from spec_lab.program.options import read_groups
 from spec_lab.record.measured import Measured
 from spec_lab.record.runs import Run
 from spec_lab.record.schema import RoundWork

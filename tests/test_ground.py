@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from spec_lab.__main__ import main
-from spec_lab.cli.folder import multirun_study, study_place
-from spec_lab.cli.ground import NUM_PIECES, PIECE, READ_WHOLE, changes, ground_of
+from spec_lab.program.folder import multirun_study, study_place
+from spec_lab.program.ground import NUM_PIECES, PIECE, READ_WHOLE, changes, ground_of
 from tests.fake_runner import FakeRunner
 
 STUDY = ["target=hf", "target.path=mine/model", "workload=jsonl", "workload.path=prompts.jsonl", "drafter=none"]

@@ -8,8 +8,8 @@ from types import ModuleType
 
 import pytest
 
-from spec_lab.cli.compose import compose_run
 from spec_lab.menu.refusals.run import refusals
+from spec_lab.program.compose import compose_run
 from tests.bench_modules import imported
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from spec_lab.cli.compose import compose_run
+from spec_lab.program.compose import compose_run
 from spec_lab.record.runs import find_runs
 from spec_lab.report.__main__ import main
 from spec_lab.report.command import command_of

@@ -20,13 +20,13 @@ import pytest
 from torch.profiler import profile
 
 from spec_lab.__main__ import main
-from spec_lab.cli.ending import leave
-from spec_lab.cli.interrupts import Interrupts
 from spec_lab.core.types import Request
 from spec_lab.engine.engine import Engine
 from spec_lab.measure.runner import run
 from spec_lab.measure.watched_rounds import WatchedRounds, watch_rounds
 from spec_lab.menu.chosen import choose
+from spec_lab.program.ending import leave
+from spec_lab.program.interrupts import Interrupts
 from spec_lab.record.progress import Progress
 from spec_lab.record.reading import read_request_rows, read_summary
 from spec_lab.record.sinks import SUMMARY_FILE

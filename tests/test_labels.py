@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from spec_lab.cli.compose import compose_run
-from spec_lab.cli.dry_run import describe
-from spec_lab.cli.folder import folder_name
-from spec_lab.cli.labels import MAX_LENGTH, name_groups
-from spec_lab.cli.options import read_groups
+from spec_lab.program.compose import compose_run
+from spec_lab.program.dry_run import describe
+from spec_lab.program.folder import folder_name
+from spec_lab.program.labels import MAX_LENGTH, name_groups
+from spec_lab.program.options import read_groups
 from spec_lab.record.measured import RunInfo
 from tests.composed import compose_quickly
 from tests.fake_runs import PROVENANCE

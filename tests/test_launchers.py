@@ -15,16 +15,16 @@ from typing import Any
 import pytest
 
 from spec_lab.__main__ import main
-from spec_lab.cli import lease
 from spec_lab.cli.job import JobOutcome
-from spec_lab.cli.launchers import lost_worker, refuse_missing_launcher, refuse_sharing
-from spec_lab.cli.lease import leased, lock_file, visible_gpus
 from spec_lab.cli.outcomes import OUTCOMES_FOLDER, Outcomes
 from spec_lab.cli.sweep import FolderResolver, SweepPlace
-from spec_lab.cli.sweep_lock import SweepLock, sharing_lock
 from spec_lab.cli.task import JobTask, WorkerTask, device_of
 from spec_lab.errors import UserError
 from spec_lab.menu.config import RunConfig
+from spec_lab.program import lease
+from spec_lab.program.launchers import lost_worker, refuse_missing_launcher, refuse_sharing
+from spec_lab.program.lease import leased, lock_file, visible_gpus
+from spec_lab.program.sweep_lock import SweepLock, sharing_lock
 from spec_lab.record.reading import read_summary
 from spec_lab.record.schema import Summary
 from spec_lab.record.verdict import verdict
@@ -158,7 +158,7 @@ def test_jobs_that_would_share_are_refused_in_a_line_that_leaves_nothing(
 
 @pytest.mark.parametrize("launcher", ["joblib", "submitit_local", "submitit_slurm"])
 def test_a_launcher_that_is_not_installed_is_a_line(launcher: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spec_lab.cli.launchers.find_spec", lambda name: None)
+    monkeypatch.setattr("spec_lab.program.launchers.find_spec", lambda name: None)
     with pytest.raises(UserError, match=rf"hydra/launcher={launcher} needs .*pip install .*'\.\[launchers\]'"):
         refuse_missing_launcher(["-m", f"hydra/launcher={launcher}"])
     refuse_missing_launcher(["hydra/launcher=basic", "drafter=joblib"])
@@ -187,7 +187,7 @@ def test_the_cpu_is_given_back_behind_each_job(host: Path) -> None:
 
 LEASE = """
 import os, sys
-from spec_lab.cli.lease import leased
+from spec_lab.program.lease import leased
 with leased("auto"):
     print(os.environ["CUDA_VISIBLE_DEVICES"], flush=True)
     sys.stdin.read()

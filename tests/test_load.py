@@ -10,10 +10,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from spec_lab.cli.compose import compose_run
 from spec_lab.errors import UserError
 from spec_lab.menu.choices import Unusable
 from spec_lab.menu.config import WorkloadConfig
+from spec_lab.program.compose import compose_run
 from spec_lab.workloads.load import jsonl_requests, spec_bench_requests
 from spec_lab.workloads.prompt_files import PROMPTS_FOLDER, Prompt, read_jsonl, read_spec_bench, shipped_prompts
 from tests.one_line import read_or_refused

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from spec_lab.__main__ import main as run_main
-from spec_lab.cli.mixed import MixNote
 from spec_lab.menu.choices import KernelsChoice
+from spec_lab.program.mixed import MixNote
 from spec_lab.record.mixed import are_mixed, mixed_by_auto
 from spec_lab.record.runs import find_runs
 from spec_lab.report.__main__ import main

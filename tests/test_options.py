@@ -8,9 +8,6 @@ import pytest
 
 from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.checkpoints.packaged import PACKAGED
-from spec_lab.cli.compose import compose_run
-from spec_lab.cli.dry_run import describe
-from spec_lab.cli.options import read_groups, read_option
 from spec_lab.doctor.__main__ import main as examine
 from spec_lab.errors import UserError
 from spec_lab.measure.runner import run
@@ -19,6 +16,9 @@ from spec_lab.menu.chosen import choose
 from spec_lab.menu.option import CatchupPruningOption, CheckerOption, DrafterOption, PromptPruningOption
 from spec_lab.menu.refusals.run import refusals
 from spec_lab.options.shipped import SHIPPED
+from spec_lab.program.compose import compose_run
+from spec_lab.program.dry_run import describe
+from spec_lab.program.options import read_groups, read_option
 from spec_lab.workloads.prompt_files import PROMPTS_FOLDER
 from tests import stand_in_gym
 from tests.covering import each_value

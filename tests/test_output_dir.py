@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from spec_lab.__main__ import main
-from spec_lab.cli.folder import make_folder
-from spec_lab.cli.sweep_lock import LOCK_FILE, SweepLock
 from spec_lab.errors import UserError
+from spec_lab.program.folder import make_folder
+from spec_lab.program.sweep_lock import LOCK_FILE, SweepLock
 from spec_lab.record.sinks import SUMMARY_FILE
 from tests.covering import each_value
 from tests.fake_runner import FakeRunner, summaries
@@ -203,7 +203,7 @@ def test_the_same_sweep_twice_at_once_is_refused_the_second_time(
 
 
 def test_a_lock_dies_with_its_process(tmp_path: Path) -> None:
-    takes = "import os, sys, pathlib; from spec_lab.cli.sweep_lock import SweepLock;"
+    takes = "import os, sys, pathlib; from spec_lab.program.sweep_lock import SweepLock;"
     takes += "SweepLock(pathlib.Path(sys.argv[1])).take(); os._exit(9)"
     assert subprocess.run([sys.executable, "-c", takes, str(tmp_path)]).returncode == 9
     assert (tmp_path / LOCK_FILE).exists()

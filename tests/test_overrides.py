@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from hydra._internal.utils import get_args_parser
 
-from spec_lab.cli import flags
-from spec_lab.cli.overrides import check_arguments
-from spec_lab.cli.unsafe import UNPICKLES
+from spec_lab.program import flags
+from spec_lab.program.overrides import check_arguments
+from spec_lab.program.unsafe import UNPICKLES
 
 REFUSED = [
     ("batchsize=3", "did you mean batch_size?"),

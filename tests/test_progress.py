@@ -13,7 +13,7 @@ from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from spec_lab.__main__ import main
-from spec_lab.cli.sweep_progress import SweepProgress, count_jobs
+from spec_lab.program.sweep_progress import SweepProgress, count_jobs
 from spec_lab.record.progress import Progress, said_to_go_on
 from tests.fake_runner import FakeRunner
 

@@ -13,10 +13,10 @@ from torch import zeros
 
 from spec_lab.checkpoints.checkpoint_files import tensors_of
 from spec_lab.checkpoints.families.table import read_model_config
-from spec_lab.cli.sweep_lock import SweepLock, was_left
-from spec_lab.cli.yaml_file import read_yaml
 from spec_lab.errors import UserError, trouble_of
 from spec_lab.menu.config import WorkloadConfig
+from spec_lab.program.sweep_lock import SweepLock, was_left
+from spec_lab.program.yaml_file import read_yaml
 from spec_lab.record.reading import read_request_rows, read_round_rows, read_summary
 from spec_lab.record.trace import read_trace_file
 from spec_lab.report.__main__ import main as report

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from spec_lab.cli.compose import compose_run
 from spec_lab.errors import UserError
 from spec_lab.measure.runner import run
 from spec_lab.menu.chosen import choose
 from spec_lab.menu.config import RunConfig
 from spec_lab.menu.refusals.run import admit
 from spec_lab.options.shipped import SHIPPED, ZOO
+from spec_lab.program.compose import compose_run
 from spec_lab.wiring.drafting import load_drafter
 from spec_lab.wiring.engine import build_engine
 from spec_lab.wiring.limits import engine_limits

@@ -16,9 +16,9 @@ from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.checkpoints.gguf_file import read_head
 from spec_lab.checkpoints.packaged import PACKAGED
 from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes
-from spec_lab.cli.compose import compose_run
 from spec_lab.measure.lab import MAIN, load_lab
 from spec_lab.menu.chosen import choose
+from spec_lab.program.compose import compose_run
 from spec_lab.workloads.prompt_files import shipped_prompts
 from spec_lab.workloads.tokenizer import TargetTokenizer
 from tests.test_gguf_tokenizer import Rules, plainly

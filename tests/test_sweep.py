@@ -17,9 +17,9 @@ pytest.importorskip("sweeps", reason="needs the extra `sweep`")
 
 import numpy as np
 
-from spec_lab.cli.sweep_lock import SweepLock
 from spec_lab.errors import UserError
 from spec_lab.menu.chosen import Chosen
+from spec_lab.program.sweep_lock import SweepLock
 from spec_lab.record.runs import find_runs, load_runs
 from spec_lab.record.scalars import scalar, scalar_paths, scalars
 from spec_lab.sweep.__main__ import main

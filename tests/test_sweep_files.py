@@ -10,8 +10,8 @@ import yaml
 
 pytest.importorskip("sweeps", reason="needs the extra `sweep`")
 
-from spec_lab.cli.compose import compose_run
 from spec_lab.menu.refusals.run import refusals
+from spec_lab.program.compose import compose_run
 from spec_lab.sweep.command import as_overrides
 from spec_lab.sweep.file import read_sweep_file
 from spec_lab.sweep.library import quiet

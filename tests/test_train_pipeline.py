@@ -12,8 +12,8 @@ import pytest
 import torch
 from hydra import compose, initialize_config_dir
 
-from spec_lab.cli.compose import store_schemas
 from spec_lab.options.shipped import ZOO
+from spec_lab.program.compose import store_schemas
 from spec_lab.train import loop
 from spec_lab.train.__main__ import config_of, main
 from spec_lab.train.config import TrainConfig

@@ -1,1 +1,1 @@
-"""The command line says what may be typed, how it becomes a `RunConfig`, and how a job's end becomes an exit code."""
+"""A run or a sweep from the command line: its jobs, their order, and their outcomes."""

@@ -9,13 +9,13 @@ from collections.abc import Sequence
 
 from omegaconf import DictConfig
 
-from spec_lab.cli.compose import register_schemas, with_search_path
-from spec_lab.cli.options import conf_folder
-from spec_lab.cli.overrides import extensions_in
 from spec_lab.cli.session import call_hydra
 from spec_lab.errors import UserError
 from spec_lab.menu import registry
 from spec_lab.menu.nearest import hint, nearest
+from spec_lab.program.compose import register_schemas, with_search_path
+from spec_lab.program.options import conf_folder
+from spec_lab.program.overrides import extensions_in
 
 FLAGS = ("--shell-completion", "-sc")
 COMMANDS = ("install", "uninstall", "query")

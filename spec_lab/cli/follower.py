@@ -14,8 +14,8 @@ from contextlib import redirect_stderr, redirect_stdout
 from functools import partial
 from tempfile import TemporaryDirectory
 
-from spec_lab.cli.ending import EXIT_CODES
 from spec_lab.menu.config import LoggerConfig, RunConfig
+from spec_lab.program.ending import EXIT_CODES
 from spec_lab.ranks import ranks
 
 Adapt = Callable[[RunConfig], RunConfig]

@@ -12,15 +12,15 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from spec_lab.cli.dry_run import describe
-from spec_lab.cli.ending import EXIT_CODES, explained, print_ending
-from spec_lab.cli.folder import folder_name, make_folder, missing_folders, remove_empty
-from spec_lab.cli.interrupts import Interrupts
 from spec_lab.errors import Trouble, UserError, describe_error, is_interruption, is_out_of_memory
 from spec_lab.menu import registry
 from spec_lab.menu.config import RunConfig
 from spec_lab.menu.refusals.names import refuse_name
 from spec_lab.menu.refusals.run import admit, refusals
+from spec_lab.program.dry_run import describe
+from spec_lab.program.ending import EXIT_CODES, explained, print_ending
+from spec_lab.program.folder import folder_name, make_folder, missing_folders, remove_empty
+from spec_lab.program.interrupts import Interrupts
 from spec_lab.record.amend import amend_status
 from spec_lab.record.measured import RunInfo
 from spec_lab.record.provenance import collect_provenance

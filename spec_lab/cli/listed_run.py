@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from spec_lab.cli.compose import compose_run
-from spec_lab.cli.ending import print_refusal
-from spec_lab.cli.folder import display, find_ended, folder_name
 from spec_lab.cli.job import Job, JobOutcome, run_job
-from spec_lab.cli.mixed import MixNote
 from spec_lab.errors import UserError
 from spec_lab.options.loggers import join_sweep
+from spec_lab.program.compose import compose_run
+from spec_lab.program.ending import print_refusal
+from spec_lab.program.folder import display, find_ended, folder_name
+from spec_lab.program.mixed import MixNote
 
 
 def run_listed(number: int, overrides: Sequence[str], folder: Path, mix: MixNote) -> JobOutcome:

@@ -13,26 +13,26 @@ from typing import Any
 import hydra
 from omegaconf import DictConfig, OmegaConf
 
-from spec_lab.cli.compose import VERSION_BASE, register_schemas, with_search_path
-from spec_lab.cli.flags import FLAGS_THAT_SHOW
-from spec_lab.cli.folder import display
 from spec_lab.cli.follower import Adapt
 from spec_lab.cli.job import JobOutcome, worst_exit_code
-from spec_lab.cli.launchers import (
-    launches_elsewhere,
-    lost_worker,
-    refuse_missing_launcher,
-    refuse_sharing,
-)
-from spec_lab.cli.options import conf_folder, run_menu
 from spec_lab.cli.outcomes import Outcomes
-from spec_lab.cli.overrides import check_arguments, extensions_in
-from spec_lab.cli.own_options import check_own_options, typed_folders
 from spec_lab.cli.sweep import FolderResolver, Multirun
 from spec_lab.cli.swept_knobs import with_forced_knobs
 from spec_lab.cli.task import JobTask
 from spec_lab.errors import UserError, one_line
 from spec_lab.menu import registry
+from spec_lab.program.compose import VERSION_BASE, register_schemas, with_search_path
+from spec_lab.program.flags import FLAGS_THAT_SHOW
+from spec_lab.program.folder import display
+from spec_lab.program.launchers import (
+    launches_elsewhere,
+    lost_worker,
+    refuse_missing_launcher,
+    refuse_sharing,
+)
+from spec_lab.program.options import conf_folder, run_menu
+from spec_lab.program.overrides import check_arguments, extensions_in
+from spec_lab.program.own_options import check_own_options, typed_folders
 
 
 class Session:

@@ -11,7 +11,10 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from spec_lab.cli.folder import (
+from spec_lab.cli.outcomes import Outcomes
+from spec_lab.errors import WORN_OUT, UserError
+from spec_lab.menu.refusals.names import refuse_name, refuse_output_dir
+from spec_lab.program.folder import (
     close_sweep,
     discard_empty_sweep,
     make_output_dir,
@@ -20,12 +23,9 @@ from spec_lab.cli.folder import (
     remove_empty,
     study_place,
 )
-from spec_lab.cli.ground import ground_of, keep_ground
-from spec_lab.cli.outcomes import Outcomes
-from spec_lab.cli.sweep_lock import SweepLock
-from spec_lab.cli.sweep_progress import count_jobs
-from spec_lab.errors import WORN_OUT, UserError
-from spec_lab.menu.refusals.names import refuse_name, refuse_output_dir
+from spec_lab.program.ground import ground_of, keep_ground
+from spec_lab.program.sweep_lock import SweepLock
+from spec_lab.program.sweep_progress import count_jobs
 from spec_lab.ranks import ranks
 from spec_lab.record.schema import Status
 

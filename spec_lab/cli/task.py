@@ -11,25 +11,25 @@ from typing import Any
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
-from spec_lab.cli.compose import chosen_options, refuse_unread_extensions, to_run_config
-from spec_lab.cli.ending import print_refusal
-from spec_lab.cli.folder import display, find_ended, folder_name, forget_places
 from spec_lab.cli.follower import Adapt
 from spec_lab.cli.job import Job, JobOutcome, run_job
-from spec_lab.cli.labels import name_groups
-from spec_lab.cli.lease import leased, spread
-from spec_lab.cli.left_out import cell_left_out
-from spec_lab.cli.mixed import MixNote
-from spec_lab.cli.options import read_groups
 from spec_lab.cli.outcomes import Outcomes
 from spec_lab.cli.sweep import SweepPlace
-from spec_lab.cli.sweep_lock import sharing_lock
-from spec_lab.cli.sweep_progress import SweepProgress
 from spec_lab.cli.swept_knobs import take_out
 from spec_lab.errors import UserError
 from spec_lab.menu import registry
 from spec_lab.menu.config import RunConfig
 from spec_lab.options.loggers import join_sweep
+from spec_lab.program.compose import chosen_options, refuse_unread_extensions, to_run_config
+from spec_lab.program.ending import print_refusal
+from spec_lab.program.folder import display, find_ended, folder_name, forget_places
+from spec_lab.program.labels import name_groups
+from spec_lab.program.lease import leased, spread
+from spec_lab.program.left_out import cell_left_out
+from spec_lab.program.mixed import MixNote
+from spec_lab.program.options import read_groups
+from spec_lab.program.sweep_lock import sharing_lock
+from spec_lab.program.sweep_progress import SweepProgress
 
 IN_PROCESS = "basic"
 """Hydra's own launcher, which runs one job after the other where it was called."""

@@ -10,15 +10,15 @@ from collections.abc import Sequence
 
 from hydra.types import RunMode
 
-from spec_lab.cli.compose import compose_run, compose_with_hydra
-from spec_lab.cli.ending import guarded, leave
-from spec_lab.cli.flags import split_flags
-from spec_lab.cli.help import help_text, version_text
-from spec_lab.cli.overrides import extensions_in
 from spec_lab.errors import UserError
 from spec_lab.menu.chosen import Chosen
 from spec_lab.menu.refusals.ranks import refuse_split
 from spec_lab.menu.refusals.run import admit
+from spec_lab.program.compose import compose_run, compose_with_hydra
+from spec_lab.program.ending import guarded, leave
+from spec_lab.program.flags import split_flags
+from spec_lab.program.help import help_text, version_text
+from spec_lab.program.overrides import extensions_in
 
 INTRODUCTION = """\
 spec_lab.doctor: why is acceptance low? Takes the overrides of one run, looks at its drafter, target and loop, and names

@@ -14,8 +14,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from spec_lab.cli.ending import EXIT_CODES, guarded
 from spec_lab.errors import UserError
+from spec_lab.program.ending import EXIT_CODES, guarded
 
 MODEL = "spec_lab"
 INSTALL = "pip install -c constraints.txt -e '.[eval]'"

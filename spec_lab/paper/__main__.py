@@ -18,9 +18,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from spec_lab.cli.arguments import LineParser
-from spec_lab.cli.ending import EXIT_CODES, guarded, leave
 from spec_lab.errors import UserError, one_line
+from spec_lab.program.arguments import LineParser
+from spec_lab.program.ending import EXIT_CODES, guarded, leave
 
 if TYPE_CHECKING:
     from spec_lab.paper.study import PaperStudy
@@ -67,10 +67,10 @@ def _run(arguments: Sequence[str]) -> int:
 
 
 def _run_and_print(study: PaperStudy, options: argparse.Namespace, command: str) -> int:
-    from spec_lab.cli.folder import display
     from spec_lab.cli.job import worst_exit_code
     from spec_lab.paper.content import JSON_FILE, content_of, printed, read_tables, write_content
     from spec_lab.paper.runs import finished_runs
+    from spec_lab.program.folder import display
 
     ended = study.run()
     runs = finished_runs(ended)

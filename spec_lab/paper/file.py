@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from spec_lab.cli.yaml_file import read_yaml
 from spec_lab.errors import UserError, describe_os_error
 from spec_lab.menu.nearest import hint, nearest
 from spec_lab.menu.refusals.names import refuse_name
+from spec_lab.program.yaml_file import read_yaml
 
 KEYS = (
     *("name", "minutes", "always", "greedy", "sampled", "base", "lines"),

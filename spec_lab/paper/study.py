@@ -6,19 +6,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from spec_lab.cli.compose import compose_run
-from spec_lab.cli.folder import Study, close_sweep, find_ended, folder_name, make_output_dir, study_place
-from spec_lab.cli.ground import Ground, ground_of, keep_ground
 from spec_lab.cli.job import JobOutcome
 from spec_lab.cli.listed_run import run_listed
-from spec_lab.cli.mixed import MixNote
-from spec_lab.cli.overrides import extensions_in
-from spec_lab.cli.sweep_lock import SweepLock
-from spec_lab.cli.sweep_progress import SweepProgress
 from spec_lab.errors import UserError, one_line
 from spec_lab.menu.refusals.run import admit
 from spec_lab.paper.file import PaperFile
 from spec_lab.paper.plan import Cell
+from spec_lab.program.compose import compose_run
+from spec_lab.program.folder import Study, close_sweep, find_ended, folder_name, make_output_dir, study_place
+from spec_lab.program.ground import Ground, ground_of, keep_ground
+from spec_lab.program.mixed import MixNote
+from spec_lab.program.overrides import extensions_in
+from spec_lab.program.sweep_lock import SweepLock
+from spec_lab.program.sweep_progress import SweepProgress
 from spec_lab.record.reading import read_summary
 
 SECONDS_A_MINUTE = 60.0

@@ -22,7 +22,7 @@ class RunInfo:
     Attributes:
         name: the user's name for it.
         choices: what each group is called, an option such as `{"prune": "catchup"}`, or knobs that differ from every
-            option, such as `{"sampling": "temperature0.7"}` (`spec_lab.cli.labels`).
+            option, such as `{"sampling": "temperature0.7"}` (`spec_lab.program.labels`).
         config: the resolved config, plain values only, paths as the user gave them.
         started_at: UTC, ISO 8601, to the microsecond.
     """

@@ -22,10 +22,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from spec_lab.cli.arguments import LineParser
-from spec_lab.cli.ending import EXIT_CODES, guarded
-from spec_lab.cli.sweep_lock import was_left
 from spec_lab.errors import UserError, describe_os_error, one_line
+from spec_lab.program.arguments import LineParser
+from spec_lab.program.ending import EXIT_CODES, guarded
+from spec_lab.program.sweep_lock import was_left
 from spec_lab.record.runs import Run, search_runs
 from spec_lab.record.sinks import replace_text
 from spec_lab.report.comparable import NumberedRun, comparable_sets, numbered, refusals, sets_of_standards

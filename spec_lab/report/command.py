@@ -21,7 +21,7 @@ def command_of(summary: Summary) -> str:
 
     Where an option of it is not installed here, the command names all knobs and says so behind a #.
     """
-    from spec_lab.cli.compose import compose_run
+    from spec_lab.program.compose import compose_run
 
     config = summary["config"]
     groups = _groups(config, summary["choices"])
@@ -35,7 +35,7 @@ def command_of(summary: Summary) -> str:
 
 def _groups(config: Mapping[str, Any], choices: Mapping[str, str]) -> list[str]:
     """Name the option of each group: that whose name its part has, else the one it is called by."""
-    from spec_lab.cli.options import read_groups
+    from spec_lab.program.options import read_groups
 
     known = read_groups()
     named = {group: config[group]["name"] for group in choices if _has_name(config.get(group))}

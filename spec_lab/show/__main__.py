@@ -16,9 +16,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from spec_lab.cli.arguments import LineParser
-from spec_lab.cli.ending import EXIT_CODES, guarded
 from spec_lab.errors import UserError, describe_os_error
+from spec_lab.program.arguments import LineParser
+from spec_lab.program.ending import EXIT_CODES, guarded
 from spec_lab.record.reading import read_request_rows, read_summary
 from spec_lab.record.sinks import replace_text
 from spec_lab.record.wording import number

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from spec_lab.cli.arguments import LineParser
-from spec_lab.cli.ending import guarded, leave
+from spec_lab.program.arguments import LineParser
+from spec_lab.program.ending import guarded, leave
 
 if TYPE_CHECKING:
     from spec_lab.sweep.session import Sweep
@@ -51,8 +51,8 @@ def _run(arguments: Sequence[str]) -> int:
 
 
 def _run_and_show(sweep: Sweep) -> int:
-    from spec_lab.cli.folder import display
     from spec_lab.cli.job import worst_exit_code
+    from spec_lab.program.folder import display
     from spec_lab.sweep.table import format_trials
 
     trials = sweep.run()

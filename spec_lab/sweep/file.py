@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from spec_lab.cli.yaml_file import read_yaml
 from spec_lab.errors import UserError
 from spec_lab.menu.choices import Choice
 from spec_lab.menu.nearest import hint, nearest
+from spec_lab.program.yaml_file import read_yaml
 from spec_lab.record.scalars import scalar_paths
 from spec_lab.sweep.command import fixed_overrides
 from spec_lab.sweep.library import load_library, quiet

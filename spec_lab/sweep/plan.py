@@ -8,14 +8,14 @@ from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from spec_lab.cli.compose import compose_run
-from spec_lab.cli.ending import EXIT_CODES, print_refusal
-from spec_lab.cli.folder import Study, study_place
-from spec_lab.cli.ground import ground_of
-from spec_lab.cli.overrides import extensions_in
 from spec_lab.errors import UserError
 from spec_lab.menu.config import RunConfig
 from spec_lab.menu.refusals.run import admit
+from spec_lab.program.compose import compose_run
+from spec_lab.program.ending import EXIT_CODES, print_refusal
+from spec_lab.program.folder import Study, study_place
+from spec_lab.program.ground import ground_of
+from spec_lab.program.overrides import extensions_in
 from spec_lab.sweep.file import RUN_CAP, SearchMethod, read_sweep_file
 from spec_lab.sweep.search import Search, Tried
 from spec_lab.sweep.session import Sweep

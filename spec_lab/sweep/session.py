@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from spec_lab.cli.folder import close_sweep, make_output_dir
-from spec_lab.cli.ground import Ground, keep_ground
 from spec_lab.cli.job import JobOutcome
 from spec_lab.cli.listed_run import run_listed
-from spec_lab.cli.mixed import MixNote
-from spec_lab.cli.sweep_lock import SweepLock
-from spec_lab.cli.sweep_progress import SweepProgress
+from spec_lab.program.folder import close_sweep, make_output_dir
+from spec_lab.program.ground import Ground, keep_ground
+from spec_lab.program.mixed import MixNote
+from spec_lab.program.sweep_lock import SweepLock
+from spec_lab.program.sweep_progress import SweepProgress
 from spec_lab.record.reading import read_summary
 from spec_lab.record.scalars import scalar
 from spec_lab.sweep.command import as_overrides

@@ -9,10 +9,10 @@ from typing import Any
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
-from spec_lab.cli.launchers import refuse_launcher
-from spec_lab.cli.options import Menu, run_menu
-from spec_lab.cli.overrides import check_overrides, extensions_in
 from spec_lab.errors import UserError
+from spec_lab.program.launchers import refuse_launcher
+from spec_lab.program.options import Menu, run_menu
+from spec_lab.program.overrides import check_overrides, extensions_in
 from spec_lab.sweep.command import as_overrides
 from spec_lab.sweep.file import SearchMethod, SweepFile
 from spec_lab.sweep.library import load_library, quiet

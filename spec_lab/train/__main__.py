@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
 from typing import TYPE_CHECKING, Any
 
-from spec_lab.cli.ending import guarded, leave, print_trouble
+from spec_lab.program.ending import guarded, leave, print_trouble
 from spec_lab.train.menu import train_folder, train_menu, trained_by
 
 if TYPE_CHECKING:
@@ -52,21 +52,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(arguments: Sequence[str]) -> int:
     if "--help" in arguments or "-h" in arguments:
-        from spec_lab.cli.help import describe_menu
+        from spec_lab.program.help import describe_menu
 
         print(f"{INTRODUCTION}\n{describe_menu(train_menu())}")
         return 0
     if "--version" in arguments:
-        from spec_lab.cli.help import version_text
+        from spec_lab.program.help import version_text
 
         print(version_text())
         return 0
-    from spec_lab.cli.compose import store_schemas
     from spec_lab.cli.job import worst_exit_code
-    from spec_lab.cli.launchers import refuse_launcher
-    from spec_lab.cli.overrides import check_arguments
-    from spec_lab.cli.own_options import check_own_options, typed_folders
     from spec_lab.cli.session import call_hydra, check_came_to_jobs
+    from spec_lab.program.compose import store_schemas
+    from spec_lab.program.launchers import refuse_launcher
+    from spec_lab.program.overrides import check_arguments
+    from spec_lab.program.own_options import check_own_options, typed_folders
     from spec_lab.train.options import SCHEMAS
 
     arguments, action = action_of(arguments)
@@ -85,9 +85,9 @@ def _run(arguments: Sequence[str]) -> int:
 
 def _refuse_to_share(arguments: Sequence[str]) -> None:
     """Compose all jobs of a multirun before the first is trained, and refuse those that cannot share their folder."""
-    from spec_lab.cli.flags import FLAGS_THAT_SHOW
     from spec_lab.cli.session import call_hydra
     from spec_lab.errors import UserError
+    from spec_lab.program.flags import FLAGS_THAT_SHOW
     from spec_lab.train.sharing import refuse_to_share
 
     is_multirun = any(text in ("-m", "--multirun") or text.startswith("hydra.mode=") for text in arguments)
@@ -158,7 +158,7 @@ def config_of(composed: DictConfig) -> TrainConfig:
     Raises:
         UserError: a key has no value, or nothing reads it.
     """
-    from spec_lab.cli.compose import to_typed
+    from spec_lab.program.compose import to_typed
     from spec_lab.train.config import TrainConfig
 
     config = to_typed(composed, train_menu())

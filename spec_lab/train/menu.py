@@ -11,8 +11,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from spec_lab.cli.options import Key, Menu, conf_folder, groups_in
 from spec_lab.menu.bounds import default_of
+from spec_lab.program.options import Key, Menu, conf_folder, groups_in
 from spec_lab.train.config import TrainConfig
 from spec_lab.train.options import SCHEMAS
 

@@ -12,9 +12,9 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from spec_lab.cli.arguments import LineParser
-from spec_lab.cli.ending import guarded
 from spec_lab.errors import UserError
+from spec_lab.program.arguments import LineParser
+from spec_lab.program.ending import guarded
 
 REACH_SECONDS = 5
 

@@ -16,9 +16,9 @@ import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
-from spec_lab.cli.overrides import refuse_many_jobs
-from spec_lab.cli.yaml_file import read_yaml
 from spec_lab.errors import UserError
+from spec_lab.program.overrides import refuse_many_jobs
+from spec_lab.program.yaml_file import read_yaml
 from spec_lab.regular import regular_bytes
 
 FOLDER_FLAGS = ("--config-dir", "-cd")

@@ -1,7 +1,7 @@
 """Jobs run in other processes by Hydra's launchers: joblib, on this machine, and submitit, on a cluster.
 
 Neither knows of GPUs. What would make jobs time one another is refused here before any starts; at the start of each a
-worker leases its device (`spec_lab.cli.lease`).
+worker leases its device (`spec_lab.program.lease`).
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from concurrent.futures import BrokenExecutor
 from importlib.util import find_spec
 from typing import Any
 
-from spec_lab.cli.lease import CPU, visible_gpus
 from spec_lab.errors import UserError, one_line
+from spec_lab.program.lease import CPU, visible_gpus
 
 INSTALL = "pip install -c constraints.txt -e '.[launchers]'"
 PLUGINS = {

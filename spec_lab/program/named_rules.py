@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ValueType
 
-from spec_lab.cli.compose import compose_run
-from spec_lab.cli.options import run_menu
-from spec_lab.cli.overrides import extensions_in, parse_override
 from spec_lab.errors import UserError
 from spec_lab.menu import registry
 from spec_lab.menu.config import RunConfig
 from spec_lab.menu.refusals.run import refusals
+from spec_lab.program.compose import compose_run
+from spec_lab.program.options import run_menu
+from spec_lab.program.overrides import extensions_in, parse_override
 
 GROUP = "acceptance"
 EXTENSIONS = "extensions"

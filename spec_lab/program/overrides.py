@@ -19,12 +19,12 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from spec_lab.cli.flags import DRY_RUN_FLAG, FLAGS_THAT_ADD_OPTIONS, split_flags
-from spec_lab.cli.options import Key, Menu, conf_folder, run_menu
-from spec_lab.cli.points import with_points
 from spec_lab.errors import UserError
 from spec_lab.menu.nearest import hint, nearest, one_of
 from spec_lab.menu.registry import KNOBS
+from spec_lab.program.flags import DRY_RUN_FLAG, FLAGS_THAT_ADD_OPTIONS, split_flags
+from spec_lab.program.options import Key, Menu, conf_folder, run_menu
+from spec_lab.program.points import with_points
 
 LIST_OF_LISTS = "list[list["
 MOST_JOBS = 10_000

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from spec_lab.cli.unsafe import refuse_argument
 from spec_lab.errors import UserError
 from spec_lab.menu.nearest import hint, nearest
+from spec_lab.program.unsafe import refuse_argument
 
 DRY_RUN_FLAG = "--dry-run"
 FLAGS = (

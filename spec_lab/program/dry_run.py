@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-from spec_lab.cli.folder import folder_name
-from spec_lab.cli.help import show_value
 from spec_lab.menu.auto import describe_auto
 from spec_lab.menu.config import RunConfig
 from spec_lab.menu.devices import runs_on_cuda
+from spec_lab.program.folder import folder_name
+from spec_lab.program.help import show_value
 
 
 def describe(config: RunConfig, choices: Mapping[str, str], refused: list[str]) -> str:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from spec_lab.cli.flags import DRY_RUN_FLAG
-from spec_lab.cli.options import Group, Key, Menu, run_menu
 from spec_lab.errors import UserError
 from spec_lab.menu.nearest import hint, nearest
+from spec_lab.program.flags import DRY_RUN_FLAG
+from spec_lab.program.options import Group, Key, Menu, run_menu
 
 INTRODUCTION = """\
 spec_lab: speculative decoding, with every part chosen on the command line and the baseline measured beside it.

@@ -21,11 +21,11 @@ import traceback
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NoReturn
 
-from spec_lab.cli.console import patient_console
 from spec_lab.errors import Trouble, UserError, behind, is_interruption, is_of_composing, one_line, trouble_of
+from spec_lab.program.console import patient_console
 
 if TYPE_CHECKING:
-    from spec_lab.cli.options import Menu
+    from spec_lab.program.options import Menu
     from spec_lab.record.schema import Status
 
 EXIT_CODES: dict[Status, int] = {"finished": 0, "failed": 1, "refused": 2, "interrupted": 130}
@@ -103,7 +103,7 @@ def explained(error: BaseException, menu: Menu | None = None) -> Trouble | None:
     wrapped = next((cause for cause in others if isinstance(cause, UserError) or _is_of_a_file(cause)), None)
     if wrapped is not None:
         return trouble_of(wrapped)
-    from spec_lab.cli.explain import explain
+    from spec_lab.program.explain import explain
 
     return Trouble(explain(error, menu), "refused")
 

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 
 from omegaconf import DictConfig, OmegaConf
 
-from spec_lab.cli.options import run_menu
-from spec_lab.cli.overrides import check_overrides
+from spec_lab.program.options import run_menu
+from spec_lab.program.overrides import check_overrides
 
 
 def cell_left_out(composed: DictConfig, choices: Mapping[str, str | None]) -> str | None:

@@ -14,12 +14,12 @@ from hydra.errors import MissingConfigException
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException, ValidationError
 
-from spec_lab.cli.options import Menu, run_menu
-from spec_lab.cli.overrides import explain_unknown, extensions_in, in_words, with_extensions
 from spec_lab.errors import behind
 from spec_lab.menu import registry
 from spec_lab.menu.extensions import ENTRY_POINTS
 from spec_lab.menu.nearest import hint, nearest, one_of
+from spec_lab.program.options import Menu, run_menu
+from spec_lab.program.overrides import explain_unknown, extensions_in, in_words, with_extensions
 
 PLACE = re.compile(r"In '(?P<option>[^']+)': ")
 """Hydra begins a message so, with the file it was about to take in, without the ending."""

@@ -15,11 +15,6 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from spec_lab.cli.explain import explain, first_line, not_read, read_too_late
-from spec_lab.cli.labels import name_groups
-from spec_lab.cli.options import Menu, conf_folder, read_groups, run_menu
-from spec_lab.cli.overrides import check_overrides, explain_unknown, extensions_in, in_words, value_of
-from spec_lab.cli.unsafe import refuse_argument
 from spec_lab.errors import UserError
 from spec_lab.menu import registry
 from spec_lab.menu.auto import with_auto_chosen
@@ -27,6 +22,11 @@ from spec_lab.menu.config import RunConfig
 from spec_lab.menu.offers import with_largest_k
 from spec_lab.menu.registry import Registry
 from spec_lab.menu.tree_sizes import with_depth_as_k
+from spec_lab.program.explain import explain, first_line, not_read, read_too_late
+from spec_lab.program.labels import name_groups
+from spec_lab.program.options import Menu, conf_folder, read_groups, run_menu
+from spec_lab.program.overrides import check_overrides, explain_unknown, extensions_in, in_words, value_of
+from spec_lab.program.unsafe import refuse_argument
 
 VERSION_BASE = "1.3"
 SEARCH_PATH = "hydra.searchpath="
@@ -35,7 +35,7 @@ ONE_AT_A_TIME = threading.Lock()
 
 
 def compose_run(overrides: Sequence[str] = ()) -> tuple[RunConfig, dict[str, str]]:
-    """Return what `python -m spec_lab OVERRIDES...` would run, and what each group is called (`spec_lab.cli.labels`).
+    """Return what `python -m spec_lab OVERRIDES...` would run, and what each group is called (`labels.py`).
 
     For tests, notebooks and other programs; a sweep is not expanded and not accepted.
 

@@ -24,9 +24,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from spec_lab.cli.options import Group, OptionFile
 from spec_lab.menu.bounds import default_of
 from spec_lab.menu.config import RunConfig
+from spec_lab.program.options import Group, OptionFile
 
 MAX_LENGTH = 48
 UNFIT_FOR_A_FILE = re.compile(r"[^A-Za-z0-9._,+-]")

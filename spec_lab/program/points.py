@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from spec_lab.cli.options import conf_folder
 from spec_lab.errors import UserError
 from spec_lab.menu.nearest import hint, nearest, one_of
+from spec_lab.program.options import conf_folder
 
 KEY = "points"
 
