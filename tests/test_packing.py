@@ -20,7 +20,7 @@ from tests.covering import each_value
 from tests.engine_state import find_tensors
 from tests.fake_target import ScriptedDrafter, make_fake_engine
 from tests.lab import make_config, make_engine
-from tests.lossless_cases import TARGETS, TRAINED, TREES
+from tests.lossless_cases import KNOBS, TARGETS, TRAINED, TREES
 from tests.taught_pairs import teach_drafters
 from tests.tiny_checkpoints import make_tiny_target
 from tests.tiny_gemma4 import make_tiny_gemma4
@@ -100,7 +100,7 @@ class Weights:
 
     def config(self, drafter: str, prune: str, **changes: Any) -> RunConfig:
         path = self.drafters.get(drafter, self.target)
-        return make_config((self.target, path), drafter, prune=prune, **changes)
+        return make_config((self.target, path), drafter, prune=prune, options=KNOBS.get(drafter, {}), **changes)
 
 
 @pytest.fixture(scope="module")
