@@ -90,7 +90,6 @@ class BlockModel:
         hidden_size], and stand in front of their first slot."""
         reading = self.config.slots
         num_slots = reading.most_drafts if self.head.reads_all_slots else num_drafts
-        rows = self.body.forward(pending, place, cache)[:, reading.first_row : reading.first_row + num_slots]
-        hidden = self.body.norm(rows.flatten(0, 1))
-        shape = rows.shape[:2]
-        return self.head.begin(BlockRows(hidden.view(*shape, -1), self._logits(hidden).view(*shape, -1), context))
+        hidden = self.body.slots(pending, place, cache, reading.first_row, num_slots)
+        logits = self._logits(hidden.flatten(0, 1)).view(*hidden.shape[:2], -1)
+        return self.head.begin(BlockRows(hidden, logits, context))
