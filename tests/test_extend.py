@@ -360,6 +360,8 @@ BROKEN = {
     "no_function": ("", "no_function has no function register(registry)"),
     "fails_to_load": ("import nothing_of_that_name", "fails_to_load cannot be imported"),
     "leaves": ("import sys\nsys.exit(3)", "leaves cannot be imported (SystemExit: 3); it must not end"),
+    "closes": ("raise GeneratorExit", "closes cannot be imported (GeneratorExit"),
+    "is_async": ("async def register(registry):\n    pass", "is_async.register is async, and nobody awaits it"),
     "leaves_later": ("def register(registry):\n    raise SystemExit", "leaves_later.register fails (SystemExit"),
     "../x": (None, "'../x' is no module's name; write it as an import does"),
     ".my_lab": (None, "'.my_lab' is no module's name"),

@@ -286,8 +286,12 @@ def test_hidden_states_are_collected_for_whoever_trains_elsewhere(
 ) -> None:
     asked = ["target=hf", f"target.path={llama / 'target'}", f"texts={llama / 'texts'}", "device=cpu"]
     asked += [f"output_dir={llama / 'states'}", "tokens_per_file=300", "tokens_per_forward=100"]
-    assert collect([*asked, "layers=[3,7]"]) == 2 and "0 to 6" in capsys.readouterr().err
+    for layers in ("[3,7]", "[-2]", "[3,3]"):
+        assert collect([*asked, f"layers={layers}"]) == 2 and "0 to 6" in capsys.readouterr().err
+    for place in (f"output_dir={llama / 'texts'}", "device=gpu"):
+        assert collect([*asked, place]) == 2 and place in capsys.readouterr().err
     assert collect(asked) == 0
+    assert collect([*asked, "layers=[1]"]) == 2 and "header.json of something else" in capsys.readouterr().err
     assert "260 bytes a token" in capsys.readouterr().out
     assert json.loads((llama / "states" / "header.json").read_text())["layers"]["hidden_states"] == [2, 4, 5]
     parts = [load_file(file) for file in sorted((llama / "states").glob("*.safetensors"))]

@@ -153,7 +153,9 @@ def _humaneval(row: Mapping[str, Any], place: str) -> Turns:
     """The beginning of a program, which is continued. No program is run, so that nothing is checked."""
     task, prompt = row["task_id"], row.get("prompt")
     if not isinstance(task, str) or not isinstance(prompt, str) or not prompt.strip():
-        raise UnusablePrompt(f"{place}: a line of HumanEval needs the texts `task_id` and `prompt`, which say something")
+        raise UnusablePrompt(
+            f"{place}: a line of HumanEval needs the texts `task_id` and `prompt`, which say something"
+        )
     return Turns([prompt], category=CODE, prompt_id=task, form="continue")
 
 

@@ -93,7 +93,9 @@ def _prompt(line: TextLine, file_name: str) -> Prompt:
     category = row.get("category", asked.category or file_name)
     prompt_id = row.get("id", asked.prompt_id or f"{file_name}-{line.index:04d}")
     if not _is_word(category) or not _is_word(prompt_id) or not _is_answer(answer):
-        raise UnusablePrompt(f"{line.place}: `id`, `category` and `answer` must say something printable, or be a number, if any")
+        raise UnusablePrompt(
+            f"{line.place}: `id`, `category` and `answer` must say something printable, or be a number, if any"
+        )
     checker = row.get("checker", asked.checker)
     if checker is not None and (not isinstance(checker, str) or not checker.isidentifier()):
         raise UnusablePrompt(f"{line.place}: `checker` must be a value of workload.checker if any, such as last_number")
@@ -142,7 +144,9 @@ def _question(line: TextLine, file_name: str, most_turns: int | None) -> Prompt:
             "names printable"
         )
     if unread := [key for key in TOLD if key in row]:
-        raise UnusablePrompt(f"{line.place}: nothing reads `{unread[0]}` of a question; workload=jsonl does, of `messages`")
+        raise UnusablePrompt(
+            f"{line.place}: nothing reads `{unread[0]}` of a question; workload=jsonl does, of `messages`"
+        )
     later_turns = tuple(texts[1:most_turns])
     return Prompt(f"{file_name}-{question_id}", str(category), "chat", texts[0], None, later_turns, place=line.place)
 
