@@ -85,7 +85,7 @@ def taps_of(config: CollectConfig, num_layers: int) -> tuple[Tap, ...]:
     if not config.layers:
         return taps_of_inputs(default_tap_layer_inputs(num_layers))
     for layer in config.layers:
-        if not -1 <= layer < num_layers - 1 or config.layers.count(layer) > 1:
+        if layer >= num_layers - 1 or config.layers.count(layer) > 1:
             raise UserError(
                 f"layers={config.layers}: each is one of 0 to {num_layers - 2}, or -1 for the embedding, named once; "
                 "behind the last one stands the last state, which is always kept"
