@@ -291,8 +291,8 @@ def test_hidden_states_are_collected_for_whoever_trains_elsewhere(
     for place in (f"output_dir={llama / 'texts'}", "device=gpu"):
         assert collect([*asked, place]) == 2 and place in capsys.readouterr().err
     assert collect(asked) == 0
-    assert collect([*asked, "layers=[1]"]) == 2 and "header.json of something else" in capsys.readouterr().err
     assert "260 bytes a token" in capsys.readouterr().out
+    assert collect([*asked, "layers=[1]"]) == 2 and "header.json of something else" in capsys.readouterr().err
     assert json.loads((llama / "states" / "header.json").read_text())["layers"]["hidden_states"] == [2, 4, 5]
     parts = [load_file(file) for file in sorted((llama / "states").glob("*.safetensors"))]
     assert len(parts) > 1
