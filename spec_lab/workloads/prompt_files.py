@@ -94,7 +94,8 @@ def _prompt(line: TextLine, file_name: str) -> Prompt:
     prompt_id = row.get("id", asked.prompt_id or f"{file_name}-{line.index:04d}")
     if not _is_word(category) or not _is_word(prompt_id) or not _is_answer(answer):
         raise UnusablePrompt(
-            f"{line.place}: `id`, `category` and `answer` must say something printable, or be a number, if any"
+            f"{line.place}: `id`, `category` and `answer` must be a printable text that says something or a number, if "
+            "any"
         )
     checker = row.get("checker", asked.checker)
     if checker is not None and (not isinstance(checker, str) or not checker.isidentifier()):
