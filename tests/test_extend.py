@@ -15,6 +15,7 @@ import pytest
 
 from spec_lab.__main__ import main
 from spec_lab.collect.__main__ import main as collect
+from spec_lab.core.types import Request
 from spec_lab.doctor.__main__ import main as examine
 from spec_lab.errors import UserError
 from spec_lab.menu import registry
@@ -37,8 +38,9 @@ from spec_lab.record.scalars import scalars
 from spec_lab.report.__main__ import main as report
 from spec_lab.report.frame import load_frame
 from spec_lab.rescore.judge import rescore
+from spec_lab.workloads.tokenizer import TargetTokenizer
 from tests.fake_runs import FakeEngine
-from tests.lab import generate, make_config, random_requests
+from tests.lab import generate, make_config
 from tests.test_train_heads import write_texts
 from tests.tiny_runs import make_runnable_pair, write_prompts
 
@@ -190,13 +192,13 @@ def test_a_rule_that_was_added_judges_a_recorded_run_again(lab: Path, tmp_path: 
 def test_a_head_learns_on_collected_states_and_drafts_in_parallel(lab: Path, tmp_path: Path) -> None:
     """A chain, the same one pruned and captured, and a tree, whose drafts are those of the chain and more."""
     pair = make_runnable_pair(tmp_path)
-    requests = random_requests(4, max_new_tokens=40, lengths=(5, 9), vocab_size=90)
-    written = generate(make_config(pair, "none", batch_size=4), requests)
+    texts, tokenizer = ["abcab", "xyyx"], TargetTokenizer(pair[0])
+    requests = [Request(text, "x", tuple(tokenizer.encode_prompt("continue", text)), 40) for text in texts]
+    written = generate(make_config(pair, "none", batch_size=2), requests)
     write_texts(pair[0], tmp_path / "texts", [[*each.prompt_ids, *written[each.request_id]] for each in requests])
     at = ["target=hf", f"target.path={pair[0]}"]
     assert collect([*at, f"texts={tmp_path / 'texts'}", f"output_dir={tmp_path / 'states'}", "device=cpu"]) == 0
-    import_module("my_lab.train").main(pair[0], tmp_path / "states", tmp_path / "head", 400)
-    texts = ["".join(chr(33 + token) for token in each.prompt_ids) for each in requests[:2]]
+    import_module("my_lab.train").main(pair[0], tmp_path / "states", tmp_path / "head", 200)
     prompts = write_prompts(tmp_path / "p.jsonl", [{"prompt": text, "form": "continue"} for text in texts])
     run = [LAB, *at, "drafter=glance", f"drafter.path={tmp_path / 'head'}", *CHEAP, "max_new_tokens=24"]
     run += ["workload=jsonl", f"workload.path={prompts}", "num_threads=1"]
