@@ -181,11 +181,32 @@ def test_of_several_sweeps_the_newest_is_a_study(tmp_path: Path) -> None:
 
 
 def test_a_study_that_is_not_there_comes_with_its_command(tmp_path: Path) -> None:
-    record_run(tmp_path / "there" / "run")
     (tmp_path / "empty").mkdir()
-    for folder in ("there", "empty", "none"):
-        with pytest.raises(UserError, match="no finished run of experiment=pruning in it; make them with python -m"):
+    for folder in ("empty", "none"):
+        with pytest.raises(UserError, match="no finished run in it; make them with python -m"):
             studies.load_study(tmp_path / folder, "pruning")
+
+
+def test_any_folder_of_runs_and_any_list_of_folders_is_a_study(tmp_path: Path) -> None:
+    """Of a folder without the experiment's runs: the newest run and those beside it."""
+    for second, place in enumerate(("a/1", "b/1", "b/2")):
+        record_study(tmp_path / place, f"2026-01-01T00:00:0{second}+00:00", drafter=place)
+
+    def names(folders: studies.Folders) -> list[str]:
+        return [run.folder.relative_to(tmp_path).as_posix() for run in studies.load_study(folders, "pruning")]
+
+    assert names(tmp_path) == ["b/1", "b/2"] and names(tmp_path / "a") == ["a/1"]
+    assert names([tmp_path / "b" / "2", str(tmp_path / "a")]) == ["a/1", "b/2"]
+
+
+def test_no_two_runs_of_a_picture_are_called_alike(tmp_path: Path) -> None:
+    for number, (rule, seed) in enumerate((("strict", 0), ("fly", 0), ("strict", 1))):
+        info = make_info({"seed": seed}, f"2026-01-01T00:00:0{number}+00:00")
+        info.choices.update(drafter="own", acceptance=rule)
+        record_run(tmp_path / str(number), info=info)
+    runs = find_runs([tmp_path])
+    assert studies.told_apart(runs[:1], ["own"]) == ["own"]
+    assert studies.told_apart(runs, ["own"] * 3) == ["own, strict, seed=0", "own, fly, seed=0", "own, strict, seed=1"]
 
 
 def drafted(tmp_path: Path, **names: Sequence[int]) -> list[acceptance.DraftedRun]:
