@@ -119,8 +119,11 @@ def rows_and_time(frame: pd.DataFrame) -> Figure:
 
 def conclude(frame: pd.DataFrame) -> str:
     """Say how many rows the pruning that leaves out most saves, and whether rounds are shorter, beyond noise."""
-    k = int(frame["K"].max())
-    part = frame[frame["K"] == k]
+    caught_up = frame[frame["live_rows"] > 0]
+    if caught_up["prune"].str.fullmatch("none(, .*)?").all():
+        return f"No run here prunes a catch-up step, so nothing is said of rows. {_times(frame)}"
+    k = int(caught_up["K"].max())
+    part = caught_up[caught_up["K"] == k]
     least = part[part["catchup_rows"] == part["catchup_rows"].min()].iloc[-1]
     most = part["catchup_rows"].max()
     computed, unpruned, live = (number(value, 1) for value in (least["catchup_rows"], most, least["live_rows"]))
