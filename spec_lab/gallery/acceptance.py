@@ -49,7 +49,9 @@ def read_drafted(runs: Sequence[Run]) -> list[DraftedRun]:
         raise UserError("no run in it drafts; make some with python -m spec_lab experiment=drafters")
     names = told_apart(drafting, [run.summary["choices"].get("drafter", "drafter") for run in drafting])
     found = [
-        DraftedRun(name, run.summary["num_draft_tokens"], run.summary, read_all_request_rows(run.folder, run.summary))
+        DraftedRun(
+            name, run.summary["num_draft_tokens"] or 0, run.summary, read_all_request_rows(run.folder, run.summary)
+        )
         for name, run in zip(names, drafting, strict=True)
     ]
     prompts = {tuple(sorted((row["id"], tuple(row["prompt_ids"])) for row in each.rows)) for each in found}

@@ -63,7 +63,7 @@ def told_apart(runs: Sequence[Run], names: Sequence[str]) -> list[str]:
     found = list(names)
     for group in groups:
         options = [summary["choices"].get(group, "") for summary in summaries]
-        alike: dict[tuple[str, int], set[str]] = defaultdict(set)
+        alike: dict[tuple[str, int | None], set[str]] = defaultdict(set)
         for name, summary, option in zip(found, summaries, options, strict=True):
             alike[name, summary["num_draft_tokens"]].add(option)
         if any(len(each) > 1 for each in alike.values()):
