@@ -155,6 +155,8 @@ def test_bands_are_as_long_as_rounds_without_the_profiler_in_one_scale() -> None
     widths = [patch.get_width() for patch in axes.patches if patch.get_height() > 0.5]  # type: ignore[attr-defined]
     assert widths == pytest.approx([6, 3])
     assert axes.get_xlim() == (0, 10)
+    [axes] = rounds_as_timelines([short, mode_round("round", 4, [(0, 90)], eager=(1.0, 1.02, 0.99))]).axes
+    assert axes.get_xlim()[1] == pytest.approx(1.0, abs=0.05), "eager's is 1, and the other took turns with one"
 
 
 def test_a_batch_size_that_did_not_run_is_refused(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """The figure of rounds as timelines, a graph mode below the other, in one scale.
 
-A profiler makes launches long, and so eager rounds more than captured ones. So a band is as long as its mode's round is
-without one, and shows what the profiled round is made of.
+A profiler makes launches long, and runs are of other minutes. So a band is as long as its mode's round is without the
+profiler, over an eager round that took turns with it, and shows what the profiled round is made of.
 """
 
 from __future__ import annotations
@@ -10,10 +10,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from spec_lab.gallery.graph_modes import ModeRound
-from spec_lab.gallery.timeline import Stretch, is_replay
+from spec_lab.gallery.timeline import RoundTimeline, Stretch, is_replay
 from spec_lab.record.time_metrics import STAGES
 from spec_lab.record.trace import REPLAY_PREFIX
 from spec_lab.record.wording import number, percent
+from spec_lab.report.graph_table import time_to_eager
+from spec_lab.report.known_options import EAGER
 from spec_lab.report.plots import PALETTE, open_figure
 
 if TYPE_CHECKING:
@@ -31,16 +33,18 @@ def rounds_as_timelines(rounds: Sequence[ModeRound]) -> Figure:
     (a thin line each, a thick one for a replay), and when anything runs (dark) or nothing does (light red)."""
     from matplotlib.patches import Patch
 
-    longest = max(_milliseconds(each) for each in rounds)
+    lengths, scale = _lengths(rounds)
+    longest = max(lengths)
     with open_figure(height=1.0 + 1.0 * len(rounds), width=10.0) as (figure, axes):
-        for place, each in enumerate(rounds):
-            _draw(axes, each, 4.0 * place, shortest_named=SHORTEST_NAMED * longest)
+        for place, (each, length) in enumerate(zip(rounds, lengths, strict=True)):
+            unit = length / each.timeline.length_us
+            _draw(axes, each.timeline, 4.0 * place, unit, shortest_named=SHORTEST_NAMED * longest)
             axes.annotate(_title(each), (0, 4.0 * place - 0.62), va="bottom", fontsize="medium")
         middles = [4.0 * place + lane for place in range(len(rounds)) for lane in range(len(LANES))]
         axes.set_yticks(middles, LANES * len(rounds), fontsize="x-small")
         axes.set_ylim(4.0 * len(rounds) - 1.3, -1.6)
         axes.set_xlim(0, longest)
-        axes.set(xlabel="milliseconds of a round without the profiler")
+        axes.set(xlabel=scale)
         axes.grid(visible=False, axis="y")
         works = "a kernel or a copy runs" if rounds[0].timeline.on_gpu else "an operator runs"
         handles = [Patch(color=WORK_COLOUR, label=works), Patch(color=GAP_COLOUR, label="nothing runs")]
@@ -56,31 +60,36 @@ def _title(each: ModeRound) -> str:
     return f"{each.mode}: {number(each.launches, 0)} launches, {idle} of it idle; {lengths}"
 
 
-def _milliseconds(each: ModeRound) -> float:
-    """Return how long the mode's round is without the profiler; under it where it was not timed."""
-    return each.summary["round_ms"] or each.timeline.length_us / 1e3
+def _lengths(rounds: Sequence[ModeRound]) -> tuple[list[float], str]:
+    """Return how long a round of each mode is, and the scale: over eager's, where each took turns with it."""
+    ratios = [time_to_eager(each.summary) for each in rounds]
+    over = [1.0 if each.mode == EAGER else ratio and ratio.value for each, ratio in zip(rounds, ratios, strict=True)]
+    told = [value for value in over if value is not None]
+    if len(told) == len(rounds) > 1:
+        return told, "time of a round over eager's, in turns without the profiler"
+    timed = [each.summary["round_ms"] or each.timeline.length_us / 1e3 for each in rounds]
+    return timed, "milliseconds of a round without the profiler"
 
 
-def _draw(axes: Axes, each: ModeRound, top: float, shortest_named: float) -> None:
-    timeline = each.timeline
-    colours, scale = _colours(), _milliseconds(each) / timeline.length_us
+def _draw(axes: Axes, timeline: RoundTimeline, top: float, unit: float, shortest_named: float) -> None:
+    colours = _colours()
     for stage in timeline.stages:
-        length = _draw_stage(axes, stage, top, colours, scale)
+        length = _draw_stage(axes, stage, top, colours, unit)
         if length > shortest_named:
-            middle = stage.start_us * scale + length / 2
+            middle = stage.start_us * unit + length / 2
             axes.annotate(stage.name, (middle, top), ha="center", va="center", fontsize="x-small")
     for replays, colour, width in ((False, LAUNCH_COLOUR, 0.3), (True, REPLAY_COLOUR, 2.5)):
-        starts = [launch.start_us * scale for launch in timeline.launches if is_replay(launch.name) == replays]
+        starts = [launch.start_us * unit for launch in timeline.launches if is_replay(launch.name) == replays]
         axes.vlines(starts, top + 1 - 0.4, top + 1 + 0.4, color=colour, linewidth=width)
     for pieces, colour in ((timeline.gaps, GAP_COLOUR), (timeline.work, WORK_COLOUR)):
-        spans = [(start * scale, (end - start) * scale) for start, end in pieces]
+        spans = [(start * unit, (end - start) * unit) for start, end in pieces]
         axes.broken_barh(spans, (top + 2 - 0.4, 0.8), facecolors=colour, linewidth=0)
 
 
-def _draw_stage(axes: Axes, stage: Stretch, top: float, colours: dict[str, Any], scale: float) -> float:
+def _draw_stage(axes: Axes, stage: Stretch, top: float, colours: dict[str, Any], unit: float) -> float:
     """Draw the bar of a stage, and return its length."""
     name = stage.name.removeprefix(REPLAY_PREFIX)
-    start, length = stage.start_us * scale, (stage.end_us - stage.start_us) * scale
+    start, length = stage.start_us * unit, (stage.end_us - stage.start_us) * unit
     edge = {"edgecolor": "black", "linewidth": 1.2} if is_replay(stage.name) else {"linewidth": 0}
     axes.barh(top, length, left=start, height=0.8, color=colours.get(name, "0.8"), **edge)
     return length
