@@ -62,8 +62,8 @@ def _title(each: ModeRound) -> str:
 
 def _lengths(rounds: Sequence[ModeRound]) -> tuple[list[float], str]:
     """Return how long a round of each mode is, and the scale: over eager's, where each took turns with it."""
-    ratios = [time_to_eager(each.summary) for each in rounds]
-    over = [1.0 if each.mode == EAGER else ratio and ratio.value for each, ratio in zip(rounds, ratios, strict=True)]
+    pairs = [(each.mode, time_to_eager(each.summary)) for each in rounds]
+    over = [1.0 if mode == EAGER else None if ratio is None else ratio.value for mode, ratio in pairs]
     told = [value for value in over if value is not None]
     if len(told) == len(rounds) > 1:
         return told, "time of a round over eager's, in turns without the profiler"
