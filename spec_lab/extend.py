@@ -125,6 +125,15 @@ if TYPE_CHECKING:
     from spec_lab.acceptance.standing import (
         round_standing as round_standing,
     )
+    from spec_lab.core.draft_tree import (
+        DraftTree as DraftTree,
+    )
+    from spec_lab.core.kv_cache import (
+        CacheRow as CacheRow,
+    )
+    from spec_lab.core.kv_cache import (
+        PagedKVCache as PagedKVCache,
+    )
     from spec_lab.core.layer_protocols import (
         AttentionBackend as AttentionBackend,
     )
@@ -149,6 +158,9 @@ if TYPE_CHECKING:
     from spec_lab.core.pruning_protocols import (
         PromptPruning as PromptPruning,
     )
+    from spec_lab.core.ragged import (
+        attend as attend,
+    )
     from spec_lab.core.tree_protocols import (
         TreeRule as TreeRule,
     )
@@ -157,6 +169,12 @@ if TYPE_CHECKING:
     )
     from spec_lab.core.types import (
         DraftStep as DraftStep,
+    )
+    from spec_lab.core.types import (
+        FeatureSpec as FeatureSpec,
+    )
+    from spec_lab.core.types import (
+        NormSide as NormSide,
     )
     from spec_lab.core.types import (
         Request as Request,
@@ -220,11 +238,22 @@ WITH_TORCH = {
     "spec_lab.acceptance.deterministic": ("DeterministicRule",),
     "spec_lab.acceptance.emit": ("emit", "leading", "only_offered"),
     "spec_lab.acceptance.standing": ("DraftStanding", "round_standing"),
+    "spec_lab.core.draft_tree": ("DraftTree",),
+    "spec_lab.core.kv_cache": ("CacheRow", "PagedKVCache"),
     "spec_lab.core.layer_protocols": ("AttentionBackend", "RowSelection"),
     "spec_lab.core.protocols": ("AcceptanceRule", "Drafter", "DrafterRequirements", "RuleTraits"),
     "spec_lab.core.pruning_protocols": ("CatchupPruning", "PromptPruning"),
+    "spec_lab.core.ragged": ("attend",),
     "spec_lab.core.tree_protocols": ("TreeRule",),
-    "spec_lab.core.types": ("AcceptanceInputs", "DraftStep", "Request", "Verification", "VerifiedRound"),
+    "spec_lab.core.types": (
+        "AcceptanceInputs",
+        "DraftStep",
+        "FeatureSpec",
+        "NormSide",
+        "Request",
+        "Verification",
+        "VerifiedRound",
+    ),
     "spec_lab.drafters.picking": ("DraftPicker", "GivenDrafts"),
     "spec_lab.engine.graphs.mode": ("GraphMode",),
     "spec_lab.pruning.selection": ("AfterAttention", "AllRows", "BeforeAttention"),

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from hydra.types import RunMode
 
@@ -32,7 +33,7 @@ from spec_lab.report.run_table import format_run, speed_cells
 ONE_RUN_AT_A_TIME = threading.Lock()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Composed:
     """A run before it runs. `print` shows what `--dry-run` shows.
 
@@ -43,6 +44,12 @@ class Composed:
 
     config: RunConfig
     options: dict[str, str]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set what a new one is made of, once; a key of the run is one of its config's."""
+        if name not in ("config", "options") or hasattr(self, name):
+            raise UserError(f"{name} cannot be set here; set a key of the config, as in composed.config.batch_size = 4")
+        object.__setattr__(self, name, value)
 
     @property
     def choices(self) -> dict[str, str]:

@@ -41,6 +41,12 @@ def test_messages_are_asked_turn_by_turn(tmp_path: Path) -> None:
 def test_a_conversation_of_sharegpt_is_the_same(tmp_path: Path) -> None:
     prompt = read(tmp_path, {"id": "x_0", "conversations": SHARE_GPT})
     assert (prompt.prompt_id, prompt.text, prompt.later_turns) == ("x_0", "Hi", ("Bye",))
+    assert read(tmp_path, {"conversation_id": 7, "conversations": SHARE_GPT}).prompt_id == "7"
+
+
+def test_what_an_assistant_said_may_have_keys_of_its_own(tmp_path: Path) -> None:
+    prompt = read(tmp_path, {"messages": [*CHAT[:2], CHAT[2] | {"weight": 1}]})
+    assert (prompt.text, prompt.later_turns) == ("2 + 2?", ())
 
 
 def test_gsm8k_has_its_answer_behind_four_signs(tmp_path: Path) -> None:
@@ -75,6 +81,12 @@ def test_a_task_of_humaneval_is_continued_and_not_checked(tmp_path: Path) -> Non
         ({"messages": [{"role": "usr", "content": "x"}]}, r"of the role usr; did you mean user\?"),
         ({"messages": [CHAT[1], CHAT[0]]}, "one thing, in front of its first turn"),
         ({"conversations": [SHARE_GPT[1]]}, "no turn of the user"),
+        ({"messages": [{"role": "user", "content": "x", "wieght": 1}]}, "turn 1 .* nothing reads `wieght`"),
+        ({"messages": [{"role": "user", "from": "gpt", "content": "x"}]}, "has role, content, from; give `role`"),
+        ({"conversations": SHARE_GPT, "conversation_id": [7]}, "must be a printable text"),
+        *(({"prompt": "x", key: " "}, "must be a printable text") for key in ("id", "category")),
+        ({"task_id": "x/1", "prompt": ""}, "`task_id` and `prompt`, which say something"),
+        ({"question": " ", "answer": "#### 1"}, "`question` must be a text that says something"),
         ({"question_id": 81, "turns": ["a"], "category": "writing"}, "workload=spec_bench"),
     ],
 )

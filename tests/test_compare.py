@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import warnings
 from collections.abc import Sequence
@@ -345,6 +346,8 @@ def test_a_figure_says_what_it_is_of(pair: Path) -> None:
         (["--base", "3"], "there are the runs 1 to 2"),
         (["--csv", "no/such/folder/x.csv"], "--csv=no/such/folder/x.csv cannot be written"),
         (["--csv", "."], "--csv=. cannot be written (.: Is a directory)"),
+        (["--csv", "a/summary.json"], "--csv=a/summary.json is part of a record"),
+        (["--csv", "pipe"], "--csv=pipe cannot be written (pipe: not a regular file)"),
         (["--csv", ".."], "--csv=.. cannot be written (..: Is a directory)"),
         (["--markdown", "--figures", "f"], "--markdown prints its own and nothing else; leave out --figures"),
         (["--figures", "a/summary.json"], "--figures=a/summary.json cannot be made"),
@@ -355,6 +358,7 @@ def test_arguments_that_cannot_be_are_refused_in_a_line(
     arguments: list[str], reason: str, pair: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(pair)
+    os.mkfifo("pipe")
     assert main([".", *arguments]) == 2
     error = capsys.readouterr().err
     assert reason in error and error.count("\n") == 1

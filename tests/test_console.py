@@ -51,6 +51,17 @@ def test_a_full_disk_behind_the_output_is_one_line() -> None:
     assert (done.returncode, done.stderr) == (1, "failed: standard output: No space left on device\n")
 
 
+def test_what_took_the_error_of_a_full_disk_does_not_hide_it() -> None:
+    """As Hydra does where it flushes logs at the end of a job."""
+    hidden = command_printing_to("stdout").replace(
+        "    return 0", "    with suppress(OSError):\n        sys.stdout.flush()"
+    )
+    few = "from contextlib import suppress\n" + hidden.replace("20000", "3")
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run([sys.executable, "-c", few], stdout=full, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (1, "failed: standard output: No space left on device\n")
+
+
 def test_a_program_without_output_runs() -> None:
     line = f"{sys.executable} -c '{command_printing_to('stderr')}' >&- 2>&-"
     assert subprocess.run(["bash", "-c", line.replace("'stderr'", '"stderr"')]).returncode == 0

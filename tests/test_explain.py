@@ -59,6 +59,14 @@ def test_an_option_that_was_typed_is_refused_as_it_was_typed(
     assert "refused: drafter=ngran: drafter has no option ngran; did you mean ngram?" in capsys.readouterr().err
 
 
+def test_an_interval_that_no_sweeper_here_samples_is_refused_with_what_to_type(
+    empty_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["-m", "seed=interval(0,3)", "--dry-run"]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("refused: interval(...) has no number of values; sweep some, as in KEY=0.1,0.5")
+
+
 @pytest.mark.parametrize("key", ["dir: ../x", "subdir: ../../x"])
 def test_no_file_moves_the_folder_of_a_sweep(key: str, empty_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = empty_folder / "conf" / "experiment" / "mine.yaml"

@@ -7,16 +7,27 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from spec_lab.__main__ import main
+from spec_lab.collect.__main__ import main as collect
+from spec_lab.core.types import Request
 from spec_lab.doctor.__main__ import main as examine
 from spec_lab.errors import UserError
 from spec_lab.menu import registry
 from spec_lab.menu.extensions import find_extensions
-from spec_lab.menu.option import CatchupPruningOption, DrafterOption, MetricOption, RuleOption
+from spec_lab.menu.option import (
+    CatchupPruningOption,
+    CheckerOption,
+    DrafterOption,
+    MetricOption,
+    RuleOption,
+    WorkloadOption,
+)
 from spec_lab.menu.refusals.run import refusals
 from spec_lab.options.shipped import ZOO
 from spec_lab.program.compose import compose_run
@@ -27,7 +38,11 @@ from spec_lab.record.scalars import scalars
 from spec_lab.report.__main__ import main as report
 from spec_lab.report.frame import load_frame
 from spec_lab.rescore.judge import rescore
+from spec_lab.workloads.tokenizer import TargetTokenizer
 from tests.fake_runs import FakeEngine
+from tests.lab import generate, make_config
+from tests.test_train_heads import write_texts
+from tests.tiny_runs import make_runnable_pair, write_prompts
 
 ROOT = Path(__file__).parents[1]
 LAB = "extensions=[my_lab]"
@@ -42,7 +57,7 @@ def write_extension(folder: Path) -> None:
     """Write the files of docs/extend.md: a block of code under each heading that names a file."""
     text = (ROOT / "docs" / "extend.md").read_text(encoding="utf-8")
     found = re.findall(r"^## .*?`(my_lab/\S+)`\n(?:.*?)^```\w+\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
-    assert len(found) == 5
+    assert len(found) == 9
     for name, code in found:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(code, encoding="utf-8")
@@ -172,6 +187,38 @@ def test_a_rule_that_was_added_judges_a_recorded_run_again(lab: Path, tmp_path: 
     assert sum(map(sum, again.values())) >= sum(map(sum, strict.values()))
     with pytest.raises(UserError, match=r"acceptance=near: nothing builds it"):
         rescore(only_run(tmp_path), config.acceptance)
+
+
+def test_a_head_learns_on_collected_states_and_drafts_in_parallel(lab: Path, tmp_path: Path) -> None:
+    """A chain, the same one pruned and captured, and a tree, whose drafts are those of the chain and more."""
+    pair = make_runnable_pair(tmp_path)
+    texts, tokenizer = ["abcab", "xyyx"], TargetTokenizer(pair[0])
+    requests = [Request(text, "x", tuple(tokenizer.encode_prompt("continue", text)), 40) for text in texts]
+    written = generate(make_config(pair, "none", batch_size=2), requests)
+    write_texts(pair[0], tmp_path / "texts", [[*each.prompt_ids, *written[each.request_id]] for each in requests])
+    at = ["target=hf", f"target.path={pair[0]}"]
+    assert collect([*at, f"texts={tmp_path / 'texts'}", f"output_dir={tmp_path / 'states'}", "device=cpu"]) == 0
+    import_module("my_lab.train").main(pair[0], tmp_path / "states", tmp_path / "head", 200)
+    prompts = write_prompts(tmp_path / "p.jsonl", [{"prompt": text, "form": "continue"} for text in texts])
+    run = [LAB, *at, "drafter=glance", f"drafter.path={tmp_path / 'head'}", *CHEAP, "max_new_tokens=24"]
+    run += ["workload=jsonl", f"workload.path={prompts}", "num_threads=1"]
+    accepted = {}
+    for name, more in {"chain": [], "pruned": ["prune=catchup", "graph=round"], "tree": ["tree=dynamic"]}.items():
+        assert main([*run, *more, f"output_dir={tmp_path / name}"]) == 0
+        summary = read_summary(only_run(tmp_path / name))
+        assert summary["divergence"] is not None and summary["divergence"]["bugs"] == 0
+        accepted[name] = summary["acceptance_length"]
+    assert accepted["pruned"] == accepted["chain"] <= accepted["tree"] and accepted["tree"] > 1.2
+
+
+def test_a_workload_that_was_added_is_read_by_a_checker_that_was_added(lab: Path) -> None:
+    registered = registry.load(("my_lab",))
+    config, _ = compose_run([LAB, "workload=count_down", "workload.limit=2"])
+    option = registered.find(WorkloadOption, config.workload.name)
+    requests = option.load(config, SimpleNamespace(encode_prompt=lambda form, text, system: [len(text)]))
+    checker = registered.find(CheckerOption, config.workload.checker)
+    assert [request.request_id for request in requests] == ["from-3", "from-4"]
+    assert checker.same(requests[0].answer, checker.read("3, 2, 1.") or "") and checker.read(" ") is None
 
 
 TRAITS = """
@@ -360,6 +407,8 @@ BROKEN = {
     "no_function": ("", "no_function has no function register(registry)"),
     "fails_to_load": ("import nothing_of_that_name", "fails_to_load cannot be imported"),
     "leaves": ("import sys\nsys.exit(3)", "leaves cannot be imported (SystemExit: 3); it must not end"),
+    "closes": ("raise GeneratorExit", "closes cannot be imported (GeneratorExit"),
+    "is_async": ("async def register(registry):\n    pass", "is_async.register is async, and nobody awaits it"),
     "leaves_later": ("def register(registry):\n    raise SystemExit", "leaves_later.register fails (SystemExit"),
     "../x": (None, "'../x' is no module's name; write it as an import does"),
     ".my_lab": (None, "'.my_lab' is no module's name"),

@@ -146,14 +146,17 @@ def test_a_mode_is_timed_against_the_eager_run_of_its_own_turns_alone() -> None:
     assert "references=[eager]" in apart and "of eager's time" not in apart
 
 
-def test_bands_are_as_long_as_the_figure_however_long_a_profiled_round_is() -> None:
-    """A busy minute makes a round of any mode three times as long, which is nothing to see."""
+def test_bands_are_as_long_as_rounds_without_the_profiler_in_one_scale() -> None:
+    """The profiler, or a busy minute, makes a round three times as long, which is nothing to see."""
     short, long = mode_round("eager", 604, [(0, 50)]), mode_round("round", 4, [(0, 270), (280, 300)])
     stretched = RoundTimeline(300.0, [Stretch("verify", 0, 180)], [], [(0.0, 300.0)], on_gpu=False)
+    short.summary["round_ms"], long.summary["round_ms"] = 10.0, 5.0
     [axes] = rounds_as_timelines([short, graph_modes.ModeRound(long.mode, long.summary, stretched)]).axes
     widths = [patch.get_width() for patch in axes.patches if patch.get_height() > 0.5]  # type: ignore[attr-defined]
-    assert widths == pytest.approx([60, 60])
-    assert axes.get_xlim() == (0, 100)
+    assert widths == pytest.approx([6, 3])
+    assert axes.get_xlim() == (0, 10)
+    [axes] = rounds_as_timelines([short, mode_round("round", 4, [(0, 90)], eager=(1.0, 1.02, 0.99))]).axes
+    assert axes.get_xlim()[1] == pytest.approx(1.0, abs=0.05), "eager's is 1, and the other took turns with one"
 
 
 def test_a_batch_size_that_did_not_run_is_refused(tmp_path: Path) -> None:
@@ -181,11 +184,32 @@ def test_of_several_sweeps_the_newest_is_a_study(tmp_path: Path) -> None:
 
 
 def test_a_study_that_is_not_there_comes_with_its_command(tmp_path: Path) -> None:
-    record_run(tmp_path / "there" / "run")
     (tmp_path / "empty").mkdir()
-    for folder in ("there", "empty", "none"):
-        with pytest.raises(UserError, match="no finished run of experiment=pruning in it; make them with python -m"):
+    for folder in ("empty", "none"):
+        with pytest.raises(UserError, match="no finished run in it; make them with python -m"):
             studies.load_study(tmp_path / folder, "pruning")
+
+
+def test_any_folder_of_runs_and_any_list_of_folders_is_a_study(tmp_path: Path) -> None:
+    """Of a folder without the experiment's runs: the newest run and those beside it."""
+    for second, place in enumerate(("a/1", "b/1", "b/2")):
+        record_study(tmp_path / place, f"2026-01-01T00:00:0{second}+00:00", drafter=place)
+
+    def names(folders: studies.Folders) -> list[str]:
+        return [run.folder.relative_to(tmp_path).as_posix() for run in studies.load_study(folders, "pruning")]
+
+    assert names(tmp_path) == ["b/1", "b/2"] and names(tmp_path / "a") == ["a/1"]
+    assert names([tmp_path / "b" / "2", str(tmp_path / "a")]) == ["a/1", "b/2"]
+
+
+def test_no_two_runs_of_a_picture_are_called_alike(tmp_path: Path) -> None:
+    for number, (rule, seed) in enumerate((("strict", 0), ("fly", 0), ("strict", 1))):
+        info = make_info({"seed": seed}, f"2026-01-01T00:00:0{number}+00:00")
+        info.choices.update(drafter="own", acceptance=rule)
+        record_run(tmp_path / str(number), info=info)
+    runs = find_runs([tmp_path])
+    assert studies.told_apart(runs[:1], ["own"]) == ["own"]
+    assert studies.told_apart(runs, ["own"] * 3) == ["own, strict, seed=0", "own, fly, seed=0", "own, strict, seed=1"]
 
 
 def drafted(tmp_path: Path, **names: Sequence[int]) -> list[acceptance.DraftedRun]:
@@ -266,7 +290,8 @@ def test_a_difference_within_noise_is_none() -> None:
     frame = pruning.savings([pruned_run("catchup", MAIN, (0.8, 1.3, 1.0))])
     assert "Of 1 pruned runs 0 have a shorter round" in pruning.conclude(frame)
     alone = pruning.savings([pruned_run("none", UNPRUNED, (1.0,))])
-    assert "nothing is said of time" in pruning.conclude(alone)
+    said = pruning.conclude(alone)
+    assert "nothing is said of rows" in said and "nothing is said of time" in said
 
 
 def test_relaxed_rules_are_weighed_against_strict(tmp_path: Path) -> None:

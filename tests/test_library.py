@@ -129,6 +129,14 @@ def test_what_is_changed_to_another_type_is_a_user_error(key: str, value: Any, w
     assert composed._repr_html_().startswith("<pre>refused: ")
 
 
+def test_what_is_set_beside_the_config_is_a_user_error() -> None:
+    composed = spec_lab.compose()
+    for name in ("batch_size", "drafter", "kay", "config", "options"):
+        with pytest.raises(UserError, match=rf"{name} cannot be set here; .* composed\.config\.batch_size = 4"):
+            setattr(composed, name, None)
+    assert composed.config is not None
+
+
 def test_what_is_changed_to_its_type_in_words_is_taken(runner: ModuleType) -> None:
     composed = spec_lab.compose(["drafter=ngram"])
     composed.config.batch_size, composed.config.output_dir = "2", Path("there")  # type: ignore[assignment]

@@ -93,6 +93,8 @@ GOOD = {"jsonl": '{"prompt": "a"}', "spec_bench": '{"question_id": 1, "category"
         ("jsonl", '{"prompt": "a", "answer": ' + "9" * 6000 + "}", "is not JSON: .*6000 digits"),
         ("spec_bench", '{"question_id": 1, "category": "qa", "turns": []}', "turns, a list of texts"),
         ("spec_bench", '{"question_id": 1, "category": "qa", "turns": "hello"}', "turns, a list of texts"),
+        ("spec_bench", '{"question_id": 1, "category": "qa", "turns": ["a", " "]}', "turns, a list of texts"),
+        ("spec_bench", '{"question_id": 1, "category": "qa", "turns": ["a"], "answer": 1}', "nothing reads `answer`"),
         ("spec_bench", '{"question_id": 1, "category": "qa", "turns": [null]}', "turns, a list of texts"),
         ("spec_bench", '{"question_id": 1, "category": "qa", "turns": ["a", 5]}', "turns, a list of texts"),
         ("spec_bench", '{"question_id": 1, "category": "qa", "turns": {"0": "a"}}', "turns, a list of texts"),

@@ -250,6 +250,7 @@ def test_declared_dtype_in_both_spellings() -> None:
         ({"rope_scaling": {"type": 5}}, ("type must be a string",)),
         ({"rope_scaling": LLAMA3, "original_max_position_embeddings": "x"}, ("original_max_position_embeddings",)),
         ({"rope_scaling": LLAMA3 | {"original_max_position_embeddings": -1}}, ("original_max_position_embeddings",)),
+        ({"rms_norm_eps": 1e30}, ("rms_norm_eps must be at most 1",)),
         ({"rope_theta": [1]}, ("rope_theta must be a positive number, is a list of 1",)),
         ({"rope_theta": 10**400}, ("rope_theta must be a positive number, is a very long integer",)),
         ({"partial_rotary_factor": "half"}, ("partial_rotary_factor must be a positive number",)),

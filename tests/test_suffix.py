@@ -118,6 +118,21 @@ def test_the_head_drafts_where_it_had_more_accepted_than_the_tree_expects() -> N
     assert lookup.draft([other]) == [[6, 5]]
 
 
+def test_the_trees_scores_count_for_what_came_true_of_them_offered_or_not() -> None:
+    """Of a text that goes on otherwise than its prompt, and then as it."""
+    stretches = [(10 * i, 10 * i + 1, 10 * i + 2) for i in range(1, 17)]
+    texts, request = SuffixTexts(SIZES), running(0, tuple(sum(stretches, ())), [])
+    lookup = HybridLookup(texts, ("suffix", "head"), head_drafts=1)
+    texts.admit(0, request.request)
+    offers = []
+    for number, (first, second, third) in enumerate(stretches):
+        request.tokens += [first, second]
+        offers += lookup.draft([request])
+        request.tokens += [third if number >= 8 else 500 + number]
+    assert offers[0] == [12, 20] and offers[7] is None and offers[8] is None
+    assert offers[-1] is not None, "what it was not asked for came true"
+
+
 @pytest.mark.parametrize("graph", [None, "round"])
 def test_a_record_says_which_part_drafted(tmp_path: Path, graph: str | None) -> None:
     """Rounds without a draft of the tree have the rows of the head's alone, also where they are captured."""

@@ -31,6 +31,12 @@ def test_a_knob_of_all_or_without_a_sweep_is_left_alone() -> None:
         assert forced(*arguments) == (arguments, ())
 
 
+def test_a_sweep_of_all_options_is_as_if_they_were_listed() -> None:
+    assert forced("-m", "acceptance=glob(*,exclude=s*)", "acceptance.epsilon=0.1")[1] == ("acceptance.epsilon",)
+    with pytest.raises(UserError, match="and none of strict, synthetic reads it"):
+        forced("acceptance=glob(s*)", "acceptance.epsilon=0.1")
+
+
 def test_a_knob_of_none_is_refused_with_its_owners() -> None:
     with pytest.raises(UserError, match="belongs to typical, and none of strict, fly reads it"):
         forced("acceptance=strict,fly", "acceptance.epsilon=0.1")

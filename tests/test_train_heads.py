@@ -8,6 +8,7 @@ import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -59,17 +60,15 @@ RECIPES: dict[str, Any] = {
 EAGLE3 = ["drafter=eagle3", "drafter.draft_vocab_size=40"]
 
 
-def write_texts(target: Path, folder: Path, num_texts: int = 24) -> Path:
-    """Write texts that no target wrote, as if this one had."""
+def write_texts(target: Path, folder: Path, texts: Sequence[list[int]] | None = None) -> Path:
+    """Write `texts` as if this target had, else some that no target wrote."""
     config: ModelConfig = read_model_config(target)
     by = WrittenBy("tiny", digest_of_weights(target), "", "", config.vocab_size)
     generator = torch.Generator().manual_seed(3)
-    lengths = torch.randint(14, 40, (num_texts,), generator=generator).tolist()
-    answers = [
-        Answered(torch.randint(3, config.vocab_size, (length,), generator=generator).tolist(), 5, index)
-        for index, length in enumerate(lengths)
-    ]
-    TextsFolder(folder, TextsHeader(by, {})).add_answers("answers-00000.safetensors", answers, {"kept": num_texts})
+    lengths = torch.randint(14, 40, (24,), generator=generator).tolist()
+    texts = texts or [torch.randint(3, config.vocab_size, (each,), generator=generator).tolist() for each in lengths]
+    answers = [Answered(text, 5, index) for index, text in enumerate(texts)]
+    TextsFolder(folder, TextsHeader(by, {})).add_answers("answers-00000.safetensors", answers, {"kept": len(texts)})
     return folder
 
 
@@ -286,9 +285,13 @@ def test_hidden_states_are_collected_for_whoever_trains_elsewhere(
 ) -> None:
     asked = ["target=hf", f"target.path={llama / 'target'}", f"texts={llama / 'texts'}", "device=cpu"]
     asked += [f"output_dir={llama / 'states'}", "tokens_per_file=300", "tokens_per_forward=100"]
-    assert collect([*asked, "layers=[3,7]"]) == 2 and "0 to 6" in capsys.readouterr().err
+    for layers in ("[3,7]", "[3,3]"):
+        assert collect([*asked, f"layers={layers}"]) == 2 and "0 to 6" in capsys.readouterr().err
+    for place in (f"output_dir={llama / 'texts'}", "device=gpu"):
+        assert collect([*asked, place]) == 2 and place in capsys.readouterr().err
     assert collect(asked) == 0
     assert "260 bytes a token" in capsys.readouterr().out
+    assert collect([*asked, "layers=[1]"]) == 2 and "header.json of something else" in capsys.readouterr().err
     assert json.loads((llama / "states" / "header.json").read_text())["layers"]["hidden_states"] == [2, 4, 5]
     parts = [load_file(file) for file in sorted((llama / "states").glob("*.safetensors"))]
     assert len(parts) > 1

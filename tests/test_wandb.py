@@ -350,6 +350,7 @@ def logger_refusals(*overrides: str) -> list[str]:
         ("logger.project=''", "logger.project='' is no name of a W&B project"),
         ("logger.project='a\nb'", r"logger.project='a\nb' is no name of a W&B project"),
         (f"logger.project={'a' * 129}", "(at most 128 characters"),
+        *((f"logger.group={text}", "is no name of a W&B group") for text in ("''", "'a\nb'", "g" * 129)),
         ("logger.entity='a b'", "logger.entity=a b is no name of a W&B user or team"),
         ("logger.entity=a/b", "logger.entity=a/b is no name of a W&B user or team"),
         ("logger.entity=''", "logger.entity='' is no name of a W&B user or team"),

@@ -212,7 +212,7 @@ def _lattice(fields: ConfigFields) -> LatticeSizes:
         num_heads=fields.integer("lilicorr_num_heads"),
         mlp_ratio=fields.number("lilicorr_mlp_ratio"),
         factor_size=fields.integer("lilicorr_factor_dim"),
-        vector_eps=fields.number("lilicorr_vector_eps"),
+        vector_eps=fields.epsilon("lilicorr_vector_eps"),
         logit_scale=fields.number("lilicorr_logit_scale"),
     )
 

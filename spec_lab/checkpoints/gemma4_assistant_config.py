@@ -147,7 +147,7 @@ def read_assistant_config(folder: Path, target: AssistantTarget) -> AssistantCon
         hidden_size=text_fields.integer("hidden_size"),
         intermediate_size=text_fields.integer("intermediate_size"),
         num_heads=text_fields.integer("num_attention_heads"),
-        rms_norm_eps=text_fields.number("rms_norm_eps", 1e-6),
+        rms_norm_eps=text_fields.epsilon("rms_norm_eps", 1e-6),
         layers=_layers(fields, text_fields, target),
         centroids=_centroids(fields, target.vocab_size) if fields.flag("use_ordered_embeddings") else None,
     )

@@ -104,6 +104,13 @@ class ConfigFields:
         except OverflowError as error:
             raise self._wrong(key, "a positive number", value) from error
 
+    def epsilon(self, key: str, default: float | None = None) -> float:
+        """Read a number that is added to a mean of squares, which past 1 would stand in for it."""
+        value = self.number(key, default)
+        if value > 1:
+            raise self._wrong(key, "at most 1", value)
+        return value
+
     def flag(self, key: str, default: bool = False) -> bool:
         """Read true or false."""
         value = self._value(key, default)

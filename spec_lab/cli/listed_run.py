@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,7 +20,7 @@ def run_listed(number: int, overrides: Sequence[str], folder: Path, mix: MixNote
 
     Each has a folder of its own, since two of a list may be the same run.
     """
-    print(f"[{number}] {' '.join(overrides)}", flush=True)
+    print(f"[{number}] {shlex.join(overrides)}", flush=True)
     try:
         config, choices = compose_run(overrides)
     except UserError as error:

@@ -15,6 +15,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from spec_lab.errors import UserError
 from spec_lab.program.options import Menu
+from spec_lab.program.overrides import swept_options
 
 FORCE = "++"
 
@@ -28,7 +29,7 @@ def with_forced_knobs(arguments: Sequence[str], menu: Menu) -> tuple[list[str], 
     parser = OverridesParser.create()
     overrides = {text: parser.parse_override(text) for text in arguments if "=" in text and not text.startswith("-")}
     swept = {
-        override.key_or_group: _values(override)
+        override.key_or_group: swept_options(override, menu.groups[override.key_or_group])
         for override in overrides.values()
         if override.key_or_group in menu.groups and override.is_sweep_override()
     }
@@ -63,7 +64,3 @@ def _is_of_some(override: Override, swept: dict[str, list[str]], menu: Menu) -> 
             f"reads it; leave it out, or add one of them to {group}="
         )
     return len(having) < len(swept[group])
-
-
-def _values(override: Override) -> list[str]:
-    return [str(value) for value in override.sweep_string_iterator()]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from spec_lab.errors import UserError
+from spec_lab.gallery.studies import told_apart
 from spec_lab.record.reading import read_all_request_rows
 from spec_lab.record.row_schema import RequestRow
 from spec_lab.record.runs import Run, load_positions
@@ -38,23 +39,27 @@ class DraftedRun:
 
 
 def read_drafted(runs: Sequence[Run]) -> list[DraftedRun]:
-    """Return the runs with drafts, in their order.
+    """Return the runs with drafts, in their order, under names of which no two are alike at one K.
 
     Raises:
-        UserError: the requests of one cannot be read, or there is no such run.
+        UserError: the requests of one cannot be read, there is no such run, or they are of different prompts.
     """
+    drafting = [run for run in runs if run.summary["num_draft_tokens"]]
+    if not drafting:
+        raise UserError("no run in it drafts; make some with python -m spec_lab experiment=drafters")
+    names = told_apart(drafting, [run.summary["choices"].get("drafter", "drafter") for run in drafting])
     found = [
         DraftedRun(
-            run.summary["choices"].get("drafter", "drafter"),
-            run.summary["num_draft_tokens"],
-            run.summary,
-            read_all_request_rows(run.folder, run.summary),
+            name, run.summary["num_draft_tokens"] or 0, run.summary, read_all_request_rows(run.folder, run.summary)
         )
-        for run in runs
-        if run.summary["num_draft_tokens"]
+        for name, run in zip(names, drafting, strict=True)
     ]
-    if not found:
-        raise UserError("no run in it drafts; make some with python -m spec_lab experiment=drafters")
+    prompts = {tuple(sorted((row["id"], tuple(row["prompt_ids"])) for row in each.rows)) for each in found}
+    if len(prompts) > 1:
+        raise UserError(
+            f"these {len(found)} runs are of {len(prompts)} sets of prompts, which cannot stand in one picture; name "
+            "the folders of one set"
+        )
     return found
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from spec_lab.errors import UserError
+from spec_lab.gallery.studies import told_apart
 from spec_lab.gallery.timeline import RoundTimeline, quietest_round
 from spec_lab.record.paired import PairedRatio
 from spec_lab.record.runs import Run
@@ -44,7 +45,9 @@ def read_rounds(runs: Sequence[Run], batch_size: int = 1) -> list[ModeRound]:
     found = [run for run in runs if run.summary["config"].get("batch_size", 1) == batch_size]
     if not found:
         raise UserError(f"no run has batch_size={batch_size}; there are {', '.join(map(str, sizes))}")
-    rounds = [ModeRound(describe_mode(run.summary), run.summary, quietest_round(run.folder)) for run in found]
+    names = told_apart(found, [describe_mode(run.summary) for run in found])
+    named = zip(names, found, strict=True)
+    rounds = [ModeRound(name, run.summary, quietest_round(run.folder)) for name, run in named]
     return sorted(rounds, key=_order)
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
 from spec_lab.errors import UserError
-from spec_lab.gallery.studies import finished_runs
+from spec_lab.gallery.studies import Folders, finished_runs, named
 from spec_lab.record.runs import Run
 from spec_lab.record.schema import Summary
 from spec_lab.record.wording import number, percent
@@ -18,16 +17,17 @@ if TYPE_CHECKING:
 WIDEST_NAME = 48
 
 
-def profiled_run(folder: str | os.PathLike[str]) -> Run:
-    """Find the newest finished run in the folder or below that has kernel times.
+def profiled_run(folders: Folders) -> Run:
+    """Find the newest finished run in the folders or below that has kernel times.
 
     Raises:
         UserError: there is none.
     """
-    found = [run for run in finished_runs(folder) if run.summary["kernels"]]
+    found = [run for run in finished_runs(folders) if run.summary["kernels"]]
     if not found:
         raise UserError(
-            f"{folder}: no finished run in it has kernel times; make one with python -m spec_lab profile_rounds=8"
+            f"{named(folders)}: no finished run in it has kernel times; make one with python -m spec_lab "
+            "profile_rounds=8"
         )
     return found[-1]
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from spec_lab.errors import UserError
+from spec_lab.gallery.studies import told_apart
 from spec_lab.record.paired import PairedRatio, over_reference
 from spec_lab.record.runs import Run
 from spec_lab.record.schema import Summary
@@ -40,19 +41,21 @@ def savings(runs: Sequence[Run]) -> pd.DataFrame:
     """
     import pandas as pd
 
-    rows = [_row(run.summary) for run in runs if run.summary["num_draft_tokens"] and run.summary["rounds"]]
-    if not rows:
+    drafting = [run for run in runs if run.summary["num_draft_tokens"] and run.summary["rounds"]]
+    if not drafting:
         raise UserError("no run in it drafts; make some with python -m spec_lab experiment=pruning")
+    names = told_apart(drafting, [run.summary["choices"].get("prune", "prune") for run in drafting])
+    rows = [_row(name, run.summary) for name, run in zip(names, drafting, strict=True)]
     frame = pd.DataFrame(rows).astype(dict.fromkeys(TIMES, float))
-    names = [*ORDER, *sorted(set(frame["prune"]) - set(ORDER))]
-    place = frame["prune"].map(names.index)
+    order = [*ORDER, *sorted(set(frame["prune"]) - set(ORDER))]
+    place = frame["prune"].map(order.index)
     return frame.assign(place=place).sort_values(["K", "place"], ignore_index=True).drop(columns="place")
 
 
-def _row(summary: Summary) -> dict[str, Any]:
+def _row(name: str, summary: Summary) -> dict[str, Any]:
     rows = summary["rows"]
     return {
-        "prune": summary["choices"].get("prune", "prune"),
+        "prune": name,
         "K": summary["num_draft_tokens"],
         "catchup_rows": rows["catchup_computed"] / summary["rounds"],
         "live_rows": rows["catchup_live"] / summary["rounds"],
@@ -116,8 +119,11 @@ def rows_and_time(frame: pd.DataFrame) -> Figure:
 
 def conclude(frame: pd.DataFrame) -> str:
     """Say how many rows the pruning that leaves out most saves, and whether rounds are shorter, beyond noise."""
-    k = int(frame["K"].max())
-    part = frame[frame["K"] == k]
+    caught_up = frame[frame["live_rows"] > 0]
+    if caught_up["prune"].str.fullmatch("none(, .*)?").all():
+        return f"No run here prunes a catch-up step, so nothing is said of rows. {_times(frame)}"
+    k = int(caught_up["K"].max())
+    part = caught_up[caught_up["K"] == k]
     least = part[part["catchup_rows"] == part["catchup_rows"].min()].iloc[-1]
     most = part["catchup_rows"].max()
     computed, unpruned, live = (number(value, 1) for value in (least["catchup_rows"], most, least["live_rows"]))

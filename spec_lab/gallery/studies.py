@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,32 +11,66 @@ from typing import TYPE_CHECKING
 from spec_lab.errors import UserError
 from spec_lab.record.runs import Run, find_runs, run_folders
 from spec_lab.report import origin
+from spec_lab.report.differing import knob_value, telling_apart
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def load_study(folder: str | os.PathLike[str], experiment: str) -> list[Run]:
-    """Load the finished runs of `experiment=...` in the folder or below: of several sweeps, those of the newest.
+Folders = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+"""A folder of runs, or above some, or a list of such folders."""
+
+
+def load_study(folders: Folders, experiment: str) -> list[Run]:
+    """Load finished runs: all that a list of folders holds; of one folder the newest sweep of `experiment=...` in it or
+    below, and where there is none the newest run and those beside it.
 
     Raises:
         UserError: there is none.
     """
-    runs = [run for run in finished_runs(folder) if run.summary["choices"].get("experiment") == experiment]
+    runs = finished_runs(folders)
     if not runs:
         raise UserError(
-            f"{folder}: no finished run of experiment={experiment} in it; "
-            f"make them with python -m spec_lab experiment={experiment}"
+            f"{named(folders)}: no finished run in it; make them with python -m spec_lab experiment={experiment}"
         )
-    newest = runs[-1].folder.parent
-    return [run for run in runs if run.folder.parent == newest]
+    if not isinstance(folders, str | os.PathLike):
+        return runs
+    asked = [run for run in runs if run.summary["choices"].get("experiment") == experiment] or runs
+    newest = asked[-1].folder.parent
+    return [run for run in asked if run.folder.parent == newest]
 
 
-def finished_runs(folder: str | os.PathLike[str]) -> list[Run]:
-    """Find the finished runs in the folder or below, the oldest first; none where there is no such folder."""
-    if next(run_folders(Path(folder)), None) is None:
-        return []
-    return [run for run in find_runs([Path(folder)]) if run.summary["status"] == "finished"]
+def finished_runs(folders: Folders) -> list[Run]:
+    """Find the finished runs in a folder or below, or in each of a list, the oldest first; none where there is no such
+    folder."""
+    there = [folder for folder in _paths(folders) if next(run_folders(folder), None) is not None]
+    return [run for run in find_runs(there) if run.summary["status"] == "finished"] if there else []
+
+
+def _paths(folders: Folders) -> list[Path]:
+    return [Path(folders)] if isinstance(folders, str | os.PathLike) else [Path(folder) for folder in folders]
+
+
+def named(folders: Folders) -> str:
+    """Say where one looked."""
+    return ", ".join(map(str, _paths(folders)))
+
+
+def told_apart(runs: Sequence[Run], names: Sequence[str]) -> list[str]:
+    """Return the `names` of runs, with the options and knobs in which those of one name and one K differ."""
+    summaries = [run.summary for run in runs]
+    groups = sorted({group for summary in summaries for group in summary["choices"]} - {"experiment"})
+    found = list(names)
+    for group in groups:
+        options = [summary["choices"].get(group, "") for summary in summaries]
+        alike: dict[tuple[str, int | None], set[str]] = defaultdict(set)
+        for name, summary, option in zip(found, summaries, options, strict=True):
+            alike[name, summary["num_draft_tokens"]].add(option)
+        if any(len(each) > 1 for each in alike.values()):
+            found = [", ".join(filter(None, pair)) for pair in zip(found, options, strict=True)]
+    knobs = telling_apart(summaries, [(n, s["num_draft_tokens"]) for n, s in zip(found, summaries, strict=True)])
+    values = [[f"{knob}={knob_value(summary, knob)}" for knob in knobs] for summary in summaries]
+    return [", ".join([name, *more]) for name, more in zip(found, values, strict=True)]
 
 
 def describe(runs: Sequence[Run]) -> str:

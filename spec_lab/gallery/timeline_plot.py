@@ -1,7 +1,7 @@
-"""The figure of rounds as timelines, a graph mode below the other, each as long as the figure is wide.
+"""The figure of rounds as timelines, a graph mode below the other, in one scale.
 
-Profiled rounds are of several runs, each of its own minutes: how long they are beside each other says more of the
-machine than of the modes. So the lengths are written, and the bands show what a round is made of.
+A profiler makes launches long, and runs are of other minutes. So a band is as long as its mode's round is without the
+profiler, over an eager round that took turns with it, and shows what the profiled round is made of.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from spec_lab.gallery.timeline import RoundTimeline, Stretch, is_replay
 from spec_lab.record.time_metrics import STAGES
 from spec_lab.record.trace import REPLAY_PREFIX
 from spec_lab.record.wording import number, percent
+from spec_lab.report.graph_table import time_to_eager
+from spec_lab.report.known_options import EAGER
 from spec_lab.report.plots import PALETTE, open_figure
 
 if TYPE_CHECKING:
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
 LANES = ("stages", "launches", "work")
 WORK_COLOUR, GAP_COLOUR, LAUNCH_COLOUR, REPLAY_COLOUR = "0.25", "#f3c6c0", "0.45", "black"
 SHORTEST_NAMED = 0.055
-"""A stage is named in its bar where that is at least this share of the round."""
+"""A stage is named in its bar where that is at least this share of the longest round."""
 
 
 def rounds_as_timelines(rounds: Sequence[ModeRound]) -> Figure:
@@ -31,15 +33,18 @@ def rounds_as_timelines(rounds: Sequence[ModeRound]) -> Figure:
     (a thin line each, a thick one for a replay), and when anything runs (dark) or nothing does (light red)."""
     from matplotlib.patches import Patch
 
+    lengths, scale = _lengths(rounds)
+    longest = max(lengths)
     with open_figure(height=1.0 + 1.0 * len(rounds), width=10.0) as (figure, axes):
-        for place, each in enumerate(rounds):
-            _draw(axes, each.timeline, 4.0 * place)
+        for place, (each, length) in enumerate(zip(rounds, lengths, strict=True)):
+            unit = length / each.timeline.length_us
+            _draw(axes, each.timeline, 4.0 * place, unit, shortest_named=SHORTEST_NAMED * longest)
             axes.annotate(_title(each), (0, 4.0 * place - 0.62), va="bottom", fontsize="medium")
         middles = [4.0 * place + lane for place in range(len(rounds)) for lane in range(len(LANES))]
         axes.set_yticks(middles, LANES * len(rounds), fontsize="x-small")
         axes.set_ylim(4.0 * len(rounds) - 1.3, -1.6)
-        axes.set_xlim(0, 100)
-        axes.set(xlabel="percent of the round")
+        axes.set_xlim(0, longest)
+        axes.set(xlabel=scale)
         axes.grid(visible=False, axis="y")
         works = "a kernel or a copy runs" if rounds[0].timeline.on_gpu else "an operator runs"
         handles = [Patch(color=WORK_COLOUR, label=works), Patch(color=GAP_COLOUR, label="nothing runs")]
@@ -51,29 +56,43 @@ def rounds_as_timelines(rounds: Sequence[ModeRound]) -> Figure:
 def _title(each: ModeRound) -> str:
     timeline = each.timeline
     idle = percent(timeline.idle_share, 0)
-    lengths = f"{timeline.length_us / 1e3:.1f} ms under the profiler, {number(each.summary['round_ms'], 1)} timed"
+    lengths = f"{number(each.summary['round_ms'], 1)} ms, {timeline.length_us / 1e3:.1f} under the profiler"
     return f"{each.mode}: {number(each.launches, 0)} launches, {idle} of it idle; {lengths}"
 
 
-def _draw(axes: Axes, timeline: RoundTimeline, top: float) -> None:
-    colours, percents = _colours(), 100 / timeline.length_us
+def _lengths(rounds: Sequence[ModeRound]) -> tuple[list[float], str]:
+    """Return how long a round of each mode is, and the scale: over eager's, where each took turns with it."""
+    pairs = [(each.mode, time_to_eager(each.summary)) for each in rounds]
+    over = [1.0 if mode == EAGER else None if ratio is None else ratio.value for mode, ratio in pairs]
+    told = [value for value in over if value is not None]
+    if len(told) == len(rounds) > 1:
+        return told, "time of a round over eager's, in turns without the profiler"
+    timed = [each.summary["round_ms"] or each.timeline.length_us / 1e3 for each in rounds]
+    return timed, "milliseconds of a round without the profiler"
+
+
+def _draw(axes: Axes, timeline: RoundTimeline, top: float, unit: float, shortest_named: float) -> None:
+    colours = _colours()
     for stage in timeline.stages:
-        _draw_stage(axes, stage, top, colours, percents)
+        length = _draw_stage(axes, stage, top, colours, unit)
+        if length > shortest_named:
+            middle = stage.start_us * unit + length / 2
+            axes.annotate(stage.name, (middle, top), ha="center", va="center", fontsize="x-small")
     for replays, colour, width in ((False, LAUNCH_COLOUR, 0.3), (True, REPLAY_COLOUR, 2.5)):
-        starts = [each.start_us * percents for each in timeline.launches if is_replay(each.name) == replays]
+        starts = [launch.start_us * unit for launch in timeline.launches if is_replay(launch.name) == replays]
         axes.vlines(starts, top + 1 - 0.4, top + 1 + 0.4, color=colour, linewidth=width)
     for pieces, colour in ((timeline.gaps, GAP_COLOUR), (timeline.work, WORK_COLOUR)):
-        spans = [(start * percents, (end - start) * percents) for start, end in pieces]
+        spans = [(start * unit, (end - start) * unit) for start, end in pieces]
         axes.broken_barh(spans, (top + 2 - 0.4, 0.8), facecolors=colour, linewidth=0)
 
 
-def _draw_stage(axes: Axes, stage: Stretch, top: float, colours: dict[str, Any], percents: float) -> None:
+def _draw_stage(axes: Axes, stage: Stretch, top: float, colours: dict[str, Any], unit: float) -> float:
+    """Draw the bar of a stage, and return its length."""
     name = stage.name.removeprefix(REPLAY_PREFIX)
-    start, length = stage.start_us * percents, (stage.end_us - stage.start_us) * percents
+    start, length = stage.start_us * unit, (stage.end_us - stage.start_us) * unit
     edge = {"edgecolor": "black", "linewidth": 1.2} if is_replay(stage.name) else {"linewidth": 0}
     axes.barh(top, length, left=start, height=0.8, color=colours.get(name, "0.8"), **edge)
-    if length > 100 * SHORTEST_NAMED:
-        axes.annotate(stage.name, (start + length / 2, top), ha="center", va="center", fontsize="x-small")
+    return length
 
 
 def _colours() -> dict[str, Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib import import_module, metadata
+from inspect import iscoroutinefunction
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 ENTRY_POINTS = "spec_lab.extensions"
 """The group under which an installed package names its module."""
+ENDINGS = (Exception, SystemExit, GeneratorExit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +62,13 @@ class Extension:
         register = getattr(self.module, "register", None)
         if not callable(register):
             raise UserError(f"extensions: {self.name} has no function register(registry); docs/extend.md shows one")
+        if iscoroutinefunction(register):
+            raise UserError(f"extensions: {self.name}.register is async, and nobody awaits it; write def register")
         try:
             register(registry)
         except UserError:
             raise
-        except (Exception, SystemExit) as error:
+        except ENDINGS as error:
             raise UserError(f"extensions: {self.name}.register fails ({describe_error(error)}); mend it") from error
 
 
@@ -97,11 +101,11 @@ def _import(name: str) -> ModuleType:
                 f"extensions: there is no module {name}; install it, or put the folder that holds it on PYTHONPATH"
             ) from error
         raise _broken(name, error) from error
-    except (Exception, SystemExit) as error:
+    except ENDINGS as error:
         raise _broken(name, error) from error
 
 
-def _broken(name: str, error: Exception | SystemExit) -> UserError:
+def _broken(name: str, error: BaseException) -> UserError:
     remedy = f'python -c "import {name}" shows where'
     if isinstance(error, SystemExit):  # Python shows no place of it
         remedy = "it must not end the process; mend it"

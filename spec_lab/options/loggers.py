@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from spec_lab.menu.choices import LoggerMode
 from spec_lab.menu.config import LoggerConfig, RunConfig, knob
 from spec_lab.menu.option import LoggerOption
-from spec_lab.record.wandb_settings import entity_problem, key_problem, project_problem, settings_problem
+from spec_lab.record.wandb_settings import entity_problem, group_problem, key_problem, project_problem, settings_problem
 
 if TYPE_CHECKING:
     from spec_lab.record.sinks import Sink
@@ -50,6 +50,7 @@ def wandb_takes_it(config: RunConfig) -> str | None:
     return (
         project_problem(logger.project)
         or entity_problem(logger.entity)
+        or group_problem(logger.group)
         or settings_problem()
         or key_problem(logger.mode)
     )

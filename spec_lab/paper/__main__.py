@@ -15,6 +15,7 @@ import shlex
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -72,7 +73,8 @@ def _run_and_print(study: PaperStudy, options: argparse.Namespace, command: str)
     from spec_lab.paper.runs import finished_runs
     from spec_lab.program.folder import display
 
-    ended = study.run()
+    with redirect_stdout(sys.stderr):  # so that what goes to a file is the tables alone
+        ended = study.run()
     runs = finished_runs(ended)
     counts = Counter(each.outcome.status for each in ended)
     if not runs:

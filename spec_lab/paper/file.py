@@ -199,6 +199,6 @@ def _speed(path: Path, value: Any, lines: Sequence[Line]) -> SpeedPart:
 
 
 def _mapping(path: Path, place: str, value: Any) -> Mapping[str, Any]:
-    if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
+    if not isinstance(value, dict) or not all(isinstance(key, str) and key.strip() for key in value):
         raise UserError(f"{path}: {place} must hold names with what belongs to each, as conf/paper/pocket.yaml does")
     return value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,7 +88,7 @@ def preview(study: PaperStudy) -> tuple[list[str], bool]:
         refused |= reason is not None
         seconds += [] if ran is None else [ran]
         state = "" if ran is None else " (has run)"
-        lines.append(f"[{number}] {' '.join(cell.overrides)}{state}")
+        lines.append(f"[{number}] {shlex.join(cell.overrides)}{state}")
         lines += [] if reason is None else [f"    refused: {one_line(reason)}"]
     return [_how_long(study, seconds), *lines], refused
 

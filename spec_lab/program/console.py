@@ -22,6 +22,7 @@ class PatientFile(io.FileIO):
     def __init__(self, descriptor: int, name: str) -> None:
         super().__init__(descriptor, "w", closefd=False)
         self.name = name
+        self.lost: OSError | None = None
 
     def write(self, data: ReadableBuffer, /) -> int:
         try:
@@ -32,8 +33,16 @@ class PatientFile(io.FileIO):
             os.close(nowhere)
             if not isinstance(error, BrokenPipeError):
                 error.filename = self.name
+                self.lost = error
                 raise
             return memoryview(data).nbytes
+
+
+def raise_lost(stream: TextIO) -> None:
+    """Raise again what kept a `PatientFile` from writing: Hydra takes errors while it flushes logs, and goes on."""
+    lost = getattr(getattr(getattr(stream, "buffer", None), "raw", None), "lost", None)
+    if lost is not None:
+        raise lost
 
 
 @contextmanager

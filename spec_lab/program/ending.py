@@ -22,7 +22,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NoReturn
 
 from spec_lab.errors import Trouble, UserError, behind, is_interruption, is_of_composing, one_line, trouble_of
-from spec_lab.program.console import patient_console
+from spec_lab.program.console import patient_console, raise_lost
 
 if TYPE_CHECKING:
     from spec_lab.program.options import Menu
@@ -44,6 +44,7 @@ def guarded(run: Callable[[], int | None], menu: Menu | None = None, interrupted
             code = run()
             if sys.stdout is not None:
                 sys.stdout.flush()
+                raise_lost(sys.stdout)
             return code or 0
         except KeyboardInterrupt:
             status = "interrupted"

@@ -26,6 +26,8 @@ PLACE = re.compile(r"In '(?P<option>[^']+)': ")
 UNMATCHED = re.compile(r"Could not override '(?P<name>[^'@]+)")
 NO_SCHEMA = re.compile(r"In '(?P<option>[^']+)': Could not load '(?P<schema>schema/[^']+)'")
 NO_OPTION = re.compile(r"In '(?P<place>[^']+)': Could not (find|load) '")
+INTERVAL = "BasicSweeper does not support sweep type"
+"""Hydra's own sweeper says so of an interval alone."""
 LAYOUT = "KEY: VALUE on lines of its own, below a line '# @package _global_' where it sets keys of several groups"
 LOADER = "hydra._internal.config_loader_impl"
 DEFAULTS_LISTS = "hydra._internal.defaults_list"
@@ -47,6 +49,8 @@ def explain(error: Exception, menu: Menu | None = None) -> str:
     if first.startswith("Ambiguous value for argument"):
         argument = first.split("'")[1]
         return f"{argument} gives several values; add -m to run them all"
+    if first.startswith(INTERVAL):
+        return "interval(...) has no number of values; sweep some, as in KEY=0.1,0.5 or KEY=range(0,1,0.1)"
     no_option = NO_OPTION.match(first)
     if no_option and isinstance(error, MissingConfigException):
         return _missing_option(error, no_option["place"], menu)

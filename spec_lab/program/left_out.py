@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 from omegaconf import DictConfig, OmegaConf
 
+from spec_lab.errors import UserError
 from spec_lab.program.options import run_menu
 from spec_lab.program.overrides import check_overrides
 
@@ -27,7 +28,10 @@ def cell_left_out(composed: DictConfig, choices: Mapping[str, str | None]) -> st
 
 def _is_cell(cell: str, composed: DictConfig, choices: Mapping[str, str | None]) -> bool:
     conditions = cell.split()
-    check_overrides(conditions, menu=run_menu(tuple(composed.extensions)))
+    try:
+        check_overrides(conditions, menu=run_menu(tuple(composed.extensions)))
+    except UserError as error:
+        raise UserError(f"leave_out, '{cell}': {error}") from error
     return all(_value(text.partition("=")[0], composed, choices) == text.partition("=")[2] for text in conditions)
 
 

@@ -23,7 +23,7 @@ from spec_lab.errors import UserError
 from spec_lab.menu.nearest import hint, nearest, one_of
 from spec_lab.menu.registry import KNOBS
 from spec_lab.program.flags import DRY_RUN_FLAG, FLAGS_THAT_ADD_OPTIONS, split_flags
-from spec_lab.program.options import Key, Menu, conf_folder, run_menu
+from spec_lab.program.options import Group, Key, Menu, conf_folder, run_menu
 from spec_lab.program.points import with_points
 
 LIST_OF_LISTS = "list[list["
@@ -137,10 +137,8 @@ def _check_sign(override: Override, menu: Menu) -> None:
 
 def _check_option(override: Override, menu: Menu, may_add_options: bool) -> None:
     group = menu.groups[override.key_or_group]
-    if override.value_type is ValueType.GLOB_CHOICE_SWEEP and not may_add_options:
-        pattern: Any = override.value()  # Hydra's annotation leaves its own Glob out
-        if not pattern.filter(list(group.options)):
-            raise UserError(f"{override.input_line} comes to no job; {group.name} takes {', '.join(group.options)}")
+    if override.is_sweep_override() and not may_add_options and not swept_options(override, group):
+        raise UserError(f"{override.input_line} comes to no job; {group.name} takes {', '.join(group.options)}")
     for option in _values(override):
         if not isinstance(option, str):
             raise UserError(f"{override.input_line}: {group.name} takes one of {', '.join(group.options)}")
@@ -149,6 +147,14 @@ def _check_option(override: Override, menu: Menu, may_add_options: bool) -> None
             suggestion = hint(near) if near else f"; it takes one of {', '.join(group.options)}"
             said = f"{override.input_line}: {group.name} has no option {option}{suggestion}"
             raise UserError(with_extensions(said, group.name, menu))
+
+
+def swept_options(override: Override, group: Group) -> list[str]:
+    """Return the options that a sweep of a group comes to."""
+    if override.value_type is ValueType.GLOB_CHOICE_SWEEP:
+        pattern: Any = override.value()  # Hydra's annotation leaves its own Glob out
+        return list(pattern.filter(list(group.options)))
+    return [str(option) for option in _values(override)]
 
 
 def with_extensions(said: str, name: str, menu: Menu) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+from spec_lab.errors import UserError, describe_os_error
 from spec_lab.record.row_schema import RequestRow, RoundRow
 from spec_lab.record.schema import Summary
 
@@ -18,6 +19,7 @@ REQUESTS_FILE = "requests.jsonl"
 ROUNDS_FILE = "rounds.jsonl"
 SWEEP_FILE = "sweep.json"
 """Says how many jobs a sweep had and how they ended, written when the last has: a sweep without it was killed."""
+OF_A_RECORD = (SUMMARY_FILE, CONFIG_FILE, REQUESTS_FILE, ROUNDS_FILE, SWEEP_FILE)
 
 
 class Sink(Protocol):
@@ -107,6 +109,20 @@ def write_config(path: Path, config: Mapping[str, Any]) -> None:
     replace_text(path, OmegaConf.to_yaml(OmegaConf.create(dict(config))))
 
 
+def write_asked(flag: str, path: Path, text: str) -> None:
+    """Write the file that was named behind `flag`.
+
+    Raises:
+        UserError: it cannot be written, or is part of a record.
+    """
+    if path.name in OF_A_RECORD and path.exists():
+        raise UserError(f"{flag}={path} is part of a record, which this would destroy; name another file")
+    try:
+        replace_text(path, text)
+    except OSError as error:
+        raise UserError(f"{flag}={path} cannot be written ({describe_os_error(error)}); name another file") from error
+
+
 def replace_text(path: Path, text: str) -> None:
     """Do what `replace_bytes` does with text."""
     replace_bytes(path, text.encode())
@@ -116,7 +132,12 @@ def replace_bytes(path: Path, content: bytes) -> None:
     """Write a file so that a reader, or a kill, finds the old one or the new one, never a part.
 
     One process writes a file, so the name is fixed: what a kill left under it is written over by the next write.
+
+    Raises:
+        OSError: it cannot be written, or something else has its name, such as a device, whose place a file would take.
     """
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
     if path.name in ("", ".."):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     temporary = path.with_name(f".{path.name}.tmp")

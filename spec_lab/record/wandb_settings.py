@@ -39,6 +39,14 @@ def entity_problem(entity: str | None) -> str | None:
     )
 
 
+def group_problem(group: str | None) -> str | None:
+    """Say why W&B would not take the name of a group."""
+    if group is None or (group.strip() and group.isprintable() and len(group) <= LONGEST_PROJECT):
+        return None
+    limits = f"1 to {LONGEST_PROJECT} printable characters"
+    return f"logger.group={shown(group[:LONGEST_PROJECT])} is no name of a W&B group ({limits}); use logger.group=null"
+
+
 def load_settings() -> Any:
     """Return W&B's settings as its environment variables and files have them.
 

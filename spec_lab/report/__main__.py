@@ -27,7 +27,7 @@ from spec_lab.program.arguments import LineParser
 from spec_lab.program.ending import EXIT_CODES, guarded
 from spec_lab.program.sweep_lock import was_left
 from spec_lab.record.runs import Run, search_runs
-from spec_lab.record.sinks import replace_text
+from spec_lab.record.sinks import write_asked
 from spec_lab.report.comparable import NumberedRun, comparable_sets, numbered, refusals, sets_of_standards
 from spec_lab.report.cost_table import Cost, format_costs, read_costs
 from spec_lab.report.drafter_table import Cell, format_comparison, read_comparisons
@@ -221,17 +221,11 @@ def _write_html(
     finished = [run.summary for run in runs if run.summary["status"] == "finished"]
     drawings = [*_all_drawings(found, knobs), *(run_drawings(finished[-1]) if finished else ())]
     page = html_report(runs, [part.compared for part in found], [part.costs for part in found], drawings, remarks)
-    try:
-        replace_text(path, page)
-    except OSError as error:
-        raise UserError(f"--html={path} cannot be written ({describe_os_error(error)}); name another file") from error
+    write_asked("--html", path, page)
 
 
 def _write_csv(runs: Sequence[Run], path: Path) -> list[str]:
-    try:
-        replace_text(path, frame_of(runs).to_csv(index=False))
-    except OSError as error:
-        raise UserError(f"--csv={path} cannot be written ({describe_os_error(error)}); name another file") from error
+    write_asked("--csv", path, frame_of(runs).to_csv(index=False))
     return [f"table: {path}"]
 
 

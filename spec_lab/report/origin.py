@@ -37,6 +37,8 @@ def describe(summaries: Sequence[Summary]) -> str:
 def signed(figure: Figure, summaries: Sequence[Summary]) -> Figure:
     """Write below a figure what it is of. It stands outside, so whoever saves the figure asks for a tight box."""
     names = ", ".join(dict.fromkeys(summary["name"] for summary in summaries))
+    if len(summaries) == 1:
+        names = f"{names} ({run_words(summaries[0])})"
     width = int(LETTERS_AN_INCH * figure.get_size_inches()[0])
     if figure.legends:
         figure.draw_without_rendering()

@@ -16,11 +16,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from spec_lab.errors import UserError, describe_os_error
+from spec_lab.errors import UserError
 from spec_lab.program.arguments import LineParser
 from spec_lab.program.ending import EXIT_CODES, guarded
 from spec_lab.record.reading import read_request_rows, read_summary
-from spec_lab.record.sinks import replace_text
+from spec_lab.record.sinks import write_asked
 from spec_lab.record.wording import number
 from spec_lab.report.table import format_table
 from spec_lab.show.html import page
@@ -53,10 +53,7 @@ def _show(options: argparse.Namespace) -> int:
     if options.html is None:
         print(format_request(request, wants_colour(sys.stdout)))
         return EXIT_CODES["finished"]
-    try:
-        replace_text(options.html, page(request))
-    except OSError as error:
-        raise UserError(f"--html={options.html} cannot be written ({describe_os_error(error)})") from error
+    write_asked("--html", options.html, page(request))
     print(options.html)
     return EXIT_CODES["finished"]
 

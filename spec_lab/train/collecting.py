@@ -8,6 +8,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from spec_lab.checkpoints.eagle3_config import default_tap_layer_inputs
 from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.checkpoints.json_input import read_json
 from spec_lab.checkpoints.taps import SPELLINGS, Tap, taps_of_inputs
 from spec_lab.errors import UserError
 from spec_lab.train.collect_config import CollectConfig
@@ -34,7 +36,8 @@ def collect(path: Path, config: CollectConfig) -> Path:
     Raises:
         UserError: the texts are another target's, a layer is not there, or the disk has no room.
     """
-    model, output = read_model_config(path), Path(config.output_dir)
+    device, output = training_device(config.device), Path(config.output_dir)
+    model = read_model_config(path)
     texts: Texts = read_texts(Path(config.texts), path)
     texts = texts.take(torch.arange(min(len(texts), config.num_texts or len(texts))))
     taps = taps_of(config, model.num_layers)
@@ -50,10 +53,11 @@ def collect(path: Path, config: CollectConfig) -> Path:
         "weights": texts.header.written_by.weights,
         "layers": {name: spelling.write(taps) for name, spelling in SPELLINGS.items()},
         "final_hidden": "behind the last norm",
+        "num_texts": len(texts),
+        "tokens_per_file": config.tokens_per_file,
     }
-    write_json(output / "header.json", header)
+    _begin(output / "header.json", header)
     longest = int(texts.lengths.max())
-    device = training_device(config.device)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     target = FrozenTarget.load(path, device, dtype, longest)
     for number, part in enumerate(parts_of(texts, config.tokens_per_file)):
@@ -65,15 +69,26 @@ def collect(path: Path, config: CollectConfig) -> Path:
     return output
 
 
+def _begin(file: Path, header: dict[str, Any]) -> None:
+    """Write the header, or find that what lies there goes on.
+
+    Raises:
+        UserError: something else lies there: texts, or states of other layers or texts.
+    """
+    if file.exists() and read_json(file) != header:
+        raise UserError(f"output_dir={file.parent} has a header.json of something else; name a folder of its own")
+    write_json(file, header)
+
+
 def taps_of(config: CollectConfig, num_layers: int) -> tuple[Tap, ...]:
     """Return the layers whose outputs are kept."""
     if not config.layers:
         return taps_of_inputs(default_tap_layer_inputs(num_layers))
     for layer in config.layers:
-        if layer >= num_layers - 1:
+        if layer >= num_layers - 1 or config.layers.count(layer) > 1:
             raise UserError(
-                f"layers={config.layers}: a layer is one of 0 to {num_layers - 2}, or -1 for the embedding; behind the "
-                "last one stands the last state, which is always kept"
+                f"layers={config.layers}: each is one of 0 to {num_layers - 2}, or -1 for the embedding, named once; "
+                "behind the last one stands the last state, which is always kept"
             )
     return tuple(Tap(layer) for layer in sorted(config.layers))
 

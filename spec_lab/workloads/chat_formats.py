@@ -28,7 +28,8 @@ ROLES: Mapping[str, str] = {
     "developer": "system",
 }
 """What a file calls who speaks, in the roles of a chat template."""
-SHARED_KEYS = ("id", "category", "answer", "checker", "system", "num_draft_tokens")
+TOLD = ("answer", "checker", "system", "num_draft_tokens")
+SHARED_KEYS = ("id", "category", *TOLD)
 """Keys that a line of any format may have."""
 FORMATS: Mapping[str, tuple[str, ...]] = {
     "prompt": ("prompt", "form"),
@@ -38,6 +39,7 @@ FORMATS: Mapping[str, tuple[str, ...]] = {
     "task_id": ("task_id", "prompt", "entry_point", "canonical_solution", "test"),
 }
 """The key that a format is known by, with all of its own."""
+TURN_KEYS = ("role", "content", "from", "value")
 MARKED_ANSWER = re.compile(r"####\s*(.+?)\s*$")
 CODE, MATHS = "humaneval", "gsm8k"
 
@@ -51,7 +53,7 @@ class Turns:
     answer: Any = None
     checker: str | None = None
     category: str | None = None
-    prompt_id: str | None = None
+    prompt_id: Any = None
     form: Form = "chat"
 
 
@@ -65,9 +67,13 @@ def refuse_unknown(row: Mapping[str, Any], place: str) -> None:
     known = known_keys(row)
     for key in row:
         if key not in known:
-            near = nearest(str(key), known)
-            remedy = f"; did you mean {near}?" if near else f"; a line is read for {', '.join(known)}"
-            raise UnusablePrompt(f"{place}: nothing reads `{one_line(key)}`{remedy}")
+            raise _nothing_reads(key, known, place, "a line")
+
+
+def _nothing_reads(key: object, known: Sequence[str], place: str, whole: str) -> UnusablePrompt:
+    near = nearest(str(key), known)
+    remedy = f"did you mean {near}?" if near else f"{whole} is read for {', '.join(known)}"
+    return UnusablePrompt(f"{place}: nothing reads `{one_line(key)}`; {remedy}")
 
 
 def turns_of(row: Mapping[str, Any], place: str) -> Turns | None:
@@ -105,8 +111,7 @@ def _chat(row: Mapping[str, Any], place: str) -> Turns:
             turns.append(text)
     if not turns:
         raise UnusablePrompt(f"{place}: `{key}` has no turn of the user")
-    identity = row.get("conversation_id")
-    return Turns(turns, system=system, prompt_id=identity if isinstance(identity, str) else None)
+    return Turns(turns, system=system, prompt_id=row.get("conversation_id"))
 
 
 def _turn(turn: Any, place: str) -> tuple[str, str]:
@@ -118,14 +123,26 @@ def _turn(turn: Any, place: str) -> tuple[str, str]:
         near = nearest(role, ROLES)
         remedy = f"did you mean {near}?" if near else f"there are {', '.join(ROLES)}"
         raise UnusablePrompt(f"{place} is of the role {one_line(role)}; {remedy}")
+    if ROLES[role] != "assistant":
+        _refuse_unread(said, place)
     return ROLES[role], text
+
+
+def _refuse_unread(turn: Mapping[str, Any], place: str) -> None:
+    """Raise UnusablePrompt for what a turn that is asked says besides its two keys."""
+    named = [key for key in TURN_KEYS if key in turn]
+    if len(named) > 2:
+        raise UnusablePrompt(f"{place} has {', '.join(named)}; give `role` and `content`, or `from` and `value`")
+    for key in turn:
+        if key not in TURN_KEYS:
+            raise _nothing_reads(key, TURN_KEYS, place, "a turn")
 
 
 def _gsm8k(row: Mapping[str, Any], place: str) -> Turns:
     """The answer stands behind #### at the end of the worked one."""
     question, worked = row["question"], row.get("answer")
-    if not isinstance(question, str):
-        raise UnusablePrompt(f"{place}: `question` must be a text")
+    if not isinstance(question, str) or not question.strip():
+        raise UnusablePrompt(f"{place}: `question` must be a text that says something")
     marked = MARKED_ANSWER.search(worked) if isinstance(worked, str) else None
     if marked is None:  # a question with an answer of another kind
         return Turns([question], answer=worked)
@@ -135,8 +152,10 @@ def _gsm8k(row: Mapping[str, Any], place: str) -> Turns:
 def _humaneval(row: Mapping[str, Any], place: str) -> Turns:
     """The beginning of a program, which is continued. No program is run, so that nothing is checked."""
     task, prompt = row["task_id"], row.get("prompt")
-    if not isinstance(task, str) or not isinstance(prompt, str):
-        raise UnusablePrompt(f"{place}: a line of HumanEval needs the texts `task_id` and `prompt`")
+    if not isinstance(task, str) or not isinstance(prompt, str) or not prompt.strip():
+        raise UnusablePrompt(
+            f"{place}: a line of HumanEval needs the texts `task_id` and `prompt`, which say something"
+        )
     return Turns([prompt], category=CODE, prompt_id=task, form="continue")
 
 

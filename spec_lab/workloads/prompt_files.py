@@ -14,7 +14,7 @@ from spec_lab.errors import UserError
 from spec_lab.menu.choices import Unusable
 from spec_lab.menu.config import WorkloadConfig
 from spec_lab.menu.offers import MAX_DRAFT_TOKENS
-from spec_lab.workloads.chat_formats import Turns, refuse_questions, refuse_unknown, turns_of
+from spec_lab.workloads.chat_formats import TOLD, Turns, refuse_questions, refuse_unknown, turns_of
 from spec_lab.workloads.json_lines import TextLine, json_object, text_lines
 from spec_lab.workloads.unusable import UnusablePrompt, keep_usable
 
@@ -93,7 +93,10 @@ def _prompt(line: TextLine, file_name: str) -> Prompt:
     category = row.get("category", asked.category or file_name)
     prompt_id = row.get("id", asked.prompt_id or f"{file_name}-{line.index:04d}")
     if not _is_word(category) or not _is_word(prompt_id) or not _is_answer(answer):
-        raise UnusablePrompt(f"{line.place}: `id`, `category` and `answer` must be a printable text or a number if any")
+        raise UnusablePrompt(
+            f"{line.place}: `id`, `category` and `answer` must be a printable text that says something or a number, if "
+            "any"
+        )
     checker = row.get("checker", asked.checker)
     if checker is not None and (not isinstance(checker, str) or not checker.isidentifier()):
         raise UnusablePrompt(f"{line.place}: `checker` must be a value of workload.checker if any, such as last_number")
@@ -133,19 +136,24 @@ def _draft_tokens(value: Any, place: str) -> int | None:
 
 
 def _question(line: TextLine, file_name: str, most_turns: int | None) -> Prompt:
-    question_id, category, turns = (json_object(line).get(key) for key in ("question_id", "category", "turns"))
+    row = json_object(line)
+    question_id, category, turns = (row.get(key) for key in ("question_id", "category", "turns"))
     texts = turns if isinstance(turns, list) and all(isinstance(turn, str) and turn.strip() for turn in turns) else []
     if not _is_word(question_id) or not _is_word(category) or not texts:
         raise UnusablePrompt(
             f"{line.place}: a question needs question_id, category and turns, a list of texts that say something, the "
             "names printable"
         )
+    if unread := [key for key in TOLD if key in row]:
+        raise UnusablePrompt(
+            f"{line.place}: nothing reads `{unread[0]}` of a question; workload=jsonl does, of `messages`"
+        )
     later_turns = tuple(texts[1:most_turns])
     return Prompt(f"{file_name}-{question_id}", str(category), "chat", texts[0], None, later_turns, place=line.place)
 
 
 def _is_word(value: Any) -> bool:
-    return (isinstance(value, str) and value.isprintable()) or is_integer(value)
+    return (isinstance(value, str) and value.isprintable() and bool(value.strip())) or is_integer(value)
 
 
 def _is_answer(value: Any) -> bool:

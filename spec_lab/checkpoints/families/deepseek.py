@@ -91,7 +91,7 @@ def _read(config: Mapping[str, Any], source: str, family: str, defaults: Mapping
         family=family,
         vocab_size=vocab_size,
         hidden_size=fields.integer("hidden_size"),
-        rms_norm_eps=fields.number("rms_norm_eps"),
+        rms_norm_eps=fields.epsilon("rms_norm_eps"),
         max_position_embeddings=max_positions,
         tie_word_embeddings=fields.flag("tie_word_embeddings"),
         layers=tuple(replace(plan, experts=experts) if sparse else plan for sparse in is_sparse),

@@ -150,7 +150,7 @@ def _model(fields: ConfigFields, family: str, layers: tuple[LayerPlan, ...]) -> 
         family=family,
         vocab_size=vocab_size,
         hidden_size=fields.integer("hidden_size"),
-        rms_norm_eps=fields.number("rms_norm_eps"),
+        rms_norm_eps=fields.epsilon("rms_norm_eps"),
         max_position_embeddings=fields.integer("max_position_embeddings"),
         tie_word_embeddings=fields.flag("tie_word_embeddings"),
         layers=layers,

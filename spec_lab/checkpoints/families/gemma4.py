@@ -47,7 +47,7 @@ def read_gemma4(config: dict[str, Any], source: str) -> ModelConfig:
         family=FAMILY,
         vocab_size=vocab_size,
         hidden_size=hidden_size,
-        rms_norm_eps=text.number("rms_norm_eps", 1e-6),
+        rms_norm_eps=text.epsilon("rms_norm_eps", 1e-6),
         max_position_embeddings=text.integer("max_position_embeddings", 131_072),
         tie_word_embeddings=text.flag("tie_word_embeddings", outer.flag("tie_word_embeddings", True)),
         layers=_layers(text),

@@ -86,7 +86,7 @@ def _read(config: dict[str, Any], source: str, defaults: Mapping[str, Any], has_
         family="hybrid",
         vocab_size=vocab_size,
         hidden_size=fields.integer("hidden_size"),
-        rms_norm_eps=fields.number("rms_norm_eps", 1e-6),
+        rms_norm_eps=fields.epsilon("rms_norm_eps", 1e-6),
         max_position_embeddings=max_positions,
         tie_word_embeddings=whole.flag("tie_word_embeddings", fields.flag("tie_word_embeddings")),
         layers=_layers(fields, max_positions, has_experts),

@@ -45,7 +45,7 @@ def _read(fields: ConfigFields, family: Family) -> ModelConfig:
         family=family,
         vocab_size=vocab_size,
         hidden_size=fields.integer("hidden_size"),
-        rms_norm_eps=fields.number("rms_norm_eps", 1e-6),
+        rms_norm_eps=fields.epsilon("rms_norm_eps", 1e-6),
         max_position_embeddings=max_positions,
         tie_word_embeddings=fields.flag("tie_word_embeddings"),
         layers=tuple(replace(plan, window=window) for window in _layer_windows(fields, num_layers, family)),

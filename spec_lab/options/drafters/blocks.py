@@ -67,7 +67,9 @@ class BlockDrafterConfig(TrainedDrafterConfig):
     block_size: int | None = knob(None, "rows of a block of random weights; null is 8", least=2, most=64)
     num_layers: int | None = knob(None, "layers of a body of random weights; null is 2", least=1, most=64)
     head_rank: int | None = knob(None, "width of the factors of a head of random weights; null is 256", least=1)
-    head_topk: int | None = knob(None, "tokens that a head of random weights scores in a slot; null is 16", least=1)
+    head_topk: int | None = knob(
+        None, "tokens that a head of random weights scores in a slot; null is 16", least=1, most=256
+    )
     markov_form: Form = knob(Form.vanilla, "how a Markov head reads the token before")
 
 
