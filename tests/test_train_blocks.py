@@ -142,13 +142,26 @@ def test_a_head_on_a_trained_body_begins_as_that_body(target: tuple[Path, Frozen
 
 
 def test_slots_count_while_the_target_wrote_every_token_from_the_anchor_on() -> None:
-    segments = torch.tensor([[1, 1, 1, 1, 1, 2, 2, 2, 0]])
-    supervised = torch.tensor([[0, 0, 1, 1, 1, 0, 1, 1, 0]]).bool()
-    places = torch.tensor([[0, 1, 2, 3, 4, 0, 1, 2, 0]])
+    segments = torch.tensor([[1, 1, 1, 1, 1, 1, 2, 2, 2, 0]])
+    supervised = torch.tensor([[0, 0, 1, 1, 0, 1, 0, 1, 1, 0]]).bool()  # a second turn begins at column 5
+    places = torch.tensor([[0, 1, 2, 3, 4, 5, 0, 1, 2, 0]])
     rows = PackedRows(torch.zeros_like(segments), segments, places, supervised)
-    assert drawn_anchors(rows, 3, torch.Generator().manual_seed(0)).tolist() == [[2, 3, 6]]
-    counts = counted_slots(rows, torch.tensor([[1, 2, 3, 4, 6, 7]]), 3)[0]
-    assert counts.sum(1).tolist() == [0, 2, 1, 0, 1, 0] and counts[1].tolist() == [True, True, False]
+    assert drawn_anchors(rows, 2, torch.Generator().manual_seed(0)).tolist() == [[2, 7]]
+    counts = counted_slots(rows, torch.tensor([[1, 2, 3, 5, 7, 8]]), 3)[0]
+    assert counts.sum(1).tolist() == [0, 1, 0, 0, 1, 0] and counts[1].tolist() == [True, False, False]
+
+
+def test_a_slot_behind_a_token_that_cannot_be_drafted_counts_for_nothing(target: tuple[Path, FrozenTarget]) -> None:
+    _, frozen = target
+    rows = one_text(list(range(3, 30)))
+    losses = []
+    for last in (3, 40):  # of the block [5, 60, last]: 60 cannot be drafted
+        rows.tokens[0, 9:13] = torch.tensor([5, 60, last, last])
+        knobs = BlockTrainingConfig(block_size=4, draft_vocab_size=50)
+        drafter = BlockRecipe(knobs).build(frozen, Counted(torch.arange(50)), 0, [])
+        batch = block_batch(frozen, rows, torch.tensor([[9]]), drafter.config.taps, drafter.num_slots)
+        losses.append(BlockLoss(drafter, frozen, knobs)(*batch.tensors()))
+    assert torch.equal(*losses)
 
 
 @pytest.mark.parametrize("by", Normaliser)
