@@ -59,6 +59,8 @@ FORBIDDEN = [
     ([*BLOCKS, "graph=step_replay"], "drafts a block in one pass", "graph=full_loop"),
     ([*BLOCKS, "graph=round", "prune=catchup"], "prune.catchup=pre_attention gathers", "graph=eager"),
     ([*BLOCKS, "drafter.num_draft_tokens=8"], "more than the 7 drafts", "drafter.num_draft_tokens=7"),
+    ([*BLOCKS, "tree=dynamic", "tree.depth=8"], "more than the 7 drafts", "a tree of depth 7"),
+    ([*BLOCKS, "tree=dynamic", "tree.branches=approximate"], "changes nothing with drafter=dflash", "exact"),
     ([*BLOCKS, "drafter.markov_form=rnn"], "drafter.markov_form=rnn", "leave it out"),
     (["drafter=dspark", "drafter.head_rank=8"], "drafter.head_rank=8", "drafter.weights=random"),
     (["drafter=none", "drafter.num_draft_tokens=3"], "drafter.num_draft_tokens=3", "drafter=eagle3"),
