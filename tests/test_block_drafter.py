@@ -77,7 +77,9 @@ def run_against_slow_block(
     rule = install(engine, SlowBlock(tensors, block, target[1]))
     engine.graph = PaddedGraph(4)
     poison(engine)
-    engine.generate(requests)
+    for record in engine.generate(requests).rounds:
+        parts = [record.stage_seconds[part] for part in ("context", "block", "head")]
+        assert min(parts) > 0 and sum(parts) <= record.stage_seconds["catchup"], "timed apart"
     return rule
 
 

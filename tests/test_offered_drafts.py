@@ -140,23 +140,34 @@ def test_the_enumeration_sees_a_cut_that_knows_the_token(method: str, cut: objec
     assert enumeration_error(models, METHODS[method], PLAIN, cut) > 1e-3  # type: ignore[arg-type]
 
 
-def test_two_tokens_show_the_bias_of_reading_the_drawn_token() -> None:
-    """The target's tokens are equally likely, the drafter's .7 and .3, the threshold is .5.
-
-    A cut by the drawn token offers token 0 alone. It then stands with probability .7 * .5 / .7 where it was drawn, and
-    with .3 * .5 where it was not: .65 in place of .5. A stop by the largest probability offers the draft at which it
-    ends drafting, whatever that is.
+@pytest.mark.parametrize(
+    ("target", "drafter", "behind", "wrong", "biased"),
+    [
+        ([0.5, 0.5], [0.7, 0.3], [[0.7, 0.3], [0.7, 0.3]], by_drawn_token, 0.65),
+        ([0.7, 0.3], [0.5, 0.5], [[0.9, 0.1], [0.5, 0.5]], by_later_confidence, 0.85),
+    ],
+    ids=["the token drawn", "a cut in hindsight"],
+)
+def test_two_tokens_show_the_bias_of_reading_what_is_cut(
+    target: list[float], drafter: list[float], behind: list[list[float]], wrong: object, biased: float
+) -> None:
+    """Of .5 a cut by the drawn token makes .7 * .5 / .7 where token 0 was drawn and offered, and .3 * .5 where token 1
+    was not: .65. Of .7 a cut in hindsight, which offers token 0 alone as the one behind which the drafter is sure,
+    makes .5 + .5 * .7 = .85 (DSpark, appendix A). A stop by the largest probability, before a draft is drawn, makes
+    neither.
     """
-    p, q = (torch.tensor(row, dtype=torch.float64).log() for row in ([0.5, 0.5], [0.7, 0.3]))
-    models = Models([p.expand(2**d, 2) for d in range(4)], [q.expand(2**d, 2) for d in range(4)], 2, 1)
+    p, q = (torch.tensor(row, dtype=torch.float64).log() for row in (target, drafter))
+    drafts = [q.expand(2**d, 2) for d in range(6)]
+    drafts[1] = torch.tensor(behind, dtype=torch.float64).log()
+    models = Models([p.expand(2**d, 2) for d in range(6)], drafts, 2, 2)
 
     def chance_of_token_0(cut: object) -> float:
         after = one_round(empty_prefix(models), models, METHODS["standard"], SamplingParams(1.0), cut)  # type: ignore[arg-type]
-        return float(after[1][0] + after[2].view(2, 2)[0].sum())
+        return sum(float(mass.view(2, -1)[0].sum()) for mass in after[1:])
 
-    assert chance_of_token_0(by_drawn_token) == pytest.approx(0.65, abs=1e-12)
-    assert chance_of_token_0(by_confidence) == pytest.approx(0.5, abs=1e-12)
-    assert chance_of_token_0(none_at_all) == pytest.approx(0.5, abs=1e-12)
+    assert chance_of_token_0(wrong) == pytest.approx(biased, abs=1e-12)
+    for cut in (by_confidence, none_at_all):
+        assert chance_of_token_0(cut) == pytest.approx(target[0], abs=1e-12)
 
 
 @pytest.mark.parametrize("neighbour", [[0.9, 0.8], [0.55, 0.45], [0.1, 0.05]])
