@@ -61,6 +61,22 @@ FORBIDDEN = [
     ([*BLOCKS, "drafter.num_draft_tokens=8"], "more than the 7 drafts", "drafter.num_draft_tokens=7"),
     ([*BLOCKS, "tree=dynamic", "tree.depth=8"], "more than the 7 drafts", "a tree of depth 7"),
     ([*BLOCKS, "tree=dynamic", "tree.branches=approximate"], "changes nothing with drafter=dflash", "exact"),
+    (
+        ["drafter.confidence_temperatures=[1.5,2,2]"],
+        "drafter.confidence_temperatures=[1.5,2.0,2.0] is read with",
+        "leave it out",
+    ),
+    (
+        [*STOP, "drafter.confidence_temperatures=[1.5,2]"],
+        "for each of 3 drafts",
+        "drafter.confidence_temperatures=[1.0,1.0,1.0]",
+    ),
+    (
+        [*STOP, "drafter.confidence_temperatures=[1,0,1]"],
+        "number above 0",
+        "drafter.confidence_temperatures=[1.0,1.0,1.0]",
+    ),
+    ([*STOP, "tree=dynamic", "drafter.confidence_temperatures=[1,2,1]"], "drafts of a chain", "tree=none"),
     ([*BLOCKS, "drafter.markov_form=rnn"], "drafter.markov_form=rnn", "leave it out"),
     (["drafter=dspark", "drafter.head_rank=8"], "drafter.head_rank=8", "drafter.weights=random"),
     (["drafter=none", "drafter.num_draft_tokens=3"], "drafter.num_draft_tokens=3", "drafter=eagle3"),

@@ -258,6 +258,16 @@ def test_survival_is_the_product_from_draft_1_on() -> None:
         assert confidences.survival[slots].tolist() == [[0.5, 0.25, 0.125], [0.25, 0.25, 0.125]]
 
 
+def test_each_draft_has_a_temperature_of_its_own() -> None:
+    """Odds of 4 and of 9 become their root and their square."""
+    confidences = DraftConfidences(2, 2, CPU, temperatures=[2.0, 0.5])
+    slots = torch.tensor([1, 0])
+    confidences.begin(slots, torch.tensor([0.8, 1.0]))
+    confidences.go_on(slots, torch.tensor([0.9, 0.0]), torch.tensor([1]))
+    expected = torch.tensor([[2 / 3, 2 / 3 * 81 / 82], [1.0, 0.0]])
+    torch.testing.assert_close(confidences.survival[slots], expected)
+
+
 def test_drafts_wait_that_were_noted_or_else_expected() -> None:
     """A round of K = 0 lets the drafter catch up, which notes a draft that nobody will verify."""
     slots, active = torch.tensor([1, 0]), torch.ones(2, dtype=torch.bool)

@@ -72,6 +72,7 @@ class BlockDrafts(ABC, Generic[State]):
         self.num_draft_tokens = blocks.num_draft_tokens
         self.requirements = blocks.requirements
         self.blocks = blocks
+        self.cache = blocks.cache
         self._span = span
         self._first_column = torch.zeros(1, dtype=torch.int64, device=blocks.cache.device)
 

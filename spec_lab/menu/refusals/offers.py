@@ -5,6 +5,7 @@ imports no torch.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from functools import wraps
 from typing import Any
@@ -49,6 +50,23 @@ def threshold_is_read(chosen: Chosen) -> str | None:
         f"drafter.stop_threshold={drafter.stop_threshold} is not read by drafter.stop={drafter.stop}; leave it out or "
         "use drafter.stop=confidence"
     )
+
+
+def temperatures_are_read(chosen: Chosen) -> str | None:
+    """There is a temperature above 0 for each draft of a chain, whose confidence something reads."""
+    given, num_drafts = chosen.offers.temperatures, chosen.offers.num_draft_tokens
+    if given is None:
+        return None
+    shown = f"drafter.confidence_temperatures=[{','.join(map(str, given))}]"
+    if not chosen.offers.read_confidences:
+        return f"{shown} is read with drafter.stop=confidence or verify.budget only; leave it out"
+    if chosen.sizes is not None:
+        return f"{shown} is about the drafts of a chain; use tree=none or drafter.confidence_temperatures=null"
+    if len(given) == num_drafts and all(0 < temperature < math.inf for temperature in given):
+        return None
+    fits = ",".join(["1.0"] * num_drafts)
+    remedy = f"use drafter.confidence_temperatures=[{fits}]"
+    return f"{shown} must be a number above 0 for each of {num_drafts} drafts; {remedy}"
 
 
 def there_are_drafts(chosen: Chosen) -> str | None:
@@ -164,6 +182,7 @@ def _where_fewer_are_offered(check: Check) -> Check:
 OFFER_CHECKS: tuple[Check, ...] = (
     schedule_can_be_read,
     threshold_is_read,
+    temperatures_are_read,
     off_is_read,
     a_row_is_left_for_drafts,
     *map(
