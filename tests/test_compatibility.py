@@ -68,13 +68,13 @@ FORBIDDEN = [
     ),
     (
         [*STOP, "drafter.confidence_temperatures=[1.5,2]"],
-        "for each of 3 drafts",
+        "2 temperatures for 3 drafts",
         "drafter.confidence_temperatures=[1.0,1.0,1.0]",
     ),
     (
         [*STOP, "drafter.confidence_temperatures=[1,0,1]"],
-        "number above 0",
-        "drafter.confidence_temperatures=[1.0,1.0,1.0]",
+        "each of them must be above 0",
+        "use drafter.confidence_temperatures=null",
     ),
     ([*STOP, "tree=dynamic", "drafter.confidence_temperatures=[1,2,1]"], "drafts of a chain", "tree=none"),
     ([*BLOCKS, "drafter.markov_form=rnn"], "drafter.markov_form=rnn", "leave it out"),
@@ -498,7 +498,11 @@ def float_knobs(config: Any, prefix: str = "") -> list[tuple[Any, str, str]]:
     return found
 
 
-ALWAYS_FLOATS = ("sampling.temperature", "sampling.top_p", "drafter.stop_threshold", "drafter.off_below")
+ALWAYS_FLOATS = (
+    *("sampling.temperature", "sampling.top_p"),
+    *("drafter.stop_threshold", "drafter.off_below", "drafter.confidence_temperatures"),
+)
+LISTS = ("acceptance.rates", "drafter.confidence_temperatures")
 RULES_WITH_FLOATS: dict[str, set[str]] = {
     "relaxed_thinking": {"acceptance.delta", "acceptance.ratio"},
     "synthetic": {"acceptance.mean_length", "acceptance.rates"},
@@ -515,7 +519,7 @@ def test_no_knob_takes_nan_or_infinity(rule: str) -> None:
     for holder, field, name in knobs:
         before = getattr(holder, field)
         for number in (math.nan, math.inf, -math.inf):
-            setattr(holder, field, [1.0, number] if name == "acceptance.rates" else number)
+            setattr(holder, field, [1.0, number] if name in LISTS else number)
             message, *_ = refusals(config)
             assert name in message and "finite" in message and "\n" not in message
         setattr(holder, field, before)

@@ -92,7 +92,7 @@ class TrainedDrafterConfig(DrafterConfig):
         most=1,
     )
     confidence_temperatures: list[float] | None = knob(
-        None, "one for each draft, by which the logits of its confidence are divided; null leaves it as it is"
+        None, "one for each draft, by which the logits of its confidence are divided; null leaves it as it is", above=0
     )
 
 

@@ -5,7 +5,6 @@ imports no torch.
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable
 from functools import wraps
 from typing import Any
@@ -53,7 +52,7 @@ def threshold_is_read(chosen: Chosen) -> str | None:
 
 
 def temperatures_are_read(chosen: Chosen) -> str | None:
-    """There is a temperature above 0 for each draft of a chain, whose confidence something reads."""
+    """There is a temperature for each draft of a chain, whose confidence something reads."""
     given, num_drafts = chosen.offers.temperatures, chosen.offers.num_draft_tokens
     if given is None:
         return None
@@ -62,11 +61,11 @@ def temperatures_are_read(chosen: Chosen) -> str | None:
         return f"{shown} is read with drafter.stop=confidence or verify.budget only; leave it out"
     if chosen.sizes is not None:
         return f"{shown} is about the drafts of a chain; use tree=none or drafter.confidence_temperatures=null"
-    if len(given) == num_drafts and all(0 < temperature < math.inf for temperature in given):
+    if len(given) == num_drafts:
         return None
     fits = ",".join(["1.0"] * num_drafts)
     remedy = f"use drafter.confidence_temperatures=[{fits}]"
-    return f"{shown} must be a number above 0 for each of {num_drafts} drafts; {remedy}"
+    return f"{shown} has {len(given)} temperatures for {num_drafts} drafts; {remedy}"
 
 
 def there_are_drafts(chosen: Chosen) -> str | None:
