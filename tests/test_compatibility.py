@@ -59,6 +59,24 @@ FORBIDDEN = [
     ([*BLOCKS, "graph=step_replay"], "drafts a block in one pass", "graph=full_loop"),
     ([*BLOCKS, "graph=round", "prune=catchup"], "prune.catchup=pre_attention gathers", "graph=eager"),
     ([*BLOCKS, "drafter.num_draft_tokens=8"], "more than the 7 drafts", "drafter.num_draft_tokens=7"),
+    ([*BLOCKS, "tree=dynamic", "tree.depth=8"], "more than the 7 drafts", "a tree of depth 7"),
+    ([*BLOCKS, "tree=dynamic", "tree.branches=approximate"], "changes nothing with drafter=dflash", "exact"),
+    (
+        ["drafter.confidence_temperatures=[1.5,2,2]"],
+        "drafter.confidence_temperatures=[1.5,2.0,2.0] is read with",
+        "leave it out",
+    ),
+    (
+        [*STOP, "drafter.confidence_temperatures=[1.5,2]"],
+        "2 temperatures for 3 drafts",
+        "drafter.confidence_temperatures=[1.0,1.0,1.0]",
+    ),
+    (
+        [*STOP, "drafter.confidence_temperatures=[1,0,1]"],
+        "each of them must be above 0",
+        "use drafter.confidence_temperatures=null",
+    ),
+    ([*STOP, "tree=dynamic", "drafter.confidence_temperatures=[1,2,1]"], "drafts of a chain", "tree=none"),
     ([*BLOCKS, "drafter.markov_form=rnn"], "drafter.markov_form=rnn", "leave it out"),
     (["drafter=dspark", "drafter.head_rank=8"], "drafter.head_rank=8", "drafter.weights=random"),
     (["drafter=none", "drafter.num_draft_tokens=3"], "drafter.num_draft_tokens=3", "drafter=eagle3"),
@@ -480,7 +498,11 @@ def float_knobs(config: Any, prefix: str = "") -> list[tuple[Any, str, str]]:
     return found
 
 
-ALWAYS_FLOATS = ("sampling.temperature", "sampling.top_p", "drafter.stop_threshold", "drafter.off_below")
+ALWAYS_FLOATS = (
+    *("sampling.temperature", "sampling.top_p"),
+    *("drafter.stop_threshold", "drafter.off_below", "drafter.confidence_temperatures"),
+)
+LISTS = ("acceptance.rates", "drafter.confidence_temperatures")
 RULES_WITH_FLOATS: dict[str, set[str]] = {
     "relaxed_thinking": {"acceptance.delta", "acceptance.ratio"},
     "synthetic": {"acceptance.mean_length", "acceptance.rates"},
@@ -497,7 +519,7 @@ def test_no_knob_takes_nan_or_infinity(rule: str) -> None:
     for holder, field, name in knobs:
         before = getattr(holder, field)
         for number in (math.nan, math.inf, -math.inf):
-            setattr(holder, field, [1.0, number] if name == "acceptance.rates" else number)
+            setattr(holder, field, [1.0, number] if name in LISTS else number)
             message, *_ = refusals(config)
             assert name in message and "finite" in message and "\n" not in message
         setattr(holder, field, before)

@@ -76,19 +76,19 @@ class Counted:
         if needs.on_host is not None:
             self.max_drafted = min(num_draft_tokens, needs.on_host.num_on_device)
         self.loop = make_draft_loop(parts, offered.num_going_on, recorder)
-        self._offered = offered
+        self.offered = offered
         self._fixed_shapes = recorder is not None
 
     def mark(self, batch: RoundBatch) -> RoundBatch:
-        offered = self._offered.of(batch.slot_ids, batch.active, self.num_draft_tokens)
+        offered = self.offered.of(batch.slot_ids, batch.active, self.num_draft_tokens)
         width = self.num_draft_tokens if self._fixed_shapes else int(offered.max())
         return replace(batch, input_ids=batch.input_ids[:, : width + 1], num_drafts=offered)
 
     def expect(self, slot_ids: torch.Tensor) -> None:
-        self._offered.expect(slot_ids, self.max_drafted)
+        self.offered.expect(slot_ids, self.max_drafted)
 
     def made(self, slot_ids: torch.Tensor) -> torch.Tensor | None:
-        return self._offered.num_drafted.index_select(0, slot_ids) if self.loop.decides_on_device else None
+        return self.offered.num_drafted.index_select(0, slot_ids) if self.loop.decides_on_device else None
 
 
 class CountedRows:
@@ -103,12 +103,12 @@ class CountedRows:
         """`recorder` as of `Counted`."""
         self.num_draft_tokens = self.max_drafted = depth
         self.loop = make_draft_loop(parts, offered.num_going_on, recorder)
-        self._offered = offered
+        self.offered = offered
         self._fixed_shapes = recorder is not None
 
     def mark(self, batch: RoundBatch) -> RoundBatch:
         assert batch.parents is not None, "a round of trees marks its batches"
-        is_offered = self._offered.of(batch.slot_ids, batch.active)
+        is_offered = self.offered.of(batch.slot_ids, batch.active)
         num_rows = is_offered.sum(dim=1)
         width = is_offered.shape[1] if self._fixed_shapes else int(num_rows.max())
         tokens, parents = keep_rows(batch.input_ids, batch.parents, is_offered, width)
@@ -119,4 +119,4 @@ class CountedRows:
         """Do nothing: the drafter notes the rows of its trees."""
 
     def made(self, slot_ids: torch.Tensor) -> torch.Tensor | None:
-        return self._offered.num_drafted(slot_ids)
+        return self.offered.num_drafted(slot_ids)

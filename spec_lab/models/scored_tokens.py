@@ -12,7 +12,8 @@ class ScoredTokens:
     """Holds a head's logits [rows, tokens of the head].
 
     Attributes:
-        token_ids: [tokens of the head] what they stand for; None where each is its own number.
+        token_ids: [tokens of the head] what they stand for, or [rows, tokens] where each row has its own; None where
+            each is its own number.
     """
 
     logits: torch.Tensor
