@@ -9,7 +9,7 @@ import torch
 
 @dataclass(slots=True)
 class ScoredTokens:
-    """Holds a head's logits [rows, tokens of the head].
+    """A head's logits [rows, tokens of the head].
 
     Attributes:
         token_ids: [tokens of the head] what they stand for; None where each is its own number.

@@ -18,7 +18,7 @@ from spec_lab.engine.round import DecodeRound
 
 @dataclass(slots=True)
 class Bucket:
-    """Holds the segments of one batch size, made as they are first called.
+    """The captured segments of one batch size, each made when it is first called.
 
     Attributes:
         slot_ids: [bucket size] what a replay reads: the slots of its requests, padded with the scratch slot.
