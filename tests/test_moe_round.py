@@ -25,6 +25,7 @@ SHAPES = Path(spec_lab.__file__).parent / "checkpoints" / "shapes"
 @pytest.fixture
 def rounds(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     with imported("moe_round", monkeypatch) as module:
+        monkeypatch.setattr("round_bench.NUM_ROUNDS", 12)
         yield module
 
 

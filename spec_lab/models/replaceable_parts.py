@@ -15,7 +15,7 @@ from spec_lab.core.types import AttentionMetadata
 from spec_lab.models.layers import AttentionPart, RowsPart
 from spec_lab.models.linear import Linear
 from spec_lab.models.rope import RotaryRows, RotaryTable
-from spec_lab.models.top_probability import top_probability
+from spec_lab.models.scored_tokens import top_probability
 from spec_lab.pruning.selection import AllRows
 
 

@@ -1,4 +1,4 @@
-"""The logits of a head that may know fewer tokens than its target."""
+"""The logits of a head that may know fewer tokens than its target, and how sure it is."""
 
 from __future__ import annotations
 
@@ -17,3 +17,8 @@ class ScoredTokens:
 
     logits: torch.Tensor
     token_ids: torch.Tensor | None = None
+
+
+def top_probability(logits: torch.Tensor) -> torch.Tensor:
+    """Return the largest probability [rows] of logits [rows, vocab], in float32: a drafter's confidence."""
+    return torch.softmax(logits, dim=-1, dtype=torch.float32).amax(dim=-1)
