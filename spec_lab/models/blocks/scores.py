@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from spec_lab.models.scored_tokens import ScoredTokens
-from spec_lab.models.top_probability import top_probability
+from spec_lab.models.scored_tokens import ScoredTokens, top_probability
 
 
 @dataclass(frozen=True, slots=True)
