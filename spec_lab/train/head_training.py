@@ -138,6 +138,7 @@ class HeadTraining:
             device=self.device,
             watch=watch,
             group=self.group,
+            kept_bytes=self.config.packing.kept_gigabytes * 1e9,
         )
 
     def _prover(self) -> Prover:

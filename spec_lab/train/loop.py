@@ -76,6 +76,7 @@ def train(
     compiled: Compile = torch.compile,
     watch: Watch | None = None,
     group: Group | None = None,
+    in_16_bits: bool | None = None,
 ) -> list[CurvePoint]:
     """Minimise `loss_module(*batch_of(step))`, a scalar, over the module's parameters, and return the loss curve.
 
@@ -85,6 +86,7 @@ def train(
     `compiled(loss_module)` has made what computes the loss there. `watch` looks before a checkpoint is written, so that
     a step is looked at again by a training that goes on from before it, and by no other. Of several processes in a
     `group` the loss of each is a term of the whole; the first one watches, and writes the checkpoint for all.
+    Products are computed in bfloat16 if `in_16_bits`; None leaves it to the device.
 
     Raises:
         TrainingDiverged: a loss, or in the end a weight, is not finite.
@@ -93,7 +95,7 @@ def train(
     together = group is not None and group.size > 1
     add_up = group.add_up if group is not None and together else None
     is_first = group is None or group.rank == 0
-    take_step = make_step(loss_module, optimisation, device, inputs_of, compiled, add_up)
+    take_step = make_step(loss_module, optimisation, device, inputs_of, compiled, add_up, in_16_bits)
     resumed = _resume(checkpoint, loss_module, take_step.optimiser, device)
     first_step, curve = resumed.step, resumed.curve
     losses = LossReader(device, *resumed.summed)

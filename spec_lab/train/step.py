@@ -46,13 +46,14 @@ class LaunchedStep:
         inputs_of: Callable[..., Batch],
         optimiser: torch.optim.Optimizer,
         max_grad_norm: float,
+        in_16_bits: bool,
         add_up: Callable[[Tensor], None] | None = None,
     ) -> None:
         """`loss_of(*inputs_of(*batch))` is the loss that `parameters` are moved by; of several processes each has a
-        term of it, which `add_up` adds."""
+        term of it, which `add_up` adds. `in_16_bits`: products are computed in bfloat16."""
         self.optimiser = optimiser
         self._parameters, self._loss_of, self._inputs_of = parameters, loss_of, inputs_of
-        self._add_up = add_up
+        self._add_up, self._in_16_bits = add_up, in_16_bits
         self._max_grad_norm, self._device_type = max_grad_norm, parameters[0].device.type
 
     def __call__(self, batch: Batch, learning_rate: float) -> Tensor:
@@ -63,7 +64,7 @@ class LaunchedStep:
     def update(self, batch: Batch) -> Tensor:
         """Do everything that the device does, gradients and learning rate being set."""
         inputs = self._inputs_of(*batch)
-        with torch.autocast(self._device_type, dtype=torch.bfloat16, enabled=self._device_type == "cuda"):
+        with torch.autocast(self._device_type, dtype=torch.bfloat16, enabled=self._in_16_bits):
             loss = self._loss_of(*inputs)
         loss.backward()
         loss = loss.detach()
@@ -147,15 +148,18 @@ def make_step(
     inputs_of: Callable[..., Batch] | None = None,
     compiled: Compile = torch.compile,
     add_up: Callable[[Tensor], None] | None = None,
+    in_16_bits: bool | None = None,
 ) -> TrainingStep:
     """Return the step of a `module` whose output for `inputs_of(*batch)`, or for the batch as it is, is the loss.
 
+    Products are computed in bfloat16 if `in_16_bits`, which is so on a GPU where it is None.
     With `add_up` a step is launched and not recorded: processes wait for one another in it.
     """
     on_gpu, optimiser = device.type == "cuda", adamw(module, optimisation, device)
     loss_of = compiled(module) if on_gpu else module
     parameters = list(module.parameters())
-    launched = LaunchedStep(parameters, loss_of, inputs_of or _as_it_is, optimiser, optimisation.max_grad_norm, add_up)
+    in_16_bits, inputs_of = on_gpu if in_16_bits is None else in_16_bits, inputs_of or _as_it_is
+    launched = LaunchedStep(parameters, loss_of, inputs_of, optimiser, optimisation.max_grad_norm, in_16_bits, add_up)
     return CapturedStep(launched) if on_gpu and add_up is None else launched
 
 
