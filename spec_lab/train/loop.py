@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from spec_lab.errors import Breakdown
 from spec_lab.train.module_config import OptimisationConfig
+from spec_lab.train.optimisers import Several
 from spec_lab.train.reading import reading
 from spec_lab.train.step import Batch, Compile, make_step
 
@@ -197,7 +198,9 @@ def _refuse_unless_finite(module: nn.Module, step: int) -> None:
         )
 
 
-def _save(checkpoint: Path, module: nn.Module, optimiser: torch.optim.Optimizer, state: TrainingState) -> None:
+def _save(
+    checkpoint: Path, module: nn.Module, optimiser: torch.optim.Optimizer | Several, state: TrainingState
+) -> None:
     """Write it beside and rename it, so that a kill while writing leaves the previous checkpoint."""
     checkpoint.parent.mkdir(parents=True, exist_ok=True)
     content = {
@@ -214,7 +217,7 @@ def _save(checkpoint: Path, module: nn.Module, optimiser: torch.optim.Optimizer,
 
 
 def _resume(
-    checkpoint: Path, module: nn.Module, optimiser: torch.optim.Optimizer, device: torch.device
+    checkpoint: Path, module: nn.Module, optimiser: torch.optim.Optimizer | Several, device: torch.device
 ) -> TrainingState:
     if not checkpoint.exists():
         return TrainingState(0, [], 0.0, (0.0, 0))
