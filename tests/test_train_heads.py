@@ -35,7 +35,7 @@ from spec_lab.train.module_config import OptimisationConfig
 from spec_lab.train.mtp_recipe import MtpRecipe
 from spec_lab.train.packed_rows import PackedRows
 from spec_lab.train.packed_training import PackedTask, train_packed
-from spec_lab.train.proof import Prover
+from spec_lab.train.proof import Proof, Prover
 from spec_lab.train.texts.folder import Answered, Texts, TextsFolder
 from spec_lab.train.texts.header import TextsHeader, WrittenBy, digest_of_weights
 from spec_lab.train.truth import Truth
@@ -107,12 +107,23 @@ def whole(made: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     questions = [{"question_id": 1, "category": name, "turns": ["aabb"]} for name in ("maths", "writing")]
     file = write_prompts(folder / "questions.jsonl", questions)
     write_tokenizer(folder / "target")
-    assert main(words(folder, *EAGLE3, f"evaluation.prompts=[{file}]", "layouts=[speculators]")) == 0
+    prove = Prover.prove
+
+    def listed(self: Prover, name: str, head: Path) -> Proof:
+        with (folder / "proved").open("a") as lines:
+            lines.write(f"{head.name}\n")
+        return prove(self, name, head)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Prover, "prove", listed)
+        assert main(words(folder, *EAGLE3, f"evaluation.prompts=[{file}]", "layouts=[speculators]")) == 0
     return folder
 
 
 def test_a_head_is_proved_trained_watched_and_proved_again(whole: Path) -> None:
     record, head = record_of(whole), whole / "out" / "hf-eagle3"
+    proved = (whole / "proved").read_text().replace("hf-eagle3", "").split("\n")[:-1]
+    assert proved == ["-before", "-untrained", "-2", "-4", "-6", ".unfinished"]
     assert [point["step"] for point in record["truth"]["points"]] == [2, 4, 6]
     assert set(record["truth"]["lines"]) == {"ngram", "untrained"}
     for point in record["truth"]["points"]:
