@@ -43,13 +43,12 @@ class KeptStates:
         made: dict[bytes, tuple[Tensor, Tensor]] = {}
         if missing:
             outputs = self.target.run(rows.rows(torch.tensor(missing)), taps)
-            for place, *states in zip(missing, outputs.tapped, outputs.final_hidden, strict=True):
-                made[names[place]] = states[0], states[1]
+            for place, tapped, final_hidden in zip(missing, outputs.tapped, outputs.final_hidden, strict=True):
+                made[names[place]] = tapped, final_hidden
         found = [self._kept.get(name) or made[name] for name in names]
         for name, states in made.items():
             self._keep(name, states)
-        tapped, final_hidden = zip(*found, strict=True)
-        return FrozenOutputs(torch.stack(tapped), torch.stack(final_hidden))
+        return FrozenOutputs(*(torch.stack(states) for states in zip(*found, strict=True)))
 
     def _keep(self, name: bytes, states: tuple[Tensor, Tensor]) -> None:
         num_bytes = sum(state.nbytes for state in states)
