@@ -65,7 +65,7 @@ def test_absolute_output_dir_is_taken_as_it_is(
         (["hydra.nope=3"], "hydra.nope"),
         (["--run", "-m"], "Only one of --run, --multirun"),
         (["-m", "batch_size=1,two"], "batch_size takes a whole number"),
-        (["-m", "drafter=ngram,eagle3", "drafter.max_ngram=3"], "leave it out or choose drafter=ngram"),
+        (["-m", "drafter=oracle,eagle3", "drafter.max_ngram=3"], "none of oracle, eagle3 reads it"),
     ],
 )
 def test_refused_run_leaves_one_line_and_nothing_else(
