@@ -24,7 +24,7 @@ from spec_lab.drafters.growth import TreeShape
 from spec_lab.drafters.picking import DraftedRows, DraftPicker
 from spec_lab.drafters.siblings import Ranked, SiblingPicker
 from spec_lab.models.blocks.confidence import ConfidenceHead
-from spec_lab.models.blocks.heads import BlockHead, BlockRows, Walk
+from spec_lab.models.blocks.heads import BlockHead, BlockRows, SlotWalk
 
 Spans = Callable[[str], AbstractContextManager[None]]
 """Measures a stretch of a drafter's work under a name of its own."""
@@ -87,7 +87,7 @@ class BlockDrafts(ABC, Generic[State]):
         return self._begin(self.blocks.of_round(verified))
 
     @abstractmethod
-    def first(self, walk: Walk, block: RunBlock, column: torch.Tensor) -> State:
+    def first(self, walk: SlotWalk, block: RunBlock, column: torch.Tensor) -> State:
         """Draft what stands in the first slot, `column` [1]."""
 
     def _begin(self, block: RunBlock) -> State:
@@ -100,7 +100,7 @@ class BlockState:
     """Holds the newest draft [batch] of a block. Nothing moves between drafts."""
 
     tokens: torch.Tensor
-    walk: Walk
+    walk: SlotWalk
     rows: DraftedRows
     attention: AttentionMetadata | None = None
 
@@ -124,7 +124,7 @@ class BlockDrafter(BlockDrafts[BlockState]):
         self._confidence = confidence
         self._confidences = confidences
 
-    def first(self, walk: Walk, block: RunBlock, column: torch.Tensor) -> BlockState:
+    def first(self, walk: SlotWalk, block: RunBlock, column: torch.Tensor) -> BlockState:
         if self._confidences is not None:
             self._confidences.begin(block.rows.slot_ids, self._sure(walk, block.pending, column))
         scores = self.blocks.head.scores(walk, block.pending, column)
@@ -141,7 +141,7 @@ class BlockDrafter(BlockDrafts[BlockState]):
     def kept_logits(self, slot_ids: torch.Tensor) -> torch.Tensor | None:
         return self.picker.kept_logits(slot_ids)
 
-    def _sure(self, walk: Walk, previous: torch.Tensor, column: torch.Tensor) -> torch.Tensor:
+    def _sure(self, walk: SlotWalk, previous: torch.Tensor, column: torch.Tensor) -> torch.Tensor:
         """Ask the model's own head; the token that is about to be drafted has no say in it."""
         assert self._confidence is not None
         return self._confidence(walk, previous, column)
@@ -151,7 +151,7 @@ class BlockDrafter(BlockDrafts[BlockState]):
 class BlockTreeState:
     """Holds the levels of a tree so far, for whose newest branches `walk` has what the head carries."""
 
-    walk: Walk
+    walk: SlotWalk
     rows: DraftedRows
     growth: Any
 
@@ -164,7 +164,7 @@ class BlockTreeDrafter(BlockDrafts[BlockTreeState]):
         self.shape = shape
         self.siblings = siblings
 
-    def first(self, walk: Walk, block: RunBlock, column: torch.Tensor) -> BlockTreeState:
+    def first(self, walk: SlotWalk, block: RunBlock, column: torch.Tensor) -> BlockTreeState:
         ranked = self._below(walk, block.pending, DraftStep(0, column), block.rows)
         return BlockTreeState(walk, block.rows, self.shape.start(ranked, block.rows))
 
@@ -180,12 +180,12 @@ class BlockTreeDrafter(BlockDrafts[BlockTreeState]):
     def kept_logits(self, slot_ids: torch.Tensor) -> torch.Tensor | None:
         return self.siblings.kept_logits(slot_ids)
 
-    def _below(self, walk: Walk, tokens: torch.Tensor, step: DraftStep, rows: DraftedRows) -> Ranked:
+    def _below(self, walk: SlotWalk, tokens: torch.Tensor, step: DraftStep, rows: DraftedRows) -> Ranked:
         """Pick in the slot of `step` below branches that end in `tokens` [batch * branches]."""
         scores = self.blocks.head.scores(walk, tokens, step.column)
         return self.siblings.pick(scores, _by_request(walk), rows, step.index)
 
 
-def _by_request(walk: Walk) -> torch.Tensor:
+def _by_request(walk: SlotWalk) -> torch.Tensor:
     """Return what the head carries for the newest branches: [batch, branches, width]."""
     return walk.state.unflatten(0, (walk.hidden.shape[0], -1))

@@ -169,8 +169,8 @@ class PackedLinear:
 
 def can_pack(weight: torch.Tensor) -> bool:
     """Return whether `weight` is one that oneDNN packs here, and warn where a float32 weight on a CPU cannot be
-    packed."""
-    if weight.device.type != "cpu" or weight.dtype != torch.float32:
+    packed. One that is trained changes with every step, and is not."""
+    if weight.device.type != "cpu" or weight.dtype != torch.float32 or weight.requires_grad:
         return False
     if torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_reorder_linear_weight"):
         return True

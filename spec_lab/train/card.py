@@ -173,11 +173,12 @@ def _passes_over_natural_text(training: dict[str, Any], corpus: dict[str, Any]) 
 def _optimisation(training: dict[str, Any]) -> str:
     knobs = training["recipe"]["optimisation"]
     seconds = knobs.get("max_seconds")
+    precision = "" if training["device"] == "cpu" else ", bf16 autocast"
     falling = "linearly to zero" if seconds is None else f"linearly to zero by step or clock, at most {seconds:g} s"
     return (
         f"{_num_steps(training):,} steps of {knobs['batch_size']} rows, {moved_by(knobs)}, learning rate "
         f"{knobs['peak_learning_rate']:g} after {knobs['num_warmup_steps']} steps of warm-up, then {falling},\n"
-        f"weight decay {knobs['weight_decay']:g}, bf16 autocast."
+        f"weight decay {knobs['weight_decay']:g}{precision}."
     )
 
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from spec_lab.options.drafters.blocks import Reading
+from spec_lab.options.shipped import missing_folder
 from spec_lab.train.config import TrainConfig
 from spec_lab.train.module_config import LayerConfig
 from spec_lab.train.target_config import PocketGemmaTrainingConfig, PocketHybridTrainingConfig, PocketMoeTrainingConfig
@@ -150,6 +152,27 @@ def draft_vocabulary(fitting: Fitting) -> str | None:
         f"drafter.draft_vocab_size={size} is more than the target's {vocab_size}; "
         f"use drafter.draft_vocab_size={vocab_size}"
     )
+
+
+def block_fits(fitting: Fitting) -> str | None:
+    """A block has a slot for each draft that is measured, and the target has the tokens that it names."""
+    drafter, wanted, vocab_size = fitting.drafter, fitting.config.evaluation.num_draft_tokens, fitting.target.vocab_size
+    most = drafter.block_size - (drafter.slots == Reading.mask_first)
+    if wanted > most:
+        return (
+            f"evaluation.num_draft_tokens={wanted} is more than the {most} drafts of a block of "
+            f"drafter.block_size={drafter.block_size} rows; use evaluation.num_draft_tokens={most}"
+        )
+    for knob, largest in (("mask_token_id", vocab_size - 1), ("draft_vocab_size", vocab_size)):
+        value = getattr(drafter, knob)
+        if value is not None and value > largest:
+            return f"drafter.{knob}={value} is over the target's {vocab_size} tokens; use drafter.{knob}={largest}"
+    return None
+
+
+def body_is_there(fitting: Fitting) -> str | None:
+    """The drafter that this one begins as lies there."""
+    return None if fitting.drafter.body is None else missing_folder("drafter.body", fitting.drafter.body)
 
 
 def width(fitting: Fitting) -> str | None:

@@ -10,6 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from spec_lab.train.block_config import (
+    BlockTrainingConfig,
+    Dflash2TrainingConfig,
+    DominoTrainingConfig,
+    DsparkTrainingConfig,
+    LilicorrTrainingConfig,
+)
 from spec_lab.train.config import TrainConfig
 from spec_lab.train.drafter_config import (
     AssistantTrainingConfig,
@@ -25,6 +32,8 @@ from spec_lab.train.drafter_config import (
 from spec_lab.train.fitting import (
     Fitting,
     assistant_heads,
+    block_fits,
+    body_is_there,
     chosen_experts,
     delta_heads,
     draft_vocabulary,
@@ -138,6 +147,13 @@ def assistant_recipe(options: Any) -> DrafterRecipe:
     return AssistantRecipe(options)
 
 
+def block_recipe(options: Any) -> DrafterRecipe:
+    """Make what trains such a drafter."""
+    from spec_lab.train.blocks.recipe import BlockRecipe
+
+    return BlockRecipe(options)
+
+
 def decoder_recipe(options: Any) -> NewTarget:
     """Make what trains such a target."""
     from spec_lab.train.decoder_recipe import DecoderRecipe
@@ -145,7 +161,15 @@ def decoder_recipe(options: Any) -> NewTarget:
     return DecoderRecipe(options)
 
 
-QWEN3_DRAFTERS = ("eagle3", "mtp_eagle", "mtp_vanilla", "frozen_kv", "draft_model")
+BLOCKS: tuple[type[BlockTrainingConfig], ...] = (
+    BlockTrainingConfig,
+    DsparkTrainingConfig,
+    DominoTrainingConfig,
+    Dflash2TrainingConfig,
+    LilicorrTrainingConfig,
+)
+OF_BLOCKS = tuple(schema.name for schema in BLOCKS)
+QWEN3_DRAFTERS = ("eagle3", "mtp_eagle", "mtp_vanilla", "frozen_kv", "draft_model", *OF_BLOCKS)
 
 TARGETS: tuple[TargetTrainingOption, ...] = (
     TargetTrainingOption(name="shipped", schema=ShippedTarget, drafters=QWEN3_DRAFTERS),
@@ -229,6 +253,11 @@ DRAFTERS: tuple[DrafterTrainingOption, ...] = (
         recipe=assistant_recipe,
         refusals=(width, assistant_heads),
     ),
+)
+
+DRAFTERS += tuple(
+    DrafterTrainingOption(name=schema.name, schema=schema, recipe=block_recipe, refusals=(block_fits, body_is_there))
+    for schema in BLOCKS
 )
 
 SCHEMAS: dict[str, type] = {

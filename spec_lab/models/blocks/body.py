@@ -64,7 +64,7 @@ class BlockBody:
         self._masks = self._embedding[config.mask_token_id].expand(config.block_size - 1, -1)
         self._fc = products.linear(make_linear(tensors["fc.weight"]))
         self._context_norm = products.norm(RMSNorm(tensors["hidden_norm.weight"], eps))
-        self.norm = products.norm(RMSNorm(tensors["norm.weight"], eps))
+        self._norm = products.norm(RMSNorm(tensors["norm.weight"], eps))
         self._context = ContextHeads(plans, eps, tensors, products)
         self._num_kv_heads = plans[0].num_kv_heads
         self._is_causal = [config.is_causal(plan) for plan in plans]
@@ -91,8 +91,17 @@ class BlockBody:
             self._backend.write(layer_cache, attention, keys[:, index], values[:, index])
         return context
 
-    def forward(self, pending: torch.Tensor, place: BlockPlace, cache: PagedKVCache) -> torch.Tensor:
-        """Run the blocks that begin with `pending` [batch]: [batch, block_size, hidden_size] before the final norm.
+    def slots(
+        self, pending: torch.Tensor, place: BlockPlace, cache: PagedKVCache, first_row: int, num_slots: int
+    ) -> torch.Tensor:
+        """Run the blocks that begin with `pending` [batch], and return what some of their rows leave behind the final
+        norm: [batch, num_slots, hidden_size]."""
+        rows = self._forward(pending, place, cache)[:, first_row : first_row + num_slots]
+        # Of one slot a request the rows would be every so many of a block's.
+        return self._norm(rows.flatten(0, 1).contiguous()).view(*rows.shape[:2], -1)
+
+    def _forward(self, pending: torch.Tensor, place: BlockPlace, cache: PagedKVCache) -> torch.Tensor:
+        """Run whole blocks: [batch, block_size, hidden_size] before the final norm.
 
         Their keys and values lie behind the context, over those of rejected rows, until context is written there.
         """

@@ -35,7 +35,7 @@ class BlockRows:
 
 
 @dataclass(slots=True)
-class Walk:
+class SlotWalk:
     """Holds where a head stands in the blocks of a batch.
 
     Attributes:
@@ -63,11 +63,11 @@ class BlockHead(Protocol):
 
     reads_all_slots: bool
 
-    def begin(self, rows: BlockRows) -> Walk:
+    def begin(self, rows: BlockRows) -> SlotWalk:
         """Stand in front of the first slot."""
         ...
 
-    def scores(self, walk: Walk, previous: torch.Tensor, column: torch.Tensor) -> SlotScores:
+    def scores(self, walk: SlotWalk, previous: torch.Tensor, column: torch.Tensor) -> SlotScores:
         """Score slot `column` [1], from 0, behind the tokens `previous` [rows], and move on.
 
         The scores are of these rows, or of the requests where a slot drafts the same behind any token.
@@ -133,10 +133,10 @@ class IndependentSlots:
         """`scored` names the tokens of logits [batch, draft vocabulary]."""
         self._scored = scored
 
-    def begin(self, rows: BlockRows) -> Walk:
-        return Walk(rows.hidden, rows.logits, nothing_carried(rows.hidden))
+    def begin(self, rows: BlockRows) -> SlotWalk:
+        return SlotWalk(rows.hidden, rows.logits, nothing_carried(rows.hidden))
 
-    def scores(self, walk: Walk, previous: torch.Tensor, column: torch.Tensor) -> SlotScores:
+    def scores(self, walk: SlotWalk, previous: torch.Tensor, column: torch.Tensor) -> SlotScores:
         return self._scored(at_column(walk.scores, column))
 
 
@@ -156,21 +156,21 @@ class MarkovHead:
         name = projections.get(sizes.form)
         self._project = None if name is None else parts.linear(f"markov_head.{name}")
 
-    def begin(self, rows: BlockRows) -> Walk:
-        return Walk(rows.hidden, rows.logits, rows.hidden.new_zeros(rows.hidden.shape[0], self._rank))
+    def begin(self, rows: BlockRows) -> SlotWalk:
+        return SlotWalk(rows.hidden, rows.logits, rows.hidden.new_zeros(rows.hidden.shape[0], self._rank))
 
-    def scores(self, walk: Walk, previous: torch.Tensor, column: torch.Tensor) -> SlotScores:
+    def scores(self, walk: SlotWalk, previous: torch.Tensor, column: torch.Tensor) -> SlotScores:
         read = self._form(walk, rows_at(self._embedding, previous), behind(previous, walk.hidden, column))
         return self._parts.scored(behind(previous, walk.scores, column) + self._bias(read))
 
-    def _plain(self, walk: Walk, previous: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+    def _plain(self, walk: SlotWalk, previous: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
         return previous
 
-    def _gated(self, walk: Walk, previous: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+    def _gated(self, walk: SlotWalk, previous: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
         assert self._project is not None
         return torch.sigmoid(self._project(torch.cat((hidden, previous), dim=-1))) * previous
 
-    def _recurrent(self, walk: Walk, previous: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+    def _recurrent(self, walk: SlotWalk, previous: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
         assert self._project is not None
         gate, candidate, out = self._project(torch.cat((walk.state, previous, hidden), dim=-1)).chunk(3, dim=-1)
         gate = torch.sigmoid(gate)
@@ -190,10 +190,10 @@ class GruHead:
         self._of_state = make_linear(parts.tensors["prefix_gru.weight_hh_l0"])
         self._narrow, self._wide = parts.linear("embed_proj.0"), parts.linear("embed_proj.2")
 
-    def begin(self, rows: BlockRows) -> Walk:
-        return Walk(rows.hidden, rows.logits, rows.hidden.new_zeros(rows.hidden.shape[0], self._state_size))
+    def begin(self, rows: BlockRows) -> SlotWalk:
+        return SlotWalk(rows.hidden, rows.logits, rows.hidden.new_zeros(rows.hidden.shape[0], self._state_size))
 
-    def scores(self, walk: Walk, previous: torch.Tensor, column: torch.Tensor) -> SlotScores:
+    def scores(self, walk: SlotWalk, previous: torch.Tensor, column: torch.Tensor) -> SlotScores:
         walk.state = self._moved(rows_at(self._parts.embedding, previous), walk.state)
         read = torch.cat((behind(previous, walk.hidden, column), walk.state), dim=-1)
         correction = self._wide(F.silu(self._narrow(read)))
@@ -220,14 +220,14 @@ class SelectorHead:
         self._behind = parts.tensors["candidate_selector.successor_codebook"]
         self._project = parts.linear("candidate_selector.hidden_projection")
 
-    def begin(self, rows: BlockRows) -> Walk:
+    def begin(self, rows: BlockRows) -> SlotWalk:
         scores, ids = self._parts.candidates(rows.logits, self._topk)
         successors = rows_at(self._behind, ids.flatten()).view(*ids.shape, -1)
         # The score of a pair is a product of three: what follows, the hidden row, and what came before.
         projected = self._project(rows.hidden.flatten(0, 1)).view(*ids.shape[:2], 1, -1)
-        return Walk(rows.hidden, scores, nothing_carried(rows.hidden), ids, successors * projected)
+        return SlotWalk(rows.hidden, scores, nothing_carried(rows.hidden), ids, successors * projected)
 
-    def scores(self, walk: Walk, previous: torch.Tensor, column: torch.Tensor) -> SlotScores:
+    def scores(self, walk: SlotWalk, previous: torch.Tensor, column: torch.Tensor) -> SlotScores:
         assert walk.ids is not None and walk.edges is not None
         pairs = torch.einsum("bkr,br->bk", behind(previous, walk.edges, column), rows_at(self._before, previous))
         alone, ids = (behind(previous, values, column) for values in (walk.scores, walk.ids))

@@ -89,8 +89,5 @@ class BlockModel:
         hidden_size]: what their head begins with."""
         reading = self.config.slots
         num_slots = reading.most_drafts if self.head.reads_all_slots else num_drafts
-        rows = self.body.forward(pending, place, cache)[:, reading.first_row : reading.first_row + num_slots]
-        # Of one slot a request the rows would be every so many of a block's.
-        hidden = self.body.norm(rows.flatten(0, 1).contiguous())
-        shape = rows.shape[:2]
-        return BlockRows(hidden.view(*shape, -1), self._logits(hidden).view(*shape, -1), context)
+        hidden = self.body.slots(pending, place, cache, reading.first_row, num_slots)
+        return BlockRows(hidden, self._logits(hidden.flatten(0, 1)).view(*hidden.shape[:2], -1), context)

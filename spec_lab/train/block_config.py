@@ -1,0 +1,103 @@
+"""The schemas of `drafter=` of a training, for drafters of a whole block: dflash, and presets of its parts. No torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from spec_lab.menu.choices import Choice
+from spec_lab.menu.config import knob
+from spec_lab.options.drafters.blocks import (
+    Dflash2DrafterConfig,
+    DominoDrafterConfig,
+    DsparkDrafterConfig,
+    Form,
+    Head,
+    LilicorrDrafterConfig,
+    Reading,
+)
+from spec_lab.train.drafter_config import DrafterTrainingConfig, Loss
+
+
+class SlotWeights(Choice):
+    """How much a slot's loss counts; j is 1 for the first draft of a block, g is drafter.slot_decay."""
+
+    exp = "exp", "e^(-(j - 1) / g)"
+    dspark = "dspark", "e^(-j / g), which differs from exp where the sum is divided by a count"
+    dpace = "dpace", "how many slots from j on are still reached, by what the drafter gives the text's own tokens"
+
+
+class Normaliser(Choice):
+    """What the weighted losses of a step are divided by."""
+
+    weights = "weights", "the sum of their weights"
+    count = "count", "how many slots they are of, so that weights change the size of a step"
+
+
+@dataclass
+class BlockTrainingConfig(DrafterTrainingConfig):
+    """drafter=dflash: a body, a reading of its slots, and a head that joins them."""
+
+    name: str = "dflash"
+    loss: Loss = knob(Loss.kl, "what is compared of the target's distribution and the drafter's")
+    slot_weights: SlotWeights = knob(SlotWeights.exp, "how much each slot of a block counts")
+    slot_decay: float = knob(4.0, "slots over which weights fall to 1 / e", above=0, most=1000)
+    normalise_by: Normaliser = knob(Normaliser.weights, "what a step's losses are divided by")
+    num_anchors: int = knob(64, "blocks that are drafted behind each row of texts", least=1, most=2**14)
+    row_length: int = knob(512, "tokens of a row that whole texts are packed into", least=16, most=2**17)
+    mask_token_id: int | None = knob(
+        None, "token that stands in the rows to fill; null: the one that the target writes least", least=0
+    )
+    draft_vocab_size: int | None = knob(
+        None, "tokens that can be drafted, those the target writes most; null: all, by the target's own head", least=2
+    )
+    num_layers: int = knob(2, "layers of the body", least=1, most=64)
+    head: Head = knob(Head.none, "what joins the slots of a block")
+    slots: Reading = knob(Reading.mask_first, "which row of a block predicts which token")
+    conv: bool = knob(False, "convolutions within a block, around both halves of every layer")
+    confidence: bool = knob(False, "a head of its own learns how often a draft is accepted")
+    markov_form: Form = knob(Form.vanilla, "how a Markov head reads the token before")
+    head_rank: int = knob(64, "width of the head's factors", least=1, most=4096)
+    head_topk: int = knob(8, "tokens of a slot that a selector or a lattice scores", least=1, most=4096)
+    block_size: int = knob(8, "rows of a block", least=2, most=64)
+    alone_loss: float = knob(0.0, "weight of the loss of a slot by itself, beside that of the head", least=0, most=100)
+    body: str | None = knob(
+        None, "folder of a trained drafter whose weights are begun with, where names and shapes agree"
+    )
+
+
+@dataclass
+class DsparkTrainingConfig(BlockTrainingConfig):
+    """drafter=dspark: a Markov head, a draft in every row, and a head for confidence."""
+
+    name: str = "dspark"
+    head: Head = DsparkDrafterConfig.head
+    slots: Reading = DsparkDrafterConfig.slots
+    confidence: bool = DsparkDrafterConfig.confidence
+
+
+@dataclass
+class DominoTrainingConfig(BlockTrainingConfig):
+    """drafter=domino: a GRU over the drafts so far."""
+
+    name: str = "domino"
+    head: Head = DominoDrafterConfig.head
+    alone_loss: float = 0.3
+
+
+@dataclass
+class Dflash2TrainingConfig(BlockTrainingConfig):
+    """drafter=dflash2: a selector, and convolutions in the body."""
+
+    name: str = "dflash2"
+    head: Head = Dflash2DrafterConfig.head
+    conv: bool = Dflash2DrafterConfig.conv
+    alone_loss: float = 1.0
+
+
+@dataclass
+class LilicorrTrainingConfig(BlockTrainingConfig):
+    """drafter=lilicorr: a transformer over the candidates of all slots."""
+
+    name: str = "lilicorr"
+    head: Head = LilicorrDrafterConfig.head
+    alone_loss: float = 1.0

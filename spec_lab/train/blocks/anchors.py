@@ -1,0 +1,104 @@
+"""Anchors: the tokens of texts behind which a block is drafted, and what its drafts are compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from spec_lab.checkpoints.taps import Tap
+from spec_lab.train.frozen_target import FrozenTarget
+from spec_lab.train.packed_rows import PackedRows
+
+
+@dataclass(frozen=True, slots=True)
+class AnchoredRows:
+    """Rows of whole texts, [batch, length], and where blocks begin in them.
+
+    Attributes:
+        anchors: [batch, anchors] columns, ascending: the pending tokens of blocks. None is the first of its text.
+    """
+
+    tokens: Tensor
+    segments: Tensor
+    positions: Tensor
+    anchors: Tensor
+
+    def pending(self) -> Tensor:
+        """Return the tokens [batch * anchors] that blocks begin with."""
+        return self.tokens.gather(1, self.anchors).flatten()
+
+    def lengths(self) -> Tensor:
+        """Return how many tokens of its text stand before each block: [batch * anchors]."""
+        return self.positions.gather(1, self.anchors).flatten()
+
+    def behind(self, rows: Tensor, offsets: Tensor) -> Tensor:
+        """Return what stands at columns counted from each anchor, of [batch, length, ...]: [batch * anchors, offsets,
+        ...]. Past the ends of a row it is what stands there."""
+        length = self.tokens.shape[1]
+        columns = (self.anchors.unsqueeze(2) + offsets).clamp(0, length - 1)
+        starts = length * torch.arange(len(rows), device=rows.device)
+        return rows.flatten(0, 1)[(columns + starts.view(-1, 1, 1)).flatten(0, 1)]
+
+
+@dataclass(frozen=True, slots=True)
+class BlockBatch:
+    """A batch of blocks, as the loss takes it.
+
+    Attributes:
+        counts: [batch, anchors, K] bool, the slots whose tokens the target wrote, in one piece from the pending one on.
+        tapped: [batch, length, taps * hidden] what the drafter reads of the target.
+        final_hidden: [batch, length, hidden] what the target's head reads.
+    """
+
+    rows: AnchoredRows
+    counts: Tensor
+    tapped: Tensor
+    final_hidden: Tensor
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Return all of them, of which `of` makes the batch again."""
+        rows = self.rows
+        return rows.tokens, rows.segments, rows.positions, rows.anchors, self.counts, self.tapped, self.final_hidden
+
+    @classmethod
+    def of(cls, *tensors: Tensor) -> BlockBatch:
+        return cls(AnchoredRows(*tensors[:4]), *tensors[4:])
+
+
+def drawn_anchors(rows: PackedRows, num_anchors: int, generator: torch.Generator) -> Tensor:
+    """Draw columns [batch, num_anchors], ascending, among those where the target wrote a token and the next one too, each
+    at most once. Rows that have fewer of them get others, behind which nothing counts."""
+    documents = written_by(rows)
+    allowed = (documents >= 0) & (documents == F.pad(documents[:, 1:], (0, 1), value=-1)) & (rows.positions > 0)
+    order = torch.rand(documents.shape, generator=generator).to(documents.device) + allowed
+    return order.topk(min(num_anchors, documents.shape[1]), dim=1).indices.sort(dim=1).values
+
+
+def written_by(rows: PackedRows) -> Tensor:
+    """Return [batch, length] the number of the text whose target wrote a token; -1 where it did not."""
+    return torch.where(rows.is_supervised, rows.segments, -1)
+
+
+def counted_slots(rows: PackedRows, anchors: Tensor, num_slots: int) -> Tensor:
+    """Return bool [batch, anchors, num_slots]: draft j counts where all tokens from the anchor to its own are the
+    target's, of one text."""
+    documents = F.pad(written_by(rows), (0, num_slots), value=-1)
+    columns = anchors.unsqueeze(2) + torch.arange(num_slots + 1, device=anchors.device)
+    found = documents.gather(1, columns.flatten(1)).view(columns.shape)
+    pending = found[:, :, :1]
+    has_context = (rows.positions.gather(1, anchors) > 0).unsqueeze(2)
+    return ((found[:, :, 1:] == pending) & (pending >= 0) & has_context).cumprod(2).bool()
+
+
+@torch.no_grad()
+def block_batch(
+    target: FrozenTarget, rows: PackedRows, anchors: Tensor, taps: Sequence[Tap], num_slots: int
+) -> BlockBatch:
+    """Run the target over rows [batch, length], and lay out the blocks behind `anchors` [batch, anchors]."""
+    outputs = target.run(rows, taps)
+    anchored = AnchoredRows(rows.tokens.long(), rows.segments, rows.positions.long(), anchors)
+    return BlockBatch(anchored, counted_slots(rows, anchors, num_slots), outputs.tapped, outputs.final_hidden)

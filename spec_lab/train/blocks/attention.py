@@ -1,0 +1,128 @@
+"""The attention of blocks that hang on packed rows of texts, without a paged cache.
+
+The runtime's block drafters call a backend to write keys and values and to attend. This one keeps them as they come, with
+their gradients. So what is trained is the model that drafts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from spec_lab.core.layer_protocols import RopeWrite
+from spec_lab.core.types import AttentionMetadata
+from spec_lab.train.blocks.anchors import AnchoredRows
+from spec_lab.train.packed_attention import by_heads, visible_rows
+
+
+@dataclass(slots=True)
+class AnchoredKV:
+    """The keys and values of one layer, [rows, num_kv_heads, head_dim] each: those of the texts are written first, those
+    of the blocks behind them."""
+
+    context: tuple[Tensor, Tensor] | None = None
+    blocks: tuple[Tensor, Tensor] | None = None
+
+
+class AnchoredCache:
+    """What stands in a cache's place for one forward: an `AnchoredKV` a layer."""
+
+    def __init__(self, num_layers: int) -> None:
+        self.layers = tuple(AnchoredKV() for _ in range(num_layers))
+
+
+class AnchoredAttention:
+    """Keeps the words of `AttentionBackend` that block drafters use. A request is an anchor.
+
+    A row of a block sees the tokens of its document before the anchor, and the rows of its block up to its own position.
+    Rows that attend as one stand at the last position, and so see all of it. A row of a text sees those before it.
+    """
+
+    prewrite = True
+    supports_in_place_update = False
+    rope_write: RopeWrite | None = None
+    latent = None
+
+    def __init__(self, rows: AnchoredRows) -> None:
+        self._rows = rows
+
+    def build(self, positions: Tensor, seq_lens: Tensor, page_table: Tensor, max_seq_len: int) -> AttentionMetadata:
+        none = positions.new_zeros(0)
+        return AttentionMetadata(positions.flatten(), none, none, none, positions.shape[1], max_seq_len)
+
+    def advance(self, metadata: AttentionMetadata) -> None:  # pragma: no cover
+        raise AssertionError("blocks have no draft loop")
+
+    def write(self, cache: AnchoredKV, metadata: AttentionMetadata, keys: Tensor, values: Tensor) -> None:
+        if cache.context is None:
+            cache.context = keys, values
+        else:
+            cache.blocks = keys, values
+
+    def attend(
+        self, queries: Tensor, cache: AnchoredKV, metadata: AttentionMetadata, window: int | None, scale: float
+    ) -> Tensor:
+        """Let [rows, num_heads, head_dim] queries attend; returns [rows, num_heads * head_dim]."""
+        assert cache.context is not None
+        batch, length = self._rows.tokens.shape
+        keys, values = (by_heads(part, batch, length) for part in cache.context)
+        queries = queries * scale
+        if cache.blocks is not None:
+            return self._of_blocks(queries, (keys, values), cache.blocks, metadata, window)
+        grouped = by_heads(queries, batch, length).unflatten(1, (keys.shape[1], -1))
+        seen = visible_rows(self._rows.segments, window).unsqueeze(1)
+        scores = grouped @ keys.unsqueeze(2).transpose(-1, -2)
+        mixed = scores.masked_fill(~seen, float("-inf")).softmax(-1) @ values.unsqueeze(2)
+        return mixed.permute(0, 3, 1, 2, 4).reshape(batch * length, -1)
+
+    def _of_blocks(
+        self,
+        queries: Tensor,
+        context: tuple[Tensor, Tensor],
+        blocks: tuple[Tensor, Tensor],
+        metadata: AttentionMetadata,
+        window: int | None,
+    ) -> Tensor:
+        """Attend to [batch, kv heads, length, head_dim] of the texts, and to the rows [all blocks' rows, ...] of one's own
+        block."""
+        (batch, num_anchors), num_queries = self._rows.anchors.shape, metadata.num_queries
+        num_kv_heads = context[0].shape[1]
+        # [batch, kv heads, anchors, rows, heads of a KV head, head_dim]
+        query = queries.view(batch, num_anchors, num_queries, num_kv_heads, -1, queries.shape[-1]).transpose(2, 3)
+        query = query.transpose(1, 2)
+        own_keys, own_values = (
+            part.view(batch, num_anchors, -1, *part.shape[1:]).permute(0, 3, 1, 2, 4) for part in blocks
+        )
+        shape, length = query.shape[2:5], context[0].shape[2]
+        before = (query.flatten(2, 4) @ context[0].transpose(-1, -2)).unflatten(2, shape)
+        within = (query.flatten(3, 4) @ own_keys.transpose(-1, -2)).unflatten(3, shape[1:])
+        positions = metadata.positions.view(batch, num_anchors, num_queries)
+        size = own_keys.shape[3]
+        seen = torch.cat((self._before(positions, window), self._within(positions, size, window)), dim=-1)[
+            :, None, :, :, None
+        ]
+        weights = torch.cat((before, within), dim=-1).masked_fill(~seen, float("-inf")).softmax(-1)
+        of_context, of_block = weights.split((length, size), dim=-1)
+        mixed = (of_context.flatten(2, 4) @ context[1]).unflatten(2, shape)
+        mixed = mixed + (of_block.flatten(3, 4) @ own_values).unflatten(3, shape[1:])
+        return mixed.permute(0, 2, 3, 1, 4, 5).reshape(queries.shape[0], -1)
+
+    def _before(self, positions: Tensor, window: int | None) -> Tensor:
+        """Return bool [batch, anchors, rows, length]: which tokens of the texts the rows of blocks at `positions` see."""
+        rows = self._rows
+        column = torch.arange(rows.tokens.shape[1], device=positions.device)
+        document = rows.segments.gather(1, rows.anchors).unsqueeze(2)
+        seen = (rows.segments.unsqueeze(1) == document) & (column < rows.anchors.unsqueeze(2))
+        seen = seen.unsqueeze(2).expand(-1, -1, positions.shape[2], -1)
+        if window is None:
+            return seen
+        return seen & (rows.positions[:, None, None, :] > positions.unsqueeze(3) - window)
+
+    def _within(self, positions: Tensor, size: int, window: int | None) -> Tensor:
+        """Return bool [batch, anchors, rows, block size]: which rows of their blocks they see."""
+        first = self._rows.positions.gather(1, self._rows.anchors)[:, :, None, None]
+        own = first + torch.arange(size, device=positions.device)
+        seen = own <= positions.unsqueeze(3)
+        return seen if window is None else seen & (own > positions.unsqueeze(3) - window)

@@ -1,0 +1,187 @@
+"""Training block drafters: what is trained is what drafts, and its gradients say what the loss says."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+from spec_lab.checkpoints.block_checkpoint import load_block
+from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.core.types import Request
+from spec_lab.train.block_config import (
+    BlockTrainingConfig,
+    Dflash2TrainingConfig,
+    DominoTrainingConfig,
+    DsparkTrainingConfig,
+    LilicorrTrainingConfig,
+    Normaliser,
+    SlotWeights,
+)
+from spec_lab.train.blocks.anchors import block_batch, counted_slots, drawn_anchors
+from spec_lab.train.blocks.drafter import TrainableBlock
+from spec_lab.train.blocks.loss import BlockLoss, still_reached
+from spec_lab.train.blocks.recipe import BlockRecipe
+from spec_lab.train.blocks.training import block_matcher
+from spec_lab.train.frozen_target import FrozenTarget
+from spec_lab.train.packed_rows import PackedRows
+from tests.engine_state import poison
+from tests.lab import make_config, make_engine
+from tests.scripted_rule import install
+from tests.test_block_drafter import BLOCKS
+from tests.tiny_blocks import TinyBlock, write_block
+from tests.tiny_checkpoints import make_tiny_target
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, FrozenTarget]:
+    folder = tmp_path_factory.mktemp("target")
+    make_tiny_target(folder, "qwen3")
+    return folder, FrozenTarget.load(folder, CPU, torch.float32, 64)
+
+
+def one_text(tokens: list[int], before: int = 0) -> PackedRows:
+    """A row of one text, behind as many tokens of another."""
+    row = torch.tensor([[5] * before + tokens])
+    segments = torch.tensor([[1] * before + [2] * len(tokens)])
+    places = torch.tensor([[*range(before), *range(len(tokens))]])
+    return PackedRows(row, segments, places, torch.ones_like(row, dtype=torch.bool))
+
+
+@dataclass
+class TrainedChain:
+    """Drafts by the training forward, with a stranger's text in front of the row."""
+
+    drafter: TrainableBlock
+    target: FrozenTarget
+
+    @torch.no_grad()
+    def draft(self, text: list[int], num_draft_tokens: int) -> tuple[list[int], list[torch.Tensor]]:
+        rows, anchor = one_text(text, before=7), torch.tensor([[6 + len(text)]])
+        batch = block_batch(self.target, rows, anchor, self.drafter.config.taps, num_draft_tokens)
+        hidden, context = self.drafter.slots(batch.rows, batch.tapped)
+        joining, tokens, found = self.drafter.joining(), torch.zeros(1, hidden.shape[1] + 1, dtype=torch.long), []
+        tokens[0, 0] = text[-1]
+        for number, slot in enumerate(joining.walked(joining.rows(hidden, context), tokens)):
+            tokens[:, number + 1] = slot.law.greedy(hidden)
+            found.append(slot.law.target_logits(hidden)[0])
+        return tokens[0, 1 : num_draft_tokens + 1].tolist(), found[:num_draft_tokens]
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_training_and_serving_draft_the_same(target: tuple[Path, FrozenTarget], tmp_path: Path, name: str) -> None:
+    """The law of every slot is compared, behind prompts and behind rounds of several n, with the runtime's caches."""
+    folder, frozen = target
+    block = BLOCKS[name]
+    write_block(tmp_path, block, read_model_config(folder))
+    config, tensors = load_block(tmp_path, frozen.config, torch.float32, CPU)
+    requests = [Request(str(seed), "x", tuple(range(seed, seed + 9)), 8, ignore_eos=True) for seed in (3, 40)]
+    options = {"page_size": 4, "prefill_chunk": 5}
+    run = make_config((folder, tmp_path), "dflash", 3, "none", batch_size=2, cache=options, options=block.options)
+    engine = make_engine(run, requests)
+    rule = install(engine, TrainedChain(TrainableBlock(config, tensors, frozen), frozen))
+    poison(engine)
+    engine.generate(requests)
+    assert rule.compared > 9
+
+
+CONFIGS = [
+    BlockTrainingConfig,
+    DsparkTrainingConfig,
+    DominoTrainingConfig,
+    Dflash2TrainingConfig,
+    LilicorrTrainingConfig,
+]
+
+
+@pytest.mark.parametrize("schema", CONFIGS)
+def test_a_preset_learns_a_text(
+    target: tuple[Path, FrozenTarget], tmp_path: Path, schema: type[BlockTrainingConfig]
+) -> None:
+    """All of its weights move, the loss falls, and what is saved drafts as what was trained."""
+    _, frozen = target
+    knobs = schema(block_size=4, head_rank=8, head_topk=4, draft_vocab_size=60)
+    recipe, texts = BlockRecipe(knobs), torch.randint(1, 50, (2, 24), generator=torch.Generator().manual_seed(0))
+    drafter = recipe.build(frozen, Counted(texts), 0, [])
+    rows = PackedRows(
+        texts, torch.ones_like(texts), torch.arange(24).expand(2, -1), torch.ones_like(texts, dtype=torch.bool)
+    )
+    anchors = drawn_anchors(rows, 8, torch.Generator().manual_seed(0))
+    batch = block_batch(frozen, rows, anchors, drafter.config.taps, drafter.num_slots).tensors()
+    loss, losses = BlockLoss(drafter, frozen, knobs), []
+    optimiser = torch.optim.AdamW(drafter.parameters(), lr=0.01, weight_decay=0)
+    before = {name: tensor.clone() for name, tensor in drafter.tensors().items()}
+    for _ in range(6):
+        optimiser.zero_grad()
+        losses.append(loss(*batch))
+        losses[-1].backward()
+        optimiser.step()
+    assert losses[-1] < losses[0]
+    still = {name for name, tensor in drafter.tensors().items() if torch.equal(tensor, before[name])}
+    assert still <= {"d2t", "t2d"}
+    recipe.save(drafter, frozen, tmp_path)
+    again = recipe.load(tmp_path, frozen)
+    found = [block_matcher(each, frozen)(texts, drafter.num_slots) for each in (drafter, again)]
+    assert (found[0] == found[1]).float().mean() > 0.98 and found[0].shape == (2, 24, drafter.num_slots)
+
+
+@dataclass
+class Counted:
+    """Texts that say how often they hold each token."""
+
+    tokens: torch.Tensor
+
+    def count_written_tokens(self, vocab_size: int) -> torch.Tensor:
+        return torch.bincount(self.tokens.flatten(), minlength=vocab_size)
+
+
+def test_a_head_on_a_trained_body_begins_as_that_body(target: tuple[Path, FrozenTarget], tmp_path: Path) -> None:
+    _, frozen = target
+    write_block(tmp_path, TinyBlock(), frozen.config)
+    texts = Counted(torch.arange(40))
+    begun = BlockRecipe(DominoTrainingConfig(body=str(tmp_path), head_rank=8)).build(frozen, texts, 0, [])
+    config, tensors = load_block(tmp_path, frozen.config, torch.float32, CPU)
+    body = TrainableBlock(config, tensors, frozen)
+    text = list(range(10, 22))
+    for ours, its in zip(*(TrainedChain(each, frozen).draft(text, 3)[1] for each in (begun, body)), strict=True):
+        torch.testing.assert_close(ours, its)
+
+
+def test_slots_count_while_the_target_wrote_every_token_from_the_anchor_on() -> None:
+    segments = torch.tensor([[1, 1, 1, 1, 1, 2, 2, 2, 0]])
+    supervised = torch.tensor([[0, 0, 1, 1, 1, 0, 1, 1, 0]]).bool()
+    places = torch.tensor([[0, 1, 2, 3, 4, 0, 1, 2, 0]])
+    rows = PackedRows(torch.zeros_like(segments), segments, places, supervised)
+    assert drawn_anchors(rows, 3, torch.Generator().manual_seed(0)).tolist() == [[2, 3, 6]]
+    counts = counted_slots(rows, torch.tensor([[1, 2, 3, 4, 6, 7]]), 3)[0]
+    assert counts.sum(1).tolist() == [0, 2, 1, 0, 1, 0] and counts[1].tolist() == [True, True, False]
+
+
+@pytest.mark.parametrize("by", Normaliser)
+def test_a_loss_in_chunks_is_that_of_the_whole(
+    target: tuple[Path, FrozenTarget], monkeypatch: pytest.MonkeyPatch, by: Normaliser
+) -> None:
+    _, frozen = target
+    knobs = DsparkTrainingConfig(block_size=4, head_rank=8, normalise_by=by, slot_weights=SlotWeights.dpace)
+    rows = one_text(list(range(3, 30)))
+    drafter = BlockRecipe(knobs).build(frozen, Counted(rows.tokens), 0, [])
+    anchors = drawn_anchors(rows, 9, torch.Generator().manual_seed(0))
+    batch = block_batch(frozen, rows, anchors, drafter.config.taps, drafter.num_slots).tensors()
+
+    def gradients() -> list[torch.Tensor]:
+        drafter.zero_grad()
+        BlockLoss(drafter, frozen, knobs)(*batch).backward()
+        return [weight.grad.clone() for weight in drafter.parameters() if weight.grad is not None]
+
+    whole = gradients()
+    monkeypatch.setattr("spec_lab.train.packed_training.MOST_LOGITS", 4 * drafter.num_slots * frozen.config.vocab_size)
+    torch.testing.assert_close(gradients(), whole, rtol=1e-4, atol=1e-6)
+
+
+def test_dpace_counts_the_slots_that_are_still_reached() -> None:
+    label, counts = torch.tensor([[1.0, 0.0, 1.0]]), torch.tensor([[True, True, False]])
+    assert still_reached(label, counts).tolist() == [[1.5, 0.5, 0.0]]
