@@ -13,10 +13,8 @@ from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.core.types import Request
 from spec_lab.train.block_config import (
     BlockTrainingConfig,
-    Dflash2TrainingConfig,
     DominoTrainingConfig,
     DsparkTrainingConfig,
-    LilicorrTrainingConfig,
     Normaliser,
     SlotWeights,
 )
@@ -26,6 +24,7 @@ from spec_lab.train.blocks.loss import BlockLoss, still_reached
 from spec_lab.train.blocks.recipe import BlockRecipe
 from spec_lab.train.blocks.training import block_matcher
 from spec_lab.train.frozen_target import FrozenTarget
+from spec_lab.train.options import BLOCKS as BLOCK_SCHEMAS
 from spec_lab.train.packed_rows import PackedRows
 from tests.engine_state import poison
 from tests.lab import make_config, make_engine
@@ -89,16 +88,7 @@ def test_training_and_serving_draft_the_same(target: tuple[Path, FrozenTarget], 
     assert rule.compared > 9
 
 
-CONFIGS = [
-    BlockTrainingConfig,
-    DsparkTrainingConfig,
-    DominoTrainingConfig,
-    Dflash2TrainingConfig,
-    LilicorrTrainingConfig,
-]
-
-
-@pytest.mark.parametrize("schema", CONFIGS)
+@pytest.mark.parametrize("schema", BLOCK_SCHEMAS)
 def test_a_preset_learns_a_text(
     target: tuple[Path, FrozenTarget], tmp_path: Path, schema: type[BlockTrainingConfig]
 ) -> None:

@@ -1,4 +1,4 @@
-"""The schemas of `drafter=` of a training, for drafters of a whole block: dflash, and presets of its parts. No torch."""
+"""The schemas of `drafter=` of a training, for drafters of a whole block: dflash, and its presets. Imports no torch."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from spec_lab.menu.choices import Choice
 from spec_lab.menu.config import knob
-from spec_lab.options.drafters.blocks import (
+from spec_lab.options.drafters.block_keys import (
     Dflash2DrafterConfig,
     DominoDrafterConfig,
     DsparkDrafterConfig,
@@ -22,7 +22,7 @@ class SlotWeights(Choice):
     """How much a slot's loss counts; j is 1 for the first draft of a block, g is drafter.slot_decay."""
 
     exp = "exp", "e^(-(j - 1) / g)"
-    dspark = "dspark", "e^(-j / g), which differs from exp where the sum is divided by a count"
+    dspark = "dspark", "e^(-j / g), which differs from exp with drafter.normalise_by=slots"
     dpace = "dpace", "how many slots from j on are still reached, by what the drafter gives the text's own tokens"
 
 
@@ -30,7 +30,7 @@ class Normaliser(Choice):
     """What the weighted losses of a step are divided by."""
 
     weights = "weights", "the sum of their weights"
-    count = "count", "how many slots they are of, so that weights change the size of a step"
+    slots = "slots", "how many slots they are of, so that weights change the size of a step"
 
 
 @dataclass
@@ -60,9 +60,7 @@ class BlockTrainingConfig(DrafterTrainingConfig):
     head_topk: int = knob(8, "tokens of a slot that a selector or a lattice scores", least=1, most=4096)
     block_size: int = knob(8, "rows of a block", least=2, most=64)
     alone_loss: float = knob(0.0, "weight of the loss of a slot by itself, beside that of the head", least=0, most=100)
-    body: str | None = knob(
-        None, "folder of a trained drafter whose weights are begun with, where names and shapes agree"
-    )
+    body: str | None = knob(None, "folder of a trained drafter that this one begins as, and whose sizes it has")
 
 
 @dataclass

@@ -70,8 +70,10 @@ class BlockBatch:
 
 
 def drawn_anchors(rows: PackedRows, num_anchors: int, generator: torch.Generator) -> Tensor:
-    """Draw columns [batch, num_anchors], ascending, among those where the target wrote a token and the next one too, each
-    at most once. Rows that have fewer of them get others, behind which nothing counts."""
+    """Draw columns [batch, num_anchors], ascending, among those where the target wrote a token and the next one too.
+
+    None is drawn twice. Rows that have fewer of them get others, behind which nothing counts.
+    """
     documents = written_by(rows)
     allowed = (documents >= 0) & (documents == F.pad(documents[:, 1:], (0, 1), value=-1)) & (rows.positions > 0)
     order = torch.rand(documents.shape, generator=generator).to(documents.device) + allowed

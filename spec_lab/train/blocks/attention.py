@@ -1,7 +1,7 @@
 """The attention of blocks that hang on packed rows of texts, without a paged cache.
 
-The runtime's block drafters call a backend to write keys and values and to attend. This one keeps them as they come, with
-their gradients. So what is trained is the model that drafts.
+The runtime's block drafters call a backend to write keys and values and to attend. This one keeps them as they come,
+with their gradients. So what is trained is the model that drafts.
 """
 
 from __future__ import annotations
@@ -14,13 +14,12 @@ from torch import Tensor
 from spec_lab.core.layer_protocols import RopeWrite
 from spec_lab.core.types import AttentionMetadata
 from spec_lab.train.blocks.anchors import AnchoredRows
-from spec_lab.train.packed_attention import by_heads, visible_rows
+from spec_lab.train.packed_attention import by_heads
 
 
 @dataclass(slots=True)
 class AnchoredKV:
-    """The keys and values of one layer, [rows, num_kv_heads, head_dim] each: those of the texts are written first, those
-    of the blocks behind them."""
+    """The keys and values of one layer, [rows, num_kv_heads, head_dim] each: those of the texts are written first."""
 
     context: tuple[Tensor, Tensor] | None = None
     blocks: tuple[Tensor, Tensor] | None = None
@@ -36,8 +35,8 @@ class AnchoredCache:
 class AnchoredAttention:
     """Keeps the words of `AttentionBackend` that block drafters use. A request is an anchor.
 
-    A row of a block sees the tokens of its document before the anchor, and the rows of its block up to its own position.
-    Rows that attend as one stand at the last position, and so see all of it. A row of a text sees those before it.
+    A row of a block sees the tokens of its document before the anchor, and its block up to its own position. Rows that
+    attend as one stand at the last position, and so see all of it.
     """
 
     prewrite = True
@@ -68,14 +67,8 @@ class AnchoredAttention:
         assert cache.context is not None
         batch, length = self._rows.tokens.shape
         keys, values = (by_heads(part, batch, length) for part in cache.context)
-        queries = queries * scale
-        if cache.blocks is not None:
-            return self._of_blocks(queries, (keys, values), cache.blocks, metadata, window)
-        grouped = by_heads(queries, batch, length).unflatten(1, (keys.shape[1], -1))
-        seen = visible_rows(self._rows.segments, window).unsqueeze(1)
-        scores = grouped @ keys.unsqueeze(2).transpose(-1, -2)
-        mixed = scores.masked_fill(~seen, float("-inf")).softmax(-1) @ values.unsqueeze(2)
-        return mixed.permute(0, 3, 1, 2, 4).reshape(batch * length, -1)
+        assert cache.blocks is not None, "texts have keys and values alone"
+        return self._of_blocks(queries * scale, (keys, values), cache.blocks, metadata, window)
 
     def _of_blocks(
         self,
@@ -85,8 +78,7 @@ class AnchoredAttention:
         metadata: AttentionMetadata,
         window: int | None,
     ) -> Tensor:
-        """Attend to [batch, kv heads, length, head_dim] of the texts, and to the rows [all blocks' rows, ...] of one's own
-        block."""
+        """Attend to [batch, kv heads, length, head_dim] of the texts, and to the rows of one's own block."""
         (batch, num_anchors), num_queries = self._rows.anchors.shape, metadata.num_queries
         num_kv_heads = context[0].shape[1]
         # [batch, kv heads, anchors, rows, heads of a KV head, head_dim]
@@ -110,7 +102,7 @@ class AnchoredAttention:
         return mixed.permute(0, 2, 3, 1, 4, 5).reshape(queries.shape[0], -1)
 
     def _before(self, positions: Tensor, window: int | None) -> Tensor:
-        """Return bool [batch, anchors, rows, length]: which tokens of the texts the rows of blocks at `positions` see."""
+        """Return bool [batch, anchors, rows, length]: which tokens of the texts the rows of blocks see."""
         rows = self._rows
         column = torch.arange(rows.tokens.shape[1], device=positions.device)
         document = rows.segments.gather(1, rows.anchors).unsqueeze(2)

@@ -1,4 +1,4 @@
-"""The loss of blocks: what a head drafts in each slot behind the text's own tokens, against the target's distribution."""
+"""The loss of blocks: what is drafted in each slot behind the text's own tokens, against the target's distribution."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class BlockLoss(nn.Module):
         of_chunk = partial(self._sums, drafter.joining())
         if len(pieces) > 1:
             of_chunk = partial(recomputed, of_chunk, use_reentrant=False, preserve_rng_state=False)
-        sums = sum(of_chunk(*(part[piece] for part in parts)) for piece in pieces)
+        sums = torch.stack([of_chunk(*(part[piece] for part in parts)) for piece in pieces]).sum(0)
         divisors = sums[2:].detach()
         self._group.add_up(divisors)  # the mean is over the slots of all processes
         return (sums[:2] / divisors.clamp(min=LEAST)).sum()

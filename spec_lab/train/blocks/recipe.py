@@ -1,4 +1,4 @@
-"""`drafter=dflash` and its presets: trains a body and a head on the target's own texts, and saves them in z-lab's layout."""
+"""`drafter=dflash` and its presets: trains a body and a head on the target's own texts, saved in z-lab's layout."""
 
 from __future__ import annotations
 
