@@ -13,7 +13,7 @@ from spec_lab.menu.refusals.run import refusals
 
 
 class Composable(Protocol):
-    """Is a cell of any table."""
+    """A cell of any table."""
 
     @property
     def name(self) -> str: ...

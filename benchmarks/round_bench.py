@@ -182,7 +182,7 @@ class Figures:
 
 
 class Bench(ABC):
-    """Holds the weights of a model, and times its cells; a table says which figures its lines have."""
+    """Times the cells of a model whose weights it has loaded; a table says which figures its lines have."""
 
     def __init__(self, cells: Sequence[Cell]) -> None:
         """Make weights for the longest of `cells`."""

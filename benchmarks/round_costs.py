@@ -2,13 +2,17 @@
 
     python benchmarks/round_costs.py outputs/round_costs --prompts 1024,8192 --batches 1,8,64,256 --drafts 0,1,3,7 \
         target=llama3_8b target.weights=random drafter.draft_vocab_size=32000 device=cuda
+    python benchmarks/round_costs.py outputs/blocks --prompts 512 --catchup none,pre_attention drafter=dflash \
+        drafter.weights=random graph=eager
     python benchmarks/round_costs.py outputs/round_costs --show
 
 What a round costs does not depend on what its keys are, so caches are filled with noise in place of prompt passes: 64
 prompts of 8192 tokens would take 14 s in every cell. All else is the engine's own round, by its own record; an EAGLE-3
-head with random weights drafts, and two tokens a request are imposed in every round, so that all requests end together.
-`--drafts 0` is plain decoding. A line of `rounds.csv` for every cell as soon as it is measured; what is there is not
-measured again. A cell that does not fit the GPU is named, and left out.
+head with random weights drafts, or another drafter that is named, and two tokens a request are imposed in every round,
+so that all requests end together. `--drafts 0` is plain decoding. Of a block drafter the bytes are given that writing
+context moves: the weights, once, and of each row the target's hidden states, its context, and its keys and values. A
+line of `rounds.csv` for every cell as soon as it is measured; what is there is not measured again. A cell that does not
+fit the GPU is named, and left out.
 """
 
 from __future__ import annotations
@@ -17,11 +21,14 @@ import argparse
 import gc
 import sys
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean, median
 from tempfile import TemporaryDirectory
+from time import process_time
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from measured_rows import append_row, read_rows
@@ -32,6 +39,7 @@ from spec_lab.core.prompts import LiveRows, PromptEnds
 from spec_lab.core.results import RoundRecord, RowCounts
 from spec_lab.core.types import Request
 from spec_lab.core.types import Sequence as RunningSequence
+from spec_lab.engine import timing
 from spec_lab.engine.engine import Engine
 from spec_lab.engine.prefill import PromptPass
 from spec_lab.errors import UserError
@@ -106,6 +114,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--catchup", type=lambda names: names.split(","), default=list(CATCHUPS))
     parser.add_argument("--rounds", type=int, default=24, help="timed rounds of a pass")
     parser.add_argument("--passes", type=int, default=3)
+    parser.add_argument("--cpu-time", action="store_true", help="time stages by the CPU time of this process")
     parser.add_argument("--gathers", action="store_true", help="profile a few rounds for kernels that gather rows")
     parser.add_argument("--show", action="store_true", help="measure nothing")
     parser.add_argument("overrides", nargs="*")
@@ -114,7 +123,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for tokens in [] if options.show else options.prompts:
         there = {tuple(row[key] for key in KEYS) for row in read_rows(table)}
         if missing := [cell for cell in cells_of(options, tokens) if cell.key not in there]:
-            measure_prompt(missing, options, table)
+            # Where other programs run beside this one, wall time says little of a CPU.
+            clock = patch.object(timing, "perf_counter", process_time) if options.cpu_time else nullcontext()
+            with clock:
+                measure_prompt(missing, options, table)
     show(read_rows(table))
     return 0
 
@@ -159,7 +171,7 @@ def composed(overrides: Sequence[str], num_drafts: int) -> RunConfig:
             chosen.append("drafter.weights=random")
     else:
         chosen.append("drafter=none")
-        overrides = [override for override in overrides if not override.startswith("drafter.")]
+        overrides = [override for override in overrides if not override.startswith(("drafter.", "drafter="))]
     config, _ = compose_run([*chosen, *overrides])
     return config
 
@@ -188,6 +200,7 @@ def measured(cell: Cell, options: argparse.Namespace, models: TargetBuild) -> Ro
         with TemporaryDirectory() as folder:
             profile = profile_rounds(engine, requests, PROFILED_ROUNDS, Path(folder))
         figures["gathers_us"] = f"{sum(k['us_per_round'] for k in profile.kernels if gathers_rows(k['name'])):.3f}"
+    figures["context_bytes"] = context_bytes(engine, int(figures["catchup_rows"]))
     figures["nodes"] = str(sum(count or 0 for count in engine.graph.counts.nodes.values()))
     row = dict(zip(KEYS, cell.key, strict=True)) | figures
     print(" ".join(f"{name} {value}" for name, value in row.items()), file=sys.stderr, flush=True)
@@ -203,6 +216,19 @@ def fill(engine: Engine) -> None:
         layer[first:].normal_()
 
 
+def context_bytes(engine: Engine, num_rows: int) -> str:
+    """Count what writing the context of so many rows moves; "" where no context is written."""
+    drafter: Any = engine.parts.drafter
+    config = getattr(getattr(getattr(drafter, "blocks", None), "model", None), "config", None)
+    if config is None or not num_rows:
+        return ""
+    plan, hidden = config.body.layers[0], config.body.hidden_size
+    features = len(config.taps) * config.target_hidden_size
+    heads = 2 * len(config.body.layers) * plan.num_kv_heads * plan.head_dim
+    numbers = hidden * (features + heads) + num_rows * (features + 2 * hidden + heads)
+    return str(numbers * drafter.cache.kv.element_size())
+
+
 def gathers_rows(kernel: str) -> bool:
     """Tell by its name whether a kernel of torch picks rows by index."""
     return any(word in kernel.lower() for word in ("gather", "index_elementwise", "indexselect", "index_select"))
@@ -212,7 +238,7 @@ def line(passes: Sequence[Sequence[RoundRecord]]) -> Row:
     """Return the medians over passes of the mean round and its stages, with the range of the round."""
     rounds = [1e3 * mean(record.seconds for record in records) for records in passes]
     figures = {"round": f"{median(rounds):.4f}", "least": f"{min(rounds):.4f}", "most": f"{max(rounds):.4f}"}
-    for stage in STAGES:
+    for stage in (*STAGES, "context"):
         known = [[r.stage_seconds[stage] for r in records if stage in r.stage_seconds] for records in passes]
         figures[stage] = f"{1e3 * median(map(mean, known)):.4f}" if all(known) else ""
     record = passes[0][0]
@@ -225,7 +251,8 @@ def show(rows: Sequence[Row]) -> None:
     plain = {(row["tokens"], row["batch"]): float(row["round"]) for row in rows if row["K"] == "0"}
     bare = {tuple(row[key] for key in KEYS[:3]): row for row in rows if row["pruned"] == NOT_PRUNED}
     ordered = sorted(rows, key=lambda row: (*(int(row[key]) for key in KEYS[:3]), CATCHUPS.index(row["pruned"])))
-    columns = (*KEYS, "ms a round", "range", "break-even", *STAGES, "rows", "to unpruned", "catch-up saved", "nodes")
+    columns = (*KEYS, "ms a round", "range", "break-even", *STAGES, "rows", "context us", "context kB")
+    columns = (*columns, "to unpruned", "catch-up saved", "nodes")
     body = []
     for row in ordered:
         alone = plain.get((row["tokens"], row["batch"]))
@@ -238,6 +265,8 @@ def show(rows: Sequence[Row]) -> None:
                 f"{float(row['round']) / alone:.3f}" if alone and row["K"] != "0" else "-",
                 *(row[stage] or "-" for stage in STAGES),
                 row["catchup_rows"],
+                f"{1e3 * float(row['context']):.1f}" if row.get("context") else "-",
+                f"{float(row['context_bytes']) / 1e3:.0f}" if row.get("context_bytes") else "-",
                 f"{100 * (float(row['round']) / float(other['round']) - 1):+.2f} %" if other else "-",
                 saved(row, other),
                 row["nodes"],

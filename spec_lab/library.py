@@ -68,7 +68,7 @@ class Composed:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Holds what a finished run left. `print` shows its tables and its verdict, a notebook shows them as HTML.
+    """What a finished run left. `print` shows its tables and its verdict, a notebook shows them as HTML.
 
     Attributes:
         summary: as in `summary.json`; `python -m spec_lab.report` prints the definition of every number.

@@ -1,41 +1,71 @@
-"""Runs composed as `compose_run` composes them, in less time: Hydra makes each choice of options once a process."""
+"""Hydra as the tests use it: what the options of conf/ compose to is made once a process, which is most of composing.
+
+A value that is set, a mistake and a folder of a test's own go through Hydra whole; so does all in a process that a test
+starts.
+"""
 
 from __future__ import annotations
 
 import copy
-import re
-from functools import cache
+from collections.abc import Mapping
+from typing import Any
 
-from omegaconf import DictConfig, OmegaConf, open_dict
-from omegaconf.errors import OmegaConfBaseException
+from hydra._internal import config_loader_impl, defaults_list
+from hydra._internal.core_plugins.structured_config_source import StructuredConfigSource
+from hydra.core.config_store import ConfigStore
+from omegaconf import DictConfig
 
-from spec_lab.menu.config import RunConfig
-from spec_lab.program.compose import compose_run, compose_with_hydra, name_options, to_config_and_options
-from spec_lab.program.options import read_groups
-from spec_lab.program.overrides import check_overrides, value_of
+from spec_lab.program.options import conf_folder
 
-PLAIN = re.compile(r"[a-z_.]+=[^$?]*")
-
-
-@cache
-def _of_options(options: tuple[str, ...]) -> DictConfig:
-    return compose_with_hydra(options)
+Key = tuple[Any, ...]
+LISTS: dict[Key, defaults_list.DefaultsList] = {}
+"""The list of files that some choice of options comes to."""
+CONFIGS: dict[int, tuple[list[Any], DictConfig]] = {}
+"""Such a list, by its address, and what its files come to."""
+FOREVER = ("pkg://hydra.conf", "pkg://hydra_plugins", "structured://")
+"""Where Hydra finds what does not change while tests run, beside the lab's conf/."""
 
 
-def compose_quickly(*overrides: str) -> tuple[RunConfig, dict[str, str]]:
-    """What `compose_run` returns. Values are set on a copy of what the options alone compose to."""
-    options = tuple(text for text in overrides if text.partition("=")[0] in read_groups())
-    if not all(PLAIN.fullmatch(text) for text in overrides) or any(text.startswith("ext") for text in overrides):
-        return compose_run(overrides)
-    check_overrides(overrides)
-    composed = copy.deepcopy(_of_options(options))
-    try:
-        for text in overrides:
-            if text not in options:
-                OmegaConf.update(composed, text.partition("=")[0], value_of(text), merge=True)
-        with open_dict(composed):
-            composed.hydra.overrides.task = list(overrides)
-        config, chosen = to_config_and_options(composed)
-    except OmegaConfBaseException:
-        return compose_run(overrides)  # which explains it
-    return config, name_options(config, chosen)
+def schemas(folder: Mapping[str, Any]) -> tuple[int, ...]:
+    """The addresses of all types that Hydra was told of, which extensions add to."""
+    found: tuple[int, ...] = ()
+    for name, node in folder.items():
+        found += schemas(node) if isinstance(node, dict) else (hash(name), id(node))
+    return found
+
+
+def install() -> None:
+    """Put the memory in place, for good."""
+    list_anew = defaults_list.create_defaults_list
+    compose_anew = config_loader_impl.ConfigLoaderImpl._compose_config_from_defaults_list
+    own = f"file://{conf_folder().absolute()}"
+
+    def create_defaults_list(
+        repo: Any, config_name: str | None, overrides_list: list[Any], prepend_hydra: bool, skip_missing: bool
+    ) -> defaults_list.DefaultsList:
+        fresh = defaults_list.Overrides(repo=repo, overrides_list=overrides_list)
+        places = tuple(source.full_path() for source in repo.get_sources())
+        chosen = repr((fresh.override_choices, fresh.append_group_defaults, fresh.deletions))
+        known = schemas(ConfigStore.instance().repo)
+        key = (chosen, config_name, prepend_hydra, skip_missing, places, known)
+        kept = LISTS.get(key)
+        if kept is not None:
+            fresh.known_choices = dict(kept.overrides.known_choices)
+            return defaults_list.DefaultsList(kept.defaults, kept.defaults_tree, fresh.config_overrides, fresh)
+        made = list_anew(repo, config_name, overrides_list, prepend_hydra, skip_missing)
+        if all(place == own or place.startswith(FOREVER) for place in places):
+            LISTS[key] = made
+        return made
+
+    def compose(self: Any, defaults: list[Any], repo: Any) -> DictConfig:
+        if id(defaults) not in CONFIGS:
+            made = compose_anew(self, defaults, repo)
+            if all(defaults is not kept.defaults for kept in LISTS.values()):
+                return made
+            CONFIGS[id(defaults)] = defaults, made
+        return copy.deepcopy(CONFIGS[id(defaults)][1])
+
+    # Hydra copies the places where it looks each time, and with this one all types that it was told of.
+    StructuredConfigSource.__deepcopy__ = lambda self, memo: self  # type: ignore[attr-defined]
+    config_loader_impl.create_defaults_list = create_defaults_list
+    config_loader_impl.ConfigLoaderImpl._compose_config_from_defaults_list = compose  # type: ignore[method-assign]

@@ -14,6 +14,7 @@ from types import ModuleType
 import pytest
 from hypothesis import settings
 
+from tests import composed
 from tests.costs import CostRecorder, choose_named, mark_slow
 from tests.fake_runner import FakeRunner
 
@@ -38,6 +39,7 @@ if find_spec("triton") is not None:
     from tests import interpreter
 
     interpreter.install()
+composed.install()
 # A shell ignores Ctrl-C for what it starts in the background, and processes inherit that: the tests of Ctrl-C need it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN and threading.current_thread() is threading.main_thread():
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -73,6 +75,15 @@ def pytest_collection_finish() -> None:
     the modules of torch and transformers that takes longer than the tiny pass."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    """A run says how many threads torch has, and leaves it so. Of tiny operators a second one only waits, which costs
+    as much as work does, in that test and in all behind it."""
+    import torch
+
+    torch.set_num_threads(1)
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from itertools import product
 from typing import Any
 
 from spec_lab.menu.config import TreeConfig
-from spec_lab.options.drafters.blocks import Head, Reading
+from spec_lab.options.drafters.block_keys import Head, Reading
 from spec_lab.options.trees.dynamic import DynamicTreeConfig
 from spec_lab.options.trees.static import StaticTreeConfig
 from tests.covering import covering_array
@@ -74,7 +74,7 @@ TREES: dict[str, TreeConfig] = {
 DEPTHS = {"dynamic": 3, "static": 3, "deep": 5, "flat": 1}
 """Depths of trees, which stand for numbers of drafts."""
 
-TREE_DRAFTERS = ("frozen_kv", "eagle3", "mtp_eagle", "draft_model")
+TREE_DRAFTERS = ("frozen_kv", "eagle3", "mtp_eagle", "draft_model", "dflash", "p_eagle")
 
 OFFERS: dict[str, tuple[float | None, int | None]] = {
     "all": (None, None),

@@ -30,7 +30,7 @@ class Meeting:
 
 
 class ThreadCollectives:
-    """Keeps the protocol `Collectives`, for one rank."""
+    """The collectives of one rank among threads."""
 
     def __init__(self, meeting: Meeting, rank: int) -> None:
         self._meeting = meeting

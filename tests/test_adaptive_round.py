@@ -177,7 +177,7 @@ class SkippingRecorder(TapeRecorder):
 
 @dataclass
 class Rerun:
-    """Keeps the protocol `CapturedGraph` for `SkippingRecorder`."""
+    """What `SkippingRecorder` captured: it replays by running anew."""
 
     recorder: SkippingRecorder
     function: Callable[[], Any]

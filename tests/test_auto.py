@@ -28,7 +28,6 @@ from spec_lab.program.compose import compose_run
 from spec_lab.program.dry_run import describe
 from spec_lab.program.folder import folder_name
 from spec_lab.wiring.models import resolve_device
-from tests.composed import compose_quickly
 from tests.tiny_checkpoints import refused
 
 TREE = ["device=cuda", "drafter=frozen_kv", "tree=dynamic"]
@@ -37,7 +36,7 @@ SAMPLED = ["acceptance=rejection", "sampling.temperature=0.7", "drafter.draft_sa
 
 def taken(*overrides: str) -> tuple[str, str, str]:
     """Attention, kernels and graph of a run that composes without a refusal."""
-    config, _ = compose_quickly(*overrides)
+    config, _ = compose_run(overrides)
     assert refusals(config) == []
     return config.attention.name, str(config.kernels), config.graph.name
 
@@ -64,7 +63,7 @@ def what_is_fast_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_a_cpu_has_the_kernels_in_c_where_they_fit(overrides: list[str], kernels: str) -> None:
-    config, _ = compose_quickly("device=cpu", *overrides)
+    config, _ = compose_run(["device=cpu", *overrides])
     assert (config.attention.name, str(config.kernels)) == ("torch", kernels)
 
 
@@ -72,12 +71,12 @@ def test_a_cpu_without_a_compiler_has_the_reference_of_everything(monkeypatch: p
     """And says so, where nothing else is in the way of kernels in C."""
     monkeypatch.setattr("spec_lab.menu.auto.problem_of_native", lambda: "there is no C compiler")
     assert taken("device=cpu") == ("torch", "torch", "eager")
-    assert describe_auto(compose_quickly("device=cpu")[0]).endswith(
+    assert describe_auto(compose_run(["device=cpu"])[0]).endswith(
         "kernels=torch, not kernels=native: there is no C compiler"
     )
-    assert "native" not in describe_auto(compose_quickly("device=cpu", "num_threads=2")[0])
+    assert "native" not in describe_auto(compose_run(["device=cpu", "num_threads=2"])[0])
     monkeypatch.setattr("spec_lab.menu.auto.problem_of_native", lambda: None)
-    assert describe_auto(compose_quickly("device=cpu")[0]).endswith("kernels=native")
+    assert describe_auto(compose_run(["device=cpu"])[0]).endswith("kernels=native")
 
 
 @pytest.mark.parametrize(
@@ -95,16 +94,14 @@ def test_a_run_says_what_it_computes_with_and_why_not_the_other(
 ) -> None:
     monkeypatch.setattr("spec_lab.menu.auto.problem_of_native", lambda: problem)
     shape = ["target=llama3_8b", "target.weights=random", "drafter=none", "workload=random_ids", "device=cpu"]
-    assert re.search(said, why_kernels(choose(compose_quickly(*shape, *overrides)[0])))
+    assert re.search(said, why_kernels(choose(compose_run([*shape, *overrides])[0])))
 
 
 def test_kernels_in_c_have_one_thread_and_others_what_the_target_or_the_machine_has() -> None:
     shape = ["target=llama3_8b", "target.weights=random", "drafter=none", "workload=random_ids", "device=cpu"]
-    threads = [
-        default_num_threads(choose(compose_quickly(*shape, f"kernels={name}")[0])) for name in ("native", "torch")
-    ]
+    threads = [default_num_threads(choose(compose_run([*shape, f"kernels={name}"])[0])) for name in ("native", "torch")]
     assert threads == [1, os.cpu_count()]
-    assert default_num_threads(choose(compose_quickly("device=cpu", "kernels=torch")[0])) == 1
+    assert default_num_threads(choose(compose_run(["device=cpu", "kernels=torch"])[0])) == 1
 
 
 def test_what_is_missing_for_kernels_in_c_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,6 +133,7 @@ def test_layers_that_the_kernels_in_c_know() -> None:
         (["kernels=torch"], ("triton", "torch", "round")),
         (["graph=eager"], ("triton", "triton", "eager")),
         (["graph=full_loop", "attention=auto", "kernels=auto"], ("triton", "triton", "full_loop")),
+        (["drafter=dflash", "drafter.weights=random", "prune=catchup"], ("triton", "triton", "eager")),
     ],
 )
 def test_a_gpu_has_what_is_fast_and_not_refused(overrides: list[str], expected: tuple[str, str, str]) -> None:
@@ -163,7 +161,7 @@ def test_a_gpu_has_what_is_fast_and_not_refused(overrides: list[str], expected: 
 )
 def test_how_many_prompt_rows_share_a_forward(overrides: list[str], expected: int) -> None:
     """None but one prompt's where a round has so few rows that they are the same whatever stands beside them."""
-    assert compose_quickly(*overrides)[0].cache.prefill_tokens == expected
+    assert compose_run(overrides)[0].cache.prefill_tokens == expected
 
 
 @pytest.mark.parametrize(
@@ -178,7 +176,7 @@ def test_how_many_prompt_rows_share_a_forward(overrides: list[str], expected: in
 )
 def test_how_many_rows_a_chunk_has(overrides: list[str], expected: int) -> None:
     """Masks of attention=torch are as large as a chunk times the keys it sees."""
-    assert compose_quickly(*overrides)[0].cache.chunk_size == expected
+    assert compose_run(overrides)[0].cache.chunk_size == expected
 
 
 @pytest.mark.parametrize(
@@ -188,7 +186,7 @@ def test_how_many_rows_a_chunk_has(overrides: list[str], expected: int) -> None:
     ],
 )
 def test_what_is_named_is_refused_as_ever(overrides: list[str], refusal: str) -> None:
-    config, _ = compose_quickly("device=cuda", *overrides)
+    config, _ = compose_run(["device=cuda", *overrides])
     assert [refusal in line for line in refusals(config)] == [True]
 
 
@@ -202,13 +200,11 @@ def test_without_triton_the_graph_alone_is_taken(missing: str, monkeypatch: pyte
 
 
 def test_the_record_and_the_name_say_what_was_taken() -> None:
-    asked, named = (
-        compose_quickly(*overrides) for overrides in ([], ["graph=eager", "attention=torch", "kernels=native"])
-    )
+    asked, named = (compose_run(overrides) for overrides in ([], ["graph=eager", "attention=torch", "kernels=native"]))
     assert asked[0].auto == ["attention", "graph", "kernels"] and named[0].auto == []
     assert asked[1] == named[1] and asked[1]["graph"] == "eager"
     assert folder_name(*asked) == folder_name(*named), "they are the same run"
-    config, choices = compose_quickly("device=cuda", "kernels=torch")
+    config, choices = compose_run(["device=cuda", "kernels=torch"])
     assert choices["graph"] == "round" and "-round-" in folder_name(config, choices)
     assert "auto        attention=triton graph=round (device=cuda: a CUDA device)" in describe(config, choices, [])
     assert "auto  " not in describe(*named, [])

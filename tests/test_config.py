@@ -15,11 +15,11 @@ from omegaconf import OmegaConf
 from spec_lab.menu import registry
 from spec_lab.menu.config import RunConfig
 from spec_lab.options.rules.relaxed_thinking import RelaxedThinkingConfig
-from spec_lab.program.compose import compose_run, register_schemas, to_run_config
+from spec_lab.program.compose import compose_run, compose_with_hydra, register_schemas, to_run_config
 from spec_lab.program.folder import folder_name
 from spec_lab.program.help import help_text
 from spec_lab.program.options import conf_folder, read_groups, read_keys
-from tests.composed import compose_quickly
+from tests import composed
 
 OF_OTHER_PROGRAMS = {"train", "paper"}
 SETTINGS = ("experiment", "size", "debug")
@@ -36,7 +36,7 @@ def test_every_option_composes_by_the_command_of_its_file(group: str, option: st
     program, *overrides = shlex.split(source.command.removeprefix("python -m "))
     assert program == "spec_lab"
     assert f"{group}={option}" in overrides
-    config, choices = compose_quickly(*overrides)
+    config, choices = compose_run(overrides)
     assert isinstance(config, RunConfig)
     typed = {word.partition("=")[0].removeprefix(f"{group}.") for word in overrides if word.startswith(f"{group}.")}
     assert typed or choices[group] == option or option == "auto"
@@ -49,16 +49,17 @@ def test_every_option_composes_by_the_command_of_its_file(group: str, option: st
             assert part.name == option.removesuffix("_overlap")  # graph=round_overlap is the mode round with a key more
 
 
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        ["drafter=ngram", "drafter.max_ngram=2", "batch_size=3", "references=[]"],
-        ["prune=catchup", "prune.prefill=all_rows", "target.path='a b'", "target=hf"],
-        ["acceptance=synthetic", "acceptance.mean_length=null", "acceptance.rates=[0.7,0.5,0.2]", "drafter.window=9"],
-    ],
-)
-def test_the_quick_way_to_compose_gives_what_the_lab_composes(overrides: list[str]) -> None:
-    assert compose_quickly(*overrides) == compose_run(overrides)
+def test_what_was_composed_before_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests compose with what tests/composed.py remembers."""
+    monkeypatch.setattr(composed, "LISTS", {})
+    some = ["drafter=ngram", "drafter.max_ngram=2", "batch_size=3", "references=[]"]
+    others = ["drafter=ngram", "prune=catchup", "prune.prefill=all_rows", "target.path='a b'", "target=hf"]
+    anew = [compose_with_hydra(overrides) for overrides in (some, others)]
+    again = compose_with_hydra(some)
+    assert again == anew[0]
+    again.drafter.max_ngram, again.hydra.runtime.choices.drafter = 77, "mine"
+    assert [compose_with_hydra(overrides) for overrides in (some, others)] == anew
+    assert len(composed.LISTS) == 2
 
 
 def test_defaults_are_those_of_the_design() -> None:
@@ -90,7 +91,7 @@ def test_defaults_are_those_of_the_design() -> None:
     ],
 )
 def test_prune_presets_set_both_knobs(preset: str, prefill: str, catchup: str) -> None:
-    config, _ = compose_quickly(f"prune={preset}")
+    config, _ = compose_run([f"prune={preset}"])
     assert (config.prune.prefill, config.prune.catchup) == (prefill, catchup)
 
 
@@ -149,14 +150,14 @@ def test_folder_name_has_the_choices_and_a_hash_of_the_rest() -> None:
 
 
 def test_folder_name_has_what_makes_another_round_and_belongs_to_no_group() -> None:
-    config, choices = compose_quickly("drafter=eagle3", "verify.budget=24", "batch_size=8", "recurrent.rollback=replay")
+    config, choices = compose_run(["drafter=eagle3", "verify.budget=24", "batch_size=8", "recurrent.rollback=replay"])
     assert folder_name(config, choices).startswith("run-pocket-eagle3-strict-none-eager-budget24-replay-")
 
 
 def test_hash_follows_what_runs_and_not_where_it_is_written() -> None:
     names = {}
     for override in ("seed=0", "seed=1", "output_dir=elsewhere", "logger=wandb", "batch_size=2"):
-        config, choices = compose_quickly(override)
+        config, choices = compose_run([override])
         names[override] = folder_name(config, choices)
     assert names["seed=0"] == names["output_dir=elsewhere"] == names["logger=wandb"]
     assert len({names["seed=0"], names["seed=1"], names["batch_size=2"]}) == 3
@@ -195,7 +196,7 @@ def test_points_of_a_grid_exist_and_begin_with_strict(grid: Path) -> None:
 @pytest.mark.parametrize("point", sorted((conf_folder() / "experiment" / "relaxed_thinking" / "point").glob("*.yaml")))
 def test_a_point_is_what_its_name_and_its_command_say(point: Path) -> None:
     command, _ = [line for line in point.read_text().splitlines() if line.startswith("# ")][1:3]
-    named, _ = compose_quickly(*command.removeprefix("# python -m spec_lab ").split())
+    named, _ = compose_run(command.removeprefix("# python -m spec_lab ").split())
     register_schemas(registry.load())
     with initialize_config_dir(str(conf_folder().absolute()), version_base="1.3"):
         composed = compose("config", overrides=["experiment=relaxed_thinking", f"{POINT}={point.stem}"])

@@ -16,6 +16,7 @@ from spec_lab.models.delta_net import GatedDeltaNet, build_delta_net
 from spec_lab.models.delta_rule import DeltaRows, delta_in_chunks, delta_row_by_row
 from spec_lab.models.rope import RotaryRows
 from spec_lab.pruning.selection import AfterAttention, AllRows
+from tests.covering import each_value
 from tests.kept_states import JUNK, KEPT, spoil_unread, tensors_of
 from tests.tiny_checkpoints import randomize
 
@@ -140,8 +141,7 @@ def test_a_prompt_equals_transformers(kind: str, rollback: str) -> None:
         torch.testing.assert_close(found, expected, rtol=0, atol=2e-5, msg=f"chunks {chunks}")
 
 
-@pytest.mark.parametrize("rollback", KEPT)
-@pytest.mark.parametrize("kind", SIZES)
+@pytest.mark.parametrize(("kind", "rollback"), each_value(SIZES, KEPT))
 def test_verify_goes_on_from_the_row_that_was_accepted(kind: str, rollback: str) -> None:
     """Rounds of any number of rows, after which any number stays, equal a text without the rejected rows."""
     sizes = SIZES[kind]
@@ -153,7 +153,7 @@ def test_verify_goes_on_from_the_row_that_was_accepted(kind: str, rollback: str)
     for slot, text in zip(slots, texts, strict=True):
         lane.states.clear(slot)
         lane.prompt(slot, text)
-    for index in range(30):
+    for index in range(20):
         num_rows = int(torch.randint(1, 6, (), generator=generator))
         rows = torch.randn(2, num_rows, HIDDEN, generator=generator)
         found = lane.verify(slots, rows)

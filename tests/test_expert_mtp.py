@@ -126,7 +126,7 @@ def test_only_the_live_rows_reach_router_and_experts(nextn: Nextn) -> None:
 
 @pytest.mark.parametrize("batch_size", [1, 3])
 def test_the_loops_text_is_greedy(nextn: Nextn, batch_size: int) -> None:
-    reference, requests = Reference(nextn.folder), random_requests(4, max_new_tokens=10)
+    reference, requests = Reference(nextn.folder), random_requests(batch_size + 1, max_new_tokens=8)
     plain = {request.request_id: reference.greedy(request) for request in requests}
     for prune in ("none", "post_attention", "catchup"):
         config = make_config((nextn.folder, nextn.folder), "mtp_eagle", prune=prune, batch_size=batch_size)

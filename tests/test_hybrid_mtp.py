@@ -105,7 +105,7 @@ def test_a_captured_mode_gives_what_eager_gives(pairs: Pairs, mode: str, rollbac
 @pytest.mark.parametrize(("kind", "mode"), each_value(KINDS, ["eager", "round", "overlap"]))
 def test_text_equals_greedy_of_transformers(pairs: Pairs, kind: str, mode: str) -> None:
     folder, _ = pairs[kind]
-    reference, requests = Reference(folder), random_requests(4, 16, vocab_size=VOCAB)
+    reference, requests = Reference(folder), random_requests(4, 10, vocab_size=VOCAB)
     expected = {request.request_id: reference.greedy(request) for request in requests}
     for batch in (1, 3):
         config = config_of(folder, "catchup", batch_size=batch)

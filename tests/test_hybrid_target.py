@@ -22,7 +22,7 @@ def targets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def test_text_equals_transformers(targets: dict[str, Path], kind: str) -> None:
     """Plain and speculative, of one request and of several, with prompts in chunks."""
     folder = targets[kind]
-    requests = random_requests(4, 20, vocab_size=VOCAB)
+    requests = random_requests(4, 10, vocab_size=VOCAB)
     reference = Reference(folder)
     expected = {request.request_id: reference.greedy(request) for request in requests}
     for batch in (1, 3):

@@ -222,7 +222,7 @@ def test_ctrl_c_in_the_first_repeat_leaves_the_requests_that_had_finished(
 
 def test_ctrl_c_ends_the_process_at_once(empty_folder: Path) -> None:
     """In plain decoding's first repeat, with all that a run imports in memory; five seconds are for a busy machine."""
-    command = [sys.executable, "-m", "spec_lab", "workload.limit=18", "max_new_tokens=16", "references=[plain]"]
+    command = [sys.executable, "-m", "spec_lab", "workload.limit=4", "max_new_tokens=16", "references=[plain]"]
     command += ["warmup_requests=0", "kernels=torch"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stderr is not None
@@ -236,7 +236,7 @@ def test_ctrl_c_ends_the_process_at_once(empty_folder: Path) -> None:
     assert (process.returncode, errors.splitlines()[-1]) == (130, "interrupted")
     [folder] = [path.parent for path in empty_folder.rglob("summary.json")]
     assert read_summary(folder)["status"] == "interrupted"
-    assert len(read_request_rows(folder)) == 18
+    assert len(read_request_rows(folder)) == 4
 
 
 def test_after_ctrl_c_the_interpreter_is_not_taken_apart(monkeypatch: pytest.MonkeyPatch) -> None:

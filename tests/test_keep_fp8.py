@@ -185,7 +185,7 @@ def test_speculative_output_is_plain_decodings_on_an_fp8_target(
 ) -> None:
     """Both decode with the narrow target, and so does the audit."""
     monkeypatch.chdir(tmp_path)
-    cheap = ["workload.limit=4", "max_new_tokens=48", "references=[plain]", "repeats=1", "profile_rounds=0"]
+    cheap = ["workload.limit=2", "max_new_tokens=24", "references=[plain]", "repeats=1", "profile_rounds=0"]
     assert main(["target.weight_dtype=fp8", "prune=catchup", *cheap]) == 0
     (path,) = tmp_path.glob("outputs/*/summary.json")
     assert "weight_dtype_fp8" in path.parent.name

@@ -43,6 +43,15 @@ def test_of_equal_maxima_the_lowest_id_wins_within_a_tile_and_across(pair: tuple
         assert standing_of["probability"].item() == standing_of["top"].item(), "a tie is exact"
 
 
+def test_a_row_of_three_tiles_reads_none_of_the_next_row() -> None:
+    """Its tiles are looked at four at once, and what stands behind them is larger."""
+    logits = torch.zeros(1, 2, 2 * VOCAB_TILE + 5, device=DEVICE)
+    logits[0, 0, 7], logits[0, 1, 9] = 1.0, 2.0
+    drafts, active = torch.tensor([[7]], device=DEVICE), torch.ones(1, dtype=torch.bool, device=DEVICE)
+    tokens, num_emitted = strict_accept(logits, drafts, active)
+    assert tokens.tolist() == stand(logits, drafts)["top_tokens"].tolist() == [[7, 9]] and num_emitted.item() == 2
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("-inf"), float("inf")])
 def test_a_padded_row_gives_a_token_of_the_vocabulary_and_counts_nothing(value: float) -> None:
     """So does NaN among numbers, as `torch.argmax` has it; the row beside it does not notice."""

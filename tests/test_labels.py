@@ -13,14 +13,13 @@ from spec_lab.program.folder import folder_name
 from spec_lab.program.labels import MAX_LENGTH, name_groups
 from spec_lab.program.options import read_groups
 from spec_lab.record.measured import RunInfo
-from tests.composed import compose_quickly
 from tests.fake_runs import PROVENANCE
 
 STALE = [[], ["graph.metadata=stale"]]
 
 
 def name_of(group: str, *overrides: str) -> str:
-    return compose_quickly(*overrides)[1][group]
+    return compose_run(overrides)[1][group]
 
 
 @pytest.mark.parametrize(
@@ -96,7 +95,7 @@ def test_no_two_configurations_of_a_group_have_one_name() -> None:
     for group, combinations in cases.items():
         found: dict[str, object] = {}
         for option, first, second in combinations:
-            config, names = compose_quickly(option, *first, *second)
+            config, names = compose_run([option, *first, *second])
             part = getattr(config, group)
             assert found.setdefault(names[group], part) == part, names[group]
         assert len(found) > 3

@@ -230,7 +230,8 @@ def test_a_tree_is_accepted_in_part_and_further_than_its_spine(labs: Labs, draft
     chain, tree = (
         accepted_in(lab.run(Case("qwen3", drafter, batch_size=8, tree=tree))) for tree in ("none", "dynamic")
     )
-    longest = EVERY_LENGTH - {3} if drafter == "frozen_kv" else EVERY_LENGTH  # its third draft is never right here
+    third_is_wrong = drafter in ("frozen_kv", "p_eagle")  # here, always
+    longest = EVERY_LENGTH - {3} if third_is_wrong else EVERY_LENGTH
     assert {count for rounds in tree for count in rounds} == longest
     assert sum(map(len, tree)) < sum(map(len, chain)), "fewer rounds for the same text"
 
@@ -256,9 +257,9 @@ def test_a_tree_that_is_a_chain_has_the_bits_of_the_chain(labs: Labs, drafter: s
             assert torch.equal(tree[path].view(torch.int32), tensor.view(torch.int32)), path
 
 
-@pytest.mark.parametrize("drafter", TREE_DRAFTERS)
+@pytest.mark.parametrize("drafter", [name for name in TREE_DRAFTERS if name not in ("dflash", "p_eagle")])
 def test_a_branch_sees_nothing_of_others(labs: Labs, drafter: str) -> None:
-    """What the drafter makes of a branch is the same whatever stands beside it."""
+    """What the drafter makes of a branch is the same whatever stands beside it. Of a block: `test_block_trees.py`."""
     lab, alone, beside = labs["qwen2_sliding"], [[1], [1, 0], [1, 0, 0]], [[0], [0, 0], [0, 1], [0, 0, 0], [0, 1, 0]]
     requests = [replace(request, max_new_tokens=1) for request in lab.requests]
     found = []

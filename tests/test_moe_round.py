@@ -15,8 +15,8 @@ import pytest
 import spec_lab
 from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.menu.refusals.run import refusals
+from spec_lab.program.compose import compose_run
 from tests.bench_modules import imported
-from tests.composed import compose_quickly
 from tests.tiny_latent import SIZES
 
 SHAPES = Path(spec_lab.__file__).parent / "checkpoints" / "shapes"
@@ -25,6 +25,7 @@ SHAPES = Path(spec_lab.__file__).parent / "checkpoints" / "shapes"
 @pytest.fixture
 def rounds(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     with imported("moe_round", monkeypatch) as module:
+        monkeypatch.setattr("round_bench.NUM_ROUNDS", 12)
         yield module
 
 
@@ -49,7 +50,7 @@ def test_floors_are_those_that_were_reckoned_by_hand(rounds: ModuleType) -> None
 def test_every_cell_composes(rounds: ModuleType) -> None:
     assert len({cell.name for cell in rounds.CELLS}) == len(rounds.CELLS)
     for cell in rounds.CELLS[::7]:
-        config, _ = compose_quickly(*cell.overrides(), "dtype=bfloat16")
+        config, _ = compose_run([*cell.overrides(), "dtype=bfloat16"])
         assert refusals(config) == [] or cell.model is rounds.APART
 
 

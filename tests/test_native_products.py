@@ -329,7 +329,7 @@ def test_a_run_has_the_tokens_of_plain_decoding_to_the_bit(overrides: tuple[str,
         *("max_new_tokens=12", f"output_dir={tmp_path}", *overrides),
     ]
     found = {}
-    for kernels, references in (("native", "[plain]"), ("native", "[]"), ("torch", "[plain]")):
+    for kernels, references in (("native", "[plain]"), ("torch", "[]") if overrides else ("native", "[]")):
         composed = spec_lab.compose([f"kernels={kernels}", f"references={references}", *shared])
         run = spec_lab.run(composed)
         assert run.summary["row_invariant"] is (kernels == "native")

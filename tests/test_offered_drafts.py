@@ -18,6 +18,7 @@ from spec_lab.acceptance.rejection import METHODS
 from spec_lab.core.types import AcceptanceInputs
 from spec_lab.engine.offered import DraftOffers, are_within_budget
 from tests.acceptance_cases import CPU, RULES, TRUNCATED, emitted, make_inputs, request
+from tests.bench_modules import imported
 from tests.test_rejection import (
     PLAIN,
     PROPOSALS,
@@ -27,11 +28,7 @@ from tests.test_rejection import (
     inputs_after,
     make_models,
     one_round,
-    one_thread,
 )
-
-__all__ = ["one_thread"]
-
 
 # Every rule.
 
@@ -140,23 +137,34 @@ def test_the_enumeration_sees_a_cut_that_knows_the_token(method: str, cut: objec
     assert enumeration_error(models, METHODS[method], PLAIN, cut) > 1e-3  # type: ignore[arg-type]
 
 
-def test_two_tokens_show_the_bias_of_reading_the_drawn_token() -> None:
-    """The target's tokens are equally likely, the drafter's .7 and .3, the threshold is .5.
-
-    A cut by the drawn token offers token 0 alone. It then stands with probability .7 * .5 / .7 where it was drawn, and
-    with .3 * .5 where it was not: .65 in place of .5. A stop by the largest probability offers the draft at which it
-    ends drafting, whatever that is.
+@pytest.mark.parametrize(
+    ("target", "drafter", "behind", "wrong", "biased"),
+    [
+        ([0.5, 0.5], [0.7, 0.3], [[0.7, 0.3], [0.7, 0.3]], by_drawn_token, 0.65),
+        ([0.7, 0.3], [0.5, 0.5], [[0.9, 0.1], [0.5, 0.5]], by_later_confidence, 0.85),
+    ],
+    ids=["the token drawn", "a cut in hindsight"],
+)
+def test_two_tokens_show_the_bias_of_reading_what_is_cut(
+    target: list[float], drafter: list[float], behind: list[list[float]], wrong: object, biased: float
+) -> None:
+    """Of .5 a cut by the drawn token makes .7 * .5 / .7 where token 0 was drawn and offered, and .3 * .5 where token 1
+    was not: .65. Of .7 a cut in hindsight, which offers token 0 alone as the one behind which the drafter is sure,
+    makes .5 + .5 * .7 = .85 (DSpark, appendix A). A stop by the largest probability, before a draft is drawn, makes
+    neither.
     """
-    p, q = (torch.tensor(row, dtype=torch.float64).log() for row in ([0.5, 0.5], [0.7, 0.3]))
-    models = Models([p.expand(2**d, 2) for d in range(4)], [q.expand(2**d, 2) for d in range(4)], 2, 1)
+    p, q = (torch.tensor(row, dtype=torch.float64).log() for row in (target, drafter))
+    drafts = [q.expand(2**d, 2) for d in range(6)]
+    drafts[1] = torch.tensor(behind, dtype=torch.float64).log()
+    models = Models([p.expand(2**d, 2) for d in range(6)], drafts, 2, 2)
 
     def chance_of_token_0(cut: object) -> float:
         after = one_round(empty_prefix(models), models, METHODS["standard"], SamplingParams(1.0), cut)  # type: ignore[arg-type]
-        return float(after[1][0] + after[2].view(2, 2)[0].sum())
+        return sum(float(mass.view(2, -1)[0].sum()) for mass in after[1:])
 
-    assert chance_of_token_0(by_drawn_token) == pytest.approx(0.65, abs=1e-12)
-    assert chance_of_token_0(by_confidence) == pytest.approx(0.5, abs=1e-12)
-    assert chance_of_token_0(none_at_all) == pytest.approx(0.5, abs=1e-12)
+    assert chance_of_token_0(wrong) == pytest.approx(biased, abs=1e-12)
+    for cut in (by_confidence, none_at_all):
+        assert chance_of_token_0(cut) == pytest.approx(target[0], abs=1e-12)
 
 
 @pytest.mark.parametrize("neighbour", [[0.9, 0.8], [0.55, 0.45], [0.1, 0.05]])
@@ -245,6 +253,27 @@ def test_survival_is_the_product_from_draft_1_on() -> None:
         confidences.go_on(slots, torch.tensor([0.5, 1.0]), torch.tensor([1]))
         confidences.go_on(slots, torch.tensor([0.5, 0.5]), torch.tensor([2]))
         assert confidences.survival[slots].tolist() == [[0.5, 0.25, 0.125], [0.25, 0.25, 0.125]]
+
+
+def test_each_draft_has_a_temperature_of_its_own() -> None:
+    """Odds of 4 and of 9 become their root and their square."""
+    confidences = DraftConfidences(2, 2, CPU, temperatures=[2.0, 0.5])
+    slots = torch.tensor([1, 0])
+    confidences.begin(slots, torch.tensor([0.8, 1.0]))
+    confidences.go_on(slots, torch.tensor([0.9, 0.0]), torch.tensor([1]))
+    expected = torch.tensor([[2 / 3, 2 / 3 * 81 / 82], [1.0, 0.0]])
+    torch.testing.assert_close(confidences.survival[slots], expected)
+
+
+def test_temperatures_are_found_that_the_drafter_was_too_sure_by(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draft 1 is right as often as is said, and draft 2 as often as half of its logits say."""
+    generator = torch.Generator().manual_seed(0)
+    said = torch.rand((40_000, 2), generator=generator, dtype=torch.float64)
+    true = torch.sigmoid(torch.logit(said) / torch.tensor([1.0, 2.0]))
+    is_right = torch.rand(said.shape, generator=generator) < true
+    with imported("confidence_temperatures", monkeypatch) as script:
+        found = script.temperatures(said, is_right.cumprod(dim=1).sum(dim=1))
+    assert found == pytest.approx([1.0, 2.0], rel=0.15)
 
 
 def test_drafts_wait_that_were_noted_or_else_expected() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
@@ -20,17 +20,9 @@ from spec_lab.acceptance.rejection import METHODS, RejectionAcceptance, Rejectio
 from spec_lab.acceptance.tokenwise import clipped_ratio, residual, residual_after
 from spec_lab.core.types import AcceptanceInputs
 from tests.acceptance_cases import CPU, SAMPLING, TRUNCATED, first_token, make_inputs, rejection_rule, request
+from tests.covering import each_value
 
 PLAIN = SamplingParams(temperature=1.0)
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Tensors of a few numbers a request: threads that wait for each other cost more than they bring."""
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(num_threads)
 
 
 # Exact enumeration: two rounds, every draft, every pattern of passed tests, every last token.
@@ -193,8 +185,7 @@ def test_two_rounds_of_other_sizes_equal_the_target(method: str, vocab_size: int
     assert enumeration_error(models, METHODS[method], PLAIN) < 1e-12
 
 
-@pytest.mark.parametrize("proposal", PROPOSALS)
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(("method", "proposal"), each_value(METHODS, PROPOSALS))
 @pytest.mark.parametrize(("vocab_size", "num_drafts"), [(5, 3), (6, 2)])
 def test_two_rounds_equal_the_target_in_all_sizes(method: str, proposal: str, vocab_size: int, num_drafts: int) -> None:
     models = make_models(vocab_size, num_drafts, TRUNCATED, proposal)
@@ -350,11 +341,6 @@ def test_shared_noise_of_proposal_and_residual_breaks_sampling() -> None:
     assert variation_over_bound("standard", PLAIN, without_use) > 1.5
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_many_sampled_rounds_follow_the_target(method: str) -> None:
-    assert variation_over_bound(method, PLAIN, num_requests=250_000) < 1
-
-
 def test_first_token_is_plain_sampling() -> None:
     count, sampling = 3000, SamplingParams(1.0, top_k=3)
     logits = torch.tensor([[1.0, 0.0, -1.0, 0.5, -2.0]])
@@ -369,7 +355,7 @@ def test_first_token_is_plain_sampling() -> None:
 
 def test_first_token_and_first_round_draw_apart() -> None:
     """The prompt pass and the first round have the same L."""
-    count = 2000
+    count = 600
     rule = rejection_rule(1, "one_hot", PLAIN)
     logits = torch.zeros(1, 8)
     same = 0

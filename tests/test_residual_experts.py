@@ -22,11 +22,10 @@ SIZES = ExpertSizes(8, 3, 16, RouterScores.SIGMOID, correction_bias=True, shared
 
 
 @pytest.mark.parametrize(
-    "sizes",
-    [SIZES, replace(SIZES, shared_intermediate_size=48), replace(SIZES, shared_gate=True)],
+    ("sizes", "num_rows"),
+    [(SIZES, 20), (replace(SIZES, shared_intermediate_size=48), 5), (replace(SIZES, shared_gate=True), 20)],
     ids=["one_more", "wider", "gated"],
 )
-@pytest.mark.parametrize("num_rows", [5, 20])
 def test_it_gives_what_its_parts_give(sizes: ExpertSizes, num_rows: int) -> None:
     """Of few rows and of many; experts that were read are counted in both."""
     tensors = {

@@ -14,7 +14,7 @@ from spec_lab.measure.runner import run
 from spec_lab.menu.chosen import choose
 from spec_lab.menu.config import RunConfig
 from spec_lab.menu.refusals.run import admit
-from spec_lab.options.shipped import SHIPPED, ZOO
+from spec_lab.options.shipped import SHIPPED, ZOO, DrafterWeights
 from spec_lab.program.compose import compose_run
 from spec_lab.wiring.drafting import load_drafter
 from spec_lab.wiring.engine import build_engine
@@ -99,6 +99,15 @@ def test_a_shipped_target_has_its_drafters_or_is_refused(target: str) -> None:
     else:
         with pytest.raises(UserError, match="its weights are not here"):
             admit(config)
+
+
+@pytest.mark.parametrize("drafter", ["eagle3", "mtp_eagle"])
+def test_a_drafter_whose_weights_a_checkout_leaves_out_is_refused(
+    drafter: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(DrafterWeights, "shipped_for", lambda *_: tmp_path / "left_out")
+    with pytest.raises(UserError, match=f"^drafter={drafter}: its weights are not here .*left_out"):
+        admit(compose("pocket", f"drafter={drafter}")[0])
 
 
 @pytest.mark.parametrize(("overrides", "target", "refusal"), CELLS)

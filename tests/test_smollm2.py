@@ -75,10 +75,14 @@ def test_weights_are_those_of_transformers_reader(path: Path, reference: Any) ->
     assert all(torch.equal(tensors[name], weights[name]) for name in tensors)
 
 
-def test_ids_follow_from_the_files_own_merges(path: Path) -> None:
+@pytest.fixture(scope="module")
+def tokenizer(path: Path) -> TargetTokenizer:
+    return TargetTokenizer(path)
+
+
+def test_ids_follow_from_the_files_own_merges(path: Path, tokenizer: TargetTokenizer) -> None:
     head = read_head(path)
     rules = Rules(head.texts("tokenizer.ggml.tokens"), tuple(head.texts("tokenizer.ggml.merges")))
-    tokenizer = TargetTokenizer(path)
     texts = [prompt.text for prompt in shipped_prompts()[::12]]
     for text in [*texts, *(text.replace(" ", "  ") for text in texts), "  7 ½ 世界 e\u0301\n\n 1234"]:
         ids = tokenizer.encode(text)
@@ -95,13 +99,11 @@ def test_ids_follow_from_the_files_own_merges(path: Path) -> None:
         ("<|im_start|>user", ["<|im_start|>", "user"]),
     ],
 )
-def test_pieces_by_hand(path: Path, text: str, pieces: list[str]) -> None:
-    tokenizer = TargetTokenizer(path)
+def test_pieces_by_hand(tokenizer: TargetTokenizer, text: str, pieces: list[str]) -> None:
     assert [tokenizer.decode([token_id]) for token_id in tokenizer.encode(text)] == pieces
 
 
-def test_a_chat_has_the_files_template(path: Path) -> None:
-    tokenizer = TargetTokenizer(path)
+def test_a_chat_has_the_files_template(path: Path, tokenizer: TargetTokenizer) -> None:
     system = "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
     turns = "user\nHi", "assistant\nHo", "user\nSo  5?"
     text = "".join(f"<|im_start|>{turn}<|im_end|>\n" for turn in turns)
@@ -110,8 +112,9 @@ def test_a_chat_has_the_files_template(path: Path) -> None:
     assert read_model_config(path).eos_token_ids == (tokenizer.special_id("<|im_end|>"),)
 
 
-def test_the_command_of_the_readme_runs_with_weights_kept_once(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "spec_lab", "target=smollm2_135m", "drafter=ngram", "device=cpu"]
+@pytest.mark.parametrize("drafter", ["drafter=ngram", "drafter=eagle3"])
+def test_the_commands_of_the_readme_run_with_weights_kept_once(drafter: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "spec_lab", "target=smollm2_135m", drafter, "prune=catchup", "device=cpu"]
     small = ["workload.limit=2", "max_new_tokens=12", "repeats=1", "profile_rounds=0"]
     done = subprocess.run([*command, *small], cwd=tmp_path, capture_output=True, text=True, check=True)
     (file,) = tmp_path.glob("outputs/*/summary.json")

@@ -19,6 +19,7 @@ from spec_lab.core.types import AcceptanceInputs, Request, Sequence
 from spec_lab.engine.engine import Engine
 from spec_lab.menu.choices import Rollback
 from spec_lab.menu.config import RecurrentConfig
+from tests.covering import each_value
 from tests.fake_target import PaddedGraph
 from tests.kept_states import KEPT, spoil_unread
 from tests.lab import make_config, make_engine, random_requests
@@ -112,7 +113,7 @@ def requests_of(*sizes: tuple[int, int]) -> list[Request]:
     return [replace(request, request_id=f"r{index}") for index, request in enumerate(requests)]
 
 
-@pytest.mark.parametrize("num_draft_tokens", range(5))
+@pytest.mark.parametrize(("target", "num_draft_tokens"), each_value(Rollback, range(5)), indirect=["target"])
 def test_any_number_of_drafts_is_taken_back(target: Target, num_draft_tokens: int) -> None:
     requests = requests_of((9, 36 * (num_draft_tokens + 2) // 2), (1, 30))
     rule = run(target, requests, num_draft_tokens, batch_size=2)

@@ -230,7 +230,7 @@ PLACES = ["/".join(place) for place in (
 
 
 @given(place=st.sampled_from(PLACES), value=VALUES, method=st.sampled_from(["grid", "random", "bayes"]))
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_value_anywhere_is_a_clean_preview_or_one_line(
     place: str, value: Any, method: str, empty_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -241,7 +241,7 @@ def test_any_value_anywhere_is_a_clean_preview_or_one_line(
 
 
 @given(at=st.integers(0, 400), text=st.text(max_size=3), length=st.integers(0, 5))
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_damage_to_the_text_is_a_clean_preview_or_one_line(
     at: int, text: str, length: int, empty_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

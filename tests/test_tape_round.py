@@ -177,10 +177,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
 
 FROZEN = [
     (freeze_step_index, "step_replay"),
-    (freeze_lengths, "step_replay"),
-    (freeze_lengths, "full_loop"),
     (freeze_lengths, "round"),
-    (replace_buffer, "step_replay"),
     (replace_buffer, "full_loop"),
 ]
 

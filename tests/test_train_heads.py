@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import json
 import shutil
@@ -30,12 +29,13 @@ from spec_lab.train.__main__ import main
 from spec_lab.train.checkpoint import load_drafter, load_weights, save_drafter
 from spec_lab.train.drafter_config import Eagle3TrainingConfig, MtpEagleTrainingConfig
 from spec_lab.train.eagle3_recipe import Eagle3Recipe
-from spec_lab.train.frozen_target import FrozenTarget
+from spec_lab.train.frozen_target import FrozenOutputs, FrozenTarget
 from spec_lab.train.group import ALONE, Group
 from spec_lab.train.module_config import OptimisationConfig
 from spec_lab.train.mtp_recipe import MtpRecipe
+from spec_lab.train.packed_rows import PackedRows
 from spec_lab.train.packed_training import PackedTask, train_packed
-from spec_lab.train.proof import Prover
+from spec_lab.train.proof import Proof, Prover
 from spec_lab.train.texts.folder import Answered, Texts, TextsFolder
 from spec_lab.train.texts.header import TextsHeader, WrittenBy, digest_of_weights
 from spec_lab.train.truth import Truth
@@ -105,12 +105,23 @@ def whole(made: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     questions = [{"question_id": 1, "category": name, "turns": ["aabb"]} for name in ("maths", "writing")]
     file = write_prompts(folder / "questions.jsonl", questions)
     write_tokenizer(folder / "target")
-    assert main(words(folder, *EAGLE3, f"evaluation.prompts=[{file}]", "layouts=[speculators]")) == 0
+    prove = Prover.prove
+
+    def listed(self: Prover, name: str, head: Path) -> Proof:
+        with (folder / "proved").open("a") as lines:
+            lines.write(f"{head.name}\n")
+        return prove(self, name, head)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Prover, "prove", listed)
+        assert main(words(folder, *EAGLE3, f"evaluation.prompts=[{file}]", "layouts=[speculators]")) == 0
     return folder
 
 
 def test_a_head_is_proved_trained_watched_and_proved_again(whole: Path) -> None:
     record, head = record_of(whole), whole / "out" / "hf-eagle3"
+    proved = (whole / "proved").read_text().replace("hf-eagle3", "").split("\n")[:-1]
+    assert proved == ["-before", "-untrained", "-2", "-4", "-6", ".unfinished"]
     assert [point["step"] for point in record["truth"]["points"]] == [2, 4, 6]
     assert set(record["truth"]["lines"]) == {"ngram", "untrained"}
     for point in record["truth"]["points"]:
@@ -224,21 +235,45 @@ class Thread:
         return value
 
 
-def test_two_processes_have_the_losses_of_one(llama: Path) -> None:
-    texts, recipe = Texts.load(llama / "texts"), RECIPES["eagle3"]
-    steps = OptimisationConfig(num_steps=4, batch_size=4, num_warmup_steps=2, log_every=1, checkpoint_every=9)
+def losses(folder: Path, group: Group = ALONE, dtype: torch.dtype = torch.float32, kept_bytes: int = 0) -> list[float]:
+    """Return those of four steps of a tiny head for the target in a folder, which go over the texts more than once."""
+    texts, recipe = Texts.load(folder / "texts"), RECIPES["eagle3"]
+    steps = OptimisationConfig(num_steps=4, batch_size=8, num_warmup_steps=2, log_every=1, checkpoint_every=9)
     config = dataclasses.replace(recipe.config, optimisation=steps, num_unrolled_steps=2)
+    target = FrozenTarget.load(folder / "target", CPU, dtype, 48)
+    task = PackedTask(
+        target, texts, recipe.taps(target), 48, folder / "no.pt", 0, CPU, group=group, kept_bytes=kept_bytes
+    )
+    return [point.loss for point in train_packed(recipe.build(target, texts, 0), config, task)]
 
-    target = FrozenTarget.load(llama / "target", CPU, torch.float32, 48)
-    untrained = recipe.build(target, texts, 0)
 
-    def losses(group: Group) -> list[float]:
-        task = PackedTask(target, texts, recipe.taps(target), 48, llama / "no.pt", 0, CPU, group=group)
-        return [point.loss for point in train_packed(copy.deepcopy(untrained), config, task)]
+def test_two_processes_have_the_losses_of_one(llama: Path) -> None:
+    together = on_ranks(2, lambda partition: losses(llama, Thread(partition.rank, 2, partition)))
+    assert together[0] == together[1] == pytest.approx(losses(llama), abs=1e-5)
 
-    alone = losses(ALONE)
-    together = on_ranks(2, lambda partition: losses(Thread(partition.rank, 2, partition)))
-    assert together[0] == together[1] == pytest.approx(alone, abs=1e-5)
+
+def test_states_that_are_kept_change_no_loss_and_are_not_made_again(
+    llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    num_rows: list[int] = []
+    run = FrozenTarget.run
+
+    def counted(self: FrozenTarget, rows: PackedRows, taps: Sequence[Tap]) -> FrozenOutputs:
+        num_rows.append(rows.num_rows)
+        return run(self, rows, taps)
+
+    monkeypatch.setattr(FrozenTarget, "run", counted)
+    made_anew = losses(llama)
+    row_bytes = 48 * 4 * 32 * 4  # of 15 rows, one of which stands twice in a batch
+    for kept_bytes, expected in ((16 * row_bytes, 16), (5 * row_bytes, 25)):
+        num_rows[:] = []
+        assert losses(llama, kept_bytes=kept_bytes) == pytest.approx(made_anew, abs=1e-5)
+        assert sum(num_rows) == expected
+
+
+def test_a_cpu_computes_in_bfloat16_where_it_is_told_to(llama: Path) -> None:
+    exact, rounded = losses(llama), losses(llama, dtype=torch.bfloat16)
+    assert rounded == pytest.approx(exact, rel=2e-2) and rounded != pytest.approx(exact, rel=1e-5)
 
 
 def test_torchrun_trains_what_one_process_does(llama: Path, whole: Path) -> None:
@@ -258,6 +293,7 @@ def test_torchrun_trains_what_one_process_does(llama: Path, whole: Path) -> None
     [
         ("drafter=draft_model", "a smaller model of the same family drafts as it is"),
         ("drafter.draft_vocab_size=161", "more than the target's 160"),
+        ("dtype=float16", "no room for small gradients"),
         ("packing.row_length=513", "over the target's 512 positions"),
         ("logger.project=a/b", "is no name of a W&B project"),
         ("evaluation.prompts=[nowhere.jsonl]", "there is no file nowhere.jsonl"),

@@ -9,7 +9,7 @@ import pytest
 
 from spec_lab.errors import UserError
 from spec_lab.train.config import EvaluationConfig, GenerationsConfig, TokenizerConfig, TrainConfig
-from spec_lab.train.drafter_config import MtpEagleTrainingConfig, NoDrafterChoice
+from spec_lab.train.drafter_config import Loss, MtpEagleTrainingConfig, NoDrafterChoice
 from spec_lab.train.module_config import OptimisationConfig
 from spec_lab.train.sharing import refuse_to_share
 from spec_lab.train.target_config import PocketTrainingConfig, ShippedTarget
@@ -30,6 +30,16 @@ CANNOT = {
         replace(BASE, drafter=MtpEagleTrainingConfig(optimisation=SHORT)),
         "pocket-mtp_eagle of drafter.optimisation.num_steps=8000 and of drafter.optimisation.num_steps=9; "
         ".*/${drafter.optimisation.num_steps}'",
+    ),
+    "a key that came later": (
+        replace(BASE, drafter=MtpEagleTrainingConfig(loss=Loss.tv)),
+        BASE,
+        "pocket-mtp_eagle of drafter.loss=tv and of drafter.loss=kl",
+    ),
+    "a key that came later, the other way round": (
+        BASE,
+        replace(BASE, drafter=MtpEagleTrainingConfig(loss=Loss.tv)),
+        "pocket-mtp_eagle of drafter.loss=kl and of drafter.loss=tv",
     ),
     "a target": (
         WHOLE,

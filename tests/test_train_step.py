@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from spec_lab.train.data import next_token_labels
 from spec_lab.train.decoder import DecoderLoss
 from spec_lab.train.loop import train
-from spec_lab.train.module_config import OptimisationConfig
-from spec_lab.train.step import STEPS_BEFORE_CAPTURE, CapturedStep, LaunchedStep, adamw, make_step
+from spec_lab.train.module_config import OptimisationConfig, Optimiser
+from spec_lab.train.optimisers import adamw
+from spec_lab.train.step import STEPS_BEFORE_CAPTURE, CapturedStep, LaunchedStep, make_step
 from spec_lab.train.target import NextTokenLoss
 from tests.test_train_decoder import FAMILIES
 from tests.test_train_loop import CPU, OPTIMISATION, Batches, Regression
@@ -51,9 +53,39 @@ def test_a_step_clips_its_gradients_and_leaves_those_of_the_step_before(longest:
 
 
 def test_matrices_decay_and_scales_do_not() -> None:
-    groups = adamw(Regression(), OPTIMISATION, CPU).param_groups
+    groups = adamw(list(Regression().parameters()), OPTIMISATION, CPU).param_groups
     assert [group["weight_decay"] for group in groups] == [OPTIMISATION.weight_decay, 0.0]
     assert [[weight.ndim for weight in group["params"]] for group in groups] == [[2], [1]]
+
+
+class TwoMatrices(nn.Module):
+    """A layer's matrix, a scale, and one that has a row for each token."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.norm, self.lm_head = nn.Linear(8, 6, bias=False), nn.LayerNorm(6), nn.Linear(6, 9, bias=False)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        return self.lm_head(self.norm(self.layer(rows)).relu()).square().mean()
+
+
+def test_muon_moves_matrices_of_layers_alike_in_all_directions_and_goes_on_from_its_state() -> None:
+    knobs = OptimisationConfig(num_steps=9, num_warmup_steps=1, optimiser=Optimiser.muon, weight_decay=0.0)
+    rows = torch.randn(16, 8, generator=torch.Generator().manual_seed(1))
+    module, again = TwoMatrices(), TwoMatrices()
+    step, other = make_step(module, knobs, CPU), make_step(again, knobs, CPU)
+    before = copy.deepcopy(module.state_dict())
+    step((rows,), 1e-2)
+    moves = {name: module.state_dict()[name] - before[name] for name in before}
+    directions = {name: torch.linalg.svdvals(moves[name]) for name in ("layer.weight", "lm_head.weight")}
+    spread = {name: float(values.max() / values[: len(values) - 1].min()) for name, values in directions.items()}
+    assert spread["layer.weight"] < 2 < spread["lm_head.weight"] and moves["norm.weight"].abs().min() > 0
+    again.load_state_dict(module.state_dict())
+    other.optimiser.load_state_dict(copy.deepcopy(step.optimiser.state_dict()))
+    for each in (step, other):
+        each((rows,), 1e-2)
+    assert all(torch.equal(value, again.state_dict()[name]) for name, value in module.state_dict().items())
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -85,8 +117,9 @@ def losses_of(step: Any, device: torch.device) -> Tensor:
 
 def launched_step(family: str, device: torch.device) -> LaunchedStep:
     module = family_loss(family, device)
-    optimiser = adamw(module, OptimisationConfig(num_steps=NUM_STEPS, num_warmup_steps=2), device)
-    return LaunchedStep(list(module.parameters()), module, lambda *batch: batch, optimiser, 1.0)
+    parameters = list(module.parameters())
+    optimiser = adamw(parameters, OptimisationConfig(num_steps=NUM_STEPS, num_warmup_steps=2), device)
+    return LaunchedStep(parameters, module, lambda *batch: batch, optimiser, 1.0, device.type == "cuda")
 
 
 @pytest.mark.parametrize("family", FAMILIES)

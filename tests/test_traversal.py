@@ -55,6 +55,7 @@ PROPOSALS = {
     "other": law(2, 1.5),
     "far": {text: (1 - row) ** 8 / ((1 - row) ** 8).sum() for text, row in TARGET.items()},
     "equal": TARGET,
+    "slots": {text: TARGET[(0,) * len(text)] for text in TARGET},  # as of a block without a head
     "holes": with_holes(law(3, 1.0)),
     "certain": {text: torch.eye(VOCAB, dtype=torch.float64)[len(text) % VOCAB] for text in TARGET},
 }

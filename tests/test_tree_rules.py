@@ -23,6 +23,7 @@ from spec_lab.options.rules.synthetic import SyntheticConfig
 from spec_lab.options.trees.dynamic import DynamicTreeConfig
 from spec_lab.options.trees.static import StaticTreeConfig
 from tests.acceptance_cases import CPU
+from tests.covering import each_value
 from tests.graph_lab import MODES, SAMPLED, Lab, Rule, generate_watched, lab, mixed_requests, outcome
 from tests.graph_lab import RULES as CHAIN_RULES
 from tests.test_rejection import total_variation, variation_bound
@@ -192,7 +193,7 @@ def test_traversal_of_a_chain_is_block_verification_bit_for_bit(lab: Lab, drafte
     assert len({count for _, accepted, _ in got.values() for count in accepted}) > 1
 
 
-@pytest.mark.parametrize(("rule", "mode"), list(product(RULES, ("round", "full_loop", "split_seed", "overlap"))))
+@pytest.mark.parametrize(("rule", "mode"), each_value(RULES, ("round", "full_loop", "split_seed", "overlap")))
 def test_a_graph_gives_what_eager_gives(lab: Lab, rule: str, mode: str) -> None:
     requests = mixed_requests(4, 10)
     of_rule, tree = RULES[rule]

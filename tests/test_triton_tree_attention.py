@@ -192,13 +192,15 @@ def test_the_backend_places_branches_as_the_one_in_torch() -> None:
     assert built[0].positions.tolist() == [32] * 4 + [5] * 4 and built[0].seq_lens.tolist() == [39, 12]
 
 
-@pytest.mark.parametrize("num_rows", [6, 3])
-def test_an_engine_with_a_tree_gives_the_tokens_of_the_torch_backend(tmp_path: Path, num_rows: int) -> None:
+@pytest.mark.parametrize(("num_rows", "num_requests"), [(6, 1), (3, 2)])
+def test_an_engine_with_a_tree_gives_the_tokens_of_the_torch_backend(
+    tmp_path: Path, num_rows: int, num_requests: int
+) -> None:
     """EAGLE-3 writes keys for its branches, over several levels; the target has a window in half of its layers. Three
     rows are fewer than the tree may be deep."""
     window = {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 4}
     pair = make_pair(tmp_path, "qwen2", vocab_size=24, **window)
-    requests = random_requests(2, max_new_tokens=4, vocab_size=24, lengths=(1, 9))
+    requests = random_requests(num_requests, max_new_tokens=4, vocab_size=24, lengths=(1, 9))
     config = replace(
         make_config(pair, tree=DynamicTreeConfig(topk=2, depth=3, num_rows=num_rows), batch_size=2),
         cache=CacheConfig(page_size=4, prefill_chunk=512),
@@ -210,4 +212,4 @@ def test_an_engine_with_a_tree_gives_the_tokens_of_the_torch_backend(tmp_path: P
         replace(config, attention=AttentionConfig(name="triton"), kernels=KernelsChoice.triton), requests
     )
     Reference(pair[0]).assert_lossless(requests, outputs, expected)
-    assert sum(len(tokens) for tokens in expected.values()) >= 6
+    assert sum(len(tokens) for tokens in expected.values()) >= 3 * num_requests

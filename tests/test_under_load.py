@@ -22,7 +22,7 @@ LONGEST_PROMPT, MOST_NEW_TOKENS = 20, 28
 MAX_SEQ_LEN = LONGEST_PROMPT + MOST_NEW_TOKENS
 PAGES_A_REQUEST = -(-(MAX_SEQ_LEN + 2 * K) // PAGE_SIZE)
 SCRIPT = (3, 0, 1, 2, 0, 3)
-LOADS = [(80, 8), (400, 32)]
+LOADS = [(80, 8), (200, 32)]
 
 
 def make_requests(count: int, seed: int = 0) -> list[Request]:

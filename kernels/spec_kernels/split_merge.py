@@ -18,7 +18,7 @@ STAGES = 12
 
 @dataclass(frozen=True, slots=True)
 class Partials:
-    """Holds what each split leaves of each head of each row: sums of weighted values and of weights, the largest score.
+    """What each split leaves of each head of each row: sums of weighted values and of weights, the largest score.
 
     Attributes:
         acc: [splits, rows, heads, width] float32, junk where a split holds no key that the row's tile sees.

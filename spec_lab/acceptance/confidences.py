@@ -3,11 +3,15 @@
 It is that of the distribution, and not of the token that was drawn from it: to leave out a draft because its own
 probability is small would keep that token from standing there, and bias what is emitted. What is known before a token
 is drawn biases nothing (vLLM's estimator for adaptive verification, #47808, reads max q for the same reason).
+
+A drafter may be surer than it is right. A temperature for each draft mends that, found for one draft after another so
+that the product up to it is as often right as it says (sequential temperature scaling, DSpark, arXiv 2607.05147).
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 
@@ -63,7 +67,10 @@ class DraftConfidences:
         device: torch.device,
         threshold: float | None = None,
         kernels: KernelSet = TORCH_FORMS,
+        temperatures: Sequence[float] | None = None,
     ) -> None:
+        """`temperatures`: one for each draft; None leaves what is noted as it is."""
+        self._temperatures = None if temperatures is None else torch.tensor(temperatures, device=device)
         self.survival = torch.zeros((num_slots + 1, num_draft_tokens), device=device)
         self.num_drafted = torch.zeros(num_slots + 1, dtype=torch.int64, device=device)
         self.num_going_on = torch.zeros(1, dtype=torch.int64, device=device)
@@ -80,8 +87,17 @@ class DraftConfidences:
         self._write(slot_ids, probability, column)
 
     def _write(self, slot_ids: torch.Tensor, probability: torch.Tensor, column: torch.Tensor | None) -> None:
+        if self._temperatures is not None:
+            probability = self._scaled(probability, self._temperatures, column)
         places = self.survival, self._running, self.num_drafted, self.num_going_on
         self._note(*places, slot_ids, probability, column, self.threshold)
+
+    def _scaled(
+        self, probability: torch.Tensor, temperatures: torch.Tensor, column: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Divide the logits of [batch] probabilities by the temperature of their draft."""
+        own = temperatures[:1] if column is None else temperatures.index_select(0, column)
+        return torch.sigmoid(torch.logit(probability) / own)
 
 
 class RowConfidences:

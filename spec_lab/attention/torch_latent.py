@@ -25,7 +25,7 @@ class KeyReader(Protocol):
 
 
 class TorchLatentAttention:
-    """Keeps the protocol `LatentAttentionBackend`. Keys past a sequence's end are read from the null page."""
+    """Latent attention in torch operators. Keys past a sequence's end are read from the null page."""
 
     def __init__(self, keys: KeyReader) -> None:
         self.kernels: LatentKernels | None = None

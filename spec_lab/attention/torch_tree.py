@@ -11,7 +11,7 @@ from spec_lab.core.types import AttentionMetadata
 
 
 class TorchTreeAttention(TorchAttention):
-    """Keeps the protocol `TreeAttentionBackend`. Rows of chains, as a prompt's, attend as they do in its base."""
+    """Attention along trees in torch operators. Rows of chains, as a prompt's, attend as they do in its base."""
 
     def build_tree(
         self, parents: torch.Tensor, depth: int, prefix_lens: torch.Tensor, page_table: torch.Tensor, max_seq_len: int

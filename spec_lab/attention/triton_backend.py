@@ -101,7 +101,7 @@ class TritonAttention:
 
 
 class TritonTreeAttention(TritonAttention):
-    """Keeps the protocol `TreeAttentionBackend`. A tree's row has the bits of the chain that leads to it."""
+    """Attention along trees in Triton. A tree's row has the bits of the chain that leads to it."""
 
     def build_tree(
         self, parents: torch.Tensor, depth: int, prefix_lens: torch.Tensor, page_table: torch.Tensor, max_seq_len: int

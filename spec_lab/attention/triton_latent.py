@@ -16,7 +16,7 @@ from spec_lab.core.types import AttentionMetadata
 
 
 class TritonLatentAttention:
-    """Keeps the protocol `LatentAttentionBackend`. A row's output does not depend on what is computed beside it."""
+    """Latent attention in Triton. A row's output does not depend on what is computed beside it."""
 
     def __init__(
         self, reference: TorchLatentAttention, page_size: int, max_positions: int, batch_size: int = 1

@@ -54,6 +54,11 @@ class HeadSizes(Protocol):
     @property
     def kind(self) -> HeadKind: ...
 
+    @property
+    def num_candidates(self) -> int | None:
+        """Return how many tokens of a slot are scored, the likeliest; None for all."""
+        ...
+
     def tensor_shapes(self, body: BodySizes) -> Shapes:
         """Return the names and shapes of its tensors."""
         ...
@@ -64,6 +69,7 @@ class NoHead:
     """Each slot stands for itself: DFlash (arXiv 2602.06036)."""
 
     kind: ClassVar[HeadKind] = HeadKind.none
+    num_candidates: ClassVar[int | None] = None
 
     def tensor_shapes(self, body: BodySizes) -> Shapes:
         return {}
@@ -76,6 +82,7 @@ class MarkovSizes:
     rank: int = 256
     form: MarkovForm = MarkovForm.vanilla
     kind: ClassVar[HeadKind] = HeadKind.markov
+    num_candidates: ClassVar[int | None] = None
 
     def tensor_shapes(self, body: BodySizes) -> Shapes:
         rank, hidden = self.rank, body.hidden_size
@@ -102,6 +109,7 @@ class GruSizes:
     state_size: int = 1024
     rank: int = 256
     kind: ClassVar[HeadKind] = HeadKind.gru
+    num_candidates: ClassVar[int | None] = None
 
     def tensor_shapes(self, body: BodySizes) -> Shapes:
         state, hidden = self.state_size, body.hidden_size
@@ -120,6 +128,10 @@ class SelectorSizes:
     rank: int = 256
     topk: int = 16
     kind: ClassVar[HeadKind] = HeadKind.selector
+
+    @property
+    def num_candidates(self) -> int:
+        return self.topk
 
     def tensor_shapes(self, body: BodySizes) -> Shapes:
         return {
@@ -149,6 +161,10 @@ class LatticeSizes:
     vector_eps: float = 1e-6
     logit_scale: float = 10.0
     kind: ClassVar[HeadKind] = HeadKind.lattice
+
+    @property
+    def num_candidates(self) -> int:
+        return self.topk
 
     def tensor_shapes(self, body: BodySizes) -> Shapes:
         hidden, inner, factor = self.hidden_size, int(self.hidden_size * self.mlp_ratio), self.factor_size

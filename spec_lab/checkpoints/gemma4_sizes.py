@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Gemma4Sizes:
-    """Holds the facts of a whole Gemma 4 decoder that other families do not have.
+    """What a whole Gemma 4 decoder has that other families do not.
 
     Attributes:
         embedding_scale: sqrt(hidden_size), by which embeddings are multiplied.

@@ -57,7 +57,7 @@ class JobOutcome:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """Is a composed run that is to be checked, run and recorded.
+    """A composed run, which is checked, run and recorded.
 
     Attributes:
         choices: what each group is called.

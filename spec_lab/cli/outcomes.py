@@ -19,7 +19,7 @@ DIED = "it has begun and not ended"
 
 
 class Outcomes:
-    """Keeps a small file a job in a multirun's folder, written when the job begins, and again when it has ended."""
+    """A small file for each job in a multirun's folder, written when the job begins, and again when it has ended."""
 
     def __init__(self, sweep: Path) -> None:
         self._sweep = sweep

@@ -47,7 +47,7 @@ class SweepPlace:
 
 @dataclass(frozen=True, slots=True)
 class FolderResolver:
-    """Is the resolver `sweep_folder` of conf/config.yaml.
+    """The resolver `sweep_folder` of conf/config.yaml.
 
     Hydra sends it to the workers of a launcher, where the folder has its name already.
 
@@ -71,7 +71,7 @@ class FolderResolver:
 
 @dataclass(frozen=True, slots=True)
 class KnownFolder:
-    """Is the same resolver in a worker."""
+    """The resolver `sweep_folder` in a worker, which is told the folder."""
 
     folder: str
 
@@ -80,7 +80,7 @@ class KnownFolder:
 
 
 class Multirun:
-    """Holds a multirun from the naming of its folder to its end: `with Multirun() as sweep: ...`.
+    """A multirun, from the naming of its folder to its end: `with Multirun() as sweep: ...`.
 
     Hydra makes the folder as soon as it has its name, before any job is checked. So all that speaks against the folder
     is said when it is named, and what no job has written into is removed at the end.

@@ -22,7 +22,7 @@ NUM_RESERVED_PAGES = 2
 
 @dataclass(frozen=True, slots=True)
 class LayerCache:
-    """Holds one layer's rows: keys and values, kv [num_pages * page_size, 2, num_kv_heads, head_dim], or the rows of
+    """The rows of one layer: keys and values, kv [num_pages * page_size, 2, num_kv_heads, head_dim], or the rows of
     latent attention, kv [num_pages * page_size, row_width]."""
 
     kv: torch.Tensor

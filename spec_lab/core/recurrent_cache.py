@@ -59,7 +59,7 @@ class ConvWindows:
 
 
 class RecurrentCache(Protocol):
-    """Holds what one layer remembers of the texts in the slots."""
+    """What one layer remembers of the texts in the slots."""
 
     windows: ConvWindows
 

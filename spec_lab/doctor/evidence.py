@@ -20,7 +20,7 @@ MIN_ROUNDS = 24
 
 @dataclass(frozen=True, slots=True)
 class LoopRun:
-    """Holds what the run's engine made of the requests, and what its drafter reads of the target."""
+    """What the run's engine made of the requests, and what its drafter reads of the target."""
 
     records: list[RequestRecord]
     drafts: DraftsByRound

@@ -39,7 +39,7 @@ for it too."""
 
 @dataclass(slots=True)
 class ProbingRule(StrictAcceptance):
-    """Keeps so many drafts as a script says, and notes how far each round's logits are from those of a prompt pass.
+    """A rule that accepts as many drafts as a script says, and compares each round's logits with a prompt pass's.
 
     Attributes:
         script: drafts kept, by round, from the beginning again behind its end.
@@ -70,7 +70,7 @@ class ProbingRule(StrictAcceptance):
 
 @dataclass(slots=True)
 class PlacedStates:
-    """Keeps the protocol `SlotStates` as `states` does, but that `place` changes the caches before each round."""
+    """`states`, but that `place` changes the caches before each round."""
 
     states: Any
     caches: Sequence[Any]

@@ -1,139 +1,191 @@
-"""A block drafter proposes all tokens of a round in one pass, which a head then joins from left to right.
+"""Drafts of blocks that one pass has run: a chain, or a tree whose levels are a block's slots.
 
-The rows that verify ran become context: keys and values made of the target's hidden states, written for all N of them.
-Rejected ones lie behind the committed length. The next block writes over them, and the next round's context over that.
-So `prune.catchup` has nothing to gain by what is attended: it gathers the accepted rows, for which the host reads how
-many there are.
+A head joins the slots. Of a tree it scores what follows each branch of a level at once, behind that branch's own token,
+and what it carries goes with the branch. So a tree costs the body no more than a chain does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 
 from spec_lab.acceptance.confidences import DraftConfidences
+from spec_lab.core.draft_tree import DraftTree
 from spec_lab.core.kv_cache import PagedKVCache
-from spec_lab.core.layer_protocols import AttentionBackend
 from spec_lab.core.prompts import PromptPack
 from spec_lab.core.protocols import DrafterRequirements
-from spec_lab.core.pruning_protocols import PrunePolicy
-from spec_lab.core.rows import rows_at
-from spec_lab.core.types import AttentionMetadata, DraftStep, FeatureSpec, Request, VerifiedRound
-from spec_lab.drafters.catchup import catchup_planner
+from spec_lab.core.types import AttentionMetadata, DraftStep, Request, VerifiedRound
+from spec_lab.drafters.growth import TreeShape
 from spec_lab.drafters.picking import DraftedRows, DraftPicker
-from spec_lab.models.blocks.body import BlockPlace
-from spec_lab.models.blocks.heads import Walk
-from spec_lab.models.blocks.model import BlockModel
-from spec_lab.operators.kernel_set import TORCH_FORMS, KernelSet
+from spec_lab.drafters.siblings import Ranked, SiblingPicker
+from spec_lab.models.blocks.confidence import ConfidenceHead
+from spec_lab.models.blocks.heads import BlockHead, BlockRows, SlotWalk
+
+Spans = Callable[[str], AbstractContextManager[None]]
+"""Measures a stretch of a drafter's work under a name of its own."""
+
+
+@dataclass(slots=True)
+class RunBlock:
+    """A block of each request that has been run: its slots, and the token [batch] in front of the first one."""
+
+    slots: BlockRows
+    pending: torch.Tensor
+    rows: DraftedRows
+
+
+class BlockPass(Protocol):
+    """Runs blocks, behind prompts and behind rounds.
+
+    Attributes:
+        num_draft_tokens: slots that are drafted.
+        head: joins them.
+    """
+
+    num_draft_tokens: int
+    requirements: DrafterRequirements
+    head: BlockHead
+    cache: PagedKVCache
+
+    def of_prompts(self, pack: PromptPack) -> RunBlock | None:
+        """Take stretches of prompts; None where none of them ends."""
+        ...
+
+    def of_round(self, verified: VerifiedRound) -> RunBlock:
+        """Catch up with a round."""
+        ...
+
+
+State = TypeVar("State")
+
+
+class BlockDrafts(ABC, Generic[State]):
+    """Does what drafters of chains and of trees share. A pass keeps nothing of a slot but rows of its KV cache, and
+    those past a slot's length are never read."""
+
+    def __init__(self, blocks: BlockPass, span: Spans) -> None:
+        self.num_draft_tokens = blocks.num_draft_tokens
+        self.requirements = blocks.requirements
+        self.blocks = blocks
+        self.cache = blocks.cache
+        self._span = span
+        self._first_column = torch.zeros(1, dtype=torch.int64, device=blocks.cache.device)
+
+    def admit(self, slot: int, request: Request) -> None:
+        """Do nothing."""
+
+    def ingest(self, pack: PromptPack) -> State | None:
+        block = self.blocks.of_prompts(pack)
+        return None if block is None else self._begin(block)
+
+    def catch_up(self, verified: VerifiedRound) -> State:
+        return self._begin(self.blocks.of_round(verified))
+
+    @abstractmethod
+    def first(self, walk: SlotWalk, block: RunBlock, column: torch.Tensor) -> State:
+        """Draft what stands in the first slot, `column` [1]."""
+
+    def _begin(self, block: RunBlock) -> State:
+        with self._span("head"):
+            return self.first(self.blocks.head.begin(block.slots), block, self._first_column)
 
 
 @dataclass(slots=True)
 class BlockState:
-    """Holds the newest draft [batch], where the head stands, and which requests draft. Nothing moves between drafts."""
+    """Holds the newest draft [batch] of a block. Nothing moves between drafts."""
 
     tokens: torch.Tensor
-    walk: Walk
+    walk: SlotWalk
     rows: DraftedRows
     attention: AttentionMetadata | None = None
 
 
-class BlockDrafter:
-    """Keeps the protocol `Drafter`. Its KV cache has the target's slot numbering."""
+class BlockDrafter(BlockDrafts[BlockState]):
+    """Keeps the protocol `Drafter`."""
 
     def __init__(
         self,
-        num_draft_tokens: int,
-        model: BlockModel,
-        features: FeatureSpec,
-        cache: PagedKVCache,
-        backend: AttentionBackend,
-        prune: PrunePolicy,
+        blocks: BlockPass,
         picker: DraftPicker,
-        kernels: KernelSet = TORCH_FORMS,
+        span: Spans,
+        confidence: ConfidenceHead | None = None,
         confidences: DraftConfidences | None = None,
     ) -> None:
-        """`confidences`: where the model's own head notes how sure it is; None where the picker does, or nobody."""
-        assert confidences is None or model.confidence is not None
-        assert num_draft_tokens <= model.config.slots.most_drafts
-        self.num_draft_tokens = num_draft_tokens
-        self.gathers = prune.catchup.drops_rows
-        self.requirements = DrafterRequirements(
-            features, catchup_rows=(num_draft_tokens + 1,), count_catchup=_count_accepted if self.gathers else None
-        )
-        self.model = model
-        self.cache = cache
-        self.backend = backend
+        """`confidences`: where the model's own head `confidence` notes how sure it is; None where the picker does, or
+        nobody."""
+        assert confidences is None or confidence is not None
+        super().__init__(blocks, span)
         self.picker = picker
+        self._confidence = confidence
         self._confidences = confidences
-        self._plan = catchup_planner(kernels)
-        device = cache.device
-        self._columns = torch.arange(num_draft_tokens, device=device)
 
-    def admit(self, slot: int, request: Request) -> None:
-        """Do nothing: rows past a slot's length are never read."""
-
-    def ingest(self, pack: PromptPack) -> BlockState | None:
-        """Write the context of stretches of prompts; draft a block behind those that end there."""
-        assert pack.features is not None
-        context = self.model.body.write(pack.features, self.cache, pack.attention)
-        ends = pack.ends
-        if ends is None:
-            return None
-        place = BlockPlace(ends.kv_lens, ends.live.attention.page_table, ends.max_kv_len)
-        return self._begin(ends.tokens, rows_at(context, ends.live.rows), place, DraftedRows.of_prompts(ends))
-
-    def catch_up(self, verified: VerifiedRound) -> BlockState:
-        """Write the context of rows L..L+K, and draft a block behind the L + n that are committed."""
-        assert verified.features is not None
-        batch, emitted = verified.batch, verified.verification
-        plan = self._plan(verified, self.backend, self.num_draft_tokens)
-        features, attention, last = verified.features, plan.attention, plan.live_rows
-        if self.gathers:
-            features, attention, last = _accepted(features, attention, emitted.num_emitted)
-        context = rows_at(self.model.body.write(features, self.cache, attention), last)
-        pending = emitted.tokens.gather(1, emitted.num_live.unsqueeze(1) - 1).squeeze(1)
-        place = BlockPlace(plan.live_lens, batch.page_table, batch.max_kv_len + emitted.tokens.shape[1])
-        rows = DraftedRows(batch.slot_ids, plan.live_lens)
-        return self._begin(pending, context, place, rows)
+    def first(self, walk: SlotWalk, block: RunBlock, column: torch.Tensor) -> BlockState:
+        if self._confidences is not None:
+            self._confidences.begin(block.rows.slot_ids, self._sure(walk, block.pending, column))
+        scores = self.blocks.head.scores(walk, block.pending, column)
+        return BlockState(self.picker.first(scores, walk.hidden, block.rows), walk, block.rows)
 
     def step(self, state: BlockState, step: DraftStep) -> None:
         """Pick the next draft behind the newest one."""
+        walk, rows = state.walk, state.rows
         if self._confidences is not None:
-            sure = self._sure(state.walk, state.tokens, step.column)
-            self._confidences.go_on(state.rows.slot_ids, sure, step.column)
-        scores = self.model.head.scores(state.walk, state.tokens, step.column)
-        state.tokens = self.picker.pick(scores, state.walk.hidden, state.rows, step.column)
+            self._confidences.go_on(rows.slot_ids, self._sure(walk, state.tokens, step.column), step.column)
+        scores = self.blocks.head.scores(walk, state.tokens, step.column)
+        state.tokens = self.picker.pick(scores, walk.hidden, rows, step.column)
 
     def kept_logits(self, slot_ids: torch.Tensor) -> torch.Tensor | None:
         return self.picker.kept_logits(slot_ids)
 
-    def _begin(self, pending: torch.Tensor, context: torch.Tensor, place: BlockPlace, rows: DraftedRows) -> BlockState:
-        walk = self.model.draft(pending, context, place, self.cache, self.num_draft_tokens)
-        if self._confidences is not None:
-            self._confidences.begin(rows.slot_ids, self._sure(walk, pending, self._columns[:1]))
-        scores = self.model.head.scores(walk, pending, self._columns[:1])
-        return BlockState(self.picker.first(scores, walk.hidden, rows), walk, rows)
-
-    def _sure(self, walk: Walk, previous: torch.Tensor, column: torch.Tensor) -> torch.Tensor:
+    def _sure(self, walk: SlotWalk, previous: torch.Tensor, column: torch.Tensor) -> torch.Tensor:
         """Ask the model's own head; the token that is about to be drafted has no say in it."""
-        assert self.model.confidence is not None
-        return self.model.confidence(walk, previous, column)
+        assert self._confidence is not None
+        return self._confidence(walk, previous, column)
 
 
-def _accepted(
-    features: torch.Tensor, attention: AttentionMetadata, num_emitted: torch.Tensor
-) -> tuple[torch.Tensor, AttentionMetadata, torch.Tensor]:
-    """Gather the first n rows of each request, which the host waits for: features, where they are written, and the last
-    row [batch] of each request among them."""
-    taken = torch.arange(attention.num_queries, device=num_emitted.device) < num_emitted.unsqueeze(1)
-    rows = taken.flatten().nonzero().squeeze(1)
-    gathered = replace(
-        attention, positions=attention.positions[rows], slot_mapping=attention.slot_mapping[rows], num_queries=1
-    )
-    return rows_at(features, rows), gathered, (num_emitted.cumsum(0) - 1).clamp(min=0)
+@dataclass(slots=True)
+class BlockTreeState:
+    """Holds the levels of a tree so far, for whose newest branches `walk` has what the head carries."""
+
+    walk: SlotWalk
+    rows: DraftedRows
+    growth: Any
 
 
-def _count_accepted(num_emitted: Sequence[int], num_verified: int) -> int:
-    return sum(num_emitted)
+class BlockTreeDrafter(BlockDrafts[BlockTreeState]):
+    """Keeps the protocol `TreeDrafter`. What is below a branch is that of the slot's law behind its token."""
+
+    def __init__(self, blocks: BlockPass, shape: TreeShape[Any], siblings: SiblingPicker, span: Spans) -> None:
+        super().__init__(blocks, span)
+        self.shape = shape
+        self.siblings = siblings
+
+    def first(self, walk: SlotWalk, block: RunBlock, column: torch.Tensor) -> BlockTreeState:
+        ranked = self._below(walk, block.pending, DraftStep(0, column), block.rows)
+        return BlockTreeState(walk, block.rows, self.shape.start(ranked, block.rows))
+
+    def step(self, state: BlockTreeState, step: DraftStep) -> None:
+        """Choose the branches of the newest level, and take what is likeliest in the next slot behind each."""
+        branches = self.shape.branch(state.growth, _by_request(state.walk))
+        state.walk.state = branches.hidden
+        self.shape.add(state.growth, self._below(state.walk, branches.tokens.reshape(-1), step, state.rows))
+
+    def finish(self, state: BlockTreeState) -> DraftTree:
+        return self.shape.finish(state.growth)
+
+    def kept_logits(self, slot_ids: torch.Tensor) -> torch.Tensor | None:
+        return self.siblings.kept_logits(slot_ids)
+
+    def _below(self, walk: SlotWalk, tokens: torch.Tensor, step: DraftStep, rows: DraftedRows) -> Ranked:
+        """Pick in the slot of `step` below branches that end in `tokens` [batch * branches]."""
+        scores = self.blocks.head.scores(walk, tokens, step.column)
+        return self.siblings.pick(scores, _by_request(walk), rows, step.index)
+
+
+def _by_request(walk: SlotWalk) -> torch.Tensor:
+    """Return what the head carries for the newest branches: [batch, branches, width]."""
+    return walk.state.unflatten(0, (walk.hidden.shape[0], -1))

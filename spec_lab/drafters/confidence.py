@@ -6,7 +6,7 @@ import torch
 
 from spec_lab.acceptance.confidences import DraftConfidences
 from spec_lab.drafters.picking import DraftedRows, DraftHead, DraftPicker, GivenDrafts
-from spec_lab.models.top_probability import top_probability
+from spec_lab.models.scored_tokens import top_probability
 
 
 class ConfidentGreedyPicker(GivenDrafts):

@@ -34,7 +34,8 @@ class Ranked:
 
 
 class BranchHead(Protocol):
-    """Turns a draft model's output for branches into logits."""
+    """Turns a draft model's output for branches into logits: a row each, or a row a request where all its branches have
+    the same."""
 
     def target_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return logits [rows, vocab], -inf outside the draft vocabulary."""
@@ -68,7 +69,8 @@ def empty_ranks(logits: torch.Tensor, shape: tuple[int, ...]) -> Ranked:
 
 def logits_below(head: BranchHead, hidden: torch.Tensor) -> torch.Tensor:
     """Return logits [batch, branches, vocab] in target ids."""
-    return head.target_logits(hidden.flatten(0, 1)).view(*hidden.shape[:2], -1)
+    batch, branches = hidden.shape[:2]
+    return head.target_logits(hidden.flatten(0, 1)).unflatten(0, (batch, -1)).expand(-1, branches, -1)
 
 
 class LikeliestSiblings(GivenDrafts):
@@ -82,10 +84,14 @@ class LikeliestSiblings(GivenDrafts):
         self._rank_tokens = kernels.get(Op.RANK_TOKENS, rank_tokens_reference)
 
     def pick(self, head: BranchHead, hidden: torch.Tensor, rows: DraftedRows, depth: int) -> Ranked:
-        scored = head.scored_tokens(hidden.flatten(0, 1))
-        ranked = empty_ranks(scored.logits, (*hidden.shape[:2], self._topk))
-        self._rank_tokens(ranked.tokens.flatten(0, 1), ranked.log_probs.flatten(0, 1), scored.logits, scored.token_ids)
-        return ranked
+        scored, (batch, branches) = head.scored_tokens(hidden.flatten(0, 1)), hidden.shape[:2]
+        ids, logits = scored.token_ids, scored.logits
+        ranked = empty_ranks(logits, (logits.shape[0], self._topk))
+        of_rows = ids is not None and ids.dim() == 2
+        self._rank_tokens(ranked.tokens, ranked.log_probs, logits, None if of_rows else ids)
+        tokens = ids.gather(1, ranked.tokens) if ids is not None and of_rows else ranked.tokens
+        found = (values.unflatten(0, (batch, -1)).expand(-1, branches, -1) for values in (tokens, ranked.log_probs))
+        return Ranked(*(values.contiguous() for values in found))
 
 
 class DrawnSiblings:

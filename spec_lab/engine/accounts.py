@@ -25,7 +25,7 @@ from spec_lab.engine.scheduler import emit_round
 
 @dataclass(slots=True)
 class Launch:
-    """Holds what was launched at once until its results are read: one round, or as many as the graph mode replays.
+    """What was launched at once, until its results are read: one round, or as many as the graph mode replays.
 
     `began_at`: from when on its time counts; `num_drafted`: drafts a request that a round made for the next, unless the
     device says it; `num_verified`: rows a request of a round's verify; `spans`: what its timer reads the stages' times
@@ -45,7 +45,7 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """Holds the results of what was launched, when the host had them, and the time they took."""
+    """The results of what was launched, when the host had them, and the time they took."""
 
     launched: Launch
     result: RoundResult
@@ -55,7 +55,7 @@ class _Read:
 
 @dataclass(frozen=True, slots=True)
 class _Times:
-    """Holds a round's share of the time of what was launched at once."""
+    """A round's share of the time of what was launched at once."""
 
     seconds: float
     launch_seconds: float
@@ -64,7 +64,7 @@ class _Times:
 
 @dataclass(frozen=True, slots=True)
 class _Emitted:
-    """Holds what a round came to for the sequence at a place of its batch."""
+    """What a round came to for the sequence at a place of its batch."""
 
     index: int
     num_offered: int
@@ -73,7 +73,7 @@ class _Emitted:
 
 
 class RoundAccounts:
-    """Keeps what the rounds of one `Engine.generate` call came to.
+    """Adds up what the rounds of one `Engine.generate` call came to.
 
     Attributes:
         rounds: a record of each that ran for somebody.

@@ -62,7 +62,7 @@ class Drafts(Protocol):
 
 
 class Chain:
-    """Keeps the protocol `Drafts`: K drafts, each behind the one before it, in slots that may have room for more."""
+    """Drafts that form a chain: K of them, each behind the one before it, in slots that may have room for more."""
 
     tree_rows: int | None = None
 
@@ -141,7 +141,7 @@ class TreeParts:
 
 
 class Tree:
-    """Keeps the protocol `Drafts`: N rows that each name their parent.
+    """Drafts that form a tree: N rows that each name their parent.
 
     Behind accept stands a chain: the KV and the features of the accepted path lie where those of accepted drafts of a
     chain would, so that catch-up, its pruning and all that follows are as they are.

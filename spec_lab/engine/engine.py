@@ -96,7 +96,7 @@ class Engine:
 
 
 class _GenerationRun:
-    """Keeps the state of one `Engine.generate` call."""
+    """The state of one `Engine.generate` call."""
 
     def __init__(self, engine: Engine, on_finish: Callable[[RequestRecord], None] | None) -> None:
         self._engine = engine

@@ -33,7 +33,7 @@ _CONDITIONAL, _IF, _SET_DEPENDENCIES, _RELAXED, _NON_BLOCKING = 13, 0, 1, 2, 1
 
 
 class _ConditionalParams(ctypes.Structure):
-    """Is CUDA_CONDITIONAL_NODE_PARAMS of the driver."""
+    """CUDA_CONDITIONAL_NODE_PARAMS of the driver."""
 
     _fields_ = (
         ("handle", ctypes.c_uint64),
@@ -49,7 +49,7 @@ class _AnyParams(ctypes.Union):
 
 
 class _NodeParams(ctypes.Structure):
-    """Is CUgraphNodeParams of the driver."""
+    """CUgraphNodeParams of the driver."""
 
     _fields_ = (
         ("type", ctypes.c_int),

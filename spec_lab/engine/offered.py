@@ -79,7 +79,7 @@ class DraftOffers:
             by_request: slots are told a limit of their own.
         """
         assert confidences is not None or budget is None, "a budget reads confidences"
-        self._confidences = confidences
+        self.confidences = confidences
         self._budget = budget
         self._count = kernels.get(Op.COUNT_OFFERED, count_offered)
         if confidences is None:
@@ -91,7 +91,7 @@ class DraftOffers:
     def of(self, slot_ids: torch.Tensor, active: torch.Tensor, most: int) -> torch.Tensor:
         """Count the offered drafts [batch] of `slot_ids` [batch], `most` of each; rows that are not `active` [batch]
         offer none."""
-        kept = self._confidences
+        kept = self.confidences
         survival, threshold = (None, None) if kept is None else (kept.survival, kept.threshold)
         waiting = self.num_drafted if self.limits is None else torch.minimum(self.num_drafted, self.limits)
         return self._count(slot_ids, active, waiting, survival, most, threshold, self._budget)
@@ -105,7 +105,7 @@ class DraftOffers:
 
     def expect(self, slot_ids: torch.Tensor, num_drafts: int) -> None:
         """Say that so many drafts will wait in `slot_ids` [batch], where no draft is noted as it is made."""
-        if self._confidences is None or num_drafts == 0:
+        if self.confidences is None or num_drafts == 0:
             self.num_drafted.index_fill_(0, slot_ids, num_drafts)
 
     @property
@@ -114,7 +114,7 @@ class DraftOffers:
 
         None where no request's drafting ends before K.
         """
-        kept = self._confidences
+        kept = self.confidences
         return None if kept is None or kept.threshold is None else kept.num_going_on
 
 

@@ -42,7 +42,7 @@ class Offers(Protocol):
 
 
 class AllOffered:
-    """Keeps the protocol `Offers`: every draft counts."""
+    """Offers under which every draft counts."""
 
     def __init__(self, num_draft_tokens: int) -> None:
         self.num_draft_tokens = self.max_drafted = num_draft_tokens
@@ -59,7 +59,7 @@ class AllOffered:
 
 
 class Counted:
-    """Keeps the protocol `Offers`: `offered` counts what each request offers, K at most.
+    """Offers of a part of a chain: `offered` counts the drafts of each request, K at most.
 
     Shapes are those of K: a draft that is not offered is verified like any other, and never accepted. Where nothing is
     captured, rows that nobody offers are left out, and drafting ends with the last request that goes on.
@@ -76,23 +76,23 @@ class Counted:
         if needs.on_host is not None:
             self.max_drafted = min(num_draft_tokens, needs.on_host.num_on_device)
         self.loop = make_draft_loop(parts, offered.num_going_on, recorder)
-        self._offered = offered
+        self.offered = offered
         self._fixed_shapes = recorder is not None
 
     def mark(self, batch: RoundBatch) -> RoundBatch:
-        offered = self._offered.of(batch.slot_ids, batch.active, self.num_draft_tokens)
+        offered = self.offered.of(batch.slot_ids, batch.active, self.num_draft_tokens)
         width = self.num_draft_tokens if self._fixed_shapes else int(offered.max())
         return replace(batch, input_ids=batch.input_ids[:, : width + 1], num_drafts=offered)
 
     def expect(self, slot_ids: torch.Tensor) -> None:
-        self._offered.expect(slot_ids, self.max_drafted)
+        self.offered.expect(slot_ids, self.max_drafted)
 
     def made(self, slot_ids: torch.Tensor) -> torch.Tensor | None:
-        return self._offered.num_drafted.index_select(0, slot_ids) if self.loop.decides_on_device else None
+        return self.offered.num_drafted.index_select(0, slot_ids) if self.loop.decides_on_device else None
 
 
 class CountedRows:
-    """Keeps the protocol `Offers`: of a tree `offered` says which rows count.
+    """Offers of a part of a tree: `offered` says which rows count.
 
     Rows that are offered move to the front, so that a draw by a row's number is the same whether the others are there
     or not. A row that is not offered is its own parent, as one without a draft is, so no rule accepts it. Where nothing
@@ -103,12 +103,12 @@ class CountedRows:
         """`recorder` as of `Counted`."""
         self.num_draft_tokens = self.max_drafted = depth
         self.loop = make_draft_loop(parts, offered.num_going_on, recorder)
-        self._offered = offered
+        self.offered = offered
         self._fixed_shapes = recorder is not None
 
     def mark(self, batch: RoundBatch) -> RoundBatch:
         assert batch.parents is not None, "a round of trees marks its batches"
-        is_offered = self._offered.of(batch.slot_ids, batch.active)
+        is_offered = self.offered.of(batch.slot_ids, batch.active)
         num_rows = is_offered.sum(dim=1)
         width = is_offered.shape[1] if self._fixed_shapes else int(num_rows.max())
         tokens, parents = keep_rows(batch.input_ids, batch.parents, is_offered, width)
@@ -119,4 +119,4 @@ class CountedRows:
         """Do nothing: the drafter notes the rows of its trees."""
 
     def made(self, slot_ids: torch.Tensor) -> torch.Tensor | None:
-        return self._offered.num_drafted(slot_ids)
+        return self.offered.num_drafted(slot_ids)

@@ -29,7 +29,7 @@ class PageAllocator:
 
 
 class PageTable:
-    """Holds the pages of each request slot, [num_slots + 1, num_columns + 1]. The last row is the scratch slot of
+    """The pages of each request slot, [num_slots + 1, num_columns + 1]. The last row is the scratch slot of
     padded rows, the last column is always the scratch page, so that positions past the cache fall on it."""
 
     def __init__(self, num_slots: int, max_seq_len: int, page_size: int, device: torch.device) -> None:

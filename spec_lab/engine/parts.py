@@ -17,7 +17,7 @@ from spec_lab.engine.slots import SlotState
 
 @dataclass(slots=True)
 class Parts:
-    """Holds everything a round is made of. `mover` is the backend, unless its metadata is made stale on purpose."""
+    """Everything a round is made of. `mover` is the backend, unless its metadata is made stale on purpose."""
 
     target: Target
     drafter: Drafter[Any]
@@ -32,7 +32,7 @@ class Parts:
 
 @dataclass(slots=True)
 class VerifyOutput:
-    """Holds the target's answer to a batch: logits [batch, N, vocab], and the drafter's features [batch * N, ...]."""
+    """The target's answer to a batch: logits [batch, N, vocab], and the drafter's features [batch * N, ...]."""
 
     batch: RoundBatch
     logits: torch.Tensor

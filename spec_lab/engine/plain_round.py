@@ -15,7 +15,7 @@ from spec_lab.engine.stopping_loop import DraftLoop, EveryStep
 
 
 class NoneOffered:
-    """Keeps the protocol `Offers`: nothing is drafted, and a request has one row."""
+    """Offers of plain decoding: nothing is drafted, and a request has one row."""
 
     num_draft_tokens = max_drafted = 0
 

@@ -13,7 +13,7 @@ from spec_lab.core.types import Verification
 
 @dataclass(frozen=True, slots=True)
 class RoundResult:
-    """Holds a round's verification as Python lists, a row a request.
+    """A round's verification as Python lists, a row a request.
 
     Attributes:
         relaxed: for each draft 1 or 0, whether it was accepted only because the rule relaxed; None for other rules.
@@ -52,7 +52,7 @@ class RoundResult:
 
 @dataclass(frozen=True, slots=True)
 class PendingResult:
-    """Holds results in one tensor, so that the host waits and copies once.
+    """Results in one tensor, so that the host waits and copies once.
 
     Attributes:
         packed: [batch, N + 1] tokens and emitted count; a column more for each count that the round notes besides, two

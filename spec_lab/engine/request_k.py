@@ -29,7 +29,7 @@ class RequestK(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class GivenK:
-    """Keeps the protocol `RequestK`: the request's line says it. `most` is K, which others have."""
+    """A request's K that its line says. `most` is K, which others have."""
 
     most: int
 
@@ -51,7 +51,7 @@ class _Running:
 
 
 class RunningK:
-    """Keeps the protocol `RequestK`: one more than a running mean of a request's accepted drafts, rounded.
+    """A request's K from its past: one more than a running mean of a request's accepted drafts, rounded.
 
     Where the mean falls under `off_below` behind `WARM_UP` rounds, the request drafts no more.
     """

@@ -33,7 +33,7 @@ def commit_rows(
 
 
 class SlotState:
-    """Keeps the tensors of slots at fixed addresses; the last row belongs to the scratch slot of padded rows.
+    """The tensors of all slots, at fixed addresses; the last row belongs to the scratch slot of padded rows.
 
     Attributes:
         kv_lens: [num_slots + 1] committed KV length L.

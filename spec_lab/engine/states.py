@@ -32,7 +32,7 @@ class SlotStates(Protocol):
 
 
 class NoStates:
-    """Keeps the protocol `SlotStates` for targets whose layers all keep keys and values."""
+    """Slots of targets whose layers all keep keys and values, and so have no states."""
 
     def of_round(self, slot_ids: torch.Tensor) -> None:
         return None
@@ -48,7 +48,7 @@ class NoStates:
 
 
 class RecurrentStates:
-    """Keeps the protocol `SlotStates`: an index a slot, on the device, where the captured round sets and reads it.
+    """Which state of each slot is committed: an index on the device, where the captured round sets and reads it.
 
     Attributes:
         committed: [num_slots + 1] the last row of the round before that was accepted, n - 1.

@@ -70,7 +70,7 @@ def collect_drafts(
 
 
 class EveryStep:
-    """Keeps the protocol `DraftLoop`: all steps run."""
+    """A draft loop in which all steps run."""
 
     decides_on_device = False
 
@@ -83,7 +83,7 @@ class EveryStep:
 
 
 class StepsWhileAsked:
-    """Keeps the protocol `DraftLoop`: the host waits before each step for the device to say whether anyone wants it."""
+    """A draft loop in which the host waits before each step for the device to say whether anyone wants it."""
 
     decides_on_device = False
     looks_between = True
@@ -101,7 +101,7 @@ class StepsWhileAsked:
 
 
 class StepsInIfNodes:
-    """Keeps the protocol `DraftLoop`: a replay skips a step behind the stops of all requests, and with it all others.
+    """A draft loop in which a replay skips a step behind the stops of all requests, and with it all others.
 
     Each step's node stands in that of the step before it, so that a round meets one more than it runs steps. What a
     step hands on only the next one reads, which is skipped with it; drafts go to tensors from before the loop. Each

@@ -39,7 +39,7 @@ def going_on(
 
 
 class StopConditions:
-    """Keeps what ends the request in each slot; the last row is the scratch slot's, which has always ended.
+    """What ends the request in each slot; the last row is the scratch slot's, which has always ended.
 
     Attributes:
         end_lens: [num_slots + 1] the committed length L from which a request has all tokens that it asked for.

@@ -48,7 +48,7 @@ _FACTORY_OPTIONS = {"dtype", "layout", "device", "pin_memory", "memory_format"}
 
 @dataclass(slots=True)
 class TapeGraph(Generic[Result]):
-    """Keeps the protocol `CapturedGraph`.
+    """A recorded tape that is replayed as a CUDA graph would be.
 
     Attributes:
         inputs: the tensors from before the capture that it reads or writes, one for each storage, in order of use.

@@ -27,7 +27,7 @@ NOISE_ROWS = 256
 
 @dataclass(frozen=True, slots=True)
 class GreedyChoice:
-    """Holds the tokens that plain greedy decoding would emit at each output position, given the text before it.
+    """The tokens that plain greedy decoding would emit at each output position, given the text before it.
 
     Attributes:
         token_ids: the argmax at each position, lowest id first.

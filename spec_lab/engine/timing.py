@@ -61,7 +61,7 @@ class HostTimer:
 
 @dataclass(frozen=True, slots=True)
 class EventPair:
-    """Holds the start and the end of a span on the stream; `round_index` is None where it is no single round's."""
+    """The start and the end of a span on the stream; `round_index` is None where it is no single round's."""
 
     name: str
     start: torch.cuda.Event

@@ -17,7 +17,7 @@ COMPOSITE = "CompositeImplicitAutograd"
 
 
 class OperatorMode(TorchDispatchMode):
-    """Is a dispatch mode of this project: a subclass sees every operator in `__torch_dispatch__`."""
+    """A dispatch mode of this project: a subclass sees every operator in `__torch_dispatch__`."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -25,7 +25,7 @@ ALL = "all"
 
 @dataclass(frozen=True, slots=True)
 class DraftedRun:
-    """Holds what one drafter did with K drafts a round, request by request."""
+    """What one drafter did with K drafts a round, request by request."""
 
     drafter: str
     num_draft_tokens: int

@@ -24,7 +24,7 @@ PARAMETERS, RUNS, CONCLUSION = "parameters", "runs", "conclusion"
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """Holds what an executed notebook shows.
+    """What an executed notebook shows.
 
     Attributes:
         title: its first heading.

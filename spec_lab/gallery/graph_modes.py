@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ModeRound:
-    """Holds a run of one mode, and the quietest of its profiled rounds."""
+    """A run of one mode, and the quietest of its profiled rounds."""
 
     mode: str
     summary: Summary

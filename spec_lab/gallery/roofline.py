@@ -22,7 +22,7 @@ NUMBERS = COLUMNS[2:]
 
 
 class Roof(NamedTuple):
-    """Holds what a device does at most."""
+    """What a device does at most."""
 
     name: str
     bytes_per_second: float

@@ -46,7 +46,7 @@ class World(Protocol):
 
 
 class Alone:
-    """Keeps the protocol `World`, for one process."""
+    """A run of one process."""
 
     size = 1
     partition: Partition = WHOLE
@@ -59,7 +59,7 @@ ALONE = Alone()
 
 
 class Together:
-    """Keeps the protocol `World`, for the processes of the default group of `torch.distributed`."""
+    """A run of several processes, those of the default group of `torch.distributed`."""
 
     def __init__(self, partition: TensorParallel, device: torch.device) -> None:
         self.size = partition.size

@@ -91,6 +91,9 @@ class TrainedDrafterConfig(DrafterConfig):
         above=0,
         most=1,
     )
+    confidence_temperatures: list[float] | None = knob(
+        None, "one for each draft, by which the logits of its confidence are divided; null leaves it as it is", above=0
+    )
 
 
 @dataclass

@@ -22,6 +22,7 @@ class RunOffers:
     Attributes:
         num_draft_tokens: K.
         ranges: of `drafter.k_schedule`, which may be some that cannot be read; None is one K for all.
+        temperatures: of the confidence in each draft; None leaves it as the drafter says it.
         threshold: the confidence under which a request's drafting ends; None where it does not.
         budget: of rows a round; None is all of them.
         by_request: what the K of a request follows from.
@@ -34,6 +35,7 @@ class RunOffers:
     budget: int | None
     by_request: ByRequest
     finder: str | None = None
+    temperatures: tuple[float, ...] | None = None
 
     @property
     def schedule(self) -> KSchedule | None:
@@ -90,8 +92,16 @@ def run_offers(config: RunConfig, drafts_on_host: bool) -> RunOffers:
     stops = getattr(drafter, "stop", DraftStop.none) == DraftStop.confidence
     threshold = drafter.stop_threshold if stops else None
     finder = drafter.name if drafts_on_host else None
-    budget = config.verify.budget
-    return RunOffers(drafter.num_draft_tokens, drafter.k_schedule, threshold, budget, drafter.by_request, finder)
+    given = getattr(drafter, "confidence_temperatures", None)
+    return RunOffers(
+        drafter.num_draft_tokens,
+        drafter.k_schedule,
+        threshold,
+        config.verify.budget,
+        drafter.by_request,
+        finder,
+        None if given is None else tuple(given),
+    )
 
 
 def with_largest_k(config: RunConfig) -> RunConfig:

@@ -83,6 +83,7 @@ class DrafterOption(Option):
         no_loop: why there is no draft loop to capture, as in "looks its drafts up"; None where there is one.
         no_moves: why no metadata moves between draft steps; None where it does.
         load_tree: as `load`, for a drafter that drafts the branches of a tree; None where it drafts chains only.
+        no_branch_keys: the branches of a tree write no keys, so that none can see those of another.
         drafts_on_host: it makes drafts on the host between two rounds, as many as it finds.
         ingests_in_graphs: its `ingest` may be captured for a prompt that comes alone, since it reads no spans.
         notes_confidence: it picks its drafts with `wiring.drafting.make_picker`, which notes how sure it is of them.
@@ -101,6 +102,7 @@ class DrafterOption(Option):
     no_loop: str | None = None
     no_moves: str | None = None
     load_tree: Callable[..., Any] | None = None
+    no_branch_keys: bool = False
     notes_confidence: bool = False
     ingests_in_graphs: bool = False
     drafts_on_host: bool = False

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from spec_lab.models.linear import Linear
-from spec_lab.models.top_probability import top_probability
+from spec_lab.models.scored_tokens import top_probability
 
 
 @dataclass(frozen=True, slots=True)

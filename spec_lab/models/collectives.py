@@ -25,7 +25,7 @@ def _gather(parts: torch.Tensor, part: torch.Tensor) -> None:
 
 
 class TorchCollectives:
-    """Keeps the protocol `Collectives` of `models.tensor_parallel`."""
+    """The sums and gathers of `models.tensor_parallel`, by torch.distributed."""
 
     def __init__(self, size: int) -> None:
         self._size = size

@@ -31,7 +31,7 @@ class DeltaCache(RecurrentCache, Protocol[Rows]):
 
 
 class StateEachRowSlots:
-    """Holds a state behind each verify row, of which the next round begins with the committed one (vLLM's
+    """A state behind each verify row, of which the next round begins with the committed one (vLLM's
     `MambaSpec.num_speculative_blocks`).
 
     Attributes:
@@ -78,7 +78,7 @@ class StateCheckpoints(StateEachRowSlots):
 
 
 class OneStateSlots:
-    """Holds one state, from before the last round, and what that round's rows did to it; the next round does as much of
+    """One state, from before the last round, and what that round's rows did to it; the next round does as much of
     it again as was accepted.
 
     Attributes:

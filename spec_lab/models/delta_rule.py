@@ -20,7 +20,7 @@ CHUNK_SIZE = 64
 
 @dataclass(slots=True)
 class DeltaRows:
-    """Holds what the rule reads of some rows. A key head serves several value heads that follow each other.
+    """What the delta rule reads of some rows. A key head serves several value heads that follow each other.
 
     Attributes:
         queries, keys: [batch, num_rows, num_key_heads, key_head_dim].

@@ -55,7 +55,7 @@ class DeltaSteps(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TorchDeltaSteps:
-    """Keeps the protocol `DeltaSteps`."""
+    """Rounds of gated delta nets in torch operators."""
 
     weights: DeltaNetWeights
 

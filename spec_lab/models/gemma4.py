@@ -26,7 +26,7 @@ from spec_lab.pruning.selection import AllRows
 
 
 class Gemma4Target(Decoder):
-    """Keeps the protocol `Target`.
+    """A Gemma 4 decoder as a target.
 
     Attributes:
         last_writer: the last layer that writes KV. Layers behind it read what earlier ones wrote, so that rows whose
@@ -137,7 +137,7 @@ class Gemma4Target(Decoder):
 
 @dataclass(frozen=True, slots=True)
 class LayerRows:
-    """Holds what the layers ask of the rows that run through them.
+    """What the layers ask of the rows that run through them.
 
     Attributes:
         rotary: of each of the target's tables.

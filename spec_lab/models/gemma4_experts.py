@@ -20,8 +20,9 @@ from spec_lab.models.routers import Router, RouterMaker, Routing, chosen_weights
 
 
 class Gemma4Router:
-    """Keeps the protocol `Router`: weighs the likeliest experts by their share among the chosen ones, and by a factor
-    of each expert's own, so that the weights of a row need not add up to 1.
+    """Weighs the likeliest experts by their share among the chosen ones, and by a factor of each expert's own.
+
+    So the weights of a row need not add up to 1.
     """
 
     __slots__ = ("_eps", "_expert_scale", "_logits", "_scale", "_sizes")
@@ -49,7 +50,7 @@ class Gemma4Router:
 
 @dataclass(frozen=True, slots=True)
 class NormedExperts:
-    """Keeps the protocol `RoutedExperts`: norms the rows that the router saw before the experts read them."""
+    """Norms the rows that the router saw before the experts read them."""
 
     norm: Float32Norm
     experts: RoutedExperts

@@ -30,7 +30,7 @@ Dequantise = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]
 
 
 class WholeLinear(Protocol):
-    """Is a product of one process that can say what it multiplies by."""
+    """A product of one process that can say what it multiplies by."""
 
     bias: torch.Tensor | None
 
@@ -148,7 +148,7 @@ def by_blocks(scales: torch.Tensor) -> torch.Tensor:
 
 
 class PackedLinear:
-    """Keeps the weight in oneDNN's blocked layout: the operator that torch.compile's CPU freezing uses."""
+    """A product whose weight lies in oneDNN's blocked layout: the operator that torch.compile's CPU freezing uses."""
 
     __slots__ = ("_product", "bias", "packed")
 

@@ -23,7 +23,7 @@ def are_few(rows: torch.Tensor, metadata: AttentionMetadata) -> bool:
 
 
 class NativeStack:
-    """Is a `LayerStack`, in one call where no row is dropped in the last layer."""
+    """All layers as one C call, where no row is dropped in the last layer."""
 
     __slots__ = ("_layers", "_plain", "_table")
 
@@ -53,7 +53,7 @@ class NativeStack:
 
 
 class NativeHeadLayer:
-    """Is a `DraftLayer`, in one call where rows are dropped before attention or not at all.
+    """A draft head's layer as one C call. Runs part by part where rows are dropped behind attention.
 
     Attributes:
         layer: as the kernels read it.
@@ -89,7 +89,7 @@ class NativeHeadLayer:
 
 
 class NativeDraftStart:
-    """Keeps the protocol `DraftStart`, in one call."""
+    """A head's catch-up and first draft as one C call."""
 
     __slots__ = ("_fuse", "_head", "_layer")
 
@@ -122,7 +122,7 @@ class NativeDraftStart:
 
 
 class NativeDraftSteps:
-    """Keeps the protocol `DraftSteps`, in one call."""
+    """A head's further drafts as one C call."""
 
     __slots__ = ("_head", "_layer")
 

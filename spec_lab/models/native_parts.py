@@ -16,7 +16,7 @@ from spec_lab.models.replaceable_parts import DraftInput, LikeliestToken
 
 
 class NativeRMSNorm:
-    """Is a norm in one call."""
+    """A norm as one C call."""
 
     __slots__ = ("_norm",)
 
@@ -30,7 +30,7 @@ class NativeRMSNorm:
 
 
 class NativeLinear:
-    """Is a product, of many rows in parts of `MAX_ROWS`."""
+    """A product in C, of many rows in parts of `MAX_ROWS`."""
 
     __slots__ = ("product",)
 
@@ -53,7 +53,7 @@ class NativeLinear:
 
 
 class NativeDraftInput:
-    """Is a `DraftInput` in one call."""
+    """A head's embedding, norms and fusing product as one C call."""
 
     __slots__ = ("embedding", "embedding_norm", "hidden_norm")
 
@@ -71,7 +71,7 @@ class NativeDraftInput:
 
 
 class NativeLikeliest:
-    """Is a `LikeliestToken` in one call; a probability beside it takes that of its parts.
+    """The likeliest token as one C call; a probability beside it takes that of its parts.
 
     Attributes:
         described: as the kernels read it.

@@ -61,7 +61,9 @@ from spec_lab.models.rope import RotaryRows
 
 
 class NativeBody:
-    """Is a `LayerBody`, in one call but where rows are dropped behind attention, in three; with a norm it is a layer.
+    """A layer behind its first norm as one C call, or as three where rows are dropped behind attention.
+
+    With a norm in front it is a whole layer.
 
     Attributes:
         layer: as the kernels read it.
@@ -133,7 +135,7 @@ class NativeBody:
 
 
 class NativeDecoderLayer:
-    """Is a `DecoderLayer`: a body whose rows are the stream.
+    """A decoder layer in C: a body whose rows are the stream.
 
     Attributes:
         row_invariant: a row does not depend on the others, its attention included.
@@ -172,7 +174,7 @@ class NativeDecoderLayer:
 
 
 class NativeProducts(PlainProducts):
-    """Keeps the protocol `Products`, for float32 on a CPU, one thread, and chains."""
+    """Makes the parts of models that run in C: float32 on a CPU, one thread, and chains."""
 
     invariant_rows = MAX_ROWS
 

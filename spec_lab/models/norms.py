@@ -16,7 +16,7 @@ from spec_lab.models.layers import RowsPart
 
 
 class WeightedNorm(RowsPart, Protocol):
-    """Is an RMSNorm as kernels read it."""
+    """An RMSNorm as kernels read it."""
 
     @property
     def eps(self) -> float: ...

@@ -30,7 +30,7 @@ class Partition(Slices, Protocol):
 
 
 class Whole(WholeTensors):
-    """Keeps everything in one process."""
+    """A model that is whole in one process."""
 
     def output(
         self, weight: torch.Tensor, bias: torch.Tensor | None = None, scales: torch.Tensor | None = None

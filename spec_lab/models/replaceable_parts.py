@@ -15,7 +15,7 @@ from spec_lab.core.types import AttentionMetadata
 from spec_lab.models.layers import AttentionPart, RowsPart
 from spec_lab.models.linear import Linear
 from spec_lab.models.rope import RotaryRows, RotaryTable
-from spec_lab.models.top_probability import top_probability
+from spec_lab.models.scored_tokens import top_probability
 from spec_lab.pruning.selection import AllRows
 
 
@@ -36,7 +36,7 @@ class DraftInput:
 
 @dataclass(slots=True)
 class LayerBody:
-    """Is a decoder layer behind its first norm."""
+    """A decoder layer behind its first norm."""
 
     attention: AttentionPart[LayerCache]
     mlp: RowsPart
@@ -102,7 +102,7 @@ class Likeliest(Protocol):
 
 
 class Layer(Protocol):
-    """Is a decoder layer as a target calls it: `DecoderLayer.__call__`."""
+    """A decoder layer as a target calls it: `DecoderLayer.__call__`."""
 
     def __call__(
         self,
@@ -115,7 +115,7 @@ class Layer(Protocol):
 
 
 class Body(Protocol):
-    """Is a layer behind its first norm: `LayerBody`, whose words are these."""
+    """A layer behind its first norm: `LayerBody`, whose words are these."""
 
     def __call__(
         self,
@@ -165,7 +165,7 @@ class LayerStack:
 
 
 class Stack(Protocol):
-    """Is all layers of a target: `LayerStack`, whose words are these."""
+    """All layers of a target: `LayerStack`, whose words are these."""
 
     def __call__(
         self,
@@ -182,7 +182,7 @@ DraftInputs = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.T
 
 @dataclass(frozen=True, slots=True)
 class DraftLayer:
-    """Is the layer of a draft head, and what stands in front of it.
+    """The layer of a draft head, and what stands in front of it.
 
     Attributes:
         residual_is_normed: the layer adds to the normed hidden state, not to the one it was normed from.
@@ -213,7 +213,7 @@ class DraftLayer:
 
 
 class DraftLayers(Protocol):
-    """Is a `DraftLayer`, or what stands in for one."""
+    """A `DraftLayer`, or what stands in for one."""
 
     def __call__(
         self,

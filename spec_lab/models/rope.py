@@ -17,7 +17,7 @@ from spec_lab.checkpoints.plan import RopeConfig
 
 @dataclass(slots=True)
 class RotaryRows:
-    """Holds cos and signed sin [rows, 1, rotary_dim] of the rows of one forward, gathered once for all layers."""
+    """Cos and signed sin [rows, 1, rotary_dim] of the rows of one forward, gathered once for all layers."""
 
     cos: torch.Tensor
     signed_sin: torch.Tensor
@@ -36,7 +36,7 @@ class RotaryRows:
 
 
 class RotaryTable:
-    """Holds cos and sin of every position, in the rotate-half layout [max_positions, rotary_dim].
+    """Cos and sin of every position, in the rotate-half layout [max_positions, rotary_dim].
 
     Attributes:
         rows_of_positions: [max_positions, 2, rotary_dim] cos and signed sin.

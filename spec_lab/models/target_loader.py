@@ -83,7 +83,7 @@ def read_hybrid(config: ModelConfig, source: WeightSource) -> Tensors:
 
 @dataclass(frozen=True, slots=True)
 class TargetFamily:
-    """Holds what a family of targets has of its own; by default it is what Llama has.
+    """What a family of targets has of its own; by default it is what Llama has.
 
     Attributes:
         read: reads its tensors, whatever a checkpoint calls them, in the form in which `target` takes them.

@@ -73,7 +73,7 @@ class GatheredLinear:
 
 @dataclass(frozen=True, slots=True)
 class TensorParallel:
-    """Keeps the protocol `Partition`, for process `rank` of `size`."""
+    """The slices of a model that process `rank` of `size` has."""
 
     rank: int
     size: int

@@ -19,7 +19,7 @@ from spec_lab.models.delta_steps import DeltaNetWeights
 
 @dataclass(frozen=True, slots=True)
 class MixedRows:
-    """Holds what the rule's kernels read of some rows, in float32.
+    """What the kernels of the delta rule read of some rows, in float32.
 
     Attributes:
         mixed: [batch, num_rows, conv_size] queries and keys of unit length, and values.
@@ -41,7 +41,7 @@ class MixedRows:
 
 @dataclass(frozen=True, slots=True)
 class TritonDeltaSteps:
-    """Keeps the protocol `DeltaSteps`."""
+    """Rounds of gated delta nets in Triton."""
 
     weights: DeltaNetWeights
 
@@ -78,7 +78,7 @@ class TritonDeltaSteps:
 
 
 class TritonStateCheckpoints(StateEachRowSlots):
-    """Keeps the protocol `DeltaCache`, as `StateCheckpoints` does."""
+    """`StateCheckpoints` by kernels."""
 
     def prompt(self, rows: MixedRows, slots: RecurrentRows) -> torch.Tensor:
         return _run(self.states, rows, slots)
@@ -88,7 +88,7 @@ class TritonStateCheckpoints(StateEachRowSlots):
 
 
 class TritonReplayedUpdates(OneStateSlots):
-    """Keeps the protocol `DeltaCache`, as `ReplayedUpdates` does."""
+    """`ReplayedUpdates` by kernels."""
 
     def prompt(self, rows: MixedRows, slots: RecurrentRows) -> torch.Tensor:
         return _run(self.states.unsqueeze(1), rows, slots)

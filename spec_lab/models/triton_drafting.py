@@ -18,7 +18,7 @@ from spec_lab.models.triton_linear import dense
 
 @dataclass(frozen=True, slots=True)
 class FusedDraftInput:
-    """Is a `DraftInput` in one kernel."""
+    """A head's embedding, norms and fusing product in one kernel."""
 
     plain: DraftInput
     embedding_norm: RMSNorm
@@ -34,7 +34,7 @@ class FusedDraftInput:
 
 
 class FusedLikeliest:
-    """Is a `LikeliestToken` in one kernel."""
+    """The likeliest token in one kernel."""
 
     __slots__ = ("_arrivals", "_eps", "_max_rows", "_norm_weight", "_plain", "_weight")
 
@@ -65,7 +65,7 @@ class FusedLikeliest:
 
 
 class TritonClusters:
-    """Is a `TokenClusters` in a product and two kernels, for up to 64 rows."""
+    """The tokens of the likeliest clusters in a product and two kernels, for up to 64 rows."""
 
     __slots__ = ("_arrivals", "_plain")
 

@@ -34,7 +34,7 @@ class SharedWeights:
 
 
 class TritonExperts:
-    """Keeps the protocol `RoutedExperts`. For up to 16 rows a row does not depend on those beside it.
+    """Routed experts in Triton. For up to 16 rows a row does not depend on those beside it.
 
     Many rows have the library's grouped product, where it has the dtype.
     """
@@ -99,7 +99,7 @@ class TritonExperts:
 
 
 class TritonRouter:
-    """Keeps the protocol `Router`. For up to 64 rows a row's choice does not depend on the rows beside it."""
+    """A router in Triton. For up to 64 rows a row's choice does not depend on the rows beside it."""
 
     __slots__ = ("_arrivals", "_bias", "_many_logits", "_sizes", "_weight")
 

@@ -19,7 +19,7 @@ from spec_lab.models.triton_linear import SkinnyProduct, dense, no_arrivals
 
 
 class FewRowsAttention(Protocol):
-    """Is an attention of few rows without its output product; a norm of the rows may be inside."""
+    """The attention of few rows without its output product; a norm of the rows may be inside."""
 
     def attended(
         self,

@@ -26,7 +26,7 @@ from spec_lab.models.triton_products import TritonProducts
 
 
 class SkinnyQuery:
-    """Is a `NarrowQuery` whose norm is inside its second product."""
+    """A query in two narrow products; the norm between them is inside the second."""
 
     __slots__ = ("_few", "_many", "_narrow", "_norm")
 
@@ -75,7 +75,7 @@ def _cat_bias(query: StreamedLinear, row: StreamedLinear) -> torch.Tensor | None
 
 
 class FusedLatentBody:
-    """Is a `LayerBody` with latent attention; with `norm` it is a whole layer, whose first norm is inside the first
+    """A layer body with latent attention; with `norm` it is a whole layer, whose first norm is inside the first
     product."""
 
     __slots__ = ("_attention", "_many", "_max_rows", "_narrow", "_o", "_rows_part", "_widen")

@@ -84,7 +84,7 @@ class FinishWithPart:
 
 @dataclass(slots=True)
 class ManyRowsBody:
-    """Is a `LayerBody` of more than 16 rows: attention with the library's products, and kernels between them."""
+    """A layer body of more than 16 rows: attention with the library's products, and kernels between them."""
 
     attention: AttentionPart[LayerCache]
     mlp_norm: RMSNorm
@@ -109,7 +109,7 @@ class ManyRowsBody:
 
 
 class FusedBody:
-    """Is a `LayerBody` of few rows; where `attention` has a norm it is a whole layer, with the norm in its first
+    """A layer body of few rows; where `attention` has a norm it is a whole layer, with the norm in its first
     product."""
 
     __slots__ = ("_attention", "_many", "_max_rows", "_o", "_rows_part")
@@ -151,7 +151,7 @@ class FusedBody:
 
 
 class FusedLayer:
-    """Is a `DecoderLayer`, for which two bodies stand ready: `few` norms in its first product, `many` takes normed
+    """A decoder layer for which two bodies stand ready: `few` norms in its first product, `many` takes normed
     rows."""
 
     __slots__ = ("_few", "_many", "_max_rows", "_norm", "_plain")

@@ -22,7 +22,7 @@ ACTIVATIONS: dict[Activation, str] = {F.silu: "silu", gelu_tanh: "gelu_tanh"}
 
 @dataclass(frozen=True, slots=True)
 class TritonNorm:
-    """Is an `RMSNorm` in one launch."""
+    """An RMSNorm in one launch."""
 
     weight: torch.Tensor
     eps: float
@@ -38,7 +38,7 @@ class TritonNorm:
 
 
 class SkinnyProduct:
-    """Is a product of up to 64 rows, with what fuses with it: a norm before it, and after it an activation and the
+    """A product of up to 64 rows, with what fuses with it: a norm before it, and after it an activation and the
     product with the other half of the outputs or with other rows, or a residual.
 
     Every program of a fused norm sees all rows: beyond 16 of them a kernel before it costs less.
@@ -92,7 +92,7 @@ def no_arrivals(out_features: int, device: torch.device) -> torch.Tensor:
 
 
 class SkinnyLinear:
-    """Is a product, of normed rows where it has a norm: of few rows by the kernel, of many by the library, for which a
+    """A product, of normed rows where it has a norm: of few rows by the kernel, of many by the library, for which a
     weight in e4m3 is widened."""
 
     __slots__ = ("_few", "_many", "_max_rows", "_norm")
@@ -111,7 +111,7 @@ class SkinnyLinear:
 
 @dataclass(frozen=True, slots=True)
 class TritonGatedMLP:
-    """Is a gated MLP of many rows: products of the library, and one kernel between them."""
+    """A gated MLP of many rows: products of the library, and one kernel between them."""
 
     gate_up: StreamedLinear
     down: StreamedLinear
@@ -138,7 +138,7 @@ class TritonGatedMLP:
 
 
 class SkinnyMLP:
-    """Is a gated MLP, whose first product ends in the gate where rows are few."""
+    """A gated MLP whose first product ends in the gate where rows are few."""
 
     __slots__ = ("_down", "_gate_up", "_many", "_max_rows")
 

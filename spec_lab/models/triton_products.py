@@ -57,7 +57,7 @@ from spec_lab.models.triton_sandwich import TritonLogitCap, TritonPerLayerEmbedd
 
 
 class TritonProducts:
-    """Keeps the protocol `Products`, for 16-bit weights.
+    """Makes the parts of models that run in Triton, for 16-bit weights.
 
     Without row invariance all products are the library's, whose rounding follows the number of rows; what stands
     between them stays fused.

@@ -48,7 +48,7 @@ def triton_sandwich(parts: SandwichParts, max_rows: int) -> SandwichParts:
 
 @dataclass(frozen=True, slots=True)
 class TritonAddNormed:
-    """Is an `AddNormed` in one launch."""
+    """`AddNormed` in one launch."""
 
     norm: TritonNorm
     scale: torch.Tensor | None
@@ -65,7 +65,7 @@ class TritonAddNormed:
 
 @dataclass(frozen=True, slots=True)
 class TritonAddNormedThenNorm:
-    """Is an `AddNormedThenNorm` in one launch."""
+    """`AddNormedThenNorm` in one launch."""
 
     add: TritonAddNormed
     next_norm: TritonNorm
@@ -84,7 +84,7 @@ class TritonAddNormedThenNorm:
 
 
 class SkinnyGate:
-    """Is a `PerLayerGate`: of few rows in two products."""
+    """`PerLayerGate`, of few rows in two products."""
 
     __slots__ = ("_few", "_many", "_max_rows", "_projection")
 
@@ -105,7 +105,7 @@ class SkinnyGate:
 
 @dataclass(frozen=True, slots=True)
 class TritonPerLayerEmbedding:
-    """Is a `PerLayerEmbedding` in a product and a kernel."""
+    """`PerLayerEmbedding` in a product and a kernel."""
 
     plain: PerLayerEmbedding
     projection: Linear
@@ -127,7 +127,7 @@ class TritonPerLayerEmbedding:
 
 @dataclass(frozen=True, slots=True)
 class TritonLogitCap:
-    """Is a `LogitCap` in one launch."""
+    """`LogitCap` in one launch."""
 
     cap: float
 

@@ -18,6 +18,8 @@ SHIPPED: Mapping[str, tuple[str, ...]] = {
     "pocket_moe": ("mtp_eagle",),
 }
 """The targets whose weights are in this package, and the drafters that have weights for each."""
+SHIPPED_HEADS: Mapping[str, tuple[str, ...]] = {"smollm2_135m": ("eagle3",)}
+"""Likewise for targets whose own weights come from elsewhere."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +53,14 @@ class DrafterWeights:
         options: Any = config.drafter
         if options.path is not None:
             return missing_folder("drafter.path", options.path)
-        return None if self.shipped_for(config.target) else no_weights_shipped(options, config.target)
+        shipped = self.shipped_for(config.target)
+        return no_weights_shipped(options, config.target) if shipped is None else missing_shipped(options, shipped)
 
 
 def zoo_folders(name: str) -> dict[str, Path]:
     """Return the weights of drafter `name` in this package, by target."""
-    return {target: ZOO / f"{target}-{name}" for target, drafters in SHIPPED.items() if name in drafters}
+    shipped = {**SHIPPED, **SHIPPED_HEADS}
+    return {target: ZOO / f"{target}-{name}" for target, drafters in shipped.items() if name in drafters}
 
 
 def no_weights_shipped(options: DrafterConfig, target: TargetConfig, searched: str = "") -> str:
@@ -65,6 +69,13 @@ def no_weights_shipped(options: DrafterConfig, target: TargetConfig, searched: s
         f"no weights of drafter={options.name} are shipped for target={target.name}{searched}; "
         "give some with drafter.path=FOLDER or choose drafter=ngram"
     )
+
+
+def missing_shipped(options: DrafterConfig, folder: Path) -> str | None:
+    """Return the refusal of a drafter whose shipped weights a checkout, or a package, is without."""
+    if folder.is_dir():
+        return None
+    return f"drafter={options.name}: its weights are not here ({folder}); give some with drafter.path=FOLDER"
 
 
 def path_beside_random_weights(options: TrainedDrafterConfig) -> str | None:

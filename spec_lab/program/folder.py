@@ -135,7 +135,7 @@ def _rename(unnamed: Path, folder: Path) -> bool:
 
 
 class Study(NamedTuple):
-    """Holds what was asked for: a name, and in plain values what runs."""
+    """What was asked for: a name, and in plain values what runs."""
 
     name: str
     content: Any

@@ -24,7 +24,7 @@ MAX_RULES = 200
 
 @dataclass(frozen=True, slots=True)
 class NamedRule:
-    """Is a rule as it was typed, without the group's name: `relaxed_thinking topk=3`; `config` is a run's under it."""
+    """A rule as it was typed, without the group's name: `relaxed_thinking topk=3`; `config` is a run's under it."""
 
     name: str
     config: RunConfig

@@ -26,7 +26,7 @@ from spec_lab.regular import regular_text
 
 @dataclass(frozen=True, slots=True)
 class OptionFile:
-    """Is one YAML of a group. `schema` is None for an experiment or a debug setting, which only set other keys."""
+    """One YAML of a group. `schema` is None for an experiment or a debug setting, which only set other keys."""
 
     name: str
     command: str
@@ -37,7 +37,7 @@ class OptionFile:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Is a folder of `conf/`. `default` is None where nothing is chosen by default."""
+    """A folder of `conf/`. `default` is None where nothing is chosen by default."""
 
     name: str
     explanation: str
@@ -47,7 +47,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """Is a key that can be set, in dotted form.
+    """A key that can be set, in dotted form.
 
     Attributes:
         schemas: the dataclasses that have it: several for a group whose options differ.
@@ -70,7 +70,7 @@ class Key:
 
 @dataclass(frozen=True, slots=True)
 class Menu:
-    """Holds all that one command line lets choose, by name: that of the run, or of a program with a folder of its
+    """All that one command line lets choose, by name: that of the run, or of a program with a folder of its
     own."""
 
     groups: dict[str, Group]

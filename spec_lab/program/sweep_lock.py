@@ -42,7 +42,7 @@ def _is_held(path: Path) -> bool:
 
 
 class SweepLock:
-    """Is held from `take` to `release`, or to the end of the process, however it ends: the system gives it back."""
+    """A lock on a sweep's folder, held from `take` to `release`. The system gives it back where the process ends."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / LOCK_FILE

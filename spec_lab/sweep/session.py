@@ -36,7 +36,7 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """Holds what runs, how often and where.
+    """What a sweep runs, how often and where.
 
     Attributes:
         overrides: typed behind the file, for every run; they go before those of the file's command.

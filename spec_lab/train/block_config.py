@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from spec_lab.menu.choices import Choice
 from spec_lab.menu.config import knob
-from spec_lab.options.drafters.blocks import (
+from spec_lab.options.drafters.block_keys import (
     Dflash2DrafterConfig,
     DominoDrafterConfig,
     DsparkDrafterConfig,

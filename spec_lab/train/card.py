@@ -13,6 +13,7 @@ import torch
 from spec_lab.train.checkpoint import load_weights, num_weight_bytes
 from spec_lab.train.drafter import DrafterDescription
 from spec_lab.train.evaluate import format_table
+from spec_lab.train.module_config import moved_by
 from spec_lab.train.stages import RunFolder
 from spec_lab.train.target import TargetDescription
 
@@ -175,7 +176,7 @@ def _optimisation(training: dict[str, Any]) -> str:
     precision = "" if training["device"] == "cpu" else ", bf16 autocast"
     falling = "linearly to zero" if seconds is None else f"linearly to zero by step or clock, at most {seconds:g} s"
     return (
-        f"{_num_steps(training):,} steps of {knobs['batch_size']} rows, AdamW, learning rate "
+        f"{_num_steps(training):,} steps of {knobs['batch_size']} rows, {moved_by(knobs)}, learning rate "
         f"{knobs['peak_learning_rate']:g} after {knobs['num_warmup_steps']} steps of warm-up, then {falling},\n"
         f"weight decay {knobs['weight_decay']:g}{precision}."
     )

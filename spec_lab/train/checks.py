@@ -15,6 +15,7 @@ from typing import Any
 from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.errors import UserError
 from spec_lab.menu.bounds import out_of_bounds
+from spec_lab.menu.choices import Dtype
 from spec_lab.menu.refusals.names import refuse_output_dir
 from spec_lab.options.shipped import ZOO, missing_folder
 from spec_lab.record.wandb_settings import entity_problem, key_problem, project_problem, settings_problem
@@ -57,6 +58,15 @@ def device(config: TrainConfig) -> str | None:
     if re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", config.device):
         return None
     return f"device={config.device} is unknown; use device=auto, cpu, cuda or cuda:1"
+
+
+def dtype(config: TrainConfig) -> str | None:
+    """A drafter's weights are float32; its products and its target may be in bfloat16."""
+    if config.dtype == Dtype.float16:
+        return "dtype=float16 has no room for small gradients; use dtype=bfloat16 or dtype=float32"
+    if config.dtype != Dtype.auto and target_option(config.target).path is None:
+        return f"dtype={config.dtype} is not read by this target; leave it out, or choose target=hf"
+    return None
 
 
 def schedule(config: TrainConfig) -> str | None:
@@ -189,6 +199,7 @@ CHECKS: tuple[Callable[[TrainConfig], str | None], ...] = (
     nothing_to_train,
     output_folder,
     device,
+    dtype,
     schedule,
     target_fits,
     drafter_of_target,

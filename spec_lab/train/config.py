@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from omegaconf import MISSING
 
 from spec_lab.corpus.example import SPECIAL_TOKENS
-from spec_lab.menu.choices import LoggerMode
+from spec_lab.menu.choices import Dtype, LoggerMode
 from spec_lab.menu.config import knob
 from spec_lab.train.drafter_config import DrafterChoice, DrafterTrainingConfig
 from spec_lab.train.module_config import MAX_LENGTH, MAX_VOCAB_SIZE
@@ -71,6 +71,9 @@ class PackingConfig:
     """Texts of a folder, packed whole into rows."""
 
     row_length: int = knob(1024, "tokens a row; a longer text loses its end", least=16, most=2**17)
+    kept_gigabytes: float = knob(
+        0, "memory for hidden states of rows that will come again, on a CPU; 0: the target runs them again", least=0
+    )
     held_out: float = knob(0.01, "share of the conversations that a drafter is measured on", above=0, most=0.5)
 
 
@@ -127,6 +130,11 @@ class TrainConfig:
     )
     seed: int = knob(0, "of weights, examples and batches", least=0, most=MAX_SEED)
     device: str = knob("auto", "auto, cpu, cuda or cuda:N; auto takes a GPU if there is one")
+    dtype: Dtype = knob(
+        Dtype.auto,
+        "what a target that is taken as it lies, and the products of its drafter, compute in: float32 or bfloat16; "
+        "auto is bfloat16 on a GPU",
+    )
     num_workers: int | None = knob(None, "processes that prepare text; null: one a core", least=1, most=1024)
     output_dir: str = knob(
         "outputs/train", "where all is kept and the same command goes on; target=shipped: outputs/train-drafters"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from spec_lab.options.drafters.blocks import Reading
+from spec_lab.options.drafters.block_keys import Reading
 from spec_lab.options.shipped import missing_folder
 from spec_lab.train.config import TrainConfig
 from spec_lab.train.module_config import LayerConfig

@@ -65,6 +65,11 @@ class FrozenTarget:
         return cls(load_target(config, source, cast(Any, PackedAttention()), positions), device, dtype)
 
     @property
+    def in_16_bits(self) -> bool:
+        """It computes in bfloat16, and so does what is trained beside it."""
+        return self.dtype == torch.bfloat16
+
+    @property
     def config(self) -> ModelConfig:
         """The sizes of the target."""
         return self.decoder.config

@@ -9,6 +9,7 @@ from typing import Any
 from spec_lab.train.card import MAX_CURVE_ROWS, reflow
 from spec_lab.train.checkpoint import num_weight_bytes
 from spec_lab.train.drafter import DrafterDescription
+from spec_lab.train.module_config import moved_by
 
 
 def head_card(
@@ -27,9 +28,9 @@ def head_card(
 ## Training
 On {record["num_texts"]:,} texts with {texts["written_tokens"]:,} tokens that the target wrote ({texts["settings"]}),
 {description.loss}. Loss: {record["recipe"]["loss"]}. {record["num_steps"]:,} steps of {knobs["batch_size"]} rows of
-{record["recipe"]["row_length"]} tokens, AdamW, learning rate {knobs["peak_learning_rate"]:g}. {record["seconds"]:.0f} s
-on {record["device"]} with torch {record["torch"]}, real decoding and proofs among them. The weights are those of step
-{truth["best_step"]}, which decoded best.
+{record["recipe"]["row_length"]} tokens, {moved_by(knobs)}, learning rate {knobs["peak_learning_rate"]:g}.
+{record["seconds"]:.0f} s on {record["device"]} with torch {record["torch"]}, real decoding and proofs among them. The
+weights are those of step {truth["best_step"]}, which decoded best.
 
 {_curve(record["curve"])}
 

@@ -24,6 +24,7 @@ from spec_lab.train.options import drafter_option, target_option
 from spec_lab.train.output import output_folder
 from spec_lab.train.stages import RunFolder, run_stage, write_json
 from spec_lab.train.tracking import tracked
+from spec_lab.wiring.models import resolve_dtype
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +51,11 @@ class HeadPipeline:
                     f"drafter.optimisation.batch_size={batch_size} is less than the {group.size} processes that were "
                     f"started; use drafter.optimisation.batch_size={group.size}"
                 )
+            if self.config.packing.kept_gigabytes and device.type != "cpu":
+                raise UserError(
+                    f"packing.kept_gigabytes={self.config.packing.kept_gigabytes:g} is for a CPU: a GPU's steps are "
+                    "recorded, and run the target again; leave it out"
+                )
             if group.rank:  # it leaves the folder, and what there is to say, to the first
                 logging.getLogger("spec_lab").setLevel(logging.WARNING)
                 return own._run()
@@ -65,7 +71,7 @@ class HeadPipeline:
         settings = {
             "seed": config.seed,
             "texts": texts_identity(texts),
-            **asdict(config.packing),
+            **{key: value for key, value in asdict(config.packing).items() if key != "kept_gigabytes"},
             **asdict(recipe.config),
         }
 
@@ -106,7 +112,7 @@ class HeadPipeline:
         return show(texts, path, number)
 
     def _target(self, path: Path) -> FrozenTarget:
-        dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
+        dtype = resolve_dtype(self.config.dtype, self.device)
         return FrozenTarget.load(path, self.device, dtype, self.config.packing.row_length)
 
     def _texts(self, path: Path) -> tuple[Any, Any, Any]:

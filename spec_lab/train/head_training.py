@@ -96,7 +96,7 @@ class HeadTraining:
         prover = self._prover()
         before = self._prove_as_it_is(prover, drafter)
         prover.require_oracle()
-        truth = self._truth(drafter)
+        truth = self._truth(drafter, prover)
         truth.begin()
         curve = train_packed(drafter, recipe.config, self._task(truth))
         shutil.copytree(truth.folder, output, dirs_exist_ok=True)
@@ -138,6 +138,7 @@ class HeadTraining:
             device=self.device,
             watch=watch,
             group=self.group,
+            kept_bytes=self.config.packing.kept_gigabytes * 1e9,
         )
 
     def _prover(self) -> Prover:
@@ -154,7 +155,7 @@ class HeadTraining:
         log.info("proved: training and serving differ by %.2g in logits", max(proof.differences))
         return proof
 
-    def _truth(self, drafter: UnrolledDrafter) -> Truth:
+    def _truth(self, drafter: UnrolledDrafter, prover: Prover) -> Truth:
         knobs, packing, recipe = self.config.evaluation, self.config.packing, self.recipe
         requests = held_out_requests(self.held_out, knobs.max_new_tokens)
         rows = PackedRows.of(self.held_out.packed(packing.row_length, self.config.seed), self.device)
@@ -165,12 +166,16 @@ class HeadTraining:
             counts = teacher_forced(drafter, self.target, rows, taps, knobs.num_draft_tokens, batch_size)
             return counts.report()
 
+        def export(folder: Path) -> None:
+            recipe.save(drafter, self.target, folder)
+            prover.prove(recipe.config.drafts_as, folder)
+
         return Truth(
             every=knobs.every,
             name=recipe.config.drafts_as,
             serving=serving_of(self.path, self.device, requests, knobs.num_draft_tokens, knobs.batch_size),
             requests=requests,
-            export=lambda folder: recipe.save(drafter, self.target, folder),
+            export=export,
             forced=forced,
             folder=self.work,
             tracker=self.tracker,

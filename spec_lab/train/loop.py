@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from spec_lab.errors import Breakdown
 from spec_lab.train.module_config import OptimisationConfig
+from spec_lab.train.optimisers import Several
 from spec_lab.train.reading import reading
 from spec_lab.train.step import Batch, Compile, make_step
 
@@ -76,6 +77,7 @@ def train(
     compiled: Compile = torch.compile,
     watch: Watch | None = None,
     group: Group | None = None,
+    in_16_bits: bool | None = None,
 ) -> list[CurvePoint]:
     """Minimise `loss_module(*batch_of(step))`, a scalar, over the module's parameters, and return the loss curve.
 
@@ -85,6 +87,7 @@ def train(
     `compiled(loss_module)` has made what computes the loss there. `watch` looks before a checkpoint is written, so that
     a step is looked at again by a training that goes on from before it, and by no other. Of several processes in a
     `group` the loss of each is a term of the whole; the first one watches, and writes the checkpoint for all.
+    Products are computed in bfloat16 if `in_16_bits`; None leaves it to the device.
 
     Raises:
         TrainingDiverged: a loss, or in the end a weight, is not finite.
@@ -93,7 +96,7 @@ def train(
     together = group is not None and group.size > 1
     add_up = group.add_up if group is not None and together else None
     is_first = group is None or group.rank == 0
-    take_step = make_step(loss_module, optimisation, device, inputs_of, compiled, add_up)
+    take_step = make_step(loss_module, optimisation, device, inputs_of, compiled, add_up, in_16_bits)
     resumed = _resume(checkpoint, loss_module, take_step.optimiser, device)
     first_step, curve = resumed.step, resumed.curve
     losses = LossReader(device, *resumed.summed)
@@ -195,7 +198,9 @@ def _refuse_unless_finite(module: nn.Module, step: int) -> None:
         )
 
 
-def _save(checkpoint: Path, module: nn.Module, optimiser: torch.optim.Optimizer, state: TrainingState) -> None:
+def _save(
+    checkpoint: Path, module: nn.Module, optimiser: torch.optim.Optimizer | Several, state: TrainingState
+) -> None:
     """Write it beside and rename it, so that a kill while writing leaves the previous checkpoint."""
     checkpoint.parent.mkdir(parents=True, exist_ok=True)
     content = {
@@ -212,7 +217,7 @@ def _save(checkpoint: Path, module: nn.Module, optimiser: torch.optim.Optimizer,
 
 
 def _resume(
-    checkpoint: Path, module: nn.Module, optimiser: torch.optim.Optimizer, device: torch.device
+    checkpoint: Path, module: nn.Module, optimiser: torch.optim.Optimizer | Several, device: torch.device
 ) -> TrainingState:
     if not checkpoint.exists():
         return TrainingState(0, [], 0.0, (0.0, 0))

@@ -1,10 +1,12 @@
-"""The keys that targets and drafters share: the sizes of their layers, and the way in which AdamW trains them."""
+"""The keys that targets and drafters share: the sizes of their layers, and the way in which they are trained."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from spec_lab.menu.choices import Choice
 from spec_lab.menu.config import knob
 
 MAX_LENGTH = 2048
@@ -64,6 +66,13 @@ class DraftLayerConfig:
         return LayerConfig(intermediate_size, num_heads, num_kv_heads, head_dim)
 
 
+class Optimiser(Choice):
+    """What moves the weights."""
+
+    adamw = "adamw", "AdamW"
+    muon = "muon", "Muon for the matrices of layers, AdamW for the others"
+
+
 @dataclass
 class OptimisationConfig:
     """The way in which a module is trained.
@@ -73,12 +82,18 @@ class OptimisationConfig:
     may end the training, the rate falls with whichever is further on, steps or seconds.
     """
 
+    optimiser: Optimiser = knob(Optimiser.adamw, "what moves the weights")
     num_steps: int = knob(8000, "training steps", least=2, most=10**9)
     batch_size: int = knob(96, "rows a step", least=1, most=2**20)
     peak_learning_rate: float = knob(2e-3, "reached after the warm-up, then linearly to zero", above=0, most=1)
     num_warmup_steps: int = knob(200, "steps over which the learning rate rises", least=1)
-    weight_decay: float = knob(0.05, "AdamW's, on matrices only", least=0, most=1)
+    weight_decay: float = knob(0.05, "on matrices only", least=0, most=1)
     max_grad_norm: float = knob(1.0, "gradients longer than this are shortened to it", above=0)
     checkpoint_every: int = knob(1000, "steps after which an interrupted training goes on", least=1)
     log_every: int = knob(500, "steps that a point of the loss curve is the mean of", least=1)
     max_seconds: float | None = knob(None, "the clock that ends the training too; null: steps alone do", above=0)
+
+
+def moved_by(optimisation: Mapping[str, Any]) -> str:
+    """Say for a card what moved the weights; records of older trainings do not name AdamW."""
+    return Optimiser(optimisation.get("optimiser", Optimiser.adamw)).help

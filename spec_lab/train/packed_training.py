@@ -21,6 +21,7 @@ from spec_lab.checkpoints.taps import Tap
 from spec_lab.train.drafter_config import UnrolledTrainingConfig
 from spec_lab.train.frozen_target import FrozenTarget
 from spec_lab.train.group import ALONE, Group
+from spec_lab.train.kept_states import KeptStates
 from spec_lab.train.loop import CurvePoint, Watch, train
 from spec_lab.train.losses import LOSSES
 from spec_lab.train.packed_rows import PackedRows, RowPlaces, TrainingTexts
@@ -39,6 +40,7 @@ class PackedTask:
     Attributes:
         taps: the hidden states of the target that drafters may read.
         checkpoint: the file that an interrupted training goes on from.
+        kept_bytes: memory for hidden states of rows that come again.
     """
 
     target: FrozenTarget
@@ -50,6 +52,7 @@ class PackedTask:
     device: torch.device
     watch: Watch | None = None
     group: Group = ALONE
+    kept_bytes: float = 0
 
 
 def train_packed(drafter: UnrolledDrafter, config: UnrolledTrainingConfig, task: PackedTask) -> list[CurvePoint]:
@@ -62,8 +65,10 @@ def train_packed(drafter: UnrolledDrafter, config: UnrolledTrainingConfig, task:
         batch = rows.batch(step, config.optimisation.batch_size, task.seed)
         return batch.rows(slice(task.group.rank, None, task.group.size)).tensors()
 
+    source = KeptStates(task.target, task.kept_bytes) if task.kept_bytes else task.target
+
     def inputs_of(*picked: Tensor) -> tuple[Tensor, ...]:
-        return packed_inputs(task.target, drafter, PackedRows(*picked), task.taps, config.num_unrolled_steps)
+        return packed_inputs(source, drafter, PackedRows(*picked), task.taps, config.num_unrolled_steps)
 
     loss = PackedLoss(drafter, task.target, config, task.group)
     return train(
@@ -76,6 +81,7 @@ def train_packed(drafter: UnrolledDrafter, config: UnrolledTrainingConfig, task:
         compiled=loss.compiled,
         watch=task.watch,
         group=task.group,
+        in_16_bits=task.target.in_16_bits,
     )
 
 
@@ -86,7 +92,7 @@ def facts_of(rows: PackedRows) -> tuple[int, int, float]:
 
 @torch.no_grad()
 def packed_inputs(
-    target: FrozenTarget, drafter: UnrolledDrafter, rows: PackedRows, taps: Sequence[Tap], num_steps: int
+    target: FrozenTarget | KeptStates, drafter: UnrolledDrafter, rows: PackedRows, taps: Sequence[Tap], num_steps: int
 ) -> tuple[Tensor, ...]:
     """Return the inputs of `PackedLoss` from rows [batch, length].
 
@@ -119,7 +125,8 @@ def counted_rows(segments: Tensor, is_supervised: Tensor, num_steps: int) -> Ten
 class PackedLoss(nn.Module):
     """The mean loss of every step over the rows that it counts; step i has the weight `decay ** i`.
 
-    Logits are computed a chunk of rows at a time and once more for gradients, so that their size is bounded.
+    Logits are computed a chunk of rows at a time and, of several chunks, once more for gradients, so that their size is
+    bounded.
     """
 
     def __init__(
@@ -155,10 +162,14 @@ class PackedLoss(nn.Module):
         num_counted = counts.sum((1, 2))
         self._group.add_up(num_counted)  # the mean is over the rows of all processes
         weights = counts * (self.step_weights / num_counted.clamp(min=1))[:, None, None]
-        flat = [state.flatten(0, 1) for state in states]
-        hidden, weights = next_hidden.flatten(0, 1), weights.flatten(1)
+        hidden, weights, *flat = counting(
+            next_hidden.flatten(0, 1), weights.flatten(1), [state.flatten(0, 1) for state in states]
+        )
+        cut = chunks(hidden.shape[0], self._target.config.vocab_size)
+        if len(cut) == 1:
+            return self._of_chunk(hidden, weights, *flat)
         total = torch.zeros((), device=embeddings.device)
-        for rows in chunks(hidden.shape[0], self._target.config.vocab_size):
+        for rows in cut:
             parts = [state[rows] for state in flat]
             total = total + recomputed(
                 self._of_chunk,
@@ -184,8 +195,19 @@ class PackedLoss(nn.Module):
         return module
 
 
+def counting(hidden: Tensor, weights: Tensor, states: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Return the rows of [rows, hidden], [steps, rows] and each [rows, hidden] that a step counts.
+
+    Those of prompts need no logits. A GPU, whose steps are recorded, computes all rows: its shapes stay what they are.
+    """
+    if hidden.device.type != "cpu":
+        return hidden, weights, *states
+    kept = (weights > 0).any(0).nonzero()[:, 0]
+    return hidden[kept], weights[:, kept], *(state[kept] for state in states)
+
+
 def chunks(num_rows: int, vocab_size: int) -> list[slice]:
-    """Cut rows into parts of nearly one size whose logits are no more than `MOST_LOGITS`."""
-    num_chunks = -(-num_rows * vocab_size // MOST_LOGITS)
-    size = -(-num_rows // num_chunks)
-    return [slice(start, min(start + size, num_rows)) for start in range(0, num_rows, size)]
+    """Cut rows into parts of nearly one size whose logits are no more than `MOST_LOGITS`; no rows are one part."""
+    num_chunks = max(1, -(-num_rows * vocab_size // MOST_LOGITS))
+    size = max(1, -(-num_rows // num_chunks))
+    return [slice(start, min(start + size, num_rows)) for start in range(0, max(1, num_rows), size)]

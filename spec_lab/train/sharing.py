@@ -14,6 +14,7 @@ from typing import Any
 from spec_lab.errors import UserError
 from spec_lab.train.config import TrainConfig
 from spec_lab.train.drafter_config import Loss
+from spec_lab.train.module_config import Optimiser
 
 KEYS_OF = {"tokenizer": "tokenizer", "corpus": "corpus", "generations": "generations"}
 """The set of keys that a stage is made by, by the name of its folder; all others are targets, or drafters by a dash."""
@@ -22,6 +23,7 @@ CAME_LATER = {
     "norms_taps": False,
     "norms_output": False,
     "max_seconds": None,
+    "optimiser": Optimiser.adamw,
 }
 """Keys that folders of earlier versions lack, with the value that does what those did."""
 
@@ -67,8 +69,9 @@ def refuse_to_share(configs: Iterable[TrainConfig]) -> None:
 
 def _differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
     """Yield the keys, dotted where they lie deeper, that differ, with both values."""
-    for key, value in before.items():
-        if isinstance(value, Mapping):
-            yield from ((f"{key}.{inner}", *values) for inner, *values in _differences(value, after[key]))
-        elif value != after[key]:
-            yield key, value, after[key]
+    for key in dict.fromkeys((*before, *after)):
+        first, second = (settings.get(key, CAME_LATER.get(key)) for settings in (before, after))
+        if isinstance(first, Mapping) and isinstance(second, Mapping):
+            yield from ((f"{key}.{inner}", *values) for inner, *values in _differences(first, second))
+        elif first != second:
+            yield key, first, second

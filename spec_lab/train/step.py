@@ -1,4 +1,4 @@
-"""A training step: loss, gradients, clipping and AdamW, which a GPU records once as a CUDA graph and then replays.
+"""A training step: loss, gradients, clipping and an update, which a GPU records once as a CUDA graph and then replays.
 
 A small model's step is thousands of small kernels, which the host takes longer to launch than the GPU to run. Recording
 whole steps is PyTorch's own advice ("Whole-network capture", its page on CUDA semantics). All shapes are those of the
@@ -14,7 +14,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from spec_lab.train.module_config import OptimisationConfig
+from spec_lab.train.module_config import OptimisationConfig, Optimiser
+from spec_lab.train.optimisers import Several, make_optimiser, set_learning_rate
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +30,7 @@ class TrainingStep(Protocol):
     """Takes the training of a module one update further."""
 
     @property
-    def optimiser(self) -> torch.optim.Optimizer:
+    def optimiser(self) -> torch.optim.Optimizer | Several:
         """Holds the moments, for checkpoints."""
 
     def __call__(self, batch: Batch, learning_rate: float) -> Tensor:
@@ -44,15 +45,16 @@ class LaunchedStep:
         parameters: list[nn.Parameter],
         loss_of: Callable[..., Tensor],
         inputs_of: Callable[..., Batch],
-        optimiser: torch.optim.Optimizer,
+        optimiser: torch.optim.Optimizer | Several,
         max_grad_norm: float,
+        in_16_bits: bool,
         add_up: Callable[[Tensor], None] | None = None,
     ) -> None:
         """`loss_of(*inputs_of(*batch))` is the loss that `parameters` are moved by; of several processes each has a
-        term of it, which `add_up` adds."""
+        term of it, which `add_up` adds. `in_16_bits`: products are computed in bfloat16."""
         self.optimiser = optimiser
         self._parameters, self._loss_of, self._inputs_of = parameters, loss_of, inputs_of
-        self._add_up = add_up
+        self._add_up, self._in_16_bits = add_up, in_16_bits
         self._max_grad_norm, self._device_type = max_grad_norm, parameters[0].device.type
 
     def __call__(self, batch: Batch, learning_rate: float) -> Tensor:
@@ -63,7 +65,7 @@ class LaunchedStep:
     def update(self, batch: Batch) -> Tensor:
         """Do everything that the device does, gradients and learning rate being set."""
         inputs = self._inputs_of(*batch)
-        with torch.autocast(self._device_type, dtype=torch.bfloat16, enabled=self._device_type == "cuda"):
+        with torch.autocast(self._device_type, dtype=torch.bfloat16, enabled=self._in_16_bits):
             loss = self._loss_of(*inputs)
         loss.backward()
         loss = loss.detach()
@@ -89,7 +91,7 @@ class CapturedStep:
         self._loss: Tensor | None = None
 
     @property
-    def optimiser(self) -> torch.optim.Optimizer:
+    def optimiser(self) -> torch.optim.Optimizer | Several:
         """The launched step's, whose moments a replay moves."""
         return self._launched.optimiser
 
@@ -147,39 +149,22 @@ def make_step(
     inputs_of: Callable[..., Batch] | None = None,
     compiled: Compile = torch.compile,
     add_up: Callable[[Tensor], None] | None = None,
+    in_16_bits: bool | None = None,
 ) -> TrainingStep:
     """Return the step of a `module` whose output for `inputs_of(*batch)`, or for the batch as it is, is the loss.
 
-    With `add_up` a step is launched and not recorded: processes wait for one another in it.
+    Products are computed in bfloat16 if `in_16_bits`, which is so on a GPU where it is None.
+    With `add_up` a step is launched and not recorded: processes wait for one another in it. So is Muon's, whose rate is
+    the host's.
     """
-    on_gpu, optimiser = device.type == "cuda", adamw(module, optimisation, device)
+    on_gpu, optimiser = device.type == "cuda", make_optimiser(module, optimisation, device)
     loss_of = compiled(module) if on_gpu else module
     parameters = list(module.parameters())
-    launched = LaunchedStep(parameters, loss_of, inputs_of or _as_it_is, optimiser, optimisation.max_grad_norm, add_up)
-    return CapturedStep(launched) if on_gpu and add_up is None else launched
+    in_16_bits, inputs_of = on_gpu if in_16_bits is None else in_16_bits, inputs_of or _as_it_is
+    launched = LaunchedStep(parameters, loss_of, inputs_of, optimiser, optimisation.max_grad_norm, in_16_bits, add_up)
+    is_recorded = on_gpu and add_up is None and optimisation.optimiser == Optimiser.adamw
+    return CapturedStep(launched) if is_recorded else launched
 
 
 def _as_it_is(*batch: Tensor) -> Batch:
     return batch
-
-
-def set_learning_rate(optimiser: torch.optim.Optimizer, learning_rate: float) -> None:
-    """A rate that the device holds is changed there, where a recorded step reads it."""
-    for group in optimiser.param_groups:
-        if isinstance(group["lr"], Tensor):
-            group["lr"].fill_(learning_rate)
-        else:
-            group["lr"] = learning_rate
-
-
-def adamw(module: nn.Module, optimisation: OptimisationConfig, device: torch.device) -> torch.optim.AdamW:
-    """Make AdamW with weight decay on matrices only: a norm's scale has no reason to shrink."""
-    parameters = [p for p in module.parameters() if p.requires_grad]
-    groups = [
-        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": optimisation.weight_decay},
-        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
-    ]
-    if device.type != "cuda":
-        return torch.optim.AdamW(groups, lr=0.0, betas=(0.9, 0.95))
-    rate = torch.zeros((), device=device)
-    return torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.95), fused=True, capturable=True)

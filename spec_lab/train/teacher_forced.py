@@ -74,7 +74,7 @@ def _count(
 ) -> None:
     inputs = packed_inputs(target, drafter, rows, taps, num_steps)
     embeddings, hidden, counted, positions, segments, *features = inputs
-    with torch.autocast(hidden.device.type, dtype=torch.bfloat16, enabled=hidden.device.type == "cuda"):
+    with torch.autocast(hidden.device.type, dtype=torch.bfloat16, enabled=target.in_16_bits):
         states = drafter.unroll(embeddings, tuple(features), num_steps, RowPlaces(positions, segments))
         agrees = _agreement(counts, drafter, target, hidden, counted[0], states)
     alive = counted[0]

@@ -87,9 +87,10 @@ def _reach(chosen: Chosen, num_draft_tokens: int) -> int:
     row, and a drafter one a branch and level.
     """
     sizes, rows_written = chosen.sizes, chosen.drafter.rows_written
+    reach = max(2 * num_draft_tokens, 0 if rows_written is None else rows_written(chosen.config))
     if sizes is None:
-        return max(2 * num_draft_tokens, 0 if rows_written is None else rows_written(chosen.config))
-    return max(sizes.num_rows, sizes.depth + (sizes.depth - 1) * sizes.width, 2 * sizes.depth)
+        return reach
+    return max(reach, sizes.num_rows, sizes.depth + (sizes.depth - 1) * sizes.width)
 
 
 def overlaps(config: RunConfig) -> bool:

@@ -24,7 +24,8 @@ def build_confidences(chosen: Chosen, limits: Limits, built: TargetBuild) -> Dra
     if not chosen.offers.read_confidences or chosen.sizes is not None:
         return None
     sizes = limits.num_slots, chosen.config.drafter.num_draft_tokens
-    return DraftConfidences(*sizes, built.device, chosen.offers.threshold, built.kernels)
+    offers = chosen.offers
+    return DraftConfidences(*sizes, built.device, offers.threshold, built.kernels, offers.temperatures)
 
 
 def build_row_confidences(chosen: Chosen, limits: Limits, built: TargetBuild) -> RowConfidences | None:

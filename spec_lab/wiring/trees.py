@@ -51,9 +51,9 @@ def tree_backend(build: DrafterBuild) -> TreeAttentionBackend:
 
 
 def refuse_few_tokens(topk: int, num_tokens: int) -> None:
-    """Raise UserError where a drafter knows fewer tokens than are looked at below a branch."""
+    """Raise UserError where a drafter scores fewer tokens than are looked at below a branch."""
     if topk > num_tokens:
         raise UserError(
-            f"the tree has {topk} branches below a draft, and the drafter's vocabulary {num_tokens} tokens; "
+            f"the tree has {topk} branches below a draft, and the drafter scores {num_tokens} tokens; "
             f"use tree.topk={num_tokens}, or such ranks in tree.paths"
         )

@@ -16,7 +16,7 @@ from spec_kernels.operators import cpu_operator
 
 
 class NativeLayers:
-    """Is layers one behind the other as the kernels read them.
+    """Layers one behind the other, as the C reads them.
 
     Attributes:
         address: of their addresses, which operators take.
@@ -45,7 +45,7 @@ class _DraftLayer(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class DraftLayerParts:
-    """Holds a draft head's layer, which has no norm of its own, and what stands in front of it.
+    """The parts of a draft head: a layer without a norm of its own, and what stands in front of it.
 
     Attributes:
         embedding: [vocabulary, hidden_size].
@@ -60,7 +60,7 @@ class DraftLayerParts:
 
 
 class NativeDraftLayer:
-    """Is a draft head's layer as the kernels read it.
+    """A draft head's layer, as the C reads it.
 
     Attributes:
         address: of its description, which operators take.
@@ -78,7 +78,7 @@ class NativeDraftLayer:
 
 @dataclass(frozen=True, slots=True)
 class NativeHead:
-    """Is what finds the likeliest token as the kernels read it.
+    """A head that finds the likeliest token, as the C reads it.
 
     Attributes:
         norm: in front of `product`; without a weight for rows that have been normed.

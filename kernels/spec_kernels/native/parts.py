@@ -36,7 +36,7 @@ class LayerStructure(ctypes.Structure):
 
 
 class NativeProduct:
-    """Is a weight as the kernels read it, in panels of 64 outputs: in bfloat16 where that is what it holds anyway.
+    """A weight as the C reads it, in panels of 64 outputs: in bfloat16 where that is what it holds anyway.
 
     Attributes:
         address: of its description, which operators take.
@@ -70,7 +70,7 @@ class NativeProduct:
 
 
 class NativeNorm:
-    """Is an RMSNorm as the kernels read it; without a weight it is none.
+    """An RMSNorm, as the C reads it; without a weight it is none.
 
     Attributes:
         address: of its description, which operators take.
@@ -86,7 +86,7 @@ class NativeNorm:
 
 @dataclass(frozen=True, slots=True)
 class LayerParts:
-    """Holds the parts of a decoder layer.
+    """The parts of a decoder layer.
 
     Attributes:
         attention_norm: without a weight for a layer whose rows have been normed.
@@ -103,7 +103,7 @@ class LayerParts:
 
 
 class NativeLayer:
-    """Is a decoder layer as the kernels read it.
+    """A decoder layer, as the C reads it.
 
     Attributes:
         address: of its description, which operators take.

@@ -18,7 +18,7 @@ from spec_lab.engine.round import DecodeRound
 
 @dataclass(slots=True)
 class Bucket:
-    """Holds the segments of one batch size, made as they are first called.
+    """The captured segments of one batch size, each made when it is first called.
 
     Attributes:
         slot_ids: [bucket size] what a replay reads: the slots of its requests, padded with the scratch slot.
@@ -104,3 +104,17 @@ class CapturedMode(ABC):
                 name, stage or name, function, self.recorder, decode_round.parts, self.counts, bucket.fixed
             )
         return bucket.segments[name]
+
+
+class WholeRound(CapturedMode):
+    """graph=round: one graph replays verify, accept, commit, catch-up and all draft steps.
+
+    What it reads is the slot ids, what it leaves for the host is the verification.
+    """
+
+    def _run(self, bucket: Bucket, decode_round: DecodeRound, slot_ids: torch.Tensor) -> Verification:
+        def run(slot_ids: torch.Tensor) -> Verification:
+            return decode_round.run(decode_round.load(slot_ids, self._max_kv_len))
+
+        verification: Verification = self._segment(bucket, decode_round, "round", run, stage="graph")(slot_ids)
+        return verification

@@ -79,7 +79,7 @@ class FullLoop(SeparateVerify):
 
 @dataclass(slots=True)
 class StepInputs:
-    """Holds the tensors that one captured step reads and rewrites: state, column [1], and all drafts [batch, K]."""
+    """The tensors that one captured step reads and rewrites: state, column [1], and all drafts [batch, K]."""
 
     state: Any
     column: torch.Tensor

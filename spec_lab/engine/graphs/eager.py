@@ -8,7 +8,7 @@ from spec_lab.engine.round import DecodeRound
 
 
 class EagerGraph:
-    """Keeps the protocol `GraphMode`. Batches are not padded."""
+    """Rounds without graphs. Batches are not padded."""
 
     recorder = None
     rounds_per_replay = 1

@@ -98,7 +98,7 @@ class CapturedPromptPass(PromptPass):
 
 
 class PromptGraph:
-    """Is the pass of one prompt in a fixed number of rows.
+    """The captured pass of one prompt in a fixed number of rows.
 
     Attributes:
         computed: for which of its rows what was computed.

@@ -51,6 +51,23 @@ def threshold_is_read(chosen: Chosen) -> str | None:
     )
 
 
+def temperatures_are_read(chosen: Chosen) -> str | None:
+    """There is a temperature for each draft of a chain, whose confidence something reads."""
+    given, num_drafts = chosen.offers.temperatures, chosen.offers.num_draft_tokens
+    if given is None:
+        return None
+    shown = f"drafter.confidence_temperatures=[{','.join(map(str, given))}]"
+    if not chosen.offers.read_confidences:
+        return f"{shown} is read with drafter.stop=confidence or verify.budget only; leave it out"
+    if chosen.sizes is not None:
+        return f"{shown} is about the drafts of a chain; use tree=none or drafter.confidence_temperatures=null"
+    if len(given) == num_drafts:
+        return None
+    fits = ",".join(["1.0"] * num_drafts)
+    remedy = f"use drafter.confidence_temperatures=[{fits}]"
+    return f"{shown} has {len(given)} temperatures for {num_drafts} drafts; {remedy}"
+
+
 def there_are_drafts(chosen: Chosen) -> str | None:
     """Plain decoding offers nothing."""
     if chosen.drafter.drafts:
@@ -164,6 +181,7 @@ def _where_fewer_are_offered(check: Check) -> Check:
 OFFER_CHECKS: tuple[Check, ...] = (
     schedule_can_be_read,
     threshold_is_read,
+    temperatures_are_read,
     off_is_read,
     a_row_is_left_for_drafts,
     *map(

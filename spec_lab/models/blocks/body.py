@@ -97,7 +97,8 @@ class BlockBody:
         """Run the blocks that begin with `pending` [batch], and return what some of their rows leave behind the final
         norm: [batch, num_slots, hidden_size]."""
         rows = self._forward(pending, place, cache)[:, first_row : first_row + num_slots]
-        return self._norm(rows.flatten(0, 1)).view(*rows.shape[:2], -1)
+        # Of one slot a request the rows would be every so many of a block's.
+        return self._norm(rows.flatten(0, 1).contiguous()).view(*rows.shape[:2], -1)
 
     def _forward(self, pending: torch.Tensor, place: BlockPlace, cache: PagedKVCache) -> torch.Tensor:
         """Run whole blocks: [batch, block_size, hidden_size] before the final norm.

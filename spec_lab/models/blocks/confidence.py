@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from spec_lab.core.rows import rows_at
-from spec_lab.models.blocks.heads import Walk, at_column
+from spec_lab.models.blocks.heads import SlotWalk, at_column
 from spec_lab.models.linear import Linear
 
 
@@ -22,7 +22,7 @@ class ConfidenceHead:
     project: Linear
     embedding: torch.Tensor | None
 
-    def __call__(self, walk: Walk, previous: torch.Tensor, column: torch.Tensor) -> torch.Tensor:
+    def __call__(self, walk: SlotWalk, previous: torch.Tensor, column: torch.Tensor) -> torch.Tensor:
         """Return the probability [batch] of slot `column` [1], behind the tokens `previous` [batch]."""
         read = at_column(walk.hidden, column)
         if self.embedding is not None:

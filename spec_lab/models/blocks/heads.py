@@ -5,7 +5,7 @@ Without one, every slot stands for itself. Names of tensors are those of the che
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -35,21 +35,22 @@ class BlockRows:
 
 
 @dataclass(slots=True)
-class Walk:
+class SlotWalk:
     """Holds where a head stands in the blocks of a batch.
 
     Attributes:
         hidden: [batch, slots, hidden_size].
         scores: [batch, slots, scored], of each slot by itself.
+        state: [rows, width] what a head carries from slot to slot, of a row a request, or of the branches of a tree,
+            request by request; of a head that carries nothing a column that it never reads.
         ids: [batch, slots, scored] the tokens that are scored; None where they are the draft vocabulary.
-        state: [batch, width] of a head that carries one.
         edges: [batch, slots, ...] what a head makes of all slots at once.
     """
 
     hidden: torch.Tensor
     scores: torch.Tensor
+    state: torch.Tensor
     ids: torch.Tensor | None = None
-    state: torch.Tensor | None = None
     edges: torch.Tensor | None = None
 
 
@@ -62,12 +63,15 @@ class BlockHead(Protocol):
 
     reads_all_slots: bool
 
-    def begin(self, rows: BlockRows) -> Walk:
+    def begin(self, rows: BlockRows) -> SlotWalk:
         """Stand in front of the first slot."""
         ...
 
-    def scores(self, walk: Walk, previous: torch.Tensor, column: torch.Tensor) -> SlotScores:
-        """Score slot `column` [1], from 0, behind the tokens `previous` [batch], and move on."""
+    def scores(self, walk: SlotWalk, previous: torch.Tensor, column: torch.Tensor) -> SlotScores:
+        """Score slot `column` [1], from 0, behind the tokens `previous` [rows], and move on.
+
+        The scores are of these rows, or of the requests where a slot drafts the same behind any token.
+        """
         ...
 
 
@@ -109,19 +113,31 @@ def at_column(values: torch.Tensor, column: torch.Tensor) -> torch.Tensor:
     return values.index_select(1, column).squeeze(1)
 
 
+def behind(previous: torch.Tensor, values: torch.Tensor, column: torch.Tensor) -> torch.Tensor:
+    """Pick slot `column` [1] of [batch, slots, ...] for each of the rows `previous` [rows], as many a request."""
+    picked = values.index_select(1, column)
+    return picked.expand(-1, previous.shape[0] // values.shape[0], *picked.shape[2:]).flatten(0, 1)
+
+
+def nothing_carried(hidden: torch.Tensor) -> torch.Tensor:
+    """Return the state [batch, 1] of a head without one, beside hidden rows [batch, slots, hidden_size]."""
+    return hidden[:, 0, :1]
+
+
 class IndependentSlots:
     """drafter.head=none: a slot drafts the same behind any token."""
 
     reads_all_slots = False
 
-    def __init__(self, parts: HeadParts) -> None:
-        self._parts = parts
+    def __init__(self, scored: Callable[[torch.Tensor], SlotScores]) -> None:
+        """`scored` names the tokens of logits [batch, draft vocabulary]."""
+        self._scored = scored
 
-    def begin(self, rows: BlockRows) -> Walk:
-        return Walk(rows.hidden, rows.logits)
+    def begin(self, rows: BlockRows) -> SlotWalk:
+        return SlotWalk(rows.hidden, rows.logits, nothing_carried(rows.hidden))
 
-    def scores(self, walk: Walk, previous: torch.Tensor, column: torch.Tensor) -> SlotScores:
-        return self._parts.scored(at_column(walk.scores, column))
+    def scores(self, walk: SlotWalk, previous: torch.Tensor, column: torch.Tensor) -> SlotScores:
+        return self._scored(at_column(walk.scores, column))
 
 
 class MarkovHead:
@@ -140,22 +156,22 @@ class MarkovHead:
         name = projections.get(sizes.form)
         self._project = None if name is None else parts.linear(f"markov_head.{name}")
 
-    def begin(self, rows: BlockRows) -> Walk:
-        return Walk(rows.hidden, rows.logits, state=rows.hidden.new_zeros(rows.hidden.shape[0], self._rank))
+    def begin(self, rows: BlockRows) -> SlotWalk:
+        return SlotWalk(rows.hidden, rows.logits, rows.hidden.new_zeros(rows.hidden.shape[0], self._rank))
 
-    def scores(self, walk: Walk, previous: torch.Tensor, column: torch.Tensor) -> SlotScores:
-        read = self._form(walk, rows_at(self._embedding, previous), at_column(walk.hidden, column))
-        return self._parts.scored(at_column(walk.scores, column) + self._bias(read))
+    def scores(self, walk: SlotWalk, previous: torch.Tensor, column: torch.Tensor) -> SlotScores:
+        read = self._form(walk, rows_at(self._embedding, previous), behind(previous, walk.hidden, column))
+        return self._parts.scored(behind(previous, walk.scores, column) + self._bias(read))
 
-    def _plain(self, walk: Walk, previous: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+    def _plain(self, walk: SlotWalk, previous: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
         return previous
 
-    def _gated(self, walk: Walk, previous: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+    def _gated(self, walk: SlotWalk, previous: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
         assert self._project is not None
         return torch.sigmoid(self._project(torch.cat((hidden, previous), dim=-1))) * previous
 
-    def _recurrent(self, walk: Walk, previous: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
-        assert self._project is not None and walk.state is not None
+    def _recurrent(self, walk: SlotWalk, previous: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+        assert self._project is not None
         gate, candidate, out = self._project(torch.cat((walk.state, previous, hidden), dim=-1)).chunk(3, dim=-1)
         gate = torch.sigmoid(gate)
         walk.state = gate * walk.state + (1 - gate) * torch.tanh(candidate)
@@ -174,15 +190,14 @@ class GruHead:
         self._of_state = make_linear(parts.tensors["prefix_gru.weight_hh_l0"])
         self._narrow, self._wide = parts.linear("embed_proj.0"), parts.linear("embed_proj.2")
 
-    def begin(self, rows: BlockRows) -> Walk:
-        return Walk(rows.hidden, rows.logits, state=rows.hidden.new_zeros(rows.hidden.shape[0], self._state_size))
+    def begin(self, rows: BlockRows) -> SlotWalk:
+        return SlotWalk(rows.hidden, rows.logits, rows.hidden.new_zeros(rows.hidden.shape[0], self._state_size))
 
-    def scores(self, walk: Walk, previous: torch.Tensor, column: torch.Tensor) -> SlotScores:
-        assert walk.state is not None
+    def scores(self, walk: SlotWalk, previous: torch.Tensor, column: torch.Tensor) -> SlotScores:
         walk.state = self._moved(rows_at(self._parts.embedding, previous), walk.state)
-        read = torch.cat((at_column(walk.hidden, column), walk.state), dim=-1)
+        read = torch.cat((behind(previous, walk.hidden, column), walk.state), dim=-1)
         correction = self._wide(F.silu(self._narrow(read)))
-        return self._parts.scored(at_column(walk.scores, column) + torch.where(column > 0, correction, 0.0))
+        return self._parts.scored(behind(previous, walk.scores, column) + torch.where(column > 0, correction, 0.0))
 
     def _moved(self, token: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
         """Do a step of `torch.nn.GRU`, without biases."""
@@ -205,14 +220,15 @@ class SelectorHead:
         self._behind = parts.tensors["candidate_selector.successor_codebook"]
         self._project = parts.linear("candidate_selector.hidden_projection")
 
-    def begin(self, rows: BlockRows) -> Walk:
+    def begin(self, rows: BlockRows) -> SlotWalk:
         scores, ids = self._parts.candidates(rows.logits, self._topk)
         successors = rows_at(self._behind, ids.flatten()).view(*ids.shape, -1)
         # The score of a pair is a product of three: what follows, the hidden row, and what came before.
         projected = self._project(rows.hidden.flatten(0, 1)).view(*ids.shape[:2], 1, -1)
-        return Walk(rows.hidden, scores, ids, edges=successors * projected)
+        return SlotWalk(rows.hidden, scores, nothing_carried(rows.hidden), ids, successors * projected)
 
-    def scores(self, walk: Walk, previous: torch.Tensor, column: torch.Tensor) -> SlotScores:
+    def scores(self, walk: SlotWalk, previous: torch.Tensor, column: torch.Tensor) -> SlotScores:
         assert walk.ids is not None and walk.edges is not None
-        pairs = torch.einsum("bkr,br->bk", at_column(walk.edges, column), rows_at(self._before, previous))
-        return SlotScores(at_column(walk.scores, column) + pairs, at_column(walk.ids, column), self._parts.vocab_size)
+        pairs = torch.einsum("bkr,br->bk", behind(previous, walk.edges, column), rows_at(self._before, previous))
+        alone, ids = (behind(previous, values, column) for values in (walk.scores, walk.ids))
+        return SlotScores(alone + pairs, ids, self._parts.vocab_size)

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 from spec_lab.checkpoints.block_heads import LatticeSizes
 from spec_lab.core.rows import rows_at
-from spec_lab.models.blocks.heads import BlockRows, HeadParts, Walk, at_column
+from spec_lab.models.blocks.heads import BlockRows, HeadParts, SlotWalk, behind, nothing_carried
 from spec_lab.models.blocks.scores import SlotScores
 from spec_lab.models.layers import RowsPart
 from spec_lab.models.linear import Linear, make_linear
@@ -78,17 +78,17 @@ class LatticeHead:
         ranks = torch.arange(sizes.topk, device=self._bias.device)
         self._rank_features = torch.stack((ranks / max(sizes.topk - 1, 1), (ranks == 0).float()), dim=-1)
 
-    def begin(self, rows: BlockRows) -> Walk:
+    def begin(self, rows: BlockRows) -> SlotWalk:
         log_probs, ids = self._parts.candidates(torch.log_softmax(rows.logits.float(), dim=-1), self._sizes.topk)
-        return Walk(rows.hidden, log_probs, ids, edges=self._edges(rows, log_probs, ids))
+        return SlotWalk(rows.hidden, log_probs, nothing_carried(rows.hidden), ids, self._edges(rows, log_probs, ids))
 
-    def scores(self, walk: Walk, previous: torch.Tensor, column: torch.Tensor) -> SlotScores:
+    def scores(self, walk: SlotWalk, previous: torch.Tensor, column: torch.Tensor) -> SlotScores:
         assert walk.ids is not None and walk.edges is not None
         # The pending token is no candidate of any slot: the first slot's edges are the same from wherever one comes.
-        taken = at_column(walk.ids, (column - 1).clamp(min=0)) == previous.unsqueeze(1)
-        edges = at_column(walk.edges, column)
+        taken = behind(previous, walk.ids, (column - 1).clamp(min=0)) == previous.unsqueeze(1)
+        edges = behind(previous, walk.edges, column)
         place = taken.int().argmax(dim=1).view(-1, 1, 1).expand(-1, 1, edges.shape[2])
-        return SlotScores(edges.gather(1, place).squeeze(1), at_column(walk.ids, column), self._parts.vocab_size)
+        return SlotScores(edges.gather(1, place).squeeze(1), behind(previous, walk.ids, column), self._parts.vocab_size)
 
     def _edges(self, rows: BlockRows, log_probs: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
         """Score each candidate behind each one of the slot before: [batch, slots, topk before, topk]."""

@@ -21,7 +21,6 @@ from spec_lab.models.blocks.heads import (
     IndependentSlots,
     MarkovHead,
     SelectorHead,
-    Walk,
 )
 from spec_lab.models.blocks.lattice import LatticeHead
 from spec_lab.models.eagle3 import draft_to_target_ids
@@ -30,7 +29,7 @@ from spec_lab.models.products import PLAIN, Products
 
 Builder = Callable[[Any, HeadParts], BlockHead]
 BUILDERS: dict[HeadKind, Builder] = {
-    HeadKind.none: lambda sizes, parts: IndependentSlots(parts),
+    HeadKind.none: lambda sizes, parts: IndependentSlots(parts.scored),
     HeadKind.markov: MarkovHead,
     HeadKind.gru: GruHead,
     HeadKind.selector: SelectorHead,
@@ -83,13 +82,12 @@ class BlockModel:
         self.confidence = build_confidence(parts)
         self._logits = products.linear(make_linear(tensors.get("lm_head.weight", target_head)))
 
-    def draft(
+    def run(
         self, pending: torch.Tensor, context: torch.Tensor, place: BlockPlace, cache: PagedKVCache, num_drafts: int
-    ) -> Walk:
+    ) -> BlockRows:
         """Run the blocks that begin with `pending` [batch], whose last context rows are `context` [batch,
-        hidden_size], and stand in front of their first slot."""
+        hidden_size]: what their head begins with."""
         reading = self.config.slots
         num_slots = reading.most_drafts if self.head.reads_all_slots else num_drafts
         hidden = self.body.slots(pending, place, cache, reading.first_row, num_slots)
-        logits = self._logits(hidden.flatten(0, 1)).view(*hidden.shape[:2], -1)
-        return self.head.begin(BlockRows(hidden, logits, context))
+        return BlockRows(hidden, self._logits(hidden.flatten(0, 1)).view(*hidden.shape[:2], -1), context)

@@ -6,16 +6,18 @@ from dataclasses import dataclass
 
 import torch
 
-from spec_lab.models.top_probability import top_probability
+from spec_lab.models.scored_tokens import ScoredTokens, top_probability
 
 
 @dataclass(frozen=True, slots=True)
 class SlotScores:
-    """Keeps the protocol `DraftHead` for a slot that has been scored, so that what it is read from says nothing more.
+    """Keeps the protocols `DraftHead` and `BranchHead` for a slot that has been scored, so that what it is read from
+    says nothing more.
 
     Attributes:
-        scores: [batch, scored] logits of the slot's law, whatever a head has added.
-        ids: [scored] or [batch, scored] tokens that are scored, in target ids; None where they are the whole
+        scores: [rows, scored] logits of the slot's law, whatever a head has added: a row a request, or a row for each
+            branch of a tree.
+        ids: [scored] or [rows, scored] tokens that are scored, in target ids; None where they are the whole
             vocabulary.
     """
 
@@ -32,8 +34,11 @@ class SlotScores:
     def greedy_with_probability(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return self.greedy(hidden), top_probability(self.scores)
 
+    def scored_tokens(self, hidden: torch.Tensor) -> ScoredTokens:
+        return ScoredTokens(self.scores, self.ids)
+
     def target_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return logits [batch, vocab], -inf where a token is not scored."""
+        """Return logits [rows, vocab], -inf where a token is not scored."""
         if self.ids is None:
             return self.scores
         logits = self.scores.new_full((self.scores.shape[0], self.vocab_size), float("-inf"))

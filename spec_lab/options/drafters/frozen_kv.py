@@ -189,6 +189,7 @@ ROW = DrafterOption(
     aspects=aspects,
     hands_hidden_on=True,
     load_tree=load_tree,
+    no_branch_keys=True,
     no_moves="stands at one position in all its steps",
     notes_confidence=True,
     ingests_in_graphs=True,

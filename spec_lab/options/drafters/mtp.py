@@ -12,7 +12,13 @@ from spec_lab.errors import UserError
 from spec_lab.menu.choices import Choice, Weights
 from spec_lab.menu.chosen import Chosen
 from spec_lab.menu.config import DrafterConfig, RunConfig, TrainedDrafterConfig, knob
-from spec_lab.options.shipped import DrafterWeights, missing_folder, no_weights_shipped, path_beside_random_weights
+from spec_lab.options.shipped import (
+    DrafterWeights,
+    missing_folder,
+    missing_shipped,
+    no_weights_shipped,
+    path_beside_random_weights,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -66,8 +72,10 @@ class MtpWeights(DrafterWeights):
         if options.weights == Weights.random:
             return path_beside_random_weights(options)
         name, folder = self._where_modules_lie(config)
-        if folder is None:
+        if folder is None or (name == "target.path" and folder.is_file()):
             return no_weights_shipped(options, config.target)
+        if name == "shipped" and (missing := missing_shipped(options, folder)) is not None:
+            return missing
         if not folder.is_dir():
             return missing_folder(name, str(folder)) if name == "drafter.path" else None  # the target refuses its own
         try:

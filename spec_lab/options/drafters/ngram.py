@@ -71,4 +71,5 @@ ROW = DrafterOption(
     refusals=(ngram_lengths, continuations_have_no_ranks),
     no_moves="looks its drafts up",
     load_tree=load_tree,
+    no_branch_keys=True,
 )

@@ -13,7 +13,8 @@ from spec_lab.options.drafters.blocks import steps_are_replayed
 from spec_lab.options.shipped import DrafterWeights, path_beside_random_weights, zoo_folders
 
 if TYPE_CHECKING:
-    from spec_lab.core.protocols import Drafter
+    from spec_lab.drafters.block import BlockPass
+    from spec_lab.options.drafters.block_loading import PassMaker
     from spec_lab.wiring.drafting import DrafterFactory, DrafterResources
     from spec_lab.wiring.models import DrafterBuild
 
@@ -41,14 +42,32 @@ def weights_or_random(config: RunConfig) -> str | None:
 
 def load(chosen: Chosen, options: PEagleDrafterConfig, build: DrafterBuild) -> DrafterFactory:
     """Read the head, or make one of random weights; the factory then makes one drafter an engine around it."""
+    from spec_lab.drafters.block import BlockDrafter
+    from spec_lab.wiring.drafting import make_picker
+
+    _, make_pass = _load_pass(chosen, options, build)
+    return lambda resources: BlockDrafter(
+        make_pass(resources), make_picker(chosen, options, build, resources), resources.span
+    )
+
+
+def load_tree(chosen: Chosen, options: PEagleDrafterConfig, build: DrafterBuild) -> DrafterFactory:
+    """Load the same head, whose rows draft a tree."""
+    from spec_lab.options.drafters.block_loading import tree_factory
+
+    num_scored, make_pass = _load_pass(chosen, options, build)
+    return tree_factory(chosen, build, make_pass, num_scored)
+
+
+def _load_pass(chosen: Chosen, options: PEagleDrafterConfig, build: DrafterBuild) -> tuple[int, PassMaker]:
+    """Return how many tokens the head scores, and what makes a pass an engine around it."""
     from spec_lab.checkpoints.eagle3_checkpoint import load_eagle3
     from spec_lab.checkpoints.eagle3_config import default_tap_layer_inputs
     from spec_lab.checkpoints.random_weights import random_p_eagle
     from spec_lab.core.types import FeatureSpec
-    from spec_lab.drafters.p_eagle import PEagleDrafter
+    from spec_lab.drafters.p_eagle import PEaglePass
     from spec_lab.models.p_eagle import PEagleHead
     from spec_lab.wiring.caches import build_cache
-    from spec_lab.wiring.drafting import make_picker
 
     target = build.target
     if options.weights == Weights.random:
@@ -65,16 +84,14 @@ def load(chosen: Chosen, options: PEagleDrafterConfig, build: DrafterBuild) -> D
         target.num_positions,
         build.kernels.products,
     )
-    taps = config.tap_layer_inputs or default_tap_layer_inputs(target.config.num_layers)
+    features = FeatureSpec(layer_inputs=config.tap_layer_inputs or default_tap_layer_inputs(target.config.num_layers))
     plans = (*config.layer.layers, *config.more_layers)
 
-    def make(resources: DrafterResources) -> Drafter[Any]:
+    def make(resources: DrafterResources) -> BlockPass:
         cache = build_cache(plans, resources.limits, build)
-        picker = make_picker(chosen, options, build, resources)
-        parts = build.backend, resources.prune, picker
-        return PEagleDrafter(options.num_draft_tokens, head, FeatureSpec(layer_inputs=taps), cache, *parts)
+        return PEaglePass(options.num_draft_tokens, head, features, cache, build.backend, resources.prune)
 
-    return make
+    return config.draft_vocab_size, make
 
 
 ROW = DrafterOption(
@@ -83,6 +100,8 @@ ROW = DrafterOption(
     load=load,
     refusals=(weights_or_random, steps_are_replayed),
     folder=WEIGHTS.folder,
+    load_tree=load_tree,
+    no_branch_keys=True,
     no_moves="drafts a block in one pass",
     notes_confidence=True,
     ingests_in_graphs=True,

@@ -33,9 +33,9 @@ class RoundGraphConfig(GraphConfig):
 
 def build_mode(chosen: Chosen, options: RoundGraphConfig, build: GraphBuild) -> GraphMode:
     """Make graph=round."""
+    from spec_lab.engine.graphs.captured import WholeRound
     from spec_lab.engine.graphs.several_rounds import SeveralRounds
     from spec_lab.engine.graphs.skipped_rounds import SkippedRounds
-    from spec_lab.engine.graphs.whole_round import WholeRound
     from spec_lab.engine.stops import StopConditions
 
     places = options.name, build.recorder(), build.num_slots, build.max_kv_len

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from spec_lab.menu import registry
 from spec_lab.menu.bounds import out_of_bounds
 from spec_lab.menu.choices import Choice
 from spec_lab.menu.config import RunConfig, TreeConfig, knob
-from spec_lab.menu.option import TreeOption
+from spec_lab.menu.option import DrafterOption, TreeOption
 from spec_lab.menu.tree_sizes import TreeSizes
 from spec_lab.options.trees.shared import MAX_DEPTH, MAX_ROWS, MAX_TOPK, branches_are_drawn
 
@@ -60,7 +61,8 @@ def dynamic_rows_exist(config: RunConfig) -> str | None:
 def branches_have_keys(config: RunConfig) -> str | None:
     """Only a drafter that writes keys for its branches can see those of a stranger."""
     options: Any = config.tree
-    if options.branches == TreeBranches.exact or config.drafter.name not in ("frozen_kv", "ngram"):
+    drafter = registry.load(config.extensions).options(DrafterOption)[config.drafter.name]
+    if options.branches == TreeBranches.exact or not drafter.no_branch_keys:
         return None
     return (
         f"tree.branches=approximate changes nothing with drafter={config.drafter.name}, whose branches write no keys; "

@@ -98,8 +98,11 @@ class TrainableBlock(WeightsByName):
         self.register_buffer("draft_ids", draft_ids, persistent=False)
 
     def slots(self, rows: AnchoredRows, tapped: Tensor) -> tuple[Tensor, Tensor]:
-        """Run the blocks behind all anchors: return their slots [blocks, slots, hidden_size], and of each the last row of
-        context [blocks, hidden_size]."""
+        """Run the blocks behind all anchors.
+
+        Returns:
+            Their slots [blocks, slots, hidden_size], and the last context row of each [blocks, hidden_size].
+        """
         config, num_layers = self.config, self.config.body.num_layers
         attention, cache = AnchoredAttention(rows), cast(Any, AnchoredCache(num_layers))
         longest = rows.tokens.shape[1] + config.block_size

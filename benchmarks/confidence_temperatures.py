@@ -1,0 +1,98 @@
+"""Finds drafter.confidence_temperatures of a run, by sequential temperature scaling (DSpark, arXiv 2607.05147).
+
+    python benchmarks/confidence_temperatures.py drafter=eagle3 drafter.num_draft_tokens=5 workload.limit=24
+
+The run decodes once, with every draft offered. A temperature a draft is then found, one draft after another: that with
+which the product up to the draft is as often right as it says. Right is a draft that was accepted with all before it.
+The prompts should be others than those that are measured later.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from spec_lab.core.types import AcceptanceInputs, Verification
+from spec_lab.measure.lab import MAIN, load_lab
+from spec_lab.menu.chosen import choose
+from spec_lab.program.compose import compose_run
+from spec_lab.program.ending import guarded
+from spec_lab.report.table import format_table
+
+ALL_OFFERED = ("drafter.stop=confidence", "drafter.stop_threshold=1e-9", "references=[]", "graph=eager")
+GRID = torch.logspace(-1, 1, 81, base=5.0).tolist()
+NUM_BINS = 15
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Decode, and print the knob, with how far the products are off before and after."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("overrides", nargs="*")
+    said, accepted = decoded(parser.parse_args(arguments).overrides)
+    found = temperatures(said, accepted)
+    body = [
+        [str(draft + 1), f"{(accepted > draft).double().mean():.3f}", *(f"{error:.3f}" for error in errors)]
+        for draft, errors in enumerate(zip(errors_of(said, accepted), errors_of(said, accepted, found), strict=True))
+    ]
+    print(f"{len(accepted)} rounds\n")
+    print(format_table(["draft", "accepted", "error as said", "error scaled"], body, left=()))
+    print(f"\ndrafter.confidence_temperatures=[{','.join(f'{temperature:.3g}' for temperature in found)}]")
+    return 0
+
+
+def decoded(overrides: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return of each round of each request what the drafter said of each draft [rounds, K], and how many drafts were
+    accepted [rounds]."""
+    config, _ = compose_run([*overrides, *ALL_OFFERED])
+    lab = load_lab(choose(config))
+    engine = lab.engines[MAIN]
+    offers: Any = engine.round.offers
+    rule, survivals, accepted = engine.parts.rule, [], []
+    accept = rule.accept
+
+    def noted(inputs: AcceptanceInputs) -> Verification:
+        verification = accept(inputs)
+        survivals.append(offers.offered.confidences.survival[inputs.slot_ids[inputs.active]].double())
+        accepted.append(verification.num_emitted[inputs.active] - 1)
+        return verification
+
+    rule.accept = noted  # type: ignore[method-assign]
+    engine.generate(lab.requests)
+    products = torch.cat(survivals)
+    before = torch.cat((torch.ones_like(products[:, :1]), products[:, :-1]), dim=1)
+    return (products / before.clamp(min=1e-30)).clamp(0, 1), torch.cat(accepted)
+
+
+def temperatures(said: torch.Tensor, accepted: torch.Tensor) -> list[float]:
+    """Find a temperature for each draft, from what was `said` [rounds, K] of it alone."""
+    product, found = torch.ones_like(said[:, 0]), []
+    for draft, own in enumerate(said.unbind(1)):
+        products = [product * torch.sigmoid(torch.logit(own) / temperature) for temperature in GRID]
+        errors = [calibration_error(scaled, accepted > draft) for scaled in products]
+        best = min(range(len(GRID)), key=lambda index: errors[index])
+        product = products[best]
+        found.append(GRID[best])
+    return found
+
+
+def errors_of(said: torch.Tensor, accepted: torch.Tensor, found: Sequence[float] | None = None) -> list[float]:
+    """Return of each draft how far the product up to it is off."""
+    scaled = said if found is None else torch.sigmoid(torch.logit(said) / torch.tensor(found, dtype=said.dtype))
+    return [
+        calibration_error(product, accepted > draft) for draft, product in enumerate(scaled.cumprod(dim=1).unbind(1))
+    ]
+
+
+def calibration_error(said: torch.Tensor, is_right: torch.Tensor) -> float:
+    """Return the mean difference of what was said [rounds] and what came true, over bins of equal width."""
+    bins = (said * NUM_BINS).long().clamp(max=NUM_BINS - 1)
+    off = torch.zeros(NUM_BINS, dtype=said.dtype).index_add_(0, bins, said - is_right.to(said.dtype))
+    return float(off.abs().sum() / len(said))
+
+
+if __name__ == "__main__":
+    sys.exit(guarded(main))

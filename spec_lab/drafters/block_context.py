@@ -1,0 +1,104 @@
+"""The pass of a block drafter whose context are the target's hidden states.
+
+The rows that verify ran become context: keys and values made of the target's hidden states, written for all N of them.
+Rejected ones lie behind the committed length. The next block writes over them, and the next round's context over that.
+So `prune.catchup` has nothing to gain by what is attended: it gathers the accepted rows, for which the host reads how
+many there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from spec_lab.core.kv_cache import PagedKVCache
+from spec_lab.core.layer_protocols import AttentionBackend
+from spec_lab.core.prompts import PromptPack
+from spec_lab.core.protocols import DrafterRequirements
+from spec_lab.core.pruning_protocols import PrunePolicy
+from spec_lab.core.rows import rows_at
+from spec_lab.core.types import AttentionMetadata, FeatureSpec, VerifiedRound
+from spec_lab.drafters.block import RunBlock, Spans
+from spec_lab.drafters.catchup import catchup_planner
+from spec_lab.drafters.picking import DraftedRows
+from spec_lab.models.blocks.body import BlockPlace
+from spec_lab.models.blocks.model import BlockModel
+from spec_lab.operators.kernel_set import TORCH_FORMS, KernelSet
+
+
+class ContextPass:
+    """Keeps the protocol `BlockPass`. Its KV cache has the target's slot numbering."""
+
+    def __init__(
+        self,
+        num_draft_tokens: int,
+        model: BlockModel,
+        features: FeatureSpec,
+        cache: PagedKVCache,
+        backend: AttentionBackend,
+        prune: PrunePolicy,
+        span: Spans,
+        kernels: KernelSet = TORCH_FORMS,
+    ) -> None:
+        assert num_draft_tokens <= model.config.slots.most_drafts
+        self.num_draft_tokens = num_draft_tokens
+        self.gathers = prune.catchup.drops_rows
+        self.requirements = DrafterRequirements(
+            features, catchup_rows=(num_draft_tokens + 1,), count_catchup=_count_accepted if self.gathers else None
+        )
+        self.model = model
+        self.head = model.head
+        self.cache = cache
+        self.backend = backend
+        self._span = span
+        self._plan = catchup_planner(kernels)
+
+    def of_prompts(self, pack: PromptPack) -> RunBlock | None:
+        """Write the context of stretches of prompts; draft a block behind those that end there."""
+        assert pack.features is not None
+        context, ends = self._write(pack.features, pack.attention), pack.ends
+        if ends is None:
+            return None
+        place = BlockPlace(ends.kv_lens, ends.live.attention.page_table, ends.max_kv_len)
+        return self._draft(ends.tokens, rows_at(context, ends.live.rows), place, DraftedRows.of_prompts(ends))
+
+    def of_round(self, verified: VerifiedRound) -> RunBlock:
+        """Write the context of rows L..L+K, and draft a block behind the L + n that are committed."""
+        assert verified.features is not None
+        batch, emitted = verified.batch, verified.verification
+        plan = self._plan(verified, self.backend, self.num_draft_tokens)
+        features, attention, last = verified.features, plan.attention, plan.live_rows
+        if self.gathers:
+            features, attention, last = _accepted(features, attention, emitted.num_emitted)
+        context = rows_at(self._write(features, attention), last)
+        pending = emitted.tokens.gather(1, emitted.num_live.unsqueeze(1) - 1).squeeze(1)
+        place = BlockPlace(plan.live_lens, batch.page_table, batch.max_kv_len + emitted.tokens.shape[1])
+        return self._draft(pending, context, place, DraftedRows(batch.slot_ids, plan.live_lens))
+
+    def _write(self, features: torch.Tensor, attention: AttentionMetadata) -> torch.Tensor:
+        with self._span("context"):
+            return self.model.body.write(features, self.cache, attention)
+
+    def _draft(self, pending: torch.Tensor, context: torch.Tensor, place: BlockPlace, rows: DraftedRows) -> RunBlock:
+        with self._span("block"):
+            slots = self.model.run(pending, context, place, self.cache, self.num_draft_tokens)
+        return RunBlock(slots, pending, rows)
+
+
+def _accepted(
+    features: torch.Tensor, attention: AttentionMetadata, num_emitted: torch.Tensor
+) -> tuple[torch.Tensor, AttentionMetadata, torch.Tensor]:
+    """Gather the first n rows of each request, which the host waits for: features, where they are written, and the last
+    row [batch] of each request among them."""
+    taken = torch.arange(attention.num_queries, device=num_emitted.device) < num_emitted.unsqueeze(1)
+    rows = taken.flatten().nonzero().squeeze(1)
+    gathered = replace(
+        attention, positions=attention.positions[rows], slot_mapping=attention.slot_mapping[rows], num_queries=1
+    )
+    return rows_at(features, rows), gathered, (num_emitted.cumsum(0) - 1).clamp(min=0)
+
+
+def _count_accepted(num_emitted: Sequence[int], num_verified: int) -> int:
+    return sum(num_emitted)

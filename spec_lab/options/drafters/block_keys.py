@@ -1,0 +1,108 @@
+"""The keys of drafter=dflash, and the presets of its parts: dspark, domino, dflash2, lilicorr.
+
+A block drafter is a body, a reading of its slots, and a head. A preset is a choice of parts, and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from spec_lab.menu.choices import Choice, Weights
+from spec_lab.menu.config import RunConfig, TrainedDrafterConfig, TreeConfig, knob
+
+BLOCK_SIZE = 8
+
+
+class Head(Choice):
+    """The heads that join the slots of a block."""
+
+    none = "none", "each slot stands for itself"
+    markov = "markov", "a bias from the token before, as DSpark"
+    gru = "gru", "a GRU over the block so far, as Domino"
+    selector = "selector", "the likeliest tokens scored behind the token before, as DFlash2"
+    lattice = "lattice", "a transformer over the likeliest tokens of all slots, as LiLiCorr"
+
+
+class Reading(Choice):
+    """The readings of a block's rows."""
+
+    mask_first = "mask_first", "a row predicts the token at its own position: block_size - 1 drafts, as DFlash"
+    anchor_first = "anchor_first", "a row predicts the token behind it: block_size drafts, as DSpark"
+
+
+class Form(Choice):
+    """The ways in which a Markov head reads the token before."""
+
+    vanilla = "vanilla"
+    gated = "gated", "by a gate of the hidden row"
+    rnn = "rnn", "into a state that it carries"
+
+
+@dataclass
+class BlockDrafterConfig(TrainedDrafterConfig):
+    """drafter=dflash: a block of mask tokens in one pass over the target's hidden states."""
+
+    name: str = "dflash"
+    weights: Weights = knob(Weights.checkpoint, "where the weights come from")
+    head: Head = knob(Head.none, "what joins the slots of a block")
+    slots: Reading = knob(Reading.mask_first, "which row of a block predicts which token")
+    conv: bool = knob(False, "convolutions within a block, around both halves of every layer")
+    window: int | None = knob(None, "context rows that a block sees; null is all, or as the checkpoint says", least=1)
+    confidence: bool = knob(False, "a head of its own says how sure it is; drafter.stop and verify.budget read it")
+    block_size: int | None = knob(None, "rows of a block of random weights; null is 8", least=2, most=64)
+    num_layers: int | None = knob(None, "layers of a body of random weights; null is 2", least=1, most=64)
+    head_rank: int | None = knob(None, "width of the factors of a head of random weights; null is 256", least=1)
+    head_topk: int | None = knob(
+        None, "tokens that a head of random weights scores in a slot; null is 16", least=1, most=256
+    )
+    markov_form: Form = knob(Form.vanilla, "how a Markov head reads the token before")
+
+
+@dataclass
+class DsparkDrafterConfig(BlockDrafterConfig):
+    """drafter=dspark: a Markov head, a draft in every row, and a head for confidence."""
+
+    name: str = "dspark"
+    head: Head = Head.markov
+    slots: Reading = Reading.anchor_first
+    confidence: bool = True
+
+
+@dataclass
+class DominoDrafterConfig(BlockDrafterConfig):
+    """drafter=domino: a GRU over the drafts so far."""
+
+    name: str = "domino"
+    head: Head = Head.gru
+
+
+@dataclass
+class Dflash2DrafterConfig(BlockDrafterConfig):
+    """drafter=dflash2: a selector, and convolutions in the body."""
+
+    name: str = "dflash2"
+    head: Head = Head.selector
+    conv: bool = True
+
+
+@dataclass
+class LilicorrDrafterConfig(BlockDrafterConfig):
+    """drafter=lilicorr: a transformer over the candidates of all slots."""
+
+    name: str = "lilicorr"
+    head: Head = Head.lattice
+
+
+def fewer_drafts(config: RunConfig, most: int) -> str:
+    """Say how a run drafts `most` tokens, whose blocks have no room for more."""
+    return f"drafter.num_draft_tokens={most}" if config.tree.name == TreeConfig.name else f"a tree of depth {most}"
+
+
+PRESETS: Mapping[str, type[BlockDrafterConfig]] = {
+    "dflash": BlockDrafterConfig,
+    "dspark": DsparkDrafterConfig,
+    "domino": DominoDrafterConfig,
+    "dflash2": Dflash2DrafterConfig,
+    "lilicorr": LilicorrDrafterConfig,
+}

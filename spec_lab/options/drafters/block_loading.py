@@ -1,0 +1,143 @@
+"""Loads block drafters, for a chain or a tree of drafts, once a run has chosen one (`options.drafters.blocks`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from spec_lab.acceptance.confidences import DraftConfidences
+from spec_lab.checkpoints.block_checkpoint import load_block
+from spec_lab.checkpoints.block_config import BlockConfig, Slots
+from spec_lab.checkpoints.block_heads import HeadKind, MarkovForm
+from spec_lab.checkpoints.random_blocks import BlockParts, random_block
+from spec_lab.core.types import FeatureSpec
+from spec_lab.drafters.block import BlockDrafter, BlockPass, BlockTreeDrafter
+from spec_lab.drafters.block_context import ContextPass
+from spec_lab.errors import UserError
+from spec_lab.menu.choices import Weights
+from spec_lab.menu.chosen import Chosen
+from spec_lab.menu.config import RunConfig
+from spec_lab.models.blocks.model import BlockModel
+from spec_lab.options.drafters.block_keys import BLOCK_SIZE, BlockDrafterConfig, fewer_drafts
+from spec_lab.wiring.caches import build_cache
+from spec_lab.wiring.drafting import DrafterFactory, DrafterResources, make_picker
+from spec_lab.wiring.models import DrafterBuild
+from spec_lab.wiring.trees import build_siblings, build_tree_shape, refuse_few_tokens, shape_of_engine
+
+PassMaker = Callable[[DrafterResources], BlockPass]
+
+
+def load_chain(chosen: Chosen, options: BlockDrafterConfig, build: DrafterBuild) -> DrafterFactory:
+    """Load a drafter of chains; of how sure it is its own head notes where there is one."""
+    model, make_pass = load_pass(chosen, options, build)
+    own_head = model.confidence if options.confidence else None
+
+    def make(resources: DrafterResources) -> BlockDrafter:
+        noted: DraftConfidences | None = None if own_head is None else resources.confidences
+        asked = resources if own_head is None else replace(resources, confidences=None)
+        picker = make_picker(chosen, options, build, asked)
+        return BlockDrafter(make_pass(resources), picker, resources.span, own_head, noted)
+
+    return make
+
+
+def load_tree(chosen: Chosen, options: BlockDrafterConfig, build: DrafterBuild) -> DrafterFactory:
+    """Load a drafter of trees."""
+    model, make_pass = load_pass(chosen, options, build)
+    config = model.config
+    return tree_factory(chosen, build, make_pass, config.head.num_candidates or config.draft_vocab_size)
+
+
+def tree_factory(chosen: Chosen, build: DrafterBuild, make_pass: PassMaker, num_scored: int) -> DrafterFactory:
+    """Make drafters of trees around a pass, whose head scores so many tokens of a slot."""
+    shape = build_tree_shape(chosen, build)
+    refuse_few_tokens(shape.topk, num_scored)
+
+    def make(resources: DrafterResources) -> BlockTreeDrafter:
+        siblings = build_siblings(chosen, build, resources, shape)
+        grown = shape_of_engine(chosen, shape, resources)
+        return BlockTreeDrafter(make_pass(resources), grown, siblings, resources.span)
+
+    return make
+
+
+def load_pass(chosen: Chosen, options: BlockDrafterConfig, build: DrafterBuild) -> tuple[BlockModel, PassMaker]:
+    """Read a model, or make one of random weights, and what makes a pass an engine around it."""
+    config, tensors = read_block(chosen, options, build)
+    target = build.target
+    model = BlockModel(
+        config,
+        tensors,
+        target.embedding,
+        target.head_weight,
+        build.backend,
+        target.num_positions,
+        build.kernels.products,
+    )
+    features = FeatureSpec(layer_inputs=tuple(tap.layer_input for tap in config.taps))
+
+    def make(resources: DrafterResources) -> BlockPass:
+        cache = build_cache(config.body.layers, resources.limits, build)
+        parts = build.backend, resources.prune, resources.span, build.kernels
+        return ContextPass(options.num_draft_tokens, model, features, cache, *parts)
+
+    return model, make
+
+
+def read_block(
+    chosen: Chosen, options: BlockDrafterConfig, build: DrafterBuild
+) -> tuple[BlockConfig, dict[str, torch.Tensor]]:
+    """Read the config and the tensors; UserError where they do not belong to the target."""
+    target = build.target.config
+    if options.weights == Weights.random:
+        config, tensors = random_block(target, _parts(options), build.dtype, build.device, chosen.config.seed + 1)
+    else:
+        config, tensors = load_block(chosen.drafter_folder, target, build.dtype, build.device)
+        refuse_other_parts(config, options, str(chosen.drafter_folder), chosen.config)
+    return _with_window(config, options.window), tensors
+
+
+def refuse_other_parts(config: BlockConfig, options: BlockDrafterConfig, source: str, run: RunConfig) -> None:
+    """The parts that a run names are those of its checkpoint: another reading costs acceptance, and raises no error."""
+    has = {
+        "head": config.head.kind.value,
+        "slots": config.slots.name,
+        "conv": config.conv is not None,
+    }
+    wrong = [f"drafter.{name}={str(value).lower()}" for name, value in has.items() if getattr(options, name) != value]
+    if wrong:
+        raise UserError(
+            f"{source}: the checkpoint is not what drafter={options.name} says; use {' '.join(wrong)}, or set "
+            "drafter.path to another one"
+        )
+    most = config.slots.most_drafts
+    if options.num_draft_tokens > most:
+        raise UserError(
+            f"{source}: drafter.num_draft_tokens={options.num_draft_tokens} is more than the {most} drafts of its "
+            f"block of {config.block_size} rows; use {fewer_drafts(run, most)}"
+        )
+
+
+def _parts(options: BlockDrafterConfig) -> BlockParts:
+    """Return what random weights are made for."""
+    parts = BlockParts(
+        head=HeadKind(options.head.value),
+        slots=Slots(options.slots.value),
+        conv=options.conv,
+        confidence=options.confidence,
+        block_size=options.block_size or BLOCK_SIZE,
+        form=MarkovForm(options.markov_form.value),
+    )
+    given: dict[str, Any] = {"num_layers": options.num_layers, "rank": options.head_rank, "topk": options.head_topk}
+    return replace(parts, **{name: value for name, value in given.items() if value is not None})
+
+
+def _with_window(config: BlockConfig, window: int | None) -> BlockConfig:
+    """Let a block see no more than the newest `window` rows of context."""
+    if window is None:
+        return config
+    layers = tuple(replace(plan, window=min(window, plan.window or window)) for plan in config.body.layers)
+    return replace(config, body=replace(config.body, layers=layers))

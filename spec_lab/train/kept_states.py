@@ -1,0 +1,57 @@
+"""The hidden states of rows that a target has run before: a training that comes to them again need not run it.
+
+On a CPU the target's forward is more than half of a step. On a GPU it is little, and steps are recorded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from spec_lab.checkpoints.taps import Tap
+from spec_lab.train.frozen_target import FrozenOutputs, FrozenTarget
+from spec_lab.train.packed_rows import PackedRows
+
+
+@dataclass(slots=True)
+class KeptStates:
+    """Keeps the words of `FrozenTarget` that make a step's inputs.
+
+    Rows are drawn epoch by epoch, so the first ones are kept for good: what makes room for others is dropped before it
+    comes again.
+
+    Attributes:
+        most_bytes: how much is kept.
+        num_bytes: how much is kept now.
+    """
+
+    target: FrozenTarget
+    most_bytes: float
+    num_bytes: int = 0
+    _kept: dict[bytes, tuple[Tensor, Tensor]] = field(default_factory=dict)
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        return self.target.embed(tokens)
+
+    def run(self, rows: PackedRows, taps: Sequence[Tap]) -> FrozenOutputs:
+        """Return what the target leaves of rows [batch, length]; those that are not kept are run together."""
+        names = [bytes(row.numpy().data) for row in torch.cat([rows.tokens, rows.segments], dim=1)]
+        missing = [place for place, name in enumerate(names) if name not in self._kept]
+        made: dict[bytes, tuple[Tensor, Tensor]] = {}
+        if missing:
+            outputs = self.target.run(rows.rows(torch.tensor(missing)), taps)
+            for place, tapped, final_hidden in zip(missing, outputs.tapped, outputs.final_hidden, strict=True):
+                made[names[place]] = tapped, final_hidden
+        found = [self._kept.get(name) or made[name] for name in names]
+        for name, states in made.items():
+            self._keep(name, states)
+        return FrozenOutputs(*(torch.stack(states) for states in zip(*found, strict=True)))
+
+    def _keep(self, name: bytes, states: tuple[Tensor, Tensor]) -> None:
+        num_bytes = sum(state.nbytes for state in states)
+        if self.num_bytes + num_bytes <= self.most_bytes:
+            self._kept[name] = states[0].clone(), states[1].clone()
+            self.num_bytes += num_bytes
