@@ -12,7 +12,7 @@ from itertools import product
 from typing import Any
 
 from spec_lab.menu.config import TreeConfig
-from spec_lab.options.drafters.block_keys import Head, Reading
+from spec_lab.options.drafters.block_keys import Head, SlotReading
 from spec_lab.options.trees.dynamic import DynamicTreeConfig
 from spec_lab.options.trees.static import StaticTreeConfig
 from tests.covering import covering_array
@@ -51,7 +51,9 @@ DRAFTERS: dict[str, tuple[int, ...]] = {
 }
 """The numbers of drafts that each drafter is tested with."""
 
-KNOBS: dict[str, dict[str, Any]] = {"dflash": {"head": Head.markov, "slots": Reading.anchor_first, "confidence": True}}
+KNOBS: dict[str, dict[str, Any]] = {
+    "dflash": {"head": Head.markov, "slots": SlotReading.anchor_first, "confidence": True}
+}
 """Knobs by which a drafter reads the weights that it is taught."""
 
 TRAINED = ("eagle3", "draft_model", "mtp_eagle", "mtp_vanilla", "frozen_kv", "dflash")

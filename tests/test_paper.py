@@ -21,7 +21,7 @@ from spec_lab.paper.lengths import LENGTHS, aiperf, deepspec, specdec_bench, vll
 from spec_lab.paper.plan import cells_of, merged
 from spec_lab.paper.printed import as_csv, as_latex, as_markdown, grid_of
 from spec_lab.paper.provenance import COLUMNS, missing, provenance_of
-from spec_lab.paper.table import Column, Row, table_of
+from spec_lab.paper.table import TableColumn, TableRow, table_of
 from spec_lab.record.row_schema import RequestRow
 from tests import recorded_runner
 from tests.fake_runs import make_summary
@@ -111,17 +111,21 @@ def of_what(**changes: str | None) -> dict[str, str | None]:
     return {**dict.fromkeys(COLUMNS, "none"), **changes}
 
 
-def make_rows() -> list[Row]:
+def make_rows() -> list[TableRow]:
     values = {"line": "a & b", "length": 2.5, "length_low": 2.0, "length_high": 3.0}
     return [
-        Row({**values, "task": "code"}, of_what()),
-        Row({**values, "task": "prose", "length": 1.25, "length_low": None}, of_what()),
-        Row({**values, "line": "c", "task": "code"}, of_what(prune="catchup")),
-        Row({**values, "line": "lacking", "task": "code"}, of_what(template=None)),
+        TableRow({**values, "task": "code"}, of_what()),
+        TableRow({**values, "task": "prose", "length": 1.25, "length_low": None}, of_what()),
+        TableRow({**values, "line": "c", "task": "code"}, of_what(prune="catchup")),
+        TableRow({**values, "line": "lacking", "task": "code"}, of_what(template=None)),
     ]
 
 
-LENGTH_COLUMNS = [Column("line", "line"), Column("task", "task"), Column("length", "length", 2, interval=True)]
+LENGTH_COLUMNS = [
+    TableColumn("line", "line"),
+    TableColumn("task", "task"),
+    TableColumn("length", "length", 2, interval=True),
+]
 
 
 def test_a_row_that_lacks_what_it_is_of_is_not_printed() -> None:

@@ -30,7 +30,7 @@ from spec_lab.train.checkpoint import load_drafter, load_weights, save_drafter
 from spec_lab.train.drafter_config import Eagle3TrainingConfig, MtpEagleTrainingConfig
 from spec_lab.train.eagle3_recipe import Eagle3Recipe
 from spec_lab.train.frozen_target import FrozenOutputs, FrozenTarget
-from spec_lab.train.group import ALONE, Group
+from spec_lab.train.group import ALONE, TrainingGroup
 from spec_lab.train.module_config import OptimisationConfig
 from spec_lab.train.mtp_recipe import MtpRecipe
 from spec_lab.train.packed_rows import PackedRows
@@ -222,7 +222,7 @@ def test_a_training_that_is_killed_goes_on_as_if_it_had_not_been(
 
 @dataclass(frozen=True)
 class Thread:
-    """Keeps the protocol `Group`, for a thread."""
+    """Keeps the protocol `TrainingGroup`, for a thread."""
 
     rank: int
     size: int
@@ -235,7 +235,9 @@ class Thread:
         return value
 
 
-def losses(folder: Path, group: Group = ALONE, dtype: torch.dtype = torch.float32, kept_bytes: int = 0) -> list[float]:
+def losses(
+    folder: Path, group: TrainingGroup = ALONE, dtype: torch.dtype = torch.float32, kept_bytes: int = 0
+) -> list[float]:
     """Return those of four steps of a tiny head for the target in a folder, which go over the texts more than once."""
     texts, recipe = Texts.load(folder / "texts"), RECIPES["eagle3"]
     steps = OptimisationConfig(num_steps=4, batch_size=8, num_warmup_steps=2, log_every=1, checkpoint_every=9)

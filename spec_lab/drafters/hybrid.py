@@ -18,7 +18,7 @@ from spec_lab.core.prompts import PromptPack
 from spec_lab.core.protocols import Drafter
 from spec_lab.core.types import DraftStep, Request, Sequence, VerifiedRound
 from spec_lab.drafters.suffix import SuffixSizes, SuffixTexts
-from spec_lab.drafters.suffix_tree import Continuation
+from spec_lab.drafters.suffix_tree import SuffixDraft
 
 NEWEST = 0.2
 """The weight of the newest round in a running mean."""
@@ -29,7 +29,7 @@ class _Guess:
     """A continuation that the tree had for the text from `start` on, offered or not."""
 
     start: int
-    found: Continuation
+    found: SuffixDraft
 
     def is_known(self, tokens: list[int]) -> bool:
         return len(tokens) >= self.start + len(self.found.tokens)
@@ -56,7 +56,7 @@ class _Means:
         self.score += NEWEST * (guess.found.score - self.score)
         self.right += NEWEST * (guess.num_right(tokens) - self.right)
 
-    def prefer_tree(self, found: Continuation) -> bool:
+    def prefer_tree(self, found: SuffixDraft) -> bool:
         """Tell whether the tree, which has its score as often as it had before, is expected to go further."""
         return found.score * self.right > self.head * self.score
 

@@ -14,7 +14,7 @@ from spec_lab.core.protocols import DrafterRequirements
 from spec_lab.core.types import DraftStep, Request, Sequence, VerifiedRound
 from spec_lab.drafters.none import NoDraftState
 from spec_lab.drafters.picking import GivenDrafts
-from spec_lab.drafters.suffix_tree import Continuation, DraftLimits, SuffixTree
+from spec_lab.drafters.suffix_tree import DraftLimits, SuffixDraft, SuffixTree
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class SuffixTexts:
         tree.extend(request.prompt_ids)
         self._own[slot] = tree
 
-    def look_up(self, sequence: Sequence) -> Continuation:
+    def look_up(self, sequence: Sequence) -> SuffixDraft:
         """Take the new tokens of a request, and return the better of what both trees continue its text with."""
         limits, tree, text = self._sizes.limits, self._own[sequence.slot], self._texts[sequence.slot]
         tree.extend(sequence.tokens[len(text) :])

@@ -70,7 +70,7 @@ def _count(node: _Node) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Continuation:
+class SuffixDraft:
     """A draft from a tree.
 
     Attributes:
@@ -96,7 +96,7 @@ class DraftLimits:
     least_probability: float
 
 
-NOTHING = Continuation([], 0.0)
+NOTHING = SuffixDraft([], 0.0)
 
 
 class SuffixTree:
@@ -142,14 +142,14 @@ class SuffixTree:
                 if node is None:
                     break
 
-    def look_up(self, text: Sequence[int], limits: DraftLimits) -> Continuation:
+    def look_up(self, text: Sequence[int], limits: DraftLimits) -> SuffixDraft:
         """Return the draft with the highest score behind the end of any text.
 
         Of every length of match there is a draft: the likeliest continuation, inside the limits.
         """
         return _best(self._matches(text), limits)
 
-    def look_up_own(self, limits: DraftLimits) -> Continuation:
+    def look_up_own(self, limits: DraftLimits) -> SuffixDraft:
         """Return the same behind the end of the newest text."""
         return _best(((node, node.place) for node in self._ends[1:]), limits)
 
@@ -179,7 +179,7 @@ class SuffixTree:
         return (node, place) if goes_on else None
 
 
-def _best(matches: Iterable[tuple[_Node, int]], limits: DraftLimits) -> Continuation:
+def _best(matches: Iterable[tuple[_Node, int]], limits: DraftLimits) -> SuffixDraft:
     """Follow the matches of 1, 2, ... tokens, and return the best; of equals that of the longest match."""
     best = NOTHING
     for length, (node, place) in enumerate(matches, start=1):
@@ -189,7 +189,7 @@ def _best(matches: Iterable[tuple[_Node, int]], limits: DraftLimits) -> Continua
     return best
 
 
-def _follow(node: _Node, place: int, most: int, least_probability: float) -> Continuation:
+def _follow(node: _Node, place: int, most: int, least_probability: float) -> SuffixDraft:
     """Return the likeliest continuation behind a node, or behind `place` of the text of a leaf."""
     tokens: list[int] = []
     probability, score = 1.0, 0.0
@@ -209,4 +209,4 @@ def _follow(node: _Node, place: int, most: int, least_probability: float) -> Con
             tokens.append(child.token)
             node, place = child, child.place
         score += probability
-    return Continuation(tokens, score)
+    return SuffixDraft(tokens, score)

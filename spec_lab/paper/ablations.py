@@ -7,7 +7,7 @@ from statistics import geometric_mean
 
 from spec_lab.paper.acceptance import DIFFERENCE, HEAT, LENGTH, LINE, ends_of, mean_of, row_of, shared_prompts
 from spec_lab.paper.runs import LineRuns, PaperRun, of_part
-from spec_lab.paper.table import Column, PaperTable, Row, table_of
+from spec_lab.paper.table import PaperTable, TableColumn, TableRow, table_of
 from spec_lab.record.paired import over_reference
 from spec_lab.record.round_cost import draft_ms
 from spec_lab.report.bootstrap import bootstrap_mean
@@ -20,8 +20,8 @@ def ablation_table(runs: Sequence[PaperRun], base: str) -> PaperTable:
     ablations = [line for line in of_part(runs, "ablation") if line.temperature in bases]
     whole = [bases[heat] for heat in dict.fromkeys(line.temperature for line in ablations)]
     rows = [_ablation_row(line, bases[line.temperature]) for line in [*whole, *ablations]]
-    speedup = Column("speedup", "speedup", 2)
-    draft = Column("draft_ms", "draft ms", 3)
+    speedup = TableColumn("speedup", "speedup", 2)
+    draft = TableColumn("draft_ms", "draft ms", 3)
     note = (
         f"Each differs from {base} in what its line says. Difference: of the mean over tasks, paired over prompts. "
         "Speedup: decode rate over plain decoding's, geometric mean over tasks. " + COLUMNS_EXPLAINED["draft ms"]
@@ -30,7 +30,7 @@ def ablation_table(runs: Sequence[PaperRun], base: str) -> PaperTable:
     return table_of("ablations", "Ablations", columns, ("temperature", "line"), rows, note)
 
 
-def _ablation_row(line: LineRuns, base: LineRuns) -> Row:
+def _ablation_row(line: LineRuns, base: LineRuns) -> TableRow:
     shared = shared_prompts(line.of_tasks(), base.of_tasks())
     difference = None
     if line is not base and shared:
@@ -51,8 +51,8 @@ def _ablation_row(line: LineRuns, base: LineRuns) -> Row:
 def quality_table(runs: Sequence[PaperRun]) -> PaperTable:
     """Return how many outputs are plain decoding's, and how many answers are right, over all tasks."""
     rows = [_quality_row(line) for line in of_part(runs, "acceptance")]
-    columns = [HEAT, LINE, Column("equal", "equal to plain's", 3), Column("right", "right answers", 3)]
-    columns += [Column("checked", "answers checked", 0), Column("cut", "cut by the limit", 0)]
+    columns = [HEAT, LINE, TableColumn("equal", "equal to plain's", 3), TableColumn("right", "right answers", 3)]
+    columns += [TableColumn("checked", "answers checked", 0), TableColumn("cut", "cut by the limit", 0)]
     note = (
         "Equal to plain's: share of outputs that are plain decoding's token for token, greedy runs alone. An answer "
         "that the limit cut off counts as wrong; where all were, there is no share."
@@ -60,7 +60,7 @@ def quality_table(runs: Sequence[PaperRun]) -> PaperTable:
     return table_of("quality", "Outputs and answers", columns, ("temperature", "line"), rows, note)
 
 
-def _quality_row(line: LineRuns) -> Row:
+def _quality_row(line: LineRuns) -> TableRow:
     summaries = [run.summary for run in line.runs]
     equal = [(s["equal_to_plain"], s["num_requests"]) for s in summaries]
     known = [(share, count) for share, count in equal if share is not None]

@@ -7,17 +7,17 @@ from statistics import fmean
 
 from spec_lab.paper.lengths import LENGTHS
 from spec_lab.paper.runs import LineRuns, PaperRun, of_part
-from spec_lab.paper.table import Column, PaperTable, Row, Value, table_of
+from spec_lab.paper.table import PaperTable, TableColumn, TableRow, Value, table_of
 from spec_lab.record.draft_counts import DraftCounts
 from spec_lab.report.bootstrap import NUM_RESAMPLES, Interval, TaskRows, bootstrap_mean
 
 MEAN = "mean"
-LINE = Column("line", "line")
-HEAT = Column("temperature", "T", 1)
-TASK = Column("task", "task")
-LENGTH = Column("length", "acceptance length", 2, interval=True)
-DIFFERENCE = Column("difference", "difference", 2, interval=True, signed=True)
-PROMPTS = Column("prompts", "prompts", 0)
+LINE = TableColumn("line", "line")
+HEAT = TableColumn("temperature", "T", 1)
+TASK = TableColumn("task", "task")
+LENGTH = TableColumn("length", "acceptance length", 2, interval=True)
+DIFFERENCE = TableColumn("difference", "difference", 2, interval=True, signed=True)
+PROMPTS = TableColumn("prompts", "prompts", 0)
 ALL_NOTE = (
     "Acceptance length: tokens a request round gives, the bonus or correction token included, pooled over a task's "
     f"prompts, with the 95 % interval of a bootstrap over prompts ({NUM_RESAMPLES} resamples); mean: over tasks."
@@ -59,10 +59,10 @@ def position_table(runs: Sequence[PaperRun]) -> PaperTable:
     columns = [
         HEAT,
         LINE,
-        Column("position", "position", 0),
-        Column("conditional", "conditional", 3),
-        Column("joint", "joint", 3),
-        Column("reached", "reached", 0),
+        TableColumn("position", "position", 0),
+        TableColumn("conditional", "conditional", 3),
+        TableColumn("joint", "joint", 3),
+        TableColumn("reached", "reached", 0),
     ]
     note = (
         "Conditional: share accepted of the drafts whose earlier ones all were. Joint: share of request rounds that "
@@ -76,21 +76,27 @@ def position_table(runs: Sequence[PaperRun]) -> PaperTable:
 def tools_table(runs: Sequence[PaperRun]) -> PaperTable:
     """Return acceptance lengths as other tools count them, from the same rounds."""
     rows = [row for line in of_part(runs, "acceptance") for row in _tool_rows(line)]
-    columns = [HEAT, LINE, TASK, Column("spec_lab", "spec_lab", 3), *(Column(name, name, 3) for name in LENGTHS)]
+    columns = [
+        HEAT,
+        LINE,
+        TASK,
+        TableColumn("spec_lab", "spec_lab", 3),
+        *(TableColumn(name, name, 3) for name in LENGTHS),
+    ]
     note = "The same rounds, counted as each tool counts them; docs/paper.md has the formulas."
     return table_of("tools", "Acceptance length by tool", columns, ("temperature", "line", "task"), rows, note)
 
 
 def as_tool(table: PaperTable, tool: str) -> PaperTable:
     """Return the table of one tool's lengths, a task a column."""
-    columns = [HEAT, LINE, TASK, Column(tool, f"acceptance length as {tool} counts it", 2)]
+    columns = [HEAT, LINE, TASK, TableColumn(tool, f"acceptance length as {tool} counts it", 2)]
     return PaperTable(
         f"acceptance_as_{tool}", f"Acceptance length by task and temperature, as {tool} counts it", columns,
         table.keys, table.rows, table.note, "task", tool, table.left_out,
     )  # fmt: skip
 
 
-def _length_rows(line: LineRuns) -> list[Row]:
+def _length_rows(line: LineRuns) -> list[TableRow]:
     tasks = line.of_tasks()
     found = {task: bootstrap_mean([rows]) for task, rows in tasks.items()}
     if len(tasks) > 1:
@@ -103,7 +109,7 @@ def _length_rows(line: LineRuns) -> list[Row]:
     ]
 
 
-def _difference_rows(line: LineRuns, base: LineRuns) -> list[Row]:
+def _difference_rows(line: LineRuns, base: LineRuns) -> list[TableRow]:
     shared = shared_prompts(line.of_tasks(), base.of_tasks())
     found = {task: bootstrap_mean([ours], [theirs]) for task, (ours, theirs) in shared.items()}
     if len(shared) > 1:
@@ -134,7 +140,7 @@ def shared_prompts(
     return shared
 
 
-def _position_rows(line: LineRuns) -> list[Row]:
+def _position_rows(line: LineRuns) -> list[TableRow]:
     most = max(run.num_draft_tokens for run in line.runs)
     counts = DraftCounts.empty(most)
     for run in line.runs:
@@ -156,7 +162,7 @@ def pooled_counts(task: TaskRows) -> DraftCounts:
     return DraftCounts.of(rounds, task.num_draft_tokens)
 
 
-def _tool_rows(line: LineRuns) -> list[Row]:
+def _tool_rows(line: LineRuns) -> list[TableRow]:
     tasks = line.of_tasks()
     found = {task: _by_tool(part) for task, part in tasks.items()}
     if len(tasks) > 1:
@@ -171,9 +177,9 @@ def _by_tool(task: TaskRows) -> dict[str, float | None]:
     }
 
 
-def row_of(line: LineRuns, values: Mapping[str, Value]) -> Row:
+def row_of(line: LineRuns, values: Mapping[str, Value]) -> TableRow:
     """Make a row of a line at one temperature."""
-    return Row({"temperature": line.temperature, "line": line.line, **values}, line.provenance)
+    return TableRow({"temperature": line.temperature, "line": line.line, **values}, line.provenance)
 
 
 def ends_of(key: str, interval: Interval | None) -> dict[str, Value]:

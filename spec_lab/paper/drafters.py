@@ -12,7 +12,7 @@ from spec_lab.errors import UserError
 from spec_lab.menu.chosen import Chosen, choose
 from spec_lab.paper.provenance import NONE
 from spec_lab.paper.runs import PaperRun
-from spec_lab.paper.table import Column, PaperTable, Row, Value, table_of
+from spec_lab.paper.table import PaperTable, TableColumn, TableRow, Value, table_of
 from spec_lab.program.compose import compose_run
 from spec_lab.regular import regular_text
 
@@ -32,15 +32,15 @@ def drafter_table(runs: Sequence[PaperRun]) -> PaperTable:
         if run.cell.part == "acceptance":
             lines.setdefault(run.cell.line, run)
     columns = [
-        Column("line", "line"),
-        Column("parameters", "parameters", 0),
-        Column("bytes", "bytes", 0),
-        Column("vocabulary", "draft vocabulary", 0),
-        Column("texts", "training texts"),
-        Column("steps", "steps"),
-        Column("cost", "training time"),
+        TableColumn("line", "line"),
+        TableColumn("parameters", "parameters", 0),
+        TableColumn("bytes", "bytes", 0),
+        TableColumn("vocabulary", "draft vocabulary", 0),
+        TableColumn("texts", "training texts"),
+        TableColumn("steps", "steps"),
+        TableColumn("cost", "training time"),
     ]
-    rows = [Row({"line": line, **_values(run)}, run.provenance) for line, run in lines.items()]
+    rows = [TableRow({"line": line, **_values(run)}, run.provenance) for line, run in lines.items()]
     note = (
         "Parameters and bytes of the drafter's own file; what it shares with the target is not in it. Training as its "
         f"card ({CARD} beside the weights) says it."

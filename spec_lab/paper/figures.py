@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from spec_lab.paper.table import PaperTable, Row, Value
+from spec_lab.paper.table import PaperTable, TableRow, Value
 from spec_lab.report.plots import PALETTE, open_figure, spread
 
 if TYPE_CHECKING:
@@ -98,9 +98,9 @@ def frontier_figure(table: PaperTable) -> Figure:
     return figure
 
 
-def _of(rows: Sequence[Row], line: Value, heat: Value) -> list[Row]:
+def _of(rows: Sequence[TableRow], line: Value, heat: Value) -> list[TableRow]:
     return [row for row in rows if (row.values["line"], row.values["temperature"]) == (line, heat)]
 
 
-def _values(rows: Sequence[Row], key: str) -> list[Any]:
+def _values(rows: Sequence[TableRow], key: str) -> list[Any]:
     return list(dict.fromkeys(row.values[key] for row in rows))

@@ -18,7 +18,7 @@ SAMPLED = ("references=[]", "sampling=sampled")
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class PlannedCell:
     """One run of a paper, and the place of its figures in the tables.
 
     Attributes:
@@ -34,7 +34,7 @@ class Cell:
     overrides: tuple[str, ...]
 
 
-def cells_of(paper: PaperFile, typed: Iterable[str] = ()) -> list[Cell]:
+def cells_of(paper: PaperFile, typed: Iterable[str] = ()) -> list[PlannedCell]:
     """Return the runs of a paper in their order; what was `typed` behind the file holds for every run.
 
     Raises:
@@ -57,16 +57,16 @@ def merged(*parts: Iterable[str]) -> tuple[str, ...]:
     return tuple(by_key.values())
 
 
-def _acceptance(paper: PaperFile, typed: tuple[str, ...]) -> Iterator[Cell]:
+def _acceptance(paper: PaperFile, typed: tuple[str, ...]) -> Iterator[PlannedCell]:
     for temperature in paper.temperatures:
         for task, prompts in paper.tasks.items():
             for line in paper.lines:
                 if temperature in (line.temperatures or paper.temperatures):
                     overrides = _overrides(paper, line, temperature, prompts, typed)
-                    yield Cell("acceptance", line.name, task, temperature, None, None, overrides)
+                    yield PlannedCell("acceptance", line.name, task, temperature, None, None, overrides)
 
 
-def _ablations(paper: PaperFile, typed: tuple[str, ...]) -> Iterator[Cell]:
+def _ablations(paper: PaperFile, typed: tuple[str, ...]) -> Iterator[PlannedCell]:
     """An ablation is the base's line with something else, over the same tasks, at temperature 0 unless it says so."""
     base = paper.line(paper.base)
     for ablation in paper.ablations:
@@ -79,10 +79,10 @@ def _ablations(paper: PaperFile, typed: tuple[str, ...]) -> Iterator[Cell]:
         for temperature in ablation.temperatures or paper.temperatures[:1]:
             for task, prompts in paper.tasks.items():
                 overrides = _overrides(paper, line, temperature, prompts, typed)
-                yield Cell("ablation", line.name, task, temperature, None, None, overrides)
+                yield PlannedCell("ablation", line.name, task, temperature, None, None, overrides)
 
 
-def _speed(paper: PaperFile, typed: tuple[str, ...]) -> Iterator[Cell]:
+def _speed(paper: PaperFile, typed: tuple[str, ...]) -> Iterator[PlannedCell]:
     """Frontiers are greedy: what is accepted then is the same at every batch size."""
     speed = paper.speed
     if speed is None:
@@ -92,7 +92,7 @@ def _speed(paper: PaperFile, typed: tuple[str, ...]) -> Iterator[Cell]:
             for draft_tokens in speed.draft_tokens:
                 sizes = (f"batch_size={batch_size}", f"{DRAFT_TOKENS}={draft_tokens}")
                 overrides = _overrides(paper, paper.line(name), 0.0, (*speed.always, *sizes), typed)
-                yield Cell("speed", name, "speed", 0.0, batch_size, draft_tokens, overrides)
+                yield PlannedCell("speed", name, "speed", 0.0, batch_size, draft_tokens, overrides)
 
 
 def _overrides(

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from spec_lab.errors import one_line
 from spec_lab.paper.provenance import COLUMNS
-from spec_lab.paper.table import PaperTable, Row, cell, shared_and_differing
+from spec_lab.paper.table import PaperTable, TableRow, cell, shared_and_differing
 from spec_lab.record.wording import ABSENT
 
 LATEX_SIGNS = {
@@ -60,7 +60,7 @@ def _across(table: PaperTable, across: str, differing: Sequence[str]) -> Grid:
     shown = next(column for column in table.columns if column.key == table.shown)
     keys = [column for column in table.columns if column.key in table.keys and column.key != across]
     places = list(dict.fromkeys(str(row.values[across]) for row in table.rows))
-    by_line: dict[tuple[str, ...], dict[str, Row]] = {}
+    by_line: dict[tuple[str, ...], dict[str, TableRow]] = {}
     for row in table.rows:
         line = (*(cell(column, row.values) for column in keys), *(row.provenance[name] or ABSENT for name in differing))
         by_line.setdefault(line, {})[str(row.values[across])] = row

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from spec_lab.paper.plan import Cell, Part
+from spec_lab.paper.plan import Part, PlannedCell
 from spec_lab.paper.provenance import provenance_of
 from spec_lab.paper.study import Ended
 from spec_lab.record.reading import read_all_request_rows, read_summary
@@ -18,7 +18,7 @@ from spec_lab.report.bootstrap import TaskRows
 class PaperRun:
     """A finished run of a paper."""
 
-    cell: Cell
+    cell: PlannedCell
     summary: Summary
     rows: Sequence[RequestRow]
 

@@ -7,16 +7,16 @@ from typing import Any
 
 from spec_lab.paper.provenance import NONE
 from spec_lab.paper.runs import PaperRun
-from spec_lab.paper.table import Column, PaperTable, Row, Value, table_of
+from spec_lab.paper.table import PaperTable, TableColumn, TableRow, Value, table_of
 from spec_lab.record.averages import ratio
 from spec_lab.record.paired import over_reference
 from spec_lab.record.round_cost import draft_ms
 from spec_lab.record.time_metrics import STAGES
 
 PLAIN = "plain decoding"
-LINE = Column("line", "line")
-BATCH = Column("batch_size", "batch", 0)
-K = Column("draft_tokens", "K", 0)
+LINE = TableColumn("line", "line")
+BATCH = TableColumn("batch_size", "batch", 0)
+K = TableColumn("draft_tokens", "K", 0)
 MILLISECONDS = 1000.0
 
 
@@ -30,10 +30,10 @@ def frontier_table(runs: Sequence[PaperRun]) -> PaperTable:
         BATCH,
         LINE,
         K,
-        Column("user", "tok/s a user", 1),
-        Column("gpu", "tok/s a GPU", 1),
-        Column("speedup", "speedup", 2, interval=True),
-        Column("best", "best K"),
+        TableColumn("user", "tok/s a user", 1),
+        TableColumn("gpu", "tok/s a GPU", 1),
+        TableColumn("speedup", "speedup", 2, interval=True),
+        TableColumn("best", "best K"),
     ]
     note = (
         "Tok/s a user: tokens a request gets in a second of rounds, which is tokens a request round over the time of a "
@@ -50,12 +50,12 @@ def stage_table(runs: Sequence[PaperRun]) -> PaperTable:
     speed = [run for run in runs if run.cell.part == "speed"]
     known = [stage for stage in STAGES if any(_stages(run.summary).get(stage) is not None for run in speed)]
     columns = [
-        *(BATCH, LINE, K, Column("round", "round", 3)),
-        *(Column(stage, stage, 3) for stage in known),
-        Column("rest", "between", 3),
-        Column("share", "drafter's share", 3),
+        *(BATCH, LINE, K, TableColumn("round", "round", 3)),
+        *(TableColumn(stage, stage, 3) for stage in known),
+        TableColumn("rest", "between", 3),
+        TableColumn("share", "drafter's share", 3),
     ]
-    rows = [Row({**_named(run), **_stage_values(run.summary, known)}, run.provenance) for run in speed]
+    rows = [TableRow({**_named(run), **_stage_values(run.summary, known)}, run.provenance) for run in speed]
     note = (
         "Milliseconds of a round, means of the median turn. Between: what no stage accounts for. Drafter's share: of "
         "the round, its stages together."
@@ -90,7 +90,7 @@ def _gain(run: PaperRun) -> float:
     return (run.summary["decode_tokens_per_second"] or 0.0) if gained is None else gained.value
 
 
-def _row(run: PaperRun, is_best: bool) -> Row:
+def _row(run: PaperRun, is_best: bool) -> TableRow:
     gained = over_reference(run.summary, run.summary, "plain")
     low, high = (None, None) if gained is None else gained.ends
     values: dict[str, Value] = {
@@ -101,10 +101,10 @@ def _row(run: PaperRun, is_best: bool) -> Row:
         "speedup_high": high,
         "best": "yes" if is_best else "",
     }
-    return Row(values, run.provenance)
+    return TableRow(values, run.provenance)
 
 
-def _plain_rows(runs: Sequence[PaperRun]) -> list[Row]:
+def _plain_rows(runs: Sequence[PaperRun]) -> list[TableRow]:
     """Take plain decoding at each batch size from the first run there that had it beside it."""
     first: dict[int | None, PaperRun] = {}
     for run in runs:
@@ -115,7 +115,7 @@ def _plain_rows(runs: Sequence[PaperRun]) -> list[Row]:
         values: dict[str, Value] = {"line": PLAIN, "batch_size": batch_size, "draft_tokens": 0, "best": ""}
         own = {"K": "0", "drafter": NONE, "rule": NONE, "prune": NONE, "tree": NONE}
         plain = run.summary["references"]["plain"]
-        rows.append(Row({**values, **_rates(plain, run.summary), "speedup": 1.0}, {**run.provenance, **own}))
+        rows.append(TableRow({**values, **_rates(plain, run.summary), "speedup": 1.0}, {**run.provenance, **own}))
     return rows
 
 

@@ -12,7 +12,7 @@ from spec_lab.cli.listed_run import run_listed
 from spec_lab.errors import UserError, one_line
 from spec_lab.menu.refusals.run import admit
 from spec_lab.paper.file import PaperFile
-from spec_lab.paper.plan import Cell
+from spec_lab.paper.plan import PlannedCell
 from spec_lab.program.compose import compose_run
 from spec_lab.program.folder import Study, close_sweep, find_ended, folder_name, make_output_dir, study_place
 from spec_lab.program.ground import Ground, ground_of, keep_ground
@@ -29,7 +29,7 @@ SECONDS_A_MINUTE = 60.0
 class Ended:
     """A cell and how its run ended."""
 
-    cell: Cell
+    cell: PlannedCell
     outcome: JobOutcome
 
 
@@ -38,7 +38,7 @@ class PaperStudy:
     """The runs of a paper and the folder they go to."""
 
     paper: PaperFile
-    cells: Sequence[Cell]
+    cells: Sequence[PlannedCell]
     folder: Path
     ground: Ground
 
@@ -69,7 +69,7 @@ class PaperStudy:
         return ended
 
 
-def plan_study(paper: PaperFile, cells: Sequence[Cell], output_dir: Path, fresh: bool) -> PaperStudy:
+def plan_study(paper: PaperFile, cells: Sequence[PlannedCell], output_dir: Path, fresh: bool) -> PaperStudy:
     """Name the folder of a paper's runs: the one in which the same list goes on."""
     commands = [list(cell.overrides) for cell in cells]
     typed = [text for command in commands for text in command]
@@ -93,7 +93,7 @@ def preview(study: PaperStudy) -> tuple[list[str], bool]:
     return [_how_long(study, seconds), *lines], refused
 
 
-def _look(study: PaperStudy, number: int, cell: Cell) -> tuple[str | None, float | None]:
+def _look(study: PaperStudy, number: int, cell: PlannedCell) -> tuple[str | None, float | None]:
     """Return why a cell would be refused, and how long it took where it has run."""
     try:
         config, choices = compose_run(cell.overrides)

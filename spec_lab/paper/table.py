@@ -13,7 +13,7 @@ Value = str | float | int | None
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class TableColumn:
     """A column.
 
     Attributes:
@@ -30,7 +30,7 @@ class Column:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class TableRow:
     """A line: its figures by column, and what it is of."""
 
     values: Mapping[str, Value]
@@ -50,9 +50,9 @@ class PaperTable:
 
     name: str
     title: str
-    columns: Sequence[Column]
+    columns: Sequence[TableColumn]
     keys: Sequence[str]
-    rows: Sequence[Row]
+    rows: Sequence[TableRow]
     note: str = ""
     across: str | None = None
     shown: str | None = None
@@ -66,9 +66,9 @@ class PaperTable:
 def table_of(
     name: str,
     title: str,
-    columns: Sequence[Column],
+    columns: Sequence[TableColumn],
     keys: Sequence[str],
-    rows: Sequence[Row],
+    rows: Sequence[TableRow],
     note: str = "",
     across: str | None = None,
     shown: str | None = None,
@@ -88,12 +88,12 @@ def table_of(
 
 def table_from(values: Mapping[str, Any]) -> PaperTable:
     """Read what `as_json` gave."""
-    columns = [Column(**column) for column in values["columns"]]
-    rows = [Row(**row) for row in values["rows"]]
+    columns = [TableColumn(**column) for column in values["columns"]]
+    rows = [TableRow(**row) for row in values["rows"]]
     return PaperTable(**{**values, "columns": columns, "rows": rows})
 
 
-def cell(column: Column, values: Mapping[str, Value]) -> str:
+def cell(column: TableColumn, values: Mapping[str, Value]) -> str:
     """Write a figure with its interval, `2.41 (2.10 to 2.75)`."""
     value = values.get(column.key)
     if column.digits is None or isinstance(value, str):

@@ -19,7 +19,7 @@ from spec_lab.train.devices import training_device
 OF_TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 
 
-class Group(Protocol):
+class TrainingGroup(Protocol):
     """What a step must know of the processes."""
 
     @property
@@ -37,8 +37,8 @@ class Group(Protocol):
         """Return what the first process has."""
 
 
-class Alone:
-    """Keeps the protocol `Group`, for one process."""
+class TrainedAlone:
+    """Keeps the protocol `TrainingGroup`, for one process."""
 
     rank = 0
     size = 1
@@ -50,12 +50,12 @@ class Alone:
         return value
 
 
-ALONE = Alone()
+ALONE = TrainedAlone()
 
 
 @dataclass(frozen=True, slots=True)
-class Together:
-    """Keeps the protocol `Group`, for the default group of `torch.distributed`."""
+class TrainedTogether:
+    """Keeps the protocol `TrainingGroup`, for the default group of `torch.distributed`."""
 
     rank: int
     size: int
@@ -71,7 +71,7 @@ class Together:
 
 
 @contextmanager
-def joined(wanted: str) -> Iterator[tuple[Group, torch.device]]:
+def joined(wanted: str) -> Iterator[tuple[TrainingGroup, torch.device]]:
     """Join the processes that were started, until the block ends, and return the group and this process's device.
 
     Meanwhile the variables that number the processes are hidden: the runtime in each of them is whole.
@@ -87,7 +87,7 @@ def joined(wanted: str) -> Iterator[tuple[Group, torch.device]]:
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     hidden = {name: os.environ.pop(name) for name in OF_TORCHRUN if name in os.environ}
     try:
-        yield Together(own.rank, own.size, device), device
+        yield TrainedTogether(own.rank, own.size, device), device
         dist.barrier()
         dist.destroy_process_group()  # after a failure it could wait for one that has gone
     finally:

@@ -15,7 +15,7 @@ from spec_lab.train.checks import target_sizes
 from spec_lab.train.config import TrainConfig
 from spec_lab.train.fitting import filled
 from spec_lab.train.frozen_target import FrozenTarget
-from spec_lab.train.group import ALONE, Group, joined
+from spec_lab.train.group import ALONE, TrainingGroup, joined
 from spec_lab.train.head_card import head_card
 from spec_lab.train.head_evaluation import evaluated
 from spec_lab.train.head_plan import planned, show
@@ -35,7 +35,7 @@ class HeadPipeline:
 
     config: TrainConfig
     device: torch.device
-    group: Group = ALONE
+    group: TrainingGroup = ALONE
 
     def run(self) -> RunFolder:
         """Run what is missing under `output_dir`; the last line printed is the drafter's folder.

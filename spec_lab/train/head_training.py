@@ -17,7 +17,7 @@ from spec_lab.train.config import TrainConfig
 from spec_lab.train.drafter import DrafterDescription
 from spec_lab.train.drafter_config import UnrolledTrainingConfig
 from spec_lab.train.frozen_target import FrozenTarget
-from spec_lab.train.group import ALONE, Group
+from spec_lab.train.group import ALONE, TrainingGroup
 from spec_lab.train.layouts import LAYOUTS, same_bytes
 from spec_lab.train.loop import Watch
 from spec_lab.train.packed_rows import PackedRows, TrainingTexts
@@ -75,7 +75,7 @@ class HeadTraining:
     work: Path
     device: torch.device
     tracker: Tracker | None = None
-    group: Group = ALONE
+    group: TrainingGroup = ALONE
 
     def run(self, output: Path) -> dict[str, Any]:
         """Train, write the best weights to `output`, and return what the record says of it.

@@ -20,7 +20,7 @@ from spec_lab.train.reading import reading
 from spec_lab.train.step import Batch, Compile, make_step
 
 if TYPE_CHECKING:
-    from spec_lab.train.group import Group
+    from spec_lab.train.group import TrainingGroup
 
 log = logging.getLogger(__name__)
 
@@ -76,7 +76,7 @@ def train(
     inputs_of: Callable[..., Batch] | None = None,
     compiled: Compile = torch.compile,
     watch: Watch | None = None,
-    group: Group | None = None,
+    group: TrainingGroup | None = None,
     in_16_bits: bool | None = None,
 ) -> list[CurvePoint]:
     """Minimise `loss_module(*batch_of(step))`, a scalar, over the module's parameters, and return the loss curve.

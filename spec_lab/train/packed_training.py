@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint as recomputed
 from spec_lab.checkpoints.taps import Tap
 from spec_lab.train.drafter_config import UnrolledTrainingConfig
 from spec_lab.train.frozen_target import FrozenTarget
-from spec_lab.train.group import ALONE, Group
+from spec_lab.train.group import ALONE, TrainingGroup
 from spec_lab.train.kept_states import KeptStates
 from spec_lab.train.loop import CurvePoint, Watch, train
 from spec_lab.train.losses import LOSSES
@@ -51,7 +51,7 @@ class PackedTask:
     seed: int
     device: torch.device
     watch: Watch | None = None
-    group: Group = ALONE
+    group: TrainingGroup = ALONE
     kept_bytes: float = 0
 
 
@@ -134,7 +134,7 @@ class PackedLoss(nn.Module):
         drafter: UnrolledDrafter,
         target: FrozenTarget,
         config: UnrolledTrainingConfig,
-        group: Group = ALONE,
+        group: TrainingGroup = ALONE,
     ) -> None:
         super().__init__()
         self._group = group

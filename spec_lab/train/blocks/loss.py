@@ -15,7 +15,7 @@ from spec_lab.train.block_config import BlockTrainingConfig, Normaliser, SlotWei
 from spec_lab.train.blocks.anchors import BlockBatch
 from spec_lab.train.blocks.drafter import Joining, TrainableBlock, WalkedSlot
 from spec_lab.train.frozen_target import FrozenTarget
-from spec_lab.train.group import ALONE, Group
+from spec_lab.train.group import ALONE, TrainingGroup
 from spec_lab.train.losses import LOSSES, overlap
 from spec_lab.train.packed_training import chunks
 
@@ -48,7 +48,7 @@ class BlockLoss(nn.Module):
     """
 
     def __init__(
-        self, drafter: TrainableBlock, target: FrozenTarget, config: BlockTrainingConfig, group: Group = ALONE
+        self, drafter: TrainableBlock, target: FrozenTarget, config: BlockTrainingConfig, group: TrainingGroup = ALONE
     ) -> None:
         super().__init__()
         self.drafter = drafter

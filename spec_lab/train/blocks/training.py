@@ -17,7 +17,7 @@ from spec_lab.train.data import step_generator
 from spec_lab.train.drafter import DraftMatcher
 from spec_lab.train.frozen_target import FrozenTarget
 from spec_lab.train.generations import Generations
-from spec_lab.train.group import ALONE, Group
+from spec_lab.train.group import ALONE, TrainingGroup
 from spec_lab.train.loop import CurvePoint, Watch, train
 from spec_lab.train.packed_rows import PackedRows
 from spec_lab.train.packed_training import facts_of
@@ -42,7 +42,7 @@ def train_blocks(
     checkpoint: Path,
     seed: int,
     watch: Watch | None = None,
-    group: Group = ALONE,
+    group: TrainingGroup = ALONE,
 ) -> list[CurvePoint]:
     """Train `drafter` in place on rows [rows, length]."""
     log.info("%d rows of %d tokens, %.0f%% of them supervised", *facts_of(rows))
