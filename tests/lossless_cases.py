@@ -12,7 +12,7 @@ from itertools import product
 from typing import Any
 
 from spec_lab.menu.config import TreeConfig
-from spec_lab.options.drafters.block_keys import Head, SlotReading
+from spec_lab.options.drafters.block_keys import Head, RowReading
 from spec_lab.options.trees.dynamic import DynamicTreeConfig
 from spec_lab.options.trees.static import StaticTreeConfig
 from tests.covering import covering_array
@@ -52,7 +52,7 @@ DRAFTERS: dict[str, tuple[int, ...]] = {
 """The numbers of drafts that each drafter is tested with."""
 
 KNOBS: dict[str, dict[str, Any]] = {
-    "dflash": {"head": Head.markov, "slots": SlotReading.anchor_first, "confidence": True}
+    "dflash": {"head": Head.markov, "slots": RowReading.anchor_first, "confidence": True}
 }
 """Knobs by which a drafter reads the weights that it is taught."""
 

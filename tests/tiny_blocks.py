@@ -57,9 +57,9 @@ class TinyBlock:
     @property
     def options(self) -> dict[str, Any]:
         """The parts, as knobs of drafter=dflash."""
-        from spec_lab.options.drafters.block_keys import Form, Head, SlotReading
+        from spec_lab.options.drafters.block_keys import Form, Head, RowReading
 
-        slots = SlotReading.anchor_first if self.first_row == 0 else SlotReading.mask_first
+        slots = RowReading.anchor_first if self.first_row == 0 else RowReading.mask_first
         form = Form(self.form) if self.head == "markov" else Form.vanilla
         return {"head": Head(self.head), "slots": slots, "conv": self.conv, "markov_form": form}
 

@@ -13,7 +13,7 @@ from spec_lab.options.drafters.block_keys import (
     Form,
     Head,
     LilicorrDrafterConfig,
-    SlotReading,
+    RowReading,
 )
 from spec_lab.train.drafter_config import DrafterTrainingConfig, Loss
 
@@ -52,7 +52,7 @@ class BlockTrainingConfig(DrafterTrainingConfig):
     )
     num_layers: int = knob(2, "layers of the body", least=1, most=64)
     head: Head = knob(Head.none, "what joins the slots of a block")
-    slots: SlotReading = knob(SlotReading.mask_first, "which row of a block predicts which token")
+    slots: RowReading = knob(RowReading.mask_first, "which row of a block predicts which token")
     conv: bool = knob(False, "convolutions within a block, around both halves of every layer")
     confidence: bool = knob(False, "a head of its own learns how often a draft is accepted")
     markov_form: Form = knob(Form.vanilla, "how a Markov head reads the token before")
@@ -69,7 +69,7 @@ class DsparkTrainingConfig(BlockTrainingConfig):
 
     name: str = "dspark"
     head: Head = DsparkDrafterConfig.head
-    slots: SlotReading = DsparkDrafterConfig.slots
+    slots: RowReading = DsparkDrafterConfig.slots
     confidence: bool = DsparkDrafterConfig.confidence
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from spec_lab.options.drafters.block_keys import SlotReading
+from spec_lab.options.drafters.block_keys import RowReading
 from spec_lab.options.shipped import missing_folder
 from spec_lab.train.config import TrainConfig
 from spec_lab.train.module_config import LayerConfig
@@ -157,7 +157,7 @@ def draft_vocabulary(fitting: Fitting) -> str | None:
 def block_fits(fitting: Fitting) -> str | None:
     """A block has a slot for each draft that is measured, and the target has the tokens that it names."""
     drafter, wanted, vocab_size = fitting.drafter, fitting.config.evaluation.num_draft_tokens, fitting.target.vocab_size
-    most = drafter.block_size - (drafter.slots == SlotReading.mask_first)
+    most = drafter.block_size - (drafter.slots == RowReading.mask_first)
     if wanted > most:
         return (
             f"evaluation.num_draft_tokens={wanted} is more than the {most} drafts of a block of "

@@ -24,7 +24,7 @@ class Head(Choice):
     lattice = "lattice", "a transformer over the likeliest tokens of all slots, as LiLiCorr"
 
 
-class SlotReading(Choice):
+class RowReading(Choice):
     """The readings of a block's rows."""
 
     mask_first = "mask_first", "a row predicts the token at its own position: block_size - 1 drafts, as DFlash"
@@ -46,7 +46,7 @@ class BlockDrafterConfig(TrainedDrafterConfig):
     name: str = "dflash"
     weights: Weights = knob(Weights.checkpoint, "where the weights come from")
     head: Head = knob(Head.none, "what joins the slots of a block")
-    slots: SlotReading = knob(SlotReading.mask_first, "which row of a block predicts which token")
+    slots: RowReading = knob(RowReading.mask_first, "which row of a block predicts which token")
     conv: bool = knob(False, "convolutions within a block, around both halves of every layer")
     window: int | None = knob(None, "context rows that a block sees; null is all, or as the checkpoint says", least=1)
     confidence: bool = knob(False, "a head of its own says how sure it is; drafter.stop and verify.budget read it")
@@ -65,7 +65,7 @@ class DsparkDrafterConfig(BlockDrafterConfig):
 
     name: str = "dspark"
     head: Head = Head.markov
-    slots: SlotReading = SlotReading.anchor_first
+    slots: RowReading = RowReading.anchor_first
     confidence: bool = True
 
 

@@ -14,7 +14,7 @@ from spec_lab.options.drafters.block_keys import (
     BlockDrafterConfig,
     Form,
     Head,
-    SlotReading,
+    RowReading,
     fewer_drafts,
 )
 from spec_lab.options.shipped import DrafterWeights, path_beside_random_weights, zoo_folders
@@ -67,7 +67,7 @@ def block_has_room(config: RunConfig) -> str | None:
     if options.weights != Weights.random:
         return None
     size = options.block_size or BLOCK_SIZE
-    most = size - (options.slots == SlotReading.mask_first)
+    most = size - (options.slots == RowReading.mask_first)
     if options.num_draft_tokens <= most:
         return None
     return (
