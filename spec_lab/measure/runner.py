@@ -90,6 +90,7 @@ def _measure(lab: Lab, info: RunInfo, recorder: Recorder, memory: MemoryWatch, m
                 passes[name].append(_timed_pass(lab, name, repeat, progress, kept))
             recorder.rounds(repeat, passes[MAIN][-1].rounds)
             if repeat == 0:
+                progress.stage("checking the outputs")
                 checked = {name: check_answers(lab, name, results[0].requests) for name, results in passes.items()}
                 thinking = {name: _count_thinking(lab, results[0].requests) for name, results in passes.items()}
                 for record in passes[MAIN][0].requests:
