@@ -7,14 +7,16 @@ import json
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from spec_lab.errors import UserError, visible
+from spec_lab.train.__main__ import main as train
 from spec_lab.train.texts.__main__ import main
-from spec_lab.train.texts.folder import Texts
+from spec_lab.train.texts.folder import Texts, TextsFolder
 from spec_lab.train.texts.header import TextsHeader
 from spec_lab.train.texts.packing import pack
 from spec_lab.train.texts.show import show_texts
@@ -79,6 +81,42 @@ def test_the_same_command_goes_on_and_another_is_refused(
     assert torch.equal(Texts.load(copied).tokens, Texts.load(folder).tokens)
     assert write(target, copied, "max_new_tokens=7") == 2
     assert "max_new_tokens" in capsys.readouterr().err
+
+
+class Killed(BaseException):
+    """Ends a command as SIGKILL does: nothing is written behind it."""
+
+
+def test_one_command_writes_the_texts_and_trains_a_head_on_them(
+    target: Path, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["target=hf", f"target.path={target}", "drafter=mtp_eagle", "device=cpu", f"output_dir={tmp_path / 'out'}"]
+    words += [f"writing.{word}" for word in SIZES if not word.startswith(("num_threads", "kernels"))]
+    words += ["packing.row_length=256", "packing.held_out=0.2", "evaluation.max_new_tokens=4", "evaluation.every=9"]
+    steps = ("num_steps=2", "batch_size=2", "log_every=2", "num_warmup_steps=1", "max_seconds=null")
+    words += [f"drafter.optimisation.{step}" for step in steps]
+    assert train([*words, "--plan"]) == 0
+    said = capsys.readouterr().out
+    assert "none yet" in said and "  texts" in said and "training" in said and not (tmp_path / "out").exists()
+    assert train([*words, "--show-data=2"]) == 2 and "no texts yet" in capsys.readouterr().err
+
+    add_answers = TextsFolder.add_answers
+
+    def killed(self: TextsFolder, name: str, *parts: Any) -> None:
+        if name.endswith("a00001.safetensors"):
+            raise Killed
+        add_answers(self, name, *parts)
+
+    with monkeypatch.context() as patched, pytest.raises(Killed):
+        patched.setattr(TextsFolder, "add_answers", killed)
+        train(words)
+    assert not (tmp_path / "out" / "texts").exists()
+    assert train([*words, "writing.max_new_tokens=7"]) == 2 and "another max_new_tokens" in capsys.readouterr().err
+    assert train(words) == 0
+    assert "answers a: 2/9 texts, 0 tokens" in capsys.readouterr().err
+    assert torch.equal(Texts.load(tmp_path / "out" / "texts").tokens, Texts.load(folder).tokens)
+    assert (tmp_path / "out" / "hf-mtp_eagle" / "README.md").exists()
+    assert train([*words, f"texts={folder}"]) == 2 and "read where texts are written" in capsys.readouterr().err
 
 
 def test_files_of_prompts(target: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
 from types import SimpleNamespace
 from typing import Any
 
@@ -53,6 +54,8 @@ SMALL = [
     "drafter.optimisation.max_seconds=null",
 ]
 CPU = torch.device("cpu")
+DRAWING = Lock()
+"""Threads that stand for processes share one generator."""
 RECIPES: dict[str, Any] = {
     "eagle3": Eagle3Recipe(Eagle3TrainingConfig(draft_vocab_size=40, intermediate_size=24, head_dim=8)),
     "mtp_eagle": MtpRecipe(MtpEagleTrainingConfig(intermediate_size=24, head_dim=8)),
@@ -246,7 +249,9 @@ def losses(
     task = PackedTask(
         target, texts, recipe.taps(target), 48, folder / "no.pt", 0, CPU, group=group, kept_bytes=kept_bytes
     )
-    return [point.loss for point in train_packed(recipe.build(target, texts, 0), config, task)]
+    with DRAWING:
+        head = recipe.build(target, texts, 0)
+    return [point.loss for point in train_packed(head, config, task)]
 
 
 def test_two_processes_have_the_losses_of_one(llama: Path) -> None:

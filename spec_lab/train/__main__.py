@@ -28,6 +28,8 @@ READ_FOR = {"tokenizer": "target", "corpus": "target", "generations": "drafter"}
 READ_FOR_POCKET = ("tokenizer", "generations")
 """Those that targets of other families do not read: their vocabulary is the shipped one, their drafters learn on the
 corpus."""
+READ_FOR_TEXTS = ("prompts", "writing")
+"""Those that are read where a target that is taken as it lies writes its texts first."""
 
 INTRODUCTION = """\
 spec_lab.train: trains a drafter for the shipped target, or a new target and a drafter for it, and writes their cards.
@@ -35,7 +37,7 @@ spec_lab.train: trains a drafter for the shipped target, or a new target and a d
   python -m spec_lab.train drafter=mtp_eagle
   python -m spec_lab.train target=pocket drafter=eagle3
   python -m spec_lab.train debug=smoke
-  python -m spec_lab.train target=smollm2_135m drafter=eagle3 texts=FOLDER
+  python -m spec_lab.train target=smollm2_135m drafter=eagle3 prompts=[FILE] output_dir=DIR
 
 With one of these a training for target=hf or target=smollm2_135m does something else:
 
@@ -173,11 +175,15 @@ def refuse_unread(overrides: Iterable[str], config: TrainConfig) -> None:
         UserError: `corpus.row_length=256` beside target=shipped, or `generations...` beside drafter=none.
     """
     from spec_lab.errors import UserError
+    from spec_lab.train.options import target_option
 
+    writes_first = config.texts is None and target_option(config.target).path is not None
     is_trained = {"target": config.trained_target is not None, "drafter": config.trained_drafter is not None}
     for override in overrides:
         key = override.partition("=")[0]
         group = READ_FOR.get(key.partition(".")[0])
+        if key.partition(".")[0] in READ_FOR_TEXTS and not writes_first:
+            raise UserError(f"{key} is read where texts are written: leave it out, or choose target=hf and no texts=")
         if key.partition(".")[0] in READ_FOR_POCKET and not config.target.writes_texts:
             raise UserError(f"{key} is not read by the target chosen; leave it out or choose target=pocket")
         if group is not None and not is_trained[group]:

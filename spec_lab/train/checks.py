@@ -23,6 +23,8 @@ from spec_lab.train.config import TrainConfig
 from spec_lab.train.fitting import Fitting, TargetSizes, filled
 from spec_lab.train.module_config import LayerConfig, OptimisationConfig
 from spec_lab.train.options import TARGETS, drafter_option, target_option
+from spec_lab.train.texts.prompts import GENERATED
+from spec_lab.train.texts.settings import no_temperature
 
 KNOWN_LAYOUTS = ("speculators",)
 SHIPPED_TARGET = ZOO / "pocket"
@@ -148,15 +150,15 @@ def drafter_fits(config: TrainConfig) -> str | None:
 
 
 def texts_folder(config: TrainConfig) -> str | None:
-    """A target that is taken as it lies has written its texts before."""
+    """A target that is taken as it lies has written its texts, or writes them first, behind prompts that are there."""
     if target_option(config.target).path is None:
         return None if config.texts is None else "texts is not read by this target, which has its own; leave texts out"
-    if config.texts is None:
-        return (
-            "texts has no value: a drafter learns on what its target wrote; write them with "
-            "python -m spec_lab.train.texts, and add texts=FOLDER"
-        )
-    return missing_folder("texts", config.texts)
+    if config.texts is not None:
+        return missing_folder("texts", config.texts)
+    for file in config.prompts:
+        if not (file.startswith(GENERATED) or Path(file).is_file()):
+            return f"prompts: there is no file {file}; give JSON Lines with messages, conversations or prompt"
+    return next(iter(no_temperature(config.writing, "writing.")), None)
 
 
 def tracking(config: TrainConfig) -> str | None:

@@ -22,7 +22,7 @@ from spec_lab.errors import UserError
 from spec_lab.train.collect_config import CollectConfig
 from spec_lab.train.devices import training_device
 from spec_lab.train.frozen_target import FrozenTarget
-from spec_lab.train.head_pipeline import read_texts
+from spec_lab.train.head_texts import read_texts
 from spec_lab.train.packed_rows import PackedRows
 from spec_lab.train.stages import write_json
 from spec_lab.train.texts.folder import Texts

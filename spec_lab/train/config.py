@@ -17,6 +17,7 @@ from spec_lab.menu.config import knob
 from spec_lab.train.drafter_config import DrafterChoice, DrafterTrainingConfig
 from spec_lab.train.module_config import MAX_LENGTH, MAX_VOCAB_SIZE
 from spec_lab.train.target_config import NewTargetConfig, TargetChoice
+from spec_lab.train.texts.settings import PROMPTS, WritingConfig
 
 MAX_SEED = 2**31 - 1
 MAX_TEXTS = 10**7
@@ -116,7 +117,13 @@ class TrainConfig:
         default_factory=GenerationsConfig, metadata={"help": "what the drafter learns from"}
     )
     texts: str | None = knob(
-        None, "folder that python -m spec_lab.train.texts wrote; read by a target that is taken as it lies, as hf"
+        None,
+        "folder that python -m spec_lab.train.texts wrote, for a target that is taken as it lies, as hf; null: they "
+        "are written into output_dir/texts first",
+    )
+    prompts: list[str] = knob([], PROMPTS)
+    writing: WritingConfig = field(
+        default_factory=WritingConfig, metadata={"help": "how a target that is taken as it lies writes its texts"}
     )
     packing: PackingConfig = field(default_factory=PackingConfig, metadata={"help": "how such texts become rows"})
     evaluation: EvaluationConfig = field(

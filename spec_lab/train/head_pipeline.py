@@ -18,7 +18,8 @@ from spec_lab.train.frozen_target import FrozenTarget
 from spec_lab.train.group import ALONE, TrainingGroup, joined
 from spec_lab.train.head_card import head_card
 from spec_lab.train.head_evaluation import evaluated
-from spec_lab.train.head_plan import planned, show
+from spec_lab.train.head_plan import Probe, planned, show
+from spec_lab.train.head_texts import HeadTexts, facts_of_texts, texts_identity
 from spec_lab.train.head_training import HeadRecipe, HeadTraining, forget
 from spec_lab.train.options import drafter_option, target_option
 from spec_lab.train.output import output_folder
@@ -63,10 +64,13 @@ class HeadPipeline:
                 return own._run()
 
     def _run(self) -> RunFolder:
-        config, option, path = self.config, target_option(self.config.target), self._path()
-        texts, learnt, held_out = self._texts(path)
+        config, path, folder, written = self.config, self._path(), self._folder(), self._texts()
+        if self.group.rank:
+            written.wait()
+        else:
+            written.write()
+        texts, learnt, held_out = written.read()
         target, recipe = self._target(path), make_recipe(config)
-        folder = RunFolder(Path(config.output_dir), path, target_name=option.name)
         output = folder.drafter(recipe.config.drafts_as)
         settings = {
             "seed": config.seed,
@@ -99,43 +103,33 @@ class HeadPipeline:
         return folder
 
     def plan(self) -> str:
-        """Return what the training will take, from a few steps that are taken; nothing is kept of them."""
-        path = self._path()
-        _, learnt, held_out = self._texts(path)
-        target, recipe, row_length = self._target(path), make_recipe(self.config), self.config.packing.row_length
-        return planned(recipe, target, learnt, held_out, row_length, Path(self.config.output_dir))
+        """Return what the training will take, from a few steps that are taken; nothing is kept of them.
+
+        Raises:
+            UserError: there is no room for it.
+        """
+        path, written, texts, recipe = self._path(), self._texts(), None, make_recipe(self.config)
+        if written.are_missing:
+            texts, learnt = written.plan()
+        else:
+            _, learnt, _ = written.read()
+        probe = Probe(recipe, self._target(path), learnt, self.config.packing.row_length, texts)
+        return planned(probe, Path(self.config.output_dir))
 
     def show_data(self, number: int) -> str:
         """Return some of the texts, with the tokens that count marked."""
-        path = self._path()
-        texts, *_ = self._texts(path)
-        return show(texts, path, number)
+        texts, *_ = self._texts().read()
+        return show(texts, self._path(), number)
 
     def _target(self, path: Path) -> FrozenTarget:
         dtype = resolve_dtype(self.config.dtype, self.device)
         return FrozenTarget.load(path, self.device, dtype, self.config.packing.row_length)
 
-    def _texts(self, path: Path) -> tuple[Any, Any, Any]:
-        """Read all texts, those to learn from, and those held out.
+    def _texts(self) -> HeadTexts:
+        return HeadTexts(self.config, self._path(), self._folder(), self.device)
 
-        Raises:
-            UserError: there are too few, or nothing in them counts, or everything.
-        """
-        config = self.config
-        assert config.texts is not None
-        texts = read_texts(Path(config.texts), path)
-        learnt, held_out = texts.split(config.packing.held_out)
-        if not len(learnt) or not len(held_out):
-            raise UserError(
-                f"texts={config.texts} holds {len(texts)} texts, too few to keep packing.held_out="
-                f"{config.packing.held_out:g} of them out; write more, or raise packing.held_out"
-            )
-        if not 0 < texts.num_written_tokens < len(texts.tokens):
-            raise UserError(
-                f"texts={config.texts}: {texts.num_written_tokens} of {len(texts.tokens)} tokens count, and prompts "
-                "must be told from answers; write them again"
-            )
-        return texts, learnt, held_out
+    def _folder(self) -> RunFolder:
+        return RunFolder(Path(self.config.output_dir), self._path(), target_name=target_option(self.config.target).name)
 
     def _describe(self, recipe: HeadRecipe, folder: RunFolder, output: Path, thinking: bool | None) -> None:
         """Measure by category, where there are questions, and write the card."""
@@ -166,34 +160,3 @@ def make_recipe(config: TrainConfig) -> HeadRecipe:
     assert recipe is not None
     made: Any = recipe(filled(config.drafter, target_sizes(config)))
     return made
-
-
-def read_texts(folder: Path, target: Path) -> Any:
-    """Read the texts of a folder.
-
-    Raises:
-        UserError: there are none, or another target wrote them.
-    """
-    from spec_lab.train.texts.folder import Texts
-    from spec_lab.train.texts.header import digest_of_weights
-
-    texts = Texts.load(folder)
-    if texts.header.written_by.weights != digest_of_weights(target):
-        raise UserError(
-            f"texts={folder} were written by another target, {texts.header.written_by.target}; write texts with this "
-            "one"
-        )
-    return texts
-
-
-def facts_of_texts(texts: Any) -> dict[str, Any]:
-    """Return what a card says of the texts that were learnt from."""
-    settings = texts.header.settings
-    named = ("temperatures", "top_p", "thinking", "max_new_tokens", "second_turns")
-    said = ", ".join(f"{name}={settings[name]}" for name in named if name in settings)
-    return {"written_tokens": texts.num_written_tokens, "tokens": len(texts.tokens), "settings": said}
-
-
-def texts_identity(texts: Any) -> str:
-    """Tell one folder's texts from another's."""
-    return f"{texts.header.written_by.weights[:16]}, {len(texts)} texts, {len(texts.tokens)} tokens"

@@ -4,28 +4,29 @@ from __future__ import annotations
 
 import copy
 import resource
-import shutil
 import sys
 import tempfile
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from spec_lab.errors import UserError
 from spec_lab.train.frozen_target import FrozenTarget
 from spec_lab.train.head_training import HeadRecipe
 from spec_lab.train.packed_training import PackedTask, train_packed
+from spec_lab.train.texts.folder import Texts
+from spec_lab.train.texts.plan import StagePlan, format_plan, refuse_what_does_not_fit
 from spec_lab.train.texts.show import show_texts
+from spec_lab.wiring.memory import memory_of
 from spec_lab.workloads.tokenizer import TargetTokenizer
 
 PROBE_STEPS = 6
 """The first ones compile, and a GPU records the fourth; the last two are timed."""
 BYTES_BESIDE_A_WEIGHT = 12
 """A weight and two moments in float32, as a checkpoint has them."""
-MEGA, GIGA = 1e6, 1e9
+MEGA = 1e6
 
 
 def show(texts: Any, path: Path, number: int) -> str:
@@ -34,37 +35,69 @@ def show(texts: Any, path: Path, number: int) -> str:
     return show_texts(texts, TargetTokenizer(path, thinking), number, in_colour=sys.stdout.isatty())
 
 
-def planned(recipe: HeadRecipe, target: FrozenTarget, learnt: Any, held_out: Any, row_length: int, output: Path) -> str:
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """What a few steps are taken with.
+
+    Attributes:
+        learnt: texts to learn from, or stand-ins of those that are not written yet.
+        texts: what writing them will take; None where they lie there.
+    """
+
+    recipe: HeadRecipe
+    target: FrozenTarget
+    learnt: Texts
+    row_length: int
+    texts: StagePlan | None
+
+
+def planned(probe: Probe, output: Path) -> str:
     """Take a few steps, and return what all will take.
 
     Raises:
-        UserError: the disk has no room for it.
+        UserError: the disk or the device has no room for it.
     """
+    recipe, learnt, target = probe.recipe, probe.learnt, probe.target
     drafter, optimisation = recipe.build(target, learnt, 0), recipe.config.optimisation
     num_parameters = sum(parameter.numel() for parameter in drafter.parameters())
-    packed = learnt.packed(row_length, 0)
-    seconds = _seconds_of_a_step(recipe, target, learnt, row_length, copy.deepcopy(drafter))
-    epoch = -(-len(packed) // optimisation.batch_size)
-    by_clock = optimisation.max_seconds
+    packed = learnt.packed(probe.row_length, 0)
+    share = 1.0 if probe.texts is None else len(learnt.tokens) / probe.texts.tokens
+    seconds = _seconds_of_a_step(probe, copy.deepcopy(drafter))
+    num_rows, by_clock = round(len(packed) / share), optimisation.max_seconds
+    epoch = -(-num_rows // optimisation.batch_size)
     num_steps = optimisation.num_steps if by_clock is None else min(optimisation.num_steps, int(by_clock / seconds))
-    # A checkpoint with the one before it, the best export, the newest and the drafter itself.
-    disk = num_parameters * (2 * BYTES_BESIDE_A_WEIGHT + 3 * 2)
-    _refuse_a_full_disk(disk, output)
+    training = StagePlan(
+        "training",
+        num_steps * optimisation.batch_size * probe.row_length,
+        # A checkpoint with the one before it, the best export, the newest and the drafter itself.
+        disk_bytes=num_parameters * (2 * BYTES_BESIDE_A_WEIGHT + 3 * 2),
+        memory_bytes=_peak(target.device),
+        seconds=num_steps * seconds,
+        less_disk="choose a smaller drafter",
+        less_memory="lower drafter.optimisation.batch_size",
+    )
+    stages = [training] if probe.texts is None else [probe.texts, training]
+    refuse_what_does_not_fit(stages, output, memory_of(target.device))
+    written = (
+        f"{len(learnt):,} to learn from, {len(learnt.tokens):,} tokens of which the target wrote "
+        f"{learnt.num_written_tokens:,}"
+        if probe.texts is None
+        else f"none yet; {probe.texts.tokens:,} tokens are written first, by a probe of their lengths"
+    )
     return "\n".join(
         [
-            f"texts: {len(learnt):,} to learn from, {len(learnt.tokens):,} tokens of which the target wrote "
-            f"{learnt.num_written_tokens:,}; {len(held_out):,} held out",
-            f"rows: {len(packed):,} of {row_length} tokens, {packed.fill:.0%} filled; {packed.num_cut} texts are cut",
+            f"texts: {written}",
+            f"rows: {num_rows:,} of {probe.row_length} tokens, {packed.fill:.0%} filled; {packed.num_cut} texts cut",
             f"drafter: {num_parameters / MEGA:.2f} M parameters, {2 * num_parameters / MEGA:.1f} MB in bf16",
-            f"steps: {seconds:.3f} s each, by a probe; {num_steps:,} of them, or {num_steps * seconds:.0f} s, which is "
-            f"{num_steps / epoch:.1f} times all texts; proofs and real decoding come on top",
-            f"disk: {disk / GIGA:.2f} GB",
-            f"memory: {_peak(target.device)}",
+            f"steps: {seconds:.3f} s each, by a probe; {num_steps:,} of them, {num_steps / epoch:.1f} times all texts",
+            format_plan(stages),
+            "Proofs, real decoding and the engine that decodes come on top.",
         ]
     )
 
 
-def _seconds_of_a_step(recipe: HeadRecipe, target: FrozenTarget, learnt: Any, row_length: int, drafter: Any) -> float:
+def _seconds_of_a_step(probe: Probe, drafter: Any) -> float:
+    recipe, target = probe.recipe, probe.target
     steps = replace(
         recipe.config.optimisation,
         num_steps=PROBE_STEPS,
@@ -74,10 +107,11 @@ def _seconds_of_a_step(recipe: HeadRecipe, target: FrozenTarget, learnt: Any, ro
         max_seconds=None,
     )
     watch = Stopwatch(target.device)
+    if target.device.type == "cuda":  # what wrote texts has gone
+        torch.cuda.reset_peak_memory_stats(target.device)
     with tempfile.TemporaryDirectory() as folder:
-        checkpoint = Path(folder) / "probe.pt"
-        taps = recipe.taps(target)
-        task = PackedTask(target, learnt, taps, row_length, checkpoint, 0, target.device, watch=watch)
+        checkpoint, taps = Path(folder) / "probe.pt", recipe.taps(target)
+        task = PackedTask(target, probe.learnt, taps, probe.row_length, checkpoint, 0, target.device, watch=watch)
         train_packed(drafter, replace(recipe.config, optimisation=steps), task)
     return (watch.times[-1] - watch.times[-3]) / 2
 
@@ -100,19 +134,8 @@ class Stopwatch:
         self.times.append(time.perf_counter())
 
 
-def _refuse_a_full_disk(num_bytes: int, output: Path) -> None:
-    there = next(folder for folder in (output.absolute(), *output.absolute().parents) if folder.exists())
-    free = shutil.disk_usage(there).free
-    if num_bytes > free:
-        raise UserError(
-            f"output_dir={output} has room for {free / GIGA:.2f} GB, and the training takes {num_bytes / GIGA:.2f}; "
-            "choose another output_dir, or a smaller drafter"
-        )
-
-
-def _peak(device: torch.device) -> str:
-    """Say how much memory the probe took at most."""
+def _peak(device: torch.device) -> int:
+    """Return the bytes that the probe took at most: on a GPU, or else of this process."""
     if device.type == "cuda":
-        peak, total = torch.cuda.max_memory_allocated(device), torch.cuda.get_device_properties(device).total_memory
-        return f"{peak / GIGA:.1f} GB of the GPU's {total / GIGA:.1f}, without the engine that decodes"
-    return f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / GIGA:.1f} GB of this process"
+        return torch.cuda.max_memory_allocated(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from spec_lab.core.results import RequestRecord
 from spec_lab.core.types import FinishReason, Request
@@ -43,15 +44,24 @@ def write_texts(writer: Writer, config: TextsConfig, root: Path) -> TextsFolder:
     Raises:
         UserError: the folder holds other texts, a file of prompts cannot be used, or no prompt is left.
     """
-    sources = {Path(source).name: _digest_of_source(source) for source in config.prompts}
-    settings = {name: value for name, value in asdict(config).items() if name not in NOT_OF_THE_TEXTS}
+    sources = digests_of_sources(config)
     root.mkdir(parents=True, exist_ok=True)
-    folder = TextsFolder(root, TextsHeader(writer.written_by(), settings, sources))
+    folder = TextsFolder(root, TextsHeader(writer.written_by(), settings_of_texts(config), sources))
     return TextsJob(writer, config, folder, ChatForm(writer.tokenizer)).run()
 
 
 NOT_OF_THE_TEXTS = ("prompts", "test_prompts", "batch_size", "rounds_per_replay")
 """Settings that another machine may have otherwise; of prompts the files' digests count."""
+
+
+def settings_of_texts(config: TextsConfig) -> dict[str, Any]:
+    """Return the settings that texts depend on, but for their prompts."""
+    return {name: value for name, value in asdict(config).items() if name not in NOT_OF_THE_TEXTS}
+
+
+def digests_of_sources(config: TextsConfig) -> dict[str, str]:
+    """Tell what prompts come from, each file by its name; UserError where there is none."""
+    return {Path(source).name: _digest_of_source(source) for source in config.prompts}
 
 
 def _digest_of_source(source: str) -> str:

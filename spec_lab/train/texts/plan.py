@@ -29,6 +29,7 @@ class StagePlan:
         tokens: that the stage runs or writes.
         memory_bytes: on the device, at the peak.
         seconds: None where no rate is known.
+        less_disk, less_memory: what to do where there is no room for it.
     """
 
     name: str
@@ -36,6 +37,8 @@ class StagePlan:
     disk_bytes: int
     memory_bytes: int
     seconds: float | None = None
+    less_disk: str = "lower num_texts"
+    less_memory: str = "lower batch_size"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,15 +89,16 @@ def refuse_what_does_not_fit(stages: Sequence[StagePlan], folder: Path, device_b
     free = shutil.disk_usage(there).free
     needed = sum(stage.disk_bytes for stage in stages)
     if needed * ROOM > free:
+        largest = max(stages, key=lambda stage: stage.disk_bytes)
         raise UserError(
-            f"output_dir={folder}: {_size(needed)} are needed on its disk, and {_size(free)} are free; lower num_texts "
-            "or choose another output_dir"
+            f"output_dir={folder}: {_size(needed)} are needed on its disk, and {_size(free)} are free; "
+            f"{largest.less_disk} or choose another output_dir"
         )
     for stage in stages:
         if device_bytes is not None and stage.memory_bytes > device_bytes:
             raise UserError(
                 f"{stage.name}: {_size(stage.memory_bytes)} are needed in the device's memory, and it has "
-                f"{_size(device_bytes)}; lower batch_size"
+                f"{_size(device_bytes)}; {stage.less_memory}"
             )
 
 

@@ -9,17 +9,16 @@ from spec_lab.menu.config import knob
 
 MOST_TEXTS = 10**8
 LONGEST = 2**17
+PROMPTS = (
+    "JSON Lines files with `messages`, `conversations` or `prompt`, and reasoning_gym:TASK:COUNT; [] lets the target "
+    "write its own prompts"
+)
 
 
 @dataclass
-class TextsConfig:
-    """Prompts, and how the target answers them."""
+class WritingConfig:
+    """How a target answers prompts, and writes those that it is not given."""
 
-    prompts: list[str] = knob(
-        [],
-        "JSON Lines files with `messages`, `conversations` or `prompt`, and reasoning_gym:TASK:COUNT; [] lets the "
-        "target write its own prompts",
-    )
     test_prompts: bool = knob(False, "let question files of Spec-Bench and MT-bench, which are for testing, be prompts")
     num_texts: int = knob(100_000, "texts in all; files with fewer prompts give fewer", least=1, most=MOST_TEXTS)
     second_turns: float = knob(
@@ -48,10 +47,22 @@ class TextsConfig:
         return self.max_prompt_tokens + self.max_new_tokens
 
 
+@dataclass
+class TextsConfig(WritingConfig):
+    """Prompts, and how the target answers them."""
+
+    prompts: list[str] = knob([], PROMPTS)
+
+
 def problems(config: TextsConfig) -> list[str]:
     """Return what speaks against the settings, a line each."""
-    found = out_of_bounds(config)
-    for name, example in (("temperatures", 0), ("prompt_temperatures", 1)):
-        if not getattr(config, name):
-            found.append(f"{name}=[]: texts are written at one temperature at least; use {name}=[{example}]")
-    return found
+    return out_of_bounds(config) or no_temperature(config, "")
+
+
+def no_temperature(config: WritingConfig, prefix: str) -> list[str]:
+    """Return a line for each list of temperatures that is empty; keys are named behind `prefix`."""
+    return [
+        f"{prefix}{name}=[]: texts are written at one temperature at least; use {prefix}{name}=[{example}]"
+        for name, example in (("temperatures", 0), ("prompt_temperatures", 1))
+        if not getattr(config, name)
+    ]

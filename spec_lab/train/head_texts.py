@@ -1,0 +1,192 @@
+"""The texts that a drafter for a frozen target learns on: those of a folder, or the ones that the same command writes
+first."""
+
+from __future__ import annotations
+
+import gc
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from spec_lab.errors import UserError
+from spec_lab.menu.chosen import Chosen
+from spec_lab.train.config import TrainConfig
+from spec_lab.train.stages import RunFolder, run_stage
+from spec_lab.train.texts.folder import Texts
+from spec_lab.train.texts.header import TextsHeader, WrittenBy, digest_of_weights
+from spec_lab.train.texts.job import digests_of_sources, probe, settings_of_texts, write_texts
+from spec_lab.train.texts.plan import Rate, StagePlan, plan_texts, refuse_what_does_not_fit
+from spec_lab.train.texts.settings import TextsConfig
+from spec_lab.train.texts.write import Writer, choose_target
+
+SECONDS_BETWEEN_LOOKS = 1.0
+STAND_INS = 512
+"""Texts of random tokens that a plan is probed with where none are written yet."""
+
+
+@contextmanager
+def for_a_while() -> Iterator[None]:
+    """Stand around a function that writes: behind it a training has its threads and the device's memory back."""
+    before = torch.get_num_threads()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+        gc.collect()  # an engine and its graphs hold one another
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+
+@dataclass(frozen=True, slots=True)
+class HeadTexts:
+    """Where the texts are, and how they come there.
+
+    Attributes:
+        path: the target's checkpoint.
+        folder: that of the training, whose `texts` are written where the configuration names none.
+    """
+
+    config: TrainConfig
+    path: Path
+    folder: RunFolder
+    device: torch.device
+
+    @property
+    def root(self) -> Path:
+        """The folder of the texts."""
+        return self.folder.root / "texts" if self.config.texts is None else Path(self.config.texts)
+
+    @property
+    def are_missing(self) -> bool:
+        """They are to be written first."""
+        return self.config.texts is None and not self.root.exists()
+
+    def write(self) -> None:
+        """Write what is missing of them; texts that were begun with other settings are refused.
+
+        Raises:
+            UserError: see `write_texts`.
+        """
+        if self.config.texts is not None:
+            return
+        settings, work = self._settings(), self.folder.checkpoint(self.root).with_suffix("")
+        identity = {
+            "target": digest_of_weights(self.path),
+            "prompts": digests_of_sources(settings),
+            **settings_of_texts(settings),
+        }
+
+        def build(unfinished: Path) -> dict[str, Any]:
+            header = _written(self._chosen(settings), settings, work)
+            shutil.copytree(work, unfinished, dirs_exist_ok=True)
+            return {kind: dict(header.counts(kind)) for kind in ("prompts", "followups", "answers")}
+
+        run_stage(self.folder, self.root, identity, self.device, build)
+        shutil.rmtree(work, ignore_errors=True)
+
+    def wait(self) -> None:
+        """Return once another process has written them."""
+        while self.are_missing:
+            time.sleep(SECONDS_BETWEEN_LOOKS)
+
+    def read(self) -> tuple[Texts, Texts, Texts]:
+        """Read all texts, those to learn from, and those held out.
+
+        Raises:
+            UserError: there are too few, or nothing in them counts, or everything, or another target wrote them.
+        """
+        if self.are_missing:
+            raise UserError(
+                f"{self.root} holds no texts yet; run the same command without a flag, or give texts=FOLDER"
+            )
+        texts, held_out_share = read_texts(self.root, self.path), self.config.packing.held_out
+        learnt, held_out = texts.split(held_out_share)
+        if not len(learnt) or not len(held_out):
+            raise UserError(
+                f"texts={self.root} holds {len(texts)} texts, too few to keep packing.held_out="
+                f"{held_out_share:g} of them out; write more, or raise packing.held_out"
+            )
+        if not 0 < texts.num_written_tokens < len(texts.tokens):
+            raise UserError(
+                f"texts={self.root}: {texts.num_written_tokens} of {len(texts.tokens)} tokens count, and prompts "
+                "must be told from answers; write them again"
+            )
+        return texts, learnt, held_out
+
+    def plan(self) -> tuple[StagePlan, Texts]:
+        """Say by a probe what writing them will take, and return texts of random tokens that are as long."""
+        settings = self._settings()
+        chosen = self._chosen(settings)
+        refuse_what_does_not_fit([_stage(chosen, settings)], self.folder.root, None)
+        rate, by = _probed(chosen, settings)
+        return _stage(chosen, settings, rate), stand_ins(rate, by, settings.num_texts)
+
+    def _settings(self) -> TextsConfig:
+        return TextsConfig(prompts=self.config.prompts, **asdict(self.config.writing))
+
+    def _chosen(self, settings: TextsConfig) -> Chosen:
+        words = ["target=hf", f"target.path={self.path}", f"device={self.device}", f"dtype={self.config.dtype}"]
+        return choose_target(words, settings)
+
+
+def _stage(chosen: Chosen, settings: TextsConfig, rate: Rate | None = None) -> StagePlan:
+    """Plan the texts, whose keys have other names here."""
+    plan = plan_texts(chosen, settings, rate)
+    return replace(plan, less_disk="lower writing.num_texts", less_memory="lower writing.batch_size")
+
+
+@for_a_while()
+def _written(chosen: Chosen, settings: TextsConfig, work: Path) -> TextsHeader:
+    """Write texts into a folder that outlives a kill."""
+    return write_texts(Writer.load(chosen, settings), settings, work).header
+
+
+@for_a_while()
+def _probed(chosen: Chosen, settings: TextsConfig) -> tuple[Rate, WrittenBy]:
+    """Find how fast the target writes, and how much."""
+    writer = Writer.load(chosen, settings)
+    return probe(writer, settings), writer.written_by()
+
+
+def stand_ins(rate: Rate, by: WrittenBy, num_texts: int) -> Texts:
+    """Return texts of random tokens, each as long as a mean one will be, no more than are enough for a probe."""
+    number, prompt = min(STAND_INS, num_texts), max(1, round(rate.prompt_tokens))
+    length = prompt + max(2, round(rate.answer_tokens))
+    tokens = torch.randint(by.vocab_size, (number * length,), dtype=torch.int32)
+    places = torch.arange(number, dtype=torch.int32)
+    starts = torch.arange(number + 1) * length
+    return Texts(tokens, starts, torch.full((number,), prompt, dtype=torch.int32), places, TextsHeader(by, {}))
+
+
+def read_texts(folder: Path, target: Path) -> Texts:
+    """Read the texts of a folder.
+
+    Raises:
+        UserError: there are none, or another target wrote them.
+    """
+    texts = Texts.load(folder)
+    if texts.header.written_by.weights != digest_of_weights(target):
+        raise UserError(
+            f"texts={folder} were written by another target, {texts.header.written_by.target}; write texts with this "
+            "one"
+        )
+    return texts
+
+
+def facts_of_texts(texts: Texts) -> dict[str, Any]:
+    """Return what a card says of the texts that were learnt from."""
+    settings = texts.header.settings
+    named = ("temperatures", "top_p", "thinking", "max_new_tokens", "second_turns")
+    said = ", ".join(f"{name}={settings[name]}" for name in named if name in settings)
+    return {"written_tokens": texts.num_written_tokens, "tokens": len(texts.tokens), "settings": said}
+
+
+def texts_identity(texts: Texts) -> str:
+    """Tell one folder's texts from another's."""
+    return f"{texts.header.written_by.weights[:16]}, {len(texts)} texts, {len(texts.tokens)} tokens"
