@@ -96,7 +96,7 @@ def test_a_preset_learns_a_text(
     _, frozen = target
     knobs = schema(block_size=4, head_rank=8, head_topk=4, draft_vocab_size=60)
     recipe, texts = BlockRecipe(knobs), torch.randint(1, 50, (2, 24), generator=torch.Generator().manual_seed(0))
-    drafter = recipe.build(frozen, Counted(texts), 0, [])
+    drafter = recipe.build(frozen, Counted(texts), 0)
     rows = PackedRows(
         texts, torch.ones_like(texts), torch.arange(24).expand(2, -1), torch.ones_like(texts, dtype=torch.bool)
     )
@@ -115,7 +115,7 @@ def test_a_preset_learns_a_text(
     assert still <= {"d2t", "t2d"}
     recipe.save(drafter, frozen, tmp_path)
     again = recipe.load(tmp_path, frozen)
-    found = [block_matcher(each, frozen)(texts, drafter.num_slots) for each in (drafter, again)]
+    found = [block_matcher(each, frozen, recipe.taps(frozen))(texts, drafter.num_slots) for each in (drafter, again)]
     assert (found[0] == found[1]).float().mean() > 0.98 and found[0].shape == (2, 24, drafter.num_slots)
 
 
@@ -133,7 +133,7 @@ def test_a_head_on_a_trained_body_begins_as_that_body(target: tuple[Path, Frozen
     _, frozen = target
     write_block(tmp_path, TinyBlock(), frozen.config)
     texts = Counted(torch.arange(40))
-    begun = BlockRecipe(DominoTrainingConfig(body=str(tmp_path), head_rank=8)).build(frozen, texts, 0, [])
+    begun = BlockRecipe(DominoTrainingConfig(body=str(tmp_path), head_rank=8)).build(frozen, texts, 0)
     config, tensors = load_block(tmp_path, frozen.config, torch.float32, CPU)
     body = TrainableBlock(config, tensors, frozen)
     text = list(range(10, 22))
@@ -158,7 +158,7 @@ def test_a_slot_behind_a_token_that_cannot_be_drafted_counts_for_nothing(target:
     for last in (3, 40):  # of the block [5, 60, last]: 60 cannot be drafted
         rows.tokens[0, 9:13] = torch.tensor([5, 60, last, last])
         knobs = BlockTrainingConfig(block_size=4, draft_vocab_size=50)
-        drafter = BlockRecipe(knobs).build(frozen, Counted(torch.arange(50)), 0, [])
+        drafter = BlockRecipe(knobs).build(frozen, Counted(torch.arange(50)), 0)
         batch = block_batch(frozen, rows, torch.tensor([[9]]), drafter.config.taps, drafter.num_slots)
         losses.append(BlockLoss(drafter, frozen, knobs)(*batch.tensors()))
     assert torch.equal(*losses)
@@ -171,7 +171,7 @@ def test_a_loss_in_chunks_is_that_of_the_whole(
     _, frozen = target
     knobs = DsparkTrainingConfig(block_size=4, head_rank=8, normalise_by=by, slot_weights=SlotWeights.dpace)
     rows = one_text(list(range(3, 30)))
-    drafter = BlockRecipe(knobs).build(frozen, Counted(rows.tokens), 0, [])
+    drafter = BlockRecipe(knobs).build(frozen, Counted(rows.tokens), 0)
     anchors = drawn_anchors(rows, 9, torch.Generator().manual_seed(0))
     batch = block_batch(frozen, rows, anchors, drafter.config.taps, drafter.num_slots).tensors()
 

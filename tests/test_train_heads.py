@@ -177,7 +177,7 @@ def test_heads_for_tiny_targets_of_all_families_are_proved_before_and_behind_tra
     recipe = RECIPES[drafter]
     texts = Texts.load(write_texts(path, tmp_path / "texts"))
     head = recipe.build(target, texts, seed=0)
-    prover = Prover.of(path, texts.tokens, 4, recipe.load, recipe.taps(target))
+    prover = Prover.of(path, texts.tokens, 4, recipe)
     recipe.save(head, target, tmp_path / "before")
     before = prover.prove(drafter, tmp_path / "before")
     steps = OptimisationConfig(num_steps=2, batch_size=2, num_warmup_steps=1, log_every=2, checkpoint_every=9)

@@ -16,8 +16,8 @@ import torch
 
 from spec_lab.errors import UserError
 from spec_lab.train.frozen_target import FrozenTarget
-from spec_lab.train.head_training import HeadRecipe
-from spec_lab.train.packed_training import PackedTask, train_packed
+from spec_lab.train.head_recipe import HeadRecipe
+from spec_lab.train.packed_training import PackedTask
 from spec_lab.train.texts.show import show_texts
 from spec_lab.workloads.tokenizer import TargetTokenizer
 
@@ -78,7 +78,7 @@ def _seconds_of_a_step(recipe: HeadRecipe, target: FrozenTarget, learnt: Any, ro
         checkpoint = Path(folder) / "probe.pt"
         taps = recipe.taps(target)
         task = PackedTask(target, learnt, taps, row_length, checkpoint, 0, target.device, watch=watch)
-        train_packed(drafter, replace(recipe.config, optimisation=steps), task)
+        recipe.form.train(drafter, replace(recipe.config, optimisation=steps), task)
     return (watch.times[-1] - watch.times[-3]) / 2
 
 

@@ -203,7 +203,7 @@ TARGETS: tuple[TargetTrainingOption, ...] = (
     ),
 )
 
-HF_DRAFTERS = ("eagle3", "mtp_eagle")
+HF_DRAFTERS = ("eagle3", "mtp_eagle", *OF_BLOCKS)
 
 TARGETS += (
     TargetTrainingOption(
