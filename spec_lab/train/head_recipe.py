@@ -1,4 +1,4 @@
-"""What a training for a target that is taken as it lies asks of a drafter: its recipe, and how it stands on packed rows."""
+"""What a training for a target that is taken as it lies asks of a drafter: a recipe, and its form on packed rows."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class PackedForm:
 
     Attributes:
         train: trains a drafter in place, by its option, on a task.
-        trained_laws: `(drafter, target, rows, pending, taps, K)` to [pending, K, scored], what the training forward says
-            behind columns of one packed row, which hold pending tokens.
+        trained_laws: `(drafter, target, rows, pending, taps, K)` to [pending, K, scored]: what the training forward
+            says behind columns of one packed row, which hold pending tokens.
         served_laws: `(serving, engine, text, prompt length)` to [K, scored], what the runtime says there.
         forced: `(drafter, target, rows, taps, K, batch size)` to what teacher forcing counts.
     """

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint as recomputed
 
 from spec_lab.models.blocks.scores import SlotScores
-from spec_lab.train.block_config import SlotTrainingConfig, Normaliser, SlotWeights
+from spec_lab.train.block_config import Normaliser, SlotTrainingConfig, SlotWeights
 from spec_lab.train.blocks.anchors import BlockBatch
 from spec_lab.train.blocks.drafter import Joining, SlotDrafter, WalkedSlot
 from spec_lab.train.frozen_target import FrozenTarget

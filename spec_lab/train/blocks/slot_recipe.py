@@ -83,9 +83,7 @@ class SlotRecipe(ABC):
             return self.config.mask_token_id
         return int(texts.count_written_tokens(vocab_size).argmin())
 
-    def vocabulary(
-        self, target: FrozenTarget, texts: CountedTexts, always_drafted: Sequence[int]
-    ) -> dict[str, Tensor]:
+    def vocabulary(self, target: FrozenTarget, texts: CountedTexts, always_drafted: Sequence[int]) -> dict[str, Tensor]:
         """Return the maps of a vocabulary that is cut, and the rows of the target's head that it begins with."""
         if self.config.draft_vocab_size is None:
             return {}

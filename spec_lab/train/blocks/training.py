@@ -46,7 +46,9 @@ def packed_generations(texts: Generations, seed: int) -> PackedRows:
 def train_on_texts(drafter: SlotDrafter, config: SlotTrainingConfig, task: PackedTask) -> list[CurvePoint]:
     """Train `drafter` in place on texts that are read; it is left on the task's device."""
     drafter.to(task.device)
-    return train_blocks(drafter, config, task, PackedRows.of(task.texts.packed(task.row_length, task.seed), task.device))
+    return train_blocks(
+        drafter, config, task, PackedRows.of(task.texts.packed(task.row_length, task.seed), task.device)
+    )
 
 
 def train_blocks(
