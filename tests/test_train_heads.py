@@ -27,6 +27,9 @@ from spec_lab.checkpoints.taps import Tap
 from spec_lab.collect.__main__ import main as collect
 from spec_lab.models.tensor_parallel import TensorParallel
 from spec_lab.train.__main__ import main
+from spec_lab.train.block_config import DsparkTrainingConfig, LilicorrTrainingConfig, PEagleTrainingConfig
+from spec_lab.train.blocks.p_eagle_recipe import PEagleRecipe
+from spec_lab.train.blocks.recipe import BlockRecipe
 from spec_lab.train.checkpoint import load_drafter, load_weights, save_drafter
 from spec_lab.train.drafter_config import Eagle3TrainingConfig, MtpEagleTrainingConfig
 from spec_lab.train.eagle3_recipe import Eagle3Recipe
@@ -56,9 +59,15 @@ SMALL = [
 CPU = torch.device("cpu")
 DRAWING = Lock()
 """Threads that stand for processes share one generator."""
+OF_BLOCKS: dict[str, Any] = {"draft_vocab_size": 40, "num_anchors": 6}
 RECIPES: dict[str, Any] = {
-    "eagle3": Eagle3Recipe(Eagle3TrainingConfig(draft_vocab_size=40, intermediate_size=24, head_dim=8)),
-    "mtp_eagle": MtpRecipe(MtpEagleTrainingConfig(intermediate_size=24, head_dim=8)),
+    "eagle3": Eagle3Recipe(
+        Eagle3TrainingConfig(draft_vocab_size=40, intermediate_size=24, head_dim=8, num_unrolled_steps=2)
+    ),
+    "mtp_eagle": MtpRecipe(MtpEagleTrainingConfig(intermediate_size=24, head_dim=8, num_unrolled_steps=2)),
+    "dspark": BlockRecipe(DsparkTrainingConfig(block_size=4, head_rank=8, **OF_BLOCKS)),
+    "lilicorr": BlockRecipe(LilicorrTrainingConfig(block_size=5, head_rank=8, head_topk=4, **OF_BLOCKS)),
+    "p_eagle": PEagleRecipe(PEagleTrainingConfig(num_drafts=4, **OF_BLOCKS)),
 }
 EAGLE3 = ["drafter=eagle3", "drafter.draft_vocab_size=40"]
 
@@ -170,6 +179,9 @@ def test_a_large_drafter_lies_in_several_files(tmp_path: Path, monkeypatch: pyte
         ("qwen3", "eagle3"),
         ("gemma4", "mtp_eagle"),
         ("gemma4", "eagle3"),
+        ("llama", "dspark"),
+        ("qwen3", "lilicorr"),
+        ("llama", "p_eagle"),
     ],
 )
 def test_heads_for_tiny_targets_of_all_families_are_proved_before_and_behind_training(
@@ -180,12 +192,12 @@ def test_heads_for_tiny_targets_of_all_families_are_proved_before_and_behind_tra
     recipe = RECIPES[drafter]
     texts = Texts.load(write_texts(path, tmp_path / "texts"))
     head = recipe.build(target, texts, seed=0)
-    prover = Prover.of(path, texts.tokens, 4, recipe.load, recipe.taps(target))
+    prover = Prover.of(path, texts.tokens, 4, recipe)
     recipe.save(head, target, tmp_path / "before")
     before = prover.prove(drafter, tmp_path / "before")
     steps = OptimisationConfig(num_steps=2, batch_size=2, num_warmup_steps=1, log_every=2, checkpoint_every=9)
-    config = dataclasses.replace(recipe.config, optimisation=steps, num_unrolled_steps=2)
-    train_packed(head, config, PackedTask(target, texts, recipe.taps(target), 48, tmp_path / "no.pt", 0, CPU))
+    config = dataclasses.replace(recipe.config, optimisation=steps)
+    recipe.form.train(head, config, PackedTask(target, texts, recipe.taps(target), 48, tmp_path / "no.pt", 0, CPU))
     recipe.save(head, target, tmp_path / "after")
     after = prover.prove(drafter, tmp_path / "after")
     assert len(after.differences) == 4 and after.largest_logit != before.largest_logit > 0.1

@@ -21,7 +21,7 @@ from spec_lab.models.linear import make_linear
 from spec_lab.models.norms import RMSNorm
 from spec_lab.models.products import PLAIN, Products
 from spec_lab.models.replaceable_parts import DraftInput, DraftLayer, LayerBody, LikeliestToken
-from spec_lab.models.rope import rotary_table
+from spec_lab.models.rope import RotaryTable, rotary_table
 from spec_lab.models.scored_tokens import ScoredTokens
 
 
@@ -38,12 +38,14 @@ class Eagle3Head:
         max_positions: int,
         window: int | None = None,
         products: Products = PLAIN,
+        rotary: RotaryTable | None = None,
     ) -> None:
         """`embedding` and `target_head` [vocab, hidden_size] are the target's, used where the checkpoint has none.
 
         Args:
             window: newest keys a row sees, itself included; None is all of them.
             products: gives the parts that few rows go through.
+            rotary: None makes one.
         """
         plan, eps = replace(config.layer.only_layer, window=window), config.layer.rms_norm_eps
         self.config = config
@@ -65,7 +67,8 @@ class Eagle3Head:
         self._draft_to_target = draft_to_target_ids(tensors.get("d2t"))
         likeliest = LikeliestToken(None if config.norm_output else norm, head, self._draft_to_target)
         self._likeliest = products.likeliest(likeliest)
-        self.rotary = rotary_table(plan.rope, plan.head_dim, max_positions, embedding.dtype, embedding.device)
+        sizes = plan.rope, plan.head_dim, max_positions
+        self.rotary = rotary or rotary_table(*sizes, embedding.dtype, embedding.device)
         residual_is_normed = config.norm_before_residual
         layer = DraftLayer(products.draft_input(draft_input), self.body, self.rotary, residual_is_normed)
         self._layer = products.draft_layer(layer, plan)

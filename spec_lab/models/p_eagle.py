@@ -18,6 +18,7 @@ from spec_lab.models.blocks.scores import SlotScores
 from spec_lab.models.eagle3 import Eagle3Head, draft_to_target_ids
 from spec_lab.models.layer_builder import build_layer
 from spec_lab.models.products import PLAIN, Products
+from spec_lab.models.rope import RotaryTable
 from spec_lab.pruning.selection import AllRows
 
 
@@ -38,12 +39,14 @@ class PEagleHead:
         backend: AttentionBackend,
         max_positions: int,
         products: Products = PLAIN,
+        rotary: RotaryTable | None = None,
     ) -> None:
         """As `Eagle3Head`, which the first layer is."""
         assert config.mask_token_id is not None
         # Nothing is fed back, so what would be has no side of the final norm.
         first = replace(config, norm_output=False)
-        self._first = Eagle3Head(first, tensors, embedding, target_head, backend, max_positions, products=products)
+        of_target = embedding, target_head
+        self._first = Eagle3Head(first, tensors, *of_target, backend, max_positions, products=products, rotary=rotary)
         eps = config.layer.rms_norm_eps
         self._layers = [
             build_layer(plan, eps, tensors, f"layers.{index}.", backend)

@@ -15,7 +15,7 @@ from spec_lab.options.drafters.block_keys import (
     LilicorrDrafterConfig,
     RowReading,
 )
-from spec_lab.train.drafter_config import DrafterTrainingConfig, Loss
+from spec_lab.train.drafter_config import PackedTrainingConfig
 
 
 class SlotWeights(Choice):
@@ -34,16 +34,13 @@ class Normaliser(Choice):
 
 
 @dataclass
-class BlockTrainingConfig(DrafterTrainingConfig):
-    """drafter=dflash: a body, a reading of its slots, and a head that joins them."""
+class SlotTrainingConfig(PackedTrainingConfig):
+    """The keys of a drafter that drafts all slots of a block in one pass."""
 
-    name: str = "dflash"
-    loss: Loss = knob(Loss.kl, "what is compared of the target's distribution and the drafter's")
     slot_weights: SlotWeights = knob(SlotWeights.exp, "how much each slot of a block counts")
     slot_decay: float = knob(4.0, "slots over which weights fall to 1 / e", above=0, most=1000)
     normalise_by: Normaliser = knob(Normaliser.weights, "what a step's losses are divided by")
     num_anchors: int = knob(64, "blocks that are drafted behind each row of texts", least=1, most=2**14)
-    row_length: int = knob(512, "tokens of a row that whole texts are packed into", least=16, most=2**17)
     mask_token_id: int | None = knob(
         None, "token that stands in the rows to fill; null: the one that the target writes least", least=0
     )
@@ -51,6 +48,30 @@ class BlockTrainingConfig(DrafterTrainingConfig):
         None, "tokens that can be drafted, those the target writes most; null: all, by the target's own head", least=2
     )
     num_layers: int = knob(2, "layers of the body", least=1, most=64)
+
+    @property
+    def alone_weight(self) -> float:
+        """The weight of the loss of a slot by itself, beside that of the head."""
+        return 0.0
+
+
+@dataclass
+class PEagleTrainingConfig(SlotTrainingConfig):
+    """drafter=p_eagle: an EAGLE-3 head, whose rows behind the pending token stand for drafts."""
+
+    name: str = "p_eagle"
+    num_drafts: int = knob(7, "drafts of a round, of which all but the first are made by mask rows", least=2, most=64)
+
+    @property
+    def num_trained_drafts(self) -> int:
+        return self.num_drafts
+
+
+@dataclass
+class BlockTrainingConfig(SlotTrainingConfig):
+    """drafter=dflash: a body, a reading of its slots, and a head that joins them."""
+
+    name: str = "dflash"
     head: Head = knob(Head.none, "what joins the slots of a block")
     slots: RowReading = knob(RowReading.mask_first, "which row of a block predicts which token")
     conv: bool = knob(False, "convolutions within a block, around both halves of every layer")
@@ -61,6 +82,14 @@ class BlockTrainingConfig(DrafterTrainingConfig):
     block_size: int = knob(8, "rows of a block", least=2, most=64)
     alone_loss: float = knob(0.0, "weight of the loss of a slot by itself, beside that of the head", least=0, most=100)
     body: str | None = knob(None, "folder of a trained drafter that this one begins as, and whose sizes it has")
+
+    @property
+    def num_trained_drafts(self) -> int:
+        return self.block_size - (self.slots == RowReading.mask_first)
+
+    @property
+    def alone_weight(self) -> float:
+        return self.alone_loss
 
 
 @dataclass

@@ -62,12 +62,27 @@ class Loss(Choice):
 
 
 @dataclass
-class UnrolledTrainingConfig(DrafterTrainingConfig):
-    """The keys of a drafter that is unrolled over its steps: step i counts `step_loss_decay ** i`."""
+class PackedTrainingConfig(DrafterTrainingConfig):
+    """The keys of a drafter that can be trained on packed rows."""
 
     loss: Loss = knob(Loss.kl, "what is compared of the target's distribution and the drafter's")
+
+    @property
+    def num_trained_drafts(self) -> int:
+        """The drafts of a round that training sees."""
+        raise NotImplementedError
+
+
+@dataclass
+class UnrolledTrainingConfig(PackedTrainingConfig):
+    """The keys of a drafter that is unrolled over its steps: step i counts `step_loss_decay ** i`."""
+
     num_unrolled_steps: int = knob(5, "draft steps that training unrolls", least=1, most=64)
     step_loss_decay: float = knob(0.8, "weight of a step's loss beside that of the step before", least=0, most=1)
+
+    @property
+    def num_trained_drafts(self) -> int:
+        return self.num_unrolled_steps
 
 
 @dataclass

@@ -20,9 +20,11 @@ from spec_lab.train.drafter import DrafterDescription, DraftMatcher, TrainingTas
 from spec_lab.train.drafter_config import Eagle3TrainingConfig
 from spec_lab.train.eagle3 import Eagle3Shape, TrainableEagle3Head
 from spec_lab.train.frozen_target import FrozenTarget, draft_rope
+from spec_lab.train.head_recipe import PackedForm
 from spec_lab.train.loop import CurvePoint
 from spec_lab.train.packed_rows import TrainingTexts
 from spec_lab.train.unroll import train_unrolled, unrolled_loss_words, unrolled_matcher
+from spec_lab.train.unrolled_form import UNROLLED
 
 if TYPE_CHECKING:
     from transformers import Qwen3ForCausalLM
@@ -45,6 +47,10 @@ class Eagle3Recipe:
         curve = train_unrolled(head, self.config, task)
         save_head(head, target.max_position_embeddings, folder)
         return curve
+
+    @property
+    def form(self) -> PackedForm:
+        return UNROLLED
 
     def build(self, target: FrozenTarget, texts: TrainingTexts, seed: int) -> TrainableEagle3Head:
         """Make a head for a frozen target, as `HeadRecipe` says. Its norm and its LM head begin as the target's."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from spec_lab.options.drafters.block_keys import RowReading
 from spec_lab.options.shipped import missing_folder
 from spec_lab.train.config import TrainConfig
 from spec_lab.train.module_config import LayerConfig
@@ -138,8 +137,8 @@ def taps(fitting: Fitting) -> str | None:
     if num_layers >= MIN_TAPPED_LAYERS:
         return None
     return (
-        f"target.num_layers={num_layers} leaves drafter=eagle3 fewer than three different layers to read; "
-        f"use target.num_layers={MIN_TAPPED_LAYERS}, or another drafter"
+        f"target.num_layers={num_layers} leaves drafter={fitting.drafter.name} fewer than three different layers to "
+        f"read; use target.num_layers={MIN_TAPPED_LAYERS}, or another drafter"
     )
 
 
@@ -155,14 +154,31 @@ def draft_vocabulary(fitting: Fitting) -> str | None:
 
 
 def block_fits(fitting: Fitting) -> str | None:
-    """A block has a slot for each draft that is measured, and the target has the tokens that it names."""
-    drafter, wanted, vocab_size = fitting.drafter, fitting.config.evaluation.num_draft_tokens, fitting.target.vocab_size
-    most = drafter.block_size - (drafter.slots == RowReading.mask_first)
-    if wanted > most:
-        return (
-            f"evaluation.num_draft_tokens={wanted} is more than the {most} drafts of a block of "
-            f"drafter.block_size={drafter.block_size} rows; use evaluation.num_draft_tokens={most}"
-        )
+    """A block has a slot for each draft that is measured."""
+    drafter, wanted = fitting.drafter, fitting.config.evaluation.num_draft_tokens
+    most = drafter.num_trained_drafts
+    if wanted <= most:
+        return None
+    return (
+        f"evaluation.num_draft_tokens={wanted} is more than the {most} drafts of a block of "
+        f"drafter.block_size={drafter.block_size} rows; use evaluation.num_draft_tokens={most}"
+    )
+
+
+def drafts_fit(fitting: Fitting) -> str | None:
+    """No more drafts are measured than there are rows that learn to make them."""
+    wanted, most = fitting.config.evaluation.num_draft_tokens, fitting.drafter.num_trained_drafts
+    if wanted <= most:
+        return None
+    return (
+        f"evaluation.num_draft_tokens={wanted} is more than drafter.num_drafts={most}, and nothing learns to make the "
+        f"others; use evaluation.num_draft_tokens={most}"
+    )
+
+
+def tokens_fit(fitting: Fitting) -> str | None:
+    """The target has the tokens that a drafter of blocks names."""
+    drafter, vocab_size = fitting.drafter, fitting.target.vocab_size
     for knob, largest in (("mask_token_id", vocab_size - 1), ("draft_vocab_size", vocab_size)):
         value = getattr(drafter, knob)
         if value is not None and value > largest:

@@ -19,8 +19,9 @@ from spec_lab.train.group import ALONE, TrainingGroup, joined
 from spec_lab.train.head_card import head_card
 from spec_lab.train.head_evaluation import evaluated
 from spec_lab.train.head_plan import Probe, planned, show
+from spec_lab.train.head_recipe import HeadRecipe
 from spec_lab.train.head_texts import HeadTexts, facts_of_texts, texts_identity
-from spec_lab.train.head_training import HeadRecipe, HeadTraining, forget
+from spec_lab.train.head_training import HeadTraining, forget
 from spec_lab.train.options import drafter_option, target_option
 from spec_lab.train.output import output_folder
 from spec_lab.train.stages import RunFolder, run_stage, write_json

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from spec_lab.train.frozen_target import FrozenTarget
-from spec_lab.train.head_training import HeadRecipe
-from spec_lab.train.packed_training import PackedTask, train_packed
+from spec_lab.train.head_recipe import HeadRecipe
+from spec_lab.train.packed_training import PackedTask
 from spec_lab.train.texts.folder import Texts
 from spec_lab.train.texts.plan import StagePlan, format_plan, refuse_what_does_not_fit
 from spec_lab.train.texts.show import show_texts
@@ -112,7 +112,7 @@ def _seconds_of_a_step(probe: Probe, drafter: Any) -> float:
     with tempfile.TemporaryDirectory() as folder:
         checkpoint, taps = Path(folder) / "probe.pt", recipe.taps(target)
         task = PackedTask(target, probe.learnt, taps, probe.row_length, checkpoint, 0, target.device, watch=watch)
-        train_packed(drafter, replace(recipe.config, optimisation=steps), task)
+        recipe.form.train(drafter, replace(recipe.config, optimisation=steps), task)
     return (watch.times[-1] - watch.times[-3]) / 2
 
 

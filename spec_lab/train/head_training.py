@@ -7,54 +7,27 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
-from spec_lab.checkpoints.taps import Tap
 from spec_lab.core.types import Request
 from spec_lab.train.config import TrainConfig
-from spec_lab.train.drafter import DrafterDescription
-from spec_lab.train.drafter_config import UnrolledTrainingConfig
 from spec_lab.train.frozen_target import FrozenTarget
 from spec_lab.train.group import ALONE, TrainingGroup
+from spec_lab.train.head_recipe import HeadRecipe
 from spec_lab.train.layouts import LAYOUTS, same_bytes
 from spec_lab.train.loop import Watch
 from spec_lab.train.packed_rows import PackedRows, TrainingTexts
-from spec_lab.train.packed_training import PackedTask, train_packed
+from spec_lab.train.packed_training import PackedTask
 from spec_lab.train.proof import Prover
 from spec_lab.train.serving import Serving
-from spec_lab.train.teacher_forced import teacher_forced
 from spec_lab.train.truth import Tracker, Truth
-from spec_lab.train.unroll import UnrolledDrafter
 
 log = logging.getLogger(__name__)
 
 MOST_ROWS, MOST_PROMPTS = 64, 64
 """Held-out rows that teacher forcing reckons on, and held-out prompts that are decoded behind."""
-
-
-class HeadRecipe(Protocol):
-    """Makes, saves and loads one kind of drafter for a frozen target."""
-
-    @property
-    def config(self) -> UnrolledTrainingConfig:
-        """The option that was chosen, its sizes filled in."""
-
-    def build(self, target: FrozenTarget, texts: TrainingTexts, seed: int) -> UnrolledDrafter:
-        """Make an untrained one."""
-
-    def taps(self, target: FrozenTarget) -> tuple[Tap, ...]:
-        """Return the hidden states that it reads besides the last."""
-
-    def save(self, drafter: Any, target: FrozenTarget, folder: Path) -> None:
-        """Write it as the runtime loads it."""
-
-    def load(self, folder: Path, target: FrozenTarget) -> UnrolledDrafter:
-        """Read what `save` wrote, in float32, on the target's device."""
-
-    def describe(self, folder: Path) -> DrafterDescription:
-        """Return what the card says of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,11 +58,11 @@ class HeadTraining:
             TrainingDiverged: a loss is no longer finite.
         """
         recipe, drafter = self.recipe, self._drafter()
-        if self.config.evaluation.num_draft_tokens > recipe.config.num_unrolled_steps:
+        if self.config.evaluation.num_draft_tokens > recipe.config.num_trained_drafts:
             log.warning(
                 "evaluation.num_draft_tokens=%d is over drafter.num_unrolled_steps=%d: later drafts come from states "
                 "that no training has seen, and fewer of them are accepted",
-                *(self.config.evaluation.num_draft_tokens, recipe.config.num_unrolled_steps),
+                *(self.config.evaluation.num_draft_tokens, recipe.config.num_trained_drafts),
             )
         num_parameters = sum(parameter.numel() for parameter in drafter.parameters())
         log.info("%.2f M parameters, trained on %d texts", num_parameters / 1e6, len(self.learnt))
@@ -98,7 +71,7 @@ class HeadTraining:
         prover.require_oracle()
         truth = self._truth(drafter, prover)
         truth.begin()
-        curve = train_packed(drafter, recipe.config, self._task(truth))
+        curve = recipe.form.train(drafter, recipe.config, self._task(truth))
         shutil.copytree(truth.folder, output, dirs_exist_ok=True)
         after = prover.prove(recipe.config.drafts_as, output)
         for layout in self.config.layouts:
@@ -122,9 +95,9 @@ class HeadTraining:
 
     def follow(self) -> None:
         """Train along with the first process, which does all else."""
-        train_packed(self._drafter(), self.recipe.config, self._task(None))
+        self.recipe.form.train(self._drafter(), self.recipe.config, self._task(None))
 
-    def _drafter(self) -> UnrolledDrafter:
+    def _drafter(self) -> Any:
         return self.recipe.build(self.target, self.learnt, self.config.seed).to(self.device)
 
     def _task(self, watch: Watch | None) -> PackedTask:
@@ -142,11 +115,9 @@ class HeadTraining:
         )
 
     def _prover(self) -> Prover:
-        recipe = self.recipe
-        num_drafts = self.config.evaluation.num_draft_tokens
-        return Prover.of(self.path, self.held_out.tokens, num_drafts, recipe.load, recipe.taps(self.target))
+        return Prover.of(self.path, self.held_out.tokens, self.config.evaluation.num_draft_tokens, self.recipe)
 
-    def _prove_as_it_is(self, prover: Prover, drafter: UnrolledDrafter) -> Any:
+    def _prove_as_it_is(self, prover: Prover, drafter: Any) -> Any:
         folder = self.work.with_name(self.work.name + "-before")
         shutil.rmtree(folder, ignore_errors=True)  # of a training that was killed here
         self.recipe.save(drafter, self.target, folder)
@@ -155,7 +126,7 @@ class HeadTraining:
         log.info("proved: training and serving differ by %.2g in logits", max(proof.differences))
         return proof
 
-    def _truth(self, drafter: UnrolledDrafter, prover: Prover) -> Truth:
+    def _truth(self, drafter: Any, prover: Prover) -> Truth:
         knobs, packing, recipe = self.config.evaluation, self.config.packing, self.recipe
         requests = held_out_requests(self.held_out, knobs.max_new_tokens)
         rows = PackedRows.of(self.held_out.packed(packing.row_length, self.config.seed), self.device)
@@ -163,7 +134,7 @@ class HeadTraining:
         taps, batch_size = recipe.taps(self.target), recipe.config.optimisation.batch_size
 
         def forced() -> Mapping[str, Any]:
-            counts = teacher_forced(drafter, self.target, rows, taps, knobs.num_draft_tokens, batch_size)
+            counts = recipe.form.forced(drafter, self.target, rows, taps, knobs.num_draft_tokens, batch_size)
             return counts.report()
 
         def export(folder: Path) -> None:

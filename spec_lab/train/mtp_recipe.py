@@ -17,10 +17,12 @@ from spec_lab.train.drafter import DrafterDescription, DraftMatcher, TrainingTas
 from spec_lab.train.drafter_config import MtpTrainingConfig
 from spec_lab.train.eagle3_recipe import rope_keys
 from spec_lab.train.frozen_target import FrozenTarget, draft_rope, full_plan
+from spec_lab.train.head_recipe import PackedForm
 from spec_lab.train.loop import CurvePoint
 from spec_lab.train.mtp import MtpDrafter, MtpShape, PlannedShape
 from spec_lab.train.packed_rows import TrainingTexts
 from spec_lab.train.unroll import train_unrolled, unrolled_loss_words, unrolled_matcher
+from spec_lab.train.unrolled_form import UNROLLED
 
 if TYPE_CHECKING:
     from transformers import Qwen3ForCausalLM
@@ -42,6 +44,10 @@ class MtpRecipe:
         curve = train_unrolled(drafter, self.config, task)
         save_modules(drafter, task.model, folder)
         return curve
+
+    @property
+    def form(self) -> PackedForm:
+        return UNROLLED
 
     def build(self, target: FrozenTarget, texts: TrainingTexts, seed: int) -> MtpDrafter[PlannedShape]:
         """Make one module for a frozen target, as `HeadRecipe` says: a layer of the target's kind, as far as heads are

@@ -16,6 +16,7 @@ from spec_lab.train.block_config import (
     DominoTrainingConfig,
     DsparkTrainingConfig,
     LilicorrTrainingConfig,
+    PEagleTrainingConfig,
 )
 from spec_lab.train.config import TrainConfig
 from spec_lab.train.drafter_config import (
@@ -37,12 +38,14 @@ from spec_lab.train.fitting import (
     chosen_experts,
     delta_heads,
     draft_vocabulary,
+    drafts_fit,
     heads,
     kv_sources,
     measured_drafts,
     owned_layers,
     taps,
     target_heads,
+    tokens_fit,
     unrolled_steps,
     width,
 )
@@ -154,6 +157,13 @@ def block_recipe(options: Any) -> DrafterRecipe:
     return BlockRecipe(options)
 
 
+def p_eagle_recipe(options: Any) -> DrafterRecipe:
+    """Make what trains such a drafter."""
+    from spec_lab.train.blocks.p_eagle_recipe import PEagleRecipe
+
+    return PEagleRecipe(options)
+
+
 def decoder_recipe(options: Any) -> NewTarget:
     """Make what trains such a target."""
     from spec_lab.train.decoder_recipe import DecoderRecipe
@@ -169,7 +179,7 @@ BLOCKS: tuple[type[BlockTrainingConfig], ...] = (
     LilicorrTrainingConfig,
 )
 OF_BLOCKS = tuple(schema.name for schema in BLOCKS)
-QWEN3_DRAFTERS = ("eagle3", "mtp_eagle", "mtp_vanilla", "frozen_kv", "draft_model", *OF_BLOCKS)
+QWEN3_DRAFTERS = ("eagle3", "mtp_eagle", "mtp_vanilla", "frozen_kv", "draft_model", *OF_BLOCKS, "p_eagle")
 
 TARGETS: tuple[TargetTrainingOption, ...] = (
     TargetTrainingOption(name="shipped", schema=ShippedTarget, drafters=QWEN3_DRAFTERS),
@@ -203,7 +213,7 @@ TARGETS: tuple[TargetTrainingOption, ...] = (
     ),
 )
 
-HF_DRAFTERS = ("eagle3", "mtp_eagle")
+HF_DRAFTERS = ("eagle3", "mtp_eagle", *OF_BLOCKS, "p_eagle")
 
 TARGETS += (
     TargetTrainingOption(
@@ -256,8 +266,15 @@ DRAFTERS: tuple[DrafterTrainingOption, ...] = (
 )
 
 DRAFTERS += tuple(
-    DrafterTrainingOption(name=schema.name, schema=schema, recipe=block_recipe, refusals=(block_fits, body_is_there))
+    DrafterTrainingOption(
+        name=schema.name, schema=schema, recipe=block_recipe, refusals=(block_fits, tokens_fit, body_is_there)
+    )
     for schema in BLOCKS
+)
+DRAFTERS += (
+    DrafterTrainingOption(
+        name="p_eagle", schema=PEagleTrainingConfig, recipe=p_eagle_recipe, refusals=(taps, drafts_fit, tokens_fit)
+    ),
 )
 
 SCHEMAS: dict[str, type] = {

@@ -5,22 +5,20 @@ Both compute on a CPU in float32, from the files of the export, so that nothing 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from spec_lab.checkpoints.taps import Tap
 from spec_lab.core.types import Request
 from spec_lab.errors import Breakdown
 from spec_lab.record.acceptance_metrics import acceptance_length
 from spec_lab.train.frozen_target import FrozenTarget
-from spec_lab.train.packed_rows import PackedRows, RowPlaces
-from spec_lab.train.packed_training import packed_inputs
+from spec_lab.train.head_recipe import HeadRecipe
+from spec_lab.train.packed_rows import PackedRows
 from spec_lab.train.serving import Serving
-from spec_lab.train.unroll import UnrolledDrafter
 
 TOLERANCE = 1e-4
 """Of logits in float32, relative to the largest."""
@@ -58,78 +56,40 @@ def bound(largest_logit: float) -> float:
     return TOLERANCE * max(largest_logit, 1.0)
 
 
-@torch.no_grad()
-def training_logits(
-    drafter: UnrolledDrafter, target: FrozenTarget, texts: Sequence[Tensor], taps: Sequence[Tap], num_steps: int
-) -> list[list[Tensor]]:
-    """Return of each text and step [rows, draft vocabulary]; all texts are packed into one row."""
-    tokens = torch.cat(list(texts))[None].to(target.device)
+def packed_texts(texts: Sequence[Tensor], device: torch.device) -> tuple[PackedRows, list[int]]:
+    """Pack texts into one row, all of it the target's own; return where each begins as well."""
+    tokens = torch.cat(list(texts))[None].to(device)
     lengths = torch.tensor([len(text) for text in texts])
-    segments = torch.repeat_interleave(torch.arange(1, len(texts) + 1), lengths)[None].to(target.device)
-    positions = torch.cat([torch.arange(length) for length in lengths.tolist()])[None].to(target.device)
-    rows = PackedRows(tokens, segments, positions, torch.ones_like(tokens, dtype=torch.bool))
-    embeddings, _, _, places, parts, *features = packed_inputs(target, drafter, rows, taps, num_steps)
-    states = drafter.unroll(embeddings, tuple(features), num_steps, RowPlaces(places, parts))
-    logits = [drafter.draft_logits(state)[0] for state in states]
-    starts = lengths.cumsum(0) - lengths
-    return [
-        [of_step[start : start + length - 1] for of_step in logits]
-        for start, length in zip(starts.tolist(), lengths.tolist(), strict=True)
-    ]
+    segments = torch.repeat_interleave(torch.arange(1, len(texts) + 1), lengths)[None].to(device)
+    positions = torch.cat([torch.arange(length) for length in lengths.tolist()])[None].to(device)
+    starts = (lengths.cumsum(0) - lengths).tolist()
+    return PackedRows(tokens, segments, positions, torch.ones_like(tokens, dtype=torch.bool)), starts
 
 
-def prove(
-    drafter: UnrolledDrafter,
-    name: str,
-    target: FrozenTarget,
-    serving: Serving,
-    folder: Path,
-    texts: Sequence[Tensor],
-    taps: Sequence[Tap],
-) -> Proof:
-    """Compare a drafter with what its export in `folder` does, behind several prompts of each of several texts.
-
-    The drafter, the target and the runtime compute in float32, with the values that were exported.
-    """
-    num_steps, engine = serving.num_draft_tokens, serving.engine(name, folder)
-    differences, largest, same = [0.0] * num_steps, 0.0, True
-    for text, of_text in zip(texts, training_logits(drafter, target, texts, taps, num_steps), strict=True):
-        for prompt_length in sorted({2, len(text) // 2, len(text) - num_steps - 1}):
-            served = serving.draft_logits(engine, text, prompt_length)
-            for step in range(num_steps):
-                trained = of_text[step][prompt_length - 1 + step]
-                differences[step] = max(differences[step], float((trained - served[step]).abs().max()))
-                largest = max(largest, float(trained.abs().max()))
-                # Another token is the same draft where rounding alone parts the two.
-                behind = float(trained.max() - trained[served[step].argmax()])
-                same = same and behind <= bound(float(trained.abs().max()))
-    return Proof(differences, largest, same)
+def compared(trained: Tensor, served: Tensor) -> Proof:
+    """Compare laws [places, K, scored]; what is not scored is -inf in both."""
+    apart = torch.where(trained == served, 0.0, (trained - served).abs())
+    tops = trained.masked_fill(trained.isinf(), 0.0).abs().amax(-1)
+    # Another token is the same draft where rounding alone parts the two.
+    behind = trained.amax(-1) - trained.gather(-1, served.argmax(-1, keepdim=True)).squeeze(-1)
+    same = bool((behind <= TOLERANCE * tops.clamp(min=1.0)).all())
+    return Proof(apart.amax((0, 2)).tolist(), float(tops.max()), same)
 
 
 @dataclass(frozen=True, slots=True)
 class Prover:
     """A target as it trains and as it serves, and two pieces of text to compare the two on.
 
-    Attributes:
-        load: reads an export beside the first.
-        taps: what the drafter reads.
+    Both compute in float32.
     """
 
     target: FrozenTarget
     serving: Serving
     texts: tuple[Tensor, ...]
-    load: Callable[[Path, FrozenTarget], UnrolledDrafter]
-    taps: tuple[Tap, ...]
+    recipe: HeadRecipe
 
     @classmethod
-    def of(
-        cls,
-        path: Path,
-        tokens: Tensor,
-        num_draft_tokens: int,
-        load: Callable[[Path, FrozenTarget], UnrolledDrafter],
-        taps: tuple[Tap, ...],
-    ) -> Prover:
+    def of(cls, path: Path, tokens: Tensor, num_draft_tokens: int, recipe: HeadRecipe) -> Prover:
         """Load the target of `path` twice. `tokens` [any number, ids] is text of any kind."""
         cpu, longest = torch.device("cpu"), max(TEXT_LENGTHS) + ORACLE_ROUNDS * (num_draft_tokens + 1)
         longest += num_draft_tokens
@@ -137,12 +97,25 @@ class Prover:
         serving = Serving.load(path, cpu, "float32", num_draft_tokens, 1, longest, "kernels=torch")
         # A folder with little text repeats itself: what the text says does not matter here.
         text = tokens.long().repeat(-(-sum(TEXT_LENGTHS) // len(tokens)))[: sum(TEXT_LENGTHS)]
-        return cls(target, serving, text.split(list(TEXT_LENGTHS)), load, taps)
+        return cls(target, serving, text.split(list(TEXT_LENGTHS)), recipe)
 
     def prove(self, name: str, folder: Path) -> Proof:
-        """Compare what an export does when it is trained and when it is served, or raise NotServed."""
-        drafter = self.load(folder, self.target).eval()
-        proof = prove(drafter, name, self.target, self.serving, folder, self.texts, self.taps)
+        """Compare what an export does when it is trained and when it is served, or raise NotServed.
+
+        The two are compared behind several prompts of each text, with the values that were exported.
+        """
+        num_drafts, form, taps = self.serving.num_draft_tokens, self.recipe.form, self.recipe.taps(self.target)
+        drafter, engine = self.recipe.load(folder, self.target).eval(), self.serving.engine(name, folder)
+        rows, starts = packed_texts(self.texts, self.target.device)
+        places = [
+            (text, start, length)
+            for text, start in zip(self.texts, starts, strict=True)
+            for length in sorted({2, len(text) // 2, len(text) - num_drafts - 1})
+        ]
+        pending = torch.tensor([start + length for _, start, length in places])
+        trained = form.trained_laws(drafter, self.target, rows, pending, taps, num_drafts)
+        served = torch.stack([form.served_laws(self.serving, engine, text, length) for text, _, length in places])
+        proof = compared(trained, served)
         proof.require()
         return proof
 
@@ -150,7 +123,7 @@ class Prover:
         """Raise NotServed where the runtime makes another drafter of another layout."""
         for text in self.texts:
             said = [
-                self.serving.draft_logits(self.serving.engine(name, each), text, len(text) // 2)
+                self.recipe.form.served_laws(self.serving, self.serving.engine(name, each), text, len(text) // 2)
                 for each in (folder, other)
             ]
             if not torch.equal(*said):

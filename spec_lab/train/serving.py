@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from spec_lab.core.prompts import PromptPack
 from spec_lab.core.ragged import whole_prompt
 from spec_lab.core.results import RequestRecord
 from spec_lab.core.types import DraftStep, Request
@@ -93,7 +94,7 @@ class Serving:
         return chosen, limits
 
     @torch.inference_mode()
-    def draft_logits(self, engine: Engine, tokens: Tensor, prompt_length: int) -> Tensor:
+    def step_laws(self, engine: Engine, tokens: Tensor, prompt_length: int) -> Tensor:
         """Return [K, draft vocabulary]: what the drafter of an engine says at each position behind a prompt.
 
         The prompt is ingested with its caches, and each step is given the text's own token in place of its draft.
@@ -101,18 +102,35 @@ class Serving:
         Args:
             tokens: [at least prompt_length + K] a text.
         """
+        made: Any = engine.parts.drafter
+        state = made.ingest(self._prompt(engine, tokens, prompt_length))
+        said = [made.head.draft_logits(state.hidden)]
+        for step in range(1, self.num_draft_tokens):
+            engine.parts.backend.advance(state.attention)
+            state.tokens = tokens[prompt_length + step : prompt_length + step + 1].to(self.models.device)
+            made.step(state, DraftStep(step, torch.tensor([step], device=self.models.device)))
+            said.append(made.head.draft_logits(state.hidden))
+        return torch.cat(said)
+
+    @torch.inference_mode()
+    def slot_laws(self, engine: Engine, tokens: Tensor, prompt_length: int) -> Tensor:
+        """Do the same for a drafter of blocks: [K, vocabulary], -inf where a token is not scored."""
+        drafter: Any = engine.parts.drafter
+        block = drafter.blocks.of_prompts(self._prompt(engine, tokens, prompt_length))
+        head, said = drafter.blocks.head, []
+        walk = head.begin(block.slots)
+        for slot in range(self.num_draft_tokens):
+            before = tokens[prompt_length + slot : prompt_length + slot + 1].to(self.models.device)
+            law = head.scores(walk, before, torch.tensor([slot], device=self.models.device))
+            said.append(law.target_logits(block.slots.hidden))
+        return torch.cat(said)
+
+    def _prompt(self, engine: Engine, tokens: Tensor, prompt_length: int) -> PromptPack:
+        """Run a prompt through the target, and return what its drafter is given."""
         parts, chunk = engine.parts, tokens[: prompt_length + 1].to(self.models.device)
-        made: Any = parts.drafter
         pages = torch.arange(2, parts.cache.num_pages, device=chunk.device)
         table = torch.cat([pages, pages.new_ones(1)])[None]
         first = whole_prompt(parts.backend, table, chunk, None, self.num_draft_tokens)
-        output = parts.target.forward(chunk[:-1], parts.cache, first.attention, AllRows(), made.requirements.features)
-        pack = dataclasses.replace(first, features=output.features)
-        state = made.ingest(pack)
-        said = [made.head.draft_logits(state.hidden)]
-        for step in range(1, self.num_draft_tokens):
-            parts.backend.advance(state.attention)
-            state.tokens = tokens[prompt_length + step : prompt_length + step + 1].to(chunk.device)
-            made.step(state, DraftStep(step, torch.tensor([step], device=chunk.device)))
-            said.append(made.head.draft_logits(state.hidden))
-        return torch.cat(said)
+        features = parts.drafter.requirements.features
+        output = parts.target.forward(chunk[:-1], parts.cache, first.attention, AllRows(), features)
+        return dataclasses.replace(first, features=output.features)

@@ -24,7 +24,7 @@ from spec_lab.models.layers import RowsPart
 from spec_lab.models.linear import make_linear
 from spec_lab.models.norms import RMSNorm, per_head_norm
 from spec_lab.models.products import PLAIN, Products
-from spec_lab.models.rope import rotary_table
+from spec_lab.models.rope import RotaryTable, rotary_table
 from spec_lab.pruning.selection import AllRows
 
 
@@ -54,8 +54,10 @@ class BlockBody:
         backend: AttentionBackend,
         max_positions: int,
         products: Products = PLAIN,
+        rotary: RotaryTable | None = None,
     ) -> None:
-        """`embedding` [vocab, hidden_size] is the target's, used where the checkpoint has none."""
+        """`embedding` [vocab, hidden_size] is the target's, used where the checkpoint has none; `rotary` is made unless
+        it is given."""
         body = config.body
         plans, eps = body.layers, body.rms_norm_eps
         self.block_size = config.block_size
@@ -78,8 +80,8 @@ class BlockBody:
             )
             for index, plan in enumerate(plans)
         ]
-        like = self._embedding
-        self._rotary = rotary_table(plans[0].rope, plans[0].head_dim, max_positions, like.dtype, like.device)
+        like, plan = self._embedding, plans[0]
+        self._rotary = rotary or rotary_table(plan.rope, plan.head_dim, max_positions, like.dtype, like.device)
 
     def write(self, features: torch.Tensor, cache: PagedKVCache, attention: AttentionMetadata) -> torch.Tensor:
         """Write the context of rows [rows, taps * target_hidden_size] in all layers, and return it: [rows,

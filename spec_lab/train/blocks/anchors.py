@@ -11,6 +11,7 @@ from torch import Tensor
 
 from spec_lab.checkpoints.taps import Tap
 from spec_lab.train.frozen_target import FrozenTarget
+from spec_lab.train.kept_states import KeptStates
 from spec_lab.train.packed_rows import PackedRows
 
 
@@ -42,6 +43,10 @@ class AnchoredRows:
         columns = (self.anchors.unsqueeze(2) + offsets).clamp(0, length - 1)
         starts = length * torch.arange(len(rows), device=rows.device)
         return rows.flatten(0, 1)[(columns + starts.view(-1, 1, 1)).flatten(0, 1)]
+
+    def before(self, rows: Tensor) -> Tensor:
+        """Return what stands in front of each anchor, of [batch, length, width]: [batch * anchors, width]."""
+        return self.behind(rows, torch.full((1,), -1, device=rows.device)).squeeze(1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +103,7 @@ def counted_slots(rows: PackedRows, anchors: Tensor, num_slots: int) -> Tensor:
 
 @torch.no_grad()
 def block_batch(
-    target: FrozenTarget, rows: PackedRows, anchors: Tensor, taps: Sequence[Tap], num_slots: int
+    target: FrozenTarget | KeptStates, rows: PackedRows, anchors: Tensor, taps: Sequence[Tap], num_slots: int
 ) -> BlockBatch:
     """Run the target over rows [batch, length], and lay out the blocks behind `anchors` [batch, anchors]."""
     outputs = target.run(rows, taps)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from spec_lab.checkpoints.block_config import BlockConfig
+from spec_lab.checkpoints.plan import LayerPlan
 from spec_lab.models.blocks.body import BlockBody, BlockPlace
 from spec_lab.models.blocks.confidence import ConfidenceHead
 from spec_lab.models.blocks.heads import BlockHead, BlockRows, HeadParts
@@ -17,7 +20,8 @@ from spec_lab.models.blocks.model import build_confidence, build_head
 from spec_lab.models.blocks.scores import SlotScores
 from spec_lab.models.eagle3 import draft_to_target_ids
 from spec_lab.models.linear import DenseLinear, Linear
-from spec_lab.train.blocks.anchors import AnchoredRows
+from spec_lab.models.rope import RotaryTable, rotary_table
+from spec_lab.train.blocks.anchors import AnchoredRows, BlockBatch
 from spec_lab.train.blocks.attention import AnchoredAttention, AnchoredCache
 from spec_lab.train.frozen_target import FrozenTarget
 
@@ -52,7 +56,7 @@ class Joining:
         pending one."""
         walk = self.head.begin(rows)
         for slot in range(rows.hidden.shape[1]):
-            column = torch.tensor([slot], device=tokens.device)
+            column = torch.full((1,), slot, device=tokens.device)  # filled there: no copy from the host
             before = tokens[:, slot]
             sure = None if self.confidence is None else self.confidence(walk, before, column)
             yield WalkedSlot(self.head.scores(walk, before, column), sure)
@@ -73,8 +77,8 @@ class WeightsByName(nn.Module):
         return dict(zip(self._names, self.weights, strict=True)) | self._others
 
 
-class TrainableBlock(WeightsByName):
-    """A body and the head that joins its slots.
+class SlotDrafter(WeightsByName, ABC):
+    """A drafter of whole blocks.
 
     Attributes:
         num_slots: the drafts of a block.
@@ -85,39 +89,73 @@ class TrainableBlock(WeightsByName):
     draft_token_ids: Tensor
     draft_ids: Tensor
 
-    def __init__(self, config: BlockConfig, tensors: Mapping[str, Tensor], target: FrozenTarget) -> None:
+    def __init__(self, num_slots: int, tensors: Mapping[str, Tensor], target: FrozenTarget) -> None:
         super().__init__(tensors)
-        self.config = config
-        self.num_slots = config.slots.most_drafts
+        self.num_slots = num_slots
         self._embedding, self._target_head = target.decoder.embedding, target.head_weight
-        token_map = draft_to_target_ids(tensors.get("d2t"))
-        ids = torch.arange(config.body.vocab_size) if token_map is None else token_map.cpu()
+        self._rotary: dict[int, RotaryTable] = {}
+        token_map, vocab_size = draft_to_target_ids(tensors.get("d2t")), target.config.vocab_size
+        ids = torch.arange(vocab_size) if token_map is None else token_map.cpu()
         self._is_cut = token_map is not None
-        draft_ids = torch.zeros(config.body.vocab_size, dtype=torch.long).index_put((ids,), torch.arange(len(ids)))
+        draft_ids = torch.zeros(vocab_size, dtype=torch.long).index_put((ids,), torch.arange(len(ids)))
         self.register_buffer("draft_token_ids", ids, persistent=False)
         self.register_buffer("draft_ids", draft_ids, persistent=False)
 
+    @abstractmethod
     def slots(self, rows: AnchoredRows, tapped: Tensor) -> tuple[Tensor, Tensor]:
         """Run the blocks behind all anchors.
 
         Returns:
             Their slots [blocks, slots, hidden_size], and the last context row of each [blocks, hidden_size].
         """
+
+    @abstractmethod
+    def joining(self) -> Joining:
+        """Make what turns them into drafts, of the weights as they are."""
+
+    @property
+    def token_map(self) -> Tensor | None:
+        """The ids of the target that can be drafted; None where all of them can."""
+        return self.draft_token_ids if self._is_cut else None
+
+    def rotary(self, plan: LayerPlan, longest: int) -> RotaryTable:
+        """Return the table of so many positions. It is made on the CPU, which a step that is recorded cannot ask."""
+        if longest not in self._rotary:
+            like = self._embedding
+            self._rotary[longest] = rotary_table(plan.rope, plan.head_dim, longest, like.dtype, like.device)
+        return self._rotary[longest]
+
+
+class TrainableBlock(SlotDrafter):
+    """A body and the head that joins its slots."""
+
+    def __init__(self, config: BlockConfig, tensors: Mapping[str, Tensor], target: FrozenTarget) -> None:
+        super().__init__(config.slots.most_drafts, tensors, target)
+        self.config = config
+
+    def slots(self, rows: AnchoredRows, tapped: Tensor) -> tuple[Tensor, Tensor]:
         config, num_layers = self.config, self.config.body.num_layers
         attention, cache = AnchoredAttention(rows), cast(Any, AnchoredCache(num_layers))
         longest = rows.tokens.shape[1] + config.block_size
-        body = BlockBody(config, self.tensors(), self._embedding, cast(Any, attention), longest)
+        rotary = self.rotary(config.body.layers[0], longest)
+        body = BlockBody(config, self.tensors(), self._embedding, cast(Any, attention), longest, rotary=rotary)
         lengths, none = rows.lengths(), rows.anchors[:0]
         context = body.write(tapped.flatten(0, 1), cache, attention.build(rows.positions, none, none, longest))
         place = BlockPlace(lengths, none, longest)
         hidden = body.slots(rows.pending(), place, cache, config.slots.first_row, self.num_slots)
-        last = rows.behind(context.view(*rows.tokens.shape, -1), torch.tensor([-1], device=lengths.device))
-        return hidden, last.squeeze(1)
+        return hidden, rows.before(context.view(*rows.tokens.shape, -1))
 
     def joining(self) -> Joining:
-        """Make what turns them into drafts, of the weights as they are."""
         tensors = self.tensors()
-        token_map = self.draft_token_ids if self._is_cut else None
-        parts = HeadParts(self.config, tensors, self._embedding, token_map)
+        parts = HeadParts(self.config, tensors, self._embedding, self.token_map)
         logits = DenseLinear(tensors.get("lm_head.weight", self._target_head), None)
         return Joining(logits, build_head(parts), build_confidence(parts))
+
+
+def walked_slots(drafter: SlotDrafter, batch: BlockBatch, num_drafts: int) -> Iterator[SlotScores]:
+    """Go through the first slots of all blocks [batch * anchors], each behind the text's own token."""
+    hidden, context = drafter.slots(batch.rows, batch.tapped)
+    tokens = batch.rows.behind(batch.rows.tokens, torch.arange(num_drafts + 1, device=hidden.device))
+    joining = drafter.joining()
+    # A walk asks for no token of the slots that it is not asked for.
+    return (slot.law for slot in islice(joining.walked(joining.rows(hidden, context), tokens), num_drafts))

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint as recomputed
 
 from spec_lab.models.blocks.scores import SlotScores
-from spec_lab.train.block_config import BlockTrainingConfig, Normaliser, SlotWeights
+from spec_lab.train.block_config import Normaliser, SlotTrainingConfig, SlotWeights
 from spec_lab.train.blocks.anchors import BlockBatch
-from spec_lab.train.blocks.drafter import Joining, TrainableBlock, WalkedSlot
+from spec_lab.train.blocks.drafter import Joining, SlotDrafter, WalkedSlot
 from spec_lab.train.frozen_target import FrozenTarget
 from spec_lab.train.group import ALONE, TrainingGroup
 from spec_lab.train.losses import LOSSES, overlap
@@ -48,7 +48,7 @@ class BlockLoss(nn.Module):
     """
 
     def __init__(
-        self, drafter: TrainableBlock, target: FrozenTarget, config: BlockTrainingConfig, group: TrainingGroup = ALONE
+        self, drafter: SlotDrafter, target: FrozenTarget, config: SlotTrainingConfig, group: TrainingGroup = ALONE
     ) -> None:
         super().__init__()
         self.drafter = drafter
@@ -99,8 +99,8 @@ class BlockLoss(nn.Module):
             for number, slot in enumerate(joining.walked(rows, tokens))
         ]
         loss, label, unsure, scored = (torch.stack(part, 1) for part in zip(*found, strict=True))
-        if self._config.alone_loss:
-            loss = loss + self._config.alone_loss * self._row_loss(rows.logits, log_p)
+        if self._config.alone_weight:
+            loss = loss + self._config.alone_weight * self._row_loss(rows.logits, log_p)
         return SlotLaws(loss, label, unsure, F.pad(scored[:, :-1].cumprod(1), (1, 0), value=1).bool())
 
     def _slot(self, slot: WalkedSlot, log_p: Tensor, label: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

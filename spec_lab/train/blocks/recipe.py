@@ -2,32 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from spec_lab.checkpoints.block_checkpoint import block_tensor_shapes, load_block
-from spec_lab.checkpoints.block_config import BlockConfig, Slots
+from spec_lab.checkpoints.block_config import BlockConfig, Slots, default_taps
 from spec_lab.checkpoints.block_heads import HeadKind, MarkovForm
 from spec_lab.checkpoints.block_layouts import ZLAB
 from spec_lab.checkpoints.block_writing import write_block
 from spec_lab.checkpoints.random_blocks import BlockParts, random_block_config
 from spec_lab.checkpoints.random_weights import random_tensors
+from spec_lab.checkpoints.taps import Tap
 from spec_lab.train.block_config import BlockTrainingConfig
 from spec_lab.train.blocks.drafter import TrainableBlock
-from spec_lab.train.blocks.training import block_loss_words, block_matcher, packed_generations, train_blocks
-from spec_lab.train.drafter import DrafterDescription, DraftMatcher, TrainingTask
-from spec_lab.train.eagle3_recipe import CountedTexts, most_frequent_tokens
+from spec_lab.train.blocks.slot_recipe import SlotRecipe
+from spec_lab.train.blocks.training import block_loss_words
+from spec_lab.train.drafter import DrafterDescription
+from spec_lab.train.eagle3_recipe import CountedTexts
 from spec_lab.train.frozen_target import FrozenTarget
-from spec_lab.train.generations import Generations
-from spec_lab.train.loop import CurvePoint
-
-if TYPE_CHECKING:
-    from transformers import Qwen3ForCausalLM
 
 ZEROS = ("markov_w2.weight", "embed_proj.2.weight", "successor_codebook", "kernel_projection.weight")
 """Weights that begin at zero, so that a new head, or a convolution, leaves a trained body as it is."""
@@ -35,32 +31,28 @@ TABLES = ("markov_w1.weight", "predecessor_codebook")
 
 
 @dataclass(frozen=True, slots=True)
-class BlockRecipe:
+class BlockRecipe(SlotRecipe):
     """Trains a block drafter."""
 
     config: BlockTrainingConfig
 
-    def train(self, task: TrainingTask, folder: Path) -> list[CurvePoint]:
-        """Train the drafter and save it, as `DrafterRecipe` says."""
-        config, device, texts = self.config, task.device, task.generations
-        assert isinstance(texts, Generations), "a target that has block drafters writes its own texts"
-        dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-        target = FrozenTarget.load(Path(task.model.name_or_path), device, dtype, config.row_length)
-        drafter = self.build(target, texts, task.seed, task.always_drafted).to(device)
-        rows = packed_generations(texts, config.row_length, task.seed).to(device)
-        curve = train_blocks(drafter, target, rows, config, task.checkpoint, task.seed)
-        self.save(drafter, target, folder)
-        return curve
-
-    def build(self, target: FrozenTarget, texts: CountedTexts, seed: int, always_drafted: list[int]) -> TrainableBlock:
+    def build(
+        self, target: FrozenTarget, texts: CountedTexts, seed: int, always_drafted: Sequence[int] = ()
+    ) -> TrainableBlock:
         """Make a drafter that is not trained, or only in its body."""
-        config, body = self._begun(target, texts, always_drafted)
+        config, body = self._begun(target, texts, [*target.config.eos_token_ids, *always_drafted])
         shapes = block_tensor_shapes(config)
         fresh = random_tensors(shapes, torch.float32, torch.device("cpu"), seed)
         fresh["norm.weight"] = target.final_norm_weight.float().cpu()
         tensors = {name: begun_with(name, tensor) for name, tensor in fresh.items()}
         tensors |= {name: tensor for name, tensor in body.items() if shapes.get(name, tensor.shape) == tensor.shape}
         return TrainableBlock(config, tensors, target)
+
+    def taps(self, target: FrozenTarget) -> tuple[Tap, ...]:
+        """Return what it reads: so many taps as layers, or those of the drafter that it begins as."""
+        if self.config.body is not None:
+            return load_block(Path(self.config.body), target.config, torch.float32, "cpu")[0].taps
+        return default_taps(target.config.num_layers, self.config.num_layers)
 
     def save(self, drafter: TrainableBlock, target: FrozenTarget, folder: Path) -> None:
         """Write it as the runtime and other engines load it: matrices and norms in bf16, maps as they are."""
@@ -71,13 +63,6 @@ class BlockRecipe:
         """Read what `save` wrote, its weights held in float32."""
         config, tensors = load_block(folder, target.config, torch.float32, "cpu")
         return TrainableBlock(config, tensors, target).to(target.device)
-
-    def matcher(self, folder: Path, model: Qwen3ForCausalLM, device: torch.device) -> DraftMatcher:
-        """Put the saved drafter beside its target, as `DrafterRecipe` says. It computes in float32."""
-        target = FrozenTarget.load(
-            Path(model.name_or_path), device, torch.float32, model.config.max_position_embeddings
-        )
-        return block_matcher(self.load(folder, target), target)
 
     def describe(self, folder: Path) -> DrafterDescription:
         """Say for the card what `DrafterRecipe` asks."""
@@ -112,21 +97,9 @@ are the target's where the file has none.{begun}""",
             found, tensors = load_block(Path(knobs.body), model, torch.float32, "cpu")
             own = {name: getattr(config, name) for name in ("head", "slots", "conv", "confidence_reads")}
             return replace(found, **own), tensors
-        if knobs.mask_token_id is None:
-            config = replace(config, mask_token_id=int(texts.count_written_tokens(model.vocab_size).argmin()))
-        else:
-            config = replace(config, mask_token_id=knobs.mask_token_id)
-        if knobs.draft_vocab_size is None:
-            return config, {}
-        ids = most_frequent_tokens(texts, model.vocab_size, knobs.draft_vocab_size, always_drafted)
-        return replace(config, draft_vocab_size=len(ids)), cut_vocabulary(ids, target)
-
-
-def cut_vocabulary(ids: Tensor, target: FrozenTarget) -> dict[str, Tensor]:
-    """Return the maps of a vocabulary [ids] that is cut, and the rows of the target's head that it begins with."""
-    is_drafted = torch.zeros(target.config.vocab_size, dtype=torch.bool).index_fill(0, ids, True)
-    head = target.head_weight[ids.to(target.device)].float().cpu()
-    return {"d2t": ids - torch.arange(len(ids)), "t2d": is_drafted, "lm_head.weight": head}
+        config = replace(config, mask_token_id=self.mask_token(texts, model.vocab_size))
+        kept = self.vocabulary(target, texts, always_drafted)
+        return (replace(config, draft_vocab_size=len(kept["d2t"])) if kept else config), kept
 
 
 def begun_with(name: str, tensor: Tensor) -> Tensor:

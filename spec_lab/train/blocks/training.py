@@ -3,93 +3,136 @@
 from __future__ import annotations
 
 import logging
-from pathlib import Path
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from spec_lab.train.block_config import BlockTrainingConfig
+from spec_lab.checkpoints.taps import Tap
+from spec_lab.train.block_config import SlotTrainingConfig
 from spec_lab.train.blocks.anchors import block_batch, drawn_anchors
-from spec_lab.train.blocks.drafter import TrainableBlock
+from spec_lab.train.blocks.drafter import SlotDrafter, walked_slots
 from spec_lab.train.blocks.loss import BlockLoss
 from spec_lab.train.data import step_generator
 from spec_lab.train.drafter import DraftMatcher
 from spec_lab.train.frozen_target import FrozenTarget
 from spec_lab.train.generations import Generations
-from spec_lab.train.group import ALONE, TrainingGroup
-from spec_lab.train.loop import CurvePoint, Watch, train
+from spec_lab.train.head_recipe import PackedForm
+from spec_lab.train.kept_states import KeptStates
+from spec_lab.train.loop import CurvePoint, train
 from spec_lab.train.packed_rows import PackedRows
-from spec_lab.train.packed_training import facts_of
+from spec_lab.train.packed_training import PackedTask, facts_of
+from spec_lab.train.serving import Serving
+from spec_lab.train.teacher_forced import TeacherForced
 from spec_lab.train.texts.packing import pack
 
 log = logging.getLogger(__name__)
 
+FORCED_ANCHORS = 32
+"""Of a row, behind which teacher forcing counts."""
+GENERATED_ROW_LENGTH = 512
+"""Tokens of a row that the texts of a pocket target are packed into."""
 
-def packed_generations(texts: Generations, row_length: int, seed: int) -> PackedRows:
+
+def packed_generations(texts: Generations, seed: int) -> PackedRows:
     """Put whole texts into rows, several in a row."""
     is_there = torch.arange(texts.tokens.shape[1]) < texts.lengths[:, None]
     starts = torch.cat((texts.lengths.new_zeros(1), texts.lengths.cumsum(0)))
-    packed = pack(texts.tokens[is_there], starts, texts.prompt_lengths, row_length, seed)
+    packed = pack(texts.tokens[is_there], starts, texts.prompt_lengths, GENERATED_ROW_LENGTH, seed)
     return PackedRows.of(packed, torch.device("cpu"))
 
 
+def train_on_texts(drafter: SlotDrafter, config: SlotTrainingConfig, task: PackedTask) -> list[CurvePoint]:
+    """Train `drafter` in place on texts that are read; it is left on the task's device."""
+    drafter.to(task.device)
+    return train_blocks(
+        drafter, config, task, PackedRows.of(task.texts.packed(task.row_length, task.seed), task.device)
+    )
+
+
 def train_blocks(
-    drafter: TrainableBlock,
-    target: FrozenTarget,
-    rows: PackedRows,
-    config: BlockTrainingConfig,
-    checkpoint: Path,
-    seed: int,
-    watch: Watch | None = None,
-    group: TrainingGroup = ALONE,
+    drafter: SlotDrafter, config: SlotTrainingConfig, task: PackedTask, rows: PackedRows
 ) -> list[CurvePoint]:
-    """Train `drafter` in place on rows [rows, length]."""
+    """Train `drafter` in place on rows [rows, length], which are those of the task's texts."""
     log.info("%d rows of %d tokens, %.0f%% of them supervised", *facts_of(rows))
-    batch_size, num_slots = config.optimisation.batch_size, drafter.num_slots
+    target, group, seed, num_slots = task.target, task.group, task.seed, drafter.num_slots
 
     def batch_of(step: int) -> tuple[Tensor, ...]:
-        batch = rows.batch(step, batch_size, seed)
+        batch = rows.batch(step, config.optimisation.batch_size, seed)
         anchors = drawn_anchors(batch, config.num_anchors, step_generator(step, seed, torch.device("cpu")))
         own = slice(group.rank, None, group.size)
         return *batch.rows(own).tensors(), anchors[own]
 
+    source = KeptStates(target, task.kept_bytes) if task.kept_bytes else target
+
     def inputs_of(*picked: Tensor) -> tuple[Tensor, ...]:
         *of_rows, anchors = picked
-        return block_batch(target, PackedRows(*of_rows), anchors, drafter.config.taps, num_slots).tensors()
+        return block_batch(source, PackedRows(*of_rows), anchors, task.taps, num_slots).tensors()
 
     loss = BlockLoss(drafter, target, config, group)
     return train(
         loss,
         batch_of,
         config.optimisation,
-        checkpoint,
+        task.checkpoint,
         target.device,
         inputs_of=inputs_of,
         compiled=lambda module: module,
-        watch=watch,
+        watch=task.watch,
         group=group,
+        in_16_bits=target.in_16_bits,
     )
 
 
-def block_matcher(drafter: TrainableBlock, target: FrozenTarget) -> DraftMatcher:
+@torch.no_grad()
+def block_laws(
+    drafter: SlotDrafter, target: FrozenTarget, rows: PackedRows, pending: Tensor, taps: Sequence[Tap], num_drafts: int
+) -> Tensor:
+    """Return [pending, num_drafts, vocabulary] behind columns of one row; -inf where a token is not scored."""
+    batch = block_batch(target, rows, pending[None], taps, drafter.num_slots)
+    return torch.stack([law.target_logits(law.scores) for law in walked_slots(drafter, batch, num_drafts)], 1)
+
+
+@torch.no_grad()
+def forced_blocks(
+    drafter: SlotDrafter, target: FrozenTarget, rows: PackedRows, taps: Sequence[Tap], num_drafts: int, batch_size: int
+) -> TeacherForced:
+    """Count on rows [rows, length], behind some anchors of each."""
+    counts, generator = TeacherForced([0] * num_drafts, [0] * num_drafts), torch.Generator().manual_seed(0)
+    for start in range(0, rows.num_rows, batch_size):
+        part = rows.rows(slice(start, start + batch_size))
+        batch = block_batch(target, part, drawn_anchors(part, FORCED_ANCHORS, generator), taps, num_drafts)
+        steps = torch.arange(num_drafts, device=part.tokens.device)
+        states, counted = batch.rows.behind(batch.final_hidden, steps), batch.counts.flatten(0, 1)
+        alive = counted[:, 0]
+        with torch.autocast(target.device.type, dtype=torch.bfloat16, enabled=target.in_16_bits):
+            for slot, law in enumerate(walked_slots(drafter, batch, num_drafts)):
+                alive = alive & counted[:, slot]
+                counts.reached[slot] += int(alive.sum())
+                alive = alive & (law.greedy(law.scores) == target.likeliest(states[:, slot]))
+                counts.matched[slot] += int(alive.sum())
+        mass = target.log_probabilities(states[:, 0], drafter.draft_token_ids).exp().sum(-1)
+        counts.lost += float(((1 - mass) * counted[:, 0]).sum())
+        counts.num_rows += int(counted[:, 0].sum())
+    return counts
+
+
+BLOCK_FORM = PackedForm(train_on_texts, block_laws, Serving.slot_laws, forced_blocks)
+
+
+def block_matcher(drafter: SlotDrafter, target: FrozenTarget, taps: Sequence[Tap]) -> DraftMatcher:
     """Tell where the drafter agrees with a text, in the dtype of its weights."""
 
     @torch.no_grad()
     def of_text(text: Tensor, num_draft_tokens: int) -> Tensor:
         """Return bool [length - 1, num_draft_tokens] of a text [length]."""
-        length = len(text)
-        places = torch.arange(length, device=text.device)[None]
+        places = torch.arange(len(text), device=text.device)[None]
         rows = PackedRows(text[None], torch.zeros_like(places), places, torch.ones_like(places, dtype=torch.bool))
-        batch = block_batch(target, rows, places[:, 1:], drafter.config.taps, num_draft_tokens)
-        hidden, context = drafter.slots(batch.rows, batch.tapped)
-        tokens = batch.rows.behind(batch.rows.tokens, torch.arange(num_draft_tokens + 1, device=text.device))
-        joining, found = drafter.joining(), []
-        for number, slot in enumerate(joining.walked(joining.rows(hidden, context), tokens)):
-            if number == num_draft_tokens:
-                break
-            found.append(slot.law.greedy(hidden) == tokens[:, number + 1])
-        return torch.stack(found, 1) & batch.counts[0]
+        batch = block_batch(target, rows, places[:, 1:], taps, num_draft_tokens)
+        tokens = batch.rows.behind(rows.tokens, torch.arange(1, num_draft_tokens + 1, device=text.device))
+        drafts = [law.greedy(law.scores) for law in walked_slots(drafter, batch, num_draft_tokens)]
+        return (torch.stack(drafts, 1) == tokens) & batch.counts[0]
 
     def match(tokens: Tensor, num_draft_tokens: int) -> Tensor:
         matches = torch.stack([of_text(text, num_draft_tokens) for text in tokens])
@@ -98,7 +141,7 @@ def block_matcher(drafter: TrainableBlock, target: FrozenTarget) -> DraftMatcher
     return match
 
 
-def block_loss_words(config: BlockTrainingConfig) -> str:
+def block_loss_words(config: SlotTrainingConfig) -> str:
     """Say how a card names `BlockLoss`."""
     return (
         f"loss={config.loss} of whole blocks behind {config.num_anchors} anchors a row, slots weighted by "

@@ -1,0 +1,99 @@
+"""P-EAGLE as it is trained: the runtime's head over whole texts, with mask rows behind every anchor."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from spec_lab.checkpoints.eagle3_config import Eagle3Config
+from spec_lab.core.types import AttentionMetadata
+from spec_lab.models.blocks.heads import IndependentSlots
+from spec_lab.models.blocks.scores import SlotScores
+from spec_lab.models.linear import DenseLinear, Linear
+from spec_lab.models.norms import RMSNorm
+from spec_lab.models.p_eagle import PEagleHead
+from spec_lab.pruning.selection import AllRows
+from spec_lab.train.blocks.anchors import AnchoredRows
+from spec_lab.train.blocks.attention import AnchoredAttention, AnchoredCache, AnchoredKV
+from spec_lab.train.blocks.drafter import Joining, SlotDrafter
+from spec_lab.train.frozen_target import FrozenTarget
+from spec_lab.train.packed_attention import PackedAttention, PackedKV, PackedMetadata
+
+
+class TextsAndMasks(AnchoredAttention):
+    """The rows of texts come first and attend too, each to the earlier ones of its text. A block is an anchor's mask
+    rows, of which each sees the texts' rows before its anchor, and the masks up to itself."""
+
+    def __init__(self, rows: AnchoredRows, num_masks: int) -> None:
+        super().__init__(rows)
+        self._num_texts, lengths = rows.tokens.numel(), rows.lengths()
+        masks = lengths.unsqueeze(1) + torch.arange(num_masks, device=lengths.device)
+        self._of_texts = PackedMetadata.of(rows.segments, rows.positions)
+        self._of_masks = self.build(masks, lengths, lengths, rows.tokens.shape[1] + num_masks)
+        self.metadata = self.build(
+            torch.cat((rows.positions.flatten(), masks.flatten()))[None], lengths, lengths, self._of_masks.max_seq_len
+        )
+
+    def write(self, cache: AnchoredKV, metadata: AttentionMetadata, keys: Tensor, values: Tensor) -> None:
+        cache.context, cache.blocks = (
+            (keys[rows], values[rows]) for rows in (slice(self._num_texts), slice(self._num_texts, None))
+        )
+
+    def attend(
+        self, queries: Tensor, cache: AnchoredKV, metadata: AttentionMetadata, window: int | None, scale: float
+    ) -> Tensor:
+        assert cache.context is not None
+        of_texts = queries[: self._num_texts], PackedKV(*cache.context), self._of_texts
+        texts = PackedAttention().attend(*of_texts, window, scale)
+        return torch.cat((texts, super().attend(queries[self._num_texts :], cache, self._of_masks, window, scale)))
+
+
+@dataclass(frozen=True, slots=True)
+class NormedLogits:
+    """What a head makes logits with: a norm, and a product."""
+
+    norm: RMSNorm
+    product: Linear
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        return self.product(self.norm(rows))
+
+
+class TrainablePEagle(SlotDrafter):
+    """A P-EAGLE head. Row p of a text pairs token p+1 with what is tapped at p; so an anchor's first draft is made by
+    the row before it, and the others by mask rows from the anchor's position on."""
+
+    def __init__(
+        self, config: Eagle3Config, num_drafts: int, tensors: Mapping[str, Tensor], target: FrozenTarget
+    ) -> None:
+        super().__init__(num_drafts, tensors, target)
+        self.config = config
+
+    def slots(self, rows: AnchoredRows, tapped: Tensor) -> tuple[Tensor, Tensor]:
+        shape, num_masks = rows.tokens.shape, self.num_slots - 1
+        attention = TextsAndMasks(rows, num_masks)
+        longest = shape[1] + num_masks
+        of_target = self._embedding, self._target_head
+        backend, rotary = cast(Any, attention), self.rotary(self.config.layer.only_layer, longest)
+        head = PEagleHead(self.config, self.tensors(), *of_target, backend, longest, rotary=rotary)
+        num_blocks = rows.anchors.numel()
+        masks = rows.tokens.new_full((num_blocks * num_masks,), head.mask_token_id)
+        tokens = torch.cat((F.pad(rows.tokens[:, 1:], (0, 1)).flatten(), masks))
+        fused = torch.cat((head.fuse(tapped.flatten(0, 1)), head.mask_features.expand(len(masks), -1)))
+        cache = cast(Any, AnchoredCache(1 + len(self.config.more_layers)))
+        out = head.forward(tokens, fused, cache, attention.metadata, AllRows())
+        texts, drafts = out.split((rows.tokens.numel(), len(masks)))
+        first = rows.before(texts.view(*shape, -1))
+        return torch.cat((first.unsqueeze(1), drafts.view(num_blocks, num_masks, -1)), dim=1), first
+
+    def joining(self) -> Joining:
+        tensors, vocab_size = self.tensors(), self.config.target_vocab_size
+        norm = RMSNorm(tensors["norm.weight"], self.config.layer.rms_norm_eps)
+        product = DenseLinear(tensors.get("lm_head.weight", self._target_head), None)
+        head = IndependentSlots(lambda logits: SlotScores(logits, self.token_map, vocab_size))
+        return Joining(NormedLogits(norm, product), head, None)

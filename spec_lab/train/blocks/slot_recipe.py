@@ -1,0 +1,95 @@
+"""What recipes of drafters of whole blocks share: the training, the vocabulary, the mask token."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from spec_lab.checkpoints.taps import Tap
+from spec_lab.train.block_config import SlotTrainingConfig
+from spec_lab.train.blocks.training import (
+    BLOCK_FORM,
+    GENERATED_ROW_LENGTH,
+    block_matcher,
+    packed_generations,
+    train_blocks,
+)
+from spec_lab.train.drafter import DraftMatcher, TrainingTask
+from spec_lab.train.eagle3_recipe import CountedTexts, most_frequent_tokens
+from spec_lab.train.frozen_target import FrozenTarget
+from spec_lab.train.generations import Generations
+from spec_lab.train.head_recipe import PackedForm
+from spec_lab.train.loop import CurvePoint
+from spec_lab.train.packed_training import PackedTask
+
+if TYPE_CHECKING:
+    from transformers import Qwen3ForCausalLM
+
+
+@dataclass(frozen=True, slots=True)
+class SlotRecipe(ABC):
+    """Trains a drafter of whole blocks, whose parts are made, saved and loaded by the recipe of its kind."""
+
+    config: SlotTrainingConfig
+
+    @property
+    def form(self) -> PackedForm:
+        return BLOCK_FORM
+
+    @abstractmethod
+    def build(self, target: FrozenTarget, texts: CountedTexts, seed: int, always_drafted: Sequence[int] = ()) -> Any:
+        """Make a drafter that is not trained; the tokens that end texts can be drafted, and `always_drafted` too."""
+
+    @abstractmethod
+    def taps(self, target: FrozenTarget) -> tuple[Tap, ...]:
+        """Return the hidden states that it reads."""
+
+    @abstractmethod
+    def save(self, drafter: Any, target: FrozenTarget, folder: Path) -> None:
+        """Write it as the runtime loads it."""
+
+    @abstractmethod
+    def load(self, folder: Path, target: FrozenTarget) -> Any:
+        """Read what `save` wrote, its weights held in float32."""
+
+    def train(self, task: TrainingTask, folder: Path) -> list[CurvePoint]:
+        """Train the drafter and save it, as `DrafterRecipe` says."""
+        device, texts = task.device, task.generations
+        assert isinstance(texts, Generations), "a target that has block drafters writes its own texts"
+        dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+        target = FrozenTarget.load(Path(task.model.name_or_path), device, dtype, GENERATED_ROW_LENGTH)
+        drafter = self.build(target, texts, task.seed, task.always_drafted).to(device)
+        rows = packed_generations(texts, task.seed).to(device)
+        parts = rows.tokens.shape[1], task.checkpoint, task.seed, device
+        curve = train_blocks(drafter, self.config, PackedTask(target, texts, self.taps(target), *parts), rows)
+        self.save(drafter, target, folder)
+        return curve
+
+    def matcher(self, folder: Path, model: Qwen3ForCausalLM, device: torch.device) -> DraftMatcher:
+        """Put the saved drafter beside its target, as `DrafterRecipe` says. It computes in float32."""
+        longest = model.config.max_position_embeddings
+        target = FrozenTarget.load(Path(model.name_or_path), device, torch.float32, longest)
+        return block_matcher(self.load(folder, target), target, self.taps(target))
+
+    def mask_token(self, texts: CountedTexts, vocab_size: int) -> int:
+        """Return the token of rows that stand for drafts: the rarest, unless one is named."""
+        if self.config.mask_token_id is not None:
+            return self.config.mask_token_id
+        return int(texts.count_written_tokens(vocab_size).argmin())
+
+    def vocabulary(self, target: FrozenTarget, texts: CountedTexts, always_drafted: Sequence[int]) -> dict[str, Tensor]:
+        """Return the maps of a vocabulary that is cut, and the rows of the target's head that it begins with."""
+        if self.config.draft_vocab_size is None:
+            return {}
+        vocab_size = target.config.vocab_size
+        kept = list(dict.fromkeys(always_drafted))
+        ids = most_frequent_tokens(texts, vocab_size, self.config.draft_vocab_size, kept)
+        is_drafted = torch.zeros(vocab_size, dtype=torch.bool).index_fill(0, ids, True)
+        head = target.head_weight[ids.to(target.device)].float().cpu()
+        return {"d2t": ids - torch.arange(len(ids)), "t2d": is_drafted, "lm_head.weight": head}
