@@ -22,6 +22,7 @@ from spec_lab.train.draft_model_recipe import DistillationLoss, DraftModelRecipe
 from spec_lab.train.drafter import TrainingTask
 from spec_lab.train.drafter_config import DraftModelTrainingConfig
 from spec_lab.train.generations import Generations
+from spec_lab.train.losses import against_distribution
 from spec_lab.train.module_config import OptimisationConfig
 from spec_lab.wiring.caches import cache_row
 from tests.tiny_checkpoints import refused
@@ -140,15 +141,15 @@ def test_the_loss_weighs_what_the_target_wrote_and_the_prompt_less() -> None:
     target, recipe = make_target(), make_recipe()
     tokens = torch.randint(VOCAB, (1, 7), dtype=torch.int16)
     picked = Generations(tokens, torch.tensor([3]), torch.tensor([6]))
-    rows, probabilities, weights = distillation_batch(target, picked, recipe.config.prompt_loss_weight)
+    rows, log_p, weights = distillation_batch(target, picked, recipe.config.prompt_loss_weight)
     # Token 3 is the first written one, predicted at position 2; token 6 lies behind the end.
     assert weights.tolist() == [[0.25, 0.25, 1.0, 1.0, 1.0, 0.0]]
-    torch.testing.assert_close(probabilities[0], target(tokens.long()).logits[0, :-1].softmax(-1))
+    torch.testing.assert_close(log_p[0], target(tokens.long()).logits[0, :-1].log_softmax(-1))
     draft_model = Qwen3ForCausalLM(recipe.model_config(target.config)).eval()
     log_q = draft_model(tokens.long()).logits[0].log_softmax(-1)
-    by_row = torch.stack([-(probabilities[0, row] * log_q[row]).sum() for row in range(6)])
+    by_row = torch.stack([-(log_p[0, row].exp() * log_q[row]).sum() for row in range(6)])
     expected = (by_row * weights[0]).sum() / 3.5
-    torch.testing.assert_close(DistillationLoss(draft_model)(rows, probabilities, weights), expected)
+    torch.testing.assert_close(DistillationLoss(draft_model, against_distribution)(rows, log_p, weights), expected)
 
 
 def test_a_wider_model_than_the_target_is_refused(tmp_path: Path) -> None:

@@ -31,7 +31,8 @@ from spec_lab.train.block_config import DsparkTrainingConfig, LilicorrTrainingCo
 from spec_lab.train.blocks.p_eagle_recipe import PEagleRecipe
 from spec_lab.train.blocks.recipe import BlockRecipe
 from spec_lab.train.checkpoint import load_drafter, load_weights, save_drafter
-from spec_lab.train.drafter_config import Eagle3TrainingConfig, MtpEagleTrainingConfig
+from spec_lab.train.draft_model_recipe import DraftModelRecipe
+from spec_lab.train.drafter_config import DraftModelTrainingConfig, Eagle3TrainingConfig, MtpEagleTrainingConfig
 from spec_lab.train.eagle3_recipe import Eagle3Recipe
 from spec_lab.train.frozen_target import FrozenOutputs, FrozenTarget
 from spec_lab.train.group import ALONE, TrainingGroup
@@ -65,6 +66,7 @@ RECIPES: dict[str, Any] = {
         Eagle3TrainingConfig(draft_vocab_size=40, intermediate_size=24, head_dim=8, num_unrolled_steps=2)
     ),
     "mtp_eagle": MtpRecipe(MtpEagleTrainingConfig(intermediate_size=24, head_dim=8, num_unrolled_steps=2)),
+    "draft_model": DraftModelRecipe(DraftModelTrainingConfig(intermediate_size=24, head_dim=8, hidden_size=16)),
     "dspark": BlockRecipe(DsparkTrainingConfig(block_size=4, head_rank=8, **OF_BLOCKS)),
     "lilicorr": BlockRecipe(LilicorrTrainingConfig(block_size=5, head_rank=8, head_topk=4, **OF_BLOCKS)),
     "p_eagle": PEagleRecipe(PEagleTrainingConfig(num_drafts=4, **OF_BLOCKS)),
@@ -179,6 +181,8 @@ def test_a_large_drafter_lies_in_several_files(tmp_path: Path, monkeypatch: pyte
         ("qwen3", "eagle3"),
         ("gemma4", "mtp_eagle"),
         ("gemma4", "eagle3"),
+        ("llama", "draft_model"),
+        ("gemma4", "draft_model"),
         ("llama", "dspark"),
         ("qwen3", "lilicorr"),
         ("llama", "p_eagle"),
@@ -310,7 +314,8 @@ def test_torchrun_trains_what_one_process_does(llama: Path, whole: Path) -> None
 @pytest.mark.parametrize(
     ("word", "reason"),
     [
-        ("drafter=draft_model", "a smaller model of the same family drafts as it is"),
+        ("drafter=mtp_vanilla", "a module a draft costs more"),
+        ("drafter=draft_model drafter.prompt_loss_weight=0.1", "use drafter.prompt_loss_weight=0"),
         ("drafter.draft_vocab_size=161", "more than the target's 160"),
         ("dtype=float16", "no room for small gradients"),
         ("packing.row_length=513", "over the target's 512 positions"),
@@ -324,7 +329,7 @@ def test_what_cannot_be_trained_for_a_checkpoint_is_refused(
     kept = [other for other in SMALL if not other.startswith(("drafter.", word.partition("=")[0]))]
     places = [f"target.path={llama / 'target'}", f"texts={llama / 'texts'}", f"output_dir={llama / 'out'}"]
     drafter = [] if word.startswith("drafter=") else EAGLE3
-    assert main(["target=hf", *places, *kept, *drafter, word]) == 2
+    assert main(["target=hf", *places, *kept, *drafter, *word.split()]) == 2
     assert reason in capsys.readouterr().err and not (llama / "out").exists()
 
 

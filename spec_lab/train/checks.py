@@ -102,8 +102,6 @@ def target_fits(config: TrainConfig) -> str | None:
 
 
 WHY_NOT = {
-    "draft_model": "a smaller model of the same family drafts as it is; use drafter=eagle3, or run with "
-    "drafter=draft_model drafter.path=DIR",
     "frozen_kv": "no engine runs such a head beside a target of another project; use drafter=eagle3",
     "mtp_vanilla": "a module a draft costs more than one that is used again; use drafter=mtp_eagle",
     "nextn": "use drafter=mtp_eagle, whose layer is like the target's",
@@ -139,6 +137,14 @@ def frozen_target(config: TrainConfig) -> str | None:
     if row_length > positions:
         return f"packing.row_length={row_length} is over the target's {positions} positions; lower it to {positions}"
     return None
+
+
+def prompt_loss(config: TrainConfig) -> str | None:
+    """Of packed rows only what the target wrote is learnt."""
+    weight = getattr(config.drafter, "prompt_loss_weight", 0)
+    if target_option(config.target).path is None or not weight:
+        return None
+    return f"drafter.prompt_loss_weight={weight:g} is not read for this target; use drafter.prompt_loss_weight=0"
 
 
 def drafter_fits(config: TrainConfig) -> str | None:
@@ -207,6 +213,7 @@ CHECKS: tuple[Callable[[TrainConfig], str | None], ...] = (
     drafter_of_target,
     prompts,
     frozen_target,
+    prompt_loss,
     texts_folder,
     tracking,
     other_layouts,

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
+from spec_lab.checkpoints.taps import Tap
+from spec_lab.train.draft_model import TrainableDraftModel, load_draft_model, save_draft_model
 from spec_lab.train.drafter import DrafterDescription, DraftMatcher, TrainingTask
-from spec_lab.train.drafter_config import DraftModelTrainingConfig
+from spec_lab.train.drafter_config import DraftModelTrainingConfig, UnrolledTrainingConfig
 from spec_lab.train.embedding_init import leading_directions
+from spec_lab.train.frozen_target import FrozenTarget, full_plan
 from spec_lab.train.generations import Generations
+from spec_lab.train.head_recipe import PackedForm
 from spec_lab.train.loop import CurvePoint, train
+from spec_lab.train.losses import LOSSES, RowLoss
+from spec_lab.train.packed_rows import TrainingTexts
+from spec_lab.train.packed_training import PackedTask, train_packed
 from spec_lab.train.target import run_target
 from spec_lab.train.unroll import agreement
+from spec_lab.train.unrolled_form import UNROLLED
 
 if TYPE_CHECKING:
     from transformers import Qwen3Config, Qwen3ForCausalLM
@@ -44,11 +52,49 @@ class DraftModelRecipe:
         def inputs_of(*picked: Tensor) -> tuple[Tensor, ...]:
             return distillation_batch(task.model, Generations(*picked), self.config.prompt_loss_weight)
 
-        loss = DistillationLoss(draft_model)
+        loss = DistillationLoss(draft_model, LOSSES[self.config.loss])
         curve = train(loss, batch_of, self.config.optimisation, task.checkpoint, task.device, inputs_of)
         draft_model.generation_config = task.model.generation_config
         draft_model.to(torch.bfloat16).save_pretrained(folder)
         return curve
+
+    @property
+    def form(self) -> PackedForm:
+        """How it stands on packed rows: it has the one step, whose state all others repeat."""
+        return replace(UNROLLED, train=train_one_step)
+
+    def build(self, target: FrozenTarget, texts: TrainingTexts, seed: int) -> TrainableDraftModel:
+        """Make one for a frozen target, as `HeadRecipe` says."""
+        from transformers import Qwen3Config, Qwen3ForCausalLM
+
+        torch.manual_seed(seed)
+        its, config = target.config, self.config
+        vocabulary = torch.arange(its.vocab_size, device=target.device)
+        model: Qwen3ForCausalLM = Qwen3ForCausalLM(
+            Qwen3Config(
+                vocab_size=its.vocab_size,
+                hidden_size=config.hidden_size,
+                **keys_of_layers(config),
+                max_position_embeddings=its.max_position_embeddings,
+                rope_parameters={"rope_type": "default", "rope_theta": full_plan(its).rope.theta},
+            )
+        )
+        embedding = target.embed(vocabulary).float()
+        directions = leading_directions(embedding, config.hidden_size)
+        model.get_input_embeddings().weight.data.copy_(embedding @ directions)
+        return TrainableDraftModel(model)
+
+    def taps(self, target: FrozenTarget) -> tuple[Tap, ...]:
+        """Return nothing: it reads tokens alone."""
+        return ()
+
+    def save(self, drafter: TrainableDraftModel, target: FrozenTarget, folder: Path) -> None:
+        """Write it as a model of its own."""
+        save_draft_model(drafter.model, folder)
+
+    def load(self, folder: Path, target: FrozenTarget) -> TrainableDraftModel:
+        """Read what `save` wrote, in float32."""
+        return TrainableDraftModel(load_draft_model(folder)).to(target.device)
 
     def matcher(self, folder: Path, model: Qwen3ForCausalLM, device: torch.device) -> DraftMatcher:
         """Put the saved drafter beside its target, as `DrafterRecipe` says. It computes in float32."""
@@ -85,26 +131,41 @@ dimensions.""",
         return Qwen3Config(
             vocab_size=target.vocab_size,
             hidden_size=self.config.hidden_size,
-            intermediate_size=self.config.sizes.intermediate_size,
-            num_hidden_layers=self.config.num_layers,
-            num_attention_heads=self.config.sizes.num_heads,
-            num_key_value_heads=self.config.sizes.num_kv_heads,
-            head_dim=self.config.sizes.head_dim,
+            **keys_of_layers(self.config),
             max_position_embeddings=target.max_position_embeddings,
             rope_parameters=dict(target.rope_parameters),
-            tie_word_embeddings=True,
             bos_token_id=target.bos_token_id,
             eos_token_id=target.eos_token_id,
             pad_token_id=target.pad_token_id,
         )
 
 
+def keys_of_layers(config: DraftModelTrainingConfig) -> dict[str, Any]:
+    """Return the keys of config.json that say what its layers are; its embedding is its head."""
+    return {
+        "intermediate_size": config.sizes.intermediate_size,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.sizes.num_heads,
+        "num_key_value_heads": config.sizes.num_kv_heads,
+        "head_dim": config.sizes.head_dim,
+        "tie_word_embeddings": True,
+    }
+
+
+def train_one_step(
+    drafter: TrainableDraftModel, config: DraftModelTrainingConfig, task: PackedTask
+) -> list[CurvePoint]:
+    """Train it in place on packed rows, where the target wrote."""
+    one = UnrolledTrainingConfig(config.name, config.optimisation, config.loss, num_unrolled_steps=1)
+    return train_packed(drafter, one, task)
+
+
 @torch.no_grad()
 def distillation_batch(
     model: Qwen3ForCausalLM, picked: Generations, prompt_loss_weight: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return tokens `[batch, length]`; of every position but the last the target's next-token probabilities and the
-    weight.
+    """Return tokens `[batch, length]`; of every position but the last the target's next-token log-probabilities and
+    the weight.
 
     The last prompt position already predicts what the target wrote; nothing is predicted behind the end of a text.
     """
@@ -114,19 +175,19 @@ def distillation_batch(
     position = torch.arange(tokens.shape[1] - 1, device=tokens.device)
     is_written = position >= picked.prompt_lengths[:, None] - 1
     weights = torch.where(is_written, 1.0, prompt_loss_weight) * (position + 1 < picked.lengths[:, None])
-    return tokens, logits[:, :-1].float().softmax(-1), weights
+    return tokens, logits[:, :-1].float().log_softmax(-1), weights
 
 
 class DistillationLoss(nn.Module):
-    """Cross-entropy between the target's next-token distribution and the draft model's, a weighted mean."""
+    """The loss between the target's next-token distribution and the draft model's, a weighted mean."""
 
-    def __init__(self, draft_model: Qwen3ForCausalLM) -> None:
+    def __init__(self, draft_model: Qwen3ForCausalLM, row_loss: RowLoss) -> None:
         super().__init__()
-        self.draft_model = draft_model
+        self.draft_model, self._row_loss = draft_model, row_loss
 
-    def forward(self, tokens: Tensor, probabilities: Tensor, weights: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor, log_p: Tensor, weights: Tensor) -> Tensor:
         """Compute the loss of a batch that `distillation_batch` made."""
         # The mask as for the target's training: none.
         output = self.draft_model(input_ids=tokens, attention_mask={"full_attention": None}, use_cache=False)
-        losses = -(probabilities * output.logits[:, :-1].float().log_softmax(-1)).sum(-1)
+        losses = self._row_loss(output.logits[:, :-1], log_p)
         return (losses * weights).sum() / weights.sum().clamp(min=1e-6)

@@ -155,12 +155,20 @@ class AssistantTrainingConfig(UnrolledTrainingConfig):
 
 
 @dataclass
-class DraftModelTrainingConfig(DraftLayerConfig, DrafterTrainingConfig):
+class DraftModelTrainingConfig(DraftLayerConfig, PackedTrainingConfig):
     """drafter=draft_model: an ordinary Qwen3 model, small."""
 
     name: str = "draft_model"
     hidden_size: int = width_of_layers(192)
     num_layers: int = depth(2)
     prompt_loss_weight: float = knob(
-        0.1, "weight of a prompt's tokens in the loss beside what the target wrote", least=0, most=1
+        0.1,
+        "weight of a prompt's tokens in the loss beside what the target wrote; 0 for a target that is taken as it lies",
+        least=0,
+        most=1,
     )
+
+    @property
+    def num_trained_drafts(self) -> int:
+        """As many as anyone asks for: a draft depends on the text before it alone."""
+        return 64

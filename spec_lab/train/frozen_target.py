@@ -34,10 +34,12 @@ class FrozenOutputs:
     Attributes:
         tapped: [batch, length, taps * hidden] the tapped hidden states side by side.
         final_hidden: [batch, length, hidden] after the last norm, what the head reads.
+        tokens: [batch, length] what was run.
     """
 
     tapped: Tensor
     final_hidden: Tensor
+    tokens: Tensor
 
     def taps(self) -> Tensor:
         """Return the tapped hidden states."""
@@ -97,7 +99,7 @@ class FrozenTarget:
         output = self.decoder.forward(rows.tokens.reshape(-1).long(), cache, metadata, AllRows(), features)
         shape = rows.tokens.shape
         tapped = output.hidden[:, :0] if output.features is None else output.features
-        return FrozenOutputs(tapped.view(*shape, -1), output.hidden.view(*shape, -1))
+        return FrozenOutputs(tapped.view(*shape, -1), output.hidden.view(*shape, -1), rows.tokens)
 
     @torch.no_grad()
     def log_probabilities(self, hidden: Tensor, token_ids: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from spec_lab.core.prompts import PromptPack
 from spec_lab.core.ragged import whole_prompt
 from spec_lab.core.results import RequestRecord
 from spec_lab.core.types import DraftStep, Request
+from spec_lab.drafters.picking import DraftedRows, DraftHead, GivenDrafts
 from spec_lab.engine.engine import Engine
 from spec_lab.library import compose
 from spec_lab.menu.chosen import Chosen
@@ -24,6 +25,25 @@ from spec_lab.wiring.drafting import load_drafter
 from spec_lab.wiring.engine import build_engine
 from spec_lab.wiring.limits import Limits, engine_limits
 from spec_lab.wiring.models import TargetBuild, load_models
+
+
+class Listener(GivenDrafts):
+    """A picker that keeps what a head says of each draft, and picks the text's own token."""
+
+    takes_likeliest = True
+
+    def __init__(self, tokens: Tensor) -> None:
+        """`tokens`: the drafts, in their order."""
+        self.said: list[Tensor] = []
+        self._tokens = tokens
+
+    def first(self, head: DraftHead, hidden: Tensor, rows: DraftedRows) -> Tensor:
+        made: Any = head
+        self.said.append(made.scored_tokens(hidden).logits)
+        return self._tokens[len(self.said) - 1 : len(self.said)]
+
+    def pick(self, head: DraftHead, hidden: Tensor, rows: DraftedRows, column: Tensor) -> Tensor:
+        return self.first(head, hidden, rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,14 +123,13 @@ class Serving:
             tokens: [at least prompt_length + K] a text.
         """
         made: Any = engine.parts.drafter
+        made.picker = heard = Listener(tokens[prompt_length + 1 :].to(self.models.device))
         state = made.ingest(self._prompt(engine, tokens, prompt_length))
-        said = [made.head.draft_logits(state.hidden)]
         for step in range(1, self.num_draft_tokens):
-            engine.parts.backend.advance(state.attention)
-            state.tokens = tokens[prompt_length + step : prompt_length + step + 1].to(self.models.device)
+            if state.attention is not None:  # it may stand still
+                engine.parts.backend.advance(state.attention)
             made.step(state, DraftStep(step, torch.tensor([step], device=self.models.device)))
-            said.append(made.head.draft_logits(state.hidden))
-        return torch.cat(said)
+        return torch.cat(heard.said)
 
     @torch.inference_mode()
     def slot_laws(self, engine: Engine, tokens: Tensor, prompt_length: int) -> Tensor:

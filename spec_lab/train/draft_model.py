@@ -1,0 +1,76 @@
+"""A small language model of its own, as a drafter on packed rows: what it drafts for a token depends on the text alone.
+
+Every step of a round reads the same state, so training sees one step for all.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from spec_lab.train.checkpoint import load_drafter, save_drafter
+from spec_lab.train.packed_attention import visible_rows
+from spec_lab.train.packed_rows import RowPlaces
+from spec_lab.train.unroll import UnrolledDrafter
+
+if TYPE_CHECKING:
+    from transformers import Qwen3ForCausalLM
+
+TIED = "lm_head.weight"
+
+
+class TrainableDraftModel(UnrolledDrafter):
+    """A model of transformers; its embedding is its head."""
+
+    def __init__(self, model: Qwen3ForCausalLM) -> None:
+        super().__init__()
+        self.model = model
+
+    def features(self, outputs: Any) -> tuple[Tensor, ...]:
+        """Return the tokens [batch, rows, 1]; it reads nothing of the target."""
+        return (outputs.tokens[:, :-1, None],)
+
+    def unroll(
+        self, embeddings: Tensor, features: tuple[Tensor, ...], num_steps: int, rows: RowPlaces | None = None
+    ) -> list[Tensor]:
+        """Return the same states [batch, rows, hidden] for every step: row p has that of token p+1."""
+        tokens, places = features[0][..., 0].long(), rows or RowPlaces.of_one_document(embeddings)
+        visible = None if places.segments is None else visible_rows(places.segments)
+        output = self.model.model(
+            input_ids=tokens,
+            position_ids=places.positions.long(),
+            attention_mask={"full_attention": visible},
+            use_cache=False,
+        )
+        return [F.pad(output.last_hidden_state[:, 1:], (0, 0, 0, 1))] * num_steps
+
+    def draft_logits(self, state: Tensor) -> Tensor:
+        """Return [..., vocab]."""
+        return self.model.lm_head(state)
+
+    def draft_token_ids(self) -> Tensor:
+        """Return the whole vocabulary."""
+        weight = self.model.lm_head.weight
+        return torch.arange(len(weight), device=weight.device)
+
+
+def save_draft_model(model: Qwen3ForCausalLM, folder: Path) -> None:
+    """Write a model in bf16 as transformers lays it out, in files that a repository takes."""
+    config = {**json.loads(model.config.to_json_string(use_diff=False)), "architectures": [type(model).__name__]}
+    tensors = {name: tensor for name, tensor in model.state_dict().items() if name != TIED}
+    save_drafter(tensors, {**config, "dtype": "bfloat16"}, folder)
+
+
+def load_draft_model(folder: Path) -> Qwen3ForCausalLM:
+    """Load it, its weights held in float32."""
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    tensors, config = load_drafter(folder)
+    model: Qwen3ForCausalLM = Qwen3ForCausalLM(Qwen3Config(**{**config, "dtype": "float32"}))
+    model.load_state_dict({**tensors, TIED: tensors["model.embed_tokens.weight"]})
+    return model
