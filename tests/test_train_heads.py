@@ -31,9 +31,17 @@ from spec_lab.train.block_config import DsparkTrainingConfig, LilicorrTrainingCo
 from spec_lab.train.blocks.p_eagle_recipe import PEagleRecipe
 from spec_lab.train.blocks.recipe import BlockRecipe
 from spec_lab.train.checkpoint import load_drafter, load_weights, save_drafter
+from spec_lab.train.checks import sizes_of
 from spec_lab.train.draft_model_recipe import DraftModelRecipe
-from spec_lab.train.drafter_config import DraftModelTrainingConfig, Eagle3TrainingConfig, MtpEagleTrainingConfig
+from spec_lab.train.drafter_config import (
+    DraftModelTrainingConfig,
+    Eagle3TrainingConfig,
+    FrozenKvTrainingConfig,
+    MtpEagleTrainingConfig,
+)
 from spec_lab.train.eagle3_recipe import Eagle3Recipe
+from spec_lab.train.fitting import filled
+from spec_lab.train.frozen_kv_recipe import FrozenKVRecipe
 from spec_lab.train.frozen_target import FrozenOutputs, FrozenTarget
 from spec_lab.train.group import ALONE, TrainingGroup
 from spec_lab.train.module_config import OptimisationConfig
@@ -61,12 +69,14 @@ CPU = torch.device("cpu")
 DRAWING = Lock()
 """Threads that stand for processes share one generator."""
 OF_BLOCKS: dict[str, Any] = {"draft_vocab_size": 40, "num_anchors": 6}
+OF_KV: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 24, "num_unrolled_steps": 2, "kv_source_layers": []}
 RECIPES: dict[str, Any] = {
     "eagle3": Eagle3Recipe(
         Eagle3TrainingConfig(draft_vocab_size=40, intermediate_size=24, head_dim=8, num_unrolled_steps=2)
     ),
     "mtp_eagle": MtpRecipe(MtpEagleTrainingConfig(intermediate_size=24, head_dim=8, num_unrolled_steps=2)),
     "draft_model": DraftModelRecipe(DraftModelTrainingConfig(intermediate_size=24, head_dim=8, hidden_size=16)),
+    "frozen_kv": FrozenKVRecipe(FrozenKvTrainingConfig(**OF_KV)),
     "dspark": BlockRecipe(DsparkTrainingConfig(block_size=4, head_rank=8, **OF_BLOCKS)),
     "lilicorr": BlockRecipe(LilicorrTrainingConfig(block_size=5, head_rank=8, head_topk=4, **OF_BLOCKS)),
     "p_eagle": PEagleRecipe(PEagleTrainingConfig(num_drafts=4, **OF_BLOCKS)),
@@ -183,6 +193,8 @@ def test_a_large_drafter_lies_in_several_files(tmp_path: Path, monkeypatch: pyte
         ("gemma4", "eagle3"),
         ("llama", "draft_model"),
         ("gemma4", "draft_model"),
+        ("qwen3", "frozen_kv"),
+        ("gemma4", "frozen_kv"),
         ("llama", "dspark"),
         ("qwen3", "lilicorr"),
         ("llama", "p_eagle"),
@@ -193,7 +205,7 @@ def test_heads_for_tiny_targets_of_all_families_are_proved_before_and_behind_tra
 ) -> None:
     make_target(tmp_path / "target", family)
     path, target = tmp_path / "target", FrozenTarget.load(tmp_path / "target", CPU, torch.float32, 256)
-    recipe = RECIPES[drafter]
+    recipe = type(RECIPES[drafter])(filled(RECIPES[drafter].config, sizes_of(target.config)))
     texts = Texts.load(write_texts(path, tmp_path / "texts"))
     head = recipe.build(target, texts, seed=0)
     prover = Prover.of(path, texts.tokens, 4, recipe)

@@ -120,7 +120,7 @@ def assistant_shape(target: ModelConfig, text: dict[str, Any]) -> FrozenKVShape:
         intermediate_size=text["intermediate_size"],
         num_heads=text["num_attention_heads"],
         vocab_size=target.vocab_size,
-        sources=tuple(kv_source(target, layer) for layer in layers),
+        sources=tuple(KVSource.of_plan(layer, target.layers[layer]) for layer in layers),
     )
 
 
@@ -128,13 +128,6 @@ def last_owners(target: ModelConfig) -> tuple[int, int]:
     """Return the last layer with a window and the last one without that have keys and values of their own."""
     owners = {plan.window is None: index for index, plan in enumerate(target.layers) if plan.kv_owner is None}
     return owners[False], owners[True]
-
-
-def kv_source(target: ModelConfig, layer: int) -> KVSource:
-    """Describe the keys and values of a target's layer, as an assistant reads them."""
-    plan = target.layers[layer]
-    turning = plan.rope.partial_rotary_factor if plan.rope.scaling == "proportional" else 1.0
-    return KVSource(layer, plan.num_kv_heads, plan.head_dim, plan.rope.theta, turning, plan.window)
 
 
 @torch.no_grad()

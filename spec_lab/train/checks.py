@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from spec_lab.checkpoints.config import ModelConfig
 from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.errors import UserError
 from spec_lab.menu.bounds import out_of_bounds
@@ -102,7 +103,6 @@ def target_fits(config: TrainConfig) -> str | None:
 
 
 WHY_NOT = {
-    "frozen_kv": "no engine runs such a head beside a target of another project; use drafter=eagle3",
     "mtp_vanilla": "a module a draft costs more than one that is used again; use drafter=mtp_eagle",
     "nextn": "use drafter=mtp_eagle, whose layer is like the target's",
 }
@@ -230,10 +230,7 @@ def target_sizes(config: TrainConfig) -> TargetSizes:
     """
     path = target_option(config.target).path
     if path is not None:
-        model = read_model_config(path(config.target))
-        plan = model.layers[-1]
-        layer = LayerConfig(plan.intermediate_size, plan.num_heads, plan.num_kv_heads, plan.head_dim)
-        return TargetSizes(model.hidden_size, model.num_layers, plan.num_kv_heads, model.vocab_size, layer)
+        return sizes_of(read_model_config(path(config.target)))
     shipped: dict[str, Any] = json.loads((SHIPPED_TARGET / "config.json").read_text(encoding="utf-8"))
     target = config.trained_target
     if target is not None:
@@ -242,6 +239,26 @@ def target_sizes(config: TrainConfig) -> TargetSizes:
     return TargetSizes(
         shipped["hidden_size"], shipped["num_hidden_layers"], shipped["num_key_value_heads"], shipped["vocab_size"]
     )
+
+
+def sizes_of(model: ModelConfig) -> TargetSizes:
+    """Return the sizes of a target that is taken as it lies."""
+    plan, readable = model.layers[-1], readable_layers(model)
+    layer = LayerConfig(plan.intermediate_size, plan.num_heads, plan.num_kv_heads, plan.head_dim)
+    kv_heads = model.layers[readable[-1]].num_kv_heads if readable else plan.num_kv_heads
+    return TargetSizes(model.hidden_size, model.num_layers, kv_heads, model.vocab_size, layer, readable)
+
+
+def readable_layers(model: ModelConfig) -> tuple[int, ...]:
+    """Return the layers whose keys an assistant can read: they see all, own them, and turn as it can say; all of one
+    size."""
+    found = [
+        (index, (plan.num_kv_heads, plan.head_dim, plan.rope))
+        for index, plan in enumerate(model.layers)
+        if plan.window is None and plan.kv_owner is None and plan.latent is None and plan.delta_net is None
+        if plan.rope.scaling == "proportional" or (plan.rope.scaling, plan.rope.partial_rotary_factor) == ("none", 1.0)
+    ]
+    return tuple(index for index, sizes in found if sizes == found[-1][1])
 
 
 def _optimisations(config: TrainConfig) -> Iterator[tuple[str, OptimisationConfig]]:

@@ -124,7 +124,9 @@ class FrozenKvTrainingConfig(UnrolledTrainingConfig):
     hidden_size: int = width_of_layers(224)
     intermediate_size: int = width_of_feed_forward(256)
     num_heads: int = query_heads(4)
-    kv_source_layers: list[int] = knob([3, 5, 7], "layers of the target whose KV is read, one a drafter layer", least=0)
+    kv_source_layers: list[int] = knob(
+        [3, 5, 7], "layers of the target whose KV is read, one a drafter layer; [] picks, for target=hf", least=0
+    )
 
 
 @dataclass

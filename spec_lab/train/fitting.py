@@ -20,18 +20,26 @@ MIN_TAPPED_LAYERS = 7
 
 @dataclass(frozen=True, slots=True)
 class TargetSizes:
-    """The sizes of the target, which a drafter's have to fit; `layer` those that a drafter's layer may take over."""
+    """The sizes of the target, which a drafter's have to fit; `layer` those that a drafter's layer may take over.
+
+    `kv_layers`: those whose keys an assistant can read, of a target that is taken as it lies; None are all.
+    """
 
     hidden_size: int
     num_layers: int
     num_kv_heads: int
     vocab_size: int
     layer: LayerConfig = field(default_factory=LayerConfig)
+    kv_layers: tuple[int, ...] | None = None
 
 
 def filled(drafter: Any, target: TargetSizes) -> Any:
-    """Return the `drafter` part with the sizes of the target's layer where it says null."""
-    sizes = asdict(target.layer)
+    """Return the `drafter` part with the sizes of the target's layer where it says null, and three layers from the
+    middle of the target on where an assistant names none to read."""
+    sizes, readable = asdict(target.layer), target.kv_layers
+    if readable and getattr(drafter, "kv_source_layers", None) == []:
+        picked = (len(readable) // 2, len(readable) * 3 // 4, len(readable) - 1)
+        drafter = replace(drafter, kv_source_layers=sorted({readable[place] for place in picked}))
     return replace(drafter, **{name: size for name, size in sizes.items() if getattr(drafter, name, 0) is None})
 
 
@@ -215,6 +223,15 @@ def assistant_heads(fitting: Fitting) -> str | None:
 def kv_sources(fitting: Fitting) -> str | None:
     """An assistant's layers read layers that the target has, with query heads that its key-value heads divide."""
     drafter, target = fitting.drafter, fitting.target
+    if target.kv_layers is not None and not {*drafter.kv_source_layers} <= {*target.kv_layers}:
+        return (
+            f"drafter.kv_source_layers={drafter.kv_source_layers} must name layers of the target that see all, have "
+            f"keys of their own and turn as they are: {list(target.kv_layers)}; use drafter.kv_source_layers=[]"
+        )
+    if target.kv_layers == ():
+        return "drafter=frozen_kv: the target has no layer whose keys an assistant can read; use drafter=eagle3"
+    if fitting.config.packing.kept_gigabytes:
+        return "packing.kept_gigabytes keeps no keys, which drafter=frozen_kv reads; leave it out"
     if not drafter.kv_source_layers or max(drafter.kv_source_layers) >= target.num_layers:
         return (
             f"drafter.kv_source_layers={drafter.kv_source_layers} must name layers of the target, "

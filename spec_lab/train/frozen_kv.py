@@ -7,16 +7,19 @@ the tokens drafted so far is the last one's embedding and a vector of the target
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from spec_lab.checkpoints.plan import LayerPlan
 from spec_lab.train.gemma4 import window_mask
 from spec_lab.train.layers import GatedGELU, Rotation, TrainableRMSNorm, split_heads
+from spec_lab.train.packed_attention import visible_rows
 from spec_lab.train.packed_rows import RowPlaces
-from spec_lab.train.target import TargetOutputs
 from spec_lab.train.unroll import UnrolledDrafter
 
 ATTENTION_SCALE = 1.0
@@ -37,17 +40,29 @@ class KVSource:
     turning_pairs: float = 1.0
     window: int | None = None
 
-    def rotation(self, num_rows: int, device: torch.device) -> Rotation:
-        return Rotation.of_rows(num_rows, self.head_dim, self.rope_theta, device, self.turning_pairs)
+    @classmethod
+    def of_plan(cls, layer: int, plan: LayerPlan) -> KVSource:
+        """Describe the keys and values of a target's layer."""
+        turning = plan.rope.partial_rotary_factor if plan.rope.scaling == "proportional" else 1.0
+        return cls(layer, plan.num_kv_heads, plan.head_dim, plan.rope.theta, turning, plan.window)
 
-    def mask(self, num_rows: int, device: torch.device) -> Tensor | None:
-        """Return `[rows, rows]`, True where a row sees a key; None is plainly causal."""
-        return None if self.window is None else window_mask(num_rows, self.window, device)
+    def rotation(self, rows: RowPlaces) -> Rotation:
+        return Rotation.at(rows.positions[:, None], self.head_dim, self.rope_theta, self.turning_pairs)
+
+    def mask(self, rows: RowPlaces) -> Tensor | None:
+        """Return `[..., rows, rows]`, True where a row sees a key; None is plainly causal."""
+        if rows.segments is not None:
+            return visible_rows(rows.segments, self.window)
+        device = rows.positions.device
+        return None if self.window is None else window_mask(rows.positions.shape[1], self.window, device)
 
 
 @dataclass(frozen=True, slots=True)
 class FrozenKVShape:
-    """Sizes of a drafter. `backbone_hidden_size` and `vocab_size` are the target's; `sources` has an entry a layer."""
+    """Sizes of a drafter. `backbone_hidden_size` and `vocab_size` are the target's; `sources` has an entry a layer.
+
+    `embedding_scale`: what embeddings of the target that come unscaled are multiplied by.
+    """
 
     backbone_hidden_size: int
     hidden_size: int
@@ -55,10 +70,23 @@ class FrozenKVShape:
     num_heads: int
     vocab_size: int
     sources: tuple[KVSource, ...]
+    embedding_scale: float = 1.0
 
     @property
     def kv_source_layers(self) -> tuple[int, ...]:
         return tuple(source.layer for source in self.sources)
+
+
+class KeysRead(Protocol):
+    """What a forward of the target leaves for this drafter to read."""
+
+    @property
+    def final_hidden(self) -> Tensor:
+        """`[batch, length, hidden]` after the last norm."""
+
+    @property
+    def keys_values(self) -> Sequence[tuple[Tensor, Tensor]]:
+        """Of each layer its keys and values, `[batch, num_kv_heads, length, head_dim]`."""
 
 
 @dataclass(slots=True)
@@ -139,7 +167,7 @@ class TrainableFrozenKVDrafter(UnrolledDrafter):
         self.pre_projection = nn.Linear(2 * shape.backbone_hidden_size, shape.hidden_size, bias=False)
         self.post_projection = nn.Linear(shape.hidden_size, shape.backbone_hidden_size, bias=False)
 
-    def features(self, outputs: TargetOutputs) -> tuple[Tensor, ...]:
+    def features(self, outputs: KeysRead) -> tuple[Tensor, ...]:
         """Return the target's normed final hidden state; then keys and values, layer by layer of the drafter.
 
         `[batch, rows, backbone_hidden]`, and `[batch, num_kv_heads, rows, head_dim]` each.
@@ -165,8 +193,8 @@ class TrainableFrozenKVDrafter(UnrolledDrafter):
         whatever the step, so every anchor unrolls beside the others in one row, and only the result moves to row a+s.
         """
         target_hidden, *keys_values = features
-        num_rows = embeddings.shape[1]
-        seen_by_layer = self._seen(keys_values)
+        num_rows, embeddings = embeddings.shape[1], embeddings * self.shape.embedding_scale
+        seen_by_layer = self._seen(keys_values, rows or RowPlaces.of_one_document(embeddings))
         recurrent = target_hidden
         states: list[Tensor] = []
         for step in range(num_steps):
@@ -179,12 +207,12 @@ class TrainableFrozenKVDrafter(UnrolledDrafter):
             recurrent = self.post_projection(state)
         return states
 
-    def _seen(self, keys_values: list[Tensor]) -> list[SeenKV]:
+    def _seen(self, keys_values: list[Tensor], rows: RowPlaces) -> list[SeenKV]:
         """Return keys and values of each layer for every query head, in one dtype."""
-        num_rows, device, dtype = keys_values[0].shape[2], keys_values[0].device, keys_values[-1].dtype
+        dtype = keys_values[-1].dtype
         seen = []
         for source, key, value in zip(self.shape.sources, keys_values[::2], keys_values[1::2], strict=True):
             group = self.shape.num_heads // source.num_kv_heads
             key, value = (part.to(dtype).repeat_interleave(group, 1) for part in (key, value))
-            seen.append(SeenKV(key, value, source.rotation(num_rows, device), source.mask(num_rows, device)))
+            seen.append(SeenKV(key, value, source.rotation(rows), source.mask(rows)))
         return seen

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from spec_lab.checkpoints.gemma4_assistant_config import AssistantTarget
+from spec_lab.checkpoints.taps import Tap
 from spec_lab.errors import UserError
 from spec_lab.train.checkpoint import load_drafter, save_drafter
 from spec_lab.train.drafter import DrafterDescription, DraftMatcher, TrainingTask
 from spec_lab.train.drafter_config import FrozenKvTrainingConfig
 from spec_lab.train.embedding_init import leading_directions
 from spec_lab.train.frozen_kv import RMS_NORM_EPS, FrozenKVLayer, FrozenKVShape, KVSource, TrainableFrozenKVDrafter
+from spec_lab.train.frozen_target import FrozenTarget
+from spec_lab.train.head_recipe import PackedForm
 from spec_lab.train.loop import CurvePoint
+from spec_lab.train.packed_rows import TrainingTexts
 from spec_lab.train.unroll import train_unrolled, unrolled_loss_words, unrolled_matcher
+from spec_lab.train.unrolled_form import UNROLLED
 
 if TYPE_CHECKING:
     from transformers import Qwen3Config, Qwen3ForCausalLM
@@ -39,6 +46,43 @@ class FrozenKVRecipe:
         save_frozen_kv(drafter, task.model.config, folder)
         return curve
 
+    @property
+    def form(self) -> PackedForm:
+        """How it stands on packed rows."""
+        return UNROLLED
+
+    def build(self, target: FrozenTarget, texts: TrainingTexts, seed: int) -> TrainableFrozenKVDrafter:
+        """Make one for a frozen target, as `HeadRecipe` says."""
+        torch.manual_seed(seed)
+        its, config = target.config, self.config
+        shape = FrozenKVShape(
+            backbone_hidden_size=its.hidden_size,
+            hidden_size=config.hidden_size,
+            intermediate_size=config.intermediate_size,
+            num_heads=config.num_heads,
+            vocab_size=its.vocab_size,
+            sources=tuple(KVSource.of_plan(layer, its.layers[layer]) for layer in config.kv_source_layers),
+            embedding_scale=embedding_scale(target),
+        )
+        drafter = TrainableFrozenKVDrafter(shape)
+        embedding = target.embed(torch.arange(its.vocab_size, device=target.device)).float().cpu()
+        norms = [torch.ones(source.head_dim) for source in shape.sources]
+        start_from(drafter, embedding, target.final_norm_weight.float().cpu(), norms)
+        return drafter
+
+    def taps(self, target: FrozenTarget) -> tuple[Tap, ...]:
+        """Return nothing: it reads keys, values and the last hidden state."""
+        return ()
+
+    def save(self, drafter: TrainableFrozenKVDrafter, target: FrozenTarget, folder: Path) -> None:
+        """Write it as a Gemma 4 assistant."""
+        keys = assistant_config(drafter.shape, {"max_position_embeddings": target.config.max_position_embeddings})
+        save_drafter(drafter.state_dict(), keys, folder)
+
+    def load(self, folder: Path, target: FrozenTarget) -> TrainableFrozenKVDrafter:
+        """Read what `save` wrote, its weights held in float32."""
+        return load_frozen_kv(folder, embedding_scale(target)).to(target.device)
+
     def matcher(self, folder: Path, model: Qwen3ForCausalLM, device: torch.device) -> DraftMatcher:
         """Put the saved drafter beside its target, as `DrafterRecipe` says. It computes in float32."""
         return unrolled_matcher(load_frozen_kv(folder).to(device).eval(), model)
@@ -56,7 +100,8 @@ class FrozenKVRecipe:
 they read those of the target's layers {sources} (`kv_source_layers`, our addition to the config; transformers knows
 one source for all). The head is the drafter's own embedding of all {text["vocab_size"]} tokens.
 
-Every step stands at the last committed position. It takes the target's embedding of the last token, unscaled, beside
+Every step stands at the last committed position. It takes the target's embedding of the last token, scaled as
+the target scales it, beside
 the target's hidden state after its final norm; later steps take, in place of that, `post_projection` of what the
 drafter left.""",
             loss=unrolled_loss_words(self.config),
@@ -101,18 +146,27 @@ def start_from_target(drafter: TrainableFrozenKVDrafter, model: Qwen3ForCausalLM
     hidden state enter with the same weight, though the one is much smaller. Queries are as long as those that the
     target puts to the same keys. Branches start small beside the stream, as in LayerScale (Touvron et al., 2021).
     """
-    embedding, final_norm = model.get_input_embeddings().weight.cpu(), model.model.norm.weight.cpu()
+    layers = [model.model.layers[source.layer] for source in drafter.shape.sources]
+    query_norms = [layer.self_attn.q_norm.weight.cpu() for layer in layers]
+    start_from(drafter, model.get_input_embeddings().weight.cpu(), model.model.norm.weight.cpu(), query_norms)
+
+
+@torch.no_grad()
+def start_from(
+    drafter: TrainableFrozenKVDrafter, embedding: Tensor, final_norm: Tensor, query_norms: Sequence[Tensor]
+) -> None:
+    """Do so from the target's embedding [vocab, hidden], its last norm, and what its queries at each source are scaled
+    by."""
     directions = leading_directions(embedding, drafter.shape.hidden_size)
     drafter.model.embed_tokens.weight.copy_(embedding @ directions)
     hidden_scale = final_norm.square().mean().sqrt()
     drafter.post_projection.weight.copy_(directions * hidden_scale)
     nn.init.normal_(drafter.pre_projection.weight, std=drafter.pre_projection.in_features**-0.5)
     for_embedding, for_hidden = drafter.pre_projection.weight.chunk(2, dim=1)
-    for_embedding /= embedding.square().mean().sqrt()
+    for_embedding /= embedding.square().mean().sqrt() * drafter.shape.embedding_scale
     for_hidden /= hidden_scale
-    for layer, source in zip(drafter.model.layers, drafter.shape.sources, strict=True):
+    for layer, source, target_norm in zip(drafter.model.layers, drafter.shape.sources, query_norms, strict=True):
         assert isinstance(layer, FrozenKVLayer)
-        target_norm = model.model.layers[source.layer].self_attn.q_norm.weight.cpu()
         layer.self_attn.q_norm.weight.copy_(target_norm * source.head_dim**-0.5)
         layer.post_attention_layernorm.weight.fill_(FIRST_BRANCH_SCALE)
         layer.post_feedforward_layernorm.weight.fill_(FIRST_BRANCH_SCALE)
@@ -120,11 +174,18 @@ def start_from_target(drafter: TrainableFrozenKVDrafter, model: Qwen3ForCausalLM
 
 def save_frozen_kv(drafter: TrainableFrozenKVDrafter, target: Qwen3Config, folder: Path) -> None:
     """Save `config.json` and `model.safetensors` as transformers writes a `Gemma4AssistantForCausalLM`, in bf16."""
-    save_drafter(drafter.state_dict(), assistant_config(drafter.shape, target), folder)
+    names = ("max_position_embeddings", "bos_token_id", "eos_token_id", "pad_token_id")
+    keys = assistant_config(drafter.shape, {name: getattr(target, name) for name in names})
+    save_drafter(drafter.state_dict(), keys, folder)
 
 
-def assistant_config(shape: FrozenKVShape, target: Qwen3Config) -> dict[str, Any]:
-    """Return config.json: what differs from transformers' defaults, and our `kv_source_layers`."""
+def embedding_scale(target: FrozenTarget) -> float:
+    """Return what the target multiplies its embeddings by, as its assistants do."""
+    return AssistantTarget.from_model_config(target.config).embedding_scale
+
+
+def assistant_config(shape: FrozenKVShape, of_target: Mapping[str, Any]) -> dict[str, Any]:
+    """Return config.json: what differs from transformers' defaults, our `kv_source_layers`, and keys of the target."""
     num_layers, source = len(shape.sources), shape.sources[0]
     return {
         "architectures": ["Gemma4AssistantForCausalLM"],
@@ -146,15 +207,12 @@ def assistant_config(shape: FrozenKVShape, target: Qwen3Config) -> dict[str, Any
             "global_head_dim": source.head_dim,
             "attention_k_eq_v": False,
             "layer_types": ["full_attention"] * num_layers,
-            "rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": source.rope_theta}},
+            "rope_parameters": {"full_attention": rope_of(source)},
             "rms_norm_eps": RMS_NORM_EPS,
             "hidden_activation": "gelu_pytorch_tanh",
             "vocab_size": shape.vocab_size,
-            "max_position_embeddings": target.max_position_embeddings,
             "tie_word_embeddings": True,
-            "bos_token_id": target.bos_token_id,
-            "eos_token_id": target.eos_token_id,
-            "pad_token_id": target.pad_token_id,
+            **of_target,
             "hidden_size_per_layer_input": 0,
             "vocab_size_per_layer_input": 0,
             "enable_moe_block": False,
@@ -164,10 +222,22 @@ def assistant_config(shape: FrozenKVShape, target: Qwen3Config) -> dict[str, Any
     }
 
 
-def load_frozen_kv(folder: Path) -> TrainableFrozenKVDrafter:
+def rope_of(source: KVSource) -> dict[str, Any]:
+    """Return the keys that say how the heads of a layer turn."""
+    if source.turning_pairs == 1.0:
+        return {"rope_type": "default", "rope_theta": source.rope_theta}
+    return {
+        "rope_type": "proportional",
+        "rope_theta": source.rope_theta,
+        "partial_rotary_factor": source.turning_pairs,
+    }
+
+
+def load_frozen_kv(folder: Path, embedding_scale: float = 1.0) -> TrainableFrozenKVDrafter:
     """Load the saved drafter, its weights held in float32."""
     tensors, config = load_drafter(folder)
     text = config["text_config"]
+    rope = text["rope_parameters"]["full_attention"]
     shape = FrozenKVShape(
         backbone_hidden_size=config["backbone_hidden_size"],
         hidden_size=text["hidden_size"],
@@ -179,10 +249,12 @@ def load_frozen_kv(folder: Path) -> TrainableFrozenKVDrafter:
                 layer,
                 text["num_key_value_heads"],
                 text["head_dim"],
-                text["rope_parameters"]["full_attention"]["rope_theta"],
+                rope["rope_theta"],
+                rope.get("partial_rotary_factor", 1.0),
             )
             for layer in config["kv_source_layers"]
         ),
+        embedding_scale=embedding_scale,
     )
     drafter = TrainableFrozenKVDrafter(shape)
     drafter.load_state_dict(tensors)

@@ -35,11 +35,14 @@ class FrozenOutputs:
         tapped: [batch, length, taps * hidden] the tapped hidden states side by side.
         final_hidden: [batch, length, hidden] after the last norm, what the head reads.
         tokens: [batch, length] what was run.
+        keys_values: of each layer what it wrote, or the layer whose keys it shares, [batch, num_kv_heads, length,
+            head_dim] each; states that were kept have none.
     """
 
     tapped: Tensor
     final_hidden: Tensor
     tokens: Tensor
+    keys_values: Sequence[tuple[Tensor, Tensor]] = ()
 
     def taps(self) -> Tensor:
         """Return the tapped hidden states."""
@@ -99,7 +102,8 @@ class FrozenTarget:
         output = self.decoder.forward(rows.tokens.reshape(-1).long(), cache, metadata, AllRows(), features)
         shape = rows.tokens.shape
         tapped = output.hidden[:, :0] if output.features is None else output.features
-        return FrozenOutputs(tapped.view(*shape, -1), output.hidden.view(*shape, -1), rows.tokens)
+        keys_values = cache.by_heads(*shape)
+        return FrozenOutputs(tapped.view(*shape, -1), output.hidden.view(*shape, -1), rows.tokens, keys_values)
 
     @torch.no_grad()
     def log_probabilities(self, hidden: Tensor, token_ids: Tensor) -> Tensor:

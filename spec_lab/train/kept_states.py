@@ -48,7 +48,8 @@ class KeptStates:
         found = [self._kept.get(name) or made[name] for name in names]
         for name, states in made.items():
             self._keep(name, states)
-        return FrozenOutputs(*(torch.stack(states) for states in zip(*found, strict=True)), rows.tokens)
+        tapped, final_hidden = (torch.stack(states) for states in zip(*found, strict=True))
+        return FrozenOutputs(tapped, final_hidden, rows.tokens)
 
     def _keep(self, name: bytes, states: tuple[Tensor, Tensor]) -> None:
         num_bytes = sum(state.nbytes for state in states)

@@ -135,11 +135,16 @@ class Rotation:
     def of_rows(
         cls, num_rows: int, head_dim: int, theta: float, device: torch.device, turning_pairs: float = 1.0
     ) -> Rotation:
+        """Place rows at 0.. ; see `at`."""
+        return cls.at(torch.arange(num_rows, device=device), head_dim, theta, turning_pairs)
+
+    @classmethod
+    def at(cls, positions: Tensor, head_dim: int, theta: float, turning_pairs: float = 1.0) -> Rotation:
         """Only the first part of the pairs turns, where `turning_pairs` is less than 1 (Gemma's "proportional")."""
-        frequencies = theta ** (-torch.arange(0, head_dim, 2, device=device).float() / head_dim)
-        turns = torch.arange(head_dim // 2, device=device) < int(turning_pairs * head_dim // 2)
-        frequencies = torch.where(turns, frequencies, 0.0)
-        angles = torch.outer(torch.arange(num_rows, device=device).float(), frequencies).repeat(1, 2)
+        frequencies = theta ** (-torch.arange(0, head_dim, 2, device=positions.device).float() / head_dim)
+        turns = torch.arange(head_dim // 2, device=positions.device) < int(turning_pairs * head_dim // 2)
+        angles = positions.float()[..., None] * torch.where(turns, frequencies, 0.0)
+        angles = torch.cat([angles, angles], dim=-1)
         return cls(angles.cos(), angles.sin())
 
     def apply(self, heads: Tensor) -> Tensor:

@@ -213,7 +213,7 @@ TARGETS: tuple[TargetTrainingOption, ...] = (
     ),
 )
 
-HF_DRAFTERS = ("eagle3", "mtp_eagle", "draft_model", *OF_BLOCKS, "p_eagle")
+HF_DRAFTERS = ("eagle3", "mtp_eagle", "draft_model", "frozen_kv", *OF_BLOCKS, "p_eagle")
 
 TARGETS += (
     TargetTrainingOption(

@@ -26,6 +26,11 @@ class PackedKV:
     keys: Tensor | None = None
     values: Tensor | None = None
 
+    def by_heads(self, batch: int, length: int) -> tuple[Tensor, Tensor]:
+        """Return both once they are written, [batch, heads, length, head_dim]."""
+        assert self.keys is not None and self.values is not None
+        return by_heads(self.keys, batch, length), by_heads(self.values, batch, length)
+
 
 class PackedCache:
     """What stands in a cache's place for one forward: a `PackedKV` a layer; layers that share one have the same."""
@@ -33,6 +38,10 @@ class PackedCache:
     def __init__(self, plans: Sequence[LayerPlan]) -> None:
         own = [PackedKV() for _ in plans]
         self.layers = tuple(own[index if plan.kv_owner is None else plan.kv_owner] for index, plan in enumerate(plans))
+
+    def by_heads(self, batch: int, length: int) -> list[tuple[Tensor, Tensor]]:
+        """Return keys and values of each layer once all are written, [batch, heads, length, head_dim]."""
+        return [layer.by_heads(batch, length) for layer in self.layers]
 
 
 @dataclass(slots=True)
