@@ -48,7 +48,8 @@ from spec_lab.train.module_config import OptimisationConfig
 from spec_lab.train.mtp_recipe import MtpRecipe
 from spec_lab.train.packed_rows import PackedRows
 from spec_lab.train.packed_training import PackedTask, train_packed
-from spec_lab.train.proof import Proof, Prover
+from spec_lab.train.proof import NotServed, Proof, Prover
+from spec_lab.train.serving import Serving
 from spec_lab.train.texts.folder import Answered, Texts, TextsFolder
 from spec_lab.train.texts.header import TextsHeader, WrittenBy, digest_of_weights
 from spec_lab.train.truth import Truth
@@ -217,6 +218,18 @@ def test_heads_for_tiny_targets_of_all_families_are_proved_before_and_behind_tra
     recipe.save(head, target, tmp_path / "after")
     after = prover.prove(drafter, tmp_path / "after")
     assert len(after.differences) == 4 and after.largest_logit != before.largest_logit > 0.1
+
+
+def test_a_head_that_is_served_in_16_bits_is_proved_within_what_they_round(llama: Path) -> None:
+    path, recipe, texts = llama / "target", RECIPES["eagle3"], Texts.load(llama / "texts")
+    target = FrozenTarget.load(path, CPU, torch.float32, 256)
+    recipe.save(recipe.build(target, texts, 0), target, llama / "head")
+    prover = Prover.of(path, texts.tokens, 3, recipe)
+    serving = Serving.load(path, CPU, "bfloat16", 3, 1, 80, "kernels=torch")
+    assert 1e-4 < prover.prove_rounded("eagle3", llama / "head", serving) < 0.05
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(NotServed, match="served in bfloat16"):
+        patch.setattr(Eagle3Recipe, "taps", lambda *_: (Tap(0), Tap(1), Tap(6)))
+        prover.prove_rounded("eagle3", llama / "head", serving)
 
 
 def make_target(folder: Path, family: str) -> None:

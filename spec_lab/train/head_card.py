@@ -19,6 +19,12 @@ def head_card(
     truth, knobs = record["truth"], record["recipe"]["optimisation"]
     kind = description.kind[0].upper() + description.kind[1:]
     texts, proof = record["texts"], record["proof"]["after"]
+    rounded = record["proof"].get("in_bfloat16")
+    in_16_bits = (
+        ""
+        if rounded is None
+        else f"Served in bfloat16 it is {rounded:.3f} of what its logits vary by from that forward."
+    )
     rounds = ", ".join(f"{difference:.1e}" for difference in proof["differences"])
     return reflow(f"""# {output.name}: a drafter for {target}
 
@@ -37,7 +43,7 @@ weights are those of step {truth["best_step"]}, which decoded best.
 ## Proof
 The training forward and the runtime's draft step, on a CPU in float32 from these files, differ by {rounds} in logits at
 positions 1 to {len(proof["differences"])}, of logits of up to {proof["largest_logit"]:.1f}. Their drafts are equal. The
-oracle in its place is always accepted.
+oracle in its place is always accepted. {in_16_bits}
 
 ## Acceptance length
 Tokens a round, greedy, K={len(proof["differences"])}, behind {truth["points"][-1]["decoded"]["requests"]} held-out

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from spec_lab.core.types import Request
+from spec_lab.menu.choices import Dtype
 from spec_lab.train.config import TrainConfig
 from spec_lab.train.frozen_target import FrozenTarget
 from spec_lab.train.group import ALONE, TrainingGroup
@@ -83,7 +84,7 @@ class HeadTraining:
             "num_steps": truth.points[-1]["step"],
             "num_processes": self.group.size,
             "truth": truth.report(),
-            "proof": {"before": asdict(before), "after": asdict(after)},
+            "proof": {"before": asdict(before), "after": asdict(after), "in_bfloat16": self._rounded(prover, output)},
         }
 
     def _write_layout(self, layout: str, output: Path, prover: Prover) -> None:
@@ -122,9 +123,21 @@ class HeadTraining:
         shutil.rmtree(folder, ignore_errors=True)  # of a training that was killed here
         self.recipe.save(drafter, self.target, folder)
         proof = prover.prove(self.recipe.config.drafts_as, folder)
+        self._rounded(prover, folder)
         shutil.rmtree(folder)
         log.info("proved: training and serving differ by %.2g in logits", max(proof.differences))
         return proof
+
+    def _rounded(self, prover: Prover, folder: Path) -> float | None:
+        """Compare with the runtime in bfloat16, where that is what serves; return how far they are apart."""
+        if self.device.type == "cpu" and self.config.dtype != Dtype.bfloat16:
+            return None
+        num_drafts, longest = prover.serving.num_draft_tokens, prover.serving.longest
+        length = len(longest.prompt_ids) + longest.max_new_tokens
+        serving = Serving.load(self.path, self.device, "bfloat16", num_drafts, 1, length, "kernels=torch")
+        apart = prover.prove_rounded(self.recipe.config.drafts_as, folder, serving)
+        log.info("proved: served in bfloat16 it is %.3f of what logits vary by from the training forward", apart)
+        return apart
 
     def _truth(self, drafter: Any, prover: Prover) -> Truth:
         knobs, packing, recipe = self.config.evaluation, self.config.packing, self.recipe

@@ -22,6 +22,9 @@ from spec_lab.train.serving import Serving
 
 TOLERANCE = 1e-4
 """Of logits in float32, relative to the largest."""
+BOUND_IN_16_BITS = 0.1
+"""Of what logits vary by within a row, by root mean squares: rounding to 8 bits, layer by layer, makes a few
+hundredths. SmolLM2\'s head has .014; with taps one layer further .2, one position off .5."""
 TEXT_LENGTHS = (40, 56)
 """Of the two texts that are compared on, which stand in one row of the training forward."""
 ORACLE_ROUNDS = 4
@@ -76,6 +79,16 @@ def compared(trained: Tensor, served: Tensor) -> Proof:
     return Proof(apart.amax((0, 2)).tolist(), float(tops.max()), same)
 
 
+def apart_by_rounding(trained: Tensor, served: Tensor) -> float:
+    """Return how far laws [places, K, scored] are apart, of what they vary by; what is not scored is -inf in both."""
+    is_scored = ~(trained.isinf() | served.isinf())
+    count = is_scored.sum(-1, keepdim=True).clamp(min=1)
+    difference, varied = (torch.where(is_scored, each, 0.0) for each in (trained - served, trained))
+    rows = [torch.where(is_scored, each - each.sum(-1, keepdim=True) / count, 0.0) for each in (difference, varied)]
+    apart, size = (row.square().sum() for row in rows)
+    return float((apart / size.clamp(min=1e-12)).sqrt())
+
+
 @dataclass(frozen=True, slots=True)
 class Prover:
     """A target as it trains and as it serves, and two pieces of text to compare the two on.
@@ -104,8 +117,29 @@ class Prover:
 
         The two are compared behind several prompts of each text, with the values that were exported.
         """
-        num_drafts, form, taps = self.serving.num_draft_tokens, self.recipe.form, self.recipe.taps(self.target)
-        drafter, engine = self.recipe.load(folder, self.target).eval(), self.serving.engine(name, folder)
+        proof = compared(*self._laws(name, folder, self.serving))
+        proof.require()
+        return proof
+
+    def prove_rounded(self, name: str, folder: Path, serving: Serving) -> float:
+        """Compare the training forward in float32 with a runtime in 16 bits, and return how far they are apart.
+
+        Raises:
+            NotServed: that is further than `BOUND_IN_16_BITS`.
+        """
+        trained, served = self._laws(name, folder, serving)
+        apart = apart_by_rounding(trained, served.to(trained))
+        if apart > BOUND_IN_16_BITS:
+            raise NotServed(
+                f"served in bfloat16 the drafter differs from the training forward by {apart:.3f} of what its logits "
+                f"vary by, and rounding explains {BOUND_IN_16_BITS:g} at most: this is a mistake of the lab"
+            )
+        return apart
+
+    def _laws(self, name: str, folder: Path, serving: Serving) -> tuple[Tensor, Tensor]:
+        """Return what an export says in the training forward and in a runtime, [places, K, scored] each."""
+        num_drafts, form, taps = serving.num_draft_tokens, self.recipe.form, self.recipe.taps(self.target)
+        drafter, engine = self.recipe.load(folder, self.target).eval(), serving.engine(name, folder)
         rows, starts = packed_texts(self.texts, self.target.device)
         places = [
             (text, start, length)
@@ -114,10 +148,8 @@ class Prover:
         ]
         pending = torch.tensor([start + length for _, start, length in places])
         trained = form.trained_laws(drafter, self.target, rows, pending, taps, num_drafts)
-        served = torch.stack([form.served_laws(self.serving, engine, text, length) for text, _, length in places])
-        proof = compared(trained, served)
-        proof.require()
-        return proof
+        served = torch.stack([form.served_laws(serving, engine, text, length) for text, _, length in places])
+        return trained, served
 
     def require_same(self, name: str, folder: Path, other: Path) -> None:
         """Raise NotServed where the runtime makes another drafter of another layout."""
