@@ -29,6 +29,10 @@ if TYPE_CHECKING:
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
 
+SAMPLED_ROWS = 256
+"""Rows of the embedding that say how large the first logits would be."""
+
+
 @dataclass(frozen=True, slots=True)
 class DraftModelRecipe:
     """Trains a draft model on the target's own texts. What the target wrote counts 1, a prompt's tokens less."""
@@ -81,7 +85,11 @@ class DraftModelRecipe:
         )
         embedding = target.embed(vocabulary).float()
         directions = leading_directions(embedding, config.hidden_size)
-        model.get_input_embeddings().weight.data.copy_(embedding @ directions)
+        first = embedding @ directions
+        model.get_input_embeddings().weight.data.copy_(first)
+        # The embedding is the head, and its largest directions are common to all rows: logits vary by one at first.
+        states = rms_normed(first[:: -(-len(first) // SAMPLED_ROWS)])
+        model.model.norm.weight.data.fill_(1 / float((states @ first.T).std(-1).mean()))
         return TrainableDraftModel(model)
 
     def taps(self, target: FrozenTarget) -> tuple[Tap, ...]:
@@ -138,6 +146,11 @@ dimensions.""",
             eos_token_id=target.eos_token_id,
             pad_token_id=target.pad_token_id,
         )
+
+
+def rms_normed(rows: Tensor) -> Tensor:
+    """Scale rows to unit mean square."""
+    return rows * rows.square().mean(-1, keepdim=True).clamp(min=1e-12).rsqrt()
 
 
 def keys_of_layers(config: DraftModelTrainingConfig) -> dict[str, Any]:
