@@ -21,7 +21,7 @@ def write_speculators(folder: Path, output: Path, taps: Sequence[Tap], target: s
     """Write the head of `folder` as vLLM's speculators has it (version 0.9); `target` is its verifier's name."""
     tensors, config = load_drafter(folder)
     layer = {key: value for key, value in config.items() if key not in OF_HEAD}
-    content = {
+    content: dict[str, Any] = {
         **speculators_config("eagle3", layer, taps, target, 3),
         "draft_vocab_size": config["draft_vocab_size"],
         "norm_before_residual": config["norm_before_residual"],

@@ -67,7 +67,8 @@ class SlotRecipe(ABC):
         drafter = self.build(target, texts, task.seed, task.always_drafted).to(device)
         rows = packed_generations(texts, task.seed).to(device)
         parts = rows.tokens.shape[1], task.checkpoint, task.seed, device
-        curve = train_blocks(drafter, self.config, PackedTask(target, texts, self.taps(target), *parts), rows)
+        counted: Any = texts  # of which the rows, that are packed here, are all that is read
+        curve = train_blocks(drafter, self.config, PackedTask(target, counted, self.taps(target), *parts), rows)
         self.save(drafter, target, folder)
         return curve
 
