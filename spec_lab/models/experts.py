@@ -16,8 +16,8 @@ import torch.nn.functional as F
 
 from spec_lab.checkpoints.expert_sizes import ExpertSizes
 from spec_lab.errors import UserError
-from spec_lab.models.layers import GatedMLP, fused_linear
-from spec_lab.models.linear import Linear, make_linear
+from spec_lab.models.layers import GatedMLP
+from spec_lab.models.linear import Linear, fused_linear, make_linear
 from spec_lab.models.routers import Router, Routing, build_router
 
 Activation = Callable[[torch.Tensor], torch.Tensor]
@@ -84,6 +84,12 @@ class ExpertMLP:
     @property
     def expert_parts(self) -> tuple[ExpertMLP, ...]:
         return (self,)
+
+
+def expert_parts(part: object) -> tuple[ExpertMLP, ...]:
+    """Return the parts with experts inside a part of a model, which has none where it says nothing of them."""
+    found: tuple[ExpertMLP, ...] = getattr(part, "expert_parts", ())
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -184,3 +184,12 @@ def make_linear(weight: torch.Tensor, bias: torch.Tensor | None = None, scales: 
     if scales is not None:
         return Fp8Linear(weight, scales, bias)
     return PackedLinear(weight, bias) if can_pack(weight) else DenseLinear(weight, bias)
+
+
+def fused_linear(
+    weights: list[torch.Tensor], biases: list[torch.Tensor] | None = None, scales: list[torch.Tensor] | None = None
+) -> Linear:
+    """Make one product for several projections of the same rows; weights, and the scales of those in e4m3, are stacked
+    along the output."""
+    bias, of_rows = (torch.cat(parts) if parts else None for parts in (biases, scales))
+    return make_linear(torch.cat(weights), bias, of_rows)
