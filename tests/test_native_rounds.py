@@ -34,8 +34,16 @@ from spec_lab.operators.kernel_set import TORCH_FORMS, KernelSet
 from spec_lab.operators.native_forwards import MAX_ROWS, NativeHeadLayer, NativeStack
 from spec_lab.operators.native_products import NativeProducts
 from spec_lab.operators.native_set import NATIVE_FUNCTIONS
-from spec_lab.pruning.policy import LastPromptRow, NoCatchupPruning, PruneAfterAttention, PruneBeforeAttention
-from spec_lab.pruning.selection import AfterAttention, AllRows, BeforeAttention, NoRows
+from spec_lab.pruning.selection import (
+    AfterAttention,
+    AllRows,
+    BeforeAttention,
+    LastPromptRow,
+    NoCatchupPruning,
+    NoRows,
+    PruneAfterAttention,
+    PruneBeforeAttention,
+)
 from spec_lab.wiring.caches import cache_row
 from tests.fake_target import make_prune
 from tests.native_lane import (
