@@ -13,7 +13,7 @@ from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.layer_protocols import RowSelection
 from spec_lab.core.protocols import DraftStart, DraftSteps
 from spec_lab.core.types import AttentionMetadata
-from spec_lab.models.layers import Layer
+from spec_lab.models.layer_stack import Layer
 from spec_lab.models.linear import Linear
 from spec_lab.models.norms import WeightedNorm
 from spec_lab.models.rope import RotaryTable

@@ -4,16 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
 from spec_lab.core.kv_cache import PagedKVCache
 from spec_lab.core.layer_protocols import RowSelection
 from spec_lab.core.types import AttentionMetadata
-from spec_lab.models.layers import Layer
-from spec_lab.models.rope import RotaryTable
+from spec_lab.models.norms import RowsPart
+from spec_lab.models.rope import RotaryRows, RotaryTable
 from spec_lab.pruning.selection import AllRows
+
+
+class Layer(Protocol):
+    """A decoder layer: `DecoderLayer`, or what stands in for one."""
+
+    @property
+    def mlp(self) -> RowsPart: ...
+
+    def __call__(
+        self,
+        stream: torch.Tensor,
+        rotary: RotaryRows,
+        cache: Any,
+        metadata: AttentionMetadata,
+        selection: RowSelection,
+        rows: torch.Tensor | None = None,
+    ) -> torch.Tensor: ...
 
 
 @dataclass(frozen=True, slots=True)

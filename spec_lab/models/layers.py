@@ -288,20 +288,3 @@ class DecoderLayer:
         mixed = self.mixer(rows, rotary, cache, metadata, selection)
         stream, rows = self.close(mixed, residual)
         return self.finish(stream, rows)
-
-
-class Layer(Protocol):
-    """A decoder layer: `DecoderLayer`, or what stands in for one."""
-
-    @property
-    def mlp(self) -> RowsPart: ...
-
-    def __call__(
-        self,
-        stream: torch.Tensor,
-        rotary: RotaryRows,
-        cache: Any,
-        metadata: AttentionMetadata,
-        selection: RowSelection,
-        rows: torch.Tensor | None = None,
-    ) -> torch.Tensor: ...

@@ -9,8 +9,8 @@ from typing import Protocol
 from spec_lab.checkpoints.plan import LayerPlan
 from spec_lab.models.clusters import TokenClusters
 from spec_lab.models.draft_parts import DraftInput, DraftInputs, HeadAtOnce, Likeliest, LikeliestToken, RecurrentParts
-from spec_lab.models.layer_stack import LayerStack, Stack
-from spec_lab.models.layers import DecoderLayer, Layer, LayerParts
+from spec_lab.models.layer_stack import Layer, LayerStack, Stack
+from spec_lab.models.layers import DecoderLayer, LayerParts
 from spec_lab.models.linear import Linear
 from spec_lab.models.norms import RowsPart, WeightedNorm
 from spec_lab.models.sandwich import CapLogits, EmbedPerLayer, LogitCap, PerLayerEmbedding, SandwichParts

@@ -24,8 +24,8 @@ from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.layer_protocols import RowSelection
 from spec_lab.core.types import AttentionMetadata
 from spec_lab.models.draft_parts import DraftInput, DraftInputs, HeadAtOnce, Likeliest, LikeliestToken, RecurrentParts
-from spec_lab.models.layer_stack import LayerStack, Stack
-from spec_lab.models.layers import Attention, DecoderLayer, GatedMLP, Layer, LayerParts, RopeThenWrite
+from spec_lab.models.layer_stack import Layer, LayerStack, Stack
+from spec_lab.models.layers import Attention, DecoderLayer, GatedMLP, LayerParts, RopeThenWrite
 from spec_lab.models.linear import Linear
 from spec_lab.models.norms import RowsPart, WeightedNorm
 from spec_lab.models.products import PlainProducts

@@ -24,8 +24,8 @@ from spec_lab.models.clusters import TokenClusters
 from spec_lab.models.draft_parts import DraftInput, DraftInputs, HeadAtOnce, Likeliest, LikeliestToken, RecurrentParts
 from spec_lab.models.experts import ExpertMLP
 from spec_lab.models.latent import LatentAttention, NarrowQuery
-from spec_lab.models.layer_stack import LayerStack, Stack
-from spec_lab.models.layers import AddPart, Attention, DecoderLayer, GatedMLP, Layer, LayerParts
+from spec_lab.models.layer_stack import Layer, LayerStack, Stack
+from spec_lab.models.layers import AddPart, Attention, DecoderLayer, GatedMLP, LayerParts
 from spec_lab.models.linear import Linear
 from spec_lab.models.norms import RowsPart, WeightedNorm
 from spec_lab.models.rope import RotaryRows
