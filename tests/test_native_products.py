@@ -106,7 +106,7 @@ def test_a_draft_head_body_without_a_norm_of_its_own() -> None:
     """A body takes normed rows, wider than the stream, and a residual that may be a slice."""
     lane = Lane(FULL, PLAIN)
     plain = lane.target.layers[0]
-    parts = LayerParts(plain.mixer, plain.close.product, plain.mlp, None, plain.close.norm)
+    parts = LayerParts(plain.mixer, plain.close.product, plain.finish.part, None, plain.close.norm)
     body, ours = DecoderLayer.of(parts), NativeProducts().layer(parts, FULL)
     metadata, rows = lane.metadata([3], 2), torch.randn(2, HIDDEN_SIZE)
     rotary = lane.target.rotary_tables[0].rows(metadata.positions)
@@ -279,7 +279,7 @@ def test_exponentials_where_they_end() -> None:
     assert not replace(FULL, intermediate_size=12).fits_native and not replace(FULL, head_dim=24).fits_native
     identity = torch.eye(16, HIDDEN_SIZE)
     weight = torch.cat((identity, torch.zeros(16, HIDDEN_SIZE)))
-    mlp = plain.mlp
+    mlp = plain.finish.part
     mlp.gate_up, mlp.down = make_linear(weight, torch.ones(32) * torch.arange(32).ge(16)), make_linear(identity.T)
     for gate in gates:
         stream = torch.zeros(1, HIDDEN_SIZE)

@@ -25,8 +25,7 @@ from spec_lab.core.types import AttentionMetadata, FeatureSpec, NormSide
 from spec_lab.engine.pages import PageTable
 from spec_lab.models.decoder import DecoderTarget
 from spec_lab.models.eagle3 import Eagle3Head
-from spec_lab.models.layers import GatedMLP
-from spec_lab.models.linear import DenseLinear, make_linear
+from spec_lab.models.linear import DenseLinear, GatedMLP, make_linear
 from spec_lab.models.mtp import MtpModule
 from spec_lab.models.products import PLAIN, Products
 from spec_lab.models.rope import rotary_table

@@ -14,7 +14,7 @@ from spec_lab.core.layer_protocols import AttentionBackend, RowSelection
 from spec_lab.core.rows import rows_at
 from spec_lab.core.types import AttentionMetadata, FeatureSpec, NormSide, TargetOutput
 from spec_lab.models.delta_net import GatedDeltaNet
-from spec_lab.models.experts import ExpertMLP, expert_parts
+from spec_lab.models.experts import ExpertMLP
 from spec_lab.models.layer_builder import build_layer
 from spec_lab.models.layer_stack import LayerStack
 from spec_lab.models.linear import WholeLinear, can_pack
@@ -96,7 +96,7 @@ class Decoder(ABC):
     @property
     def expert_parts(self) -> tuple[ExpertMLP, ...]:
         """The parts with experts of all layers."""
-        return tuple(part for layer in self.layers for part in expert_parts(layer.mlp))
+        return tuple(layer.experts for layer in self.layers if layer.experts is not None)
 
 
 class DecoderTarget(Decoder):

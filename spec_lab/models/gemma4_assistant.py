@@ -21,8 +21,7 @@ from spec_lab.core.layer_protocols import AttentionBackend
 from spec_lab.core.types import AttentionMetadata
 from spec_lab.models.clusters import TokenClusters
 from spec_lab.models.draft_parts import LikeliestToken
-from spec_lab.models.layers import GatedMLP, gelu_tanh
-from spec_lab.models.linear import fused_linear, make_linear
+from spec_lab.models.linear import GatedMLP, fused_linear, gelu_tanh, make_linear
 from spec_lab.models.norms import RMSNorm
 from spec_lab.models.partition import WHOLE, Partition
 from spec_lab.models.products import PLAIN, Products

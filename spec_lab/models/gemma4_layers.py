@@ -17,15 +17,10 @@ from spec_lab.checkpoints.plan import LayerPlan
 from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.layer_protocols import AttentionBackend, RowSelection
 from spec_lab.core.types import AttentionMetadata
+from spec_lab.models.experts import ExpertMLP
 from spec_lab.models.gemma4_experts import ExpertsBeside, build_experts_beside
-from spec_lab.models.layers import (
-    Attention,
-    FusedRopeAndWrite,
-    GatedMLP,
-    RopeAndWrite,
-    gelu_tanh,
-)
-from spec_lab.models.linear import Linear, fused_linear, make_linear
+from spec_lab.models.layers import Attention, FusedRopeAndWrite, RopeAndWrite
+from spec_lab.models.linear import GatedMLP, Linear, fused_linear, gelu_tanh, make_linear
 from spec_lab.models.norms import Float32Norm, head_weights
 from spec_lab.models.partition import Partition
 from spec_lab.models.products import Products
@@ -74,12 +69,12 @@ class Gemma4Layer:
     """A layer whose first half attends, and whose second and third work on each row; the third may be missing.
 
     Attributes:
-        experts: beside the dense MLP; None where there are none.
+        beside: the experts beside the dense MLP; None where there are none.
     """
 
     attention: Attention
     parts: SandwichParts
-    experts: ExpertsBeside | None
+    beside: ExpertsBeside | None
 
     def __call__(
         self,
@@ -102,8 +97,8 @@ class Gemma4Layer:
         attended = parts.output(self.attention.attended(projected, rotary, cache, metadata, selection))
         stream, normed = parts.after_attention(selection.residual(stream), attended)
         out = parts.mlp(normed)
-        if self.experts is not None:
-            out = self.experts(stream, out)
+        if self.beside is not None:
+            out = self.beside(stream, out)
         stream = parts.after_mlp(stream, out)
         if parts.gate is not None:
             assert embedded is not None and parts.after_gate is not None
@@ -111,8 +106,8 @@ class Gemma4Layer:
         return stream
 
     @property
-    def mlp(self) -> ExpertsBeside | None:
-        return self.experts
+    def experts(self) -> ExpertMLP | None:
+        return None if self.beside is None else self.beside.experts
 
 
 def build_gemma4_layer(

@@ -12,16 +12,9 @@ from spec_lab.core.layer_protocols import AttentionBackend
 from spec_lab.models.delta_net import GatedDeltaNet, build_delta_net
 from spec_lab.models.experts import build_experts
 from spec_lab.models.latent import LatentAttention, build_latent_attention
-from spec_lab.models.layers import (
-    Attention,
-    FusedRopeAndWrite,
-    GatedMLP,
-    LayerParts,
-    RopeAndWrite,
-    RopeThenWrite,
-)
-from spec_lab.models.linear import Linear, fused_linear
-from spec_lab.models.norms import RowsPart, head_weights, make_norm, per_head_norm
+from spec_lab.models.layers import Attention, FusedRopeAndWrite, LayerParts, RopeAndWrite, RopeThenWrite
+from spec_lab.models.linear import GatedMLP, Linear, fused_linear
+from spec_lab.models.norms import head_weights, make_norm, per_head_norm
 from spec_lab.models.partition import WHOLE, Partition
 
 
@@ -42,12 +35,14 @@ def build_layer(
         mixer = build_attention(plan, eps, tensors, f"{prefix}self_attn.", backend, partition)
     else:
         mixer = build_delta_net(plan.delta_net, tensors, f"{prefix}linear_attn.", eps, partition)
+    experts = None if plan.experts is None else build_experts(plan.experts, tensors, f"{prefix}mlp.")
     return LayerParts(
         mixer,
         mixer.o,
-        build_mlp(plan, tensors, f"{prefix}mlp.", partition),
+        build_mlp(plan, tensors, f"{prefix}mlp.", partition) if experts is None else experts,
         make_norm(tensors[f"{prefix}input_layernorm.weight"], eps, plan.float32_norms),
         make_norm(tensors[f"{prefix}post_attention_layernorm.weight"], eps, plan.float32_norms),
+        experts,
     )
 
 
@@ -115,10 +110,8 @@ def _attention_inputs(
 
 def build_mlp(
     plan: LayerPlan, tensors: Mapping[str, torch.Tensor], prefix: str, partition: Partition = WHOLE
-) -> RowsPart:
-    """Build an MLP, or the experts in its place, from Hugging Face names below `prefix` (ending in `mlp.`)."""
-    if plan.experts is not None:
-        return build_experts(plan.experts, tensors, prefix)
+) -> GatedMLP:
+    """Build a dense MLP from Hugging Face names below `prefix` (ending in `mlp.`)."""
 
     def both(kind: str) -> list[torch.Tensor]:
         return [tensors[f"{prefix}{name}.{kind}"] for name in ("gate_proj", "up_proj")]

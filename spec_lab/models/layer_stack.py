@@ -11,7 +11,7 @@ import torch
 from spec_lab.core.kv_cache import PagedKVCache
 from spec_lab.core.layer_protocols import RowSelection
 from spec_lab.core.types import AttentionMetadata
-from spec_lab.models.norms import RowsPart
+from spec_lab.models.experts import ExpertMLP
 from spec_lab.models.rope import RotaryRows, RotaryTable
 from spec_lab.pruning.selection import AllRows
 
@@ -20,7 +20,7 @@ class Layer(Protocol):
     """A decoder layer: `DecoderLayer`, or what stands in for one."""
 
     @property
-    def mlp(self) -> RowsPart: ...
+    def experts(self) -> ExpertMLP | None: ...
 
     def __call__(
         self,

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 import torch
-import torch.nn.functional as F
 
 from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.layer_protocols import AttentionBackend, RopeWrite, RowSelection
 from spec_lab.core.ragged import attend
 from spec_lab.core.types import AttentionMetadata
+from spec_lab.models.experts import ExpertMLP
 from spec_lab.models.linear import Linear
 from spec_lab.models.norms import RowsPart, WeightedNorm
 from spec_lab.models.rope import RotaryRows
@@ -159,29 +159,6 @@ class Attention:
         self.rope_and_write(projected.unflatten(-1, (-1, self.head_dim)), rotary, cache, metadata)
 
 
-Activation = Callable[[torch.Tensor], torch.Tensor]
-
-
-def gelu_tanh(rows: torch.Tensor) -> torch.Tensor:
-    """Compute Gemma's activation: GELU by its approximation with tanh."""
-    return F.gelu(rows, approximate="tanh")
-
-
-class GatedMLP:
-    """Computes down(activation(gate(x)) * up(x)), with gate and up fused."""
-
-    __slots__ = ("activation", "down", "gate_up")
-
-    def __init__(self, gate_up: Linear, down: Linear, activation: Activation = F.silu) -> None:
-        self.gate_up = gate_up
-        self.down = down
-        self.activation = activation
-
-    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
-        gate, up = self.gate_up(rows).chunk(2, dim=-1)
-        return self.down(self.activation(gate) * up)
-
-
 Cache = TypeVar("Cache", contravariant=True)
 
 
@@ -210,6 +187,7 @@ class LayerParts:
 
     Attributes:
         o: the product behind the mixer.
+        experts: `mlp`, where it has experts; None for one that is dense.
         norm: of what `mixer` reads; None where it is given normed rows.
     """
 
@@ -218,6 +196,7 @@ class LayerParts:
     mlp: RowsPart
     norm: WeightedNorm | None
     mlp_norm: WeightedNorm
+    experts: ExpertMLP | None = None
 
 
 @dataclass(slots=True)
@@ -251,20 +230,20 @@ class DecoderLayer:
         norm: of what `mixer` reads; None where that norms the stream itself, or is given normed rows.
         close: ends the first half: `AddThenNorm`, or what does the same.
         finish: adds the second half to the stream, and may do so in place: `AddPart`, or what does the same.
-        mlp: which `finish` adds; those who count the experts of a round look here.
+        experts: which `finish` adds; None where there are none.
     """
 
     norm: RowsPart | None
     mixer: Mixer[Any]
     close: Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
     finish: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-    mlp: RowsPart
+    experts: ExpertMLP | None
 
     @classmethod
     def of(cls, parts: LayerParts) -> DecoderLayer:
         """Take each part as it is."""
         close, finish = AddThenNorm(parts.o, parts.mlp_norm), AddPart(parts.mlp)
-        return cls(parts.norm, parts.mixer, close, finish, parts.mlp)
+        return cls(parts.norm, parts.mixer, close, finish, parts.experts)
 
     def __call__(
         self,

@@ -16,7 +16,7 @@ from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.layer_protocols import AttentionBackend, RowSelection
 from spec_lab.core.types import AttentionMetadata, NormSide
 from spec_lab.models.draft_parts import DraftInput, LikeliestToken
-from spec_lab.models.experts import ExpertMLP, expert_parts
+from spec_lab.models.experts import ExpertMLP
 from spec_lab.models.layer_builder import build_layer
 from spec_lab.models.linear import Linear, make_linear
 from spec_lab.models.norms import make_norm
@@ -59,7 +59,7 @@ class MtpModule:
 
     @property
     def expert_parts(self) -> tuple[ExpertMLP, ...]:
-        return expert_parts(self.layer.mlp)
+        return () if self.layer.experts is None else (self.layer.experts,)
 
     def fuse(self, features: torch.Tensor) -> torch.Tensor:
         """Return the target's hidden states [rows, hidden_size] as they are."""

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from spec_lab.models.layers import gelu_tanh
-from spec_lab.models.linear import Linear
+from spec_lab.models.linear import Linear, gelu_tanh
 from spec_lab.models.norms import RowsPart, WeightedNorm
 
 

@@ -24,9 +24,10 @@ from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.layer_protocols import RowSelection
 from spec_lab.core.types import AttentionMetadata
 from spec_lab.models.draft_parts import DraftInput, DraftInputs, HeadAtOnce, Likeliest, LikeliestToken, RecurrentParts
+from spec_lab.models.experts import ExpertMLP
 from spec_lab.models.layer_stack import Layer, LayerStack, Stack
-from spec_lab.models.layers import Attention, DecoderLayer, GatedMLP, LayerParts, RopeThenWrite
-from spec_lab.models.linear import Linear
+from spec_lab.models.layers import Attention, DecoderLayer, LayerParts, RopeThenWrite
+from spec_lab.models.linear import GatedMLP, Linear
 from spec_lab.models.norms import RowsPart, WeightedNorm
 from spec_lab.models.products import PlainProducts
 from spec_lab.models.rope import RotaryRows
@@ -65,8 +66,8 @@ class NativeDecoderLayer:
         self._many = many
 
     @property
-    def mlp(self) -> RowsPart:
-        return self._many.mlp
+    def experts(self) -> ExpertMLP | None:
+        return self._many.experts
 
     def __call__(
         self,

@@ -24,8 +24,7 @@ from spec_lab.models.experts import (
     SortedExperts,
     has_grouped_product,
 )
-from spec_lab.models.layers import GatedMLP
-from spec_lab.models.linear import DenseLinear
+from spec_lab.models.linear import DenseLinear, GatedMLP
 from spec_lab.models.norms import WeightedNorm
 from spec_lab.models.routers import Router, RouterMaker, Routing, float32_product, torch_router
 from spec_lab.operators.triton_linear import ACTIVATIONS, SkinnyMLP, dense

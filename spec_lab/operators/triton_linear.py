@@ -13,8 +13,7 @@ from spec_kernels.gate import gated
 from spec_kernels.norms import add_rms_norm, rms_norm
 from spec_kernels.product import product
 from spec_kernels.product_tiles import INVARIANT_ROWS, MAX_ROWS, most_rows, num_arrivals
-from spec_lab.models.layers import Activation, GatedMLP, gelu_tanh
-from spec_lab.models.linear import Linear, StreamedLinear
+from spec_lab.models.linear import Activation, GatedMLP, Linear, StreamedLinear, gelu_tanh
 from spec_lab.models.norms import WeightedNorm
 
 ACTIVATIONS: dict[Activation, str] = {F.silu: "silu", gelu_tanh: "gelu_tanh"}

@@ -25,8 +25,8 @@ from spec_lab.models.draft_parts import DraftInput, DraftInputs, HeadAtOnce, Lik
 from spec_lab.models.experts import ExpertMLP
 from spec_lab.models.latent import LatentAttention, NarrowQuery
 from spec_lab.models.layer_stack import Layer, LayerStack, Stack
-from spec_lab.models.layers import AddPart, Attention, DecoderLayer, GatedMLP, LayerParts
-from spec_lab.models.linear import Linear
+from spec_lab.models.layers import AddPart, Attention, DecoderLayer, LayerParts
+from spec_lab.models.linear import GatedMLP, Linear
 from spec_lab.models.norms import RowsPart, WeightedNorm
 from spec_lab.models.rope import RotaryRows
 from spec_lab.models.sandwich import (
@@ -74,8 +74,8 @@ class TwoWays:
         return self.many.mixer
 
     @property
-    def mlp(self) -> RowsPart:
-        return self.many.mlp
+    def experts(self) -> ExpertMLP | None:
+        return self.many.experts
 
     def __call__(
         self,
@@ -121,7 +121,8 @@ class TritonProducts:
         else:
             few = self._few_rows(parts, plan)
             layer = TwoWays(few, self._many_rows(self._replaced(parts, plan), plan), self._few)
-        self._replace_shared_expert(parts.mlp, plan)
+        if parts.experts is not None:
+            self._replace_shared_expert(parts.experts)
         return layer
 
     def stack(self, stack: LayerStack, plans: Sequence[LayerPlan]) -> Stack:
@@ -135,28 +136,26 @@ class TritonProducts:
         return plan.latent is None or (self._max_rows > 0 and not plan.float32_norms)
 
     def _few_rows(self, parts: LayerParts, plan: LayerPlan) -> DecoderLayer:
-        mixer = few_rows_mixer(parts, plan)
-        return DecoderLayer(
-            None, mixer, AddProduct(SkinnyProduct(dense(parts.o))), self._finish(parts, plan), parts.mlp
-        )
+        mixer, close = few_rows_mixer(parts, plan), AddProduct(SkinnyProduct(dense(parts.o)))
+        return DecoderLayer(None, mixer, close, self._finish(parts, plan), parts.experts)
 
     def _finish(self, parts: LayerParts, plan: LayerPlan) -> AddHalf:
         """Return what adds a layer's second half to the stream of few rows, and norms the stream for it."""
         norm = parts.mlp_norm
         if has_dense_mlp(plan):
             return AddMLP(cast(GatedMLP, parts.mlp), INVARIANT_ROWS, norm)
-        if plan.experts is not None and fits_few_rows(plan.experts):
-            return ResidualExperts(cast(ExpertMLP, parts.mlp), norm)
+        if parts.experts is not None and fits_few_rows(parts.experts.sizes):
+            return ResidualExperts(parts.experts, norm)
         return AddPart(NormedLinear(TritonNorm.of(norm), parts.mlp))
 
     def _many_rows(self, parts: LayerParts, plan: LayerPlan) -> DecoderLayer:
         finish: AddHalf = AddPart(parts.mlp)
         if has_dense_mlp(plan):
             finish = AddMLP(cast(GatedMLP, parts.mlp), self._max_rows)
-        elif plan.experts is not None:
-            finish = AddExperts(cast(ExpertMLP, parts.mlp))
+        elif parts.experts is not None:
+            finish = AddExperts(parts.experts)
         norm = None if parts.norm is None else TritonNorm.of(parts.norm)
-        return DecoderLayer(norm, parts.mixer, TritonAddThenNorm(parts.o, parts.mlp_norm), finish, parts.mlp)
+        return DecoderLayer(norm, parts.mixer, TritonAddThenNorm(parts.o, parts.mlp_norm), finish, parts.experts)
 
     def _replaced(self, parts: LayerParts, plan: LayerPlan) -> LayerParts:
         """Take our products up to 64 rows around latent attention, and where the library's would have to widen every
@@ -173,11 +172,10 @@ class TritonProducts:
         attention.qkv = self.linear(attention.qkv)
         return replace(parts, o=self.linear(parts.o))
 
-    def _replace_shared_expert(self, mlp: RowsPart, plan: LayerPlan) -> None:
-        """Replace the shared expert of an `ExpertMLP`, where it is a plain MLP."""
-        sizes = plan.experts
-        if self._max_rows and sizes is not None and sizes.shared_intermediate_size and not sizes.shared_gate:
-            experts = cast(ExpertMLP, mlp)
+    def _replace_shared_expert(self, experts: ExpertMLP) -> None:
+        """Replace the shared expert, where it is a plain MLP."""
+        sizes = experts.sizes
+        if self._max_rows and sizes.shared_intermediate_size and not sizes.shared_gate:
             experts.shared = SkinnyMLP(cast(GatedMLP, experts.shared))
 
     def draft_input(self, part: DraftInput) -> DraftInputs:

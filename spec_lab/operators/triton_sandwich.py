@@ -16,8 +16,7 @@ from spec_kernels.layer_embedding import layer_embeddings
 from spec_kernels.norms import add_normed
 from spec_kernels.product_tiles import INVARIANT_ROWS, most_rows
 from spec_kernels.softcap import softcap
-from spec_lab.models.layers import GatedMLP, gelu_tanh
-from spec_lab.models.linear import Linear
+from spec_lab.models.linear import GatedMLP, Linear, gelu_tanh
 from spec_lab.models.sandwich import (
     AddNormed,
     AddNormedThenNorm,
