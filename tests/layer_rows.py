@@ -34,10 +34,10 @@ class CountingBackend:
 
 def count_rows(layer: DecoderLayer) -> LayerRows:
     """Count the rows of `layer` from now on."""
-    rows, attention = LayerRows(), cast(Any, layer.attention)
+    rows, attention, close, finish = LayerRows(), *cast(Any, (layer.mixer, layer.close, layer.finish))
     attention.backend = CountingBackend(attention.backend, rows.attended)
-    attention.o = _counting(attention.o, rows.projected)
-    layer.mlp = _counting(layer.mlp, rows.mlp)
+    close.product = _counting(close.product, rows.projected)
+    finish.part = _counting(finish.part, rows.mlp)
     return rows
 
 

@@ -48,10 +48,8 @@ class Lane:
         self.cache = PagedKVCache([cache_row(plan)] * 2, NUM_PAGES, PAGE_SIZE, torch.float32, cpu)
         config = ModelConfig("llama", 70, HIDDEN_SIZE, 1e-5, MAX_POSITIONS, False, (plan, plan), (), None, "float32")
         tensors = random_tensors(decoder_tensor_shapes(config), torch.float32, cpu, 3)
-        self.target = DecoderTarget(
-            config, {name: 4 * t.to(dtype).float() for name, t in tensors.items()}, self.backend, MAX_POSITIONS
-        )
-        self.target.use(products)
+        tensors = {name: 4 * t.to(dtype).float() for name, t in tensors.items()}
+        self.target = DecoderTarget(config, tensors, self.backend, MAX_POSITIONS, products=products)
 
     def metadata(self, starts: list[int], num_queries: int) -> AttentionMetadata:
         first = torch.tensor(starts)

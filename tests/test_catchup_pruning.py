@@ -309,7 +309,7 @@ def test_rows_past_the_kv_write(models: Models, monkeypatch: pytest.MonkeyPatch)
         attended: list[int] = []
         mlp_rows: list[int] = []
         monkeypatch.setattr(backend, "attend", counting(backend.attend, attended))
-        monkeypatch.setattr(head.body, "mlp", counting(head.body.mlp, mlp_rows))
+        monkeypatch.setattr(head.layer.finish, "part", counting(head.layer.finish.part, mlp_rows))
         tokens, features = random_round(2, 4)
         with torch.inference_mode():
             state = lane.drafter.catch_up(lane.verified(tokens, features, [2, 3]))

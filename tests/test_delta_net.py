@@ -86,7 +86,8 @@ class Lane:
         nothing = torch.zeros(0, dtype=torch.int64)
         positions, seq_lens = rows[:, 0], recurrent.slot_ids  # as many as there are rows, and requests
         metadata = AttentionMetadata(positions, nothing, seq_lens, nothing, num_queries, 0, recurrent=recurrent)
-        return self.layer(rows, RotaryRows(nothing, nothing), self.cache, metadata, selection or AllRows())
+        turns = RotaryRows(nothing, nothing)
+        return self.layer.o(self.layer(rows, turns, self.cache, metadata, selection or AllRows()))
 
     def accept(self, slots: list[int], num_emitted: list[int]) -> None:
         self.states.commit(torch.tensor(slots), torch.tensor(num_emitted) - 1)

@@ -77,7 +77,7 @@ def test_the_module_equals_transformers(nextn: Nextn) -> None:
     cache = MtpCache(config=nextn.model.config.get_mtp_config())
     expected = nextn.modules.forward_layer(0, hidden[None], positions, cache, input_ids=token_ids[None])[0]
     module = nextn.head(TorchAttention(4, LENGTH))
-    assert isinstance(module.layer.mlp, ExpertMLP)
+    assert module.layer.experts is not None
     assert read_model_config(nextn.folder).layers[0].experts is None
     lane = make_lane(nextn, "none", [0])
     backend, table = lane.drafter.backend, lane.table
@@ -115,7 +115,7 @@ def test_only_the_live_rows_reach_router_and_experts(nextn: Nextn) -> None:
     for knob in KNOB:
         lane = make_lane(nextn, knob, [5, 9, 14], num_draft_tokens=1)
         layer: Any = lane.drafter.head
-        part: ExpertMLP = layer.layer.mlp
+        part: ExpertMLP = layer.layer.experts
         rows[knob] = seen = []
         router = part.router
         part.router = lambda rows, seen=seen, router=router: (seen.append(len(rows)), router(rows))[1]

@@ -84,9 +84,9 @@ def test_norms_of_a_bfloat16_target_round_once(tmp_path: Path) -> None:
     stored = load_file(tmp_path / "model.safetensors")
     layer: Any = target.layers[3]
     norms: dict[str, Any] = {
-        "layers.3.input_layernorm": layer.attention_norm,
-        "layers.3.post_attention_layernorm": layer.mlp_norm,
-        "layers.3.self_attn.q_norm": layer.attention.rope_and_write.qk_norm,
+        "layers.3.input_layernorm": layer.norm,
+        "layers.3.post_attention_layernorm": layer.close.norm,
+        "layers.3.self_attn.q_norm": layer.mixer.rope_and_write.qk_norm,
     }
     for name, norm in norms.items():
         weight = stored[f"model.{name}.weight"]

@@ -13,9 +13,9 @@ from spec_kernels.experts import routed_experts, routed_experts_reference
 from spec_kernels.few_experts import few_experts_reference
 from spec_kernels.gate import ACTIVATIONS
 from spec_lab.models.experts import SortedExperts
-from spec_lab.models.layers import gelu_tanh
+from spec_lab.models.linear import gelu_tanh
 from spec_lab.models.routers import Routing
-from spec_lab.models.triton_experts import MAX_ROWS, TritonExperts
+from spec_lab.operators.triton_experts import MAX_ROWS, TritonExperts
 from tests.kernel_lab import DEVICE, DTYPES, assert_near, randn
 from tests.tiny_checkpoints import refused
 

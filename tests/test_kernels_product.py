@@ -10,7 +10,7 @@ from spec_kernels.early import early_launches, loads_ahead
 from spec_kernels.product import product, product_reference
 from spec_kernels.product_tiles import INVARIANT_ROWS, SkinnyTiles, choose_tiles
 from spec_lab.core.conditional import inside_if_node
-from spec_lab.models.triton_products import TritonProducts
+from spec_lab.operators.triton_products import TritonProducts
 from tests.kernel_lab import DEVICE, DTYPES, assert_near, randn
 
 EPS = 1e-5

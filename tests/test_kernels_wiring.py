@@ -236,7 +236,7 @@ def test_heads_that_are_rotated_whole_have_one_kernel(tmp_path: Path, family: Fa
     target, _ = make_pair(tmp_path, family)
     config = make_config((target, target), "none", device=DEVICE.type, dtype="float32", kernels="triton")
     model = load_models(choose(config), 32).target
-    strategies = {type(layer.attention.rope_and_write) for layer in model.layers}
+    strategies = {type(layer.mixer.rope_and_write) for layer in model.layers}
     assert strategies == {FusedRopeAndWrite}
 
 

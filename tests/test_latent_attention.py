@@ -96,7 +96,7 @@ class Lane:
         if selection is not None and selection.is_empty:
             self.attention.write(*arguments)
             return rows.new_empty(0, HIDDEN)
-        return self.attention(*arguments, selection or AllRows())
+        return self.attention.o(self.attention(*arguments, selection or AllRows()))
 
     def metadata(self, num_queries: int, starts: list[int], first_slot: int = 0) -> AttentionMetadata:
         first = torch.tensor(starts)

@@ -224,18 +224,19 @@ def test_which_rows_enter_which_products(models: Models) -> None:
     rows: dict[str, dict[str, int]] = {}
     for knob in KNOB:
         lane = make_lane(models, knob, [5, 9])
-        body: Any = lane.drafter.head.body
+        layer: Any = lane.drafter.head.layer
+        owners = layer.mixer, layer.mixer, layer.close, layer.finish
         rows[knob] = seen = {}
-        for owner, name in ((body.attention, "row"), (body.attention, "query"), (body.attention, "o"), (body, "mlp")):
+        for owner, name in zip(owners, ("row", "query", "product", "part"), strict=True):
             product = getattr(owner, name)
 
             setattr(owner, name, first_counted(product, name, seen))
         tokens, features = random_round(2, 4)
         draft(lane, lane.verified(tokens, features, [2, 3]))
     assert rows == {
-        "none": {"row": 8, "query": 8, "o": 8, "mlp": 8},
-        "post_attention": {"row": 8, "query": 8, "o": 2, "mlp": 2},
-        "pre_attention": {"row": 8, "query": 2, "o": 2, "mlp": 2},
+        "none": {"row": 8, "query": 8, "product": 8, "part": 8},
+        "post_attention": {"row": 8, "query": 8, "product": 2, "part": 2},
+        "pre_attention": {"row": 8, "query": 2, "product": 2, "part": 2},
     }
 
 

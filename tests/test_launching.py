@@ -19,12 +19,11 @@ from spec_lab.checkpoints.latent_sizes import LatentSizes
 from spec_lab.checkpoints.plan import LayerPlan, RopeConfig
 from spec_lab.checkpoints.random_weights import random_mtp
 from spec_lab.core.conditional import inside_if_node
-from spec_lab.models.launching import launching_of
 from spec_lab.models.linear import make_linear
 from spec_lab.models.mtp import MtpModule
-from spec_lab.models.products import PLAIN, PlainProducts
+from spec_lab.models.products import PLAIN, PlainProducts, launching_of
 from spec_lab.models.rope import rotary_table
-from spec_lab.models.triton_products import TritonProducts
+from spec_lab.operators.triton_products import TritonProducts
 from spec_lab.pruning.selection import AllRows
 from tests.kernel_lab import DEVICE, randn
 from tests.test_triton_products import DTYPE, FEATURES, MAX_POSITIONS, Lane, make_target, prompt

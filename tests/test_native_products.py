@@ -26,12 +26,13 @@ from spec_lab.checkpoints.plan import LayerPlan
 from spec_lab.measure.lab import MAIN, load_lab, note_kernels
 from spec_lab.menu.choices import KernelsChoice
 from spec_lab.menu.chosen import choose
+from spec_lab.models.draft_parts import DraftInput, LikeliestToken
+from spec_lab.models.layers import DecoderLayer, LayerParts
 from spec_lab.models.linear import make_linear
-from spec_lab.models.native_forwards import MAX_ROWS
-from spec_lab.models.native_products import NativeDecoderLayer, NativeProducts
 from spec_lab.models.norms import RMSNorm
 from spec_lab.models.products import PLAIN
-from spec_lab.models.replaceable_parts import DraftInput, LayerBody, LikeliestToken
+from spec_lab.operators.native_forwards import MAX_ROWS
+from spec_lab.operators.native_products import NativeDecoderLayer, NativeProducts
 from spec_lab.pruning.selection import AfterAttention, AllRows, BeforeAttention, NoRows
 from tests.lab import make_config
 from tests.native_lane import FULL, HIDDEN_SIZE, MAX_POSITIONS, PAGE_SIZE, PLANS, Lane, assert_alike, tokens_of
@@ -105,17 +106,17 @@ def test_a_draft_head_body_without_a_norm_of_its_own() -> None:
     """A body takes normed rows, wider than the stream, and a residual that may be a slice."""
     lane = Lane(FULL, PLAIN)
     plain = lane.target.layers[0]
-    body = LayerBody(plain.attention, plain.mlp, plain.mlp_norm)
-    ours = NativeProducts().body(body, FULL)
+    parts = LayerParts(plain.mixer, plain.close.product, plain.finish.part, None, plain.close.norm)
+    body, ours = DecoderLayer.of(parts), NativeProducts().layer(parts, FULL)
     metadata, rows = lane.metadata([3], 2), torch.randn(2, HIDDEN_SIZE)
     rotary = lane.target.rotary_tables[0].rows(metadata.positions)
     residual = torch.randn(2, 2 * HIDDEN_SIZE)[:, HIDDEN_SIZE:]
-    arguments = rows, residual, rotary, lane.cache.layers[0], metadata, AllRows()
-    assert_alike(body(*arguments), ours(*arguments))
+    place = residual, rotary, lane.cache.layers[0], metadata
+    assert_alike(body(*place, AllRows(), rows), ours(*place, AllRows(), rows))
     lane.cache.kv.zero_()
-    ours.write(rows, rotary, lane.cache.layers[0], metadata)
+    assert len(ours(*place, NoRows(), rows)) == 0
     written = lane.cache.kv.clone()
-    body.write(rows, rotary, lane.cache.layers[0], metadata)
+    body(*place, NoRows(), rows)
     assert_alike(lane.cache.kv, written)
 
 
@@ -273,27 +274,25 @@ def test_exponentials_where_they_end() -> None:
     """The activation of gates that no float32 exponential holds, and NaN, which stays one."""
     gates = torch.tensor([-1e4, -100.0, -88.5, -87.2, -20.0, -1e-3, 0.0, 1e-3, 5.0, 88.5, 200.0, float("nan")])
     lane = Lane(replace(FULL, intermediate_size=16), NativeProducts())
-    plain = lane.target.layers[0]._plain
+    plain = lane.target.layers[0]._many
     assert FULL.fits_native
     assert not replace(FULL, intermediate_size=12).fits_native and not replace(FULL, head_dim=24).fits_native
     identity = torch.eye(16, HIDDEN_SIZE)
     weight = torch.cat((identity, torch.zeros(16, HIDDEN_SIZE)))
-    mlp = plain.mlp
+    mlp = plain.finish.part
     mlp.gate_up, mlp.down = make_linear(weight, torch.ones(32) * torch.arange(32).ge(16)), make_linear(identity.T)
     for gate in gates:
         stream = torch.zeros(1, HIDDEN_SIZE)
         stream[0, 0] = 1.0
         norm = RMSNorm(torch.full((HIDDEN_SIZE,), float(gate) / HIDDEN_SIZE**0.5), 0.0)
-        body = LayerBody(plain.attention, mlp, norm)
-        mlp_only = NativeProducts().body(body, replace(FULL, intermediate_size=16))
+        parts = LayerParts(plain.mixer, plain.close.product, mlp, None, norm)
+        body, mlp_only = DecoderLayer.of(parts), NativeProducts().layer(parts, replace(FULL, intermediate_size=16))
         metadata = lane.metadata([0], 1)
         rotary = lane.target.rotary_tables[0].rows(metadata.positions)
-        rest = rotary, lane.cache.layers[0], metadata, AllRows()
-        lane.cache.kv.zero_()
         rows = torch.zeros(1, HIDDEN_SIZE)
-        torch.testing.assert_close(
-            mlp_only(rows, stream, *rest), body(rows, stream, *rest), rtol=1e-5, atol=1e-6, equal_nan=True
-        )
+        place = stream, rotary, lane.cache.layers[0], metadata, AllRows(), rows
+        lane.cache.kv.zero_()
+        torch.testing.assert_close(mlp_only(*place), body(*place), rtol=1e-5, atol=1e-6, equal_nan=True)
 
 
 def test_no_ops_of_the_kernels_are_said(capsys: pytest.CaptureFixture[str]) -> None:

@@ -28,14 +28,22 @@ from spec_lab.engine.drafts import Chain
 from spec_lab.engine.offers import AllOffered
 from spec_lab.engine.parts import Parts
 from spec_lab.models.eagle3 import Eagle3Head
-from spec_lab.models.native_forwards import MAX_ROWS, NativeHeadLayer, NativeStack
-from spec_lab.models.native_products import NativeProducts
+from spec_lab.models.layer_stack import LayerStack
 from spec_lab.models.products import PLAIN, Products
-from spec_lab.models.replaceable_parts import LayerStack
 from spec_lab.operators.kernel_set import TORCH_FORMS, KernelSet
+from spec_lab.operators.native_forwards import MAX_ROWS, NativeHeadLayer, NativeStack
+from spec_lab.operators.native_products import NativeProducts
 from spec_lab.operators.native_set import NATIVE_FUNCTIONS
-from spec_lab.pruning.policy import LastPromptRow, NoCatchupPruning, PruneAfterAttention, PruneBeforeAttention
-from spec_lab.pruning.selection import AfterAttention, AllRows, BeforeAttention, NoRows
+from spec_lab.pruning.selection import (
+    AfterAttention,
+    AllRows,
+    BeforeAttention,
+    LastPromptRow,
+    NoCatchupPruning,
+    NoRows,
+    PruneAfterAttention,
+    PruneBeforeAttention,
+)
 from spec_lab.wiring.caches import cache_row
 from tests.fake_target import make_prune
 from tests.native_lane import (
@@ -135,7 +143,7 @@ class HeadLane:
 @pytest.mark.parametrize("normed", [False, True])
 def test_a_draft_heads_layer_and_its_input_in_one_call(normed: bool) -> None:
     lanes = [HeadLane(products, norm_before_residual=normed) for products in (PLAIN, NativeProducts())]
-    assert isinstance(lanes[1].head._layer, NativeHeadLayer)
+    assert isinstance(lanes[1].head._run, NativeHeadLayer)
     live = torch.tensor([1, 7])
     before = BeforeAttention(live, lanes[0].lane.metadata([21, 18], 1))
     for selection in (None, AllRows(live), AfterAttention(live), before):

@@ -11,9 +11,7 @@ from spec_lab.checkpoints.expert_sizes import ExpertSizes, RouterScores, expert_
 from spec_lab.engine.experts_read import ExpertsRead, ReadingStage
 from spec_lab.models.experts import build_experts
 from spec_lab.models.norms import RMSNorm
-from spec_lab.models.residual_experts import FinishWithExperts, ResidualExperts
-from spec_lab.models.triton_experts import TritonExperts, triton_router
-from spec_lab.models.triton_linear import TritonNorm
+from spec_lab.operators.triton_experts import AddExperts, ResidualExperts, TritonExperts, triton_router
 from tests.kernel_lab import DEVICE, randn
 from tests.test_triton_products import DTYPE, assert_alike
 
@@ -23,7 +21,7 @@ SIZES = ExpertSizes(8, 3, 16, RouterScores.SIGMOID, correction_bias=True, shared
 
 @pytest.mark.parametrize(
     ("sizes", "num_rows"),
-    [(SIZES, 20), (replace(SIZES, shared_intermediate_size=48), 5), (replace(SIZES, shared_gate=True), 20)],
+    [(SIZES, 12), (replace(SIZES, shared_intermediate_size=48), 5), (replace(SIZES, shared_gate=True), 12)],
     ids=["one_more", "wider", "gated"],
 )
 def test_it_gives_what_its_parts_give(sizes: ExpertSizes, num_rows: int) -> None:
@@ -36,9 +34,8 @@ def test_it_gives_what_its_parts_give(sizes: ExpertSizes, num_rows: int) -> None
     mlp.router, mlp.experts = mlp.router.made_by(triton_router), mlp.experts.made_by(TritonExperts)
     norm = RMSNorm(1 + randn(HIDDEN, seed=20, dtype=DTYPE), 1e-5)
     stream = 3 * randn(num_rows, HIDDEN, seed=21, dtype=DTYPE)
-    part = ResidualExperts(mlp, norm, TritonNorm.of(norm))
-    many, reads = FinishWithExperts(mlp), []
-    for run in (part, lambda rows: many(rows, norm(rows)), lambda rows: rows + mlp(norm(rows))):
+    few, many, reads = ResidualExperts(mlp, norm), AddExperts(mlp), []
+    for run in (lambda rows: few(rows, rows), lambda rows: many(rows, norm(rows)), lambda rows: rows + mlp(norm(rows))):
         counts = ExpertsRead(DEVICE, 1)
         counts.watch([mlp])
         counts.begin_round(torch.ones(1, dtype=torch.bool, device=DEVICE))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,9 +19,9 @@ from spec_lab.measure.lab import Lab, load_lab
 from spec_lab.menu.choices import Dtype, KernelsChoice
 from spec_lab.menu.chosen import choose
 from spec_lab.menu.config import AttentionConfig
+from spec_lab.models.products import PLAIN
 from spec_lab.wiring import models
 from spec_lab.wiring.engine import build_teacher
-from spec_lab.wiring.kernels import TORCH
 from spec_lab.wiring.limits import engine_limits
 from tests.kernel_lab import DEVICE
 from tests.tiny_runs import make_run_config, make_runnable_pair, write_prompts
@@ -72,8 +73,11 @@ def test_the_teacher_has_the_logits_of_plain_decoding(lab: Lab) -> None:
     with kept_logits(lab) as found:
         lab.teacher.greedy_choices(record.prompt_ids, record.output_ids)
     assert torch.equal(torch.cat(found), torch.cat(expected))
-    no_promise, limits = replace(lab.models, kernels=TORCH), engine_limits(lab.chosen, lab.requests, 3)
+    limits = engine_limits(lab.chosen, lab.requests, 3)
     with kept_logits(lab) as rounded_otherwise:
+        target = copy(lab.models.target)
+        target.products = PLAIN
+        no_promise = replace(lab.models, target=target)
         build_teacher(lab.config, no_promise, limits).greedy_choices(record.prompt_ids, record.output_ids)
     assert not torch.equal(torch.cat(rounded_otherwise)[-LIMIT:], torch.cat(expected))
 

@@ -19,7 +19,7 @@ from spec_lab.core.types import AttentionMetadata, FeatureSpec
 from spec_lab.models.gemma4 import Gemma4Target
 from spec_lab.models.gemma4_assistant import Gemma4Assistant
 from spec_lab.models.products import PLAIN, Products
-from spec_lab.models.triton_products import TritonProducts
+from spec_lab.operators.triton_products import TritonProducts
 from spec_lab.pruning.selection import AfterAttention, AllRows, NoRows
 from tests.kernel_lab import DEVICE, randn
 from tests.test_triton_products import DTYPE, MAX_POSITIONS, CountedKernels, Lane, assert_alike, prompt
@@ -60,9 +60,8 @@ def read_target(folder: Path, kind: str) -> ModelConfig:
 
 
 def make_target(config: ModelConfig, lane: Lane, products: Products) -> Gemma4Target:
-    target = Gemma4Target(config, weights(gemma4_tensor_shapes(config)), lane.backend, MAX_POSITIONS)
-    target.use(products)
-    return target
+    tensors = weights(gemma4_tensor_shapes(config))
+    return Gemma4Target(config, tensors, lane.backend, MAX_POSITIONS, products=products)
 
 
 def caches(lane: Lane) -> list[torch.Tensor]:

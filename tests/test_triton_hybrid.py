@@ -28,10 +28,9 @@ from spec_lab.models.norms import Float32Norm
 from spec_lab.models.products import PLAIN
 from spec_lab.models.rope import RotaryRows
 from spec_lab.models.target_loader import WeightSource, load_target
-from spec_lab.models.triton_delta import TRITON_DELTA
-from spec_lab.models.triton_layer import FusedLayer
-from spec_lab.models.triton_linear import TritonNorm
-from spec_lab.models.triton_products import TritonProducts
+from spec_lab.operators.triton_delta import TRITON_DELTA
+from spec_lab.operators.triton_linear import TritonNorm
+from spec_lab.operators.triton_products import TritonProducts, TwoWays
 from spec_lab.pruning.selection import AllRows
 from spec_lab.wiring.caches import cache_row
 from spec_lab.wiring.kernels import KERNELS
@@ -72,7 +71,7 @@ class Lane:
         metadata = AttentionMetadata(
             rows[:, 0], NOTHING, recurrent.slot_ids, NOTHING, num_queries, 0, recurrent=recurrent
         )
-        return self.layer(rows, RotaryRows(NOTHING, NOTHING), self.cache, metadata, AllRows())
+        return self.layer.o(self.layer(rows, RotaryRows(NOTHING, NOTHING), self.cache, metadata, AllRows()))
 
     def text(self, dtype: torch.dtype, num_rounds: int) -> list[torch.Tensor]:
         """Run prompts in chunks, and rounds of every number of rows; what a round may not read is spoilt before."""
@@ -162,9 +161,9 @@ def test_few_rows_in_16_bits_go_through_the_fused_products(folder: Path) -> None
     for kernels in ("torch", "triton"):
         parts = KERNELS[kernels](DEVICE, torch.float16)
         backend = TorchAttention(4, 64)
-        target = load_target(config, WeightSource(folder, torch.float16, DEVICE), backend, 64)
-        target.use(TritonProducts() if kernels == "triton" else PLAIN)
-        assert all(isinstance(layer, FusedLayer) == (kernels == "triton") for layer in target.layers)
+        products = TritonProducts() if kernels == "triton" else PLAIN
+        target = load_target(config, WeightSource(folder, torch.float16, DEVICE), backend, 64, products)
+        assert all(isinstance(layer, TwoWays) == (kernels == "triton") for layer in target.layers)
         for net in target.delta_nets:
             net.use(parts.delta.steps)
         nets = {index: plan.delta_net for index, plan in enumerate(config.layers) if plan.delta_net is not None}

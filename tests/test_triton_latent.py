@@ -24,8 +24,9 @@ from spec_lab.models.latent import NarrowQuery
 from spec_lab.models.linear import make_linear
 from spec_lab.models.norms import RMSNorm
 from spec_lab.models.products import PLAIN
-from spec_lab.models.triton_experts import TritonExperts, triton_router
-from spec_lab.models.triton_latent import SkinnyQuery, TritonLayerProducts
+from spec_lab.operators.triton_experts import TritonExperts, triton_router
+from spec_lab.operators.triton_mixers import SkinnyQuery
+from spec_lab.operators.triton_products import TritonProducts
 from spec_lab.pruning.selection import AllRows
 from tests.kernel_lab import DEVICE, DTYPES, assert_near, randn
 from tests.lab import Reference, generate, make_config, random_requests
@@ -193,7 +194,7 @@ def test_a_target_of_16_bits_gives_what_it_gives_without_fused_products(tmp_path
     )
     config = read_model_config(tmp_path)
     outputs, lanes, targets = [], [], []
-    for products in (PLAIN, TritonLayerProducts()):
+    for products in (PLAIN, TritonProducts()):
         lane = Lane.of(config.layers)
         target = make_target(config, lane, products)
         for part in target.expert_parts:
@@ -226,7 +227,7 @@ def test_an_eagle3_head_of_16_bits_gives_what_it_gives_without_fused_products(tm
     (tmp_path / "config.json").write_text(json.dumps(SIZES | {"architectures": ["DeepseekV3ForCausalLM"]}))
     target = read_model_config(tmp_path)
     results = []
-    for products in (PLAIN, TritonLayerProducts()):
+    for products in (PLAIN, TritonProducts()):
         head_config, tensors = random_eagle3(target, 16, DTYPE, DEVICE, 1)
         assert head_config.layer.only_layer.latent is not None
         lane = Lane.of(head_config.layer.layers)

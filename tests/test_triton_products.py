@@ -25,14 +25,12 @@ from spec_lab.core.types import AttentionMetadata, FeatureSpec, NormSide
 from spec_lab.engine.pages import PageTable
 from spec_lab.models.decoder import DecoderTarget
 from spec_lab.models.eagle3 import Eagle3Head
-from spec_lab.models.layers import GatedMLP
-from spec_lab.models.linear import DenseLinear, make_linear
+from spec_lab.models.linear import DenseLinear, GatedMLP, make_linear
 from spec_lab.models.mtp import MtpModule
 from spec_lab.models.products import PLAIN, Products
 from spec_lab.models.rope import rotary_table
-from spec_lab.models.triton_layer import FusedLayer
-from spec_lab.models.triton_linear import TritonGatedMLP, dense
-from spec_lab.models.triton_products import TritonProducts
+from spec_lab.operators.triton_linear import TritonGatedMLP, dense
+from spec_lab.operators.triton_products import TritonProducts, TwoWays
 from spec_lab.pruning.selection import AfterAttention, AllRows, BeforeAttention, NoRows
 from spec_lab.wiring.caches import cache_row
 from spec_lab.wiring.kernels import KERNELS
@@ -82,9 +80,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> ModelConfig:
 def make_target(config: ModelConfig, lane: Lane, products: Products, narrow: bool = False) -> DecoderTarget:
     tensors = random_tensors(decoder_tensor_shapes(config), DTYPE, DEVICE, 3)
     tensors = with_narrow_products(tensors) if narrow else tensors
-    target = DecoderTarget(config, tensors, lane.backend, MAX_POSITIONS)
-    target.use(products)
-    return target
+    return DecoderTarget(config, tensors, lane.backend, MAX_POSITIONS, products=products)
 
 
 class CountedKernels(TorchDispatchMode):
@@ -237,7 +233,7 @@ def test_float32_keeps_the_librarys_products(llama: ModelConfig) -> None:
     assert KERNELS["triton"](DEVICE, torch.float32).products is PLAIN
     lane = Lane.of(llama.layers)
     target = make_target(llama, lane, KERNELS["triton"](DEVICE, torch.float16).products)
-    assert all(type(layer) is FusedLayer for layer in target.layers)
+    assert all(type(layer) is TwoWays for layer in target.layers)
 
 
 def kernels_of_a_layer(config: ModelConfig, products: Products, num_rows: int = 4) -> tuple[int, int, int]:

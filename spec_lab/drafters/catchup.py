@@ -34,7 +34,7 @@ class Catchup:
 
 @dataclass(slots=True)
 class CaughtUp:
-    """Holds the outcome of a catch-up step, or of a prompt, with which drafting goes on.
+    """The outcome of a catch-up step, or of a prompt, with which drafting goes on.
 
     Attributes:
         hidden: [batch, hidden_size] the live rows' output.
@@ -47,7 +47,7 @@ class CaughtUp:
 
 
 class CatchupPlanner(Protocol):
-    """Is `plan_catchup`, or what plans the same."""
+    """`plan_catchup`, or what plans the same."""
 
     def __call__(
         self, verified: VerifiedRound, backend: AttentionBackend, num_draft_tokens: int, first_position: int = 0

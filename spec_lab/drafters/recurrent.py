@@ -22,7 +22,7 @@ from spec_lab.pruning.selection import AllRows
 
 
 class DraftModule(DraftHead, Protocol):
-    """Is a draft model of one layer with a KV cache; what `forward` returns is fed back, or goes on to the next module,
+    """A draft model of one layer with a KV cache. What `forward` returns is fed back, or goes on to the next module,
     and is read by `greedy`."""
 
     def forward(
@@ -39,7 +39,7 @@ class DraftModule(DraftHead, Protocol):
 
 
 class RecurrentHead(DraftModule, Protocol):
-    """Is one that takes the target's features in a form of its own.
+    """A draft model of one layer that takes the target's features in a form of its own.
 
     Attributes:
         start: plans a catch-up step, and runs `fuse`, `forward` and `greedy`; None where nothing does that at once.
@@ -105,7 +105,7 @@ class RecurrentCatchup:
 
 @dataclass(slots=True)
 class RecurrentState:
-    """Holds tokens [batch], hidden [batch, hidden_size] to feed back, and one-row metadata that is moved in place."""
+    """The tokens [batch] of a draft, hidden [batch, hidden_size] to feed back, and metadata that is moved in place."""
 
     tokens: torch.Tensor
     hidden: torch.Tensor
@@ -114,7 +114,7 @@ class RecurrentState:
 
 
 class RecurrentDrafter(RecurrentCatchup):
-    """Keeps the protocol `Drafter`: drafts a chain."""
+    """A `Drafter` that reuses one layer for a chain."""
 
     def __init__(
         self,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -15,14 +15,12 @@ from spec_lab.core.rows import rows_at
 from spec_lab.core.types import AttentionMetadata, FeatureSpec, NormSide, TargetOutput
 from spec_lab.models.delta_net import GatedDeltaNet
 from spec_lab.models.experts import ExpertMLP
-from spec_lab.models.launching import launching_of
 from spec_lab.models.layer_builder import build_layer
-from spec_lab.models.layers import expert_parts
+from spec_lab.models.layer_stack import LayerStack
 from spec_lab.models.linear import WholeLinear, can_pack
 from spec_lab.models.norms import make_norm
 from spec_lab.models.partition import WHOLE, Partition
-from spec_lab.models.products import PLAIN, Products
-from spec_lab.models.replaceable_parts import LayerStack, Stack
+from spec_lab.models.products import PLAIN, Products, launching_of
 from spec_lab.models.rope import rotary_table
 
 
@@ -32,21 +30,26 @@ class Decoder(ABC):
     Attributes:
         config: of the whole model.
         layer_plans: of the layers as they lie in this process, and of their caches.
+        products: what gave the parts.
         layers: first to last.
-        used_products: whether `use` has been called.
         final_norm_weight: of the norm in front of the head [hidden_size].
         num_positions: rows of the rotary tables.
     """
 
     layers: Sequence[Any]
-    used_products: bool = False
 
     def __init__(
-        self, config: ModelConfig, tensors: Mapping[str, torch.Tensor], max_positions: int | None, partition: Partition
+        self,
+        config: ModelConfig,
+        tensors: Mapping[str, torch.Tensor],
+        max_positions: int | None,
+        partition: Partition,
+        products: Products,
     ) -> None:
-        """`tensors` has of each what `partition` keeps of it."""
+        """`tensors` has of each what `partition` keeps of it; `products` gives the parts that few rows go through."""
         self.config = config
         self.partition = partition
+        self.products = products
         self.layer_plans = tuple(partition.share(plan) for plan in config.layers)
         self.vocab_size = config.vocab_size
         self.max_position_embeddings = config.max_position_embeddings
@@ -56,7 +59,7 @@ class Decoder(ABC):
         # A packed product reads its weight back, which need not be there twice.
         reads_back = partition is WHOLE and can_pack(head)
         self._dense_head = None if reads_back and not config.tie_word_embeddings else head
-        self._head = partition.head(head)
+        self._head = products.linear(partition.head(head))
         self.final_norm_weight = tensors["model.norm.weight"]
         self.num_positions = max_positions or config.max_position_embeddings
         shapes = [(plan.rope, plan.head_dim) for plan in config.layers]
@@ -81,11 +84,6 @@ class Decoder(ABC):
     ) -> TargetOutput:
         """Run rows through all layers (`Target.forward`)."""
 
-    def use(self, products: Products) -> None:
-        """Replace the parts that few rows go through, in a decoder that one process has whole."""
-        self._head = products.linear(self._head)
-        self.used_products = True
-
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return self._head(hidden)
 
@@ -93,12 +91,12 @@ class Decoder(ABC):
     def delta_nets(self) -> tuple[GatedDeltaNet, ...]:
         """The gated delta nets of all layers that have one in the place of attention."""
         plans = zip(self.layers, self.layer_plans, strict=True)
-        return tuple(layer.attention for layer, plan in plans if plan.delta_net is not None)
+        return tuple(layer.mixer for layer, plan in plans if plan.delta_net is not None)
 
     @property
     def expert_parts(self) -> tuple[ExpertMLP, ...]:
         """The parts with experts of all layers."""
-        return tuple(part for layer in self.layers for part in expert_parts(layer))
+        return tuple(layer.experts for layer in self.layers if layer.experts is not None)
 
 
 class DecoderTarget(Decoder):
@@ -111,30 +109,20 @@ class DecoderTarget(Decoder):
         backend: AttentionBackend,
         max_positions: int | None = None,
         partition: Partition = WHOLE,
-        products: Products | None = None,
+        products: Products = PLAIN,
     ) -> None:
-        """`tensors` has of each what `partition` keeps of it; `products` are used at once, layer by layer."""
-        super().__init__(config, tensors, max_positions, partition)
-        self._norm = make_norm(tensors["model.norm.weight"], config.rms_norm_eps, config.layers[-1].float32_norms)
-        layers = (
-            build_layer(plan, config.rms_norm_eps, tensors, f"model.layers.{index}.", backend, partition)
-            for index, plan in enumerate(self.layer_plans)
-        )
-        if products is not None:
-            super().use(products)
-        self._take(layers, PLAIN if products is None else products)
-
-    def use(self, products: Products) -> None:
-        super().use(products)
-        self._take(self.layers, products)
-
-    def _take(self, layers: Iterable[Any], products: Products) -> None:
-        """Let `products` give its parts for these, each before the next is asked for."""
+        """`tensors` has of each what `partition` keeps of it; a layer is made before the next one is begun."""
+        super().__init__(config, tensors, max_positions, partition, products)
+        eps = config.rms_norm_eps
         self._launching = launching_of(products, self.layer_plans)
-        self._norm = products.norm(self._norm)
-        self.layers = [products.layer(*pair) for pair in zip(layers, self.layer_plans, strict=True)]
-        plain = LayerStack(self.layers, self.rotary_tables, self._table_of_layer)
-        self._stack: Stack = products.stack(plain, self.layer_plans)
+        final = make_norm(self.final_norm_weight, eps, config.layers[-1].float32_norms)
+        self._norm = products.norm(final)
+        self.layers = [
+            products.layer(build_layer(plan, eps, tensors, f"model.layers.{index}.", backend, partition), plan)
+            for index, plan in enumerate(self.layer_plans)
+        ]
+        stack = LayerStack(self.layers, self.rotary_tables, self._table_of_layer)
+        self._stack = products.stack(stack, self.layer_plans)
 
     def forward(
         self,

@@ -13,8 +13,7 @@ from spec_lab.core.ragged import in_even_batches
 from spec_lab.core.types import AttentionMetadata
 from spec_lab.models.delta_caches import DeltaCache
 from spec_lab.models.delta_steps import DeltaNetWeights, DeltaSteps, TorchDeltaSteps
-from spec_lab.models.layers import fused_linear
-from spec_lab.models.linear import Linear
+from spec_lab.models.linear import Linear, fused_linear
 from spec_lab.models.partition import WHOLE, Partition
 from spec_lab.models.rope import RotaryRows
 
@@ -62,8 +61,8 @@ class GatedDeltaNet:
         metadata: AttentionMetadata,
         selection: RowSelection,
     ) -> torch.Tensor:
-        """Take all rows into the states, and return [kept rows, hidden_size]. At least one row has to go on."""
-        return self.o(self.attended(self.qkv(rows), rotary, cache, metadata, selection))
+        """Take all rows into the states: what `o` takes of the kept ones. At least one row has to go on."""
+        return self.attended(self.qkv(rows), rotary, cache, metadata, selection)
 
     def attended(
         self,

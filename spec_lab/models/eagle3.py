@@ -15,12 +15,14 @@ import torch
 from spec_lab.checkpoints.eagle3_config import NUM_TAPS, Eagle3Config
 from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.layer_protocols import AttentionBackend, RowSelection
+from spec_lab.core.protocols import DraftStart, DraftSteps
 from spec_lab.core.types import AttentionMetadata
+from spec_lab.models.draft_parts import DraftInput, DraftLayers, LikeliestToken, RecurrentParts
 from spec_lab.models.layer_builder import build_attention, build_mlp
+from spec_lab.models.layers import LayerParts
 from spec_lab.models.linear import make_linear
 from spec_lab.models.norms import RMSNorm
 from spec_lab.models.products import PLAIN, Products
-from spec_lab.models.replaceable_parts import DraftInput, DraftLayer, LayerBody, LikeliestToken
 from spec_lab.models.rope import RotaryTable, rotary_table
 from spec_lab.models.scored_tokens import ScoredTokens
 
@@ -51,17 +53,15 @@ class Eagle3Head:
         self.config = config
         self._tap_norm = tap_norm(config, tensors)
         self._fc = products.linear(make_linear(tensors["fc.weight"]))
-        draft_input = DraftInput(
-            tensors.get("embed_tokens.weight", embedding),
-            RMSNorm(tensors["midlayer.input_layernorm.weight"], eps),
-            RMSNorm(tensors["midlayer.hidden_norm.weight"], eps),
-        )
-        body = LayerBody(
-            build_attention(plan, eps, tensors, "midlayer.self_attn.", backend),
+        mixer = build_attention(plan, eps, tensors, "midlayer.self_attn.", backend)
+        parts = LayerParts(
+            mixer,
+            mixer.o,
             build_mlp(plan, tensors, "midlayer.mlp."),
+            None,
             RMSNorm(tensors["midlayer.post_attention_layernorm.weight"], eps),
         )
-        self.body = products.body(body, plan)
+        self.layer = products.layer(parts, plan)
         norm, head = RMSNorm(tensors["norm.weight"], eps), make_linear(tensors.get("lm_head.weight", target_head))
         self._norm, self._head = products.norm(norm), products.linear(head)
         self._draft_to_target = draft_to_target_ids(tensors.get("d2t"))
@@ -69,12 +69,22 @@ class Eagle3Head:
         self._likeliest = products.likeliest(likeliest)
         sizes = plan.rope, plan.head_dim, max_positions
         self.rotary = rotary or rotary_table(*sizes, embedding.dtype, embedding.device)
-        residual_is_normed = config.norm_before_residual
-        layer = DraftLayer(products.draft_input(draft_input), self.body, self.rotary, residual_is_normed)
-        self._layer = products.draft_layer(layer, plan)
-        is_plain = not config.norm_output and self._tap_norm is None
-        self.start = products.draft_start(self._fc, self._layer, self._likeliest, plan) if is_plain else None
-        self.steps = None if config.norm_output else products.draft_steps(self._layer, self._likeliest, plan)
+        draft_input = DraftInput(
+            tensors.get("embed_tokens.weight", embedding),
+            RMSNorm(tensors["midlayer.input_layernorm.weight"], eps),
+            RMSNorm(tensors["midlayer.hidden_norm.weight"], eps),
+        )
+        self._inputs = products.draft_input(draft_input)
+        is_normed = config.norm_before_residual
+        own = RecurrentParts(
+            self._fc, self._inputs, self.layer, self._likeliest, self._by_parts, self.rotary, is_normed
+        )
+        at_once = products.at_once(own, plan)
+        self._run: DraftLayers = self._by_parts if at_once is None else at_once.layer
+        self.start: DraftStart | None = None
+        self.steps: DraftSteps | None = None
+        if at_once is not None and not config.norm_output:
+            self.start, self.steps = at_once.start if self._tap_norm is None else None, at_once.steps
 
     def fuse(self, features: torch.Tensor) -> torch.Tensor:
         """Fuse tapped features [rows, 3 * target_hidden_size] into [rows, hidden_size]."""
@@ -89,8 +99,22 @@ class Eagle3Head:
         selection: RowSelection,
     ) -> torch.Tensor:
         """Turn [rows] tokens and [rows, hidden_size] features into the live rows' output [live rows, hidden_size]."""
-        out = self._layer(token_ids, hidden, cache, attention, selection)
+        out = self._run(token_ids, hidden, cache, attention, selection)
         return self._norm(out) if self.config.norm_output and not selection.is_empty else out
+
+    def _by_parts(
+        self,
+        token_ids: torch.Tensor,
+        hidden: torch.Tensor,
+        cache: LayerCache,
+        attention: AttentionMetadata,
+        selection: RowSelection,
+    ) -> torch.Tensor:
+        """Run the layer and what stands in front of it, without the final norm."""
+        rows, normed = self._inputs(token_ids, hidden)
+        stream = normed if self.config.norm_before_residual else hidden
+        rotary = self.rotary.rows(attention.positions)
+        return selection.live(self.layer(stream, rotary, cache, attention, selection, rows))
 
     def draft_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Turn the output of `forward` [rows, hidden_size] into logits [rows, draft_vocab_size]."""

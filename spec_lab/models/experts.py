@@ -16,8 +16,7 @@ import torch.nn.functional as F
 
 from spec_lab.checkpoints.expert_sizes import ExpertSizes
 from spec_lab.errors import UserError
-from spec_lab.models.layers import GatedMLP, fused_linear
-from spec_lab.models.linear import Linear, make_linear
+from spec_lab.models.linear import GatedMLP, Linear, fused_linear, make_linear
 from spec_lab.models.routers import Router, Routing, build_router
 
 Activation = Callable[[torch.Tensor], torch.Tensor]
@@ -80,10 +79,6 @@ class ExpertMLP:
         """Show a choice to the observer, if there is one."""
         if self.observer is not None:
             self.observer.saw(routing, self.sizes.num_experts, self.experts.expert_bytes)
-
-    @property
-    def expert_parts(self) -> tuple[ExpertMLP, ...]:
-        return (self,)
 
 
 @dataclass(frozen=True, slots=True)

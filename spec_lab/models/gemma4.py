@@ -15,7 +15,6 @@ from spec_lab.core.layer_protocols import AttentionBackend, RowSelection
 from spec_lab.core.types import AttentionMetadata, FeatureSpec, TargetOutput
 from spec_lab.models.decoder import Decoder, read_features
 from spec_lab.models.gemma4_layers import build_gemma4_layer
-from spec_lab.models.layers import RowsPart
 from spec_lab.models.linear import make_linear
 from spec_lab.models.norms import Float32Norm
 from spec_lab.models.partition import WHOLE, Partition
@@ -40,38 +39,27 @@ class Gemma4Target(Decoder):
         backend: AttentionBackend,
         max_positions: int | None = None,
         partition: Partition = WHOLE,
-        products: Products | None = None,
+        products: Products = PLAIN,
     ) -> None:
-        super().__init__(config, tensors, max_positions, partition)
+        super().__init__(config, tensors, max_positions, partition, products)
         sizes = config.gemma4
         assert sizes is not None
         self.last_writer = max(index for index, plan in enumerate(config.layers) if plan.kv_owner is None)
-        self._launching = PLAIN.launching
+        self._launching = products.launching
         self._cap: CapLogits | None = None
         if sizes.logit_softcap is not None:
-            self._cap = LogitCap(sizes.logit_softcap)
+            self._cap = products.logit_cap(LogitCap(sizes.logit_softcap))
         # Rounded to the weights' dtype first, as the checkpoint was trained.
         self._embedding_scale = rounded(sizes.embedding_scale, self.embedding.dtype)
-        self._norm: RowsPart = Float32Norm(tensors["model.norm.weight"], config.rms_norm_eps)
+        self._norm = products.norm(Float32Norm(self.final_norm_weight, config.rms_norm_eps))
         self._embed_per_layer: EmbedPerLayer | None = None
         if sizes.per_layer_width:
-            self._embed_per_layer = build_per_layer_embedding(config, tensors, sizes.per_layer_width)
+            own = build_per_layer_embedding(config, tensors, sizes.per_layer_width)
+            self._embed_per_layer = products.per_layer_embedding(own)
         self.layers = [
-            build_gemma4_layer(config, plan, tensors, f"model.layers.{index}.", backend, partition)
+            build_gemma4_layer(config, plan, tensors, f"model.layers.{index}.", backend, partition, products)
             for index, plan in enumerate(self.layer_plans)
         ]
-        if products is not None:
-            self.use(products)
-
-    def use(self, products: Products) -> None:
-        super().use(products)
-        self._launching = products.launching
-        self._norm = products.norm(self._norm)
-        self.layers = [layer.use(products) for layer in self.layers]
-        if self._embed_per_layer is not None:
-            self._embed_per_layer = products.per_layer_embedding(self._embed_per_layer)
-        if self._cap is not None:
-            self._cap = products.logit_cap(self._cap)
 
     def forward(
         self,

@@ -20,13 +20,12 @@ from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.layer_protocols import AttentionBackend
 from spec_lab.core.types import AttentionMetadata
 from spec_lab.models.clusters import TokenClusters
-from spec_lab.models.layers import GatedMLP, fused_linear, gelu_tanh
-from spec_lab.models.linear import make_linear
+from spec_lab.models.draft_parts import LikeliestToken
+from spec_lab.models.linear import GatedMLP, fused_linear, gelu_tanh, make_linear
 from spec_lab.models.norms import RMSNorm
 from spec_lab.models.partition import WHOLE, Partition
 from spec_lab.models.products import PLAIN, Products
 from spec_lab.models.queries import norm_and_turn_queries
-from spec_lab.models.replaceable_parts import LikeliestToken
 from spec_lab.models.rope import RotaryRows, rotary_table
 from spec_lab.models.sandwich import AddNormed, AddNormedThenNorm, NormedLinear, SandwichParts
 from spec_lab.models.scored_tokens import ScoredTokens

@@ -13,8 +13,7 @@ import torch.nn.functional as F
 
 from spec_lab.checkpoints.expert_sizes import ExpertSizes
 from spec_lab.models.experts import ExpertMLP, ExpertsMaker, RoutedExperts, SortedExperts
-from spec_lab.models.layers import gelu_tanh
-from spec_lab.models.linear import make_linear
+from spec_lab.models.linear import gelu_tanh, make_linear
 from spec_lab.models.norms import Float32Norm
 from spec_lab.models.routers import Router, RouterMaker, Routing, chosen_weights, highest
 
@@ -76,10 +75,6 @@ class ExpertsBeside:
 
     def __call__(self, stream: torch.Tensor, dense: torch.Tensor) -> torch.Tensor:
         return self.dense_norm(dense) + self.experts_norm(self.experts(stream))
-
-    @property
-    def expert_parts(self) -> tuple[ExpertMLP, ...]:
-        return (self.experts,)
 
 
 def build_experts_beside(

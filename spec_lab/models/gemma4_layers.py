@@ -7,7 +7,7 @@ so that attention needs no scale. All norms multiply by their weight in float32 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -19,16 +19,8 @@ from spec_lab.core.layer_protocols import AttentionBackend, RowSelection
 from spec_lab.core.types import AttentionMetadata
 from spec_lab.models.experts import ExpertMLP
 from spec_lab.models.gemma4_experts import ExpertsBeside, build_experts_beside
-from spec_lab.models.layers import (
-    Attention,
-    FusedRopeAndWrite,
-    GatedMLP,
-    RopeAndWrite,
-    expert_parts,
-    fused_linear,
-    gelu_tanh,
-)
-from spec_lab.models.linear import Linear, make_linear
+from spec_lab.models.layers import Attention, FusedRopeAndWrite, RopeAndWrite
+from spec_lab.models.linear import GatedMLP, Linear, fused_linear, gelu_tanh, make_linear
 from spec_lab.models.norms import Float32Norm, head_weights
 from spec_lab.models.partition import Partition
 from spec_lab.models.products import Products
@@ -77,12 +69,12 @@ class Gemma4Layer:
     """A layer whose first half attends, and whose second and third work on each row; the third may be missing.
 
     Attributes:
-        experts: beside the dense MLP; None where there are none.
+        beside: the experts beside the dense MLP; None where there are none.
     """
 
     attention: Attention
     parts: SandwichParts
-    experts: ExpertsBeside | None
+    beside: ExpertsBeside | None
 
     def __call__(
         self,
@@ -105,21 +97,17 @@ class Gemma4Layer:
         attended = parts.output(self.attention.attended(projected, rotary, cache, metadata, selection))
         stream, normed = parts.after_attention(selection.residual(stream), attended)
         out = parts.mlp(normed)
-        if self.experts is not None:
-            out = self.experts(stream, out)
+        if self.beside is not None:
+            out = self.beside(stream, out)
         stream = parts.after_mlp(stream, out)
         if parts.gate is not None:
             assert embedded is not None and parts.after_gate is not None
             stream = parts.after_gate(stream, parts.gate(stream, selection.residual(embedded)))
         return stream
 
-    def use(self, products: Products) -> Gemma4Layer:
-        """Replace the parts that rows go through one by one."""
-        return replace(self, parts=products.sandwich(self.parts))
-
     @property
-    def expert_parts(self) -> tuple[ExpertMLP, ...]:
-        return expert_parts(self.experts)
+    def experts(self) -> ExpertMLP | None:
+        return None if self.beside is None else self.beside.experts
 
 
 def build_gemma4_layer(
@@ -129,6 +117,7 @@ def build_gemma4_layer(
     prefix: str,
     backend: AttentionBackend,
     partition: Partition,
+    products: Products,
 ) -> Gemma4Layer:
     """Build a layer from Hugging Face names below `prefix`, which ends in a dot.
 
@@ -137,7 +126,8 @@ def build_gemma4_layer(
     eps = config.rms_norm_eps
     attention = _build_attention(plan, eps, tensors, f"{prefix}self_attn.", backend, partition)
     experts = None if plan.experts is None else build_experts_beside(plan.experts, eps, tensors, prefix)
-    return Gemma4Layer(attention, _build_parts(config, attention, tensors, prefix, partition), experts)
+    parts = _build_parts(config, attention, tensors, prefix, partition)
+    return Gemma4Layer(attention, products.sandwich(parts), experts)
 
 
 def _build_parts(

@@ -84,11 +84,12 @@ class LatentAttention:
         metadata: AttentionMetadata,
         selection: RowSelection,
     ) -> torch.Tensor:
-        """Write the latent rows of all rows, and attend: [kept rows, hidden_size]. At least one row has to go on."""
+        """Write the latent rows of all rows, and attend: what `o` takes of the kept ones. At least one row has to go
+        on."""
         self.write(rows, rotary, cache, metadata)
         attending, live_metadata = selection.queries(rows, metadata)
         turns = RotaryRows(*(selection.queries(turn, metadata)[0] for turn in (rotary.cos, rotary.signed_sin)))
-        return self.o(self.attended(self.query(attending), turns, cache, live_metadata, selection))
+        return self.attended(self.query(attending), turns, cache, live_metadata, selection)
 
     def attended(
         self,

@@ -3,29 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 
 from spec_lab.checkpoints.keep_fp8 import SCALES
 from spec_lab.checkpoints.plan import LayerPlan
-from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.layer_protocols import AttentionBackend
-from spec_lab.models.delta_net import build_delta_net
+from spec_lab.models.delta_net import GatedDeltaNet, build_delta_net
 from spec_lab.models.experts import build_experts
-from spec_lab.models.latent import build_latent_attention
-from spec_lab.models.layers import (
-    Attention,
-    AttentionPart,
-    DecoderLayer,
-    FusedRopeAndWrite,
-    GatedMLP,
-    RopeAndWrite,
-    RopeThenWrite,
-    RowsPart,
-    fused_linear,
-)
-from spec_lab.models.linear import Linear
+from spec_lab.models.latent import LatentAttention, build_latent_attention
+from spec_lab.models.layers import Attention, FusedRopeAndWrite, LayerParts, RopeAndWrite, RopeThenWrite
+from spec_lab.models.linear import GatedMLP, Linear, fused_linear
 from spec_lab.models.norms import head_weights, make_norm, per_head_norm
 from spec_lab.models.partition import WHOLE, Partition
 
@@ -37,21 +25,24 @@ def build_layer(
     prefix: str,
     backend: AttentionBackend,
     partition: Partition = WHOLE,
-) -> DecoderLayer:
-    """Build a layer from Hugging Face names below `prefix` (empty, or ending in a dot).
+) -> LayerParts:
+    """Build the parts of a layer from Hugging Face names below `prefix` (empty, or ending in a dot).
 
     `plan` and `tensors` are those of the process's share, as `partition` cuts them.
     """
-    attention: AttentionPart[Any]
+    mixer: Attention | LatentAttention | GatedDeltaNet
     if plan.delta_net is None:
-        attention = build_attention(plan, eps, tensors, f"{prefix}self_attn.", backend, partition)
+        mixer = build_attention(plan, eps, tensors, f"{prefix}self_attn.", backend, partition)
     else:
-        attention = build_delta_net(plan.delta_net, tensors, f"{prefix}linear_attn.", eps, partition)
-    return DecoderLayer(
-        attention,
-        build_mlp(plan, tensors, f"{prefix}mlp.", partition),
+        mixer = build_delta_net(plan.delta_net, tensors, f"{prefix}linear_attn.", eps, partition)
+    experts = None if plan.experts is None else build_experts(plan.experts, tensors, f"{prefix}mlp.")
+    return LayerParts(
+        mixer,
+        mixer.o,
+        build_mlp(plan, tensors, f"{prefix}mlp.", partition) if experts is None else experts,
         make_norm(tensors[f"{prefix}input_layernorm.weight"], eps, plan.float32_norms),
         make_norm(tensors[f"{prefix}post_attention_layernorm.weight"], eps, plan.float32_norms),
+        experts,
     )
 
 
@@ -62,7 +53,7 @@ def build_attention(
     prefix: str,
     backend: AttentionBackend,
     partition: Partition = WHOLE,
-) -> AttentionPart[LayerCache]:
+) -> Attention | LatentAttention:
     """Build attention from Hugging Face names below `prefix` (ending in `self_attn.`); as in `build_layer`, `plan`
     and `tensors` are those of a share. `eps` is of its norms."""
     if plan.latent is not None:
@@ -119,10 +110,8 @@ def _attention_inputs(
 
 def build_mlp(
     plan: LayerPlan, tensors: Mapping[str, torch.Tensor], prefix: str, partition: Partition = WHOLE
-) -> RowsPart:
-    """Build an MLP, or the experts in its place, from Hugging Face names below `prefix` (ending in `mlp.`)."""
-    if plan.experts is not None:
-        return build_experts(plan.experts, tensors, prefix)
+) -> GatedMLP:
+    """Build a dense MLP from Hugging Face names below `prefix` (ending in `mlp.`)."""
 
     def both(kind: str) -> list[torch.Tensor]:
         return [tensors[f"{prefix}{name}.{kind}"] for name in ("gate_proj", "up_proj")]

@@ -8,20 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
-import torch.nn.functional as F
 
 from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.layer_protocols import AttentionBackend, RopeWrite, RowSelection
 from spec_lab.core.ragged import attend
 from spec_lab.core.types import AttentionMetadata
-from spec_lab.models.linear import Linear, make_linear
+from spec_lab.models.experts import ExpertMLP
+from spec_lab.models.linear import Linear
+from spec_lab.models.norms import RowsPart, WeightedNorm
 from spec_lab.models.rope import RotaryRows
-
-if TYPE_CHECKING:
-    from spec_lab.models.experts import ExpertMLP
 
 
 class RopeAndWrite(Protocol):
@@ -125,8 +123,8 @@ class Attention:
         metadata: AttentionMetadata,
         selection: RowSelection,
     ) -> torch.Tensor:
-        """Write the KV of all rows, and attend: [kept rows, hidden_size]. At least one row has to go on."""
-        return self.o(self.attended(self.qkv(rows), rotary, cache, metadata, selection))
+        """Write the KV of all rows, and attend: what `o` takes of the kept ones. At least one row has to go on."""
+        return self.attended(self.qkv(rows), rotary, cache, metadata, selection)
 
     def attended(
         self,
@@ -161,33 +159,10 @@ class Attention:
         self.rope_and_write(projected.unflatten(-1, (-1, self.head_dim)), rotary, cache, metadata)
 
 
-Activation = Callable[[torch.Tensor], torch.Tensor]
-
-
-def gelu_tanh(rows: torch.Tensor) -> torch.Tensor:
-    """Compute Gemma's activation: GELU by its approximation with tanh."""
-    return F.gelu(rows, approximate="tanh")
-
-
-class GatedMLP:
-    """Computes down(activation(gate(x)) * up(x)), with gate and up fused."""
-
-    __slots__ = ("activation", "down", "gate_up")
-
-    def __init__(self, gate_up: Linear, down: Linear, activation: Activation = F.silu) -> None:
-        self.gate_up = gate_up
-        self.down = down
-        self.activation = activation
-
-    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
-        gate, up = self.gate_up(rows).chunk(2, dim=-1)
-        return self.down(self.activation(gate) * up)
-
-
 Cache = TypeVar("Cache", contravariant=True)
 
 
-class AttentionPart(Protocol[Cache]):
+class Mixer(Protocol[Cache]):
     """Mixes the rows of a request: the part of a layer that has a cache, of pages or of states."""
 
     def __call__(
@@ -198,7 +173,7 @@ class AttentionPart(Protocol[Cache]):
         metadata: AttentionMetadata,
         selection: RowSelection,
     ) -> torch.Tensor:
-        """Write what all rows leave in the cache, and attend: [kept rows, hidden_size]."""
+        """Write what all rows leave in the cache, and mix: [kept rows, width] before the layer's output product."""
         ...
 
     def write(self, rows: torch.Tensor, rotary: RotaryRows, cache: Cache, metadata: AttentionMetadata) -> None:
@@ -206,24 +181,69 @@ class AttentionPart(Protocol[Cache]):
         ...
 
 
-class RowsPart(Protocol):
-    """Turns each row by itself: a norm, or the part of a layer behind attention."""
+@dataclass(slots=True)
+class LayerParts:
+    """The parts of a pre-norm layer, from which a set of kernels makes the layer.
 
-    def __call__(self, rows: torch.Tensor) -> torch.Tensor: ...
+    Attributes:
+        o: the product behind the mixer.
+        experts: `mlp`, where it has experts; None for one that is dense.
+        norm: of what `mixer` reads; None where it is given normed rows.
+    """
+
+    mixer: Mixer[Any]
+    o: Linear
+    mlp: RowsPart
+    norm: WeightedNorm | None
+    mlp_norm: WeightedNorm
+    experts: ExpertMLP | None = None
 
 
+@dataclass(slots=True)
+class AddThenNorm:
+    """Ends the first half of a layer: adds a product to the stream, and norms what the second half reads."""
+
+    product: Linear
+    norm: RowsPart
+
+    def __call__(self, mixed: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the stream [rows, hidden_size], and what the second half reads of it."""
+        stream = residual + self.product(mixed)
+        return stream, self.norm(stream)
+
+
+@dataclass(slots=True)
+class AddPart:
+    """Adds a part of the rows to the stream."""
+
+    part: RowsPart
+
+    def __call__(self, stream: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        return stream + self.part(rows)
+
+
+@dataclass(slots=True)
 class DecoderLayer:
-    """Pre-norm residual block. All rows write KV; the selected ones go on."""
+    """A pre-norm residual block. All rows write KV; the selected ones go on.
 
-    __slots__ = ("attention", "attention_norm", "mlp", "mlp_norm")
+    Attributes:
+        norm: of what `mixer` reads; None where that norms the stream itself, or is given normed rows.
+        close: ends the first half: `AddThenNorm`, or what does the same.
+        finish: adds the second half to the stream, and may do so in place: `AddPart`, or what does the same.
+        experts: which `finish` adds; None where there are none.
+    """
 
-    def __init__(
-        self, attention: AttentionPart[Any], mlp: RowsPart, attention_norm: RowsPart, mlp_norm: RowsPart
-    ) -> None:
-        self.attention = attention
-        self.mlp = mlp
-        self.attention_norm = attention_norm
-        self.mlp_norm = mlp_norm
+    norm: RowsPart | None
+    mixer: Mixer[Any]
+    close: Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+    finish: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    experts: ExpertMLP | None
+
+    @classmethod
+    def of(cls, parts: LayerParts) -> DecoderLayer:
+        """Take each part as it is."""
+        close, finish = AddThenNorm(parts.o, parts.mlp_norm), AddPart(parts.mlp)
+        return cls(parts.norm, parts.mixer, close, finish, parts.experts)
 
     def __call__(
         self,
@@ -232,30 +252,18 @@ class DecoderLayer:
         cache: Any,
         metadata: AttentionMetadata,
         selection: RowSelection,
+        rows: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Turn the [rows, hidden_size] residual stream into [kept rows, hidden_size], which may be no row at all."""
-        rows = self.attention_norm(stream)
+        """Turn the [rows, hidden_size] residual stream into [kept rows, hidden_size], which may be no row at all.
+
+        `rows` are what the mixer reads in a layer that has no norm for it.
+        """
+        if rows is None:
+            rows = stream if self.norm is None else self.norm(stream)
         if selection.is_empty:
-            self.attention.write(rows, rotary, cache, metadata)
+            self.mixer.write(rows, rotary, cache, metadata)
             return stream[:0]
-        stream = selection.residual(stream) + self.attention(rows, rotary, cache, metadata, selection)
-        return stream + self.mlp(self.mlp_norm(stream))
-
-    @property
-    def expert_parts(self) -> tuple[ExpertMLP, ...]:
-        return expert_parts(self.mlp)
-
-
-def expert_parts(part: object) -> tuple[ExpertMLP, ...]:
-    """Return the parts with experts inside a part of a model, which has none where it says nothing of them."""
-    found: tuple[ExpertMLP, ...] = getattr(part, "expert_parts", ())
-    return found
-
-
-def fused_linear(
-    weights: list[torch.Tensor], biases: list[torch.Tensor] | None = None, scales: list[torch.Tensor] | None = None
-) -> Linear:
-    """Make one product for several projections of the same rows; weights, and the scales of those in e4m3, are stacked
-    along the output."""
-    bias, of_rows = (torch.cat(parts) if parts else None for parts in (biases, scales))
-    return make_linear(torch.cat(weights), bias, of_rows)
+        residual = selection.residual(stream)
+        mixed = self.mixer(rows, rotary, cache, metadata, selection)
+        stream, rows = self.close(mixed, residual)
+        return self.finish(stream, rows)

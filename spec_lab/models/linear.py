@@ -184,3 +184,35 @@ def make_linear(weight: torch.Tensor, bias: torch.Tensor | None = None, scales: 
     if scales is not None:
         return Fp8Linear(weight, scales, bias)
     return PackedLinear(weight, bias) if can_pack(weight) else DenseLinear(weight, bias)
+
+
+def fused_linear(
+    weights: list[torch.Tensor], biases: list[torch.Tensor] | None = None, scales: list[torch.Tensor] | None = None
+) -> Linear:
+    """Make one product for several projections of the same rows; weights, and the scales of those in e4m3, are stacked
+    along the output."""
+    bias, of_rows = (torch.cat(parts) if parts else None for parts in (biases, scales))
+    return make_linear(torch.cat(weights), bias, of_rows)
+
+
+Activation = Callable[[torch.Tensor], torch.Tensor]
+
+
+def gelu_tanh(rows: torch.Tensor) -> torch.Tensor:
+    """Compute Gemma's activation: GELU by its approximation with tanh."""
+    return F.gelu(rows, approximate="tanh")
+
+
+class GatedMLP:
+    """Computes down(activation(gate(x)) * up(x)), with gate and up fused."""
+
+    __slots__ = ("activation", "down", "gate_up")
+
+    def __init__(self, gate_up: Linear, down: Linear, activation: Activation = F.silu) -> None:
+        self.gate_up = gate_up
+        self.down = down
+        self.activation = activation
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        gate, up = self.gate_up(rows).chunk(2, dim=-1)
+        return self.down(self.activation(gate) * up)

@@ -15,14 +15,12 @@ from spec_lab.checkpoints.mtp_layouts import EMBEDDING_NORM, FINAL_NORM, HIDDEN_
 from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.layer_protocols import AttentionBackend, RowSelection
 from spec_lab.core.types import AttentionMetadata, NormSide
+from spec_lab.models.draft_parts import DraftInput, LikeliestToken
 from spec_lab.models.experts import ExpertMLP
-from spec_lab.models.launching import launching_of
 from spec_lab.models.layer_builder import build_layer
-from spec_lab.models.layers import expert_parts
 from spec_lab.models.linear import Linear, make_linear
 from spec_lab.models.norms import make_norm
-from spec_lab.models.products import PLAIN, Products
-from spec_lab.models.replaceable_parts import DraftInput, LikeliestToken
+from spec_lab.models.products import PLAIN, Products, launching_of
 from spec_lab.models.rope import RotaryTable
 from spec_lab.models.scored_tokens import ScoredTokens
 
@@ -61,7 +59,7 @@ class MtpModule:
 
     @property
     def expert_parts(self) -> tuple[ExpertMLP, ...]:
-        return expert_parts(self.layer)
+        return () if self.layer.experts is None else (self.layer.experts,)
 
     def fuse(self, features: torch.Tensor) -> torch.Tensor:
         """Return the target's hidden states [rows, hidden_size] as they are."""

@@ -12,11 +12,18 @@ from typing import Protocol
 import torch
 import torch.nn.functional as F
 
-from spec_lab.models.layers import RowsPart
+
+class RowsPart(Protocol):
+    """Turns each row by itself: a norm, or the part of a layer behind attention."""
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor: ...
 
 
 class WeightedNorm(RowsPart, Protocol):
     """An RMSNorm as kernels read it."""
+
+    @property
+    def weight(self) -> torch.Tensor: ...
 
     @property
     def eps(self) -> float: ...
@@ -78,7 +85,7 @@ class Float32HeadNorm:
         return (F.rms_norm(rows.float(), rows.shape[-1:], None, self.eps) * self.weight).to(rows.dtype)
 
 
-def make_norm(weight: torch.Tensor, eps: float, in_float32: bool) -> RowsPart:
+def make_norm(weight: torch.Tensor, eps: float, in_float32: bool) -> WeightedNorm:
     """Make the RMSNorm of a family: in float32 up to its weight, or rounded before it (`LayerPlan.float32_norms`)."""
     return Float32Norm(weight, eps) if in_float32 else RMSNorm(weight, eps)
 

@@ -17,6 +17,7 @@ from spec_lab.core.types import AttentionMetadata
 from spec_lab.models.blocks.scores import SlotScores
 from spec_lab.models.eagle3 import Eagle3Head, draft_to_target_ids
 from spec_lab.models.layer_builder import build_layer
+from spec_lab.models.layers import DecoderLayer
 from spec_lab.models.products import PLAIN, Products
 from spec_lab.models.rope import RotaryTable
 from spec_lab.pruning.selection import AllRows
@@ -49,7 +50,7 @@ class PEagleHead:
         self._first = Eagle3Head(first, tensors, *of_target, backend, max_positions, products=products, rotary=rotary)
         eps = config.layer.rms_norm_eps
         self._layers = [
-            build_layer(plan, eps, tensors, f"layers.{index}.", backend)
+            DecoderLayer.of(build_layer(plan, eps, tensors, f"layers.{index}.", backend))
             for index, plan in enumerate(config.more_layers, start=1)
         ]
         self._vocab_size = config.target_vocab_size

@@ -11,15 +11,15 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from spec_lab.models.layers import RowsPart, gelu_tanh
-from spec_lab.models.linear import Linear
+from spec_lab.models.linear import Linear, gelu_tanh
+from spec_lab.models.norms import RowsPart, WeightedNorm
 
 
 @dataclass(frozen=True, slots=True)
 class NormedLinear:
     """A product of normed rows."""
 
-    norm: RowsPart
+    norm: WeightedNorm
     linear: Linear
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
@@ -34,7 +34,7 @@ class AddNormed:
         scale: [1]; None is no scale.
     """
 
-    norm: RowsPart
+    norm: WeightedNorm
     scale: torch.Tensor | None = None
 
     def __call__(self, stream: torch.Tensor, added: torch.Tensor) -> torch.Tensor:
@@ -47,7 +47,7 @@ class AddNormedThenNorm:
     """Ends a half of a layer, and norms what the next one reads."""
 
     add: AddNormed
-    next_norm: RowsPart
+    next_norm: WeightedNorm
 
     def __call__(self, stream: torch.Tensor, added: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the stream and its norm."""
@@ -105,7 +105,7 @@ class PerLayerEmbedding:
     table_scale: float
     projection: Linear
     projection_scale: float
-    norm: RowsPart
+    norm: WeightedNorm
     width: int
     scale: float = 2**-0.5
 

@@ -20,7 +20,7 @@ from spec_lab.core.layer_protocols import AttentionBackend
 from spec_lab.models.decoder import Decoder, DecoderTarget
 from spec_lab.models.gemma4 import Gemma4Target
 from spec_lab.models.partition import WHOLE, Partition
-from spec_lab.models.products import Products
+from spec_lab.models.products import PLAIN, Products
 
 Shapes = Mapping[str, tuple[int, ...]]
 Tensors = Mapping[str, torch.Tensor]
@@ -91,20 +91,20 @@ class TargetFamily:
     """
 
     read: Callable[[ModelConfig, WeightSource], Tensors] = read_plain
-    target: Callable[[ModelConfig, Tensors, AttentionBackend, int, Partition, Products | None], Decoder] = DecoderTarget
+    target: Callable[[ModelConfig, Tensors, AttentionBackend, int, Partition, Products], Decoder] = DecoderTarget
 
 
-PLAIN = TargetFamily()
+LIKE_LLAMA = TargetFamily()
 FAMILIES: Mapping[str, TargetFamily] = {
-    "llama": PLAIN,
-    "qwen2": PLAIN,
-    "qwen3": PLAIN,
+    "llama": LIKE_LLAMA,
+    "qwen2": LIKE_LLAMA,
+    "qwen3": LIKE_LLAMA,
     "gemma4": TargetFamily(read_gemma4_tensors, Gemma4Target),
-    "qwen3_moe": PLAIN,
-    "glm4_moe": PLAIN,
-    "deepseek_v3": PLAIN,
-    "kimi_k2": PLAIN,
-    "glm4_moe_lite": PLAIN,
+    "qwen3_moe": LIKE_LLAMA,
+    "glm4_moe": LIKE_LLAMA,
+    "deepseek_v3": LIKE_LLAMA,
+    "kimi_k2": LIKE_LLAMA,
+    "glm4_moe_lite": LIKE_LLAMA,
     "hybrid": TargetFamily(read_hybrid),
 }
 
@@ -114,9 +114,9 @@ def load_target(
     source: WeightSource,
     backend: AttentionBackend,
     max_positions: int,
-    products: Products | None = None,
+    products: Products = PLAIN,
 ) -> Decoder:
-    """Make a target, and give each part to `products` as soon as it is made, where there are some (`Decoder.use`).
+    """Make a target, each part of which `products` gives as soon as it is made.
 
     Raises:
         UserError: the checkpoint is not what its config says, or cannot be split as `source.partition` wants.

@@ -60,8 +60,8 @@ def _torch(device: torch.device, dtype: torch.dtype, row_invariant: bool = True)
 def _triton(device: torch.device, dtype: torch.dtype, row_invariant: bool = True) -> Kernels:
     require_triton("kernels", device, dtype)
     from spec_kernels.rope_write import rope_write
-    from spec_lab.models.triton_delta import TRITON_DELTA
-    from spec_lab.models.triton_experts import TritonExperts, triton_router
+    from spec_lab.operators.triton_delta import TRITON_DELTA
+    from spec_lab.operators.triton_experts import TritonExperts, triton_router
     from spec_lab.operators.triton_set import TRITON_FUNCTIONS
 
     return Kernels(
@@ -80,7 +80,7 @@ def _native(device: torch.device, dtype: torch.dtype, row_invariant: bool = True
     from spec_kernels.native.build import library
     from spec_kernels.native.compiler import BuildError
     from spec_lab.attention.native_backend import NativeAttention
-    from spec_lab.models.native_products import NativeProducts
+    from spec_lab.operators.native_products import NativeProducts
     from spec_lab.operators.native_set import NATIVE_FUNCTIONS
 
     try:
@@ -101,10 +101,9 @@ def _triton_products(dtype: torch.dtype, row_invariant: bool) -> Products:
     """Leave float32 to the library: exact products are slow on tensor cores, and TF32 would not be exact."""
     if dtype is torch.float32:
         return PLAIN
-    from spec_lab.models.triton_latent import TritonLayerProducts
-    from spec_lab.models.triton_products import TritonProducts
+    from spec_lab.operators.triton_products import TritonProducts
 
-    return TritonLayerProducts() if row_invariant else TritonProducts(row_invariant=False)
+    return TritonProducts(row_invariant)
 
 
 class KernelsMaker(Protocol):

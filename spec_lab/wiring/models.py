@@ -19,6 +19,7 @@ from spec_lab.menu.devices import has_cuda
 from spec_lab.models.decoder import Decoder
 from spec_lab.models.experts import ExpertMLP
 from spec_lab.models.partition import WHOLE, Partition
+from spec_lab.models.products import PLAIN
 from spec_lab.models.target_loader import WeightSource, load_target
 from spec_lab.wiring.attention import BackendContext
 from spec_lab.wiring.kernels import KERNELS, Kernels
@@ -80,12 +81,8 @@ class TargetBuild:
 
         It is 1 where nothing is promised.
         """
-        products, plans = self.kernels.products, self.target.layer_plans
-        by_products = (
-            getattr(self.backend, "row_invariant", False)
-            and self.target.used_products
-            and all(products.is_row_invariant(plan) for plan in plans)
-        )
+        products, plans = self.target.products, self.target.layer_plans
+        by_products = getattr(self.backend, "row_invariant", False) and all(map(products.is_row_invariant, plans))
         by_layers = all(getattr(layer, "row_invariant", False) for layer in self.target.layers)
         return products.invariant_rows if by_products or by_layers else 1
 
@@ -159,7 +156,7 @@ def load_models(
     checkpoint = None if config.target.weights == Weights.random else folder
     is_fp8 = config.target.weight_dtype == WeightDtype.fp8
     source = WeightSource(checkpoint, dtype, device, partition, config.seed, is_fp8)
-    products = kernels.products if partition is WHOLE else None
+    products = kernels.products if partition is WHOLE else PLAIN
     target = load_target(model_config, source, backend, max_positions, products)
     build = TargetBuild(target, backend, kernels, device, dtype, ExpertsRead(device, config.batch_size), markers)
     build.of_drafters.adopt(target.expert_parts)

@@ -20,9 +20,9 @@ from spec_lab.core.types import AttentionMetadata
 from spec_lab.models.blocks.conv import with_convolutions
 from spec_lab.models.blocks.rows import WholeBlock
 from spec_lab.models.layer_builder import build_layer
-from spec_lab.models.layers import RowsPart
+from spec_lab.models.layers import DecoderLayer
 from spec_lab.models.linear import make_linear
-from spec_lab.models.norms import RMSNorm, per_head_norm
+from spec_lab.models.norms import RMSNorm, RowsPart, per_head_norm
 from spec_lab.models.products import PLAIN, Products
 from spec_lab.models.rope import RotaryTable, rotary_table
 from spec_lab.pruning.selection import AllRows
@@ -71,12 +71,14 @@ class BlockBody:
         self._num_kv_heads = plans[0].num_kv_heads
         self._is_causal = [config.is_causal(plan) for plan in plans]
         self._layers = [
-            with_convolutions(
-                build_layer(_seen(plan, config), eps, tensors, f"layers.{index}.", backend),
-                config.conv,
-                config.block_size,
-                tensors,
-                f"layers.{index}.",
+            DecoderLayer.of(
+                with_convolutions(
+                    build_layer(_seen(plan, config), eps, tensors, f"layers.{index}.", backend),
+                    config.conv,
+                    config.block_size,
+                    tensors,
+                    f"layers.{index}.",
+                )
             )
             for index, plan in enumerate(plans)
         ]

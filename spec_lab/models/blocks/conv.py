@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -12,8 +12,9 @@ from spec_lab.checkpoints.block_config import ConvSizes
 from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.layer_protocols import RowSelection
 from spec_lab.core.types import AttentionMetadata
-from spec_lab.models.layers import AttentionPart, DecoderLayer, RowsPart
+from spec_lab.models.layers import LayerParts, Mixer
 from spec_lab.models.linear import Linear, make_linear
+from spec_lab.models.norms import RowsPart
 from spec_lab.models.rope import RotaryRows
 
 
@@ -50,9 +51,10 @@ class BlockConv:
 
 @dataclass(frozen=True, slots=True)
 class ConvAttention:
-    """Is the attention of a layer, between convolutions."""
+    """The attention of a layer between convolutions, its product with them."""
 
-    attention: AttentionPart[LayerCache]
+    attention: Mixer[LayerCache]
+    o: Linear
     conv: BlockConv
 
     def __call__(
@@ -65,7 +67,7 @@ class ConvAttention:
     ) -> torch.Tensor:
         into, out = self.conv.kernels_of(rows)
         attended = self.attention(self.conv.mixed(rows, into), rotary, cache, metadata, selection)
-        return self.conv.mixed(attended, out)
+        return self.conv.mixed(self.o(attended), out)
 
     def write(self, rows: torch.Tensor, rotary: RotaryRows, cache: LayerCache, metadata: AttentionMetadata) -> None:
         raise AssertionError("the rows of a block attend")
@@ -73,7 +75,7 @@ class ConvAttention:
 
 @dataclass(frozen=True, slots=True)
 class ConvRows:
-    """Is the MLP of a layer, between convolutions."""
+    """The MLP of a layer between convolutions."""
 
     part: RowsPart
     conv: BlockConv
@@ -83,9 +85,14 @@ class ConvRows:
         return self.conv.mixed(self.part(self.conv.mixed(rows, into)), out)
 
 
+def unchanged(rows: torch.Tensor) -> torch.Tensor:
+    """Stand behind a mixer that has its output product in it."""
+    return rows
+
+
 def with_convolutions(
-    layer: DecoderLayer, sizes: ConvSizes | None, block_size: int, tensors: Mapping[str, torch.Tensor], prefix: str
-) -> DecoderLayer:
+    layer: LayerParts, sizes: ConvSizes | None, block_size: int, tensors: Mapping[str, torch.Tensor], prefix: str
+) -> LayerParts:
     """Put convolutions around both halves of a layer, from the names below `prefix`; none where there are no sizes."""
     if sizes is None:
         return layer
@@ -94,5 +101,5 @@ def with_convolutions(
         base, weight = tensors[f"{prefix}{name}.base_kernel"], tensors[f"{prefix}{name}.kernel_projection.weight"]
         return BlockConv(base, make_linear(weight), block_size, sizes.group_size)
 
-    attention = ConvAttention(layer.attention, conv("attention_conv"))
-    return DecoderLayer(attention, ConvRows(layer.mlp, conv("mlp_conv")), layer.attention_norm, layer.mlp_norm)
+    attention = ConvAttention(layer.mixer, layer.o, conv("attention_conv"))
+    return replace(layer, mixer=attention, o=unchanged, mlp=ConvRows(layer.mlp, conv("mlp_conv")))

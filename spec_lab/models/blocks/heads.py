@@ -36,7 +36,7 @@ class BlockRows:
 
 @dataclass(slots=True)
 class SlotWalk:
-    """Holds where a head stands in the blocks of a batch.
+    """Where a head stands in the blocks of a batch.
 
     Attributes:
         hidden: [batch, slots, hidden_size].

@@ -15,9 +15,8 @@ from spec_lab.checkpoints.block_heads import LatticeSizes
 from spec_lab.core.rows import rows_at
 from spec_lab.models.blocks.heads import BlockRows, HeadParts, SlotWalk, behind, nothing_carried
 from spec_lab.models.blocks.scores import SlotScores
-from spec_lab.models.layers import RowsPart
 from spec_lab.models.linear import Linear, make_linear
-from spec_lab.models.norms import RMSNorm
+from spec_lab.models.norms import RMSNorm, RowsPart
 
 
 @dataclass(frozen=True, slots=True)

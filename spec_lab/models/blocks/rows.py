@@ -12,7 +12,7 @@ from spec_lab.core.types import AttentionMetadata
 
 @dataclass(frozen=True, slots=True)
 class WholeBlock:
-    """Keeps the protocol `RowSelection`: every row of a block sees the same keys, so that they attend as one row.
+    """A `RowSelection` under which every row of a block sees the same keys, so that they attend as one row.
 
     Rows that see the same keys differ in nothing but their queries, as the heads of one row do. So the rows of a block
     become more query heads of a single row: no mask is needed, and every attention backend serves.

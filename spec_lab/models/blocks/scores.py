@@ -11,7 +11,7 @@ from spec_lab.models.scored_tokens import ScoredTokens, top_probability
 
 @dataclass(frozen=True, slots=True)
 class SlotScores:
-    """Keeps the protocols `DraftHead` and `BranchHead` for a slot that has been scored, so that what it is read from
+    """A `DraftHead` and `BranchHead` of a slot that has been scored, so that what it is read from
     says nothing more.
 
     Attributes:

@@ -11,9 +11,8 @@ from spec_kernels.draft_input import draft_input
 from spec_kernels.likeliest import likeliest
 from spec_kernels.product_tiles import MAX_ROWS
 from spec_lab.models.clusters import TokenClusters
-from spec_lab.models.norms import RMSNorm, WeightedNorm
-from spec_lab.models.replaceable_parts import DraftInput, LikeliestToken
-from spec_lab.models.triton_linear import dense
+from spec_lab.models.draft_parts import DraftInput, LikeliestToken
+from spec_lab.operators.triton_linear import dense
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,14 +20,11 @@ class FusedDraftInput:
     """A head's embedding, norms and fusing product in one kernel."""
 
     plain: DraftInput
-    embedding_norm: RMSNorm
-    hidden_norm: RMSNorm
 
     def __call__(self, token_ids: torch.Tensor, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         num_rows, size = hidden.shape
         out = hidden.new_empty(num_rows, 2 * size)
-        first, second = self.embedding_norm, self.hidden_norm
-        embedding = self.plain.embedding
+        embedding, first, second = self.plain.embedding, self.plain.embedding_norm, self.plain.hidden_norm
         draft_input(out, token_ids, embedding, first.weight, first.eps, hidden, second.weight, second.eps)
         return out, out[:, size:]
 
@@ -38,7 +34,8 @@ class FusedLikeliest:
 
     __slots__ = ("_arrivals", "_eps", "_max_rows", "_norm_weight", "_plain", "_weight")
 
-    def __init__(self, plain: LikeliestToken, norm: WeightedNorm | None, max_rows: int) -> None:
+    def __init__(self, plain: LikeliestToken, max_rows: int) -> None:
+        norm = plain.norm
         self._plain = plain
         self._max_rows = max_rows
         self._weight = dense(plain.head).weight

@@ -11,7 +11,9 @@ from spec_kernels.native.parts import NativeProduct
 from spec_lab.core.kv_cache import LayerCache, PagedKVCache
 from spec_lab.core.layer_protocols import RowSelection
 from spec_lab.core.types import AttentionMetadata, StartedDraft, VerifiedRound
-from spec_lab.models.replaceable_parts import DraftLayer, LayerStack
+from spec_lab.models.draft_parts import DraftLayers
+from spec_lab.models.layer_stack import LayerStack
+from spec_lab.models.rope import RotaryTable
 
 MAX_ROWS = 128
 """More rows are bound by arithmetic alone, in which the library is as quick: docs/log/cpu.md."""
@@ -62,9 +64,9 @@ class NativeHeadLayer:
 
     __slots__ = ("_parts", "layer", "table")
 
-    def __init__(self, parts: DraftLayer, layer: native.NativeDraftLayer) -> None:
+    def __init__(self, parts: DraftLayers, rotary: RotaryTable, layer: native.NativeDraftLayer) -> None:
         """`parts` take what is not few rows, those that are dropped behind attention, and those that only write."""
-        self.table = parts.rotary.rows_of_positions
+        self.table = rotary.rows_of_positions
         self.layer = layer
         self._parts = parts
 

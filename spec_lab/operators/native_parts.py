@@ -9,10 +9,10 @@ import torch
 from spec_kernels.native import part_operators as native
 from spec_kernels.native.forwards import NativeHead
 from spec_kernels.native.parts import NativeNorm, NativeProduct
+from spec_lab.models.draft_parts import DraftInput, LikeliestToken
 from spec_lab.models.linear import Linear, WholeLinear
-from spec_lab.models.native_forwards import MAX_ROWS
 from spec_lab.models.norms import WeightedNorm
-from spec_lab.models.replaceable_parts import DraftInput, LikeliestToken
+from spec_lab.operators.native_forwards import MAX_ROWS
 
 
 class NativeRMSNorm:
@@ -59,8 +59,8 @@ class NativeDraftInput:
 
     def __init__(self, plain: DraftInput) -> None:
         self.embedding = plain.embedding
-        self.embedding_norm = as_native(cast(WeightedNorm, plain.embedding_norm))
-        self.hidden_norm = as_native(cast(WeightedNorm, plain.hidden_norm))
+        self.embedding_norm = as_native(plain.embedding_norm)
+        self.hidden_norm = as_native(plain.hidden_norm)
 
     def __call__(self, token_ids: torch.Tensor, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         num_rows, size = hidden.shape
@@ -80,10 +80,12 @@ class NativeLikeliest:
     __slots__ = ("_parts", "described")
 
     def __init__(self, plain: LikeliestToken) -> None:
-        norm = None if plain.norm is None else cast(WeightedNorm, plain.norm)
+        norm = plain.norm
         head = NativeLinear(packed(plain.head))
         self.described = NativeHead(NativeNorm() if norm is None else as_native(norm), head.product, plain.token_map)
-        self._parts = LikeliestToken(None if norm is None else NativeRMSNorm(norm), head, plain.token_map)
+        self._parts = LikeliestToken(
+            None if norm is None else cast(WeightedNorm, NativeRMSNorm(norm)), head, plain.token_map
+        )
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
         if hidden.shape[0] > MAX_ROWS:

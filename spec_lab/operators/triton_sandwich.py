@@ -16,9 +16,7 @@ from spec_kernels.layer_embedding import layer_embeddings
 from spec_kernels.norms import add_normed
 from spec_kernels.product_tiles import INVARIANT_ROWS, most_rows
 from spec_kernels.softcap import softcap
-from spec_lab.models.layers import GatedMLP, gelu_tanh
-from spec_lab.models.linear import Linear
-from spec_lab.models.norms import WeightedNorm
+from spec_lab.models.linear import GatedMLP, Linear, gelu_tanh
 from spec_lab.models.sandwich import (
     AddNormed,
     AddNormedThenNorm,
@@ -27,7 +25,7 @@ from spec_lab.models.sandwich import (
     PerLayerGate,
     SandwichParts,
 )
-from spec_lab.models.triton_linear import ACTIVATIONS, SkinnyLinear, SkinnyMLP, SkinnyProduct, TritonNorm, dense
+from spec_lab.operators.triton_linear import ACTIVATIONS, SkinnyLinear, SkinnyMLP, SkinnyProduct, TritonNorm, dense
 
 
 def triton_sandwich(parts: SandwichParts, max_rows: int) -> SandwichParts:
@@ -36,7 +34,7 @@ def triton_sandwich(parts: SandwichParts, max_rows: int) -> SandwichParts:
     project, mlp = cast(NormedLinear, parts.project), cast(GatedMLP, parts.mlp)
     return replace(
         parts,
-        project=SkinnyLinear(dense(project.linear), max_rows, cast(WeightedNorm, project.norm)),
+        project=SkinnyLinear(dense(project.linear), max_rows, project.norm),
         output=SkinnyLinear(dense(parts.output), max_rows),
         after_attention=TritonAddNormedThenNorm.of(cast(AddNormedThenNorm, parts.after_attention)),
         mlp=SkinnyMLP(mlp, min(max_rows, most_rows(*dense(mlp.gate_up).weight.shape))),
@@ -60,7 +58,7 @@ class TritonAddNormed:
 
     @classmethod
     def of(cls, plain: AddNormed) -> TritonAddNormed:
-        return cls(TritonNorm.of(cast(WeightedNorm, plain.norm)), plain.scale)
+        return cls(TritonNorm.of(plain.norm), plain.scale)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +78,7 @@ class TritonAddNormedThenNorm:
 
     @classmethod
     def of(cls, plain: AddNormedThenNorm) -> TritonAddNormedThenNorm:
-        return cls(TritonAddNormed.of(plain.add), TritonNorm.of(cast(WeightedNorm, plain.next_norm)))
+        return cls(TritonAddNormed.of(plain.add), TritonNorm.of(plain.next_norm))
 
 
 class SkinnyGate:
@@ -119,10 +117,6 @@ class TritonPerLayerEmbedding:
             *(self.norm.weight, self.norm.eps, plain.scale),
         )
         return out
-
-    @classmethod
-    def of(cls, plain: PerLayerEmbedding, projection: Linear) -> TritonPerLayerEmbedding:
-        return cls(plain, projection, TritonNorm.of(cast(WeightedNorm, plain.norm)))
 
 
 @dataclass(frozen=True, slots=True)

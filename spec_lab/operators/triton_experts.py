@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import cast
 
 import torch
+import torch.nn.functional as F
 
 from spec_kernels.expert_tiles import MAX_INVARIANT_ROWS
 from spec_kernels.experts import routed_experts
 from spec_kernels.few_experts import few_experts, num_experts_arrivals
+from spec_kernels.gated_share import add_gated_share
 from spec_kernels.routing import MAX_ROUTED_ROWS, can_choose, choose_experts, route
 from spec_lab.checkpoints.expert_sizes import ExpertSizes
 from spec_lab.errors import UserError
-from spec_lab.models.experts import Activation, ExpertsMaker, RoutedExperts, SortedExperts, has_grouped_product
+from spec_lab.models.experts import (
+    Activation,
+    ExpertMLP,
+    ExpertsMaker,
+    GatedSharedExpert,
+    RoutedExperts,
+    SortedExperts,
+    has_grouped_product,
+)
+from spec_lab.models.linear import DenseLinear, GatedMLP
+from spec_lab.models.norms import WeightedNorm
 from spec_lab.models.routers import Router, RouterMaker, Routing, float32_product, torch_router
-from spec_lab.models.triton_linear import ACTIVATIONS
+from spec_lab.operators.triton_linear import ACTIVATIONS, SkinnyMLP, dense
 
 MAX_ROWS = 256
 """Above this many rows, as of a prompt's chunk, products are no longer bound by the reading of weights."""
@@ -151,3 +164,78 @@ def triton_router(weight: torch.Tensor, bias: torch.Tensor | None, sizes: Expert
     if can_choose(sizes.num_experts, sizes.num_groups, sizes.num_chosen_groups):
         return TritonRouter(weight, bias, sizes)
     return torch_router(weight, bias, sizes)
+
+
+class ResidualExperts:
+    """Adds the experts of the normed stream to it, of up to 16 rows in two launches: norm and router; experts with
+    their sum, the shared one and the residual, which of one row are two."""
+
+    __slots__ = ("_eps", "_experts", "_mlp", "_norm_weight", "_router", "_share", "_shared")
+
+    def __init__(self, mlp: ExpertMLP, norm: WeightedNorm) -> None:
+        """Take experts whose choice has a kernel (`fits_few_rows`), and the norm before them."""
+        self._mlp = mlp
+        self._norm_weight, self._eps = norm.kernel_weight, norm.eps
+        self._router = cast(TritonRouter, mlp.router.made_by(triton_router))
+        self._experts = cast(TritonExperts, mlp.experts.made_by(TritonExperts))
+        self._shared = shared_weights(mlp)
+        self._share = SharedPart(cast(GatedSharedExpert, mlp.shared)) if mlp.sizes.shared_gate else None
+
+    def __call__(self, stream: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        mlp = self._mlp
+        routing, rows = self._router.of_few(stream, self._norm_weight, self._eps)
+        mlp.observe(routing)
+        if self._share is not None:
+            stream = self._share(stream, rows)
+        elif mlp.shared is not None and self._shared is None:
+            stream = stream + mlp.shared(rows)
+        return self._experts.added_to(stream, rows, routing, self._shared)
+
+
+class SharedPart:
+    """Adds a gated shared expert of few rows to the stream, in three launches."""
+
+    __slots__ = ("_gate", "_mlp")
+
+    def __init__(self, plain: GatedSharedExpert) -> None:
+        self._gate = dense(plain.gate).weight
+        self._mlp = SkinnyMLP(plain.mlp)
+
+    def __call__(self, stream: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        out = torch.empty_like(stream)
+        add_gated_share(out, stream, rows, self._gate, self._mlp(rows))
+        return out
+
+
+class AddExperts:
+    """Adds the experts of normed rows to the stream, of many rows: the residual is part of the experts' sum."""
+
+    __slots__ = ("_experts", "_mlp")
+
+    def __init__(self, mlp: ExpertMLP) -> None:
+        self._mlp = mlp
+        self._experts = cast(TritonExperts, mlp.experts.made_by(TritonExperts))
+
+    def __call__(self, stream: torch.Tensor, normed: torch.Tensor) -> torch.Tensor:
+        mlp = self._mlp
+        routing = mlp.router(normed)
+        mlp.observe(routing)
+        if mlp.shared is not None:
+            stream = stream + mlp.shared(normed)
+        return self._experts.added_to(stream, normed, routing, None)
+
+
+def fits_few_rows(sizes: ExpertSizes) -> bool:
+    """Tell whether the kernel of few rows has the choice of these experts."""
+    return can_choose(sizes.num_experts, sizes.num_groups, sizes.num_chosen_groups)
+
+
+def shared_weights(mlp: ExpertMLP) -> SharedWeights | None:
+    """Return the weights of a shared expert that is one more expert of the same size; a gated one is not."""
+    sizes = mlp.sizes
+    if sizes.shared_intermediate_size != sizes.intermediate_size or sizes.shared_gate:
+        return None
+    shared = cast(GatedMLP, mlp.shared)
+    assert shared.activation is F.silu, "as the routed experts of these families have"
+    gate_up, down = (cast(DenseLinear, linear).weight for linear in (shared.gate_up, shared.down))
+    return SharedWeights(gate_up, down)

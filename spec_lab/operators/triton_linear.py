@@ -10,11 +10,10 @@ import torch.nn.functional as F
 
 from spec_kernels.block_fp8 import dequantise
 from spec_kernels.gate import gated
-from spec_kernels.norms import rms_norm
+from spec_kernels.norms import add_rms_norm, rms_norm
 from spec_kernels.product import product
 from spec_kernels.product_tiles import INVARIANT_ROWS, MAX_ROWS, most_rows, num_arrivals
-from spec_lab.models.layers import Activation, GatedMLP, gelu_tanh
-from spec_lab.models.linear import Linear, StreamedLinear
+from spec_lab.models.linear import Activation, GatedMLP, Linear, StreamedLinear, gelu_tanh
 from spec_lab.models.norms import WeightedNorm
 
 ACTIVATIONS: dict[Activation, str] = {F.silu: "silu", gelu_tanh: "gelu_tanh"}
@@ -31,6 +30,10 @@ class TritonNorm:
         out = torch.empty_like(rows)
         rms_norm(out, rows, self.weight, self.eps)
         return out
+
+    @property
+    def kernel_weight(self) -> torch.Tensor:
+        return self.weight
 
     @classmethod
     def of(cls, norm: WeightedNorm) -> TritonNorm:
@@ -150,6 +153,49 @@ class SkinnyMLP:
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
         return self._down(self._gate_up(rows)) if 0 < len(rows) <= self._max_rows else self._many(rows)
+
+
+class AddMLP:
+    """Adds a gated MLP to the stream: by our products up to `max_rows`, which norm what they read where a norm is
+    given, and else by the library's, which are given normed rows."""
+
+    __slots__ = ("_down", "_gate_up", "_many", "_max_rows")
+
+    def __init__(self, mlp: GatedMLP, max_rows: int, norm: WeightedNorm | None = None) -> None:
+        self._gate_up = SkinnyProduct(dense(mlp.gate_up), norm, gated=True)
+        self._down = SkinnyProduct(dense(mlp.down))
+        self._many = TritonGatedMLP.of(mlp)
+        self._max_rows = max_rows
+
+    def __call__(self, stream: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        if 0 < len(stream) <= self._max_rows:
+            return self._down(self._gate_up(rows), stream)
+        return self._many.add_to(stream, rows)
+
+
+@dataclass(frozen=True, slots=True)
+class AddProduct:
+    """Ends the first half of a layer of few rows: adds a product to the stream, which the second half norms itself."""
+
+    product: SkinnyProduct
+
+    def __call__(self, mixed: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        stream = self.product(mixed, residual)
+        return stream, stream
+
+
+@dataclass(frozen=True, slots=True)
+class TritonAddThenNorm:
+    """`AddThenNorm` with one kernel behind the library's product."""
+
+    product: Linear
+    norm: WeightedNorm
+
+    def __call__(self, mixed: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        added = self.product(mixed)
+        stream, normed = torch.empty_like(added), torch.empty_like(added)
+        add_rms_norm(normed, stream, residual, added, self.norm.weight, self.norm.eps)
+        return stream, normed
 
 
 def dense(linear: Linear) -> StreamedLinear:

@@ -1,0 +1,130 @@
+"""The parts of draft heads: each as it is plainly, with the protocol of what may take its place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+
+from spec_lab.core.kv_cache import LayerCache
+from spec_lab.core.layer_protocols import RowSelection
+from spec_lab.core.protocols import DraftStart, DraftSteps
+from spec_lab.core.types import AttentionMetadata
+from spec_lab.models.layer_stack import Layer
+from spec_lab.models.linear import Linear
+from spec_lab.models.norms import WeightedNorm
+from spec_lab.models.rope import RotaryTable
+from spec_lab.models.scored_tokens import top_probability
+
+
+@dataclass(frozen=True, slots=True)
+class DraftInput:
+    """Norms a token's embedding and a hidden state, and puts them side by side."""
+
+    embedding: torch.Tensor
+    embedding_norm: WeightedNorm
+    hidden_norm: WeightedNorm
+
+    def __call__(self, token_ids: torch.Tensor, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return [rows, 2 * hidden_size], and the normed hidden states alone."""
+        normed = self.hidden_norm(hidden)
+        embedded = self.embedding_norm(F.embedding(token_ids, self.embedding))
+        return torch.cat((embedded, normed), dim=-1), normed
+
+
+@dataclass(frozen=True, slots=True)
+class LikeliestToken:
+    """Finds the token that a head thinks likeliest.
+
+    Attributes:
+        norm: in front of the head; None where the rows have been normed.
+        token_map: [draft vocabulary] ids of the target; None where they are the head's.
+    """
+
+    norm: WeightedNorm | None
+    head: Linear
+    token_map: torch.Tensor | None = None
+
+    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Turn [rows, hidden_size] into [rows] token ids."""
+        return self._mapped(self._logits(hidden).argmax(dim=-1))
+
+    def with_probability(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Turn [rows, hidden_size] into [rows] token ids and their probabilities, which the ids of the head share."""
+        logits = self._logits(hidden)
+        return self._mapped(logits.argmax(dim=-1)), top_probability(logits)
+
+    def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self.head(hidden if self.norm is None else self.norm(hidden))
+
+    def _mapped(self, ids: torch.Tensor) -> torch.Tensor:
+        return ids if self.token_map is None else self.token_map[ids]
+
+
+class Likeliest(Protocol):
+    """Finds the likeliest tokens of rows: a `LikeliestToken` or `TokenClusters`, or what stands in for one."""
+
+    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Turn [rows, hidden_size] into [rows] token ids."""
+        ...
+
+    def with_probability(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Turn [rows, hidden_size] into [rows] token ids, and the probability [rows] of each among the scored ones."""
+        ...
+
+
+DraftInputs = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+"""A `DraftInput`, or what stands in for one."""
+
+
+class DraftLayers(Protocol):
+    """The layer of a draft head with what stands in front of it."""
+
+    def __call__(
+        self,
+        token_ids: torch.Tensor,
+        hidden: torch.Tensor,
+        cache: LayerCache,
+        attention: AttentionMetadata,
+        selection: RowSelection,
+    ) -> torch.Tensor:
+        """Turn [rows] tokens and [rows, hidden_size] hidden states into the live rows' output [live rows,
+        hidden_size]."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class RecurrentParts:
+    """The parts of a draft head of one layer, each as a set of kernels gave it.
+
+    Attributes:
+        fuse: of the target's features.
+        run: runs `inputs` and `layer` one by one.
+        residual_is_normed: the layer adds to the normed hidden state, not to the one it was normed from.
+    """
+
+    fuse: Linear
+    inputs: DraftInputs
+    layer: Layer
+    likeliest: Likeliest
+    run: DraftLayers
+    rotary: RotaryTable
+    residual_is_normed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class HeadAtOnce:
+    """What a set of kernels does in one call each of what a head does in several.
+
+    Attributes:
+        layer: stands in for `RecurrentParts.run`.
+        start: runs a catch-up step up to its first draft.
+        steps: runs all steps behind it.
+    """
+
+    layer: DraftLayers
+    start: DraftStart
+    steps: DraftSteps

@@ -1,0 +1,183 @@
+"""Mixers of few rows under kernels=triton, from the stream to what attention gives: the layer's first norm is inside
+their first product, where the layer has one.
+
+Before the output product, attention is two launches or three, and latent attention four or five.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+
+from spec_kernels.product_tiles import MAX_ROWS
+from spec_kernels.project_heads import fits_scales, project_heads
+from spec_lab.checkpoints.plan import LayerPlan
+from spec_lab.core.kv_cache import LayerCache
+from spec_lab.core.layer_protocols import RowSelection
+from spec_lab.core.types import AttentionMetadata
+from spec_lab.models.delta_net import GatedDeltaNet
+from spec_lab.models.latent import LatentAttention, NarrowQuery
+from spec_lab.models.layers import Attention, LayerParts, Mixer
+from spec_lab.models.linear import DenseLinear, StreamedLinear
+from spec_lab.models.norms import WeightedNorm
+from spec_lab.models.rope import RotaryRows
+from spec_lab.operators.triton_linear import SkinnyLinear, SkinnyProduct, TritonNorm, dense, no_arrivals
+
+
+@dataclass(frozen=True, slots=True)
+class ProjectedAttention:
+    """Makes heads in one launch and rotates and writes them in another: heads of every kind."""
+
+    attention: Attention | GatedDeltaNet
+    qkv: SkinnyProduct
+
+    def __call__(
+        self,
+        rows: torch.Tensor,
+        rotary: RotaryRows,
+        cache: Any,
+        metadata: AttentionMetadata,
+        selection: RowSelection,
+    ) -> torch.Tensor:
+        return self.attention.attended(self.qkv(rows), rotary, cache, metadata, selection)
+
+    def write(self, rows: torch.Tensor, rotary: RotaryRows, cache: Any, metadata: AttentionMetadata) -> None:
+        self.attention.write_projected(self.qkv(rows), rotary, cache, metadata)
+
+
+class FusedHeadsAttention:
+    """Makes, rotates and writes heads in one launch: those that turn whole, without norms or gates."""
+
+    __slots__ = ("_arrivals", "_attention", "_bias", "_eps", "_norm_weight", "_scales", "_weight")
+
+    def __init__(self, attention: Attention, norm: WeightedNorm | None) -> None:
+        linear = dense(attention.qkv)
+        self._attention = attention
+        self._weight, self._scales, self._bias = linear.weight, linear.scales, linear.bias
+        self._norm_weight = None if norm is None else norm.kernel_weight.float()
+        self._eps = 0.0 if norm is None else norm.eps
+        self._arrivals = no_arrivals(linear.shape[0], linear.weight.device)
+
+    def __call__(
+        self,
+        rows: torch.Tensor,
+        rotary: RotaryRows,
+        cache: LayerCache,
+        metadata: AttentionMetadata,
+        selection: RowSelection,
+    ) -> torch.Tensor:
+        return self._attention.mixed(self._heads(rows, rotary, cache, metadata), cache, metadata, selection)
+
+    def write(self, rows: torch.Tensor, rotary: RotaryRows, cache: LayerCache, metadata: AttentionMetadata) -> None:
+        self._heads(rows, rotary, cache, metadata)
+
+    def _heads(
+        self, rows: torch.Tensor, rotary: RotaryRows, cache: LayerCache, metadata: AttentionMetadata
+    ) -> torch.Tensor:
+        """Write KV, and return roped queries [rows, num_heads, head_dim]."""
+        queries = rows.new_empty(rows.shape[0], self._attention.num_heads, self._attention.head_dim)
+        turns = rotary.cos.squeeze(1), rotary.signed_sin.squeeze(1), metadata.slot_mapping
+        parts = self._arrivals, self._bias, self._norm_weight, self._eps
+        project_heads(queries, cache.kv, rows, self._weight, *parts, *turns, self._scales)
+        return queries
+
+
+class SkinnyQuery:
+    """A query in two narrow products; the norm between them is inside the second."""
+
+    __slots__ = ("_few", "_many", "_narrow", "_norm")
+
+    def __init__(self, query: NarrowQuery) -> None:
+        self._narrow = SkinnyLinear(dense(query.narrow))
+        self._few = SkinnyProduct(dense(query.widen), query.norm)
+        self._norm, self._many = TritonNorm.of(query.norm), query.widen
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        narrow = self._narrow(rows)
+        return self._few(narrow) if 0 < len(rows) <= MAX_ROWS else self._many(self._norm(narrow))
+
+
+class NarrowProducts:
+    """Makes the first products of latent attention: one of all rows to their queries and cache rows both, or, where
+    some rows make no query, one of each. The weight is the same.
+
+    `query_width`: of what the first of them gives, `q_lora_rank` or whole queries.
+    """
+
+    __slots__ = ("_both", "_query", "_query_width", "_row")
+
+    def __init__(self, query: StreamedLinear, row: StreamedLinear, norm: WeightedNorm | None) -> None:
+        both = DenseLinear(torch.cat((query.weight, row.weight)), _cat_bias(query, row))
+        self._query_width = len(query.weight)
+        # Views of it: the weights are kept once.
+        query.weight, row.weight = both.weight[: self._query_width], both.weight[self._query_width :]
+        self._both, self._query, self._row = (SkinnyProduct(part, norm) for part in (both, query, row))
+
+    def both(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return queries, and cache rows before their norm."""
+        queries, projected = self._both(rows).tensor_split((self._query_width,), dim=1)
+        return queries, projected
+
+    def query(self, rows: torch.Tensor) -> torch.Tensor:
+        return self._query(rows)
+
+    def row(self, rows: torch.Tensor) -> torch.Tensor:
+        return self._row(rows)
+
+
+def _cat_bias(query: StreamedLinear, row: StreamedLinear) -> torch.Tensor | None:
+    """Return the biases of both; a family has them in both or in none."""
+    assert (query.bias is None) == (row.bias is None)
+    return None if query.bias is None or row.bias is None else torch.cat((query.bias, row.bias))
+
+
+class NarrowLatentAttention:
+    """Latent attention whose first products are one, where all rows attend."""
+
+    __slots__ = ("_attention", "_narrow", "_widen")
+
+    def __init__(self, attention: LatentAttention, norm: WeightedNorm | None) -> None:
+        query, self._widen = attention.query, None
+        if attention.sizes.q_lora_rank is not None:
+            narrow = cast(NarrowQuery, query)
+            query, self._widen = narrow.narrow, SkinnyProduct(dense(narrow.widen), narrow.norm)
+        self._attention = attention
+        self._narrow = NarrowProducts(dense(query), dense(attention.row), norm)
+
+    def __call__(
+        self,
+        rows: torch.Tensor,
+        rotary: RotaryRows,
+        cache: LayerCache,
+        metadata: AttentionMetadata,
+        selection: RowSelection,
+    ) -> torch.Tensor:
+        attending, live_metadata = selection.queries(rows, metadata)
+        if attending is rows:
+            narrow, projected = self._narrow.both(rows)
+            where = (rotary, cache, metadata, selection)
+            return self._attention.written_and_attended(self._queries(narrow), projected, *where)
+        self._attention.write_projected(self._narrow.row(rows), rotary, cache, metadata)
+        turns = RotaryRows(*(selection.queries(turn, metadata)[0] for turn in (rotary.cos, rotary.signed_sin)))
+        queries = self._queries(self._narrow.query(attending))
+        return self._attention.attended(queries, turns, cache, live_metadata, selection)
+
+    def _queries(self, narrow: torch.Tensor) -> torch.Tensor:
+        return narrow if self._widen is None else self._widen(narrow)
+
+    def write(self, rows: torch.Tensor, rotary: RotaryRows, cache: LayerCache, metadata: AttentionMetadata) -> None:
+        self._attention.write_projected(self._narrow.row(rows), rotary, cache, metadata)
+
+
+def few_rows_mixer(parts: LayerParts, plan: LayerPlan) -> Mixer[Any]:
+    """Make the mixer of few rows of a layer, with the layer's first norm in it."""
+    if plan.latent is not None:
+        return NarrowLatentAttention(cast(LatentAttention, parts.mixer), parts.norm)
+    attention = cast(Attention, parts.mixer)
+    turns_whole = plan.rope.partial_rotary_factor == 1.0
+    is_plain = turns_whole and not (plan.qk_norm or plan.attention_gate or plan.float32_norms)
+    if is_plain and (dense(attention.qkv).scales is None or fits_scales(plan.head_dim)):
+        return FusedHeadsAttention(attention, parts.norm)
+    return ProjectedAttention(attention, SkinnyProduct(dense(attention.qkv), parts.norm))

@@ -1,0 +1,202 @@
+"""kernels=triton computes forwards of up to 16 rows with `spec_kernels`: a decoder layer is then six launches.
+
+Norms of heads take a seventh (Qwen3). A row of those does not depend, bit for bit, on how many stand beside it. Up to
+64 rows the large products are ours too, and the small ones the library's, each where it was faster. More rows go to the
+library, since arithmetic bounds them there and not bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import torch
+
+from spec_kernels.early import early_launches
+from spec_kernels.product_tiles import INVARIANT_ROWS, MAX_ROWS
+from spec_lab.checkpoints.plan import LayerPlan
+from spec_lab.core.conditional import is_inside_if_node
+from spec_lab.core.layer_protocols import RowSelection
+from spec_lab.core.types import AttentionMetadata
+from spec_lab.models.clusters import TokenClusters
+from spec_lab.models.draft_parts import DraftInput, DraftInputs, HeadAtOnce, Likeliest, LikeliestToken, RecurrentParts
+from spec_lab.models.experts import ExpertMLP
+from spec_lab.models.latent import LatentAttention, NarrowQuery
+from spec_lab.models.layer_stack import Layer, LayerStack, Stack
+from spec_lab.models.layers import AddPart, Attention, DecoderLayer, LayerParts
+from spec_lab.models.linear import GatedMLP, Linear
+from spec_lab.models.norms import RowsPart, WeightedNorm
+from spec_lab.models.rope import RotaryRows
+from spec_lab.models.sandwich import (
+    CapLogits,
+    EmbedPerLayer,
+    LogitCap,
+    NormedLinear,
+    PerLayerEmbedding,
+    SandwichParts,
+)
+from spec_lab.operators.triton_drafting import FusedDraftInput, FusedLikeliest, TritonClusters
+from spec_lab.operators.triton_experts import AddExperts, ResidualExperts, fits_few_rows
+from spec_lab.operators.triton_linear import (
+    AddMLP,
+    AddProduct,
+    SkinnyLinear,
+    SkinnyMLP,
+    SkinnyProduct,
+    TritonAddThenNorm,
+    TritonNorm,
+    dense,
+)
+from spec_lab.operators.triton_mixers import SkinnyQuery, few_rows_mixer
+from spec_lab.operators.triton_sandwich import TritonLogitCap, TritonPerLayerEmbedding, triton_sandwich
+
+AddHalf = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class TwoWays:
+    """A layer with a way for few rows, whose products norm what they read, and one for many. That one has the
+    library's products, and kernels between them; the MLP's are ours up to 64 rows.
+
+    Attributes:
+        max_rows: that enter the layer, and are few. Bits depend on the way, so rows that are dropped inside the layer
+            change nothing about it.
+    """
+
+    few: DecoderLayer
+    many: DecoderLayer
+    max_rows: int
+
+    @property
+    def mixer(self) -> object:
+        return self.many.mixer
+
+    @property
+    def experts(self) -> ExpertMLP | None:
+        return self.many.experts
+
+    def __call__(
+        self,
+        stream: torch.Tensor,
+        rotary: RotaryRows,
+        cache: Any,
+        metadata: AttentionMetadata,
+        selection: RowSelection,
+        rows: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        way = self.few if stream.shape[0] <= self.max_rows else self.many
+        return way(stream, rotary, cache, metadata, selection, rows)
+
+
+class TritonProducts:
+    """Makes the parts of models that run in Triton, for 16-bit weights.
+
+    Without row invariance all products are the library's, whose rounding follows the number of rows; what stands
+    between them stays fused.
+    """
+
+    def __init__(self, row_invariant: bool = True) -> None:
+        self.invariant_rows = self._few = INVARIANT_ROWS if row_invariant else 0
+        self._max_rows = MAX_ROWS if row_invariant else 0
+
+    def is_row_invariant(self, plan: LayerPlan) -> bool:
+        norms_or_gates_in_torch = plan.float32_norms or plan.attention_gate
+        return self._max_rows > 0 and plan.latent is None and has_dense_mlp(plan) and not norms_or_gates_in_torch
+
+    def launching(self) -> AbstractContextManager[None]:
+        return nullcontext() if is_inside_if_node() else early_launches()
+
+    def norm(self, norm: WeightedNorm) -> RowsPart:
+        return TritonNorm.of(norm)
+
+    def linear(self, linear: Linear) -> Linear:
+        return SkinnyLinear(dense(linear), self._max_rows)
+
+    def layer(self, parts: LayerParts, plan: LayerPlan) -> Layer:
+        layer: Layer
+        if not self._fits(plan):
+            layer = DecoderLayer.of(parts)
+        else:
+            few = self._few_rows(parts, plan)
+            layer = TwoWays(few, self._many_rows(self._replaced(parts, plan), plan), self._few)
+        if parts.experts is not None:
+            self._replace_shared_expert(parts.experts)
+        return layer
+
+    def stack(self, stack: LayerStack, plans: Sequence[LayerPlan]) -> Stack:
+        return stack
+
+    def at_once(self, parts: RecurrentParts, plan: LayerPlan) -> HeadAtOnce | None:
+        return None
+
+    def _fits(self, plan: LayerPlan) -> bool:
+        """Latent attention does with invariant rows, and norms that round before their weight."""
+        return plan.latent is None or (self._max_rows > 0 and not plan.float32_norms)
+
+    def _few_rows(self, parts: LayerParts, plan: LayerPlan) -> DecoderLayer:
+        mixer, close = few_rows_mixer(parts, plan), AddProduct(SkinnyProduct(dense(parts.o)))
+        return DecoderLayer(None, mixer, close, self._finish(parts, plan), parts.experts)
+
+    def _finish(self, parts: LayerParts, plan: LayerPlan) -> AddHalf:
+        """Return what adds a layer's second half to the stream of few rows, and norms the stream for it."""
+        norm = parts.mlp_norm
+        if has_dense_mlp(plan):
+            return AddMLP(cast(GatedMLP, parts.mlp), INVARIANT_ROWS, norm)
+        if parts.experts is not None and fits_few_rows(parts.experts.sizes):
+            return ResidualExperts(parts.experts, norm)
+        return AddPart(NormedLinear(TritonNorm.of(norm), parts.mlp))
+
+    def _many_rows(self, parts: LayerParts, plan: LayerPlan) -> DecoderLayer:
+        finish: AddHalf = AddPart(parts.mlp)
+        if has_dense_mlp(plan):
+            finish = AddMLP(cast(GatedMLP, parts.mlp), self._max_rows)
+        elif parts.experts is not None:
+            finish = AddExperts(parts.experts)
+        norm = None if parts.norm is None else TritonNorm.of(parts.norm)
+        return DecoderLayer(norm, parts.mixer, TritonAddThenNorm(parts.o, parts.mlp_norm), finish, parts.experts)
+
+    def _replaced(self, parts: LayerParts, plan: LayerPlan) -> LayerParts:
+        """Take our products up to 64 rows around latent attention, and where the library's would have to widen every
+        weight for them."""
+        if plan.latent is not None:
+            latent = cast(LatentAttention, parts.mixer)
+            is_narrow = plan.latent.q_lora_rank is not None
+            latent.query = SkinnyQuery(cast(NarrowQuery, latent.query)) if is_narrow else self.linear(latent.query)
+            latent.row = self.linear(latent.row)
+            return replace(parts, o=self.linear(parts.o))
+        attention = cast(Attention, parts.mixer)
+        if getattr(attention.qkv, "scales", None) is None:
+            return parts
+        attention.qkv = self.linear(attention.qkv)
+        return replace(parts, o=self.linear(parts.o))
+
+    def _replace_shared_expert(self, experts: ExpertMLP) -> None:
+        """Replace the shared expert, where it is a plain MLP."""
+        sizes = experts.sizes
+        if self._max_rows and sizes.shared_intermediate_size and not sizes.shared_gate:
+            experts.shared = SkinnyMLP(cast(GatedMLP, experts.shared))
+
+    def draft_input(self, part: DraftInput) -> DraftInputs:
+        return FusedDraftInput(part)
+
+    def likeliest(self, part: LikeliestToken) -> Likeliest:
+        return FusedLikeliest(part, self._max_rows)
+
+    def likeliest_in_clusters(self, part: TokenClusters) -> Likeliest:
+        return TritonClusters(part)
+
+    def sandwich(self, parts: SandwichParts) -> SandwichParts:
+        return triton_sandwich(parts, self._max_rows)
+
+    def per_layer_embedding(self, part: PerLayerEmbedding) -> EmbedPerLayer:
+        return TritonPerLayerEmbedding(part, self.linear(part.projection), TritonNorm.of(part.norm))
+
+    def logit_cap(self, part: LogitCap) -> CapLogits:
+        return TritonLogitCap(part.cap)
+
+
+def has_dense_mlp(plan: LayerPlan) -> bool:
+    """Tell whether a layer ends in an MLP of two products without biases."""
+    return plan.experts is None and not plan.mlp_bias
