@@ -85,7 +85,7 @@ class NativeNorm:
 
 
 @dataclass(frozen=True, slots=True)
-class LayerParts:
+class NativeLayerParts:
     """The parts of a decoder layer.
 
     Attributes:
@@ -113,7 +113,7 @@ class NativeLayer:
 
     def __init__(
         self,
-        parts: LayerParts,
+        parts: NativeLayerParts,
         scale: float,
         num_heads: int,
         num_kv_heads: int,
