@@ -16,8 +16,7 @@ import torch.nn.functional as F
 from spec_kernels.native import part_operators as native
 from spec_kernels.native.forwards import DraftLayerParts, NativeDraftLayer, NativeLayers
 from spec_kernels.native.packing import PanelMemory
-from spec_kernels.native.parts import NativeLayerParts
-from spec_kernels.native.parts import NativeLayer, NativeNorm
+from spec_kernels.native.parts import NativeLayer, NativeLayerParts, NativeNorm
 from spec_lab.attention.torch_backend import TorchAttention
 from spec_lab.checkpoints.plan import LayerPlan
 from spec_lab.core.kv_cache import LayerCache
