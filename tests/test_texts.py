@@ -19,6 +19,7 @@ from spec_lab.train.texts.__main__ import main
 from spec_lab.train.texts.folder import Texts, TextsFolder
 from spec_lab.train.texts.header import TextsHeader
 from spec_lab.train.texts.packing import pack
+from spec_lab.train.texts.prompts import Conversation
 from spec_lab.train.texts.show import show_texts
 from spec_lab.workloads.tokenizer import TargetTokenizer
 from tests.tiny_checkpoints import make_tiny_target
@@ -145,6 +146,15 @@ def test_files_of_prompts(target: Path, tmp_path: Path, capsys: pytest.CaptureFi
     questions.write_text(json.dumps({"question_id": 1, "category": "math", "turns": ["How many?"]}))
     assert write(target, tmp_path / "other", f"prompts=[{questions}]") == 2
     assert "testing" in capsys.readouterr().err
+
+
+def test_prompts_are_read_back_whatever_ends_a_line_elsewhere(folder: Path, tmp_path: Path) -> None:
+    """A model writes all characters, also those that `str.splitlines` parts lines at."""
+    ends = ("\u2028", "\u2029", "\x85", "\x0b", "\x0c", "\x1c", "\r", "\n")
+    said = [Conversation(str(place), "own", (f"one{end}two",)) for place, end in enumerate(ends)]
+    again = TextsFolder(tmp_path / "again", dataclasses.replace(TextsHeader.read(folder), files={}))
+    again.add_prompts("prompts-00000.jsonl", said, {"kept": len(said)})
+    assert again.read_prompts("prompts") == said
 
 
 def test_turns_of_a_conversation_are_held_out_together(folder: Path) -> None:

@@ -12,7 +12,10 @@ from spec_lab.menu.config import DrafterConfig, RunConfig, TargetConfig, Trained
 
 ZOO = Path(__file__).parents[1] / "zoo"
 SHIPPED: Mapping[str, tuple[str, ...]] = {
-    "pocket": ("eagle3", "mtp_eagle", "mtp_vanilla", "frozen_kv", "draft_model"),
+    "pocket": (
+        *("eagle3", "mtp_eagle", "mtp_vanilla", "frozen_kv", "draft_model", "p_eagle"),
+        *("dflash", "dspark", "dflash2", "domino", "lilicorr"),
+    ),
     "pocket_hybrid": ("mtp_eagle",),
     "pocket_gemma": ("frozen_kv",),
     "pocket_moe": ("mtp_eagle",),

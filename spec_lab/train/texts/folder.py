@@ -160,7 +160,7 @@ class TextsFolder:
         found: list[Conversation] = []
         for file in files:
             with reading(file):
-                found += map(Conversation.from_line, regular_text(file).splitlines())
+                found += map(Conversation.from_line, regular_text(file).split("\n")[:-1])
         return found
 
     def add_answers(self, name: str, texts: list[Answered], counts: Mapping[str, int]) -> None:
