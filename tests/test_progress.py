@@ -41,6 +41,17 @@ def test_a_stage_that_takes_long_is_said_to_go_on() -> None:
     assert stream.getvalue().splitlines() == lines, "nothing is said behind its end"
 
 
+def test_items_of_a_stage_are_counted_while_it_goes_on() -> None:
+    stream = io.StringIO()
+    with Progress(3, "request", stream, seconds=BEAT) as progress:
+        for item in progress.counted("comparing", "abc"):
+            if item == "b":
+                wait_for(stream, 3)
+    lines = stream.getvalue().splitlines()
+    assert lines[0].endswith("0/3 requests: comparing")
+    assert lines[-1].endswith("comparing, 1 of 3, goes on"), "what is being looked at is not done"
+
+
 def _beats() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if "_run" in thread.name]
 

@@ -90,14 +90,14 @@ def _measure(lab: Lab, info: RunInfo, recorder: Recorder, memory: MemoryWatch, m
                 passes[name].append(_timed_pass(lab, name, repeat, progress, kept))
             recorder.rounds(repeat, passes[MAIN][-1].rounds)
             if repeat == 0:
-                progress.stage("checking the outputs")
+                progress.stage("checking the answers")
                 checked = {name: check_answers(lab, name, results[0].requests) for name, results in passes.items()}
                 thinking = {name: _count_thinking(lab, results[0].requests) for name, results in passes.items()}
-                for record in passes[MAIN][0].requests:
-                    lab.teacher.require_finite([*record.prompt_ids, *record.output_ids[:-1]])
-                divergences = _audit(lab, passes)
-                finished.clear()
                 records = passes[MAIN][0].requests
+                for record in progress.counted("checking the outputs", records):
+                    lab.teacher.require_finite([*record.prompt_ids, *record.output_ids[:-1]])
+                divergences = _audit(lab, passes, progress)
+                finished.clear()
                 note_unread(records, checked[MAIN])
                 _record_requests(lab, recorder, records, checked[MAIN], thinking[MAIN], divergences or [])
         profile = _profile(lab, recorder.folder, progress)
@@ -208,13 +208,14 @@ def _count_thinking(lab: Lab, records: Iterable[RequestRecord]) -> dict[str, int
     return {record.request_id: sum(thinking_mask(record.prompt_ids, record.output_ids, markers)) for record in records}
 
 
-def _audit(lab: Lab, passes: Mapping[str, list[GenerationResult]]) -> list[Divergence] | None:
+def _audit(lab: Lab, passes: Mapping[str, list[GenerationResult]], progress: Progress) -> list[Divergence] | None:
     """Compare with plain decoding; None where sampling gives the two nothing to agree on."""
     if lab.config.sampling.temperature > 0:
         return None
     plain = _outputs(passes["plain"][0].requests) if "plain" in passes else None
     lossless = lab.engines[MAIN].parts.rule.traits.lossless
-    return audit(passes[MAIN][0].requests, plain, lab.teacher, lab.models.dtype, lossless)
+    records = progress.counted("comparing the outputs with plain decoding", passes[MAIN][0].requests)
+    return audit(records, plain, lab.teacher, lab.models.dtype, lossless)
 
 
 def _outputs(records: Iterable[RequestRecord]) -> dict[str, list[int]]:

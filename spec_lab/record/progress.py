@@ -6,15 +6,16 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, TextIO, TypeVar
 
 if TYPE_CHECKING:
     from tqdm import tqdm
 
 SECONDS_BETWEEN_LINES = 10.0
+T = TypeVar("T")
 
 
 class Progress:
@@ -63,6 +64,14 @@ class Progress:
             return
         self._print(name)
         self._beats.restart()
+
+    def counted(self, name: str, items: Sequence[T]) -> Iterator[T]:
+        """Give items one by one behind `stage(name)`; lines that say that it goes on say how many are done."""
+        self.stage(name)
+        for num_done, item in enumerate(items):
+            self._name = f"{name}, {num_done} of {len(items)}"
+            yield item
+        self._name = name
 
     def _go_on(self) -> None:
         if self._bar is not None:
