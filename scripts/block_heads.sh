@@ -1,13 +1,12 @@
 #!/usr/bin/env bash
-# Drafters of whole blocks on one GPU: every preset beside EAGLE-3 for the pocket target, and any of them for SmolLM2.
+# Drafters of whole blocks on one GPU: every preset beside EAGLE-3, for the pocket target.
 #
 #   scripts/block_heads.sh pocket  PRESET FOLDER SECONDS [WORDS...]
-#   scripts/block_heads.sh smollm2 PRESET FOLDER SECONDS MODEL.gguf TEXTS QUESTIONS.jsonl|- [WORDS...]
 #   scripts/block_heads.sh run     PRESET FOLDER K [WORDS...]
 #
 # PRESET is dflash, dspark, dflash2, domino, lilicorr, p_eagle or eagle3. `pocket` trains on texts that all presets of a
 # FOLDER share: the first one writes them, the others wait. Several can run side by side, a process each. `run` decodes
-# with what `pocket` trained. TEXTS is what python -m spec_lab.train.texts wrote, or `scripts/smollm2_heads.sh ... texts`.
+# with what `pocket` trained.
 # SECONDS are of a training with its decodings in between, not of the texts. Called again, it goes on where it was.
 # WORDS are further settings, such as device=cpu debug=smoke. TORCHDYNAMO_DISABLE=1 trains eagle3 uncompiled.
 set -euo pipefail
@@ -22,19 +21,12 @@ pocket)
     exec python3 -m spec_lab.train target=shipped device=cuda "output_dir=$folder/pocket" "${by_the_clock[@]}" \
         drafter.optimisation.checkpoint_every=1000 drafter.optimisation.log_every=250 evaluation.limit_per_category=32 "$@"
     ;;
-smollm2)
-    model=$1 texts=$2 questions=$3
-    shift 3
-    [ "$questions" = - ] || by_the_clock+=("evaluation.prompts=[$questions]" evaluation.limit_per_category=8)
-    exec python3 -m spec_lab.train target=smollm2_135m "target.path=$model" device=cuda "texts=$texts" "output_dir=$folder/smollm2" \
-        "${by_the_clock[@]}" packing.row_length=1024 packing.held_out=0.005 evaluation.max_new_tokens=128 evaluation.every=1000 "$@"
-    ;;
 run)
     exec python3 -m spec_lab device=cuda "drafter=$preset" "drafter.path=$folder/pocket/pocket-$preset" \
         "drafter.num_draft_tokens=$limit" graph=round 'references=[plain]' repeats=3 profile_rounds=0 "output_dir=$folder/runs" "$@"
     ;;
 *)
-    echo "pocket, smollm2 or run, not $task" >&2
+    echo "pocket or run, not $task" >&2
     exit 2
     ;;
 esac

@@ -133,6 +133,19 @@ def test_it_runs_or_is_refused(overrides: str, target: str, refusal: str, tmp_pa
         assert outputs == plain(target)
 
 
+@pytest.mark.parametrize("drafter", ["dflash", "dspark", "dflash2", "domino", "lilicorr", "p_eagle"])
+def test_shipped_drafters_of_a_whole_block_leave_plain_tokens_and_draft_well(drafter: str) -> None:
+    chosen = choose(compose("pocket", f"drafter={drafter} max_new_tokens=24")[0])
+    requests = load_requests(chosen, TargetTokenizer(chosen.target_folder))
+    limits = engine_limits(chosen, requests, chosen.config.drafter.num_draft_tokens)
+    models = load_models(chosen, limits.max_seq_len)
+    plain_config = compose("pocket", "drafter=none max_new_tokens=24")[0]
+    records = build_engine(chosen, models, load_drafter(chosen, models.of_drafters), limits).generate(requests).requests
+    assert {record.request_id: record.output_ids for record in records} == decode(plain_config)
+    accepted = [count for record in records for count in record.accepted_per_round]
+    assert sum(accepted) > len(accepted) / 4, "an untrained one has next to none accepted"
+
+
 @pytest.mark.parametrize("target", TARGETS)
 def test_drafts_are_those_of_the_module_as_it_was_trained(target: str) -> None:
     """As many drafts are accepted in each round as the training's own modules say for the same text, read from the

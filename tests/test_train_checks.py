@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from spec_lab.errors import UserError
+from spec_lab.options.shipped import ZOO
+from spec_lab.train.block_config import DominoTrainingConfig
 from spec_lab.train.checks import refusals
 from spec_lab.train.config import TrainConfig
 from spec_lab.train.drafter_config import (
@@ -46,6 +48,15 @@ def training(drafter: DrafterChoice, target: TargetChoice | None = None, **setti
         assert hasattr(part, leaf)
         setattr(part, leaf, value)
     return config
+
+
+def test_a_body_of_other_sizes_is_refused() -> None:
+    """`pocket-dspark` has blocks of 7 rows and two layers."""
+    body = str(ZOO / "pocket-dspark")
+    assert refusals(training(DominoTrainingConfig(body=body, block_size=7), evaluation__num_draft_tokens=3)) == []
+    for sizes, remedy in (({"block_size": 8}, "block_size=7"), ({"block_size": 7, "num_layers": 3}, "num_layers=2")):
+        [refusal] = refusals(training(DominoTrainingConfig(body=body, **sizes), evaluation__num_draft_tokens=3))
+        assert refusal.endswith(f"use drafter.{remedy}")
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS)

@@ -194,11 +194,11 @@ def test_a_large_drafter_lies_in_several_files(tmp_path: Path, monkeypatch: pyte
         ("gemma4", "eagle3"),
         ("llama", "draft_model"),
         ("gemma4", "draft_model"),
-        ("qwen3", "frozen_kv"),
+        ("qwen2", "frozen_kv"),
         ("gemma4", "frozen_kv"),
         ("llama", "dspark"),
         ("qwen3", "lilicorr"),
-        ("llama", "p_eagle"),
+        ("gemma4", "p_eagle"),
     ],
 )
 def test_heads_for_tiny_targets_of_all_families_are_proved_before_and_behind_training(

@@ -7,6 +7,7 @@ Each function returns None, or one line that names the knob and the remedy. The 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from spec_lab.options.shipped import missing_folder
@@ -194,9 +195,25 @@ def tokens_fit(fitting: Fitting) -> str | None:
     return None
 
 
-def body_is_there(fitting: Fitting) -> str | None:
-    """The drafter that this one begins as lies there."""
-    return None if fitting.drafter.body is None else missing_folder("drafter.body", fitting.drafter.body)
+def body_serves(fitting: Fitting) -> str | None:
+    """The drafter that this one begins as lies there, and has the sizes that are asked for."""
+    drafter = fitting.drafter
+    if drafter.body is None:
+        return None
+    if (missing := missing_folder("drafter.body", drafter.body)) is not None:
+        return missing
+    from spec_lab.checkpoints.block_layouts import read_block_file  # torch from here on
+
+    file = read_block_file(Path(drafter.body))
+    found = {
+        "block_size": file.fields.integer("block_size"),
+        "num_layers": int(file.decoder["num_hidden_layers"]),
+    }
+    for knob, size in found.items():
+        if getattr(drafter, knob) != size:
+            given = getattr(drafter, knob)
+            return f"drafter.{knob}={given}: the body in drafter.body has {size}; use drafter.{knob}={size}"
+    return None
 
 
 def width(fitting: Fitting) -> str | None:
@@ -223,13 +240,13 @@ def assistant_heads(fitting: Fitting) -> str | None:
 def kv_sources(fitting: Fitting) -> str | None:
     """An assistant's layers read layers that the target has, with query heads that its key-value heads divide."""
     drafter, target = fitting.drafter, fitting.target
+    if target.kv_layers == ():
+        return "drafter=frozen_kv: the target has no layer whose keys an assistant can read; use drafter=eagle3"
     if target.kv_layers is not None and not {*drafter.kv_source_layers} <= {*target.kv_layers}:
         return (
             f"drafter.kv_source_layers={drafter.kv_source_layers} must name layers of the target that see all, have "
             f"keys of their own and turn as they are: {list(target.kv_layers)}; use drafter.kv_source_layers=[]"
         )
-    if target.kv_layers == ():
-        return "drafter=frozen_kv: the target has no layer whose keys an assistant can read; use drafter=eagle3"
     if fitting.config.packing.kept_gigabytes:
         return "packing.kept_gigabytes keeps no keys, which drafter=frozen_kv reads; leave it out"
     if not drafter.kv_source_layers or max(drafter.kv_source_layers) >= target.num_layers:

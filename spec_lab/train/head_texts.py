@@ -83,7 +83,13 @@ class HeadTexts:
         }
 
         def build(unfinished: Path) -> dict[str, Any]:
-            header = _written(self._chosen(settings), settings, work)
+            is_new = not work.exists()
+            try:
+                header = _written(self._chosen(settings), settings, work)
+            except UserError:
+                if is_new:  # nothing was written, and other settings may come next
+                    shutil.rmtree(work, ignore_errors=True)
+                raise
             shutil.copytree(work, unfinished, dirs_exist_ok=True)
             return {kind: dict(header.counts(kind)) for kind in ("prompts", "followups", "answers")}
 

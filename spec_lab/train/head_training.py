@@ -17,6 +17,7 @@ from spec_lab.train.config import TrainConfig
 from spec_lab.train.frozen_target import FrozenTarget
 from spec_lab.train.group import ALONE, TrainingGroup
 from spec_lab.train.head_recipe import HeadRecipe
+from spec_lab.train.head_texts import for_a_while
 from spec_lab.train.layouts import LAYOUTS, same_bytes
 from spec_lab.train.loop import Watch
 from spec_lab.train.packed_rows import PackedRows, TrainingTexts
@@ -128,6 +129,7 @@ class HeadTraining:
         log.info("proved: training and serving differ by %.2g in logits", max(proof.differences))
         return proof
 
+    @for_a_while()
     def _rounded(self, prover: Prover, folder: Path) -> float | None:
         """Compare with the runtime in bfloat16, where that is what serves; return how far they are apart."""
         if self.device.type == "cpu" and self.config.dtype != Dtype.bfloat16:

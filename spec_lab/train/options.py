@@ -34,7 +34,7 @@ from spec_lab.train.fitting import (
     Fitting,
     assistant_heads,
     block_fits,
-    body_is_there,
+    body_serves,
     chosen_experts,
     delta_heads,
     draft_vocabulary,
@@ -267,7 +267,7 @@ DRAFTERS: tuple[DrafterTrainingOption, ...] = (
 
 DRAFTERS += tuple(
     DrafterTrainingOption(
-        name=schema.name, schema=schema, recipe=block_recipe, refusals=(block_fits, tokens_fit, body_is_there)
+        name=schema.name, schema=schema, recipe=block_recipe, refusals=(block_fits, tokens_fit, body_serves)
     )
     for schema in BLOCKS
 )

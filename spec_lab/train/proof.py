@@ -24,7 +24,7 @@ TOLERANCE = 1e-4
 """Of logits in float32, relative to the largest."""
 BOUND_IN_16_BITS = 0.1
 """Of what logits vary by within a row, by root mean squares: rounding to 8 bits, layer by layer, makes a few
-hundredths. SmolLM2\'s head has .014; with taps one layer further .2, one position off .5."""
+hundredths. SmolLM2's head has .013; with taps one layer further .2, one position off .5."""
 TEXT_LENGTHS = (40, 56)
 """Of the two texts that are compared on, which stand in one row of the training forward."""
 ORACLE_ROUNDS = 4

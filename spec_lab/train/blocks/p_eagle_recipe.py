@@ -54,7 +54,7 @@ class PEagleRecipe(SlotRecipe):
         config = drafter.config
         layer = {**decoder_keys(config), **rope_keys(config.layer.only_layer.rope)}
         keys = {
-            **speculators_config("peagle", layer, self.taps(target), folder.name, drafter.num_slots),
+            **speculators_config("peagle", layer, self.taps(target), "target", drafter.num_slots),
             "draft_vocab_size": config.draft_vocab_size,
             "norm_before_residual": False,
             "mask_token_id": config.mask_token_id,
