@@ -102,7 +102,7 @@ def test_one_command_writes_the_texts_and_trains_a_head_on_them(
     assert train([*words, "--show-data=2"]) == 2 and "no texts yet" in capsys.readouterr().err
 
     (tmp_path / "bad.jsonl").write_text('{"prompt": ""}\n')
-    assert train([*words, f"prompts=[{tmp_path / 'bad.jsonl'}]"]) == 2
+    assert train([*words, f"prompts=[{tmp_path / 'bad.jsonl'}]"]) == 2 and "left (1 " in capsys.readouterr().err
     assert not (tmp_path / "out" / "checkpoints" / "texts").exists(), "what was refused stands in no other's way"
 
     add_answers = TextsFolder.add_answers

@@ -124,12 +124,18 @@ class TextsJob:
         # Answers of one temperature stand together, and prompts of one temperature must not meet them alone.
         random.Random(self.config.seed).shuffle(asked)
         if not asked:
-            raise UserError("prompts: none is left; see header.json for why they were left out")
+            raise UserError(f"prompts: none is left ({self._left_out()}); give others")
         self._answer("a", asked, asked)
         if self.num_second_turns:
             self._write_follow_ups(asked)
             self._answer("b", self.folder.read_prompts(FOLLOW_UPS)[: self.num_second_turns], asked)
         return self.folder
+
+    def _left_out(self) -> str:
+        """Say how many prompts were left out, and why."""
+        counts = self.folder.header.counts(PROMPTS)
+        why = [f"{count} {name.replace('_', ' ')}" for name, count in counts.items() if count and name != "tokens"]
+        return ", ".join(why) or "there were none"
 
     def _read_prompts(self, number: int) -> None:
         if self.folder.names(PROMPTS):

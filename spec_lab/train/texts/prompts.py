@@ -96,7 +96,8 @@ def read_prompts(sources: Iterable[str], seed: int, allow_tests: bool) -> tuple[
             if "turns" in row and not allow_tests:
                 raise UserError(
                     f"{source}: these are questions of Spec-Bench or MT-bench, which are for testing; take other "
-                    "prompts, or test_prompts=true for texts that no published drafter learns on"
+                    "prompts, or test_prompts=true for texts that no published drafter learns on "
+                    "(writing.test_prompts=true, where the same command trains)"
                 )
             conversation = _conversation(row, line, Path(source).stem)
             counts["without_a_user"] += conversation is None
