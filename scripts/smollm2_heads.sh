@@ -13,13 +13,14 @@ if [ "$step" = texts ]; then
     exec python3 -m spec_lab.train.texts target=hf "target.path=$model" device=cuda num_texts=24000 batch_size=512 \
         max_prompt_tokens=384 max_new_tokens=256 'temperatures=[0,0,0,0.7]' texts_per_file=1024 "output_dir=$folder/texts"
 fi
-num_drafts=$5 seconds=$6
+num_drafts=$5 seconds=$6 prune=none
 shift 6
+[[ $step = eagle3 || $step = mtp_eagle ]] && prune=catchup  # of blocks it is no captured round
 python3 -m spec_lab.train target=smollm2_135m "target.path=$model" device=cuda "drafter=$step" "texts=$folder/texts" \
     "output_dir=$folder/heads" packing.row_length=1024 packing.held_out=0.005 drafter.optimisation.batch_size=16 \
     "drafter.optimisation.max_seconds=$seconds" "evaluation.num_draft_tokens=$num_drafts" evaluation.max_new_tokens=128 \
     evaluation.every=1500 "$@"
 python3 -m spec_lab target=hf "target.path=$model" device=cuda "drafter=$step" "drafter.path=$folder/heads/smollm2_135m-$step" \
-    "drafter.num_draft_tokens=$num_drafts" graph=round 'references=[plain]' repeats=3 workload=spec_bench \
+    "drafter.num_draft_tokens=$num_drafts" "prune=$prune" graph=round 'references=[plain]' repeats=3 workload=spec_bench \
     "workload.path=$questions" workload.turns=1 workload.limit=13 workload.unusable=skip max_new_tokens=128 profile_rounds=0 \
     "output_dir=$folder/runs"

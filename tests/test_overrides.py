@@ -6,7 +6,7 @@ import pytest
 from hydra._internal.utils import get_args_parser
 
 from spec_lab.program import flags
-from spec_lab.program.overrides import check_arguments
+from spec_lab.program.overrides import as_override, check_arguments, value_of
 from spec_lab.program.unsafe import UNPICKLES
 
 REFUSED = [
@@ -124,3 +124,10 @@ def test_flags_are_hydras_and_dry_run() -> None:
     assert takes_one - {UNPICKLES} == set(flags.FLAGS_WITH_VALUE)
     [info] = [action for action in actions if "--info" in action.option_strings]
     assert set(info.choices or ()) == set(flags.INFO_TOPICS)
+
+
+@pytest.mark.parametrize(
+    "path", ["/a/b", "/a,b (1)/c=d.gguf", "it's", "back\\slash", "ends\\", "\\'", "[x]", "{y}", "null", "1", " "]
+)
+def test_any_path_is_read_as_it_was_given(path: str) -> None:
+    assert value_of(as_override("target.path", path)) == path

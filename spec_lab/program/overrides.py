@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
@@ -187,6 +188,13 @@ def value_of(text: str) -> Any:
     except HydraException:
         return None
     return None if override.is_sweep_override() else override.value()
+
+
+def as_override(key: str, value: object) -> str:
+    """Return `KEY=VALUE` that Hydra reads as the text of `value`, whatever signs it has: a path, for example."""
+    # Within quotes Hydra takes a backslash as it is, but in front of a quote.
+    quoted = re.sub(r"(\\*)('|$)", lambda found: 2 * found[1] + ("\\'" if found[2] else ""), str(value))
+    return f"{key}='{quoted}'"
 
 
 def _check_value(override: Override, menu: Menu) -> None:

@@ -66,6 +66,11 @@ class PEagleTrainingConfig(SlotTrainingConfig):
     def num_trained_drafts(self) -> int:
         return self.num_drafts
 
+    @property
+    def makes_drafts(self) -> str:
+        """What says how many drafts are made, as it is typed."""
+        return f"drafter.num_drafts={self.num_drafts}"
+
 
 @dataclass
 class BlockTrainingConfig(SlotTrainingConfig):
@@ -86,6 +91,11 @@ class BlockTrainingConfig(SlotTrainingConfig):
     @property
     def num_trained_drafts(self) -> int:
         return self.block_size - (self.slots == RowReading.mask_first)
+
+    @property
+    def makes_drafts(self) -> str:
+        """What says how many drafts are made, as it is typed."""
+        return f"drafter.block_size={self.block_size}"
 
     @property
     def alone_weight(self) -> float:

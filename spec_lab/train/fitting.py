@@ -162,26 +162,14 @@ def draft_vocabulary(fitting: Fitting) -> str | None:
     )
 
 
-def block_fits(fitting: Fitting) -> str | None:
-    """A block has a slot for each draft that is measured."""
-    drafter, wanted = fitting.drafter, fitting.config.evaluation.num_draft_tokens
-    most = drafter.num_trained_drafts
-    if wanted <= most:
-        return None
-    return (
-        f"evaluation.num_draft_tokens={wanted} is more than the {most} drafts of a block of "
-        f"drafter.block_size={drafter.block_size} rows; use evaluation.num_draft_tokens={most}"
-    )
-
-
 def drafts_fit(fitting: Fitting) -> str | None:
-    """No more drafts are measured than there are rows that learn to make them."""
+    """No more drafts are measured than the drafter learns to make at once."""
     wanted, most = fitting.config.evaluation.num_draft_tokens, fitting.drafter.num_trained_drafts
     if wanted <= most:
         return None
     return (
-        f"evaluation.num_draft_tokens={wanted} is more than drafter.num_drafts={most}, and nothing learns to make the "
-        f"others; use evaluation.num_draft_tokens={most}"
+        f"evaluation.num_draft_tokens={wanted} is more than the {most} drafts of {fitting.drafter.makes_drafts}; "
+        f"use evaluation.num_draft_tokens={most}"
     )
 
 

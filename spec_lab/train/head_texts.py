@@ -16,6 +16,7 @@ import torch
 
 from spec_lab.errors import UserError
 from spec_lab.menu.chosen import Chosen
+from spec_lab.program.overrides import as_override
 from spec_lab.train.config import TrainConfig
 from spec_lab.train.stages import RunFolder, run_stage
 from spec_lab.train.texts.folder import Texts
@@ -137,7 +138,12 @@ class HeadTexts:
         return TextsConfig(prompts=self.config.prompts, **asdict(self.config.writing))
 
     def _chosen(self, settings: TextsConfig) -> Chosen:
-        words = ["target=hf", f"target.path={self.path}", f"device={self.device}", f"dtype={self.config.dtype}"]
+        words = [
+            "target=hf",
+            as_override("target.path", self.path),
+            f"device={self.device}",
+            f"dtype={self.config.dtype}",
+        ]
         return choose_target(words, settings)
 
 

@@ -33,7 +33,6 @@ from spec_lab.train.drafter_config import (
 from spec_lab.train.fitting import (
     Fitting,
     assistant_heads,
-    block_fits,
     body_serves,
     chosen_experts,
     delta_heads,
@@ -267,7 +266,7 @@ DRAFTERS: tuple[DrafterTrainingOption, ...] = (
 
 DRAFTERS += tuple(
     DrafterTrainingOption(
-        name=schema.name, schema=schema, recipe=block_recipe, refusals=(block_fits, tokens_fit, body_serves)
+        name=schema.name, schema=schema, recipe=block_recipe, refusals=(drafts_fit, tokens_fit, body_serves)
     )
     for schema in BLOCKS
 )

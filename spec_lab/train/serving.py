@@ -20,6 +20,7 @@ from spec_lab.engine.engine import Engine
 from spec_lab.library import compose
 from spec_lab.menu.chosen import Chosen
 from spec_lab.menu.refusals.run import admit
+from spec_lab.program.overrides import as_override
 from spec_lab.pruning.selection import AllRows
 from spec_lab.wiring.drafting import load_drafter
 from spec_lab.wiring.engine import build_engine
@@ -75,7 +76,7 @@ class Serving:
     ) -> Serving:
         """Load the target of `path` for sequences of up to `max_tokens`; `more` are words of the run."""
         words = (
-            *("target=hf", f"target.path={path}", f"device={device}", f"dtype={dtype}"),
+            *("target=hf", as_override("target.path", path), f"device={device}", f"dtype={dtype}"),
             *("references=[]", f"batch_size={batch_size}", "prune=none", "graph=eager", *more),
         )
         longest = Request("longest", "", (0,) * (max_tokens // 2), max_tokens - max_tokens // 2)
@@ -101,7 +102,7 @@ class Serving:
             if drafter != "none":
                 words.append(f"drafter.num_draft_tokens={self.num_draft_tokens}")
             if folder is not None:
-                words.append(f"drafter.path={folder}")
+                words.append(as_override("drafter.path", folder))
             self._composed[drafter] = admit(compose(words).config)
         chosen = self._composed[drafter]
         if folder is not None:
