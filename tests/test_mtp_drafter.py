@@ -16,8 +16,9 @@ from spec_lab.core.types import NormSide, Request
 from spec_lab.drafters.recurrent import RecurrentDrafter
 from spec_lab.program.compose import compose_run
 from spec_lab.pruning.selection import AllRows
-from spec_lab.train.mtp import MtpDrafter, MtpShape
-from spec_lab.train.mtp_recipe import save_modules
+from spec_lab.train.module_config import LayerConfig
+from spec_lab.train.mtp import MtpDrafter
+from spec_lab.train.mtp_recipe import qwen3_shape, save_modules
 from tests.engine_state import poison
 from tests.fake_target import PaddedGraph
 from tests.lab import PRUNING, Reference, make_config, make_engine, random_requests
@@ -198,7 +199,7 @@ def test_equal_draft_logits_give_the_lowest_id(target: tuple[Path, Reference], t
 def test_what_training_saves_is_what_the_engine_drafts_with(target: tuple[Path, Reference], tmp_path: Path) -> None:
     """The reference is the module of the training code, as it saves it, run over a whole text at once."""
     torch.manual_seed(0)
-    shape = MtpShape(32, 40, num_heads=8, num_kv_heads=4, head_dim=8, rope_theta=10000.0, rms_norm_eps=1e-5)
+    shape = qwen3_shape(target[1].model.config, LayerConfig(40, num_heads=8, num_kv_heads=4, head_dim=8))
     trained = MtpDrafter(shape, 1, target[1].model.lm_head.weight).bfloat16().float().requires_grad_(False)
     save_modules(trained, target[1].model, tmp_path)
     engine = make_engine(make_config((target[0], tmp_path), "mtp_eagle"), random_requests(1))

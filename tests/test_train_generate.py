@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM
 
-from spec_lab.train.generate import generate
+from spec_lab.train.generate import generate, generate_plainly
 
 STOP_IDS = [7, 1]
 
@@ -30,11 +32,12 @@ def model() -> Qwen3ForCausalLM:
     return model
 
 
-def test_rows_of_any_length_are_continued_as_alone(model: Qwen3ForCausalLM) -> None:
+@pytest.mark.parametrize("continue_all", [generate, generate_plainly])
+def test_rows_of_any_length_are_continued_as_alone(model: Qwen3ForCausalLM, continue_all: Any) -> None:
     random = torch.Generator().manual_seed(0)
     # No pad token inside: transformers would take it for padding.
     prompts = [torch.randint(1, 40, (length,), generator=random).tolist() for length in (3, 17, 1, 9, 9, 5, 12)]
-    continuations = generate(model, prompts, max_new_tokens=24, batch_size=4)
+    continuations = continue_all(model, prompts, max_new_tokens=24, batch_size=4)
     finished = 0
     for prompt, continuation in zip(prompts, continuations, strict=True):
         alone = model.generate(input_ids=torch.tensor([prompt]), max_new_tokens=24)[0, len(prompt) :].tolist()

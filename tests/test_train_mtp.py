@@ -13,21 +13,26 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from spec_lab.errors import UserError
 from spec_lab.train.drafter_config import MtpTrainingConfig
-from spec_lab.train.module_config import OptimisationConfig
-from spec_lab.train.mtp import MtpDrafter, MtpShape, TrainableMtpModule
-from spec_lab.train.mtp_recipe import MtpRecipe, load_modules, save_modules
+from spec_lab.train.module_config import LayerConfig, OptimisationConfig
+from spec_lab.train.mtp import MtpDrafter, TrainableMtpModule
+from spec_lab.train.mtp_recipe import MtpRecipe, load_modules, qwen3_shape, save_modules
 from tests.one_row import OneRowAttention, feed_forward, norm
 
 HIDDEN_SIZE, VOCAB_SIZE, NUM_LAYERS = 12, 6, 8
-SHAPE = MtpShape(
+TARGET = Qwen3Config(
+    vocab_size=VOCAB_SIZE,
     hidden_size=HIDDEN_SIZE,
-    intermediate_size=20,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=6,
-    rope_theta=500.0,
+    intermediate_size=16,
+    num_hidden_layers=NUM_LAYERS,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+    head_dim=8,
+    initializer_range=0.5,
+    tie_word_embeddings=True,
     rms_norm_eps=1e-5,
+    rope_parameters={"rope_type": "default", "rope_theta": 500.0},
 )
+SHAPE = qwen3_shape(TARGET, LayerConfig(intermediate_size=20, num_heads=4, num_kv_heads=2, head_dim=6))
 OPTIMISATION = OptimisationConfig(num_steps=2, batch_size=1, peak_learning_rate=0.1, num_warmup_steps=1)
 both_variants = pytest.mark.parametrize("num_modules", [1, 3])
 
@@ -51,20 +56,7 @@ def recipe(num_modules: int) -> MtpRecipe:
 @pytest.fixture(scope="module")
 def model() -> Qwen3ForCausalLM:
     torch.manual_seed(7)
-    config = Qwen3Config(
-        vocab_size=VOCAB_SIZE,
-        hidden_size=HIDDEN_SIZE,
-        intermediate_size=16,
-        num_hidden_layers=NUM_LAYERS,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=8,
-        initializer_range=0.5,
-        tie_word_embeddings=True,
-        rms_norm_eps=SHAPE.rms_norm_eps,
-        rope_parameters={"rope_type": "default", "rope_theta": SHAPE.rope_theta},
-    )
-    model = Qwen3ForCausalLM(config).eval().requires_grad_(False)
+    model = Qwen3ForCausalLM(TARGET).eval().requires_grad_(False)
     model.model.norm.weight.uniform_(0.5, 2.0)
     return model
 
@@ -82,7 +74,7 @@ class OneRowModule:
 
     def __init__(self, module: TrainableMtpModule) -> None:
         self.module = module
-        self.attention = OneRowAttention(module.self_attn, SHAPE.rope_theta, SHAPE.rms_norm_eps)
+        self.attention = OneRowAttention(module.self_attn, SHAPE.plan.rope.theta, SHAPE.rms_norm_eps)
 
     def row(self, embedding: Tensor, hidden: Tensor, position: int) -> Tensor:
         """Appends a row and returns the hidden state it leaves."""

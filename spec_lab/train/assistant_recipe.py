@@ -11,19 +11,17 @@ from torch import nn
 
 from spec_lab.checkpoints.config import ModelConfig
 from spec_lab.train.checkpoint import load_drafter, save_drafter
-from spec_lab.train.decoder import TrainableDecoder, compile_on_gpu
 from spec_lab.train.drafter import DrafterDescription, DraftMatcher, TrainingTask
 from spec_lab.train.drafter_config import AssistantTrainingConfig
 from spec_lab.train.embedding_init import leading_directions
 from spec_lab.train.frozen_kv import FrozenKVLayer, FrozenKVShape, KVSource, TrainableFrozenKVDrafter
 from spec_lab.train.frozen_kv_recipe import FIRST_BRANCH_SCALE
 from spec_lab.train.loop import CurvePoint
+from spec_lab.train.target import sizes_of
 from spec_lab.train.unroll import train_unrolled, unrolled_loss_words, unrolled_matcher
 
 SHARED_KEYS = (
     "num_key_value_heads",
-    "head_dim",
-    "global_head_dim",
     "attention_k_eq_v",
     "sliding_window",
     "rope_parameters",
@@ -47,21 +45,16 @@ class AssistantRecipe:
     def train(self, task: TrainingTask, folder: Path) -> list[CurvePoint]:
         """Train the assistant and save it, as `DrafterRecipe` says."""
         torch.manual_seed(task.seed)
-        target: TrainableDecoder = task.model
-        compile_on_gpu(target, task.device)
-        keys = self._keys(target.config.keys)
-        drafter = TrainableFrozenKVDrafter(assistant_shape(target.config.model, keys["text_config"]))
-        start_from_decoder(drafter, target)
+        keys = assistant_keys(self.config, task.model)
+        drafter = TrainableFrozenKVDrafter(assistant_shape(sizes_of(task.model), keys["text_config"]))
+        start_from_gemma(drafter, task.model)
         curve = train_unrolled(drafter, self.config, task)
         save_drafter(drafter.state_dict(), keys, folder)
         return curve
 
     def matcher(self, folder: Path, model: Any, device: torch.device) -> DraftMatcher:
         """Put the saved assistant beside its target, as `DrafterRecipe` says. It computes in float32."""
-        tensors, config = load_drafter(folder)
-        drafter = TrainableFrozenKVDrafter(assistant_shape(model.config.model, config["text_config"]))
-        drafter.load_state_dict(tensors)
-        return unrolled_matcher(drafter.to(device).eval(), model)
+        return unrolled_matcher(load_assistant(folder, model).to(device).eval(), model)
 
     def describe(self, folder: Path) -> DrafterDescription:
         """Say for the card what `DrafterRecipe` asks."""
@@ -81,33 +74,37 @@ target scales it, beside the target's hidden state after its final norm; later s
             loss=unrolled_loss_words(self.config),
         )
 
-    def _keys(self, target: dict[str, Any]) -> dict[str, Any]:
-        """Return config.json: what differs from transformers' defaults."""
-        num_layers = self.config.num_sliding_layers + 1
-        return {
-            "architectures": ["Gemma4AssistantForCausalLM"],
-            "model_type": "gemma4_assistant",
-            "backbone_hidden_size": target["hidden_size"],
-            "use_ordered_embeddings": False,
+
+def assistant_keys(config: AssistantTrainingConfig, model: Any) -> dict[str, Any]:
+    """Return config.json: what differs from transformers' defaults."""
+    target, sizes, num_layers = model.config.to_dict(), sizes_of(model), config.num_sliding_layers + 1
+    sliding, full = (sizes.layers[layer] for layer in last_owners(sizes))
+    return {
+        "architectures": ["Gemma4AssistantForCausalLM"],
+        "model_type": "gemma4_assistant",
+        "backbone_hidden_size": target["hidden_size"],
+        "use_ordered_embeddings": False,
+        "tie_word_embeddings": True,
+        "dtype": "bfloat16",
+        "text_config": {
+            "model_type": "gemma4_text",
+            "hidden_size": config.hidden_size,
+            "intermediate_size": config.intermediate_size,
+            "num_hidden_layers": num_layers,
+            "num_kv_shared_layers": num_layers,
+            "num_attention_heads": config.num_heads,
+            "head_dim": sliding.head_dim,
+            "global_head_dim": full.head_dim,
+            "layer_types": ["sliding_attention"] * config.num_sliding_layers + ["full_attention"],
             "tie_word_embeddings": True,
+            "hidden_size_per_layer_input": 0,
+            "vocab_size_per_layer_input": 0,
+            "enable_moe_block": False,
+            "use_double_wide_mlp": False,
             "dtype": "bfloat16",
-            "text_config": {
-                "model_type": "gemma4_text",
-                "hidden_size": self.config.hidden_size,
-                "intermediate_size": self.config.intermediate_size,
-                "num_hidden_layers": num_layers,
-                "num_kv_shared_layers": num_layers,
-                "num_attention_heads": self.config.num_heads,
-                "layer_types": ["sliding_attention"] * self.config.num_sliding_layers + ["full_attention"],
-                "tie_word_embeddings": True,
-                "hidden_size_per_layer_input": 0,
-                "vocab_size_per_layer_input": 0,
-                "enable_moe_block": False,
-                "use_double_wide_mlp": False,
-                "dtype": "bfloat16",
-                **{key: target[key] for key in SHARED_KEYS},
-            },
-        }
+            **{key: target[key] for key in SHARED_KEYS},
+        },
+    }
 
 
 def assistant_shape(target: ModelConfig, text: dict[str, Any]) -> FrozenKVShape:
@@ -121,7 +118,16 @@ def assistant_shape(target: ModelConfig, text: dict[str, Any]) -> FrozenKVShape:
         num_heads=text["num_attention_heads"],
         vocab_size=target.vocab_size,
         sources=tuple(KVSource.of_plan(layer, target.layers[layer]) for layer in layers),
+        rms_norm_eps=text["rms_norm_eps"],
     )
+
+
+def load_assistant(folder: Path, target: Any) -> TrainableFrozenKVDrafter:
+    """Load the saved assistant beside its target, the weights held in float32."""
+    tensors, config = load_drafter(folder)
+    drafter = TrainableFrozenKVDrafter(assistant_shape(sizes_of(target), config["text_config"]))
+    drafter.load_state_dict(tensors)
+    return drafter
 
 
 def last_owners(target: ModelConfig) -> tuple[int, int]:
@@ -131,7 +137,7 @@ def last_owners(target: ModelConfig) -> tuple[int, int]:
 
 
 @torch.no_grad()
-def start_from_decoder(drafter: TrainableFrozenKVDrafter, target: TrainableDecoder) -> None:
+def start_from_gemma(drafter: TrainableFrozenKVDrafter, target: Any) -> None:
     """Set first weights on the scales of what the assistant reads and leaves, as `start_from_target` does for Qwen3.
 
     The embedding enters scaled here, so that it weighs as much as the hidden state without more ado.
@@ -139,7 +145,7 @@ def start_from_decoder(drafter: TrainableFrozenKVDrafter, target: TrainableDecod
     embedding, final_norm = target.model.embed_tokens.weight.cpu(), target.model.norm.weight.cpu()
     directions = leading_directions(embedding, drafter.shape.hidden_size)
     hidden_scale = final_norm.square().mean().sqrt()
-    scale = target.model.embed_tokens.scale
+    scale = target.model.embed_tokens.embed_scale.item()
     drafter.model.embed_tokens.weight.copy_(embedding @ directions)
     drafter.post_projection.weight.copy_(directions * hidden_scale)
     nn.init.normal_(drafter.pre_projection.weight, std=drafter.pre_projection.in_features**-0.5)

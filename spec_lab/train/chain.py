@@ -13,15 +13,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from spec_lab.train.layers import HeadsAttention, Rotation
-from spec_lab.train.packed_attention import visible_rows
+from spec_lab.train.layers import Rotation, SelfAttention
+from spec_lab.train.packed_attention import visible_rows, window_rows
 
 
 class ChainLayer(Protocol):
     """A draft layer that reads a token's embedding and a hidden state, and leaves the next hidden state."""
 
     @property
-    def self_attn(self) -> HeadsAttention:
+    def self_attn(self) -> SelfAttention:
         """The layer's attention, whose cache the unrolling keeps."""
 
     def enter(self, embeddings: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
@@ -67,7 +67,7 @@ def unroll_chain(
             values.append(value)
         # The last rows projected are those of this step: their queries and residuals go on.
         attended = attend_chain(query, keys, values, visible)
-        states.append(layer.leave(residual, layer.self_attn.merge(attended, rows)))
+        states.append(layer.leave(residual, layer.self_attn.merge(attended)))
         hidden = F.pad(states[-1][:, :-1], (0, 0, 1, 0))
     return states
 
@@ -87,7 +87,7 @@ def attend_chain(
             return F.scaled_dot_product_attention(query, keys[0], values[0], is_causal=True)
         return F.scaled_dot_product_attention(query, keys[0], values[0], attn_mask=visible)
     num_rows, scale = query.shape[2], query.shape[3] ** -0.5
-    sees = causal(num_rows, query.device) if visible is None else visible
+    sees = window_rows(num_rows, None, query.device) if visible is None else visible
     query = moved_up(query, step) * scale
     scores = (query @ keys[0].mT).float().masked_fill(~sees, float("-inf"))
     chain = [moved_up(key, i) for i, key in enumerate(keys[1:], start=1)]
@@ -106,9 +106,3 @@ def moved_up(heads: Tensor, num_rows: int) -> Tensor:
     The number of rows stays what it is, since products of odd shapes are slow.
     """
     return F.pad(heads[:, :, num_rows:], (0, 0, 0, num_rows))
-
-
-def causal(num_rows: int, device: torch.device) -> Tensor:
-    """Return `[rows, rows]`, True where a row sees an earlier one or itself."""
-    row = torch.arange(num_rows, device=device)
-    return row[:, None] >= row[None, :]

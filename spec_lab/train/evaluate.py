@@ -5,10 +5,10 @@ Everything is computed in float32 from the bf16 weights, as the runtime does on 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import groupby, islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from spec_lab.acceptance.phase import ThinkingMarkers, phase_before
 from spec_lab.corpus.example import THINK_END, THINK_START, render_prompt
 from spec_lab.train.config import EvaluationConfig
 from spec_lab.train.drafter import DraftMatcher
-from spec_lab.train.generate import Continuation, generate
+from spec_lab.train.generate import Continuation, generate_plainly
 from spec_lab.train.generations import Generations
 from spec_lab.train.rounds import RoundCounts
 from spec_lab.train.target import run_target
@@ -115,13 +115,9 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationRecipe:
-    """Measures a target, and how well a drafter would have drafted its texts.
-
-    `write` lets a target continue prompts greedily: the model, the prompts, the most new tokens, prompts together.
-    """
+    """Measures a target, and how well a drafter would have drafted its texts."""
 
     config: EvaluationConfig
-    write: Callable[[Any, list[list[int]], int, int], list[Continuation]] = generate
 
     def run(
         self, model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, match: DraftMatcher | None
@@ -132,7 +128,7 @@ class EvaluationRecipe:
     def continuations(self, model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast) -> list[Continuation]:
         """Let the target continue the prompts, greedily."""
         prompt_ids = tokenizer(_texts(load_prompts(self.config.limit_per_category)))["input_ids"]
-        return self.write(model, prompt_ids, self.config.max_new_tokens, self.config.batch_size)
+        return generate_plainly(model, prompt_ids, self.config.max_new_tokens, self.config.batch_size)
 
     def measure(
         self,

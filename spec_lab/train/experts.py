@@ -1,7 +1,5 @@
-"""A layer of experts as trained: every expert computes every row, and the router's weights choose among the results.
-
-For experts of a few thousand weights that is one plain product, faster than sorting rows by expert would be.
-"""
+"""What layers of experts have here beside transformers' own code: how they are computed, and how their load is kept
+even."""
 
 from __future__ import annotations
 
@@ -9,70 +7,43 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from spec_lab.checkpoints.expert_sizes import ExpertSizes
-from spec_lab.train.layers import INITIAL_STD, SwiGLU
-
+EVERY_EXPERT = "spec_lab_every_expert"
+"""The name under which transformers finds `every_expert`."""
 BIAS_STEP = 1e-3
 
 
-class TrainableRouter(nn.Module):
-    """The sigmoid router of DeepSeek-V3 (arXiv 2412.19437, section 2.1.2), one group.
+def every_expert(experts: nn.Module, rows: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+    """Let every expert compute every row `[rows, hidden]`, and add up those that are `chosen` `[rows, num_chosen]`.
 
-    The experts' load is kept even without a loss for it: after each step the bias of the choice moves up for those that
-    were chosen less than their share, and down for the others.
+    For experts of a few thousand weights that is one plain product, faster than sorting rows by expert would be, and a
+    GPU can record it.
     """
-
-    e_score_correction_bias: Tensor
-
-    def __init__(self, sizes: ExpertSizes, hidden_size: int) -> None:
-        super().__init__()
-        assert sizes.num_groups == 1 and sizes.correction_bias, "the recipes have no groups, and a bias"
-        self.sizes = sizes
-        self.weight = nn.Parameter(INITIAL_STD * torch.randn(sizes.num_experts, hidden_size))
-        self.register_buffer("e_score_correction_bias", torch.zeros(sizes.num_experts))
-
-    def forward(self, rows: Tensor) -> Tensor:
-        """Return the weights `[rows, num_experts]` of rows `[rows, hidden]`; zero for the experts that are not
-        chosen."""
-        with torch.autocast(rows.device.type, enabled=False):
-            scores = F.linear(rows.float(), self.weight.float()).sigmoid()
-        chosen = (scores.detach() + self.e_score_correction_bias).topk(self.sizes.num_chosen, dim=-1).indices
-        is_chosen = torch.zeros_like(scores).scatter_(1, chosen, 1.0)
-        if self.training:
-            with torch.no_grad():
-                load = is_chosen.mean(0)
-                self.e_score_correction_bias.add_(BIAS_STEP * torch.sign(load.mean() - load))
-        weights = scores * is_chosen
-        return weights / (weights.sum(-1, keepdim=True) + 1e-20) * self.sizes.scaling
+    gate_up, down = experts.gate_up_proj, experts.down_proj
+    assert isinstance(gate_up, Tensor) and isinstance(down, Tensor)
+    num_experts = len(gate_up)
+    of_all = weights.new_zeros(len(rows), num_experts).scatter(1, chosen, weights)
+    gate, up = F.linear(rows, gate_up.flatten(0, 1)).unflatten(-1, (num_experts, 2, -1)).unbind(-2)
+    hidden = F.silu(gate) * up * of_all.unsqueeze(-1).to(gate.dtype)
+    return F.linear(hidden.flatten(-2), down.transpose(0, 1).flatten(1)).to(rows.dtype)
 
 
-class StackedExperts(nn.Module):
-    """The routed experts' weights, all of a kind in one tensor."""
+def balance_experts(model: nn.Module) -> None:
+    """Keep the experts' load even without a loss for it (DeepSeek-V3, arXiv 2412.19437, section 2.1.2).
 
-    def __init__(self, sizes: ExpertSizes, hidden_size: int) -> None:
-        super().__init__()
-        inner = sizes.intermediate_size
-        self.gate_up_proj = nn.Parameter(INITIAL_STD * torch.randn(sizes.num_experts, 2 * inner, hidden_size))
-        self.down_proj = nn.Parameter(INITIAL_STD * torch.randn(sizes.num_experts, hidden_size, inner))
-
-    def forward(self, rows: Tensor, weights: Tensor) -> Tensor:
-        """Add up the experts of rows `[rows, hidden]`, by `weights` `[rows, num_experts]`."""
-        num_experts = weights.shape[-1]
-        gate, up = F.linear(rows, self.gate_up_proj.flatten(0, 1)).unflatten(-1, (num_experts, 2, -1)).unbind(-2)
-        hidden = F.silu(gate) * up * weights.unsqueeze(-1).to(gate.dtype)
-        return F.linear(hidden.flatten(-2), self.down_proj.transpose(0, 1).flatten(1))
+    After each forward of training the bias of the choice moves up for the experts that were chosen less than their
+    share, and down for the others.
+    """
+    for router in model.modules():
+        if hasattr(router, "e_score_correction_bias"):
+            router.register_forward_hook(_move_bias)
 
 
-class TrainableExperts(nn.Module):
-    """Stands in the MLP's place: router, routed experts, shared expert, under the names of checkpoints."""
-
-    def __init__(self, sizes: ExpertSizes, hidden_size: int) -> None:
-        super().__init__()
-        self.gate = TrainableRouter(sizes, hidden_size)
-        self.experts = StackedExperts(sizes, hidden_size)
-        self.shared_experts = SwiGLU(hidden_size, sizes.shared_intermediate_size)
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        rows = hidden.flatten(0, -2)
-        routed = self.experts(rows, self.gate(rows))
-        return routed.view(hidden.shape) + self.shared_experts(hidden)
+@torch.no_grad()
+def _move_bias(router: nn.Module, _: tuple[Tensor, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+    bias, chosen = router.e_score_correction_bias, output[2].flatten()
+    assert isinstance(bias, Tensor)
+    if router.training:
+        load = torch.zeros_like(bias).index_add(
+            0, chosen.flatten(), torch.ones_like(chosen.flatten(), dtype=bias.dtype)
+        )
+        bias.add_(BIAS_STEP * torch.sign(load.mean() - load))

@@ -16,14 +16,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from spec_lab.checkpoints.plan import LayerPlan
-from spec_lab.train.gemma4 import window_mask
 from spec_lab.train.layers import GatedGELU, Rotation, TrainableRMSNorm, split_heads
-from spec_lab.train.packed_attention import visible_rows
+from spec_lab.train.packed_attention import visible_rows, window_rows
 from spec_lab.train.packed_rows import RowPlaces
 from spec_lab.train.unroll import UnrolledDrafter
 
 ATTENTION_SCALE = 1.0
-RMS_NORM_EPS = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +52,7 @@ class KVSource:
         if rows.segments is not None:
             return visible_rows(rows.segments, self.window)
         device = rows.positions.device
-        return None if self.window is None else window_mask(rows.positions.shape[1], self.window, device)
+        return None if self.window is None else window_rows(rows.positions.shape[1], self.window, device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +68,7 @@ class FrozenKVShape:
     num_heads: int
     vocab_size: int
     sources: tuple[KVSource, ...]
+    rms_norm_eps: float
     embedding_scale: float = 1.0
 
     @property
@@ -105,7 +104,7 @@ class FrozenKVAttention(nn.Module):
     def __init__(self, shape: FrozenKVShape, source: KVSource) -> None:
         super().__init__()
         self.q_proj = nn.Linear(shape.hidden_size, shape.num_heads * source.head_dim, bias=False)
-        self.q_norm = TrainableRMSNorm(source.head_dim, RMS_NORM_EPS)
+        self.q_norm = TrainableRMSNorm(source.head_dim, shape.rms_norm_eps)
         self.o_proj = nn.Linear(shape.num_heads * source.head_dim, shape.hidden_size, bias=False)
 
     def forward(self, hidden: Tensor, seen: SeenKV) -> Tensor:
@@ -134,10 +133,10 @@ class FrozenKVLayer(nn.Module):
         super().__init__()
         self.self_attn = FrozenKVAttention(shape, source)
         self.mlp = GatedGELU(shape.hidden_size, shape.intermediate_size)
-        self.input_layernorm = TrainableRMSNorm(shape.hidden_size, RMS_NORM_EPS)
-        self.post_attention_layernorm = TrainableRMSNorm(shape.hidden_size, RMS_NORM_EPS)
-        self.pre_feedforward_layernorm = TrainableRMSNorm(shape.hidden_size, RMS_NORM_EPS)
-        self.post_feedforward_layernorm = TrainableRMSNorm(shape.hidden_size, RMS_NORM_EPS)
+        self.input_layernorm = TrainableRMSNorm(shape.hidden_size, shape.rms_norm_eps)
+        self.post_attention_layernorm = TrainableRMSNorm(shape.hidden_size, shape.rms_norm_eps)
+        self.pre_feedforward_layernorm = TrainableRMSNorm(shape.hidden_size, shape.rms_norm_eps)
+        self.post_feedforward_layernorm = TrainableRMSNorm(shape.hidden_size, shape.rms_norm_eps)
         self.register_buffer("layer_scalar", torch.ones(1))
 
     def forward(self, stream: Tensor, seen: SeenKV) -> Tensor:
@@ -154,7 +153,7 @@ class FrozenKVModel(nn.Module):
         super().__init__()
         self.embed_tokens = nn.Embedding(shape.vocab_size, shape.hidden_size)
         self.layers = nn.ModuleList(FrozenKVLayer(shape, source) for source in shape.sources)
-        self.norm = TrainableRMSNorm(shape.hidden_size, RMS_NORM_EPS)
+        self.norm = TrainableRMSNorm(shape.hidden_size, shape.rms_norm_eps)
 
 
 class TrainableFrozenKVDrafter(UnrolledDrafter):

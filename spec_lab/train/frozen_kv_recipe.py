@@ -17,7 +17,7 @@ from spec_lab.train.checkpoint import load_drafter, save_drafter
 from spec_lab.train.drafter import DrafterDescription, DraftMatcher, TrainingTask
 from spec_lab.train.drafter_config import FrozenKvTrainingConfig
 from spec_lab.train.embedding_init import leading_directions
-from spec_lab.train.frozen_kv import RMS_NORM_EPS, FrozenKVLayer, FrozenKVShape, KVSource, TrainableFrozenKVDrafter
+from spec_lab.train.frozen_kv import FrozenKVLayer, FrozenKVShape, KVSource, TrainableFrozenKVDrafter
 from spec_lab.train.frozen_target import FrozenTarget
 from spec_lab.train.head_recipe import PackedForm
 from spec_lab.train.loop import CurvePoint
@@ -62,6 +62,7 @@ class FrozenKVRecipe:
             num_heads=config.num_heads,
             vocab_size=its.vocab_size,
             sources=tuple(KVSource.of_plan(layer, its.layers[layer]) for layer in config.kv_source_layers),
+            rms_norm_eps=its.rms_norm_eps,
             embedding_scale=embedding_scale(target),
         )
         drafter = TrainableFrozenKVDrafter(shape)
@@ -135,6 +136,7 @@ drafter left.""",
                 KVSource(layer, target.num_key_value_heads, target.head_dim, target.rope_parameters["rope_theta"])
                 for layer in self.config.kv_source_layers
             ),
+            rms_norm_eps=target.rms_norm_eps,
         )
 
 
@@ -208,7 +210,7 @@ def assistant_config(shape: FrozenKVShape, of_target: Mapping[str, Any]) -> dict
             "attention_k_eq_v": False,
             "layer_types": ["full_attention"] * num_layers,
             "rope_parameters": {"full_attention": rope_of(source)},
-            "rms_norm_eps": RMS_NORM_EPS,
+            "rms_norm_eps": shape.rms_norm_eps,
             "hidden_activation": "gelu_pytorch_tanh",
             "vocab_size": shape.vocab_size,
             "tie_word_embeddings": True,
@@ -254,6 +256,7 @@ def load_frozen_kv(folder: Path, embedding_scale: float = 1.0) -> TrainableFroze
             )
             for layer in config["kv_source_layers"]
         ),
+        rms_norm_eps=text["rms_norm_eps"],
         embedding_scale=embedding_scale,
     )
     drafter = TrainableFrozenKVDrafter(shape)

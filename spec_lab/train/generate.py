@@ -14,8 +14,6 @@ from torch import Tensor
 if TYPE_CHECKING:
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    from spec_lab.train.decoder import TrainableDecoder
-
 log = logging.getLogger(__name__)
 
 STEPS_BETWEEN_CHECKS = 16
@@ -66,44 +64,29 @@ def _continue_batch(
         if count % STEPS_BETWEEN_CHECKS == 0 and bool(batch.finished.all()):
             break
     rows = zip(prompts, batch.tokens.tolist(), strict=True)
-    return [_cut(prompt, row, max_new_tokens, stop_ids.tolist()) for prompt, row in rows]
+    written = ((prompt, row[len(prompt) : len(prompt) + max_new_tokens]) for prompt, row in rows)
+    return [_cut(prompt, behind, stop_ids.tolist()) for prompt, behind in written]
 
 
-def _cut(prompt: list[int], row: list[int], max_new_tokens: int, stop_ids: list[int]) -> Continuation:
-    """Return what stands behind the prompt, up to the first stop token."""
-    written = row[len(prompt) : len(prompt) + max_new_tokens]
+def _cut(prompt: list[int], written: list[int], stop_ids: list[int]) -> Continuation:
+    """Cut what stands behind the prompt at the first stop token."""
     stop = next((index for index, token in enumerate(written) if token in stop_ids), None)
     return Continuation(prompt, written if stop is None else written[: stop + 1], stop is not None)
 
 
 @torch.inference_mode()
-def generate_without_cache(
-    model: TrainableDecoder, prompts: list[list[int]], max_new_tokens: int, batch_size: int, stop_ids: list[int]
-) -> list[Continuation]:
-    """Continue every prompt greedily, running its whole text for every token: for any causal decoder, however it
-    caches. A text that has ended leaves its batch. The model is a small one."""
-    stops = torch.tensor(stop_ids, device=model.device)
+def generate_plainly(model: Any, prompts: list[list[int]], max_new_tokens: int, batch_size: int) -> list[Continuation]:
+    """Continue every prompt greedily by transformers' own generation, which has a cache for every kind of layer."""
+    stop_ids, pad_id = model.generation_config.eos_token_id, model.generation_config.pad_token_id
     continuations: list[Continuation] = []
     for start in range(0, len(prompts), batch_size):
         part = prompts[start : start + batch_size]
-        length = max(map(len, part)) + max_new_tokens
-        tokens = torch.zeros(len(part), length, dtype=torch.long, device=model.device)
-        for row, prompt in enumerate(part):
-            tokens[row, : len(prompt)] = torch.tensor(prompt)
-        last = torch.tensor([len(prompt) - 1 for prompt in part], device=model.device)
-        unfinished = torch.arange(len(part), device=model.device)
-        for _ in range(max_new_tokens):
-            width = int(last[unfinished].max()) + 1
-            hidden = model.run(tokens[unfinished, :width])[0][-1]
-            ends = last[unfinished]
-            chosen = model.logits(hidden[torch.arange(len(ends)), ends]).argmax(-1)
-            last[unfinished] += 1
-            tokens[unfinished, last[unfinished]] = chosen
-            unfinished = unfinished[~torch.isin(chosen, stops)]
-            if not len(unfinished):
-                break
-        rows = zip(part, tokens.tolist(), strict=True)
-        continuations += [_cut(prompt, row, max_new_tokens, stop_ids) for prompt, row in rows]
+        width = max(map(len, part))
+        rows = [[pad_id] * (width - len(prompt)) + prompt for prompt in part]
+        seen = [[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in part]
+        tokens, mask = (torch.tensor(table, device=model.device) for table in (rows, seen))
+        written = model.generate(input_ids=tokens, attention_mask=mask, max_new_tokens=max_new_tokens)[:, width:]
+        continuations += [_cut(prompt, row, stop_ids) for prompt, row in zip(part, written.tolist(), strict=True)]
         log.info("continued %d of %d prompts", len(continuations), len(prompts))
     return continuations
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -11,9 +10,6 @@ from torch import Tensor, nn
 
 from spec_lab.checkpoints.plan import RopeConfig
 from spec_lab.models.rope import inverse_frequencies
-
-INITIAL_STD = 0.02
-"""Standard deviation of the first weights of matrices in decoders and in what is built from their layers."""
 
 
 class TrainableRMSNorm(nn.Module):
@@ -70,16 +66,6 @@ class AttentionShape:
     has_bias: bool = False
 
 
-class HeadsAttention(Protocol):
-    """The two sides of attention; what attends to what is the business of whoever unrolls or runs the layer."""
-
-    def project(self, hidden: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor, Tensor]:
-        """Return queries, keys, values `[batch, heads, rows, ...]` of rows `[batch, rows, input]`."""
-
-    def merge(self, attended: Tensor, rows: Tensor) -> Tensor:
-        """Return `[batch, rows, hidden]` from what the heads read and from the rows that were projected."""
-
-
 class SelfAttention(nn.Module):
     """Projections and norms of the heads only: what attends to what is the unrolling's business."""
 
@@ -102,11 +88,8 @@ class SelfAttention(nn.Module):
         queries_per_key = query.shape[1] // key.shape[1]
         return query, key.repeat_interleave(queries_per_key, 1), value.repeat_interleave(queries_per_key, 1)
 
-    def merge(self, attended: Tensor, rows: Tensor) -> Tensor:
-        """Return `[batch, rows, hidden]` from what the heads read, `[batch, heads, rows, head_dim]`.
-
-        `rows` are those that were projected; only a layer whose output has a gate reads them again.
-        """
+    def merge(self, attended: Tensor) -> Tensor:
+        """Return `[batch, rows, hidden]` from what the heads read, `[batch, heads, rows, head_dim]`."""
         return self.o_proj(attended.transpose(1, 2).flatten(2))
 
 
@@ -130,13 +113,6 @@ class Rotation:
 
     cos: Tensor
     sin: Tensor
-
-    @classmethod
-    def of_rows(
-        cls, num_rows: int, head_dim: int, theta: float, device: torch.device, turning_pairs: float = 1.0
-    ) -> Rotation:
-        """Place rows at 0.. ; see `at`."""
-        return cls.at(torch.arange(num_rows, device=device), head_dim, theta, turning_pairs)
 
     @classmethod
     def at(cls, positions: Tensor, head_dim: int, theta: float, turning_pairs: float = 1.0) -> Rotation:

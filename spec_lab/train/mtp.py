@@ -1,4 +1,4 @@
-"""Multi-token-prediction modules as trained, beside a Qwen3 target.
+"""Multi-token-prediction modules as trained, beside a target of plain attention.
 
 A module (DeepSeek-V3, 2024, section 2.2) joins a token's embedding with the hidden state before it, passes both through
 one layer of the target's kind, and reads the result with the target's own head. MTP-Eagle uses one module again and
@@ -9,85 +9,35 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar, cast
+from typing import cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from spec_lab.checkpoints.plan import LayerPlan, RopeConfig
+from spec_lab.checkpoints.plan import LayerPlan
 from spec_lab.errors import UserError
-from spec_lab.train.attention_kinds import LatentSelfAttention, attention_of
 from spec_lab.train.chain import unroll_chain
-from spec_lab.train.decoder import mlp_of
 from spec_lab.train.layers import AttentionShape, RotaryFrequencies, SelfAttention, SwiGLU, TrainableRMSNorm
 from spec_lab.train.packed_rows import RowPlaces
 from spec_lab.train.unroll import TapsRead, UnrolledDrafter
 
 
-class ModuleShape(Protocol):
-    """Says what a module is built from, whatever its target's family."""
-
-    @property
-    def hidden_size(self) -> int:
-        """The target's."""
-
-    @property
-    def rms_norm_eps(self) -> float:
-        """The target's."""
-
-    def make_attention(self) -> SelfAttention | LatentSelfAttention:
-        """Return the module's own attention."""
-
-    def make_mlp(self) -> nn.Module:
-        """Make what stands behind it."""
-
-    def rope(self) -> tuple[RopeConfig, int]:
-        """Return the rotary embedding, and the width of what it turns."""
-
-
-Shape = TypeVar("Shape", bound=ModuleShape)
-
-
 @dataclass(frozen=True, slots=True)
-class PlannedShape:
-    """A module whose layer is planned as a target's is (`spec_lab.checkpoints.plan`)."""
+class ModuleShape:
+    """Sizes of a module: its layer is planned as a target's is (`spec_lab.checkpoints.plan`), with plain attention;
+    `hidden_size` and `rms_norm_eps` are the target's."""
 
     plan: LayerPlan
     hidden_size: int
     rms_norm_eps: float
 
-    def make_attention(self) -> SelfAttention | LatentSelfAttention:
-        return attention_of(self.plan, self.hidden_size, self.rms_norm_eps)
-
-    def make_mlp(self) -> nn.Module:
-        return mlp_of(self.plan, self.hidden_size)
-
-    def rope(self) -> tuple[RopeConfig, int]:
-        return self.plan.rope, self.plan.head_dim
-
-
-@dataclass(frozen=True, slots=True)
-class MtpShape:
-    """Sizes of a module with a Qwen3 layer; `hidden_size`, `rope_theta` and `rms_norm_eps` are the target's."""
-
-    hidden_size: int
-    intermediate_size: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    rope_theta: float
-    rms_norm_eps: float
-
     def make_attention(self) -> SelfAttention:
-        sizes = (self.hidden_size, self.hidden_size, self.num_heads, self.num_kv_heads, self.head_dim)
-        return SelfAttention(AttentionShape(*sizes, self.rms_norm_eps))
-
-    def make_mlp(self) -> nn.Module:
-        return SwiGLU(self.hidden_size, self.intermediate_size)
-
-    def rope(self) -> tuple[RopeConfig, int]:
-        return RopeConfig(self.rope_theta, "none"), self.head_dim
+        """Return the module's own attention."""
+        plan = self.plan
+        heads = plan.num_heads, plan.num_kv_heads, plan.head_dim
+        norm_eps = self.rms_norm_eps if plan.qk_norm else None
+        return SelfAttention(AttentionShape(self.hidden_size, self.hidden_size, *heads, norm_eps, plan.qkv_bias))
 
 
 class SharedHead(nn.Module):
@@ -109,7 +59,7 @@ class TrainableMtpModule(nn.Module):
         self.input_layernorm = TrainableRMSNorm(shape.hidden_size, shape.rms_norm_eps)
         self.self_attn = shape.make_attention()
         self.post_attention_layernorm = TrainableRMSNorm(shape.hidden_size, shape.rms_norm_eps)
-        self.mlp = shape.make_mlp()
+        self.mlp = SwiGLU(shape.hidden_size, shape.plan.intermediate_size)
         self.shared_head = SharedHead(shape)
 
     def enter(self, embeddings: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
@@ -124,18 +74,18 @@ class TrainableMtpModule(nn.Module):
         return self.shared_head.norm(hidden)
 
 
-class MtpDrafter(UnrolledDrafter, Generic[Shape]):
+class MtpDrafter(UnrolledDrafter):
     """Modules and the target's frozen head; a single module takes every step, several one step each."""
 
     head_weight: Tensor
 
-    def __init__(self, shape: Shape, num_modules: int, head_weight: Tensor) -> None:
+    def __init__(self, shape: ModuleShape, num_modules: int, head_weight: Tensor) -> None:
         """`head_weight` `[vocab, hidden]`: the target's."""
         super().__init__()
         self.shape = shape
         self.modules_in_order = nn.ModuleList(TrainableMtpModule(shape) for _ in range(num_modules))
         self.register_buffer("head_weight", head_weight.detach(), persistent=False)
-        self.rotary = RotaryFrequencies(*shape.rope())
+        self.rotary = RotaryFrequencies(shape.plan.rope, shape.plan.head_dim)
 
     def features(self, outputs: TapsRead) -> tuple[Tensor, ...]:
         """Return the final hidden state after the norm, `[batch, rows, hidden]`."""

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from spec_lab.checkpoints.plan import LayerPlan
+from spec_lab.checkpoints.plan import LayerPlan, RopeConfig
 from spec_lab.checkpoints.taps import Tap
 from spec_lab.train.checkpoint import load_drafter, save_drafter
 from spec_lab.train.drafter import DrafterDescription, DraftMatcher, TrainingTask
@@ -19,13 +19,14 @@ from spec_lab.train.eagle3_recipe import rope_keys
 from spec_lab.train.frozen_target import FrozenTarget, draft_rope, full_plan
 from spec_lab.train.head_recipe import PackedForm
 from spec_lab.train.loop import CurvePoint
-from spec_lab.train.mtp import MtpDrafter, MtpShape, PlannedShape
+from spec_lab.train.module_config import LayerConfig
+from spec_lab.train.mtp import ModuleShape, MtpDrafter
 from spec_lab.train.packed_rows import TrainingTexts
 from spec_lab.train.unroll import train_unrolled, unrolled_loss_words, unrolled_matcher
 from spec_lab.train.unrolled_form import UNROLLED
 
 if TYPE_CHECKING:
-    from transformers import Qwen3ForCausalLM
+    from transformers import Qwen3Config, Qwen3ForCausalLM
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,7 @@ class MtpRecipe:
     def form(self) -> PackedForm:
         return UNROLLED
 
-    def build(self, target: FrozenTarget, texts: TrainingTexts, seed: int) -> MtpDrafter[PlannedShape]:
+    def build(self, target: FrozenTarget, texts: TrainingTexts, seed: int) -> MtpDrafter:
         """Make one module for a frozen target, as `HeadRecipe` says: a layer of the target's kind, as far as heads are
         biased and normed. The norm before the head begins as the target's."""
         torch.manual_seed(seed)
@@ -61,7 +62,7 @@ class MtpRecipe:
         """Return nothing: it reads the last hidden state alone."""
         return ()
 
-    def save(self, drafter: MtpDrafter[PlannedShape], target: FrozenTarget, folder: Path) -> None:
+    def save(self, drafter: MtpDrafter, target: FrozenTarget, folder: Path) -> None:
         """Write the module behind the target's layers, as DeepSeek's are, and a config of its own."""
         plan, config = drafter.shape.plan, target.config
         keys = {
@@ -85,7 +86,7 @@ class MtpRecipe:
         tensors = {f"{prefix}{name}": tensor for name, tensor in drafter.chain()[0].state_dict().items()}
         save_drafter(tensors, keys, folder)
 
-    def load(self, folder: Path, target: FrozenTarget) -> MtpDrafter[PlannedShape]:
+    def load(self, folder: Path, target: FrozenTarget) -> MtpDrafter:
         """Read what `save` wrote, its weights held in float32."""
         tensors, _ = load_drafter(folder)
         prefix = f"model.layers.{target.config.num_layers}."
@@ -93,7 +94,7 @@ class MtpRecipe:
         drafter.chain()[0].load_state_dict({name.removeprefix(prefix): it for name, it in tensors.items()})
         return drafter.to(target.device)
 
-    def _planned(self, target: FrozenTarget) -> PlannedShape:
+    def _planned(self, target: FrozenTarget) -> ModuleShape:
         config, sizes = target.config, self.config.sizes
         like = full_plan(config)
         plan = LayerPlan(
@@ -105,7 +106,7 @@ class MtpRecipe:
             qkv_bias=like.qkv_bias and not like.o_bias,
             qk_norm=like.qk_norm,
         )
-        return PlannedShape(plan, config.hidden_size, config.rms_norm_eps)
+        return ModuleShape(plan, config.hidden_size, config.rms_norm_eps)
 
     def matcher(self, folder: Path, model: Qwen3ForCausalLM, device: torch.device) -> DraftMatcher:
         """Put the saved drafter beside its target, as `DrafterRecipe` says. It computes in float32."""
@@ -130,14 +131,16 @@ embedding's half first. What is recycled is the module's own state after `shared
             loss=unrolled_loss_words(self.config),
         )
 
-    def _shape(self, model: Qwen3ForCausalLM) -> MtpShape:
-        target = model.config
-        return MtpShape(
-            hidden_size=target.hidden_size,
-            **asdict(self.config.sizes),
-            rope_theta=target.rope_parameters["rope_theta"],
-            rms_norm_eps=target.rms_norm_eps,
-        )
+    def _shape(self, model: Qwen3ForCausalLM) -> ModuleShape:
+        return qwen3_shape(model.config, self.config.sizes)
+
+
+def qwen3_shape(target: Qwen3Config, sizes: LayerConfig) -> ModuleShape:
+    """Return a module with a Qwen3 layer of these sizes, beside such a target."""
+    rope = RopeConfig(target.rope_parameters["rope_theta"], "none")
+    heads = sizes.num_heads, sizes.num_kv_heads, sizes.head_dim
+    plan = LayerPlan(*heads, rope, intermediate_size=sizes.intermediate_size, qk_norm=True)
+    return ModuleShape(plan, target.hidden_size, target.rms_norm_eps)
 
 
 def architecture_of(plan: LayerPlan) -> str:
@@ -152,16 +155,16 @@ VANILLA = """Each draft is made by the next module, over a cache of its own: the
 those of the drafts before, whose hidden states are what the modules before left."""
 
 
-def save_modules(drafter: MtpDrafter[MtpShape], model: Qwen3ForCausalLM, folder: Path) -> None:
+def save_modules(drafter: MtpDrafter, model: Qwen3ForCausalLM, folder: Path) -> None:
     """Save module i under `model.layers.{num_hidden_layers + i}.`; the config is the target's with the module's
     sizes."""
     target: dict[str, Any] = json.loads(model.config.to_json_string())
-    shape, modules = drafter.shape, drafter.chain()
+    plan, modules = drafter.shape.plan, drafter.chain()
     config = target | {
-        "intermediate_size": shape.intermediate_size,
-        "num_attention_heads": shape.num_heads,
-        "num_key_value_heads": shape.num_kv_heads,
-        "head_dim": shape.head_dim,
+        "intermediate_size": plan.intermediate_size,
+        "num_attention_heads": plan.num_heads,
+        "num_key_value_heads": plan.num_kv_heads,
+        "head_dim": plan.head_dim,
         "num_nextn_predict_layers": len(modules),
         "dtype": "bfloat16",
     }
@@ -171,18 +174,11 @@ def save_modules(drafter: MtpDrafter[MtpShape], model: Qwen3ForCausalLM, folder:
     save_drafter(tensors, config, folder)
 
 
-def load_modules(folder: Path, model: Qwen3ForCausalLM) -> MtpDrafter[MtpShape]:
+def load_modules(folder: Path, model: Qwen3ForCausalLM) -> MtpDrafter:
     """Load the saved modules beside their target, the weights held in float32."""
     tensors, config = load_drafter(folder)
-    shape = MtpShape(
-        hidden_size=config["hidden_size"],
-        intermediate_size=config["intermediate_size"],
-        num_heads=config["num_attention_heads"],
-        num_kv_heads=config["num_key_value_heads"],
-        head_dim=config["head_dim"],
-        rope_theta=config["rope_parameters"]["rope_theta"],
-        rms_norm_eps=config["rms_norm_eps"],
-    )
+    names = ("intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim")
+    shape = qwen3_shape(model.config, LayerConfig(*(config[name] for name in names)))
     drafter = MtpDrafter(shape, config["num_nextn_predict_layers"], model.get_output_embeddings().weight)
     for index, module in enumerate(drafter.chain(), start=config["num_hidden_layers"]):
         prefix = f"model.layers.{index}."

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from torch import Tensor
 
+from spec_lab.checkpoints.checkpoint import run_dtype
 from spec_lab.checkpoints.mtp_layouts import DEEPSEEK, QWEN3_NEXT, MtpLayout
 from spec_lab.train.checkpoint import load_drafter, save_config
-from spec_lab.train.decoder import TrainableDecoder, compile_on_gpu, products_in_tf32
-from spec_lab.train.decoder_checkpoint import as_saved, from_saved, in_saved_dtype
 from spec_lab.train.drafter import DrafterDescription, DraftMatcher, TrainingTask
 from spec_lab.train.drafter_config import NextnTrainingConfig
 from spec_lab.train.loop import CurvePoint
-from spec_lab.train.mtp import MtpDrafter, PlannedShape
+from spec_lab.train.nextn import TargetKindModule
+from spec_lab.train.target import sizes_of
 from spec_lab.train.unroll import train_unrolled, unrolled_loss_words, unrolled_matcher
 
 LAYOUT_OF = {"hybrid": QWEN3_NEXT, "deepseek_v3": DEEPSEEK}
@@ -26,21 +26,16 @@ LAYOUT_OF = {"hybrid": QWEN3_NEXT, "deepseek_v3": DEEPSEEK}
 
 @dataclass(frozen=True, slots=True)
 class NextnRecipe:
-    """Trains one module, which takes every draft step, beside a `TrainableDecoder`."""
+    """Trains one module, which takes every draft step, for a target of a kind in `LAYOUT_OF`."""
 
     config: NextnTrainingConfig
 
     def train(self, task: TrainingTask, folder: Path) -> list[CurvePoint]:
-        """Train the module and save it. The norm before the head begins as the target's: it feeds the same head."""
+        """Train the module and save it, as `DrafterRecipe` says."""
         torch.manual_seed(task.seed)
-        target: TrainableDecoder = task.model
-        compile_on_gpu(target, task.device)
-        drafter = make_drafter(target, self.config.intermediate_size)
-        for module in drafter.chain():
-            module.shared_head.norm.weight.data.copy_(target.model.norm.weight)
-        with products_in_tf32():
-            curve = train_unrolled(drafter, self.config, task)
-        save_module(drafter, target, folder)
+        drafter = TargetKindModule(task.model, self.config.intermediate_size)
+        curve = train_unrolled(drafter, self.config, task)
+        save_module(drafter, task.model, self.config.intermediate_size, folder)
         return curve
 
     def matcher(self, folder: Path, model: Any, device: torch.device) -> DraftMatcher:
@@ -62,37 +57,27 @@ every draft step, over one cache.""",
         )
 
 
-def make_drafter(target: TrainableDecoder, intermediate_size: int) -> MtpDrafter[PlannedShape]:
-    """Make a module with a layer like the target's last one; a dense one has a feed-forward width of its own."""
-    config = target.config.model
-    plan = replace(config.layers[-1], intermediate_size=intermediate_size)
-    shape = PlannedShape(plan, config.hidden_size, config.rms_norm_eps)
-    return MtpDrafter(shape, 1, target.get_output_embeddings().weight)
-
-
-def save_module(drafter: MtpDrafter[PlannedShape], target: TrainableDecoder, folder: Path) -> None:
+def save_module(drafter: TargetKindModule, target: Any, intermediate_size: int, folder: Path) -> None:
     """The config is the target's with the module's width and number."""
-    layout = LAYOUT_OF[target.config.model.family]
-    (module,) = drafter.chain()
-    saved = in_saved_dtype(as_saved(module.state_dict(), layout.zero_centred))
-    num_layers = target.config.model.num_layers
-    tensors = {file_name(layout, name, num_layers): tensor for name, tensor in saved.items()}
+    sizes = sizes_of(target)
+    layout = LAYOUT_OF[sizes.family]
+    tensors = {
+        file_name(layout, name, sizes.num_layers): tensor.to(run_dtype(name, torch.bfloat16)).contiguous().cpu()
+        for name, tensor in drafter.named_tensors().items()
+    }
     folder.mkdir(parents=True, exist_ok=True)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     counts = {"mtp_num_hidden_layers": 1} if layout is QWEN3_NEXT else {"num_nextn_predict_layers": 1}
-    save_config(target.config.keys | counts | {"intermediate_size": drafter.shape.plan.intermediate_size}, folder)
+    own = counts | {"intermediate_size": intermediate_size, "dtype": "bfloat16"}
+    save_config(json.loads(target.config.to_json_string()) | own, folder)
 
 
-def load_module(folder: Path, target: TrainableDecoder) -> MtpDrafter[PlannedShape]:
+def load_module(folder: Path, target: Any) -> TargetKindModule:
     """Load the saved module beside its target, the weights held in float32."""
     tensors, config = load_drafter(folder)
-    drafter = make_drafter(target, config["intermediate_size"])
-    layout = LAYOUT_OF[target.config.model.family]
-    (module,) = drafter.chain()
-    names = as_saved(module.state_dict(), layout.zero_centred)
-    num_layers = target.config.model.num_layers
-    saved: dict[str, Tensor] = {name: tensors[file_name(layout, name, num_layers)] for name in names}
-    module.load_state_dict(from_saved(saved, layout.zero_centred))
+    drafter, sizes = TargetKindModule(target, config["intermediate_size"]), sizes_of(target)
+    layout = LAYOUT_OF[sizes.family]
+    drafter.take({name: tensors[file_name(layout, name, sizes.num_layers)] for name in drafter.named_tensors()})
     return drafter
 
 

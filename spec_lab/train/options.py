@@ -62,7 +62,7 @@ from spec_lab.train.target_config import (
 
 if TYPE_CHECKING:
     from spec_lab.train.drafter import DrafterRecipe
-    from spec_lab.train.target import NewTarget
+    from spec_lab.train.target import TargetRecipe
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,13 +94,13 @@ class TargetTrainingOption:
 
     name: str
     schema: type[TargetChoice]
-    recipe: Callable[..., NewTarget] | None = None
+    recipe: Callable[..., TargetRecipe] | None = None
     drafters: tuple[str, ...]
     refusals: tuple[Callable[[Any], str | None], ...] = ()
     path: Callable[[Any], Path] | None = None
 
 
-def target_recipe(options: Any) -> NewTarget:
+def target_recipe(options: Any) -> TargetRecipe:
     """Make what trains such a target."""
     from spec_lab.train.target import TargetRecipe
 
@@ -163,13 +163,6 @@ def p_eagle_recipe(options: Any) -> DrafterRecipe:
     return PEagleRecipe(options)
 
 
-def decoder_recipe(options: Any) -> NewTarget:
-    """Make what trains such a target."""
-    from spec_lab.train.decoder_recipe import DecoderRecipe
-
-    return DecoderRecipe(options)
-
-
 BLOCKS: tuple[type[BlockTrainingConfig], ...] = (
     BlockTrainingConfig,
     DsparkTrainingConfig,
@@ -192,21 +185,21 @@ TARGETS: tuple[TargetTrainingOption, ...] = (
     TargetTrainingOption(
         name="pocket_hybrid",
         schema=PocketHybridTrainingConfig,
-        recipe=decoder_recipe,
+        recipe=target_recipe,
         drafters=("nextn",),
         refusals=(target_heads, delta_heads),
     ),
     TargetTrainingOption(
         name="pocket_gemma",
         schema=PocketGemmaTrainingConfig,
-        recipe=decoder_recipe,
+        recipe=target_recipe,
         drafters=("assistant",),
         refusals=(target_heads, owned_layers),
     ),
     TargetTrainingOption(
         name="pocket_moe",
         schema=PocketMoeTrainingConfig,
-        recipe=decoder_recipe,
+        recipe=target_recipe,
         drafters=("nextn",),
         refusals=(chosen_experts,),
     ),

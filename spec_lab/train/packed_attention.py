@@ -71,10 +71,15 @@ class PackedMetadata(AttentionMetadata):
 
 def visible_rows(segments: Tensor, window: int | None = None) -> Tensor:
     """Return [batch, 1, length, length], True where a token sees an earlier one, or itself, of its document."""
-    row = torch.arange(segments.shape[1], device=segments.device)
-    distance = row[:, None] - row[None, :]
-    near = distance >= 0 if window is None else (distance >= 0) & (distance < window)
+    near = window_rows(segments.shape[1], window, segments.device)
     return (near & (segments[:, :, None] == segments[:, None, :]))[:, None]
+
+
+def window_rows(num_rows: int, window: int | None, device: torch.device) -> Tensor:
+    """Return [rows, rows], True where a row sees another: itself and the rows before it, `window` of them at most."""
+    row = torch.arange(num_rows, device=device)
+    distance = row[:, None] - row[None, :]
+    return distance >= 0 if window is None else (distance >= 0) & (distance < window)
 
 
 class PackedAttention:

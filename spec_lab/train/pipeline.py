@@ -30,13 +30,12 @@ from spec_lab.train.data import (
 from spec_lab.train.devices import training_device
 from spec_lab.train.drafter import DrafterRecipe, TrainingTask
 from spec_lab.train.evaluate import EvaluationRecipe, format_table
-from spec_lab.train.generate import generate
 from spec_lab.train.generations import CorpusTexts, DrafterTexts, Generations, GenerationsRecipe
 from spec_lab.train.loop import CurvePoint
 from spec_lab.train.output import output_folder
 from spec_lab.train.sharing import stage_settings
 from spec_lab.train.stages import RunFolder, run_stage, write_json
-from spec_lab.train.target import NewTarget, load_target, without_progress_bars
+from spec_lab.train.target import TargetRecipe, load_target, without_progress_bars
 from spec_lab.train.target_config import DecoderTrainingConfig
 from spec_lab.train.tokenizer import train_tokenizer
 
@@ -55,7 +54,7 @@ class Pipeline:
     """
 
     config: TrainConfig
-    target: NewTarget | None
+    target: TargetRecipe | None
     drafter: DrafterRecipe | None
 
     def run(self) -> RunFolder:
@@ -154,16 +153,12 @@ class Pipeline:
 
     def _train_drafter(self, folder: RunFolder, output: Path) -> dict[str, Any]:
         assert self.drafter is not None
-        model, tokenizer = self._load(folder)
+        model, tokenizer = load_target(folder.target, self._device())
         texts = self._texts(folder, tokenizer)
         markers = tokenizer.convert_tokens_to_ids(list(SPECIAL_TOKENS))
         checkpoint = folder.checkpoint(folder.drafter(self.drafter.config.drafts_as))
         task = TrainingTask(model, texts, markers, checkpoint, self.config.seed, self._device())
         return {"curve": _plain(self.drafter.train(task, output))}
-
-    def _load(self, folder: RunFolder) -> tuple[Any, PreTrainedTokenizerFast]:
-        """Return the target that is trained here, or the shipped one, and its tokenizer."""
-        return (load_target if self.target is None else self.target.load)(folder.target, self._device())
 
     def _texts(self, folder: RunFolder, tokenizer: PreTrainedTokenizerFast) -> DrafterTexts:
         """Return the texts that the drafter learns on."""
@@ -178,12 +173,11 @@ class Pipeline:
 
     def _evaluate(self, folder: RunFolder) -> None:
         """Run it anew each time: it is short, and no later stage depends on it."""
-        model, tokenizer = self._load(folder)
+        model, tokenizer = load_target(folder.target, self._device())
         match = None
         if self.drafter is not None:
             match = self.drafter.matcher(folder.drafter(self.drafter.config.drafts_as), model, self._device())
-        write = generate if self.target is None else self.target.write
-        report, samples = EvaluationRecipe(self.config.evaluation, write).run(model, tokenizer, match)
+        report, samples = EvaluationRecipe(self.config.evaluation).run(model, tokenizer, match)
         write_json(folder.config(self._measured(folder)), asdict(self.config))
         write_json(folder.evaluation(self._measured(folder)), report)
         write_json(folder.samples(self._measured(folder)), [asdict(sample) for sample in samples])

@@ -1,26 +1,32 @@
-"""The pocket target: a small Qwen3 in transformers' own code, trained on packed rows, saved in bf16."""
+"""Pocket targets: small models of several families in transformers' own classes, trained on packed rows, saved in
+bf16."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
+from spec_lab.checkpoints.checkpoint import run_dtype
+from spec_lab.checkpoints.config import ModelConfig
+from spec_lab.checkpoints.families.table import read_decoder
 from spec_lab.corpus.example import END_OF_TEXT, END_OF_TURN
 from spec_lab.errors import UserError
 from spec_lab.train.data import TrainingTokens, next_token_loss
-from spec_lab.train.generate import Continuation, generate
+from spec_lab.train.experts import EVERY_EXPERT, every_expert
 from spec_lab.train.loop import CurvePoint, train
-from spec_lab.train.module_config import MAX_LENGTH
-from spec_lab.train.target_config import PocketTrainingConfig
+from spec_lab.train.packed_attention import window_rows
+from spec_lab.train.target_config import NewTargetConfig
+from spec_lab.train.target_kinds import KINDS, TargetKind
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+    from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,54 +38,15 @@ class TargetDescription:
     layers: str
 
 
-class NewTarget(Protocol):
-    """Size and training of one kind of target: an option of the `target` group."""
-
-    def train(
-        self,
-        tokenizer: PreTrainedTokenizerFast,
-        corpus: Path,
-        folder: Path,
-        checkpoint: Path,
-        seed: int,
-        device: torch.device,
-    ) -> list[CurvePoint]:
-        """Train on the token files in `corpus` and save the model to `folder`; return the loss curve."""
-
-    def load(self, folder: Path, device: torch.device) -> tuple[Any, PreTrainedTokenizerFast]:
-        """Load the saved target, its weights held in float32, and its tokenizer; frozen."""
-
-    def write(self, model: Any, prompts: list[list[int]], max_new_tokens: int, batch_size: int) -> list[Continuation]:
-        """Continue prompts greedily."""
-
-    def describe(self, folder: Path) -> TargetDescription:
-        """Return what the card says of the saved model; all share data, curve, evaluation and limits."""
-
-
 @dataclass(frozen=True, slots=True)
 class TargetRecipe:
-    """Trains a target on generated examples and natural text."""
+    """Trains a target of one of the `KINDS` on generated examples and natural text."""
 
-    config: PocketTrainingConfig
+    config: NewTargetConfig
 
-    def model_config(self, tokenizer: PreTrainedTokenizerFast) -> Qwen3Config:
-        """Return a config with tied embeddings, whose texts end at the end of a turn or of a text."""
-        from transformers import Qwen3Config
-
-        return Qwen3Config(
-            vocab_size=len(tokenizer),
-            hidden_size=self.config.hidden_size,
-            intermediate_size=self.config.intermediate_size,
-            num_hidden_layers=self.config.num_layers,
-            num_attention_heads=self.config.num_heads,
-            num_key_value_heads=self.config.num_kv_heads,
-            head_dim=self.config.head_dim,
-            max_position_embeddings=MAX_LENGTH,
-            tie_word_embeddings=True,
-            bos_token_id=None,
-            eos_token_id=tokenizer.convert_tokens_to_ids(END_OF_TURN),
-            pad_token_id=tokenizer.convert_tokens_to_ids(END_OF_TEXT),
-        )
+    @property
+    def kind(self) -> TargetKind:
+        return KINDS[self.config.option]
 
     def train(
         self,
@@ -91,55 +58,101 @@ class TargetRecipe:
         device: torch.device,
     ) -> list[CurvePoint]:
         """Train on the token files in `corpus` and save the model to `folder`; return the loss curve."""
-        from transformers import Qwen3ForCausalLM
-
         torch.manual_seed(seed)
         end_of_text_id = tokenizer.convert_tokens_to_ids(END_OF_TEXT)
         tokens = TrainingTokens.load(corpus, self.config.natural_fraction, end_of_text_id, device)
-        model = Qwen3ForCausalLM(self.model_config(tokenizer))
+        ends = {"eos_token_id": tokenizer.convert_tokens_to_ids(END_OF_TURN), "pad_token_id": end_of_text_id}
+        model = new_model(self.kind.keys(self.config, len(tokenizer)) | ends)
+        self.kind.prepare(model)
+        loss, how = NextTokenLoss(model), self.config.optimisation
 
         def batch_of(step: int) -> tuple[Tensor, Tensor]:
-            return tokens.labelled_batch(step, self.config.optimisation.batch_size, seed)
+            return tokens.labelled_batch(step, how.batch_size, seed)
 
-        curve = train(NextTokenLoss(model), batch_of, self.config.optimisation, checkpoint, device)
+        with products_in_tf32():
+            curve = train(
+                loss,
+                batch_of,
+                how,
+                checkpoint,
+                device,
+                compiled=NextTokenLoss.compiled,
+                in_16_bits=self.kind.in_16_bits,
+            )
         save_target(model, tokenizer, folder)
         return curve
 
-    def load(self, folder: Path, device: torch.device) -> tuple[Qwen3ForCausalLM, PreTrainedTokenizerFast]:
-        """Return the saved target and its tokenizer, as `load_target` returns them."""
-        return load_target(folder, device)
-
-    def write(
-        self, model: Qwen3ForCausalLM, prompts: list[list[int]], max_new_tokens: int, batch_size: int
-    ) -> list[Continuation]:
-        """Continue prompts greedily, with a cache."""
-        return generate(model, prompts, max_new_tokens, batch_size)
-
     def describe(self, folder: Path) -> TargetDescription:
-        """Say for the card what `NewTarget` asks."""
-        config = self.config
-        return TargetDescription(
-            "Qwen3",
-            f"feed-forward {config.intermediate_size}, {config.num_heads} query and {config.num_kv_heads} key-value "
-            f"heads of {config.head_dim}",
-        )
+        """Return what the card says of the saved model; all share data, curve, evaluation and limits."""
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        return TargetDescription(self.kind.architecture, self.kind.layers(config))
+
+
+def new_model(keys: dict[str, Any], **how: str) -> Any:
+    """Make the model that a config.json of `keys` describes, in float32."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_config(AutoConfig.for_model(**keys), **how, **with_every_expert())
+
+
+def with_every_expert() -> dict[str, str]:
+    """Say to transformers how a model's experts are computed, if it has any."""
+    from transformers.integrations.moe import ExpertsInterface
+
+    ExpertsInterface.register(EVERY_EXPERT, every_expert)
+    return {"experts_implementation": EVERY_EXPERT}
+
+
+@contextmanager
+def products_in_tf32() -> Iterator[None]:
+    """Let float32 products run on a GPU's tensor cores, rounded to 10 bits of mantissa."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 class NextTokenLoss(nn.Module):
     """Mean cross-entropy of the next token over rows `[batch, length]` and labels `[batch, length - 1]`."""
 
-    def __init__(self, model: Qwen3ForCausalLM) -> None:
+    def __init__(self, model: Any) -> None:
         super().__init__()
         self.model = model
+        self._loss_of = next_token_loss
 
     def forward(self, rows: Tensor, labels: Tensor) -> Tensor:
-        # A ready mapping of masks keeps transformers from building one: plain causal attention needs none.
-        logits = self.model(input_ids=rows, attention_mask={"full_attention": None}, use_cache=False).logits
-        return next_token_loss(logits, labels)
+        masks = causal_masks(self.model.config, rows)
+        return self._loss_of(self.model(input_ids=rows, attention_mask=masks, use_cache=False).logits, labels)
+
+    def compiled(self) -> NextTokenLoss:
+        """Return the same, compiled in parts: layers of a kind are compiled once, where a whole model takes a
+        minute."""
+        for layer in self.model.model.layers:
+            layer.compile()
+        self._loss_of = torch.compile(next_token_loss)
+        return self
 
 
-def save_target(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
-    """Save weights in bf16 and generation settings, as AutoModelForCausalLM loads them."""
+def causal_masks(config: Any, rows: Tensor) -> dict[str, Tensor | None] | Tensor:
+    """Return the masks of each kind of layer for rows `[batch, length]` of one document each, or the one of all.
+
+    Ready masks keep transformers from making some, for which it asks the device whether rows are packed. Plain causal
+    attention and a layer with a state need none, which only a mapping can say.
+    """
+    kinds = getattr(config, "layer_types", None)
+    if kinds is None:
+        return window_rows(rows.shape[1], None, rows.device)[None, None]
+    masks: dict[str, Tensor | None] = dict.fromkeys(kinds)
+    if "sliding_attention" in masks:
+        masks["sliding_attention"] = window_rows(rows.shape[1], config.sliding_window, rows.device)[None, None]
+    return masks
+
+
+def save_target(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
+    """Save weights and generation settings as AutoModelForCausalLM loads them: in bf16, but for what the runtime keeps
+    in float32 whatever a run's dtype."""
     from transformers import GenerationConfig
 
     model.generation_config = GenerationConfig(
@@ -147,20 +160,29 @@ def save_target(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, fol
         pad_token_id=tokenizer.convert_tokens_to_ids(END_OF_TEXT),
         do_sample=False,
     )
-    model.to(torch.bfloat16).save_pretrained(folder)
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        tensor.data = tensor.to(run_dtype(name, torch.bfloat16))
+    model.save_pretrained(folder)
 
 
-def load_target(folder: Path, device: torch.device) -> tuple[Qwen3ForCausalLM, PreTrainedTokenizerFast]:
+def load_target(folder: Path, device: torch.device) -> tuple[Any, PreTrainedTokenizerFast]:
     """Load the saved target, its bf16 weights held in float32, and its tokenizer; frozen."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     model = (
-        AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, trust_remote_code=False)
+        AutoModelForCausalLM.from_pretrained(
+            folder, dtype=torch.float32, trust_remote_code=False, **with_every_expert()
+        )
         .to(device)
         .eval()
         .requires_grad_(False)
     )
     return model, AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+
+
+def sizes_of(model: PreTrainedModel) -> ModelConfig:
+    """Return what the runtime reads in the model's config.json."""
+    return read_decoder(json.loads(model.config.to_json_string()), "the target's config.json")
 
 
 @contextmanager
@@ -191,13 +213,14 @@ class TargetOutputs:
 
     `layer_inputs`: of every layer, `[batch, length, hidden]`. `final_hidden` `[batch, length, hidden]`: after the last
     norm, what the LM head reads. `keys_values`: of every layer, `[batch, num_kv_heads, length, head_dim]` each, the
-    keys normed and rotated, as the target's cache holds them.
+    keys normed and rotated, as the target's cache holds them; None of a layer with a state. Layers that read those of
+    earlier ones come last and are left out.
     """
 
     layer_inputs: tuple[Tensor, ...]
     final_hidden: Tensor
     logits: Tensor
-    keys_values: tuple[tuple[Tensor, Tensor], ...]
+    keys_values: tuple[tuple[Tensor, Tensor] | None, ...]
 
     def taps(self) -> Tensor:
         """Return `[batch, length, 3 * hidden]`: the inputs of the tapped layers side by side."""
@@ -205,11 +228,18 @@ class TargetOutputs:
 
 
 @torch.no_grad()
-def run_target(model: Qwen3ForCausalLM, tokens: Tensor) -> TargetOutputs:
+def run_target(model: Any, tokens: Tensor) -> TargetOutputs:
     """Run one causal forward over rows `[batch, length]`, positions 0.. each."""
-    # The mask as for training: none. The cache comes for the price of a copy.
-    output = model(input_ids=tokens, attention_mask={"full_attention": None}, use_cache=True, output_hidden_states=True)
+    from transformers import DynamicCache
+
+    masks = causal_masks(model.config, tokens)
+    # A cache that knows of windows would keep the last keys only.
+    whole = DynamicCache() if getattr(model.config, "sliding_window", None) else None
+    output = model(
+        input_ids=tokens, attention_mask=masks, past_key_values=whole, use_cache=True, output_hidden_states=True
+    )
     # hidden_states[i] is the input of layer i; entry 0 is the embedding, the last one the final norm's output.
     *layer_inputs, final_hidden = output.hidden_states
-    keys_values = tuple((layer.keys, layer.values) for layer in output.past_key_values.layers)
+    layers = output.past_key_values.layers
+    keys_values = tuple((layer.keys, layer.values) if hasattr(layer, "keys") else None for layer in layers)
     return TargetOutputs(tuple(layer_inputs), final_hidden, output.logits, keys_values)
