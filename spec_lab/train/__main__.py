@@ -128,11 +128,13 @@ def action_of(arguments: Sequence[str]) -> tuple[list[str], Action]:
     flags = [word for word in arguments if word not in kept]
     if not flags:
         return kept, lambda pipeline: pipeline.run()
-    name, _, number = flags[-1].partition("=")
-    if name == "--plan":
+    if len(flags) > 1:
+        raise UserError(f"{' '.join(flags)}: each does something else; give one of them")
+    if flags[0] == "--plan":
         return kept, lambda pipeline: print(pipeline.plan())
-    if not number.isdigit():
-        raise UserError(f"{flags[-1]}: write --show-data=3, the number of texts to be shown")
+    number = flags[0].partition("=")[2]
+    if not number.isdecimal() or int(number) == 0:
+        raise UserError(f"{flags[0]}: write --show-data=3, the number of texts to be shown")
     return kept, lambda pipeline: print(pipeline.show_data(int(number)))
 
 

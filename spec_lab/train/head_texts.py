@@ -84,13 +84,7 @@ class HeadTexts:
         }
 
         def build(unfinished: Path) -> dict[str, Any]:
-            is_new = not work.exists()
-            try:
-                header = _written(self._chosen(settings), settings, work)
-            except UserError:
-                if is_new:  # nothing was written, and other settings may come next
-                    shutil.rmtree(work, ignore_errors=True)
-                raise
+            header = _written(self._chosen(settings), settings, work)
             shutil.copytree(work, unfinished, dirs_exist_ok=True)
             return {kind: dict(header.counts(kind)) for kind in ("prompts", "followups", "answers")}
 
@@ -112,12 +106,12 @@ class HeadTexts:
             raise UserError(
                 f"{self.root} holds no texts yet; run the same command without a flag, or give texts=FOLDER"
             )
-        texts, held_out_share = read_texts(self.root, self.path), self.config.packing.held_out
-        learnt, held_out = texts.split(held_out_share)
-        if not len(learnt) or not len(held_out):
+        texts = read_texts(self.root, self.path)
+        learnt, held_out = texts.split(self.config.packing.held_out)
+        if not len(held_out):
             raise UserError(
-                f"texts={self.root} holds {len(texts)} texts, too few to keep packing.held_out="
-                f"{held_out_share:g} of them out; write more, or raise packing.held_out"
+                f"texts={self.root} holds one conversation alone, and another has to be held out; write more texts, "
+                "into another folder"
             )
         if not 0 < texts.num_written_tokens < len(texts.tokens):
             raise UserError(
@@ -144,7 +138,7 @@ class HeadTexts:
             f"device={self.device}",
             f"dtype={self.config.dtype}",
         ]
-        return choose_target(words, settings)
+        return choose_target(words, settings, "writing.")
 
 
 def _stage(chosen: Chosen, settings: TextsConfig, rate: Rate | None = None) -> StagePlan:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from spec_lab.menu.bounds import out_of_bounds
 from spec_lab.menu.config import knob
 
 MOST_TEXTS = 10**8
@@ -52,11 +51,6 @@ class TextsConfig(WritingConfig):
     """Prompts, and how the target answers them."""
 
     prompts: list[str] = knob([], PROMPTS)
-
-
-def problems(config: TextsConfig) -> list[str]:
-    """Return what speaks against the settings, a line each."""
-    return out_of_bounds(config) or no_temperature(config, "")
 
 
 def no_temperature(config: WritingConfig, prefix: str) -> list[str]:
