@@ -350,6 +350,11 @@ def test_a_figure_says_what_it_is_of(pair: Path) -> None:
         (["--csv", "pipe"], "--csv=pipe cannot be written (pipe: not a regular file)"),
         (["--csv", ".."], "--csv=.. cannot be written (..: Is a directory)"),
         (["--markdown", "--figures", "f"], "--markdown prints its own and nothing else; leave out --figures"),
+        (["--markdown", "--html", "h"], "leave out --html"),
+        (["--html", "h", "--csv", "c"], "leave out --csv"),
+        (["--html", "h", "--figures", "f"], "leave out --figures"),
+        (["--tail", "--html", "h"], "leave out --html"),
+        (["--last", "1"], "--last=1 is for the newest"),
         (["--figures", "a/summary.json"], "--figures=a/summary.json cannot be made"),
         (["b", "--tail"], "--tail follows one sweep"),
     ],
@@ -450,7 +455,7 @@ def test_tail_on_the_command_line(
     assert main(["--tail", str(tmp_path)]) == 130
     output = capsys.readouterr()
     assert output.out.startswith("[1] finished: run, ") and str(tmp_path / "0") in output.out
-    assert output.err == "interrupted\n"
+    assert output.err == f"{tmp_path} is no sweep's folder: what ends in it is shown until Ctrl-C\ninterrupted\n"
     assert main(["--tail", str(tmp_path / "nowhere")]) == 2
     close_sweep(tmp_path, ["finished"])
     capsys.readouterr()

@@ -22,11 +22,15 @@ MARKS = (LOCK_FILE, "multirun.yaml", "proposals.json")
 """A folder with one of these files is that of a sweep, which has the lock as long as it runs."""
 
 
+def is_sweep(folder: Path) -> bool:
+    """Tell whether the folder is that of a sweep, which ends."""
+    return any((folder / mark).exists() for mark in (*MARKS, SWEEP_FILE))
+
+
 def was_left(folder: Path) -> bool:
     """Tell whether the sweep in `folder` began, and neither runs nor has come to its end."""
-    is_sweep = any((folder / mark).exists() for mark in MARKS)
     # In this order: a sweep says that it has ended before it gives the lock back.
-    return is_sweep and not _is_held(folder / LOCK_FILE) and not (folder / SWEEP_FILE).exists()
+    return is_sweep(folder) and not _is_held(folder / LOCK_FILE) and not (folder / SWEEP_FILE).exists()
 
 
 def _is_held(path: Path) -> bool:
