@@ -123,12 +123,15 @@ def test_one_command_writes_the_texts_and_trains_a_head_on_them(
         patched.setattr(TextsFolder, "add_answers", killed)
         train(words)
     assert not (tmp_path / "out" / "texts").exists()
-    assert train([*words, "writing.max_new_tokens=7"]) == 2 and "another max_new_tokens" in capsys.readouterr().err
+    for flag in ([], ["--plan"]):
+        assert train([*words, "writing.max_new_tokens=7", *flag]) == 2
+        assert "another max_new_tokens" in capsys.readouterr().err
+    assert train([*words, "--plan"]) == 0 and "texts: 2 of a command that was killed" in capsys.readouterr().out
     assert train(words) == 0
     assert "answers a: 2/9 texts, 0 tokens" in capsys.readouterr().err
     assert torch.equal(Texts.load(tmp_path / "out" / "texts").tokens, Texts.load(folder).tokens)
     assert (tmp_path / "out" / "hf-mtp_eagle" / "README.md").exists()
-    assert train([*words, f"texts={folder}"]) == 2 and "read where texts are written" in capsys.readouterr().err
+    assert train([*words, f"texts={folder}"]) == 2 and "and no texts=" in capsys.readouterr().err
 
 
 def test_files_of_prompts(target: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from spec_lab.core.results import RequestRecord
 from spec_lab.core.types import FinishReason, Request
@@ -19,7 +18,7 @@ from spec_lab.train.texts.header import HEADER, TextsHeader, digest_of_file
 from spec_lab.train.texts.own_prompts import BegunTurn, begin_follow_ups, begin_prompts, end_turns
 from spec_lab.train.texts.plan import Rate
 from spec_lab.train.texts.prompts import GENERATED, Conversation, Seen, read_prompts, refuse_missing
-from spec_lab.train.texts.settings import TextsConfig
+from spec_lab.train.texts.settings import TextsConfig, settings_of_texts
 from spec_lab.train.texts.write import TextProgress, Writer
 from spec_lab.workloads.conversations import before_end
 
@@ -57,15 +56,6 @@ def write_texts(writer: Writer, config: TextsConfig, root: Path) -> TextsFolder:
             folder.drop()
             remove_empty(missing)
         raise
-
-
-NOT_OF_THE_TEXTS = ("prompts", "test_prompts", "batch_size", "rounds_per_replay")
-"""Settings that another machine may have otherwise; of prompts the files' digests count."""
-
-
-def settings_of_texts(config: TextsConfig) -> dict[str, Any]:
-    """Return the settings that texts depend on, but for their prompts."""
-    return {name: value for name, value in asdict(config).items() if name not in NOT_OF_THE_TEXTS}
 
 
 def digests_of_sources(config: TextsConfig) -> dict[str, str]:

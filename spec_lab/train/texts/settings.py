@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from spec_lab.menu.config import knob
 
@@ -51,6 +52,15 @@ class TextsConfig(WritingConfig):
     """Prompts, and how the target answers them."""
 
     prompts: list[str] = knob([], PROMPTS)
+
+
+NOT_OF_THE_TEXTS = ("prompts", "test_prompts", "batch_size", "rounds_per_replay")
+"""Settings that another machine may have otherwise; of prompts the files' digests count."""
+
+
+def settings_of_texts(config: WritingConfig) -> dict[str, Any]:
+    """Return the settings that texts depend on, but for their prompts."""
+    return {name: value for name, value in asdict(config).items() if name not in NOT_OF_THE_TEXTS}
 
 
 def no_temperature(config: WritingConfig, prefix: str) -> list[str]:
