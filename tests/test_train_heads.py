@@ -27,6 +27,7 @@ from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.checkpoints.taps import Tap
 from spec_lab.collect.__main__ import main as collect
 from spec_lab.models.tensor_parallel import TensorParallel
+from spec_lab.program.sweep_lock import alone_in
 from spec_lab.train.__main__ import main
 from spec_lab.train.block_config import DsparkTrainingConfig, LilicorrTrainingConfig, PEagleTrainingConfig
 from spec_lab.train.blocks.p_eagle_recipe import PEagleRecipe
@@ -381,6 +382,8 @@ def test_hidden_states_are_collected_for_whoever_trains_elsewhere(
     assert json.loads((llama / "states" / "header.json").read_text())["layers"]["hidden_states"] == [2, 4, 5]
     files = sorted((llama / "states").glob("*.safetensors"))
     os.truncate(files[1], 100)
+    with alone_in(llama / "states"):
+        assert collect(asked) == 2 and "another process is writing" in capsys.readouterr().err
     assert collect(asked) == 0, "a file that was cut short is written again"
     parts = [load_file(file) for file in files]
     assert len(parts) > 1

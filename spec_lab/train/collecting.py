@@ -21,6 +21,7 @@ from spec_lab.checkpoints.json_input import read_json
 from spec_lab.checkpoints.taps import SPELLINGS, Tap, taps_of_inputs
 from spec_lab.errors import UserError
 from spec_lab.program.folder import make_output_dir
+from spec_lab.program.sweep_lock import alone_in
 from spec_lab.train.collect_config import CollectConfig
 from spec_lab.train.devices import training_device
 from spec_lab.train.frozen_target import FrozenTarget
@@ -58,7 +59,15 @@ def collect(path: Path, config: CollectConfig) -> Path:
         "num_texts": len(texts),
         "tokens_per_file": config.tokens_per_file,
     }
-    _begin(output / "header.json", header)
+    with alone_in(output):
+        _begin(output / "header.json", header)
+        _write(path, texts, taps, config, device)
+    return output
+
+
+def _write(path: Path, texts: Texts, taps: tuple[Tap, ...], config: CollectConfig, device: torch.device) -> None:
+    """Write the files that are missing."""
+    output = Path(config.output_dir)
     longest = int(texts.lengths.max())
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     target = FrozenTarget.load(path, device, dtype, longest)
@@ -68,7 +77,6 @@ def collect(path: Path, config: CollectConfig) -> Path:
             unfinished = file.with_suffix(".unfinished")
             save_file(states_of(target, part, taps, config.tokens_per_forward), unfinished)
             unfinished.replace(file)
-    return output
 
 
 def _is_whole(file: Path, part: Texts) -> bool:

@@ -12,6 +12,7 @@ from spec_lab.core.results import RequestRecord
 from spec_lab.core.types import FinishReason, Request
 from spec_lab.errors import UserError
 from spec_lab.program.folder import make_output_dir, missing_folders, remove_empty
+from spec_lab.program.sweep_lock import alone_in
 from spec_lab.train.texts.chat import ChatForm
 from spec_lab.train.texts.folder import ANSWERS, FOLLOW_UPS, MOST_FILE_BYTES, PROMPTS, Answered, TextsFolder
 from spec_lab.train.texts.header import HEADER, TextsHeader, digest_of_file
@@ -47,6 +48,16 @@ def write_texts(writer: Writer, config: TextsConfig, root: Path) -> TextsFolder:
     header = TextsHeader(writer.written_by(), settings_of_texts(config), digests_of_sources(config))
     missing = missing_folders(root)
     make_output_dir(root)
+    try:
+        with alone_in(root):
+            return _write_new(writer, config, root, header)
+    except UserError:
+        remove_empty(missing)
+        raise
+
+
+def _write_new(writer: Writer, config: TextsConfig, root: Path, header: TextsHeader) -> TextsFolder:
+    """Write the texts; those that were begun here go where they are refused, since other settings may come next."""
     is_new = not (root / HEADER).exists()
     folder = TextsFolder(root, header)
     try:
@@ -54,7 +65,6 @@ def write_texts(writer: Writer, config: TextsConfig, root: Path) -> TextsFolder:
     except UserError:
         if is_new:
             folder.drop()
-            remove_empty(missing)
         raise
 
 
