@@ -14,6 +14,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from spec_lab.errors import UserError
 from spec_lab.program.folder import close_sweep
 from spec_lab.program.sweep_lock import LOCK_FILE, SweepLock, was_left
 from spec_lab.record.reading import read_summary
@@ -81,6 +82,13 @@ def test_the_frame_has_a_row_a_part_and_the_columns_it_promises(pair: Path) -> N
     assert main_row["accepted_at_1"] == summary["acceptance_rate_by_position"]["unconditional"][0]
     assert frame["prompts"].nunique() == 1
     assert load_frame([pair / "b", str(pair / "a")])["folder"].nunique() == 2
+
+
+@pytest.mark.parametrize("folder", [None, 5, [None], b"runs", "runs\0", "nowhere"], ids=repr)
+def test_a_frame_of_what_is_no_folder_is_refused(folder: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError):
+        load_frame(folder)
 
 
 @pytest.mark.parametrize("version", WRITERS)

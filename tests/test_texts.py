@@ -254,6 +254,7 @@ def test_a_text_longer_than_a_row_is_cut_and_counted() -> None:
         ("drafter=ngram", "drafter is not read"),
         ("workload.limit=3", "workload is not read"),
         ("debug=smoke", "debug is not read"),
+        ("target.weights=random", "target.weights=random"),
         ("prompts=[reasoning_gym:]", "TASK:COUNT"),
         ("prompts=[reasoning_gym:chain_sum:0]", "TASK:COUNT"),
         ("prompts=[reasoning_gym:chain_sum:3:4]", "TASK:COUNT"),

@@ -20,6 +20,7 @@ from spec_lab.engine.engine import Engine
 from spec_lab.errors import UserError
 from spec_lab.library import compose
 from spec_lab.measure.lab import default_num_threads, plain_engine
+from spec_lab.menu.choices import Weights
 from spec_lab.menu.chosen import Chosen
 from spec_lab.menu.config import SamplingConfig
 from spec_lab.menu.devices import runs_on_cuda
@@ -47,6 +48,8 @@ def choose_target(words: Sequence[str], config: TextsConfig, prefix: str = "") -
     if "graph" not in named and runs_on_cuda(device):
         own += ["graph=round", f"graph.rounds_per_replay={config.rounds_per_replay}"]
     chosen = admit(compose([*own, f"seed={config.seed}", *words]).config)
+    if chosen.config.target.weights == Weights.random:
+        raise UserError("target.weights=random: nothing is learnt from texts of random weights; leave it out")
     positions = read_model_config(chosen.target_folder).max_position_embeddings
     if config.longest > positions:
         name = "max_new_tokens" if config.max_prompt_tokens < positions else "max_prompt_tokens"
