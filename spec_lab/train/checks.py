@@ -160,7 +160,9 @@ def texts_folder(config: TrainConfig) -> str | None:
     if target_option(config.target).path is None:
         return None if config.texts is None else "texts is not read by this target, which has its own; leave texts out"
     if config.texts is not None:
-        return None if Path(config.texts).is_dir() else f"texts={config.texts} is no folder; give one of texts"
+        if Path(config.texts).is_dir():
+            return None
+        return f"texts={config.texts} is no folder; write some with python -m spec_lab.train.texts, or leave texts out"
     refuse_missing(config.prompts)
     return next(iter(no_temperature(config.writing, "writing.")), None)
 
