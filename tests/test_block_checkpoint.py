@@ -16,6 +16,7 @@ from spec_lab.checkpoints.config import ModelConfig
 from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.checkpoints.taps import Tap
 from spec_lab.errors import UserError
+from spec_lab.options.drafters.block_keys import Form, Head
 from tests.lab import make_config, make_engine, random_requests
 from tests.tiny_blocks import TinyBlock, write_block
 from tests.tiny_checkpoints import make_tiny_target, refused, rewrite_config
@@ -96,18 +97,21 @@ def test_files_for_something_else_are_refused(
 
 
 @pytest.mark.parametrize(
-    ("changes", "named"),
+    ("changes", "asked", "named"),
     [
-        ({"anchor_first": True}, "use drafter.slots=anchor_first"),
-        ({"head": "gru"}, "use drafter.head=gru"),
-        ({"conv": True}, "use drafter.conv=true"),
-        ({"block_size": 3}, "more than the 2 drafts of its block of 3 rows"),
+        ({"anchor_first": True}, {}, "use drafter.slots=anchor_first"),
+        ({"head": "gru"}, {}, "use drafter.head=gru"),
+        ({"conv": True}, {}, "use drafter.conv=true"),
+        ({"block_size": 3}, {}, "more than the 2 drafts of its block of 3 rows"),
+        ({}, {"confidence": True}, "use drafter.confidence=false"),
+        ({"head": "markov"}, {"head": Head.markov, "markov_form": Form.rnn}, "use drafter.markov_form=vanilla"),
     ],
 )
 def test_another_reading_than_the_files_is_refused(
-    folder: Path, target: ModelConfig, tmp_path: Path, changes: dict[str, Any], named: str
+    folder: Path, target: ModelConfig, tmp_path: Path, changes: dict[str, Any], asked: dict[str, Any], named: str
 ) -> None:
     """A wrong reading would cost acceptance, and raise no error."""
     write_block(tmp_path, replace(TinyBlock(), **changes), target)
+    config = make_config((folder, tmp_path), "dflash", 3)
     with refused(tmp_path, named):
-        make_engine(make_config((folder, tmp_path), "dflash", 3), random_requests(1))
+        make_engine(replace(config, drafter=replace(config.drafter, **asked)), random_requests(1))

@@ -78,6 +78,8 @@ FORBIDDEN = [
     ),
     ([*STOP, "tree=dynamic", "drafter.confidence_temperatures=[1,2,1]"], "drafts of a chain", "tree=none"),
     ([*BLOCKS, "drafter.markov_form=rnn"], "drafter.markov_form=rnn", "leave it out"),
+    ([*BLOCKS, "drafter.head_rank=8"], "drafter.head_rank=8", "leave it out"),
+    (["drafter=dspark", "drafter.weights=random", "drafter.head_topk=8"], "drafter.head_topk=8", "leave it out"),
     (["drafter=dspark", "drafter.head_rank=8"], "drafter.head_rank=8", "drafter.weights=random"),
     (["drafter=none", "drafter.num_draft_tokens=3"], "drafter.num_draft_tokens=3", "drafter=eagle3"),
     (["drafter=ngram", "drafter.min_ngram=5"], "drafter.min_ngram=5", "drafter.max_ngram=4"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -26,6 +27,7 @@ from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.checkpoints.taps import Tap
 from spec_lab.collect.__main__ import main as collect
 from spec_lab.models.tensor_parallel import TensorParallel
+from spec_lab.program.sweep_lock import alone_in
 from spec_lab.train.__main__ import main
 from spec_lab.train.block_config import DsparkTrainingConfig, LilicorrTrainingConfig, PEagleTrainingConfig
 from spec_lab.train.blocks.p_eagle_recipe import PEagleRecipe
@@ -372,13 +374,18 @@ def test_hidden_states_are_collected_for_whoever_trains_elsewhere(
     asked += [f"output_dir={llama / 'states'}", "tokens_per_file=300", "tokens_per_forward=100"]
     for layers in ("[3,7]", "[3,3]"):
         assert collect([*asked, f"layers={layers}"]) == 2 and "0 to 6" in capsys.readouterr().err
-    for place in (f"output_dir={llama / 'texts'}", "device=gpu"):
+    for place in (f"output_dir={llama / 'texts'}", "device=gpu", "layers=3"):
         assert collect([*asked, place]) == 2 and place in capsys.readouterr().err
     assert collect(asked) == 0
     assert "260 bytes a token" in capsys.readouterr().out
     assert collect([*asked, "layers=[1]"]) == 2 and "header.json of something else" in capsys.readouterr().err
     assert json.loads((llama / "states" / "header.json").read_text())["layers"]["hidden_states"] == [2, 4, 5]
-    parts = [load_file(file) for file in sorted((llama / "states").glob("*.safetensors"))]
+    files = sorted((llama / "states").glob("*.safetensors"))
+    os.truncate(files[1], 100)
+    with alone_in(llama / "states"):
+        assert collect(asked) == 2 and "another process is writing" in capsys.readouterr().err
+    assert collect(asked) == 0, "a file that was cut short is written again"
+    parts = [load_file(file) for file in files]
     assert len(parts) > 1
     texts, model = (
         Texts.load(llama / "texts"),

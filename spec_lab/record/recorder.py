@@ -103,7 +103,8 @@ class Recorder:
 
     def _give_up(self, error: BaseException) -> None:
         status: Status = "interrupted" if is_interruption(error) else "failed"
-        reason = "KeyboardInterrupt" if status == "interrupted" else describe_error(error)
+        ended = "KeyboardInterrupt", *getattr(error, "__notes__", ())
+        reason = "; ".join(ended) if status == "interrupted" else describe_error(error)
         self.finish(self._without_results(status, reason))
 
     def _without_results(self, status: Status, reason: str) -> Summary:

@@ -24,7 +24,7 @@ from spec_lab.train.config import TrainConfig
 from spec_lab.train.fitting import Fitting, TargetSizes, filled
 from spec_lab.train.module_config import LayerConfig, OptimisationConfig
 from spec_lab.train.options import TARGETS, drafter_option, target_option
-from spec_lab.train.texts.prompts import GENERATED
+from spec_lab.train.texts.prompts import refuse_missing
 from spec_lab.train.texts.settings import no_temperature
 
 KNOWN_LAYOUTS = ("speculators",)
@@ -163,9 +163,7 @@ def texts_folder(config: TrainConfig) -> str | None:
         if Path(config.texts).is_dir():
             return None
         return f"texts={config.texts} is no folder; write some with python -m spec_lab.train.texts, or leave texts out"
-    for file in config.prompts:
-        if not (file.startswith(GENERATED) or Path(file).is_file()):
-            return f"prompts: there is no file {file}; give JSON Lines with messages, conversations or prompt"
+    refuse_missing(config.prompts)
     return next(iter(no_temperature(config.writing, "writing.")), None)
 
 

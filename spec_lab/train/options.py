@@ -42,6 +42,7 @@ from spec_lab.train.fitting import (
     kv_sources,
     measured_drafts,
     owned_layers,
+    parts_are_read,
     taps,
     target_heads,
     tokens_fit,
@@ -266,7 +267,10 @@ DRAFTERS: tuple[DrafterTrainingOption, ...] = (
 
 DRAFTERS += tuple(
     DrafterTrainingOption(
-        name=schema.name, schema=schema, recipe=block_recipe, refusals=(drafts_fit, tokens_fit, body_serves)
+        name=schema.name,
+        schema=schema,
+        recipe=block_recipe,
+        refusals=(parts_are_read, drafts_fit, tokens_fit, body_serves),
     )
     for schema in BLOCKS
 )

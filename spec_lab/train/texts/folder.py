@@ -127,10 +127,13 @@ class Texts:
         return Texts(self.tokens[places], starts, *kept, self.header)
 
     def split(self, held_out: float, seed: int = 0) -> tuple[Texts, Texts]:
-        """Return the texts to learn on and those held out, a share of the conversations; turns of one stay together."""
+        """Return the texts to learn on and those held out, a share of the conversations; turns of one stay together.
+
+        Of two conversations or more one at least is held out, and one learnt from.
+        """
         ids, places = self.conversations.unique(return_inverse=True)
         drawn = torch.rand(len(ids), generator=torch.Generator().manual_seed(seed))
-        is_held_out = (drawn < held_out)[places]
+        is_held_out = (((drawn < held_out) | (drawn == drawn.min())) & (drawn != drawn.max()))[places]
         return self.take((~is_held_out).nonzero()[:, 0]), self.take(is_held_out.nonzero()[:, 0])
 
     def supervised(self) -> Tensor:
@@ -161,6 +164,8 @@ class TextsFolder:
         if (root / HEADER).is_file():
             self.header = TextsHeader.read(root)
             self.header.refuse_another(header, root)
+            for name in [name for name in self.names(ANSWERS) if not (root / name).exists()]:
+                del self.header.files[name]  # it was deleted, and is written again
         else:
             header.write(root)
         wide = header.written_by.vocab_size > 2**16
@@ -169,6 +174,11 @@ class TextsFolder:
     def names(self, kind: str) -> list[str]:
         """Return the finished files of a kind, in their order."""
         return sorted(name for name in self.header.files if name.startswith(kind))
+
+    def drop(self) -> None:
+        """Remove all that was written, for texts that are refused: other settings may come next."""
+        for name in (*self.header.files, HEADER):
+            (self.root / name).unlink(missing_ok=True)
 
     def add_prompts(self, name: str, conversations: Iterable[Conversation], counts: Mapping[str, int]) -> None:
         """Write a file of prompts, as lines that `prompts=[FILE]` reads too."""
@@ -222,7 +232,7 @@ def _starts(lengths: Tensor) -> Tensor:
 
 
 def _read(file: Path) -> dict[str, np.ndarray]:
-    with reading(file):
+    with reading(file, "delete it, and let the command that wrote the texts write it again"):
         part: dict[str, np.ndarray] = load_file(file)
         if set(part) != {"tokens", "lengths", "prompt_lengths", "conversations"}:
             raise ValueError("no texts")
