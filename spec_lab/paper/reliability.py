@@ -20,6 +20,8 @@ from spec_lab.paper.table import HEAT, LINE, TASK, PaperTable, TableColumn, Tabl
 from spec_lab.record.row_schema import RequestRow
 
 NUM_BINS = 10
+ALL = "all"
+"""Stands for every task of a line that has no confidences."""
 DRAFTS = TableColumn("drafts", "drafts", 0)
 CONFIDENCE = TableColumn("confidence", "confidence", 3)
 ACCEPTED = TableColumn("accepted", "accepted", 3)
@@ -57,14 +59,19 @@ def judged_drafts(rows: Iterable[RequestRow]) -> Iterator[JudgedDraft]:
 
 
 def reliability_table(runs: Sequence[PaperRun]) -> PaperTable:
-    """Return a row a line, temperature and task; no row at all where no line has confidences."""
-    lines = list(of_part(runs, "acceptance"))
-    rows = [line.row({"task": task, **_summed(drafts)}) for line in lines for task, drafts in _by_task(line).items()]
-    is_known = any(row.values["drafts"] != NONE for row in rows)
+    """Return a row a line, temperature and task, one for all tasks of a line that has none; no row at all where no line
+    has confidences."""
+    found = [(line, _by_task(line)) for line in of_part(runs, "acceptance")]
+    rows = [
+        line.row({"task": task, **_summed(drafts)})
+        for line, tasks in found
+        for task, drafts in (tasks if any(tasks.values()) else {ALL: []}).items()
+    ]
+    is_known = any(any(tasks.values()) for _, tasks in found)
     columns = [HEAT, LINE, TASK, DRAFTS, CONFIDENCE, ACCEPTED, ERROR, TableColumn("auc", "AUC", 3)]
     note = (
         f"{NOTE} {ERROR_NOTE} AUC: chance that an accepted draft has a higher confidence than one that is not. "
-        f"{NONE_NOTE}"
+        f"A draft that is drawn may be accepted more often: its confidence is of the likeliest token. {NONE_NOTE}"
     )
     keys = ("temperature", "line", "task")
     return table_of("reliability", "Reliability of confidences", columns, keys, rows if is_known else [], note)
