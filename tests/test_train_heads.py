@@ -441,9 +441,11 @@ def test_a_plan_says_what_a_training_takes_and_texts_are_shown(
     llama: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_tokenizer(llama / "target")
-    assert main([*words(llama, *EAGLE3), "--plan"]) == 0
-    said = capsys.readouterr().out
-    assert "0.02 M parameters" in said and "steps: " in said and not (llama / "out").exists()
+    assert main([*words(llama, *EAGLE3), "evaluation.num_draft_tokens=4", "--plan"]) == 0
+    said = capsys.readouterr()
+    assert "0.02 M parameters" in said.out and "steps: " in said.out and not (llama / "out").exists()
+    warned = "evaluation.num_draft_tokens=4 is over drafter.num_unrolled_steps=3"
+    assert warned in said.out + said.err
     assert main([*words(llama, *EAGLE3), "--show-data=2"]) == 0
     assert capsys.readouterr().out.count("[[") == 2 and not (llama / "out").exists()
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=1000))

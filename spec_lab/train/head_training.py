@@ -62,12 +62,6 @@ class HeadTraining:
             TrainingDiverged: a loss is no longer finite.
         """
         recipe, drafter = self.recipe, self._drafter()
-        if self.config.evaluation.num_draft_tokens > recipe.config.num_trained_drafts:
-            log.warning(
-                "evaluation.num_draft_tokens=%d is over drafter.num_unrolled_steps=%d: later drafts come from states "
-                "that no training has seen, and fewer of them are accepted",
-                *(self.config.evaluation.num_draft_tokens, recipe.config.num_trained_drafts),
-            )
         num_parameters = sum(parameter.numel() for parameter in drafter.parameters())
         log.info("%.2f M parameters, trained on %d texts", num_parameters / 1e6, len(self.learnt))
         prover = self._prover()

@@ -42,12 +42,14 @@ def write_texts(writer: Writer, config: TextsConfig, root: Path) -> TextsFolder:
     """Write what is missing of a folder of texts, and return it.
 
     Raises:
-        UserError: the folder holds other texts, a file of prompts cannot be used, or no prompt is left.
+        UserError: the folder holds other texts, a file of prompts or the target's chat template cannot be used, or no
+            prompt is left.
     """
-    sources = digests_of_sources(config)
+    sources, form = digests_of_sources(config), ChatForm(writer.tokenizer)
+    form.refuse_unless_usable(begins_turns=not config.prompts)
     root.mkdir(parents=True, exist_ok=True)
     folder = TextsFolder(root, TextsHeader(writer.written_by(), settings_of_texts(config), sources))
-    return TextsJob(writer, config, folder, ChatForm(writer.tokenizer)).run()
+    return TextsJob(writer, config, folder, form).run()
 
 
 NOT_OF_THE_TEXTS = ("prompts", "test_prompts", "batch_size", "rounds_per_replay")
