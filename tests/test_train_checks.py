@@ -104,7 +104,7 @@ def test_the_defaults_can_be_trained(drafter: type[Any], target: type[Any]) -> N
         ("drafter__head_dim", 0),
         ("target__hidden_size", 0),
         ("target__natural_fraction", 1.5),
-        ("tokenizer__vocab_size", 2**15 + 1),
+        ("tokenizer__vocab_size", 2**18 + 1),
         ("corpus__num_shards", 0),
         ("corpus__row_length", 2),
         ("corpus__num_natural_documents", 0),
