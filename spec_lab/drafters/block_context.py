@@ -44,7 +44,7 @@ class ContextPass:
     ) -> None:
         assert num_draft_tokens <= model.config.slots.most_drafts
         self.num_draft_tokens = num_draft_tokens
-        self.gathers = prune.catchup.drops_rows
+        self.gathers = prune.drops_rows
         self.requirements = DrafterRequirements(
             features, catchup_rows=(num_draft_tokens + 1,), count_catchup=_count_accepted if self.gathers else None
         )

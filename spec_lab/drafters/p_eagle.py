@@ -106,4 +106,4 @@ class PEaglePass:
     def _count_rows(self, num_emitted: Sequence[int], num_verified: int) -> int:
         """Count the rows of a catch-up step behind its KV writes."""
         most = self.num_draft_tokens
-        return len(num_emitted) * (most if self.prune.catchup.drops_rows else num_verified + most - 1)
+        return len(num_emitted) * (most if self.prune.drops_rows else num_verified + most - 1)

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 
 from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.layer_protocols import RowSelection
-from spec_lab.core.protocols import DraftStart, DraftSteps
-from spec_lab.core.types import AttentionMetadata
+from spec_lab.core.pruning_protocols import Drop
+from spec_lab.core.types import AttentionMetadata, StartedDraft, VerifiedRound
 from spec_lab.models.layer_stack import Layer
 from spec_lab.models.linear import Linear
 from spec_lab.models.norms import WeightedNorm
@@ -101,30 +101,53 @@ class RecurrentParts:
     """The parts of a draft head of one layer, each as a set of kernels gave it.
 
     Attributes:
-        fuse: of the target's features.
+        fuse: of the target's features; None where they are normed before it.
         run: runs `inputs` and `layer` one by one.
         residual_is_normed: the layer adds to the normed hidden state, not to the one it was normed from.
+        output_is_normed: a norm behind the layer makes what is fed back.
     """
 
-    fuse: Linear
+    fuse: Linear | None
     inputs: DraftInputs
     layer: Layer
     likeliest: Likeliest
     run: DraftLayers
     rotary: RotaryTable
     residual_is_normed: bool
+    output_is_normed: bool
+
+
+class ChainAtOnce(Protocol):
+    """Drafts a chain in two calls, each draft of which is the likeliest token."""
+
+    def start(
+        self, verified: VerifiedRound, cache: LayerCache, drop: Drop | None, num_draft_tokens: int
+    ) -> StartedDraft | None:
+        """Run a catch-up step over the rows of `verified`, up to its first draft; do nothing, and return None, where
+        that takes the head's parts."""
+        ...
+
+    def steps(
+        self,
+        tokens: torch.Tensor,
+        hidden: torch.Tensor,
+        cache: LayerCache,
+        attention: AttentionMetadata,
+        num_draft_tokens: int,
+    ) -> torch.Tensor:
+        """Turn [batch] first drafts, and [batch, hidden_size] what they were read from, into all drafts [batch,
+        num_draft_tokens]; the one-row metadata is moved in place."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
 class HeadAtOnce:
-    """What a set of kernels does in one call each of what a head does in several.
+    """The largest stretches of a draft head that a set of kernels runs as one.
 
     Attributes:
         layer: stands in for `RecurrentParts.run`.
-        start: runs a catch-up step up to its first draft.
-        steps: runs all steps behind it.
+        chain: of whole rounds; None where the round calls the head for each draft.
     """
 
     layer: DraftLayers
-    start: DraftStart
-    steps: DraftSteps
+    chain: ChainAtOnce | None = None

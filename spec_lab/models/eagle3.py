@@ -15,9 +15,8 @@ import torch
 from spec_lab.checkpoints.eagle3_config import NUM_TAPS, Eagle3Config
 from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.layer_protocols import AttentionBackend, RowSelection
-from spec_lab.core.protocols import DraftStart, DraftSteps
 from spec_lab.core.types import AttentionMetadata
-from spec_lab.models.draft_parts import DraftInput, DraftLayers, LikeliestToken, RecurrentParts
+from spec_lab.models.draft_parts import DraftInput, LikeliestToken, RecurrentParts
 from spec_lab.models.layer_builder import build_attention, build_mlp
 from spec_lab.models.layers import LayerParts
 from spec_lab.models.linear import make_linear
@@ -75,16 +74,18 @@ class Eagle3Head:
             RMSNorm(tensors["midlayer.hidden_norm.weight"], eps),
         )
         self._inputs = products.draft_input(draft_input)
-        is_normed = config.norm_before_residual
         own = RecurrentParts(
-            self._fc, self._inputs, self.layer, self._likeliest, self._by_parts, self.rotary, is_normed
+            fuse=self._fc if self._tap_norm is None else None,
+            inputs=self._inputs,
+            layer=self.layer,
+            likeliest=self._likeliest,
+            run=self._by_parts,
+            rotary=self.rotary,
+            residual_is_normed=config.norm_before_residual,
+            output_is_normed=config.norm_output,
         )
         at_once = products.at_once(own, plan)
-        self._run: DraftLayers = self._by_parts if at_once is None else at_once.layer
-        self.start: DraftStart | None = None
-        self.steps: DraftSteps | None = None
-        if at_once is not None and not config.norm_output:
-            self.start, self.steps = at_once.start if self._tap_norm is None else None, at_once.steps
+        self._run, self.chain = at_once.layer, at_once.chain
 
     def fuse(self, features: torch.Tensor) -> torch.Tensor:
         """Fuse tapped features [rows, 3 * target_hidden_size] into [rows, hidden_size]."""

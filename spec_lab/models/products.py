@@ -49,8 +49,8 @@ class Products(Protocol):
 
     def likeliest(self, part: LikeliestToken) -> Likeliest: ...
 
-    def at_once(self, parts: RecurrentParts, plan: LayerPlan) -> HeadAtOnce | None:
-        """Give what does in one call what a head does in several; None where its parts are run one by one."""
+    def at_once(self, parts: RecurrentParts, plan: LayerPlan) -> HeadAtOnce:
+        """Give what does in one call what a head does in several."""
         ...
 
     def likeliest_in_clusters(self, part: TokenClusters) -> Likeliest: ...
@@ -93,8 +93,8 @@ class PlainProducts:
     def likeliest(self, part: LikeliestToken) -> Likeliest:
         return part
 
-    def at_once(self, parts: RecurrentParts, plan: LayerPlan) -> HeadAtOnce | None:
-        return None
+    def at_once(self, parts: RecurrentParts, plan: LayerPlan) -> HeadAtOnce:
+        return HeadAtOnce(parts.run)
 
     def likeliest_in_clusters(self, part: TokenClusters) -> Likeliest:
         return part

@@ -8,7 +8,7 @@ library, since arithmetic bounds them there and not bytes.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -17,7 +17,6 @@ import torch
 from spec_kernels.early import early_launches
 from spec_kernels.product_tiles import INVARIANT_ROWS, MAX_ROWS
 from spec_lab.checkpoints.plan import LayerPlan
-from spec_lab.core.conditional import is_inside_if_node
 from spec_lab.core.layer_protocols import RowSelection
 from spec_lab.core.types import AttentionMetadata
 from spec_lab.models.clusters import TokenClusters
@@ -37,6 +36,7 @@ from spec_lab.models.sandwich import (
     PerLayerEmbedding,
     SandwichParts,
 )
+from spec_lab.operators.promises import has_dense_mlp, triton_rows_are_invariant
 from spec_lab.operators.triton_drafting import FusedDraftInput, FusedLikeliest, TritonClusters
 from spec_lab.operators.triton_experts import AddExperts, ResidualExperts, fits_few_rows
 from spec_lab.operators.triton_linear import (
@@ -102,11 +102,10 @@ class TritonProducts:
         self._max_rows = MAX_ROWS if row_invariant else 0
 
     def is_row_invariant(self, plan: LayerPlan) -> bool:
-        norms_or_gates_in_torch = plan.float32_norms or plan.attention_gate
-        return self._max_rows > 0 and plan.latent is None and has_dense_mlp(plan) and not norms_or_gates_in_torch
+        return self._max_rows > 0 and triton_rows_are_invariant(plan)
 
     def launching(self) -> AbstractContextManager[None]:
-        return nullcontext() if is_inside_if_node() else early_launches()
+        return early_launches()
 
     def norm(self, norm: WeightedNorm) -> RowsPart:
         return TritonNorm.of(norm)
@@ -128,8 +127,8 @@ class TritonProducts:
     def stack(self, stack: LayerStack, plans: Sequence[LayerPlan]) -> Stack:
         return stack
 
-    def at_once(self, parts: RecurrentParts, plan: LayerPlan) -> HeadAtOnce | None:
-        return None
+    def at_once(self, parts: RecurrentParts, plan: LayerPlan) -> HeadAtOnce:
+        return HeadAtOnce(parts.run)
 
     def _fits(self, plan: LayerPlan) -> bool:
         """Latent attention does with invariant rows, and norms that round before their weight."""
@@ -195,8 +194,3 @@ class TritonProducts:
 
     def logit_cap(self, part: LogitCap) -> CapLogits:
         return TritonLogitCap(part.cap)
-
-
-def has_dense_mlp(plan: LayerPlan) -> bool:
-    """Tell whether a layer ends in an MLP of two products without biases."""
-    return plan.experts is None and not plan.mlp_bias

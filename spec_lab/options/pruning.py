@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from spec_lab.core.pruning_protocols import Drop
 from spec_lab.menu.option import CatchupPruningOption, PromptPruningOption
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def pre_attention() -> CatchupPruning:
 ROWS = (
     PromptPruningOption(name="all_rows", make=all_rows),
     PromptPruningOption(name="last_row", make=last_row),
-    CatchupPruningOption(name="none", make=nothing, in_one_call=True),
-    CatchupPruningOption(name="post_attention", make=post_attention),
-    CatchupPruningOption(name="pre_attention", make=pre_attention, in_one_call=True),
+    CatchupPruningOption(name="none", make=nothing, drop=Drop.NOWHERE),
+    CatchupPruningOption(name="post_attention", make=post_attention, drop=Drop.BEHIND_ATTENTION),
+    CatchupPruningOption(name="pre_attention", make=pre_attention, drop=Drop.BEFORE_ATTENTION),
 )

@@ -28,7 +28,7 @@ from spec_lab.wiring.rules import RuleBuild, build_rule
 
 def build_prune_policy(chosen: Chosen) -> PrunePolicy:
     """Makes the policy that `prune.prefill` and `prune.catchup` name."""
-    return PrunePolicy(chosen.prefill.make(), chosen.catchup.make(), chosen.catchup.in_one_call)
+    return PrunePolicy(chosen.prefill.make(), chosen.catchup.make(), chosen.catchup.drop)
 
 
 def build_engine(chosen: Chosen, built: TargetBuild, make_drafter: DrafterFactory, limits: Limits) -> Engine:

@@ -80,8 +80,7 @@ def _native(device: torch.device, dtype: torch.dtype, row_invariant: bool = True
     from spec_kernels.native.build import library
     from spec_kernels.native.compiler import BuildError
     from spec_lab.attention.native_backend import NativeAttention
-    from spec_lab.operators.native_products import NativeProducts
-    from spec_lab.operators.native_set import NATIVE_FUNCTIONS
+    from spec_lab.operators.native_set import NATIVE_FUNCTIONS, NativeProducts
 
     try:
         library()
