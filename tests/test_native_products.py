@@ -106,7 +106,8 @@ def test_a_draft_head_body_without_a_norm_of_its_own() -> None:
     """A body takes normed rows, wider than the stream, and a residual that may be a slice."""
     lane = Lane(FULL, PLAIN)
     plain = lane.target.layers[0]
-    parts = LayerParts(plain.mixer, plain.close.product, plain.finish.part, None, plain.close.norm)
+    mixer, mlp = plain.mixer, plain.finish.part
+    parts = LayerParts(mixer, plain.close.product, mlp, None, plain.close.norm, attention=mixer, dense=mlp)
     body, ours = DecoderLayer.of(parts), NativeProducts().layer(parts, FULL)
     metadata, rows = lane.metadata([3], 2), torch.randn(2, HIDDEN_SIZE)
     rotary = lane.target.rotary_tables[0].rows(metadata.positions)
@@ -283,7 +284,7 @@ def test_exponentials_where_they_end() -> None:
         stream = torch.zeros(1, HIDDEN_SIZE)
         stream[0, 0] = 1.0
         norm = RMSNorm(torch.full((HIDDEN_SIZE,), float(gate) / HIDDEN_SIZE**0.5), 0.0)
-        parts = LayerParts(plain.mixer, plain.close.product, mlp, None, norm)
+        parts = LayerParts(plain.mixer, plain.close.product, mlp, None, norm, attention=plain.mixer, dense=mlp)
         body, mlp_only = DecoderLayer.of(parts), NativeProducts().layer(parts, replace(FULL, intermediate_size=16))
         metadata = lane.metadata([0], 1)
         rotary = lane.target.rotary_tables[0].rows(metadata.positions)

@@ -14,6 +14,7 @@ from spec_lab.core.layer_protocols import RowSelection
 from spec_lab.core.pruning_protocols import Drop
 from spec_lab.core.types import AttentionMetadata, StartedDraft, VerifiedRound
 from spec_lab.models.layer_stack import Layer
+from spec_lab.models.layers import LayerParts
 from spec_lab.models.linear import Linear
 from spec_lab.models.norms import WeightedNorm
 from spec_lab.models.rope import RotaryTable
@@ -97,24 +98,30 @@ class DraftLayers(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class RecurrentParts:
-    """The parts of a draft head of one layer, each as a set of kernels gave it.
+class HeadLayer:
+    """The layer of a draft head behind its input.
 
     Attributes:
-        fuse: of the target's features; None where they are normed before it.
-        run: runs `inputs` and `layer` one by one.
         residual_is_normed: the layer adds to the normed hidden state, not to the one it was normed from.
-        output_is_normed: a norm behind the layer makes what is fed back.
     """
 
-    fuse: Linear | None
     inputs: DraftInputs
     layer: Layer
-    likeliest: Likeliest
-    run: DraftLayers
     rotary: RotaryTable
     residual_is_normed: bool
-    output_is_normed: bool
+
+    def __call__(
+        self,
+        token_ids: torch.Tensor,
+        hidden: torch.Tensor,
+        cache: LayerCache,
+        attention: AttentionMetadata,
+        selection: RowSelection,
+    ) -> torch.Tensor:
+        rows, normed = self.inputs(token_ids, hidden)
+        stream = normed if self.residual_is_normed else hidden
+        rotary = self.rotary.rows(attention.positions)
+        return selection.live(self.layer(stream, rotary, cache, attention, selection, rows))
 
 
 class ChainAtOnce(Protocol):
@@ -141,13 +148,37 @@ class ChainAtOnce(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class HeadAtOnce:
-    """The largest stretches of a draft head that a set of kernels runs as one.
+class RecurrentParts:
+    """The parts of a draft head of one layer, from which a set of kernels makes the head.
 
     Attributes:
-        layer: stands in for `RecurrentParts.run`.
-        chain: of whole rounds; None where the round calls the head for each draft.
+        fuse: of the target's features.
+        features_are_normed: a norm stands before `fuse`.
+        output_is_normed: a norm behind the layer makes what is fed back.
+        residual_is_normed: see `HeadLayer`.
     """
 
-    layer: DraftLayers
+    fuse: Linear
+    inputs: DraftInput
+    layer: LayerParts
+    likeliest: LikeliestToken
+    rotary: RotaryTable
+    features_are_normed: bool
+    residual_is_normed: bool
+    output_is_normed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RecurrentKernels:
+    """A draft head of one layer, as a set of kernels has made it.
+
+    Attributes:
+        run: does what `layer` does.
+        chain: runs what a round asks of the head; None where the round calls the head for each draft.
+    """
+
+    fuse: Linear
+    layer: HeadLayer
+    likeliest: Likeliest
+    run: DraftLayers
     chain: ChainAtOnce | None = None

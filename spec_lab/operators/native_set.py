@@ -23,13 +23,21 @@ from spec_lab.checkpoints.plan import LayerPlan
 from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.layer_protocols import RowSelection
 from spec_lab.core.types import AttentionMetadata
-from spec_lab.models.draft_parts import DraftInput, DraftInputs, HeadAtOnce, Likeliest, LikeliestToken, RecurrentParts
+from spec_lab.models.draft_parts import (
+    DraftInput,
+    DraftInputs,
+    HeadLayer,
+    Likeliest,
+    LikeliestToken,
+    RecurrentKernels,
+    RecurrentParts,
+)
 from spec_lab.models.experts import ExpertMLP
 from spec_lab.models.layer_stack import Layer, LayerStack, Stack
-from spec_lab.models.layers import Attention, DecoderLayer, LayerParts, RopeThenWrite
-from spec_lab.models.linear import GatedMLP, Linear
+from spec_lab.models.layers import DecoderLayer, LayerParts, RopeThenWrite
+from spec_lab.models.linear import Linear
 from spec_lab.models.norms import RowsPart, WeightedNorm
-from spec_lab.models.products import PlainProducts
+from spec_lab.models.products import PlainProducts, recurrent_by_parts
 from spec_lab.models.rope import RotaryRows
 from spec_lab.operators.kernel_set import Op
 from spec_lab.operators.native_forwards import (
@@ -150,9 +158,11 @@ class NativeProducts(PlainProducts):
         return NativeLinear(packed(linear))
 
     def layer(self, parts: LayerParts, plan: LayerPlan) -> Layer:
-        if not native_takes(plan):
-            return DecoderLayer.of(parts)
-        attention, mlp = cast(Attention, parts.mixer), cast(GatedMLP, parts.mlp)
+        return self._whole_layer(parts, plan) if native_takes(plan) else DecoderLayer.of(parts)
+
+    def _whole_layer(self, parts: LayerParts, plan: LayerPlan) -> NativeDecoderLayer:
+        attention, mlp = parts.attention, parts.dense
+        assert attention is not None and mlp is not None
         assert mlp.activation is F.silu, "a family with another activation has layers of another kind"
         head_norm = cast(RopeThenWrite, attention.rope_and_write).qk_norm
         qkv, o, gate_up, down = (packed(linear) for linear in (attention.qkv, parts.o, mlp.gate_up, mlp.down))
@@ -188,14 +198,16 @@ class NativeProducts(PlainProducts):
     def likeliest(self, part: LikeliestToken) -> Likeliest:
         return NativeLikeliest(part)
 
-    def at_once(self, parts: RecurrentParts, plan: LayerPlan) -> HeadAtOnce:
+    def recurrent(self, parts: RecurrentParts, plan: LayerPlan) -> RecurrentKernels:
         if not native_takes(plan):
-            return HeadAtOnce(parts.run)
-        own, inputs = cast(NativeDecoderLayer, parts.layer).layer, cast(NativeDraftInput, parts.inputs)
-        fuse = None if parts.fuse is None else cast(NativeLinear, parts.fuse).product
+            return recurrent_by_parts(self, parts, plan)
+        fuse, layer = NativeLinear(packed(parts.fuse)), self._whole_layer(parts.layer, plan)
+        likeliest, inputs = NativeLikeliest(parts.likeliest), NativeDraftInput(parts.inputs)
+        by_parts = HeadLayer(inputs, layer, parts.rotary, parts.residual_is_normed)
         norms = inputs.embedding_norm, inputs.hidden_norm
-        described = NativeDraftLayer(DraftLayerParts(own, *norms, inputs.embedding, parts.residual_is_normed))
-        layer = NativeHeadLayer(parts.run, parts.rotary, described)
+        described = NativeDraftLayer(DraftLayerParts(layer.layer, *norms, inputs.embedding, parts.residual_is_normed))
+        run = NativeHeadLayer(by_parts, parts.rotary, described)
         if parts.output_is_normed:
-            return HeadAtOnce(layer)
-        return HeadAtOnce(layer, NativeChain(fuse, layer, cast(NativeLikeliest, parts.likeliest).described))
+            return RecurrentKernels(fuse, by_parts, likeliest, run)
+        chain = NativeChain(None if parts.features_are_normed else fuse.product, run, likeliest.described)
+        return RecurrentKernels(fuse, by_parts, likeliest, run, chain)

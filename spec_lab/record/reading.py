@@ -54,11 +54,11 @@ def read_request_rows(folder: Path) -> list[RequestRow]:
         UserError: the file is missing or broken.
     """
     path = folder / REQUESTS_FILE
-    rows = cast(list[RequestRow], list(_read_rows(path, RequestRow)))
+    rows: list[RequestRow] = list(_read_rows(path, RequestRow))
     for number, row in enumerate(rows, start=1):
         for key in ("emitted_per_round", "judged_per_round", "offered_per_round"):
-            counts = row.get(key)
-            if counts is not None and len(row["accepted_per_round"]) != len(cast(list[int], counts)):
+            counts: Any = row.get(key)
+            if counts is not None and len(row["accepted_per_round"]) != len(counts):
                 raise UserError(f"{path}, line {number}: accepted_per_round and {key} differ in length")
         for problem in chain(_token_problems(row), impossible_request(row)):
             raise UserError(f"{path}, line {number}: {problem}")
@@ -106,7 +106,7 @@ def read_round_rows(folder: Path) -> list[RoundRow]:
         UserError: the file is missing or broken.
     """
     path = folder / ROUNDS_FILE
-    rows = cast(list[RoundRow], list(_read_rows(path, RoundRow)))
+    rows: list[RoundRow] = list(_read_rows(path, RoundRow))
     for number, row in enumerate(rows, start=1):
         for problem in impossible_round(row):
             raise UserError(f"{path}, line {number}: {problem}")

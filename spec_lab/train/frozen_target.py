@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -67,7 +67,8 @@ class FrozenTarget:
         config = read_model_config(path)
         source = WeightSource(path, dtype, device)
         positions = min(max_positions, config.max_position_embeddings)
-        return cls(load_target(config, source, cast(Any, PackedAttention()), positions), device, dtype)
+        backend: Any = PackedAttention()
+        return cls(load_target(config, source, backend, positions), device, dtype)
 
     @property
     def in_16_bits(self) -> bool:

@@ -7,9 +7,9 @@ again, vanilla MTP one after another.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar, cast
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -160,7 +160,8 @@ class MtpDrafter(UnrolledDrafter, Generic[Shape]):
 
     def chain(self) -> list[TrainableMtpModule]:
         """Return the modules in their order."""
-        return [cast(TrainableMtpModule, module) for module in self.modules_in_order]
+        modules: Iterable[Any] = self.modules_in_order
+        return list(modules)
 
     def _layers(self, num_steps: int) -> Sequence[TrainableMtpModule]:
         modules = self.chain()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 from spec_lab.acceptance.draft_sampling import DraftLogits
 from spec_lab.core.draft_paths import DraftPaths
@@ -47,7 +47,8 @@ def build_siblings(
 def tree_backend(build: DrafterBuild) -> TreeAttentionBackend:
     """Return the backend of a run that has a tree, which was made for one."""
     backend: Any = build.backend
-    return cast("TreeAttentionBackend", backend)
+    of_trees: TreeAttentionBackend = backend
+    return of_trees
 
 
 def refuse_few_tokens(topk: int, num_tokens: int) -> None:
