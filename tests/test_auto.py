@@ -15,7 +15,6 @@ import torch
 from spec_kernels import product_tiles
 from spec_kernels.native import build
 from spec_kernels.native.packing import LANES
-from spec_lab.auto_knobs import RUNS_ANYWHERE
 from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.measure.lab import default_num_threads
 from spec_lab.menu import auto, devices
@@ -27,6 +26,7 @@ from spec_lab.options.shipped import ZOO
 from spec_lab.program.compose import compose_run
 from spec_lab.program.dry_run import describe
 from spec_lab.program.folder import folder_name
+from spec_lab.record.mixed import RUNS_ANYWHERE
 from spec_lab.wiring.models import resolve_device
 from tests.tiny_checkpoints import refused
 

@@ -15,8 +15,7 @@ from pathlib import Path
 from spec_lab.errors import Trouble, UserError, describe_error, is_interruption, is_out_of_memory
 from spec_lab.menu import registry
 from spec_lab.menu.config import RunConfig
-from spec_lab.menu.refusals.names import refuse_name
-from spec_lab.menu.refusals.run import admit, refusals
+from spec_lab.menu.refusals.run import admit, refusals, refuse_name
 from spec_lab.program.dry_run import describe
 from spec_lab.program.ending import EXIT_CODES, explained, print_ending
 from spec_lab.program.folder import folder_name, make_folder, missing_folders, remove_empty

@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 
 from spec_lab.cli.outcomes import Outcomes
 from spec_lab.errors import WORN_OUT, UserError
-from spec_lab.menu.refusals.names import refuse_name, refuse_output_dir
+from spec_lab.menu.refusals.run import refuse_name, refuse_output_dir
 from spec_lab.program.folder import (
     close_sweep,
     discard_empty_sweep,

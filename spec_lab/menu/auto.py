@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 
-from spec_lab.auto_knobs import RUNS_ANYWHERE
 from spec_lab.errors import KERNELS, NO_KERNELS, UserError
 from spec_lab.menu import registry
 from spec_lab.menu.choices import Dtype, KernelsChoice, RelaxedPhase
@@ -25,6 +24,7 @@ from spec_lab.menu.option import GraphOption
 from spec_lab.menu.refusals.run import problems
 from spec_lab.menu.refusals.weights import model_of
 from spec_lab.operators.promises import INVARIANT_ROWS, native_takes, triton_rows_are_invariant
+from spec_lab.record.mixed import RUNS_ANYWHERE
 
 AUTO = "auto"
 CPU_PREFILL_TOKENS, CUDA_PREFILL_TOKENS = 2048, 8192

@@ -20,8 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from spec_lab.errors import UserError, one_line
-from spec_lab.program.arguments import LineParser
-from spec_lab.program.ending import EXIT_CODES, guarded, leave
+from spec_lab.program.ending import EXIT_CODES, LineParser, guarded, leave
 
 if TYPE_CHECKING:
     from spec_lab.paper.study import PaperStudy

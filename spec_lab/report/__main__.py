@@ -23,8 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from spec_lab.errors import UserError, describe_os_error, one_line
-from spec_lab.program.arguments import LineParser
-from spec_lab.program.ending import EXIT_CODES, guarded
+from spec_lab.program.ending import EXIT_CODES, LineParser, guarded
 from spec_lab.program.sweep_lock import was_left
 from spec_lab.record.runs import Run, search_runs
 from spec_lab.record.sinks import write_asked

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from spec_lab.record.paired import PairedRatio, over_reference
-from spec_lab.record.round_cost import draft_ms, in_plain_steps
+from spec_lab.record.time_metrics import draft_ms, in_plain_steps
 from spec_lab.record.wording import ABSENT, number
 from spec_lab.report.cells import ratio_cell
 from spec_lab.report.comparable import NumberedRun

@@ -23,7 +23,7 @@ from spec_lab.models.products import PLAIN
 from spec_lab.models.target_loader import WeightSource, load_target
 from spec_lab.wiring.attention import BackendContext
 from spec_lab.wiring.kernels import KERNELS, Kernels
-from spec_lab.workloads.thinking import THINKING_MARKERS
+from spec_lab.workloads.checker import THINKING_MARKERS
 from spec_lab.workloads.tokenizer import Tokenizer
 
 

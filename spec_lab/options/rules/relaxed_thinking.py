@@ -102,7 +102,7 @@ def _relaxation(options: RelaxedThinkingConfig, context: RuleContext) -> tuple[R
 
 
 def _either_pair() -> str:
-    from spec_lab.workloads.thinking import THINKING_MARKERS
+    from spec_lab.workloads.checker import THINKING_MARKERS
 
     return " or ".join(f"{begin} and {end}" for begin, end in THINKING_MARKERS)
 
