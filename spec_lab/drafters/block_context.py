@@ -29,7 +29,7 @@ from spec_lab.operators.kernel_set import TORCH_FORMS, KernelSet
 
 
 class ContextPass:
-    """Keeps the protocol `BlockPass`. Its KV cache has the target's slot numbering."""
+    """Writes a context of the target's features, and drafts blocks behind it. Its KV cache has the target's slots."""
 
     def __init__(
         self,

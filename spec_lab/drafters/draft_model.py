@@ -29,7 +29,7 @@ from spec_lab.pruning.selection import AllRows
 
 @dataclass(frozen=True, slots=True)
 class LanguageModelHead:
-    """Keeps the protocol `DraftHead` with the model's own head, over the target's vocabulary."""
+    """A draft head made of the model's own head, over the target's vocabulary."""
 
     model: Target
 
@@ -120,7 +120,7 @@ def _last_rows(spans: Sequence[PromptSpan], device: torch.device) -> torch.Tenso
 
 @dataclass(slots=True)
 class DraftModelState:
-    """Holds tokens [batch], and one-row metadata that is moved in place."""
+    """Tokens [batch], and one-row metadata that is moved in place."""
 
     tokens: torch.Tensor
     attention: AttentionMetadata
@@ -128,7 +128,7 @@ class DraftModelState:
 
 
 class DraftModelDrafter(DraftModelCatchup):
-    """Keeps the protocol `Drafter`: drafts a chain."""
+    """Drafts a chain with a small model."""
 
     def __init__(
         self,

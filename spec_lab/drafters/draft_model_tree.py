@@ -19,7 +19,7 @@ from spec_lab.pruning.selection import AllRows
 
 
 class DraftModelTreeDrafter(DraftModelCatchup, BranchDrafter):
-    """Keeps the protocol `TreeDrafter`. What a branch knows of its ancestors is their KV alone."""
+    """Drafts a tree with a small model. What a branch knows of its ancestors is their KV alone."""
 
     def __init__(
         self,

@@ -27,7 +27,7 @@ from spec_lab.pruning.selection import AllRows
 
 
 class PEaglePass:
-    """Keeps the protocol `BlockPass`. Its KV cache has the target's slot numbering."""
+    """The pass of P-EAGLE, which drafts all slots at once. Its KV cache has the target's slot numbering."""
 
     def __init__(
         self,

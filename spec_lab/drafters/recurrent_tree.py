@@ -18,7 +18,7 @@ from spec_lab.pruning.selection import AllRows
 
 
 class RecurrentTreeDrafter(RecurrentCatchup, BranchDrafter):
-    """Keeps the protocol `TreeDrafter`."""
+    """Drafts a tree with a layer that is reused."""
 
     def __init__(
         self,

@@ -130,11 +130,11 @@ class PerLayerEmbedding:
 
 
 EmbedPerLayer = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""Is a `PerLayerEmbedding`, or what stands in its place."""
+"""A `PerLayerEmbedding`, or what stands in its place."""
 
 
 CapLogits = Callable[[torch.Tensor], torch.Tensor]
-"""Is a `LogitCap`, or what stands in its place."""
+"""A `LogitCap`, or what stands in its place."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,7 +55,7 @@ OUTPUTS = Path("outputs")
 
 @dataclass(frozen=True, slots=True)
 class Comparisons:
-    """Holds what there is to compare among runs that may be compared."""
+    """Everything that there is to compare among runs that may be compared."""
 
     studies: list[list[Point]]
     prices: list[PricedRules]

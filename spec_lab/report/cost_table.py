@@ -25,7 +25,7 @@ where an oracle ran beside at this K (marked m), else K + 1; its speedup is what
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Holds what a round of one run costs, in steps of plain decoding.
+    """The cost of a round of one run, in steps of plain decoding.
 
     Attributes:
         draft: the drafter's stages; None where they could not be timed apart.

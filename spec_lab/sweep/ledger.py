@@ -1,4 +1,4 @@
-"""Keeps what a sweep has proposed so far, on disk before the run it is for begins, so that a killed sweep goes on."""
+"""Writes down what a sweep has proposed, on disk before the run it is for begins, so that a killed sweep goes on."""
 
 from __future__ import annotations
 

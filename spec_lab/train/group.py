@@ -38,7 +38,7 @@ class TrainingGroup(Protocol):
 
 
 class TrainedAlone:
-    """Keeps the protocol `TrainingGroup`, for one process."""
+    """A training group of one process."""
 
     rank = 0
     size = 1
@@ -55,7 +55,7 @@ ALONE = TrainedAlone()
 
 @dataclass(frozen=True, slots=True)
 class TrainedTogether:
-    """Keeps the protocol `TrainingGroup`, for the default group of `torch.distributed`."""
+    """The training group of all processes of `torch.distributed`."""
 
     rank: int
     size: int

@@ -19,7 +19,7 @@ from spec_lab.train.truth import Tracker
 
 @dataclass(frozen=True, slots=True)
 class WandbTracker:
-    """Keeps the protocol `Tracker`. `step` is an axis of its own: a training that goes on logs some steps again."""
+    """Logs a training to W&B. `step` is an axis of its own: a training that goes on logs some steps again."""
 
     run: Any
 
