@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from spec_lab.core.errors import UserError as UserError
 from spec_lab.version import VERSION
 
 if TYPE_CHECKING:

@@ -23,6 +23,7 @@ from spec_kernels.native.parts import NativeProduct
 from spec_lab.attention.native_backend import NativeAttention
 from spec_lab.attention.torch_backend import TorchAttention
 from spec_lab.checkpoints.plan import LayerPlan
+from spec_lab.core.selection import AfterAttention, AllRows, BeforeAttention, NoRows
 from spec_lab.measure.lab import MAIN, load_lab, note_kernels
 from spec_lab.menu.choices import KernelsChoice
 from spec_lab.menu.chosen import choose
@@ -33,7 +34,6 @@ from spec_lab.models.norms import RMSNorm
 from spec_lab.models.products import PLAIN
 from spec_lab.operators.native_forwards import MAX_ROWS
 from spec_lab.operators.native_set import NativeDecoderLayer, NativeProducts
-from spec_lab.pruning.selection import AfterAttention, AllRows, BeforeAttention, NoRows
 from tests.lab import make_config
 from tests.native_lane import FULL, HIDDEN_SIZE, MAX_POSITIONS, PAGE_SIZE, PLANS, Lane, assert_alike, tokens_of
 

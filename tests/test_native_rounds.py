@@ -19,6 +19,15 @@ from spec_lab.checkpoints.random_weights import random_eagle3
 from spec_lab.core.kv_cache import PagedKVCache
 from spec_lab.core.layer_protocols import RowSelection
 from spec_lab.core.pruning_protocols import CatchupPruning, Drop, PrunePolicy
+from spec_lab.core.selection import (
+    AfterAttention,
+    AllRows,
+    BeforeAttention,
+    LastPromptRow,
+    NoCatchupPruning,
+    NoRows,
+    PruneBeforeAttention,
+)
 from spec_lab.core.types import FeatureSpec, RoundBatch, Verification, VerifiedRound
 from spec_lab.drafters.catchup import catchup_planner
 from spec_lab.drafters.confidence import ConfidentGreedyPicker
@@ -33,15 +42,6 @@ from spec_lab.models.products import PLAIN, Products
 from spec_lab.operators.kernel_set import TORCH_FORMS, KernelSet
 from spec_lab.operators.native_forwards import MAX_ROWS, NativeHeadLayer, NativeStack
 from spec_lab.operators.native_set import NATIVE_FUNCTIONS, NativeProducts
-from spec_lab.pruning.selection import (
-    AfterAttention,
-    AllRows,
-    BeforeAttention,
-    LastPromptRow,
-    NoCatchupPruning,
-    NoRows,
-    PruneBeforeAttention,
-)
 from spec_lab.wiring.caches import cache_row
 from tests.fake_target import make_prune
 from tests.native_lane import (

@@ -17,7 +17,7 @@ pytest.importorskip("sweeps", reason="needs the extra `sweep`")
 
 import numpy as np
 
-from spec_lab.errors import UserError
+from spec_lab.core.errors import UserError
 from spec_lab.menu.chosen import Chosen
 from spec_lab.program.sweep_lock import SweepLock
 from spec_lab.record.runs import find_runs, load_runs

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from spec_lab.errors import UserError, visible
+from spec_lab.core.errors import UserError, visible
 from spec_lab.train.__main__ import main as train
 from spec_lab.train.texts.__main__ import main
 from spec_lab.train.texts.folder import Texts, TextsFolder

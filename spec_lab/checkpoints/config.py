@@ -12,7 +12,7 @@ from typing import Any
 
 from spec_lab.checkpoints.json_input import ConfigFields, read_json
 from spec_lab.checkpoints.plan import LayerPlan
-from spec_lab.errors import UserError
+from spec_lab.core.errors import UserError
 
 MTP_COUNT_KEYS = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
 # Its files say nothing of the module they hold, which vLLM takes for one too.

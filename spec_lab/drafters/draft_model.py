@@ -19,12 +19,12 @@ from spec_lab.core.prompts import LiveRows, PromptPack, PromptSpan
 from spec_lab.core.protocols import DrafterRequirements, Target
 from spec_lab.core.pruning_protocols import PrunePolicy
 from spec_lab.core.ragged import build_metadata
+from spec_lab.core.selection import AllRows
 from spec_lab.core.types import AttentionMetadata, DraftStep, FeatureSpec, Request, VerifiedRound
 from spec_lab.drafters.catchup import CaughtUp, catchup_planner
 from spec_lab.drafters.picking import DraftedRows, DraftPicker
 from spec_lab.models.scored_tokens import ScoredTokens, top_probability
 from spec_lab.operators.kernel_set import TORCH_FORMS, KernelSet
-from spec_lab.pruning.selection import AllRows
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,12 +18,12 @@ from spec_lab.core.prompts import PromptEnds, PromptPack
 from spec_lab.core.protocols import DrafterRequirements
 from spec_lab.core.pruning_protocols import PrunePolicy
 from spec_lab.core.rows import rows_at
+from spec_lab.core.selection import AllRows
 from spec_lab.core.types import AttentionMetadata, FeatureSpec, VerifiedRound
 from spec_lab.drafters.block import RunBlock
 from spec_lab.drafters.picking import DraftedRows
 from spec_lab.models.blocks.heads import BlockHead, BlockRows, IndependentSlots
 from spec_lab.models.p_eagle import PEagleHead
-from spec_lab.pruning.selection import AllRows
 
 
 class PEaglePass:

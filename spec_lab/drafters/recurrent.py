@@ -14,12 +14,12 @@ from spec_lab.core.layer_protocols import AttentionBackend, RowSelection
 from spec_lab.core.prompts import PromptPack
 from spec_lab.core.protocols import DrafterRequirements
 from spec_lab.core.pruning_protocols import PrunePolicy
+from spec_lab.core.selection import AllRows
 from spec_lab.core.types import AttentionMetadata, DraftStep, FeatureSpec, Request, VerifiedRound
 from spec_lab.drafters.catchup import CaughtUp, catchup_planner
 from spec_lab.drafters.picking import DraftedRows, DraftHead, DraftPicker
 from spec_lab.models.draft_parts import ChainAtOnce
 from spec_lab.operators.kernel_set import TORCH_FORMS, KernelSet
-from spec_lab.pruning.selection import AllRows
 
 
 class DraftModule(DraftHead, Protocol):

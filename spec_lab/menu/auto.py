@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 
-from spec_lab.errors import KERNELS, NO_KERNELS, UserError
+from spec_lab.core.errors import KERNELS, NO_KERNELS, UserError
 from spec_lab.menu import registry
 from spec_lab.menu.choices import Dtype, KernelsChoice, RelaxedPhase
 from spec_lab.menu.chosen import Chosen, choose

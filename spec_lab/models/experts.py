@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from spec_lab.checkpoints.expert_sizes import ExpertSizes
-from spec_lab.errors import UserError
+from spec_lab.core.errors import UserError
 from spec_lab.models.linear import GatedMLP, Linear, fused_linear, make_linear
 from spec_lab.models.norms import RowsPart
 from spec_lab.models.routers import Router, Routing, build_router

@@ -15,12 +15,12 @@ from typing import Any
 import torch
 
 from spec_lab.checkpoints.latent_sizes import LatentSizes
+from spec_lab.core.errors import UserError
 from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.latent_protocols import LatentAttentionBackend, LatentKernels
 from spec_lab.core.layer_protocols import AttentionBackend, RowSelection
 from spec_lab.core.ragged import in_even_batches
 from spec_lab.core.types import AttentionMetadata
-from spec_lab.errors import UserError
 from spec_lab.models.linear import Linear, make_linear
 from spec_lab.models.norms import RMSNorm
 from spec_lab.models.partition import WHOLE, Partition

@@ -13,35 +13,35 @@ if TYPE_CHECKING:
 
 def all_rows() -> PromptPruning:
     """Make prune.prefill=all_rows."""
-    from spec_lab.pruning.selection import AllPromptRows
+    from spec_lab.core.selection import AllPromptRows
 
     return AllPromptRows()
 
 
 def last_row() -> PromptPruning:
     """Make prune.prefill=last_row."""
-    from spec_lab.pruning.selection import LastPromptRow
+    from spec_lab.core.selection import LastPromptRow
 
     return LastPromptRow()
 
 
 def nothing() -> CatchupPruning:
     """Make prune.catchup=none."""
-    from spec_lab.pruning.selection import NoCatchupPruning
+    from spec_lab.core.selection import NoCatchupPruning
 
     return NoCatchupPruning()
 
 
 def post_attention() -> CatchupPruning:
     """Make prune.catchup=post_attention."""
-    from spec_lab.pruning.selection import PruneAfterAttention
+    from spec_lab.core.selection import PruneAfterAttention
 
     return PruneAfterAttention()
 
 
 def pre_attention() -> CatchupPruning:
     """Make prune.catchup=pre_attention."""
-    from spec_lab.pruning.selection import PruneBeforeAttention
+    from spec_lab.core.selection import PruneBeforeAttention
 
     return PruneBeforeAttention()
 

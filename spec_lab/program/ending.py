@@ -22,7 +22,7 @@ import traceback
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NoReturn
 
-from spec_lab.errors import Trouble, UserError, behind, is_interruption, is_of_composing, one_line, trouble_of
+from spec_lab.core.errors import Trouble, UserError, behind, is_interruption, is_of_composing, one_line, trouble_of
 from spec_lab.program.console import patient_console, raise_lost
 
 if TYPE_CHECKING:

@@ -10,15 +10,15 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, cast
 
+from spec_lab.core.errors import UserError
 from spec_lab.core.origins import TokenOrigin
-from spec_lab.errors import UserError
+from spec_lab.core.regular import regular_bytes
 from spec_lab.record.layout import misfit, parse_json
 from spec_lab.record.possible import impossible_numbers, impossible_request, impossible_round
 from spec_lab.record.row_schema import RequestRow, RoundRow
 from spec_lab.record.schema import Outcome, RelaxedSettings, Settings, Summary
 from spec_lab.record.sinks import REQUESTS_FILE, ROUNDS_FILE, SUMMARY_FILE
 from spec_lab.record.versions import READABLE_VERSIONS, completed_version_1, upgraded_request, upgraded_summary
-from spec_lab.regular import regular_bytes
 
 
 def read_summary(folder: Path) -> Summary:

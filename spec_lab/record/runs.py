@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from spec_lab.errors import UserError
+from spec_lab.core.errors import UserError
 from spec_lab.record.reading import read_request_rows, read_round_rows, read_summary
 from spec_lab.record.schema import THIS_RUN, Summary
 from spec_lab.record.sinks import SUMMARY_FILE

@@ -22,7 +22,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from spec_lab.errors import UserError, describe_os_error, one_line
+from spec_lab.core.errors import UserError, describe_os_error, one_line
 from spec_lab.program.ending import EXIT_CODES, LineParser, guarded
 from spec_lab.program.sweep_lock import was_left
 from spec_lab.record.runs import Run, search_runs

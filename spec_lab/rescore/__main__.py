@@ -17,7 +17,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from spec_lab.errors import UserError
+from spec_lab.core.errors import UserError
 from spec_lab.program.ending import EXIT_CODES, LineParser, guarded
 from spec_lab.program.named_rules import is_of_a_rule, read_rules
 from spec_lab.record.reading import read_request_rows, read_summary

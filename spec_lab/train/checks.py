@@ -14,7 +14,7 @@ from typing import Any
 
 from spec_lab.checkpoints.config import ModelConfig
 from spec_lab.checkpoints.families.table import read_model_config
-from spec_lab.errors import UserError
+from spec_lab.core.errors import UserError
 from spec_lab.menu.bounds import out_of_bounds
 from spec_lab.menu.choices import Dtype
 from spec_lab.menu.refusals.run import refuse_output_dir

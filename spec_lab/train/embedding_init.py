@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from spec_lab.errors import UserError
+from spec_lab.core.errors import UserError
 
 
 @torch.no_grad()

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from spec_lab.checkpoints.gemma4_assistant_config import AssistantTarget
 from spec_lab.checkpoints.taps import Tap
-from spec_lab.errors import UserError
+from spec_lab.core.errors import UserError
 from spec_lab.train.checkpoint import load_drafter, save_drafter
 from spec_lab.train.drafter import DrafterDescription, DraftMatcher, TrainingTask
 from spec_lab.train.drafter_config import FrozenKvTrainingConfig

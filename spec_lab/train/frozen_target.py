@@ -19,10 +19,10 @@ from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.checkpoints.plan import LayerPlan, RopeConfig
 from spec_lab.checkpoints.taps import Tap
 from spec_lab.core.rows import rows_at
+from spec_lab.core.selection import AllRows
 from spec_lab.core.types import FeatureSpec
 from spec_lab.models.decoder import Decoder
 from spec_lab.models.target_loader import WeightSource, load_target
-from spec_lab.pruning.selection import AllRows
 from spec_lab.train.packed_attention import PackedAttention, PackedCache, PackedMetadata
 from spec_lab.train.packed_rows import PackedRows
 

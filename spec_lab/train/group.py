@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from spec_lab.errors import UserError
-from spec_lab.ranks import Ranks, ranks
+from spec_lab.core.errors import UserError
+from spec_lab.core.ranks import Ranks, ranks
 from spec_lab.train.devices import training_device
 
 OF_TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from spec_lab.checkpoints.plan import LayerPlan, RopeConfig
-from spec_lab.errors import UserError
+from spec_lab.core.errors import UserError
 from spec_lab.train.attention_kinds import LatentSelfAttention, attention_of
 from spec_lab.train.chain import unroll_chain
 from spec_lab.train.decoder import mlp_of

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from spec_lab.core.errors import UserError
 from spec_lab.corpus.categories import CHECKABLE_CATEGORIES
 from spec_lab.corpus.example import END_OF_TEXT, SPECIAL_TOKENS, render_example
 from spec_lab.corpus.natural import natural_text
-from spec_lab.errors import UserError
 from spec_lab.train.card import drafter_card, target_card
 from spec_lab.train.checks import SHIPPED_TARGET
 from spec_lab.train.config import TrainConfig

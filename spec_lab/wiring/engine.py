@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from spec_lab.acceptance.noise import SlotSeeds
+from spec_lab.core.errors import UserError
 from spec_lab.core.pruning_protocols import PrunePolicy
 from spec_lab.engine.engine import Engine
 from spec_lab.engine.pages import PageAllocator, PageTable
@@ -14,7 +15,6 @@ from spec_lab.engine.slots import SlotState
 from spec_lab.engine.states import slot_states
 from spec_lab.engine.teacher import TeacherForcing
 from spec_lab.engine.timing import make_timer
-from spec_lab.errors import UserError
 from spec_lab.menu.chosen import Chosen
 from spec_lab.menu.config import RunConfig
 from spec_lab.wiring.caches import build_cache

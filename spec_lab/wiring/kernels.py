@@ -9,8 +9,8 @@ from typing import Protocol
 import torch
 
 from spec_lab.attention.torch_backend import TorchAttention
+from spec_lab.core.errors import UserError
 from spec_lab.core.layer_protocols import RopeWrite
-from spec_lab.errors import UserError
 from spec_lab.models.delta_caches import TORCH_DELTA, DeltaParts
 from spec_lab.models.experts import ExpertsMaker, grouped_experts
 from spec_lab.models.products import PLAIN, Products

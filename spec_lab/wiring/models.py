@@ -10,9 +10,9 @@ import torch
 from spec_lab.acceptance.phase import ThinkingMarkers
 from spec_lab.checkpoints.config import ModelConfig
 from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.core.errors import UserError
 from spec_lab.core.layer_protocols import AttentionBackend
 from spec_lab.engine.experts_read import ExpertsRead
-from spec_lab.errors import UserError
 from spec_lab.menu.choices import WeightDtype, Weights
 from spec_lab.menu.chosen import Chosen
 from spec_lab.menu.devices import has_cuda

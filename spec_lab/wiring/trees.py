@@ -6,10 +6,10 @@ from typing import Any
 
 from spec_lab.acceptance.draft_sampling import DraftLogits
 from spec_lab.core.draft_paths import DraftPaths
+from spec_lab.core.errors import UserError
 from spec_lab.core.tree_protocols import TreeAttentionBackend
 from spec_lab.drafters.growth import TreeShape
 from spec_lab.drafters.siblings import DrawnSiblings, LikeliestSiblings, SiblingPicker
-from spec_lab.errors import UserError
 from spec_lab.menu.choices import DraftSampling
 from spec_lab.menu.chosen import Chosen
 from spec_lab.wiring.drafting import DrafterResources

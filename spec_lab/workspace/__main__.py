@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from spec_lab.errors import UserError
+from spec_lab.core.errors import UserError
 from spec_lab.program.ending import LineParser, guarded
 
 REACH_SECONDS = 5

@@ -15,7 +15,7 @@ from spec_lab.checkpoints.expert_sizes import ExpertSizes, RouterScores
 from spec_lab.checkpoints.gemma4_text import FULL, SLIDING, head_sizes, layer_rope
 from spec_lab.checkpoints.json_input import ConfigFields, shown
 from spec_lab.checkpoints.plan import LayerPlan
-from spec_lab.errors import UserError
+from spec_lab.core.errors import UserError
 
 KNOB = "target.path"
 FAMILY = "gemma4"

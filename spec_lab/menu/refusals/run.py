@@ -11,7 +11,7 @@ import os
 from collections import Counter
 from collections.abc import Callable
 
-from spec_lab.errors import UserError
+from spec_lab.core.errors import UserError
 from spec_lab.menu.bounds import out_of_bounds
 from spec_lab.menu.choices import Dtype
 from spec_lab.menu.chosen import Chosen, choose

@@ -11,13 +11,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from spec_lab.checkpoints.eagle3_config import Eagle3Config
+from spec_lab.core.selection import AllRows
 from spec_lab.core.types import AttentionMetadata
 from spec_lab.models.blocks.heads import IndependentSlots
 from spec_lab.models.blocks.scores import SlotScores
 from spec_lab.models.linear import DenseLinear, Linear
 from spec_lab.models.norms import RMSNorm
 from spec_lab.models.p_eagle import PEagleHead
-from spec_lab.pruning.selection import AllRows
 from spec_lab.train.blocks.anchors import AnchoredRows
 from spec_lab.train.blocks.attention import AnchoredAttention, AnchoredCache, AnchoredKV
 from spec_lab.train.blocks.drafter import Joining, SlotDrafter

@@ -9,9 +9,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from spec_lab.core.errors import UserError
 from spec_lab.core.results import RequestRecord
 from spec_lab.core.types import FinishReason, Request
-from spec_lab.errors import UserError
 from spec_lab.train.texts.chat import ChatForm
 from spec_lab.train.texts.folder import ANSWERS, FOLLOW_UPS, MOST_FILE_BYTES, PROMPTS, Answered, TextsFolder
 from spec_lab.train.texts.header import TextsHeader, digest_of_file
