@@ -18,7 +18,6 @@ from spec_kernels.native.forwards import DraftLayerParts, NativeDraftLayer, Nati
 from spec_kernels.native.packing import PanelMemory
 from spec_kernels.native.parts import NativeLayer, NativeLayerParts, NativeNorm
 from spec_kernels.native.rounds import catchup_places, commit_rows, extend_and_look_up, strict_accept
-from spec_lab.attention.torch_backend import TorchAttention
 from spec_lab.checkpoints.plan import LayerPlan
 from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.layer_protocols import RowSelection
@@ -180,8 +179,8 @@ class NativeProducts(PlainProducts):
         )
         rotary_dim = int(plan.head_dim * plan.rope.partial_rotary_factor)
         heads = plan.num_heads, plan.num_kv_heads, plan.head_dim, rotary_dim
-        page_size = cast(TorchAttention, attention.backend).page_size
-        layer = NativeLayer(own, attention.scale, *heads, page_size, plan.window)
+        backend: Any = attention.backend  # of paged keys and values, as each is that goes with kernels in C
+        layer = NativeLayer(own, attention.scale, *heads, backend.page_size, plan.window)
         layer.move(self._memory.take(layer.num_bytes))
         return NativeDecoderLayer(layer, DecoderLayer.of(parts))
 

@@ -57,7 +57,7 @@ def version_text() -> str:
     """Return what `--version` prints."""
     from importlib import metadata
 
-    from spec_lab.version import VERSION
+    from spec_lab.core.version import VERSION
 
     return f"spec_lab {VERSION} (Hydra {metadata.version('hydra-core')})"
 
