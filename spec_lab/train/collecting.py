@@ -20,8 +20,8 @@ from spec_lab.checkpoints.json_input import read_json
 from spec_lab.checkpoints.taps import SPELLINGS, Tap, taps_of_inputs
 from spec_lab.core.errors import UserError
 from spec_lab.train.collect_config import CollectConfig
-from spec_lab.train.devices import training_device
 from spec_lab.train.frozen_target import FrozenTarget
+from spec_lab.train.group import training_device
 from spec_lab.train.head_texts import read_texts
 from spec_lab.train.packed_rows import PackedRows
 from spec_lab.train.stages import write_json

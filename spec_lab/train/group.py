@@ -14,7 +14,6 @@ from torch import Tensor
 
 from spec_lab.core.errors import UserError
 from spec_lab.core.ranks import Ranks, ranks
-from spec_lab.train.devices import training_device
 
 OF_TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 
@@ -104,3 +103,20 @@ def _own_device(device: torch.device, own: Ranks) -> torch.device:
         )
     torch.cuda.set_device(own.local_rank)
     return torch.device("cuda", own.local_rank)
+
+
+def training_device(wanted: str) -> torch.device:
+    """Return the device that `device=` names; `auto` takes a GPU if there is one.
+
+    Raises:
+        UserError: it is none, or torch finds no such GPU.
+    """
+    if wanted == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    kind, _, index = wanted.partition(":")
+    if kind not in ("cpu", "cuda") or (index and not (kind == "cuda" and index.isdecimal())):
+        raise UserError(f"device={wanted} is unknown; use auto, cpu, cuda or cuda:1")
+    device = torch.device(wanted)
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise UserError(f"device={wanted}: torch finds {torch.cuda.device_count()} GPUs here; use device=auto")
+    return device

@@ -27,11 +27,11 @@ from spec_lab.train.data import (
     map_in_processes,
     tokenise_natural_text,
 )
-from spec_lab.train.devices import training_device
 from spec_lab.train.drafter import DrafterRecipe, TrainingTask
 from spec_lab.train.evaluate import EvaluationRecipe, format_table
 from spec_lab.train.generate import generate
 from spec_lab.train.generations import CorpusTexts, DrafterTexts, Generations, GenerationsRecipe
+from spec_lab.train.group import training_device
 from spec_lab.train.loop import CurvePoint
 from spec_lab.train.output import output_folder
 from spec_lab.train.sharing import stage_settings
