@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING, Any
 from spec_lab.core.errors import (
     UserError as UserError,
 )
+from spec_lab.core.pruning_protocols import (
+    Drop as Drop,
+)
 from spec_lab.menu.choices import (
     Choice as Choice,
 )

@@ -15,7 +15,7 @@ from spec_lab.gallery.__main__ import main as gallery
 from spec_lab.gallery.export import conclusion_of, execute, read_notebook, run_notebook
 from spec_lab.measure.runner import run
 from spec_lab.menu.chosen import choose
-from tests.fake_runs import CHOICES, record_run
+from tests.fake_runs import CHOICES
 from tests.tiny_runs import make_run_config, make_runnable_pair, write_prompts
 
 ROOT = Path(__file__).parents[1]
@@ -81,16 +81,6 @@ def show_first_run(outputs: Path) -> tuple[str, int, str]:
 @pytest.fixture(autouse=True)
 def kernels_find_the_lab(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{ROOT / 'kernels'}")
-
-
-def test_first_run_shows_a_fabricated_record(tmp_path: Path) -> None:
-    folder = tmp_path / "outputs" / "a-run"
-    record_run(folder)
-    text, num_images, conclusion = show_first_run(tmp_path / "outputs")
-    assert num_images == 4
-    assert str(folder) in text
-    assert "times as fast as plain decoding" in conclusion
-    assert "acceptance_length_all" in text
 
 
 def test_first_run_shows_a_run_made_here(tmp_path: Path) -> None:
