@@ -110,7 +110,7 @@ STUDIES = {
         "max_new_tokens=90",  # some answers are there by then; with none there is nothing to weigh
     ],
     "graph_modes": [
-        *("graph=eager,round", "batch_size=1", "profile_rounds=3", "max_new_tokens=40"),
+        *("graph=eager,round", "batch_size=1", "profile_rounds=3", "max_new_tokens=16"),
         *("workload.limit=1", "references=[]"),
     ],
 }
