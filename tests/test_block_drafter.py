@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.core.types import AcceptanceInputs, Request, Sequence
+from spec_lab.drafters.picking import GreedyPicker
 from spec_lab.menu.choices import DraftSampling, DraftStop, KernelsChoice
 from spec_lab.menu.config import GraphConfig, SamplingConfig
 from spec_lab.options.graphs.eager import EagerGraphConfig
@@ -102,11 +104,37 @@ def test_fewer_drafts_are_verified_of_the_same_block(
     assert {0, num_drafts} <= set(rule.accepted)
 
 
+class SlotBySlot(GreedyPicker):
+    """Picks the likeliest token of one slot after the other."""
+
+    takes_likeliest = False
+
+
+@pytest.mark.parametrize("draft_vocab_size", [None, 100])
+def test_slots_that_do_not_wait_are_drafted_at_once(
+    target: tuple[Path, Reference], tmp_path: Path, draft_vocab_size: int | None
+) -> None:
+    """Drafts are accepted as a rule imposes it, so that each of them shows in the text."""
+    block = TinyBlock(layout="speculators", draft_vocab_size=draft_vocab_size)
+    write_block(tmp_path, block, read_model_config(target[0]))
+    requests = random_requests(4, 12, lengths=(1, 12), seed=2)
+    config = make_config((target[0], tmp_path), "dflash", batch_size=3, cache={"page_size": 4}, options=block.options)
+    imposed = SyntheticConfig(mean_length=None, rates=[0.8, 0.5, 0.3])
+    texts = []
+    for picker in (GreedyPicker(), SlotBySlot()):
+        engine = make_engine(replace(config, acceptance=imposed), requests)
+        drafter: Any = engine.parts.drafter
+        drafter.picker = picker
+        texts.append([record.output_ids for record in engine.generate(requests).requests])
+    assert texts[0] == texts[1]
+
+
 @pytest.mark.parametrize(
     ("name", "graph"),
     [
         ("gru", FullLoopGraphConfig()),
         ("rnn", SplitSeedGraphConfig()),
+        ("dflash", SplitSeedGraphConfig()),
         ("lattice_conv", RoundGraphConfig(prompts=True)),
         ("speculators_dspark", RoundGraphConfig(rounds_per_replay=3)),
         ("window", RoundGraphConfig(overlap=True)),

@@ -378,6 +378,7 @@ def compile_few_experts() -> None:
         )
         assert "mma" in ptx and "cp.async.cg" in ptx, "loads of 16 bytes, whichever weight a program reads"
         assert ("ld.global.gpu.acquire" in ptx) == (has_gate_up and has_down), "who waits does not write"
+        assert ("trap;" in ptx) == (has_gate_up and has_down), "no wait is without end"
 
 
 def compile_latent_attention() -> None:

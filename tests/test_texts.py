@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -168,6 +169,19 @@ def test_turns_of_a_conversation_are_held_out_together(folder: Path) -> None:
     assert not set(rest.conversations.tolist()) & set(held_out.conversations.tolist())
     places = (texts.conversations == held_out.conversations[0]).nonzero()[:, 0]
     assert torch.equal(held_out.text(0), texts.text(int(places[0])))
+
+
+def test_folders_that_writers_filled_side_by_side_are_read_as_one(folder: Path, tmp_path: Path) -> None:
+    one, header = Texts.load(folder), TextsHeader.read(folder)
+    for name, seed in (("a", 0), ("b", 1)):
+        shutil.copytree(folder, tmp_path / name)
+        dataclasses.replace(header, settings=header.settings | {"seed": seed}).write(tmp_path / name)
+    both = Texts.load(tmp_path)
+    assert len(both) == 2 * len(one) and torch.equal(both.text(len(one)), one.text(0))
+    assert torch.equal(both.conversations.unique(), torch.arange(2 * (int(one.conversations.max()) + 1)))
+    dataclasses.replace(header, settings=header.settings | {"temperatures": [0.5]}).write(tmp_path / "b")
+    with pytest.raises(UserError, match="temperatures"):
+        Texts.load(tmp_path)
 
 
 def test_rows_hold_whole_texts_and_only_what_was_written_counts(folder: Path) -> None:

@@ -18,7 +18,13 @@ import triton.language as tl
 from spec_kernels.early import placed, wait_for_inputs
 from spec_kernels.expert_tiles import MAX_INVARIANT_ROWS, choose_expert_tiles
 from spec_kernels.experts import routed_experts_reference
-from spec_kernels.few_experts_steps import add_terms_of_tile, down_of_tile, gate_up_of_tile, rows_of_slot
+from spec_kernels.few_experts_steps import (
+    add_terms_of_tile,
+    down_of_tile,
+    gate_up_of_tile,
+    rows_of_slot,
+    wait_until_ready,
+)
 from spec_kernels.operators import operator
 from spec_kernels.utils import assert_rows_of, launch_on
 
@@ -69,7 +75,7 @@ def _few_experts(
     """Computes gates and ups in the first programs, and downs in those behind them, which wait for the first of their
     expert; of these the program that ends last adds up the terms of all rows. A launch may have one half alone.
 
-    A GPU begins programs in their order, so that who waits does not stand in the way of whom it waits for. Counters:
+    GPUs begin programs in their order, so that who waits does not stand in the way of whom it waits for. Counters:
     of each tile of the outputs, of tiles that are done, and of each expert's tiles of gates and ups that are done.
     """
     wait_for_inputs(EARLY)
@@ -115,10 +121,7 @@ def _few_experts(
         is_column = (columns < HIDDEN) | (HIDDEN % COLUMN_TILE == 0)
         if is_own:
             if HAS_GATE_UP:
-                num_ready = tl.atomic_add(own_ready_ptr, 0, sem="acquire")
-                while num_ready < INNER_TILES:
-                    num_ready = tl.atomic_add(own_ready_ptr, 0, sem="acquire")
-                tl.debug_barrier()
+                wait_until_ready(own_ready_ptr, INNER_TILES)
             down_of_tile(
                 terms_ptr,
                 inner_ptr,

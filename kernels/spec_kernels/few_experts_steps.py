@@ -8,6 +8,26 @@ import triton.language as tl
 
 from spec_kernels.gate import activate
 
+MOST_LOOKS: tl.constexpr = tl.constexpr(1 << 25)
+"""A program looks so often whether others are done, which takes half a minute; they need microseconds."""
+
+
+@triton.jit
+def wait_until_ready(ready_ptr: tl.tensor, NUM_TILES: tl.constexpr) -> None:
+    """Waits until other programs have done so many tiles.
+
+    CUDA promises no order of programs. Should one wait for others that are never placed, it ends the launch with an
+    error, where it would hold the GPU for ever.
+    """
+    num_ready = tl.atomic_add(ready_ptr, 0, sem="acquire")
+    num_looks = 0
+    while (num_ready < NUM_TILES) & (num_looks < MOST_LOOKS):
+        num_ready = tl.atomic_add(ready_ptr, 0, sem="acquire")
+        num_looks += 1
+    if num_ready < NUM_TILES:
+        tl.inline_asm_elementwise("trap; mov.u32 $0, 0;", "=r", [], dtype=tl.int32, is_pure=False, pack=1)
+    tl.debug_barrier()
+
 
 @triton.jit
 def rows_of_slot(

@@ -24,7 +24,7 @@ from spec_lab.drafters.growth import TreeShape
 from spec_lab.drafters.picking import DraftedRows, DraftPicker
 from spec_lab.drafters.siblings import Ranked, SiblingPicker
 from spec_lab.models.blocks.confidence import ConfidenceHead
-from spec_lab.models.blocks.heads import BlockHead, BlockRows, SlotWalk
+from spec_lab.models.blocks.heads import BlockHead, BlockRows, SlotWalk, at_column
 
 Spans = Callable[[str], AbstractContextManager[None]]
 """Measures a stretch of a drafter's work under a name of its own."""
@@ -97,11 +97,13 @@ class BlockDrafts(ABC, Generic[State]):
 
 @dataclass(slots=True)
 class BlockState:
-    """The newest draft [batch] of a block. Nothing moves between drafts."""
+    """A block's newest draft [batch], and all of them [batch, slots] where it has them at once. Nothing moves between
+    drafts."""
 
     tokens: torch.Tensor
     walk: SlotWalk
     rows: DraftedRows
+    ahead: torch.Tensor | None = None
     attention: AttentionMetadata | None = None
 
 
@@ -127,11 +129,17 @@ class BlockDrafter(BlockDrafts[BlockState]):
     def first(self, walk: SlotWalk, block: RunBlock, column: torch.Tensor) -> BlockState:
         if self._confidences is not None:
             self._confidences.begin(block.rows.slot_ids, self._sure(walk, block.pending, column))
+        takes_likeliest = self.picker.takes_likeliest and self._confidences is None
+        if takes_likeliest and (ahead := self.blocks.head.likeliest(walk)) is not None:
+            return BlockState(ahead[:, 0], walk, block.rows, ahead)
         scores = self.blocks.head.scores(walk, block.pending, column)
         return BlockState(self.picker.first(scores, walk.hidden, block.rows), walk, block.rows)
 
     def step(self, state: BlockState, step: DraftStep) -> None:
         """Pick the next draft behind the newest one."""
+        if state.ahead is not None:
+            state.tokens = at_column(state.ahead, step.column)
+            return
         walk, rows = state.walk, state.rows
         if self._confidences is not None:
             self._confidences.go_on(rows.slot_ids, self._sure(walk, state.tokens, step.column), step.column)

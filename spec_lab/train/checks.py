@@ -18,7 +18,7 @@ from spec_lab.core.errors import UserError
 from spec_lab.menu.bounds import out_of_bounds
 from spec_lab.menu.choices import Dtype
 from spec_lab.menu.refusals.run import refuse_output_dir
-from spec_lab.options.shipped import ZOO, missing_folder
+from spec_lab.options.shipped import ZOO
 from spec_lab.record.wandb_settings import entity_problem, key_problem, project_problem, settings_problem
 from spec_lab.train.config import TrainConfig
 from spec_lab.train.fitting import Fitting, TargetSizes, filled
@@ -160,7 +160,9 @@ def texts_folder(config: TrainConfig) -> str | None:
     if target_option(config.target).path is None:
         return None if config.texts is None else "texts is not read by this target, which has its own; leave texts out"
     if config.texts is not None:
-        return missing_folder("texts", config.texts)
+        if Path(config.texts).is_dir():
+            return None
+        return f"texts={config.texts} is no folder; write some with python -m spec_lab.train.texts, or leave texts out"
     for file in config.prompts:
         if not (file.startswith(GENERATED) or Path(file).is_file()):
             return f"prompts: there is no file {file}; give JSON Lines with messages, conversations or prompt"

@@ -31,7 +31,7 @@ from spec_lab.wiring.models import TargetBuild, load_models
 class Listener(GivenDrafts):
     """A picker that keeps what a head says of each draft, and picks the text's own token."""
 
-    takes_likeliest = True
+    takes_likeliest = False
 
     def __init__(self, tokens: Tensor) -> None:
         """`tokens`: the drafts, in their order."""

@@ -74,6 +74,10 @@ class BlockHead(Protocol):
         """
         ...
 
+    def likeliest(self, walk: SlotWalk) -> torch.Tensor | None:
+        """Return the likeliest tokens of all slots, [batch, slots]; None where a slot waits for the one before it."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class HeadParts:
@@ -124,6 +128,13 @@ def nothing_carried(hidden: torch.Tensor) -> torch.Tensor:
     return hidden[:, 0, :1]
 
 
+class JoinedSlots:
+    """What heads share whose slots wait for one another."""
+
+    def likeliest(self, walk: SlotWalk) -> torch.Tensor | None:
+        return None
+
+
 class IndependentSlots:
     """drafter.head=none: a slot drafts the same behind any token."""
 
@@ -139,8 +150,11 @@ class IndependentSlots:
     def scores(self, walk: SlotWalk, previous: torch.Tensor, column: torch.Tensor) -> SlotScores:
         return self._scored(at_column(walk.scores, column))
 
+    def likeliest(self, walk: SlotWalk) -> torch.Tensor | None:
+        return self._scored(walk.scores.flatten(0, 1)).greedy(walk.hidden).view(walk.scores.shape[:2])
 
-class MarkovHead:
+
+class MarkovHead(JoinedSlots):
     """drafter.head=markov: the token before adds a bias of low rank (DSpark)."""
 
     reads_all_slots = False
@@ -178,7 +192,7 @@ class MarkovHead:
         return torch.tanh(out)
 
 
-class GruHead:
+class GruHead(JoinedSlots):
     """drafter.head=gru: a GRU reads the tokens of the block so far, and corrects every draft but the first (Domino)."""
 
     reads_all_slots = False
@@ -207,7 +221,7 @@ class GruHead:
         return new + torch.sigmoid(update + update_of_state) * (state - new)
 
 
-class SelectorHead:
+class SelectorHead(JoinedSlots):
     """drafter.head=selector: the likeliest tokens of a slot are scored by how well each follows the token before
     (DFlash2)."""
 

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 from spec_lab.checkpoints.block_heads import LatticeSizes
 from spec_lab.core.rows import rows_at
-from spec_lab.models.blocks.heads import BlockRows, HeadParts, SlotWalk, behind, nothing_carried
+from spec_lab.models.blocks.heads import BlockRows, HeadParts, JoinedSlots, SlotWalk, behind, nothing_carried
 from spec_lab.models.blocks.scores import SlotScores
 from spec_lab.models.linear import Linear, make_linear
 from spec_lab.models.norms import RMSNorm, RowsPart
@@ -51,7 +51,7 @@ class LatticeLayer:
         return (rows + self.mlp(self.mlp_norm(rows))).view(shape)
 
 
-class LatticeHead:
+class LatticeHead(JoinedSlots):
     """Scores the candidates of a slot by the one that was taken in the slot before."""
 
     reads_all_slots = True

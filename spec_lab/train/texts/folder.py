@@ -7,8 +7,9 @@ they are int32, since torch indexes and compares few things in uint16.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
@@ -70,24 +71,46 @@ class Texts:
 
     @classmethod
     def load(cls, folder: Path) -> Texts:
-        """Read all finished files of a folder.
+        """Read all finished files of a folder, or of the folders in it, which several writers fill side by side.
 
         Raises:
-            UserError: there are none, or one cannot be read.
+            UserError: there are none, one cannot be read, or two of the folders differ in more than their seed.
         """
+        inside = sorted(header.parent for header in folder.glob(f"*/{HEADER}"))
+        if (folder / HEADER).exists() or not inside:
+            return cls._of_one(folder)
+        parts = [cls._of_one(one) for one in inside]
+        for part, one in zip(parts, inside, strict=True):
+            parts[0].header.refuse_beside(part.header, one)
+        return cls._joined(parts)
+
+    @classmethod
+    def _of_one(cls, folder: Path) -> Texts:
         header = TextsHeader.read(folder)
         names = sorted(name for name in header.files if name.startswith(ANSWERS))
         if not names:
             raise UserError(f"{folder} holds no answers yet; let the command that began it end")
         parts = [_read(folder / name) for name in names]
         joined = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
-        starts = np.concatenate([[0], np.cumsum(joined["lengths"], dtype=np.int64)])
         return cls(
             torch.from_numpy(joined["tokens"].astype(np.int32)),
-            torch.from_numpy(starts),
+            _starts(torch.from_numpy(joined["lengths"])),
             torch.from_numpy(joined["prompt_lengths"]),
             torch.from_numpy(joined["conversations"]),
             header,
+        )
+
+    @classmethod
+    def _joined(cls, parts: Sequence[Texts]) -> Texts:
+        """Put texts one behind the other, each part with conversations of its own, under the first one's header."""
+        counts = [int(part.conversations.max()) + 1 for part in parts]
+        before = accumulate(counts, initial=0)
+        return cls(
+            torch.cat([part.tokens for part in parts]),
+            _starts(torch.cat([part.lengths for part in parts])),
+            torch.cat([part.prompt_lengths for part in parts]),
+            torch.cat([part.conversations + first for part, first in zip(parts, before, strict=False)]),
+            parts[0].header,
         )
 
     def text(self, index: int) -> Tensor:
@@ -97,7 +120,7 @@ class Texts:
     def take(self, indices: Tensor) -> Texts:
         """Return the texts at `indices` [n], in that order."""
         lengths = self.lengths[indices]
-        starts = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
+        starts = _starts(lengths)
         # Each token's place: where its text begins here, and how far behind that it stands.
         places = torch.arange(int(starts[-1])) + (self.starts[indices] - starts[:-1]).repeat_interleave(lengths)
         kept = self.prompt_lengths[indices], self.conversations[indices]
@@ -191,6 +214,11 @@ class TextsFolder:
         unfinished.replace(self.root / name)
         self.header.files[name] = {key: int(count) for key, count in counts.items()}
         self.header.write(self.root)
+
+
+def _starts(lengths: Tensor) -> Tensor:
+    """Return where texts of these lengths begin, and where the last one ends, int64."""
+    return torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
 
 
 def _read(file: Path) -> dict[str, np.ndarray]:

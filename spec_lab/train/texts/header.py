@@ -18,6 +18,8 @@ from spec_lab.train.stages import write_json
 HEADER = "header.json"
 FORMAT = 1
 NUM_BLOCKS, BLOCK = 64, 2**16
+MAY_DIFFER = ("seed", "prompts", "num_texts", "texts_per_file")
+"""What writers that stand side by side may have otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,12 +93,22 @@ class TextsHeader:
 
     def refuse_another(self, other: TextsHeader, folder: Path) -> None:
         """Raise UserError, naming what differs, where `other` would not go on with these texts."""
-        mine, its = self._identity(), other._identity()
-        changed = [name for name in its if mine.get(name) != its[name]]
-        if changed:
+        if changed := self._changed(other):
             raise UserError(
                 f"output_dir={folder} holds texts written with another {', '.join(changed)}; choose another output_dir"
             )
+
+    def refuse_beside(self, other: TextsHeader, folder: Path) -> None:
+        """Raise UserError, naming what differs, where the texts of `folder` were written in another way than these."""
+        if changed := [name for name in self._changed(other) if name not in MAY_DIFFER]:
+            raise UserError(
+                f"{folder} holds texts written with another {', '.join(changed)} than those beside it; learn from one "
+                "of these folders, or take one away"
+            )
+
+    def _changed(self, other: TextsHeader) -> list[str]:
+        mine, its = self._identity(), other._identity()
+        return [name for name in its if mine.get(name) != its[name]]
 
     def _identity(self) -> dict[str, Any]:
         by = {name: value for name, value in asdict(self.written_by).items() if name != "target"}
