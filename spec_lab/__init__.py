@@ -17,7 +17,8 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from spec_lab.version import VERSION
+from spec_lab.core.errors import UserError as UserError
+from spec_lab.core.version import VERSION
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -16,7 +16,7 @@ from spec_lab.checkpoints.block_writing import write_block as write_ours
 from spec_lab.checkpoints.config import ModelConfig
 from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.checkpoints.taps import Tap
-from spec_lab.errors import UserError
+from spec_lab.core.errors import UserError
 from spec_lab.options.drafters.block_keys import Form, Head
 from tests.lab import make_config, make_engine, random_requests
 from tests.tiny_blocks import TinyBlock, write_block

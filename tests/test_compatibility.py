@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from spec_lab.checkpoints.packaged import PACKAGED, PackagedFile
-from spec_lab.errors import UserError
+from spec_lab.core.errors import UserError
 from spec_lab.menu import registry
 from spec_lab.menu.chosen import choose
 from spec_lab.menu.config import RunConfig, SamplingConfig

@@ -20,7 +20,7 @@ from spec_lab.measure.memory import MemoryWatch
 from spec_lab.models.decoder import DecoderTarget
 from spec_lab.models.linear import PackedLinear
 from spec_lab.operators.native_parts import NativeLinear
-from spec_lab.operators.native_products import NativeProducts
+from spec_lab.operators.native_set import NativeProducts
 from spec_lab.record.runs import find_runs
 from spec_lab.report.run_table import format_run, format_runs
 from tests.fake_runs import make_summary, record_run

@@ -13,7 +13,7 @@ from spec_kernels.native import build
 from spec_kernels.native.compiled import use_threads
 from spec_kernels.native.part_operators import multiply
 from spec_kernels.native.parts import NativeProduct
-from spec_lab.operators.native_products import NativeProducts
+from spec_lab.operators.native_set import NativeProducts
 from tests.native_lane import FULL, Lane, tokens_of
 
 pytestmark = pytest.mark.skipif(not build.can_build(), reason="needs a C compiler")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from spec_lab.errors import UserError
+from spec_lab.core.errors import UserError
 from spec_lab.record.reading import read_all_request_rows, read_request_rows, read_summary
 from spec_lab.record.runs import find_runs, load_configurations, load_requests
 from spec_lab.report.__main__ import main

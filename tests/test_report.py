@@ -16,8 +16,8 @@ import pandas as pd
 import pytest
 from matplotlib.figure import Figure
 
+from spec_lab.core.errors import UserError
 from spec_lab.core.types import FinishReason
-from spec_lab.errors import UserError
 from spec_lab.record.measured import Divergence
 from spec_lab.record.paired import over_reference
 from spec_lab.record.progress import Progress

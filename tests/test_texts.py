@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from spec_lab.errors import UserError, visible
+from spec_lab.core.errors import UserError, visible
 from spec_lab.program.sweep_lock import alone_in
 from spec_lab.train.__main__ import main as train
 from spec_lab.train.texts.__main__ import main

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from spec_lab.errors import UserError
+from spec_lab.core.errors import UserError
 from spec_lab.options.drafters.block_keys import Form, Head
 from spec_lab.options.shipped import ZOO
 from spec_lab.train.block_config import BlockTrainingConfig, DominoTrainingConfig, DsparkTrainingConfig

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from spec_lab.checkpoints.block_config import BlockConfig, Causality, Slots, no_place
 from spec_lab.checkpoints.block_heads import GruSizes, HeadKind, LatticeSizes, MarkovSizes, SelectorSizes
 from spec_lab.checkpoints.block_layouts import DEEPSPEC, ZLAB, BlockLayout
-from spec_lab.errors import UserError
+from spec_lab.core.errors import UserError
 
 ARCHITECTURES: Mapping[HeadKind, str] = {
     HeadKind.none: "DFlashDraftModel",

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from hydra.types import RunMode
 
-from spec_lab.errors import UserError
+from spec_lab.core.errors import UserError
 from spec_lab.menu.chosen import Chosen
 from spec_lab.menu.refusals.ranks import refuse_split
 from spec_lab.menu.refusals.run import admit

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
+from spec_lab.core.errors import UserError
 from spec_lab.core.origins import TokenOrigin
 from spec_lab.core.types import FinishReason, Request, Sequence
 from spec_lab.engine.pages import PageAllocator
-from spec_lab.errors import UserError
 
 
 class Scheduler:

@@ -176,7 +176,7 @@ class CacheConfig:
 
     @property
     def chunk_size(self) -> int:
-        """Is `prefill_chunk`, which is a number once a run is composed."""
+        """The value of `prefill_chunk`, which is a number once a run is composed."""
         assert self.prefill_chunk is not None, "chosen by spec_lab.menu.auto"
         return self.prefill_chunk
 

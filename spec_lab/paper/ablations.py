@@ -9,7 +9,7 @@ from spec_lab.paper.acceptance import DIFFERENCE, LENGTH, ends_of, mean_of, shar
 from spec_lab.paper.runs import LineRuns, PaperRun, of_part
 from spec_lab.paper.table import HEAT, LINE, PaperTable, TableColumn, TableRow, table_of
 from spec_lab.record.paired import over_reference
-from spec_lab.record.round_cost import draft_ms
+from spec_lab.record.time_metrics import draft_ms
 from spec_lab.report.bootstrap import bootstrap_mean
 from spec_lab.report.drafter_table import COLUMNS_EXPLAINED
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from spec_lab.core.regular import regular_text
 from spec_lab.paper.ablations import ablation_table, quality_table
 from spec_lab.paper.acceptance import acceptance_table, as_tool, difference_table, position_table, tools_table
 from spec_lab.paper.drafters import drafter_table
@@ -20,7 +21,6 @@ from spec_lab.paper.speed import frontier_table, stage_table
 from spec_lab.paper.table import PaperTable, table_from
 from spec_lab.record.definitions import DEFINITIONS
 from spec_lab.record.sinks import replace_text
-from spec_lab.regular import regular_text
 from spec_lab.report.origin import describe
 
 JSON_FILE = "paper.json"

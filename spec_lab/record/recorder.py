@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, cast
 
-from spec_lab.errors import describe_error, is_interruption
+from spec_lab.core.errors import describe_error, is_interruption
 from spec_lab.record.measured import Divergence, Measured, RunInfo
 from spec_lab.record.metrics import OwnMetrics
 from spec_lab.record.row_schema import RequestDivergence, RequestRow, RoundRow

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial, reduce
 from typing import Any
 
-from spec_lab.errors import one_line
+from spec_lab.core.errors import one_line
 from spec_lab.record.answer_metrics import answers_cut
 from spec_lab.record.definitions import DEFINITIONS
 from spec_lab.record.mixed import mixed_by_auto

@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from spec_lab.core.errors import UserError
 from spec_lab.corpus.example import render_prompt
-from spec_lab.errors import UserError
 from spec_lab.train.config import GenerationsConfig
 from spec_lab.train.data import (
     TrainingTokens,

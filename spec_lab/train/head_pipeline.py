@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from spec_lab.errors import UserError
+from spec_lab.core.errors import UserError
 from spec_lab.train.checks import target_sizes
 from spec_lab.train.config import TrainConfig
 from spec_lab.train.fitting import filled

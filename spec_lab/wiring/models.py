@@ -11,9 +11,9 @@ import torch
 from spec_lab.acceptance.phase import ThinkingMarkers
 from spec_lab.checkpoints.config import ModelConfig
 from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.core.errors import UserError
 from spec_lab.core.layer_protocols import AttentionBackend
 from spec_lab.engine.experts_read import ExpertsRead
-from spec_lab.errors import UserError
 from spec_lab.menu.choices import WeightDtype, Weights
 from spec_lab.menu.chosen import Chosen
 from spec_lab.menu.devices import has_cuda
@@ -24,7 +24,7 @@ from spec_lab.models.products import PLAIN
 from spec_lab.models.target_loader import WeightSource, load_target
 from spec_lab.wiring.attention import BackendContext
 from spec_lab.wiring.kernels import KERNELS, Kernels
-from spec_lab.workloads.thinking import THINKING_MARKERS
+from spec_lab.workloads.checker import THINKING_MARKERS
 from spec_lab.workloads.tokenizer import Tokenizer
 
 Beside = TypeVar("Beside")

@@ -13,10 +13,10 @@ from spec_lab.checkpoints.block_checkpoint import load_block
 from spec_lab.checkpoints.block_config import BlockConfig, Slots
 from spec_lab.checkpoints.block_heads import HeadKind, MarkovForm
 from spec_lab.checkpoints.random_blocks import BlockParts, random_block
+from spec_lab.core.errors import UserError
 from spec_lab.core.types import FeatureSpec
 from spec_lab.drafters.block import BlockDrafter, BlockPass, BlockTreeDrafter
 from spec_lab.drafters.block_context import ContextPass
-from spec_lab.errors import UserError
 from spec_lab.menu.choices import Weights
 from spec_lab.menu.chosen import Chosen
 from spec_lab.menu.config import RunConfig

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from spec_lab.errors import UserError
+from spec_lab.core.errors import UserError
 from spec_lab.menu.choices import Weights
 from spec_lab.menu.chosen import Chosen
 from spec_lab.menu.config import RunConfig, TrainedDrafterConfig, knob

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from spec_lab.errors import UserError
+from spec_lab.core.errors import UserError
 from spec_lab.workloads.tokenizer import TargetTokenizer
 
 MARK = "QZXJ"

@@ -16,8 +16,8 @@ import torch
 from safetensors.numpy import load_file, save_file
 from torch import Tensor
 
-from spec_lab.errors import UserError
-from spec_lab.regular import regular_text
+from spec_lab.core.errors import UserError
+from spec_lab.core.regular import regular_text
 from spec_lab.train.data import smallest_id_type
 from spec_lab.train.reading import reading
 from spec_lab.train.texts.header import HEADER, TextsHeader

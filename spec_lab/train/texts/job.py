@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from spec_lab.core.errors import UserError
 from spec_lab.core.results import RequestRecord
 from spec_lab.core.types import FinishReason, Request
-from spec_lab.errors import UserError
 from spec_lab.program.folder import make_output_dir, missing_folders, remove_empty
 from spec_lab.program.sweep_lock import alone_in
 from spec_lab.train.texts.chat import ChatForm
