@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from spec_lab.errors import UserError
+from spec_lab.core.errors import UserError
 from spec_lab.paper import __main__ as paper
 from spec_lab.paper.content import JSON_FILE, read_tables
 from spec_lab.paper.file import read_paper
@@ -164,7 +164,10 @@ def test_a_paper_runs_once_and_prints_from_its_json(
     empty_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "spec_lab.measure.runner", recorded_runner.stand_in())
+    monkeypatch.syspath_prepend(".")
+    Path("of_a_paper.py").write_text("def register(registry):\n    pass\n")
     small = {
+        "always": ["extensions=[of_a_paper]"],  # each of the runs names it
         "lines": {"A": ["drafter=eagle3"], "B": ["drafter=ngram"]},
         "tasks": {"t": ["workload.limit=1"]},
         "speed": {"batch_sizes": [1], "draft_tokens": [1, 3], "lines": ["A"]},

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from spec_lab.cli.job import JobOutcome
 from spec_lab.cli.listed_run import run_listed
-from spec_lab.errors import UserError, one_line
+from spec_lab.core.errors import UserError, one_line
 from spec_lab.menu.refusals.run import admit
 from spec_lab.paper.file import PaperFile
 from spec_lab.paper.plan import PlannedCell
@@ -72,8 +72,8 @@ class PaperStudy:
 def plan_study(paper: PaperFile, cells: Sequence[PlannedCell], output_dir: Path, fresh: bool) -> PaperStudy:
     """Name the folder of a paper's runs: the one in which the same list goes on."""
     commands = [list(cell.overrides) for cell in cells]
-    typed = [text for command in commands for text in command]
-    ground = ground_of(commands, extensions_in(typed))
+    extensions = dict.fromkeys(name for command in commands for name in extensions_in(command))
+    ground = ground_of(commands, tuple(extensions))
     folder = study_place(output_dir, Study(paper.name, commands), ground, fresh)
     return PaperStudy(paper, cells, folder, ground)
 

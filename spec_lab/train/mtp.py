@@ -7,16 +7,16 @@ again, vanilla MTP one after another.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from spec_lab.checkpoints.plan import LayerPlan
-from spec_lab.errors import UserError
+from spec_lab.core.errors import UserError
 from spec_lab.train.chain import unroll_chain
 from spec_lab.train.layers import AttentionShape, RotaryFrequencies, SelfAttention, SwiGLU, TrainableRMSNorm
 from spec_lab.train.packed_rows import RowPlaces
@@ -110,7 +110,8 @@ class MtpDrafter(UnrolledDrafter):
 
     def chain(self) -> list[TrainableMtpModule]:
         """Return the modules in their order."""
-        return [cast(TrainableMtpModule, module) for module in self.modules_in_order]
+        modules: Iterable[Any] = self.modules_in_order
+        return list(modules)
 
     def _layers(self, num_steps: int) -> Sequence[TrainableMtpModule]:
         modules = self.chain()

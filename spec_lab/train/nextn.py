@@ -24,7 +24,7 @@ LAYER = "layer."
 
 
 @dataclass(slots=True)
-class Chain:
+class StepsSoFar:
     """Keys and values `[batch, heads, rows, ...]` of the steps so far."""
 
     keys: list[Tensor] = field(default_factory=list)
@@ -32,7 +32,7 @@ class Chain:
 
 
 def attend_in_chains(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, chain: Chain, **_: Any
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, chain: StepsSoFar, **_: Any
 ) -> tuple[Tensor, None]:
     """Attend as transformers' attention functions do, over the steps of a chain, which gets the keys and values."""
     group = query.shape[1] // key.shape[1]
@@ -95,7 +95,7 @@ class TargetKindModule(UnrolledDrafter):
         state."""
         assert rows is None, "pocket targets' texts share no rows"
         (hidden,) = features
-        hidden, chain = hidden.float(), Chain()
+        hidden, chain = hidden.float(), StepsSoFar()
         turns = self.rotary(hidden, torch.arange(hidden.shape[1], device=hidden.device)[None])
         states: list[Tensor] = []
         for _ in range(num_steps):

@@ -83,7 +83,7 @@ def window_rows(num_rows: int, window: int | None, device: torch.device) -> Tens
 
 
 class PackedAttention:
-    """Keeps the words of `AttentionBackend` that a forward over whole rows uses."""
+    """The part of an attention backend that a forward over whole rows uses."""
 
     prewrite = True
     supports_in_place_update = False

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from spec_lab.checkpoints.checkpoint import run_dtype
 from spec_lab.checkpoints.config import ModelConfig
 from spec_lab.checkpoints.families.table import read_decoder
+from spec_lab.core.errors import UserError
 from spec_lab.corpus.example import END_OF_TEXT, END_OF_TURN
-from spec_lab.errors import UserError
 from spec_lab.train.data import TrainingTokens, next_token_loss
 from spec_lab.train.experts import EVERY_EXPERT, every_expert
 from spec_lab.train.loop import CurvePoint, train

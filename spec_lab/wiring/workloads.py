@@ -8,8 +8,8 @@ from spec_lab.checkpoints.config import ModelConfig
 from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.checkpoints.gguf_file import is_gguf
 from spec_lab.checkpoints.gguf_tokenizer import has_tokenizer
+from spec_lab.core.errors import UserError
 from spec_lab.core.types import Request
-from spec_lab.errors import UserError
 from spec_lab.menu.choices import ByRequest, Unusable, Weights
 from spec_lab.menu.chosen import Chosen
 from spec_lab.menu.config import DrafterConfig, RunConfig
@@ -127,7 +127,8 @@ def _check_drafts(requests: list[Request], drafter: DrafterConfig) -> None:
             )
         if k > drafter.num_draft_tokens:
             raise UserError(
-                f"prompt {request.request_id} asks for {k} drafts; use drafter.num_draft_tokens={k}, the most of all"
+                f"prompt {request.request_id} asks for {k} drafts; use drafter.num_draft_tokens={k}, the most of all, "
+                "or lower its `num_draft_tokens`"
             )
 
 

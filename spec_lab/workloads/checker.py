@@ -5,8 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from spec_lab.corpus.example import END_OF_TURN, THINK_END, THINK_START
 from spec_lab.workloads.checkers import normalise, read_line
-from spec_lab.workloads.thinking import THINKING_MARKERS, TURN_ENDS
+
+THINKING_MARKERS = ((THINK_START, THINK_END), ("<|channel>", "<channel|>"))
+"""Pairs of a begin and an end marker: that of the pocket target, of Qwen and DeepSeek, and that of Gemma 4."""
+
+TURN_ENDS = (END_OF_TURN, "<turn|>")
+"""Tokens that end a turn: the pocket target's, and Gemma 4's."""
 
 
 class Checker(Protocol):
@@ -43,10 +49,18 @@ def check(checker: Checker, expected: str, text: str, thinking_open: bool = Fals
 
     Args:
         thinking_open: whether the prompt ends inside thinking, as some chat templates write it.
+
+    Raises:
+        TypeError: a checker of an extension gives what is no answer, which the record has no place for.
     """
     reply = reply_of(text, thinking_open)
     read = None if reply is None else checker.read(reply)
-    return Checked(checker.name, read, read is not None and checker.same(expected, read))
+    if not isinstance(read, str | None):
+        raise TypeError(f"read gives a {type(read).__name__}, neither a text nor None")
+    correct = read is not None and checker.same(expected, read)
+    if not isinstance(correct, bool):
+        raise TypeError(f"same gives a {type(correct).__name__}, neither True nor False")
+    return Checked(checker.name, read, correct)
 
 
 def reply_of(text: str, thinking_open: bool = False) -> str | None:
