@@ -110,5 +110,5 @@ def test_tasks_of_reasoning_gym_have_answers(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_without_reasoning_gym_the_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "reasoning_gym", None)
-    with pytest.raises(UserError, match="workload=reasoning_gym needs a package: pip install"):
+    with pytest.raises(UserError, match="reasoning_gym, which is not here; pip install"):
         made_prompts(["chain_sum"], 1, 0)

@@ -188,7 +188,7 @@ def test_the_prompt_or_the_workload_names_the_checker(capsys: pytest.CaptureFixt
 
 @pytest.fixture
 def yes(empty_folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """An extension with two checkers, one of which fails."""
+    """An extension with checkers, of which some fail."""
     monkeypatch.syspath_prepend(str(empty_folder))
     name = f"says_{empty_folder.name}"
     Path(f"{name}.py").write_text(
@@ -197,6 +197,8 @@ def yes(empty_folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
         "    read = lambda reply: 'yes' if 'yes' in reply else None\n"
         "    registry.add(CheckerOption(name='yes', read=read, same=lambda expected, answer: True))\n"
         "    registry.add(CheckerOption(name='broken', read=lambda reply: 1 / 0, same=str.__eq__))\n"
+        "    registry.add(CheckerOption(name='reads_a_list', read=list, same=list.__contains__))\n"
+        "    registry.add(CheckerOption(name='says_yes', read=str, same=str.__add__))\n"
     )
     return name
 
@@ -205,9 +207,10 @@ def test_an_extension_brings_its_own(yes: str) -> None:
     config = compose_run([f"extensions=[{yes}]", "workload.checker=yes"])[0]
     assert refusals(config) == []
     assert checked_of(config, "oh yes")[0]["r0"] == Checked("yes", "yes", True)
-    config.workload.checker = "broken"
-    with pytest.raises(UserError, match=r"workload\.checker=broken fails on the output of r0 \(ZeroDivisionError"):
-        checked_of(config, "oh yes")
+    for name, why in (("broken", "ZeroDivisionError"), ("reads_a_list", "a list"), ("says_yes", "same gives a str")):
+        config.workload.checker = name
+        with pytest.raises(UserError, match=rf"workload\.checker={name} fails on the output of r0 \(.*{why}"):
+            checked_of(config, "oh yes")
 
 
 def test_a_checker_that_there_is_not_is_refused_before_anything_loads(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from spec_lab.core.errors import UserError
 from spec_lab.program.folder import close_sweep
 from spec_lab.program.sweep_lock import LOCK_FILE, SweepLock, was_left
 from spec_lab.record.reading import read_summary
@@ -81,6 +82,13 @@ def test_the_frame_has_a_row_a_part_and_the_columns_it_promises(pair: Path) -> N
     assert main_row["accepted_at_1"] == summary["acceptance_rate_by_position"]["unconditional"][0]
     assert frame["prompts"].nunique() == 1
     assert load_frame([pair / "b", str(pair / "a")])["folder"].nunique() == 2
+
+
+@pytest.mark.parametrize("folder", [None, 5, [None], b"runs", "runs\0", "nowhere"], ids=repr)
+def test_a_frame_of_what_is_no_folder_is_refused(folder: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError):
+        load_frame(folder)
 
 
 @pytest.mark.parametrize("version", WRITERS)
@@ -350,6 +358,11 @@ def test_a_figure_says_what_it_is_of(pair: Path) -> None:
         (["--csv", "pipe"], "--csv=pipe cannot be written (pipe: not a regular file)"),
         (["--csv", ".."], "--csv=.. cannot be written (..: Is a directory)"),
         (["--markdown", "--figures", "f"], "--markdown prints its own and nothing else; leave out --figures"),
+        (["--markdown", "--html", "h"], "leave out --html"),
+        (["--html", "h", "--csv", "c"], "leave out --csv"),
+        (["--html", "h", "--figures", "f"], "leave out --figures"),
+        (["--tail", "--html", "h"], "leave out --html"),
+        (["--last", "1"], "--last=1 is for the newest"),
         (["--figures", "a/summary.json"], "--figures=a/summary.json cannot be made"),
         (["b", "--tail"], "--tail follows one sweep"),
     ],
@@ -450,7 +463,7 @@ def test_tail_on_the_command_line(
     assert main(["--tail", str(tmp_path)]) == 130
     output = capsys.readouterr()
     assert output.out.startswith("[1] finished: run, ") and str(tmp_path / "0") in output.out
-    assert output.err == "interrupted\n"
+    assert output.err == f"{tmp_path} is no sweep's folder: what ends in it is shown until Ctrl-C\ninterrupted\n"
     assert main(["--tail", str(tmp_path / "nowhere")]) == 2
     close_sweep(tmp_path, ["finished"])
     capsys.readouterr()

@@ -423,6 +423,8 @@ BROKEN = {
         "from spec_lab.options import pruning\ndef register(registry):\n    registry.add(*pruning.ROWS[2:])",
         "prune.catchup=none is registered twice",
     ),
+    "walks_off": ("import os\nos.chdir('..')", "walks_off changes the working folder"),
+    "walks_off_later": ("import os\ndef register(registry):\n    os.chdir('/')", "changes the working folder"),
     "no_row": ("def register(registry):\n    registry.add('mine')", "'mine' is no row of an option"),
     "no_schema": (
         "from spec_lab.extend import DrafterOption\n"

@@ -46,6 +46,11 @@ def let_it_through() -> None:
     press_ctrl_c()
 
 
+def end_it() -> None:
+    assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL, "or it would end these tests"
+    signal.raise_signal(signal.SIGTERM)
+
+
 def fail_in_its_place() -> None:
     try:
         press_ctrl_c()
@@ -78,6 +83,7 @@ def drop_it_in_a_finaliser() -> None:
     "strike",
     [
         let_it_through,
+        end_it,
         drop_it_in_a_finaliser,
         fail_in_its_place,
         drop_it,
@@ -98,11 +104,12 @@ def test_ctrl_c_ends_the_run_and_the_sweep(
         return fake_run(*arguments)
 
     monkeypatch.setattr(sys.modules["spec_lab.measure.runner"], "run", struck)
-    handler = signal.getsignal(signal.SIGINT)
+    signals = (signal.SIGINT, signal.SIGTERM)
+    handlers = [*map(signal.getsignal, signals)]
     for arguments in ([], ["-m", "seed=1,2,3"]):
         assert main(arguments) == 130
         assert capsys.readouterr().err == "interrupted\n"
-    assert signal.getsignal(signal.SIGINT) is handler
+    assert [*map(signal.getsignal, signals)] == handlers
     found = summaries(empty_folder)
     assert len(found) == 2, "the run, and the first of the sweep"
     was_dropped = strike in (drop_it, drop_it_in_a_finaliser)
@@ -195,29 +202,32 @@ def test_a_trace_that_cannot_be_finished_is_not_left_behind(
     assert not [path for path in (tmp_path / "run").iterdir() if path.name.endswith(TRACE_FILE)]
 
 
+@pytest.mark.parametrize(("where", "num_kept"), [("advance", 2), ("counted", 3)])
 def test_ctrl_c_in_the_first_repeat_leaves_the_requests_that_had_finished(
-    pair: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    where: str, num_kept: int, pair: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """While they are decoded, and while the outputs of all of them are checked."""
     prompts = write_prompts(tmp_path / "prompts.jsonl", [*PROMPTS, PROMPTS[0] | {"id": "2", "answer": "7"}])
     config = make_run_config(pair, prompts, references=["plain"])
-    advance, num_left = Progress.advance, [2]
+    method, num_left = getattr(Progress, where), [2]
 
-    def press_after_two(progress: Progress) -> None:
-        advance(progress)
+    def press_at_the_second(progress: Progress, *parts: Any) -> Any:
         num_left[0] -= 1
         if num_left[0] == 0:
             raise KeyboardInterrupt
+        return method(progress, *parts)
 
     run(choose(config), CHOICES, tmp_path / "whole")
-    monkeypatch.setattr(Progress, "advance", press_after_two)
+    monkeypatch.setattr(Progress, where, press_at_the_second)
     with pytest.raises(KeyboardInterrupt):
         run(choose(config), CHOICES, tmp_path / "run")
-    assert read_summary(tmp_path / "run")["status"] == "interrupted"
+    summary = read_summary(tmp_path / "run")
+    assert summary["status"] == "interrupted" and f"{num_kept} requests were decoded" in str(summary["reason"])
     untimed = [
         [{key: value for key, value in row.items() if not key.endswith("_at")} for row in read_request_rows(folder)]
         for folder in (tmp_path / "run", tmp_path / "whole")
     ]
-    assert untimed[0] == untimed[1][:2], "as they stand after a whole run"
+    assert untimed[0] == untimed[1][:num_kept], "as they stand after a whole run"
 
 
 def test_ctrl_c_ends_the_process_at_once(empty_folder: Path) -> None:

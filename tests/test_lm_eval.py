@@ -37,7 +37,10 @@ def test_model_args_are_overrides() -> None:
         "row_invariant=false",
         "seed=null",
     ]
-    assert overrides_of({"references": "[plain;unpruned]"})[0] == "references=[plain,unpruned]"
+    assert overrides_of({"tree.paths": "[[0];[1]]"})[2:] == ["tree.paths=[[0],[1]]"]
+    for key in ("workload.limit", "repeats", "references"):
+        with pytest.raises(UserError, match=f"{key} is not read"):
+            overrides_of({key: 3})
 
 
 def test_an_answer_is_cut_at_the_first_stop() -> None:

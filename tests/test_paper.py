@@ -164,7 +164,10 @@ def test_a_paper_runs_once_and_prints_from_its_json(
     empty_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "spec_lab.measure.runner", recorded_runner.stand_in())
+    monkeypatch.syspath_prepend(".")
+    Path("of_a_paper.py").write_text("def register(registry):\n    pass\n")
     small = {
+        "always": ["extensions=[of_a_paper]"],  # each of the runs names it
         "lines": {"A": ["drafter=eagle3"], "B": ["drafter=ngram"]},
         "tasks": {"t": ["workload.limit=1"]},
         "speed": {"batch_sizes": [1], "draft_tokens": [1, 3], "lines": ["A"]},

@@ -164,6 +164,10 @@ def test_judged_rounds_follow_from_how_the_last_was_cut(
     assert read_request_rows(tmp_path)[0]["judged_per_round"] == [2, 1]
 
 
+ONE_ROUND: dict[str, object] = {"accepted_per_round": [1], "judged_per_round": [2], "offered_per_round": [2]}
+ONE_ROUND |= {"emitted_per_round": [2]}
+
+
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
@@ -181,6 +185,9 @@ def test_judged_rounds_follow_from_how_the_last_was_cut(
         ),
         ({"offered_per_round": [2]}, "differ in length"),
         ({"offered_per_round": [0] * 99}, "differ in length"),
+        ({"confidence_per_round": [[]]}, "differ in length"),
+        (ONE_ROUND | {"confidence_per_round": [[0.5]]}, "does not have a number for each"),
+        (ONE_ROUND | {"confidence_per_round": [[1.5, 0.5]]}, "not between 0 and 1"),
     ],
 )
 def test_rounds_that_cannot_be_are_refused(changes: dict[str, object], problem: str, tmp_path: Path) -> None:

@@ -537,6 +537,14 @@ def test_every_plot_draws(name: str, tmp_path: Path) -> None:
         figure.savefig(tmp_path / "figure.png", dpi=40)
 
 
+def test_a_run_says_once_which_stages_fall_together_in_a_captured_piece() -> None:
+    summary = make_summary()
+    assert "one piece of" not in format_run(summary)
+    summary["stage_ms_per_round"] = {"verify": 1.0, "draft": 2.0}
+    said = " ".join(format_run(summary).split())
+    assert said.count("draft is catchup and recur, one piece of graph=") == 1
+
+
 def test_stage_bars_add_up_to_the_round() -> None:
     summary = make_summary()
     bars = [patch for patch in plots.stage_times(summary).axes[0].patches if patch.get_y() < 0.5]  # type: ignore[attr-defined]

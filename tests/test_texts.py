@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 import torch
 
 from spec_lab.core.errors import UserError, visible
+from spec_lab.program.sweep_lock import alone_in
 from spec_lab.train.__main__ import main as train
 from spec_lab.train.texts.__main__ import main
 from spec_lab.train.texts.folder import Texts, TextsFolder
@@ -80,6 +82,14 @@ def test_the_same_command_goes_on_and_another_is_refused(
     header.files = {name: counts for name, counts in header.files.items() if name not in lost}
     header.write(copied)
     assert write(target, copied) == 0
+    broken = copied / lost[0]
+    os.truncate(broken, 20)
+    with pytest.raises(UserError, match="delete it"):
+        Texts.load(copied)
+    broken.unlink()  # what the refusal says
+    with alone_in(copied):
+        assert write(target, copied) == 2 and "another process is writing" in capsys.readouterr().err
+    assert write(target, copied) == 0
     assert torch.equal(Texts.load(copied).tokens, Texts.load(folder).tokens)
     assert write(target, copied, "max_new_tokens=7") == 2
     assert "max_new_tokens" in capsys.readouterr().err
@@ -117,12 +127,15 @@ def test_one_command_writes_the_texts_and_trains_a_head_on_them(
         patched.setattr(TextsFolder, "add_answers", killed)
         train(words)
     assert not (tmp_path / "out" / "texts").exists()
-    assert train([*words, "writing.max_new_tokens=7"]) == 2 and "another max_new_tokens" in capsys.readouterr().err
+    for flag in ([], ["--plan"]):
+        assert train([*words, "writing.max_new_tokens=7", *flag]) == 2
+        assert "another max_new_tokens" in capsys.readouterr().err
+    assert train([*words, "--plan"]) == 0 and "texts: 2 of a command that was killed" in capsys.readouterr().out
     assert train(words) == 0
     assert "answers a: 2/9 texts, 0 tokens" in capsys.readouterr().err
     assert torch.equal(Texts.load(tmp_path / "out" / "texts").tokens, Texts.load(folder).tokens)
     assert (tmp_path / "out" / "hf-mtp_eagle" / "README.md").exists()
-    assert train([*words, f"texts={folder}"]) == 2 and "read where texts are written" in capsys.readouterr().err
+    assert train([*words, f"texts={folder}"]) == 2 and "and no texts=" in capsys.readouterr().err
 
 
 def test_files_of_prompts(target: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -229,6 +242,16 @@ def test_a_plan_at_no_tokens_a_second_is_none(tmp_path: Path, capsys: pytest.Cap
     assert "--plan=0 is no option" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("template", [None, "{% for message in messages %}{{ message['content'] }}{% endfor %}"])
+def test_a_template_without_a_users_turn_is_refused_before_anything_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], template: str | None
+) -> None:
+    model = make_tiny_target(tmp_path, "llama", vocab_size=320, num_hidden_layers=1, tie_word_embeddings=False)
+    keys = {"tokenizer.chat_template": template}
+    assert write(write_gguf(tmp_path / "a.gguf", model, pre="smollm", keys=keys), tmp_path / "out") == 2
+    assert "no chat template with a user's turn" in capsys.readouterr().err and not (tmp_path / "out").exists()
+
+
 def test_tasks_of_a_package_that_is_not_here_are_refused_with_its_name(
     target: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -243,3 +266,42 @@ def test_a_text_longer_than_a_row_is_cut_and_counted() -> None:
     assert packed.num_cut == 2  # the third has no answer within a row, and is left out
     assert np.unique(packed.segments.numpy()).tolist() == [0, 1]
     assert int(packed.is_supervised.sum()) == 6 + 5
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("temperatures=0.5", "list like [a,b]"),
+        ("num_texts=abc", "a whole number"),
+        ("batch_size=2,3", "several values"),
+        ("num_textss=3", "did you mean num_texts?"),
+        ("drafter=ngram", "drafter is not read"),
+        ("workload.limit=3", "workload is not read"),
+        ("debug=smoke", "debug is not read"),
+        ("target.weights=random", "target.weights=random"),
+        ("prompts=[reasoning_gym:]", "TASK:COUNT"),
+        ("prompts=[reasoning_gym:chain_sum:0]", "TASK:COUNT"),
+        ("prompts=[reasoning_gym:chain_sum:3:4]", "TASK:COUNT"),
+        ("prompts=[nobody.jsonl]", "no file nobody.jsonl"),
+        ("max_new_tokens=9999", "use max_new_tokens=1536"),
+        ("max_prompt_tokens=9999", "use max_prompt_tokens=1792"),
+        ("--show-data=3", "each does something else"),
+    ],
+)
+def test_words_that_no_texts_are_written_by_are_refused_by_name(
+    word: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["target=pocket", f"output_dir={tmp_path / 'out'}", word, "--plan=100"]) == 2
+    assert said in capsys.readouterr().err and not (tmp_path / "out").exists()
+
+
+def test_refused_texts_leave_a_folder_as_it_was(target: Path, tmp_path: Path) -> None:
+    for name, rows in (("none", ""), ("some", '{"prompt": "How much?"}\n{"prompt": "How many are there?"}\n')):
+        (tmp_path / f"{name}.jsonl").write_text(rows)
+    for out in (tmp_path / "a" / "b", tmp_path):  # one that is not there, and one with other files
+        before = sorted(tmp_path.rglob("*"))
+        assert write(target, out, f"prompts=[{tmp_path / 'none.jsonl'}]") == 2
+        assert sorted(tmp_path.rglob("*")) == before
+    assert write(target, tmp_path / "a" / "b", f"prompts=[{tmp_path / 'some.jsonl'}]", "second_turns=0") == 0
+    learnt, held_out = Texts.load(tmp_path / "a" / "b").split(0.01)
+    assert (len(learnt), len(held_out)) == (1, 1), "of two conversations one is held out, however small the share"

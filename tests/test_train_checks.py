@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from spec_lab.core.errors import UserError
+from spec_lab.options.drafters.block_keys import Form, Head
 from spec_lab.options.shipped import ZOO
-from spec_lab.train.block_config import DominoTrainingConfig
+from spec_lab.train.block_config import BlockTrainingConfig, DominoTrainingConfig, DsparkTrainingConfig
 from spec_lab.train.checks import refusals
 from spec_lab.train.config import TrainConfig
 from spec_lab.train.drafter_config import (
@@ -54,9 +55,29 @@ def test_a_body_of_other_sizes_is_refused() -> None:
     """`pocket-dspark` has blocks of 7 rows and two layers."""
     body = str(ZOO / "pocket-dspark")
     assert refusals(training(DominoTrainingConfig(body=body, block_size=7), evaluation__num_draft_tokens=3)) == []
-    for sizes, remedy in (({"block_size": 8}, "block_size=7"), ({"block_size": 7, "num_layers": 3}, "num_layers=2")):
-        [refusal] = refusals(training(DominoTrainingConfig(body=body, **sizes), evaluation__num_draft_tokens=3))
-        assert refusal.endswith(f"use drafter.{remedy}")
+    others: list[tuple[dict[str, Any], str]] = [
+        ({"block_size": 8}, "use drafter.block_size=7"),
+        ({"num_layers": 3}, "use drafter.num_layers=2"),
+        ({"draft_vocab_size": 64}, "use drafter.draft_vocab_size=4096"),
+        ({"mask_token_id": 3}, "leave it out"),
+    ]
+    for sizes, remedy in others:
+        drafter = DominoTrainingConfig(**{"body": body, "block_size": 7, **sizes})
+        [refusal] = refusals(training(drafter, evaluation__num_draft_tokens=3))
+        assert refusal.endswith(remedy)
+
+
+@pytest.mark.parametrize(
+    "drafter",
+    [
+        BlockTrainingConfig(head_rank=8),
+        BlockTrainingConfig(head=Head.gru, markov_form=Form.rnn),
+        DsparkTrainingConfig(head_topk=4),
+    ],
+    ids=str,
+)
+def test_a_part_that_the_head_has_not_is_not_said(drafter: DrafterChoice) -> None:
+    assert [line.rpartition("; ")[2] for line in refusals(training(drafter))] == ["leave it out"]
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS)
@@ -83,7 +104,7 @@ def test_the_defaults_can_be_trained(drafter: type[Any], target: type[Any]) -> N
         ("drafter__head_dim", 0),
         ("target__hidden_size", 0),
         ("target__natural_fraction", 1.5),
-        ("tokenizer__vocab_size", 2**15 + 1),
+        ("tokenizer__vocab_size", 2**18 + 1),
         ("corpus__num_shards", 0),
         ("corpus__row_length", 2),
         ("corpus__num_natural_documents", 0),

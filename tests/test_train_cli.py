@@ -16,6 +16,7 @@ from spec_lab.train.pipeline import Pipeline
 from spec_lab.train.sharing import recorded
 from tests.test_train_pipeline import composed_config, composed_pipeline
 
+HF = f"target=hf target.path={ZOO / 'pocket'}"
 REFUSED = [
     ("drafter=eagel3", "did you mean eagle3?"),
     ("drafter=foo", "drafter has no option foo; it takes one of eagle3, assistant, "),
@@ -34,7 +35,13 @@ REFUSED = [
     ("--mulitrun", "did you mean --multirun?"),
     ("target.hidden_size=64", "leave it out or choose target=pocket"),
     ("drafter.draft_vocab_size=9", "choose drafter=eagle3"),
-    ("corpus.row_length=256", "leave it out or choose target="),
+    ("corpus.row_length=256", "leave it out, or choose target=pocket|pocket_hybrid"),
+    ("packing.row_length=64", "or choose target=hf"),
+    ("evaluation.every=9", "or choose target=hf"),
+    ("writing.num_texts=9", "target=hf and no texts="),
+    *((f"{HF} {word}", "or choose target=shipped") for word in ("generations.max_new_tokens=8", "num_workers=2")),
+    (f"{HF} tokenizer.vocab_size=999", "or choose target=pocket"),
+    (f"{HF} --plan --show-data=3", "each does something else"),
     ("drafter=none", "nothing to train; choose target=pocket"),
     ("drafter=eagle3,mtp_eagle", "add -m"),
     ("drafter.num_modules=2", "must be drafter.num_modules=2"),
@@ -60,7 +67,7 @@ def test_what_cannot_be_trained_is_refused_in_one_line(
     monkeypatch.chdir(tmp_path)
     drafter = "mtp_vanilla" if argument.startswith(("drafter.d", "drafter.num_m")) else "frozen_kv"
     chosen = [] if argument.startswith(("drafter=", "--")) else [f"drafter={drafter}"]
-    assert main([*chosen, argument]) == 2
+    assert main([*chosen, *argument.split()]) == 2
     printed = capsys.readouterr()
     assert printed.out == "" and printed.err.startswith("refused: ") and printed.err.count("\n") == 1
     assert reason in printed.err and "append" not in printed.err

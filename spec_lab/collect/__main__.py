@@ -49,26 +49,15 @@ def parse(arguments: Sequence[str]) -> tuple[CollectConfig, Path]:
     Raises:
         UserError: a word is unknown, a value is of another type or out of bounds, or something is not there.
     """
-    from omegaconf import OmegaConf
+    from spec_lab.program.words import read_words
 
-    from spec_lab.menu.bounds import out_of_bounds
-
-    own = [field.name for field in dataclasses.fields(CollectConfig)]
-    values: dict[str, str] = {}
-    for word in arguments:
-        name, _, value = word.partition("=")
-        if name not in ("target", "target.path", *own) or not value:
-            raise UserError(f"{word} is not understood; there are target, target.path, {', '.join(own)}")
-        values[name] = value
-    mine = [f"{name}={value}" for name, value in values.items() if name in own]
-    config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(CollectConfig), OmegaConf.from_dotlist(mine)))
-    assert isinstance(config, CollectConfig)
-    if found := out_of_bounds(config):
-        raise UserError(found[0])
+    of_target = [word for word in arguments if word.startswith(("target=", "target.path="))]
+    config = read_words(CollectConfig, [word for word in arguments if word not in of_target])
     for name in ("texts", "output_dir"):
         if not getattr(config, name):
             raise UserError(f"{name} has no value; set {name}=FOLDER")
-    return config, _checkpoint(values.get("target", "hf"), values.get("target.path"))
+    target = dict(word.split("=", 1) for word in of_target)
+    return config, _checkpoint(target.get("target", "hf"), target.get("target.path"))
 
 
 def _checkpoint(target: str, at: str | None) -> Path:

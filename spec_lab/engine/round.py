@@ -90,6 +90,7 @@ class DecodeRound:
             verified = self.drafts.judge(output, kept)
             verified.verification.num_offered = output.batch.num_drafts
             verified.verification.num_offered_rows = output.batch.num_draft_rows
+            verified.verification.confidences = output.batch.confidences
             return verified
 
     def catch_up(self, verified: VerifiedRound) -> Any:

@@ -10,11 +10,23 @@ from spec_lab.menu.config import SamplingConfig
 
 USUAL: Mapping[str, str] = {"references": "[]", "profile_rounds": "0"}
 """Nothing is measured beside an evaluation."""
+OF_MEASURING = {
+    *("workload", "references", "repeats", "warmup_requests", "profile_rounds", "record", "logger"),
+    *("name", "output_dir", "fresh", "leave_out", "experiment", "debug", "size"),
+}
+"""Parts of a run that say what is asked, measured and kept, all of which is the harness's here."""
 
 
 def overrides_of(arguments: Mapping[str, Any]) -> list[str]:
     """Return `KEY=VALUE` of each; the harness has read `true`, `null` and numbers, and a list cannot have its comma, so
-    that `;` stands for it."""
+    that `;` stands for it.
+
+    Raises:
+        UserError: a part of a run is named that an evaluation does not read.
+    """
+    for key in arguments:
+        if key.partition(".")[0] in OF_MEASURING:
+            raise UserError(f"--model_args: {key} is not read where the harness asks and scores; leave it out")
     return [f"{key}={_value(value)}" for key, value in {**USUAL, **arguments}.items()]
 
 

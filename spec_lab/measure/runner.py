@@ -224,12 +224,14 @@ def _outputs(records: Iterable[RequestRecord]) -> dict[str, list[int]]:
 
 @contextmanager
 def _kept_if_interrupted(lab: Lab, recorder: Recorder) -> Iterator[list[RequestRecord]]:
-    """Give a list of requests; if Ctrl-C ends the block, they are recorded, without the audit still to come."""
+    """Give a list of requests; if Ctrl-C ends the block, they are recorded, without the audit still to come, and the
+    record says so."""
     finished: list[RequestRecord] = []
     try:
         yield finished
     except BaseException as error:
-        if is_interruption(error):
+        if is_interruption(error) and finished:
+            error.add_note(f"{len(finished)} requests were decoded and are kept; their outputs were not checked")
             checked, thinking = check_answers(lab, MAIN, finished), _count_thinking(lab, finished)
             _record_requests(lab, recorder, finished, checked, thinking, [])
         raise

@@ -182,12 +182,13 @@ def problem_of_native() -> str | None:
 def why_kernels(chosen: Chosen) -> str:
     """Say in a line what a CPU computes with where nobody named it, on how many threads, and why not with the other."""
     config = chosen.config
+    named = None if config.num_threads is None else f"num_threads={config.num_threads}"
     if config.kernels == KernelsChoice.native:
-        return "kernels=native, which runs on one thread; num_threads=N takes kernels=torch on N of them"
-    threads = "all threads" if config.num_threads is None else f"num_threads={config.num_threads}"
+        alone = "one thread; num_threads=N takes N, each of which wants a core of its own"
+        return f"kernels=native on {named or alone}"
     native = chosen.again(_take_kernels(config, KernelsChoice.native))
     against = _against_native(native, chosen) or problem_of_native()
-    return f"kernels=torch on {threads}, not kernels=native: {against}"
+    return f"kernels=torch on {named or 'all threads'}, not kernels=native: {against}"
 
 
 def describe_auto(config: RunConfig) -> str:

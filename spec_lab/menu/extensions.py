@@ -6,7 +6,9 @@ experiments; it joins the search path.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module, metadata
 from inspect import iscoroutinefunction
@@ -65,7 +67,8 @@ class Extension:
         if iscoroutinefunction(register):
             raise UserError(f"extensions: {self.name}.register is async, and nobody awaits it; write def register")
         try:
-            register(registry)
+            with _staying(self.name):
+                register(registry)
         except UserError:
             raise
         except ENDINGS as error:
@@ -94,7 +97,10 @@ def _import(name: str) -> ModuleType:
             "put the folder that holds it on PYTHONPATH"
         )
     try:
-        return import_module(name)
+        with _staying(name):
+            return import_module(name)
+    except UserError:
+        raise
     except ModuleNotFoundError as error:
         if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
             raise UserError(
@@ -103,6 +109,16 @@ def _import(name: str) -> ModuleType:
         raise _broken(name, error) from error
     except ENDINGS as error:
         raise _broken(name, error) from error
+
+
+@contextmanager
+def _staying(name: str) -> Iterator[None]:
+    """Refuse code of an extension that leaves the working folder: every path that was typed would mean another."""
+    before = Path.cwd()
+    yield
+    if Path.cwd() != before:
+        os.chdir(before)
+        raise UserError(f"extensions: {name} changes the working folder; take its os.chdir out")
 
 
 def _broken(name: str, error: BaseException) -> UserError:

@@ -15,6 +15,7 @@ from spec_lab.paper.figures import figures_of
 from spec_lab.paper.file import PaperFile
 from spec_lab.paper.printed import FORMATS
 from spec_lab.paper.provenance import COLUMNS
+from spec_lab.paper.reliability import bins_table, reliability_table
 from spec_lab.paper.runs import PaperRun
 from spec_lab.paper.speed import frontier_table, stage_table
 from spec_lab.paper.table import PaperTable, table_from
@@ -32,6 +33,8 @@ def tables_of(paper: PaperFile, runs: Sequence[PaperRun]) -> list[PaperTable]:
         acceptance_table(runs),
         difference_table(runs, paper.base),
         position_table(runs),
+        reliability_table(runs),
+        bins_table(runs),
         frontier_table(runs),
         stage_table(runs),
         drafter_table(runs),

@@ -72,8 +72,8 @@ class PaperStudy:
 def plan_study(paper: PaperFile, cells: Sequence[PlannedCell], output_dir: Path, fresh: bool) -> PaperStudy:
     """Name the folder of a paper's runs: the one in which the same list goes on."""
     commands = [list(cell.overrides) for cell in cells]
-    typed = [text for command in commands for text in command]
-    ground = ground_of(commands, extensions_in(typed))
+    extensions = dict.fromkeys(name for command in commands for name in extensions_in(command))
+    ground = ground_of(commands, tuple(extensions))
     folder = study_place(output_dir, Study(paper.name, commands), ground, fresh)
     return PaperStudy(paper, cells, folder, ground)
 

@@ -151,10 +151,16 @@ def read_keys(extensions: tuple[str, ...] = ()) -> dict[str, Key]:
         keys |= {key.name: key for key in _keys_of_group(group)}
     parts = {"verify": VerifyConfig, "recurrent": RecurrentConfig, "cache": CacheConfig, "record": RecordConfig}
     for prefix, schema in (("", RunConfig), *((f"{name}.", schema) for name, schema in parts.items())):
-        for field in dataclasses.fields(schema):
-            if field.name not in (*groups, *parts):
-                keys[prefix + field.name] = _key(prefix + field.name, field, (schema,), {"": default_of(field)})
+        keys |= keys_of(schema, prefix, without=(*groups, *parts))
     return keys | _pruning_keys(keys, registry.load(extensions))
+
+
+def keys_of(schema: Any, prefix: str = "", without: Sequence[str] = ()) -> dict[str, Key]:
+    """Return the keys of a schema that belong to no group, by their dotted names behind `prefix`."""
+    fields = [field for field in dataclasses.fields(schema) if field.name not in without]
+    return {
+        prefix + field.name: _key(prefix + field.name, field, (schema,), {"": default_of(field)}) for field in fields
+    }
 
 
 def _pruning_keys(keys: Mapping[str, Key], registered: Registry) -> dict[str, Key]:

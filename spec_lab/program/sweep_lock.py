@@ -20,13 +20,18 @@ from spec_lab.record.sinks import SWEEP_FILE
 LOCK_FILE = ".lock"
 MARKS = (LOCK_FILE, "multirun.yaml", "proposals.json")
 """A folder with one of these files is that of a sweep, which has the lock as long as it runs."""
+SWEEP_IS_HELD = "is a sweep that another process is running; wait for it, or set another name=..."
+
+
+def is_sweep(folder: Path) -> bool:
+    """Tell whether the folder is that of a sweep, which ends."""
+    return any((folder / mark).exists() for mark in (*MARKS, SWEEP_FILE))
 
 
 def was_left(folder: Path) -> bool:
     """Tell whether the sweep in `folder` began, and neither runs nor has come to its end."""
-    is_sweep = any((folder / mark).exists() for mark in MARKS)
     # In this order: a sweep says that it has ended before it gives the lock back.
-    return is_sweep and not _is_held(folder / LOCK_FILE) and not (folder / SWEEP_FILE).exists()
+    return is_sweep(folder) and not _is_held(folder / LOCK_FILE) and not (folder / SWEEP_FILE).exists()
 
 
 def _is_held(path: Path) -> bool:
@@ -44,8 +49,9 @@ def _is_held(path: Path) -> bool:
 class SweepLock:
     """A lock on a sweep's folder, held from `take` to `release`. The system gives it back where the process ends."""
 
-    def __init__(self, folder: Path) -> None:
-        self._path = folder / LOCK_FILE
+    def __init__(self, folder: Path, held: str = SWEEP_IS_HELD) -> None:
+        """Name the folder, and what is said of it where another process has the lock."""
+        self._path, self._held = folder / LOCK_FILE, held
         self._file: TextIO | None = None
 
     def take(self) -> None:
@@ -62,9 +68,7 @@ class SweepLock:
         file = os.fdopen(without_waiting(self._path, os.O_WRONLY | os.O_CREAT), "w")
         if not (_lock(file, fcntl.LOCK_EX) and _lock(file, fcntl.LOCK_SH)):
             file.close()
-            raise UserError(
-                f"{self._path.parent} is a sweep that another process is running; wait for it, or set another name=..."
-            )
+            raise UserError(f"{self._path.parent} {self._held}")
         with suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(file.fileno()), self._path.stat()):
                 self._file = file
@@ -79,6 +83,21 @@ class SweepLock:
                 self._path.unlink(missing_ok=True)
             self._file.close()
             self._file = None
+
+
+@contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """Hold the lock of an output folder, whose files two processes would write over one another.
+
+    Raises:
+        UserError: another process has it.
+    """
+    lock = SweepLock(folder, "is what another process is writing; wait for it, or choose another output_dir")
+    lock.take()
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 @contextmanager

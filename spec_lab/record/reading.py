@@ -56,7 +56,7 @@ def read_request_rows(folder: Path) -> list[RequestRow]:
     path = folder / REQUESTS_FILE
     rows: list[RequestRow] = list(_read_rows(path, RequestRow))
     for number, row in enumerate(rows, start=1):
-        for key in ("emitted_per_round", "judged_per_round", "offered_per_round"):
+        for key in ("emitted_per_round", "judged_per_round", "offered_per_round", "confidence_per_round"):
             counts: Any = row.get(key)
             if counts is not None and len(row["accepted_per_round"]) != len(counts):
                 raise UserError(f"{path}, line {number}: accepted_per_round and {key} differ in length")

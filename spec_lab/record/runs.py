@@ -80,9 +80,12 @@ def load_runs(folders: Path | Sequence[Path]) -> pd.DataFrame:
 def folder_of(folder: str | os.PathLike[str]) -> Path:
     """Return the folder that a notebook named; UserError where it named none."""
     try:
-        return Path(folder)
-    except TypeError as error:
+        path = Path(folder)
+        if "\0" in str(path):
+            raise ValueError("no system has such a path")
+    except (TypeError, ValueError) as error:
         raise UserError(f"{folder!r} is no folder of a run; use its path") from error
+    return path
 
 
 def load_requests(folder: str | os.PathLike[str]) -> pd.DataFrame:

@@ -24,9 +24,9 @@ from pathlib import Path
 
 from spec_lab.core.errors import UserError, describe_os_error, one_line
 from spec_lab.program.ending import EXIT_CODES, LineParser, guarded
-from spec_lab.program.sweep_lock import was_left
+from spec_lab.program.sweep_lock import is_sweep, was_left
 from spec_lab.record.runs import Run, search_runs
-from spec_lab.record.sinks import write_asked
+from spec_lab.record.sinks import SUMMARY_FILE, write_asked
 from spec_lab.report.comparable import NumberedRun, comparable_sets, numbered, refusals, sets_of_standards
 from spec_lab.report.cost_table import Cost, format_costs, read_costs
 from spec_lab.report.drafter_table import Cell, format_comparison, read_comparisons
@@ -51,6 +51,13 @@ from spec_lab.report.study import Point, format_study, read_studies
 from spec_lab.report.tail import follow, format_ended
 
 OUTPUTS = Path("outputs")
+NEWEST = 10
+OTHERS = {
+    "tail": ("markdown", "html", "csv", "figures", "base", "anyway"),
+    "markdown": ("html", "csv", "figures", "base"),
+    "html": ("csv", "figures"),
+}
+"""Flags that print something of another kind, with those that are not read beside them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +83,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     layout = argparse.RawDescriptionHelpFormatter
     parser = LineParser(prog="python -m spec_lab.report", description=__doc__, formatter_class=layout)
     parser.add_argument("folders", nargs="*", type=Path, metavar="FOLDER", help="a run, a sweep, or a folder of them")
-    parser.add_argument("--last", type=int, default=10, help="without FOLDER, how many of the newest (default: 10)")
+    parser.add_argument("--last", type=int, help=f"without FOLDER, how many of the newest (default: {NEWEST})")
     parser.add_argument("--base", type=int, metavar="NUMBER", help="the run that others are compared with (default: 1)")
     parser.add_argument("--anyway", action="store_true", help="compare what has other definitions, prompts or versions")
     parser.add_argument("--csv", type=Path, metavar="FILE", help="write all runs and their references as one table")
@@ -85,15 +92,23 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--markdown", action="store_true", help="print one table for a document, and nothing else")
     parser.add_argument("--tail", action="store_true", help="follow the sweep in FOLDER: print its jobs as they end")
     options = parser.parse_args(arguments)
-    if options.last < 1:
+    if options.last is not None and options.last < 1:
         raise UserError(f"--last={options.last} shows no run; use --last=1 or more")
     if options.tail and len(options.folders) != 1:
         raise UserError("--tail follows one sweep; name its FOLDER")
-    for flag in [name for name in ("tail", "markdown") if getattr(options, name)]:
-        others = [name for name in ("csv", "figures", "base") if getattr(options, name) is not None]
-        if others:
-            raise UserError(f"--{flag} prints its own and nothing else; leave out --{others[0]}, or call it again")
+    if options.last is not None and options.folders:
+        raise UserError(f"--last={options.last} is for the newest of {OUTPUTS}; leave it out, or the folders")
+    _refuse_other_prints(options)
     return options
+
+
+def _refuse_other_prints(options: argparse.Namespace) -> None:
+    """Refuse what a report of another kind leaves out: nothing that was asked for is missed in silence."""
+    given = [name for name, value in vars(options).items() if value not in (None, False)]
+    for flag, others in OTHERS.items():
+        left_out = [name for name in others if name in given]
+        if flag in given and left_out:
+            raise UserError(f"--{flag} prints its own and nothing else; leave out --{left_out[0]}, or call it again")
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -101,6 +116,8 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _tail(folder: Path) -> int:
+    if folder.is_dir() and not (is_sweep(folder) or (folder / SUMMARY_FILE).exists()):
+        _say([f"{folder} is no sweep's folder: what ends in it is shown until Ctrl-C"])
     for number, run in enumerate(follow(folder, was_left), start=1):
         print(format_ended(run, number), flush=True)
     if was_left(folder):
@@ -114,7 +131,7 @@ def _report(options: argparse.Namespace) -> int:
     _say(f"left out: {reason}" for reason in unreadable)
     if not runs:
         return EXIT_CODES["refused"]
-    runs = runs if options.folders else runs[-options.last :]
+    runs = runs if options.folders else runs[-(options.last or NEWEST) :]
     if options.base is not None and not 1 <= options.base <= len(runs):
         raise UserError(f"--base={options.base}: there are the runs 1 to {len(runs)}; name one of them")
     if options.markdown:

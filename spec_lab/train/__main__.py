@@ -13,7 +13,7 @@ from contextlib import contextmanager, redirect_stdout, suppress
 from typing import TYPE_CHECKING, Any
 
 from spec_lab.program.ending import guarded, leave, print_trouble
-from spec_lab.train.menu import train_folder, train_menu, trained_by
+from spec_lab.train.menu import train_folder, train_menu
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -23,14 +23,6 @@ if TYPE_CHECKING:
 
 Action = Callable[[Any], object]
 """What is done with the pipeline that is composed."""
-READ_FOR = {"tokenizer": "target", "corpus": "target", "generations": "drafter"}
-"""Sets of keys that are read only where this group's part is trained."""
-READ_FOR_POCKET = ("tokenizer", "generations")
-"""Those that targets of other families do not read: their vocabulary is the shipped one, their drafters learn on the
-corpus."""
-READ_FOR_TEXTS = ("prompts", "writing")
-"""Those that are read where a target that is taken as it lies writes its texts first."""
-
 INTRODUCTION = """\
 spec_lab.train: trains a drafter for the shipped target, or a new target and a drafter for it, and writes their cards.
 
@@ -128,11 +120,13 @@ def action_of(arguments: Sequence[str]) -> tuple[list[str], Action]:
     flags = [word for word in arguments if word not in kept]
     if not flags:
         return kept, lambda pipeline: pipeline.run()
-    name, _, number = flags[-1].partition("=")
-    if name == "--plan":
+    if len(flags) > 1:
+        raise UserError(f"{' '.join(flags)}: each does something else; give one of them")
+    if flags[0] == "--plan":
         return kept, lambda pipeline: print(pipeline.plan())
-    if not number.isdigit():
-        raise UserError(f"{flags[-1]}: write --show-data=3, the number of texts to be shown")
+    number = flags[0].partition("=")[2]
+    if not number.isdecimal() or int(number) == 0:
+        raise UserError(f"{flags[0]}: write --show-data=3, the number of texts to be shown")
     return kept, lambda pipeline: print(pipeline.show_data(int(number)))
 
 
@@ -175,20 +169,30 @@ def refuse_unread(overrides: Iterable[str], config: TrainConfig) -> None:
         UserError: `corpus.row_length=256` beside target=shipped, or `generations...` beside drafter=none.
     """
     from spec_lab.core.errors import UserError
-    from spec_lab.train.options import target_option
 
-    writes_first = config.texts is None and target_option(config.target).path is not None
-    is_trained = {"target": config.trained_target is not None, "drafter": config.trained_drafter is not None}
     for override in overrides:
         key = override.partition("=")[0]
-        group = READ_FOR.get(key.partition(".")[0])
-        if key.partition(".")[0] in READ_FOR_TEXTS and not writes_first:
-            raise UserError(f"{key} is read where texts are written: leave it out, or choose target=hf and no texts=")
-        if key.partition(".")[0] in READ_FOR_POCKET and not config.target.writes_texts:
-            raise UserError(f"{key} is not read by the target chosen; leave it out or choose target=pocket")
-        if group is not None and not is_trained[group]:
-            options = "|".join(trained_by(group))
-            raise UserError(f"{key} is not read by the options chosen; leave it out or choose {group}={options}")
+        for names, is_read, remedy in _readers(config):
+            if not is_read and any(key == name or key.startswith(f"{name}.") for name in names):
+                raise UserError(f"{key} is not read by the options chosen; leave it out, or choose {remedy}")
+
+
+def _readers(config: TrainConfig) -> Iterator[tuple[tuple[str, ...], bool, str]]:
+    """Yield keys, whether this training reads them, and the options that do."""
+    from spec_lab.train.options import TARGETS, target_option
+
+    target = target_option(config.target)
+    is_frozen = target.path is not None
+    yield ("prompts", "writing"), is_frozen and config.texts is None, "target=hf and no texts="
+    yield ("packing", "evaluation.every"), is_frozen, "target=hf"
+    of_ours = ("generations", "num_workers", "evaluation.rows_per_forward", "evaluation.samples_per_category")
+    yield of_ours, not is_frozen, "target=shipped"
+    # Other families have the shipped vocabulary, and their drafters learn on the corpus.
+    yield ("tokenizer", "generations"), config.target.writes_texts, "target=pocket"
+    targets = "|".join(option.name for option in TARGETS if option.recipe is not None)
+    yield ("tokenizer", "corpus"), config.trained_target is not None, f"target={targets}"
+    drafters = "|".join(target.drafters)
+    yield ("generations",), config.trained_drafter is not None, f"drafter={drafters}"
 
 
 if __name__ == "__main__":

@@ -24,10 +24,9 @@ from spec_lab.train.config import TrainConfig
 from spec_lab.train.fitting import Fitting, TargetSizes, filled
 from spec_lab.train.module_config import LayerConfig, OptimisationConfig
 from spec_lab.train.options import TARGETS, drafter_option, target_option
-from spec_lab.train.texts.prompts import GENERATED
+from spec_lab.train.texts.prompts import refuse_missing
 from spec_lab.train.texts.settings import no_temperature
 
-KNOWN_LAYOUTS = ("speculators",)
 SHIPPED_TARGET = ZOO / "pocket"
 
 
@@ -163,9 +162,7 @@ def texts_folder(config: TrainConfig) -> str | None:
         if Path(config.texts).is_dir():
             return None
         return f"texts={config.texts} is no folder; write some with python -m spec_lab.train.texts, or leave texts out"
-    for file in config.prompts:
-        if not (file.startswith(GENERATED) or Path(file).is_file()):
-            return f"prompts: there is no file {file}; give JSON Lines with messages, conversations or prompt"
+    refuse_missing(config.prompts)
     return next(iter(no_temperature(config.writing, "writing.")), None)
 
 
@@ -187,11 +184,15 @@ def tracking(config: TrainConfig) -> str | None:
 
 def other_layouts(config: TrainConfig) -> str | None:
     """Another project has a layout for such a drafter."""
-    unknown = [name for name in config.layouts if name not in KNOWN_LAYOUTS]
-    if unknown:
-        return f"layouts=[{unknown[0]}] is not known; use layouts=[{','.join(KNOWN_LAYOUTS)}], or leave it out"
-    if config.layouts and (config.drafter.name != "eagle3" or target_option(config.target).path is None):
-        return f"layouts={config.layouts}: only drafter=eagle3 with target=hf has other layouts; leave it out"
+    if config.layouts and target_option(config.target).path is None:
+        return "layouts is not read by this target; leave it out, or choose target=hf"
+    known = drafter_option(config.drafter).layouts
+    for name in config.layouts:
+        if name not in known:
+            use = f"use layouts=[{','.join(known)}], or leave it out" if known else "leave it out"
+            return f"layouts=[{name}] is not known for drafter={config.drafter.name}; {use}"
+        if (part := known[name].lacks(config.drafter)) is not None:
+            return f"layouts=[{name}] has no place for {part}; change the one or the other"
     return None
 
 

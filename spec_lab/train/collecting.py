@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -19,6 +20,8 @@ from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.checkpoints.json_input import read_json
 from spec_lab.checkpoints.taps import SPELLINGS, Tap, taps_of_inputs
 from spec_lab.core.errors import UserError
+from spec_lab.program.folder import make_output_dir
+from spec_lab.program.sweep_lock import alone_in
 from spec_lab.train.collect_config import CollectConfig
 from spec_lab.train.frozen_target import FrozenTarget
 from spec_lab.train.group import training_device
@@ -44,7 +47,7 @@ def collect(path: Path, config: CollectConfig) -> Path:
     a_token = (len(taps) + 1) * model.hidden_size * BYTES_OF_A_STATE + BYTES_OF_AN_ID
     total = a_token * len(texts.tokens)
     print(f"{a_token:,} bytes a token, {len(texts.tokens):,} tokens of {len(texts)} texts: {total / 1e9:.2f} GB")
-    output.mkdir(parents=True, exist_ok=True)
+    make_output_dir(output)
     free = shutil.disk_usage(output).free
     if total > free:
         fitting = int(len(texts) * free / total)
@@ -56,17 +59,35 @@ def collect(path: Path, config: CollectConfig) -> Path:
         "num_texts": len(texts),
         "tokens_per_file": config.tokens_per_file,
     }
-    _begin(output / "header.json", header)
+    with alone_in(output):
+        _begin(output / "header.json", header)
+        _write(path, texts, taps, config, device)
+    return output
+
+
+def _write(path: Path, texts: Texts, taps: tuple[Tap, ...], config: CollectConfig, device: torch.device) -> None:
+    """Write the files that are missing."""
+    output = Path(config.output_dir)
     longest = int(texts.lengths.max())
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     target = FrozenTarget.load(path, device, dtype, longest)
     for number, part in enumerate(parts_of(texts, config.tokens_per_file)):
         file = output / f"hidden-{number:05d}.safetensors"
-        if not file.exists():
+        if not _is_whole(file, part):
             unfinished = file.with_suffix(".unfinished")
             save_file(states_of(target, part, taps, config.tokens_per_forward), unfinished)
             unfinished.replace(file)
-    return output
+
+
+def _is_whole(file: Path, part: Texts) -> bool:
+    """Tell whether a file holds the states of `part`; one that was cut short is written again."""
+    if not file.exists():
+        return False
+    try:
+        with safe_open(file, "pt") as opened:
+            return bool(opened.get_slice("final_hidden").get_shape()[:1] == [len(part.tokens)])
+    except SafetensorError:
+        return False
 
 
 def _begin(file: Path, header: dict[str, Any]) -> None:

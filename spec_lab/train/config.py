@@ -133,7 +133,9 @@ class TrainConfig:
         default_factory=TrackingConfig, metadata={"help": "W&B, of a target that is taken as it lies"}
     )
     layouts: list[str] = knob(
-        [], "layouts of an EAGLE-3 head beside ours, which is SGLang's: speculators, into a folder of the drafter's"
+        [],
+        "other projects' layouts beside ours, each in a folder of the drafter's: speculators of eagle3, speculators "
+        "and deepspec of dflash and its presets",
     )
     seed: int = knob(0, "of weights, examples and batches", least=0, most=MAX_SEED)
     device: str = knob("auto", "auto, cpu, cuda or cuda:N; auto takes a GPU if there is one")

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from spec_lab.options.drafters.block_keys import head_has_part
 from spec_lab.options.shipped import missing_folder
 from spec_lab.train.config import TrainConfig
 from spec_lab.train.module_config import LayerConfig
@@ -193,15 +194,26 @@ def body_serves(fitting: Fitting) -> str | None:
     from spec_lab.checkpoints.block_layouts import read_block_file  # torch from here on
 
     file = read_block_file(Path(drafter.body))
+    vocab_size = fitting.target.vocab_size
     found = {
-        "block_size": file.fields.integer("block_size"),
-        "num_layers": int(file.decoder["num_hidden_layers"]),
+        "block_size": (drafter.block_size, file.fields.integer("block_size")),
+        "num_layers": (drafter.num_layers, int(file.decoder["num_hidden_layers"])),
+        "draft_vocab_size": (
+            drafter.draft_vocab_size or vocab_size,
+            file.fields.integer("draft_vocab_size", vocab_size),
+        ),
     }
-    for knob, size in found.items():
-        if getattr(drafter, knob) != size:
-            given = getattr(drafter, knob)
+    for knob, (given, size) in found.items():
+        if given != size:
             return f"drafter.{knob}={given}: the body in drafter.body has {size}; use drafter.{knob}={size}"
+    if drafter.mask_token_id is not None:
+        return f"drafter.mask_token_id={drafter.mask_token_id}: that of drafter.body is taken; leave it out"
     return None
+
+
+def parts_are_read(fitting: Fitting) -> str | None:
+    """A key of a part that the head has not says nothing."""
+    return head_has_part(fitting.drafter)
 
 
 def width(fitting: Fitting) -> str | None:

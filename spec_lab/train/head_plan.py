@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 import resource
 import sys
 import tempfile
@@ -21,6 +22,8 @@ from spec_lab.train.texts.plan import StagePlan, format_plan, refuse_what_does_n
 from spec_lab.train.texts.show import show_texts
 from spec_lab.wiring.memory import memory_of
 from spec_lab.workloads.tokenizer import TargetTokenizer
+
+log = logging.getLogger(__name__)
 
 PROBE_STEPS = 6
 """The first ones compile, and a GPU records the fourth; the last two are timed."""
@@ -78,15 +81,9 @@ def planned(probe: Probe, output: Path) -> str:
     )
     stages = [training] if probe.texts is None else [probe.texts, training]
     refuse_what_does_not_fit(stages, output, memory_of(target.device))
-    written = (
-        f"{len(learnt):,} to learn from, {len(learnt.tokens):,} tokens of which the target wrote "
-        f"{learnt.num_written_tokens:,}"
-        if probe.texts is None
-        else f"none yet; {probe.texts.tokens:,} tokens are written first, by a probe of their lengths"
-    )
     return "\n".join(
         [
-            f"texts: {written}",
+            f"texts: {_texts_in_words(probe)}",
             f"rows: {num_rows:,} of {probe.row_length} tokens, {packed.fill:.0%} filled; {packed.num_cut} texts cut",
             f"drafter: {num_parameters / MEGA:.2f} M parameters, {2 * num_parameters / MEGA:.1f} MB in bf16",
             f"steps: {seconds:.3f} s each, by a probe; {num_steps:,} of them, {num_steps / epoch:.1f} times all texts",
@@ -94,6 +91,20 @@ def planned(probe: Probe, output: Path) -> str:
             "Proofs, real decoding and the engine that decodes come on top.",
         ]
     )
+
+
+def _texts_in_words(probe: Probe) -> str:
+    """Say which texts there are, and which are written first."""
+    learnt, stage = probe.learnt, probe.texts
+    if stage is None:
+        return (
+            f"{len(learnt):,} to learn from, {len(learnt.tokens):,} tokens of which the target wrote "
+            f"{learnt.num_written_tokens:,}"
+        )
+    whole = f"{stage.tokens:,} tokens"
+    if stage.num_done:
+        return f"{stage.num_done:,} of a command that was killed; the others are written first, {whole} in all"
+    return f"none yet; {whole} are written first, by a probe of their lengths"
 
 
 def _seconds_of_a_step(probe: Probe, drafter: Any) -> float:
@@ -132,6 +143,7 @@ class Stopwatch:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         self.times.append(time.perf_counter())
+        log.info("step %d of %d that are taken to see how long they are", len(self.times), PROBE_STEPS)
 
 
 def _peak(device: torch.device) -> int:

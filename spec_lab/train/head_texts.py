@@ -20,10 +20,10 @@ from spec_lab.program.overrides import as_override
 from spec_lab.train.config import TrainConfig
 from spec_lab.train.stages import RunFolder, run_stage
 from spec_lab.train.texts.folder import Texts
-from spec_lab.train.texts.header import TextsHeader, WrittenBy, digest_of_weights
-from spec_lab.train.texts.job import digests_of_sources, probe, settings_of_texts, write_texts
+from spec_lab.train.texts.header import HEADER, TextsHeader, WrittenBy, digest_of_weights
+from spec_lab.train.texts.job import digests_of_sources, probe, write_texts
 from spec_lab.train.texts.plan import Rate, StagePlan, plan_texts, refuse_what_does_not_fit
-from spec_lab.train.texts.settings import TextsConfig
+from spec_lab.train.texts.settings import TextsConfig, settings_of_texts
 from spec_lab.train.texts.write import Writer, choose_target
 
 SECONDS_BETWEEN_LOOKS = 1.0
@@ -76,7 +76,7 @@ class HeadTexts:
         """
         if self.config.texts is not None:
             return
-        settings, work = self._settings(), self.folder.checkpoint(self.root).with_suffix("")
+        settings, work = self._settings(), self._work
         identity = {
             "target": digest_of_weights(self.path),
             "prompts": digests_of_sources(settings),
@@ -84,13 +84,7 @@ class HeadTexts:
         }
 
         def build(unfinished: Path) -> dict[str, Any]:
-            is_new = not work.exists()
-            try:
-                header = _written(self._chosen(settings), settings, work)
-            except UserError:
-                if is_new:  # nothing was written, and other settings may come next
-                    shutil.rmtree(work, ignore_errors=True)
-                raise
+            header = _written(self._chosen(settings), settings, work)
             shutil.copytree(work, unfinished, dirs_exist_ok=True)
             return {kind: dict(header.counts(kind)) for kind in ("prompts", "followups", "answers")}
 
@@ -112,12 +106,12 @@ class HeadTexts:
             raise UserError(
                 f"{self.root} holds no texts yet; run the same command without a flag, or give texts=FOLDER"
             )
-        texts, held_out_share = read_texts(self.root, self.path), self.config.packing.held_out
-        learnt, held_out = texts.split(held_out_share)
-        if not len(learnt) or not len(held_out):
+        texts = read_texts(self.root, self.path)
+        learnt, held_out = texts.split(self.config.packing.held_out)
+        if not len(held_out):
             raise UserError(
-                f"texts={self.root} holds {len(texts)} texts, too few to keep packing.held_out="
-                f"{held_out_share:g} of them out; write more, or raise packing.held_out"
+                f"texts={self.root} holds one conversation alone, and another has to be held out; write more texts, "
+                "into another folder"
             )
         if not 0 < texts.num_written_tokens < len(texts.tokens):
             raise UserError(
@@ -127,12 +121,29 @@ class HeadTexts:
         return texts, learnt, held_out
 
     def plan(self) -> tuple[StagePlan, Texts]:
-        """Say by a probe what writing them will take, and return texts of random tokens that are as long."""
-        settings = self._settings()
+        """Say by a probe what writing them will take, and return texts of random tokens that are as long.
+
+        What a killed command left is not written again.
+
+        Raises:
+            UserError: there is no room for them, or other texts were begun here.
+        """
+        settings, work = self._settings(), self._work
         chosen = self._chosen(settings)
         refuse_what_does_not_fit([_stage(chosen, settings)], self.folder.root, None)
         rate, by = _probed(chosen, settings)
-        return _stage(chosen, settings, rate), stand_ins(rate, by, settings.num_texts)
+        stage, num_done = _stage(chosen, settings, rate), 0
+        if (work / HEADER).exists():
+            begun = TextsHeader.read(work)
+            begun.refuse_another(TextsHeader(by, settings_of_texts(settings), digests_of_sources(settings)), self.root)
+            num_done = begun.counts("answers")["kept"]
+        seconds = (stage.seconds or 0) * (1 - num_done / settings.num_texts)
+        return replace(stage, num_done=num_done, seconds=seconds), stand_ins(rate, by, settings.num_texts)
+
+    @property
+    def _work(self) -> Path:
+        """The folder that they are written in, which outlives a kill."""
+        return self.folder.checkpoint(self.root).with_suffix("")
 
     def _settings(self) -> TextsConfig:
         return TextsConfig(prompts=self.config.prompts, **asdict(self.config.writing))
@@ -144,7 +155,7 @@ class HeadTexts:
             f"device={self.device}",
             f"dtype={self.config.dtype}",
         ]
-        return choose_target(words, settings)
+        return choose_target(words, settings, "writing.")
 
 
 def _stage(chosen: Chosen, settings: TextsConfig, rate: Rate | None = None) -> StagePlan:

@@ -39,12 +39,6 @@ def train_menu() -> Menu:
     return Menu(groups, {name: _key(name, by_option) for name, by_option in leaves.items()})
 
 
-def trained_by(group: str) -> list[str]:
-    """Return the options of a group that have keys, and so are trained; not `none` or `shipped`."""
-    keys = (key for key in train_menu().keys.values() if key.name.startswith(f"{group}."))
-    return list(dict.fromkeys(option for key in keys for option in key.defaults))
-
-
 class Leaf(NamedTuple):
     """A key that holds a value, as one option has it: its dotted name, its place in a schema, and its default."""
 

@@ -32,8 +32,11 @@ BROKEN = (
 """This says what json, numpy, torch and safetensors raise for files that are cut short or hold something else."""
 
 
+TRAIN_AGAIN = "delete it and what was made with it, and train again"
+
+
 @contextmanager
-def reading(file: Path) -> Iterator[None]:
+def reading(file: Path, remedy: str = TRAIN_AGAIN) -> Iterator[None]:
     """Turn what a library raises about `file` into a line, without the library's own words: torch's are a page.
 
     Raises:
@@ -46,9 +49,7 @@ def reading(file: Path) -> Iterator[None]:
     except BROKEN as error:
         if is_out_of_memory(error):
             raise
-        raise UserError(
-            f"{file} cannot be read ({type(error).__name__}); delete it and what was made with it, and train again"
-        ) from error
+        raise UserError(f"{file} cannot be read ({type(error).__name__}); {remedy}") from error
 
 
 def read_record(file: Path) -> dict[str, Any]:

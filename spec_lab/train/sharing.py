@@ -15,6 +15,8 @@ from spec_lab.core.errors import UserError
 from spec_lab.train.config import TrainConfig
 from spec_lab.train.drafter_config import Loss
 from spec_lab.train.module_config import Optimiser
+from spec_lab.train.options import target_option
+from spec_lab.train.texts.settings import settings_of_texts
 
 KEYS_OF = {"tokenizer": "tokenizer", "corpus": "corpus", "generations": "generations"}
 """The set of keys that a stage is made by, by the name of its folder; all others are targets, or drafters by a dash."""
@@ -29,7 +31,8 @@ CAME_LATER = {
 
 
 def stage_settings(config: TrainConfig) -> dict[str, dict[str, Any]]:
-    """Return the seed and the keys that each stage is made by, by the name of its folder."""
+    """Return the seed and the keys that each stage is made by, by the name of its folder, as its record has them; of a
+    target that is trained here, or of the shipped one."""
     target, drafter = config.trained_target, config.trained_drafter
     parts: dict[str, Any] = {}
     if target is not None:
@@ -56,15 +59,39 @@ def refuse_to_share(configs: Iterable[TrainConfig]) -> None:
     """Raise UserError where two trainings would make a stage in one folder in two ways."""
     made: dict[Path, dict[str, Any]] = {}
     for config in configs:
-        for folder, settings in stage_settings(config).items():
-            before = made.setdefault(Path(config.output_dir).absolute() / folder, settings)
-            keys = KEYS_OF.get(folder, "drafter" if "-" in folder else "target")
-            for key, first, second in _differences(before, settings):
-                knob = key if key == "seed" else f"{keys}.{key}"
+        for folder, knobs in _knobs_of_stages(config).items():
+            before = made.setdefault(Path(config.output_dir).absolute() / folder, knobs)
+            for knob, first, second in _differences(before, knobs):
                 raise UserError(
                     f"output_dir={config.output_dir} would hold {folder} of {knob}={first} and of {knob}={second}; "
                     f"give each training a folder of its own: 'output_dir={config.output_dir}/${{{knob}}}'"
                 )
+
+
+def _knobs_of_stages(config: TrainConfig) -> dict[str, dict[str, Any]]:
+    """Return what each stage is made by under the names of its knobs, by the name of its folder."""
+    option, drafter = target_option(config.target), config.trained_drafter
+    if option.path is None:
+        return {
+            folder: {
+                "seed": settings.pop("seed"),
+                KEYS_OF.get(folder, "drafter" if "-" in folder else "target"): settings,
+            }
+            for folder, settings in stage_settings(config).items()
+        }
+    source = {"target": {"path": getattr(config.target, "path", None)}, "texts": config.texts}
+    writing = {"prompts": config.prompts, "writing": settings_of_texts(config.writing)}
+    stages: dict[str, dict[str, Any]] = {} if config.texts else {"texts": source | writing}
+    if drafter is not None:
+        packing = {key: value for key, value in asdict(config.packing).items() if key != "kept_gigabytes"}
+        learnt = {"seed": config.seed, "packing": packing, "drafter": recorded(drafter)}
+        stages[f"{option.name}-{drafter.drafts_as}"] = source | learnt
+    return stages
+
+
+def _keys_of(folder: str) -> str:
+    """Return the set of keys that a stage is made by."""
+    return KEYS_OF.get(folder, "drafter" if "-" in folder else "target")
 
 
 def _differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:

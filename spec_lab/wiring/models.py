@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 
@@ -26,6 +27,8 @@ from spec_lab.wiring.kernels import KERNELS, Kernels
 from spec_lab.workloads.checker import THINKING_MARKERS
 from spec_lab.workloads.tokenizer import Tokenizer
 
+Beside = TypeVar("Beside")
+
 
 @dataclass(frozen=True, slots=True)
 class DrafterBuild:
@@ -42,6 +45,21 @@ class DrafterBuild:
     device: torch.device
     dtype: torch.dtype
     experts_read: ExpertsRead
+
+    def beside_target(
+        self, model: Callable[..., Beside], config: object, tensors: Mapping[str, torch.Tensor]
+    ) -> Beside:
+        """Make a model of what its checkpoint has, which takes embedding, head and positions of the target."""
+        target = self.target
+        return model(
+            config,
+            tensors,
+            embedding=target.embedding,
+            target_head=target.head_weight,
+            backend=self.backend,
+            max_positions=target.num_positions,
+            products=self.kernels.products,
+        )
 
     def adopt(self, parts: Iterable[ExpertMLP]) -> None:
         """Let the run's kernels compute these routers and experts, and count what they read."""

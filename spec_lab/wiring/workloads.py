@@ -127,7 +127,8 @@ def _check_drafts(requests: list[Request], drafter: DrafterConfig) -> None:
             )
         if k > drafter.num_draft_tokens:
             raise UserError(
-                f"prompt {request.request_id} asks for {k} drafts; use drafter.num_draft_tokens={k}, the most of all"
+                f"prompt {request.request_id} asks for {k} drafts; use drafter.num_draft_tokens={k}, the most of all, "
+                "or lower its `num_draft_tokens`"
             )
 
 

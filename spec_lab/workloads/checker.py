@@ -49,10 +49,18 @@ def check(checker: Checker, expected: str, text: str, thinking_open: bool = Fals
 
     Args:
         thinking_open: whether the prompt ends inside thinking, as some chat templates write it.
+
+    Raises:
+        TypeError: a checker of an extension gives what is no answer, which the record has no place for.
     """
     reply = reply_of(text, thinking_open)
     read = None if reply is None else checker.read(reply)
-    return Checked(checker.name, read, read is not None and checker.same(expected, read))
+    if not isinstance(read, str | None):
+        raise TypeError(f"read gives a {type(read).__name__}, neither a text nor None")
+    correct = read is not None and checker.same(expected, read)
+    if not isinstance(correct, bool):
+        raise TypeError(f"same gives a {type(correct).__name__}, neither True nor False")
+    return Checked(checker.name, read, correct)
 
 
 def reply_of(text: str, thinking_open: bool = False) -> str | None:

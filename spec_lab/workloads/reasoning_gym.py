@@ -18,26 +18,33 @@ def made_prompts(tasks: Sequence[str], count: int, seed: int) -> list[Prompt]:
     own scorer, which may take others too.
 
     Raises:
+        UserError: see `made_questions`.
+    """
+    prompts: list[Prompt] = []
+    for task in tasks:
+        for number, (question, answer) in enumerate(made_questions("workload.tasks", task, count, seed), start=1):
+            text, expected = question + ASKS_FOR_A_LINE, None if answer is None else str(answer)
+            prompts.append(Prompt(f"{task}-s{seed}-{number:04d}", task, "chat", text, expected))
+    return prompts
+
+
+def made_questions(knob: str, task: str, count: int, seed: int) -> list[tuple[str, object]]:
+    """Return `count` questions of a task with their answers; `knob` is what named it.
+
+    Raises:
         UserError: the package is not installed, has no such task, or cannot make it with its usual settings.
     """
     try:
         import reasoning_gym
         from reasoning_gym.factory import DATASETS
     except ModuleNotFoundError as error:
-        raise UserError(f"workload=reasoning_gym needs a package: {INSTALL}") from error
-
-    prompts: list[Prompt] = []
-    for task in tasks:
-        if task not in DATASETS:
-            near = nearest(task, DATASETS)
-            remedy = f"did you mean {near}?" if near else f"there are {', '.join(sorted(DATASETS))}"
-            raise UserError(f"workload.tasks: reasoning_gym has no task {one_line(task)}; {remedy}")
-        try:
-            made = list(reasoning_gym.create_dataset(task, size=count, seed=seed))
-        except (ValueError, AssertionError) as error:
-            raise UserError(f"workload.tasks: {task} cannot be made ({one_line(error)}); take another task") from error
-        for number, each in enumerate(made, start=1):
-            text, answer = each["question"] + ASKS_FOR_A_LINE, each["answer"]
-            expected = None if answer is None else str(answer)
-            prompts.append(Prompt(f"{task}-s{seed}-{number:04d}", task, "chat", text, expected))
-    return prompts
+        raise UserError(f"{knob}: {one_line(task)} is made by reasoning_gym, which is not here; {INSTALL}") from error
+    if task not in DATASETS:
+        near = nearest(task, DATASETS)
+        remedy = f"did you mean {near}?" if near else f"there are {', '.join(sorted(DATASETS))}"
+        raise UserError(f"{knob}: reasoning_gym has no task {one_line(task)}; {remedy}")
+    try:
+        made = list(reasoning_gym.create_dataset(task, size=count, seed=seed))
+    except (ValueError, AssertionError) as error:
+        raise UserError(f"{knob}: {task} cannot be made ({one_line(error)}); take another task") from error
+    return [(row["question"], row["answer"]) for row in made]

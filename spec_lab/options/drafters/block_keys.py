@@ -5,9 +5,12 @@ A block drafter is a body, a reading of its slots, and a head. A preset is a cho
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
+from spec_lab.menu.bounds import default_of
 from spec_lab.menu.choices import Choice, Weights
 from spec_lab.menu.config import RunConfig, TrainedDrafterConfig, TreeConfig, knob
 
@@ -92,6 +95,27 @@ class LilicorrDrafterConfig(BlockDrafterConfig):
 
     name: str = "lilicorr"
     head: Head = Head.lattice
+
+
+READ_WITH: Mapping[str, tuple[Head, ...]] = {
+    "markov_form": (Head.markov,),
+    "head_rank": (Head.markov, Head.gru, Head.selector, Head.lattice),
+    "head_topk": (Head.selector, Head.lattice),
+}
+"""Keys that say how a head is made, with the heads that have such a part."""
+
+
+def head_has_part(options: Any) -> str | None:
+    """Refuse a key of a head's part that the head chosen has not, in a run and in a training."""
+    usual = {field.name: default_of(field) for field in dataclasses.fields(options)}
+    for name, heads in READ_WITH.items():
+        value = getattr(options, name)
+        if value != usual[name] and options.head not in heads:
+            return (
+                f"drafter.{name}={value} is read with drafter.head={'|'.join(heads)} only, and drafter.head="
+                f"{options.head}; leave it out"
+            )
+    return None
 
 
 def fewer_drafts(config: RunConfig, most: int) -> str:

@@ -21,7 +21,7 @@ from spec_lab.menu.choices import Weights
 from spec_lab.menu.chosen import Chosen
 from spec_lab.menu.config import RunConfig
 from spec_lab.models.blocks.model import BlockModel
-from spec_lab.options.drafters.block_keys import BLOCK_SIZE, BlockDrafterConfig, fewer_drafts
+from spec_lab.options.drafters.block_keys import BLOCK_SIZE, BlockDrafterConfig, Form, fewer_drafts
 from spec_lab.wiring.caches import build_cache
 from spec_lab.wiring.drafting import DrafterFactory, DrafterResources, make_picker
 from spec_lab.wiring.models import DrafterBuild
@@ -67,16 +67,7 @@ def tree_factory(chosen: Chosen, build: DrafterBuild, make_pass: PassMaker, num_
 def load_pass(chosen: Chosen, options: BlockDrafterConfig, build: DrafterBuild) -> tuple[BlockModel, PassMaker]:
     """Read a model, or make one of random weights, and what makes a pass an engine around it."""
     config, tensors = read_block(chosen, options, build)
-    target = build.target
-    model = BlockModel(
-        config,
-        tensors,
-        target.embedding,
-        target.head_weight,
-        build.backend,
-        target.num_positions,
-        build.kernels.products,
-    )
+    model = build.beside_target(BlockModel, config, tensors)
     features = FeatureSpec(layer_inputs=tuple(tap.layer_input for tap in config.taps))
 
     def make(resources: DrafterResources) -> BlockPass:
@@ -102,11 +93,15 @@ def read_block(
 
 def refuse_other_parts(config: BlockConfig, options: BlockDrafterConfig, source: str, run: RunConfig) -> None:
     """The parts that a run names are those of its checkpoint: another reading costs acceptance, and raises no error."""
-    has = {
+    has: dict[str, str | bool] = {
         "head": config.head.kind.value,
         "slots": config.slots.name,
         "conv": config.conv is not None,
     }
+    if options.confidence:
+        has["confidence"] = config.confidence_reads > 0
+    if options.markov_form != Form.vanilla:  # the form of a head is the checkpoint's where nobody names one
+        has["markov_form"] = getattr(config.head, "form", MarkovForm.vanilla).value
     wrong = [f"drafter.{name}={str(value).lower()}" for name, value in has.items() if getattr(options, name) != value]
     if wrong:
         raise UserError(

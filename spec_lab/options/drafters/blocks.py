@@ -12,10 +12,9 @@ from spec_lab.options.drafters.block_keys import (
     BLOCK_SIZE,
     PRESETS,
     BlockDrafterConfig,
-    Form,
-    Head,
     RowReading,
     fewer_drafts,
+    head_has_part,
 )
 from spec_lab.options.shipped import DrafterWeights, path_beside_random_weights, zoo_folders
 
@@ -76,15 +75,9 @@ def block_has_room(config: RunConfig) -> str | None:
     )
 
 
-def form_is_read(config: RunConfig) -> str | None:
-    """A Markov form without a Markov head says nothing."""
-    options: Any = config.drafter
-    if options.markov_form == Form.vanilla or options.head == Head.markov:
-        return None
-    return (
-        f"drafter.markov_form={options.markov_form} is read with drafter.head=markov only, and drafter.head="
-        f"{options.head}; leave it out"
-    )
+def parts_are_read(config: RunConfig) -> str | None:
+    """A key of a part that the head has not says nothing."""
+    return head_has_part(config.drafter)
 
 
 def rows_written(config: RunConfig) -> int:
@@ -118,7 +111,7 @@ ROWS = tuple(
         name=name,
         schema=schema,
         load=load,
-        refusals=(weights_or_random, block_has_room, form_is_read, steps_are_replayed, accepted_rows_are_counted),
+        refusals=(weights_or_random, block_has_room, parts_are_read, steps_are_replayed, accepted_rows_are_counted),
         folder=DrafterWeights(zoo_folders(name)).folder,
         load_tree=load_tree,
         no_branch_keys=True,

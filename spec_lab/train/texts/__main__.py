@@ -6,6 +6,7 @@ python -m spec_lab.train.texts target=smollm2_135m num_texts=100 output_dir=text
 from __future__ import annotations
 
 import dataclasses
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from spec_lab.core.errors import UserError
 from spec_lab.program.ending import guarded, leave
-from spec_lab.train.texts.settings import TextsConfig, problems
+from spec_lab.train.texts.settings import TextsConfig, no_temperature
 
 if TYPE_CHECKING:
     from spec_lab.menu.chosen import Chosen
@@ -34,6 +35,9 @@ Keys of its own, beside those of a run (target, device, dtype, kernels):
   output_dir=DIR: the folder of the texts
 """
 
+READ = {"target", "device", "dtype", "kernels", "attention", "graph", "cache", "recurrent", "num_threads", "extensions"}
+"""Parts of a run that writing reads."""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Do what `arguments` (default: those of the process) say and return the exit code."""
@@ -47,8 +51,12 @@ def _run(arguments: Sequence[str]) -> int:
         return 0
     config, output_dir, words = parse([word for word in arguments if not word.startswith("--")])
     flags = dict(_flag(word) for word in arguments if word.startswith("--"))
+    if len(flags) > 1:
+        raise UserError(f"{' '.join(flags)}: each does something else; give one of them")
+    from spec_lab.train.texts.prompts import refuse_missing
     from spec_lab.train.texts.write import choose_target
 
+    refuse_missing(config.prompts)
     chosen = choose_target(words, config)
     if "--show-data" in flags:
         _show(chosen, output_dir, flags["--show-data"])
@@ -123,23 +131,33 @@ def parse(arguments: Sequence[str]) -> tuple[TextsConfig, Path, list[str]]:
     Raises:
         UserError: a value is of another type or out of bounds, or there is no folder.
     """
-    from omegaconf import OmegaConf
+    from spec_lab.program.words import read_words
 
     own = {field.name for field in dataclasses.fields(TextsConfig)}
     mine = [word for word in arguments if word.partition("=")[0] in own]
     folders = [word.partition("=")[2] for word in arguments if word.startswith("output_dir=")]
     if not folders or not folders[-1]:
         raise UserError("output_dir has no value; set output_dir=DIR, the folder of the texts")
-    config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(TextsConfig), OmegaConf.from_dotlist(mine)))
-    assert isinstance(config, TextsConfig)
-    found = problems(config)
+    config = read_words(TextsConfig, mine)
+    found = no_temperature(config, "")
     if found:
         raise UserError(found[0])
-    return (
-        config,
-        Path(folders[-1]),
-        [word for word in arguments if word not in mine and not word.startswith("output_dir=")],
-    )
+    others = [word for word in arguments if word not in mine and not word.startswith("output_dir=")]
+    _refuse_unread(others)
+    return config, Path(folders[-1]), others
+
+
+def _refuse_unread(words: Sequence[str]) -> None:
+    """Refuse what a run reads and the writing of texts does not, such as `drafter=` and `workload.limit=`."""
+    from spec_lab.program.options import Menu, keys_of, run_menu
+    from spec_lab.program.overrides import check_overrides, extensions_in
+
+    menu = run_menu(extensions_in(words))
+    check_overrides(words, menu=Menu(menu.groups, {**menu.keys, **keys_of(TextsConfig)}))
+    for word in words:
+        part = re.split(r"[=.]", word)[0]
+        if part not in READ:
+            raise UserError(f"{word}: {part} is not read where texts are written; leave it out")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,7 @@
 """A folder of texts: `header.json`, the prompts as JSON Lines, and the answers in `answers-00000.safetensors` and on.
 
 Files are written once, each under another name first, and then named in the header. So a kill loses at most the file
-that was being made. The ids in a file are uint16 where the vocabulary has no more than 65,536, else int32; in memory
-they are int32, since torch indexes and compares few things in uint16.
+that was being made. The ids in a file are the smallest integers that hold the vocabulary; in memory they are int32.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from torch import Tensor
 
 from spec_lab.core.errors import UserError
 from spec_lab.core.regular import regular_text
+from spec_lab.train.data import smallest_id_type
 from spec_lab.train.reading import reading
 from spec_lab.train.texts.header import HEADER, TextsHeader
 from spec_lab.train.texts.packing import PackedTexts, pack
@@ -127,10 +127,13 @@ class Texts:
         return Texts(self.tokens[places], starts, *kept, self.header)
 
     def split(self, held_out: float, seed: int = 0) -> tuple[Texts, Texts]:
-        """Return the texts to learn on and those held out, a share of the conversations; turns of one stay together."""
+        """Return the texts to learn on and those held out, a share of the conversations; turns of one stay together.
+
+        Of two conversations or more one at least is held out, and one learnt from.
+        """
         ids, places = self.conversations.unique(return_inverse=True)
         drawn = torch.rand(len(ids), generator=torch.Generator().manual_seed(seed))
-        is_held_out = (drawn < held_out)[places]
+        is_held_out = (((drawn < held_out) | (drawn == drawn.min())) & (drawn != drawn.max()))[places]
         return self.take((~is_held_out).nonzero()[:, 0]), self.take(is_held_out.nonzero()[:, 0])
 
     def supervised(self) -> Tensor:
@@ -161,14 +164,20 @@ class TextsFolder:
         if (root / HEADER).is_file():
             self.header = TextsHeader.read(root)
             self.header.refuse_another(header, root)
+            for name in [name for name in self.names(ANSWERS) if not (root / name).exists()]:
+                del self.header.files[name]  # it was deleted, and is written again
         else:
             header.write(root)
-        wide = header.written_by.vocab_size > 2**16
-        self.id_type: type[np.int32 | np.uint16] = np.int32 if wide else np.uint16
+        self.id_type = smallest_id_type(header.written_by.vocab_size)
 
     def names(self, kind: str) -> list[str]:
         """Return the finished files of a kind, in their order."""
         return sorted(name for name in self.header.files if name.startswith(kind))
+
+    def drop(self) -> None:
+        """Remove all that was written, for texts that are refused: other settings may come next."""
+        for name in (*self.header.files, HEADER):
+            (self.root / name).unlink(missing_ok=True)
 
     def add_prompts(self, name: str, conversations: Iterable[Conversation], counts: Mapping[str, int]) -> None:
         """Write a file of prompts, as lines that `prompts=[FILE]` reads too."""
@@ -222,7 +231,7 @@ def _starts(lengths: Tensor) -> Tensor:
 
 
 def _read(file: Path) -> dict[str, np.ndarray]:
-    with reading(file):
+    with reading(file, "delete it, and let the command that wrote the texts write it again"):
         part: dict[str, np.ndarray] = load_file(file)
         if set(part) != {"tokens", "lengths", "prompt_lengths", "conversations"}:
             raise ValueError("no texts")

@@ -5,20 +5,21 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from spec_lab.core.errors import UserError
 from spec_lab.core.results import RequestRecord
 from spec_lab.core.types import FinishReason, Request
+from spec_lab.program.folder import make_output_dir, missing_folders, remove_empty
+from spec_lab.program.sweep_lock import alone_in
 from spec_lab.train.texts.chat import ChatForm
 from spec_lab.train.texts.folder import ANSWERS, FOLLOW_UPS, MOST_FILE_BYTES, PROMPTS, Answered, TextsFolder
-from spec_lab.train.texts.header import TextsHeader, digest_of_file
+from spec_lab.train.texts.header import HEADER, TextsHeader, digest_of_file
 from spec_lab.train.texts.own_prompts import BegunTurn, begin_follow_ups, begin_prompts, end_turns
 from spec_lab.train.texts.plan import Rate
-from spec_lab.train.texts.prompts import GENERATED, Conversation, Seen, read_prompts
-from spec_lab.train.texts.settings import TextsConfig
+from spec_lab.train.texts.prompts import GENERATED, Conversation, Seen, read_prompts, refuse_missing
+from spec_lab.train.texts.settings import TextsConfig, settings_of_texts
 from spec_lab.train.texts.write import TextProgress, Writer
 from spec_lab.workloads.conversations import before_end
 
@@ -39,38 +40,48 @@ class AnswerFile:
 
 
 def write_texts(writer: Writer, config: TextsConfig, root: Path) -> TextsFolder:
-    """Write what is missing of a folder of texts, and return it.
+    """Write what is missing of a folder of texts, and return it. Of texts that are refused nothing stays.
 
     Raises:
-        UserError: the folder holds other texts, a file of prompts cannot be used, or no prompt is left.
+        UserError: the folder holds other texts, a file of prompts or the target's chat template cannot be used, or no
+            prompt is left.
     """
-    sources = digests_of_sources(config)
-    root.mkdir(parents=True, exist_ok=True)
-    folder = TextsFolder(root, TextsHeader(writer.written_by(), settings_of_texts(config), sources))
-    return TextsJob(writer, config, folder, ChatForm(writer.tokenizer)).run()
+    form = ChatForm(writer.tokenizer)
+    form.refuse_unless_usable(begins_turns=not config.prompts)
+    header = TextsHeader(writer.written_by(), settings_of_texts(config), digests_of_sources(config))
+    missing = missing_folders(root)
+    make_output_dir(root)
+    try:
+        with alone_in(root):
+            return _write_new(writer, config, root, header, form)
+    except UserError:
+        remove_empty(missing)
+        raise
 
 
-NOT_OF_THE_TEXTS = ("prompts", "test_prompts", "batch_size", "rounds_per_replay")
-"""Settings that another machine may have otherwise; of prompts the files' digests count."""
-
-
-def settings_of_texts(config: TextsConfig) -> dict[str, Any]:
-    """Return the settings that texts depend on, but for their prompts."""
-    return {name: value for name, value in asdict(config).items() if name not in NOT_OF_THE_TEXTS}
+def _write_new(writer: Writer, config: TextsConfig, root: Path, header: TextsHeader, form: ChatForm) -> TextsFolder:
+    """Write the texts; those that were begun here go where they are refused, since other settings may come next."""
+    is_new = not (root / HEADER).exists()
+    folder = TextsFolder(root, header)
+    try:
+        return TextsJob(writer, config, folder, form).run()
+    except UserError:
+        if is_new:
+            folder.drop()
+        raise
 
 
 def digests_of_sources(config: TextsConfig) -> dict[str, str]:
-    """Tell what prompts come from, each file by its name; UserError where there is none."""
-    return {Path(source).name: _digest_of_source(source) for source in config.prompts}
+    """Tell what prompts come from: a file by its name and its content, made ones by their name and the seed.
 
-
-def _digest_of_source(source: str) -> str:
-    """Tell what prompts come from: a file by its content, made ones by their name and the seed."""
-    if source.startswith(GENERATED):
-        return ""
-    if not Path(source).is_file():
-        raise UserError(f"prompts: no file {source}")
-    return digest_of_file(Path(source))
+    Raises:
+        UserError: there is no such file.
+    """
+    refuse_missing(config.prompts)
+    return {
+        Path(source).name: "" if source.startswith(GENERATED) else digest_of_file(Path(source))
+        for source in config.prompts
+    }
 
 
 def probe(writer: Writer, config: TextsConfig) -> Rate:

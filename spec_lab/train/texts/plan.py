@@ -29,6 +29,7 @@ class StagePlan:
         tokens: that the stage runs or writes.
         memory_bytes: on the device, at the peak.
         seconds: None where no rate is known.
+        num_done: of its texts, that a killed command left; tokens and disk are those of all.
         less_disk, less_memory: what to do where there is no room for it.
     """
 
@@ -37,6 +38,7 @@ class StagePlan:
     disk_bytes: int
     memory_bytes: int
     seconds: float | None = None
+    num_done: int = 0
     less_disk: str = "lower num_texts"
     less_memory: str = "lower batch_size"
 

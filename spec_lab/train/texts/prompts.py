@@ -11,9 +11,10 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from spec_lab.core.errors import UserError, one_line
+from spec_lab.core.errors import UserError
 from spec_lab.workloads.chat_formats import ROLES
 from spec_lab.workloads.json_lines import TextLine, json_object, text_lines
+from spec_lab.workloads.reasoning_gym import made_questions
 from spec_lab.workloads.unusable import UnusablePrompt
 
 GENERATED = "reasoning_gym:"
@@ -106,23 +107,37 @@ def read_prompts(sources: Iterable[str], seed: int, allow_tests: bool) -> tuple[
 
 
 def generated_prompts(source: str, seed: int) -> list[Conversation]:
-    """Return the questions of `reasoning_gym:TASK:COUNT`; COUNT is 1000 where it is left out.
+    """Return the questions of `reasoning_gym:TASK:COUNT`.
 
     Raises:
         UserError: the package is not installed, or it has no such task.
     """
-    try:
-        import reasoning_gym
-    except ModuleNotFoundError as error:
-        raise UserError(f"prompts: {source} needs a package: pip install 'spec-lab[prompts]'") from error
-    _, task, number = [*source.split(":"), "1000"][:3]
-    if not number.isdigit():
-        raise UserError(f"prompts: {source}: write {GENERATED}TASK:COUNT, with COUNT a number")
-    try:
-        questions = reasoning_gym.create_dataset(task, size=int(number), seed=seed)
-    except ValueError as error:
-        raise UserError(f"prompts: {source}: {one_line(error)}") from error
-    return [Conversation(f"{task}-{place:06d}", task, (row["question"],)) for place, row in enumerate(questions)]
+    task, count = task_and_count(source)
+    questions = made_questions("prompts", task, count, seed)
+    return [Conversation(f"{task}-{place:06d}", task, (question,)) for place, (question, _) in enumerate(questions)]
+
+
+def refuse_missing(sources: Iterable[str]) -> None:
+    """Raise UserError where one of the `prompts` is no file and asks for no made ones either."""
+    for source in sources:
+        if source.startswith(GENERATED):
+            task_and_count(source)
+        elif not Path(source).is_file():
+            raise UserError(
+                f"prompts: there is no file {source}; give JSON Lines with messages, conversations or prompt"
+            )
+
+
+def task_and_count(source: str) -> tuple[str, int]:
+    """Read `reasoning_gym:TASK:COUNT`; COUNT is 1000 where it is left out.
+
+    Raises:
+        UserError: it is written in another way.
+    """
+    found = re.fullmatch(GENERATED + r"([^:]+)(?::0*([1-9]\d{0,7}))?", source, re.ASCII)
+    if found is None:
+        raise UserError(f"prompts: {source}: write {GENERATED}TASK:COUNT, with COUNT a number of 1 or more")
+    return found[1], int(found[2] or 1000)
 
 
 def _conversation(row: Mapping[str, Any], line: TextLine, stem: str) -> Conversation | None:

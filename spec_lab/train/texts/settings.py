@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
-from spec_lab.menu.bounds import out_of_bounds
 from spec_lab.menu.config import knob
 
 MOST_TEXTS = 10**8
@@ -54,9 +54,13 @@ class TextsConfig(WritingConfig):
     prompts: list[str] = knob([], PROMPTS)
 
 
-def problems(config: TextsConfig) -> list[str]:
-    """Return what speaks against the settings, a line each."""
-    return out_of_bounds(config) or no_temperature(config, "")
+NOT_OF_THE_TEXTS = ("prompts", "test_prompts", "batch_size", "rounds_per_replay")
+"""Settings that another machine may have otherwise; of prompts the files' digests count."""
+
+
+def settings_of_texts(config: WritingConfig) -> dict[str, Any]:
+    """Return the settings that texts depend on, but for their prompts."""
+    return {name: value for name, value in asdict(config).items() if name not in NOT_OF_THE_TEXTS}
 
 
 def no_temperature(config: WritingConfig, prefix: str) -> list[str]:

@@ -13,11 +13,14 @@ from pathlib import Path
 
 import torch
 
+from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.core.errors import UserError
 from spec_lab.core.results import RequestRecord
 from spec_lab.core.types import Request
 from spec_lab.engine.engine import Engine
 from spec_lab.library import compose
-from spec_lab.measure.lab import default_num_threads, plain_engine
+from spec_lab.measure.lab import plain_engine, use_threads
+from spec_lab.menu.choices import Weights
 from spec_lab.menu.chosen import Chosen
 from spec_lab.menu.config import SamplingConfig
 from spec_lab.menu.devices import runs_on_cuda
@@ -31,19 +34,32 @@ from spec_lab.workloads.chat_template import stored_template
 from spec_lab.workloads.tokenizer import TargetTokenizer
 
 
-def choose_target(words: Sequence[str], config: TextsConfig) -> Chosen:
+def choose_target(words: Sequence[str], config: TextsConfig, prefix: str = "") -> Chosen:
     """Return the run of plain decoding that `words`, such as `target=hf target.path=DIR`, name for these texts.
 
+    `prefix`: what stands in front of the keys of the texts as they are typed.
+
     Raises:
-        UserError: a word is mistyped, or the run is refused.
+        UserError: a word is mistyped, the run is refused, or the target has fewer positions than a text.
     """
     own = ["drafter=none", "prune=prefill", "references=[]", "row_invariant=false", f"batch_size={config.batch_size}"]
     named = {word.partition("=")[0] for word in words}
     device = next((word.partition("=")[2] for word in words if word.startswith("device=")), "auto")
     if "graph" not in named and runs_on_cuda(device):
         own += ["graph=round", f"graph.rounds_per_replay={config.rounds_per_replay}"]
-    lengths = [f"max_new_tokens={config.max_new_tokens}", f"cache.max_seq_len={config.longest}", f"seed={config.seed}"]
-    return admit(compose([*own, *lengths, *words]).config)
+    chosen = admit(compose([*own, f"seed={config.seed}", *words]).config)
+    if chosen.config.target.weights == Weights.random:
+        raise UserError("target.weights=random: nothing is learnt from texts of random weights; leave it out")
+    positions = read_model_config(chosen.target_folder).max_position_embeddings
+    if config.longest > positions:
+        name = "max_new_tokens" if config.max_prompt_tokens < positions else "max_prompt_tokens"
+        most = positions - config.longest + getattr(config, name)
+        raise UserError(
+            f"{prefix}max_prompt_tokens={config.max_prompt_tokens} and {prefix}max_new_tokens={config.max_new_tokens} "
+            f"are more than the target's {positions} positions; use {prefix}{name}={max(most, 8)}"
+        )
+    cache = dataclasses.replace(chosen.config.cache, max_seq_len=config.longest)
+    return chosen.again(dataclasses.replace(chosen.config, cache=cache, max_new_tokens=config.max_new_tokens))
 
 
 @dataclass(slots=True)
@@ -63,7 +79,7 @@ class Writer:
         Raises:
             UserError: they are not what they should be.
         """
-        torch.set_num_threads(chosen.config.num_threads or default_num_threads(chosen))
+        use_threads(chosen)
         tokenizer = TargetTokenizer(chosen.target_folder, config.thinking)
         return cls(chosen, tokenizer, load_models(chosen, config.longest, thinking_markers(tokenizer)), config)
 
