@@ -146,11 +146,11 @@ def test_files_of_prompts(target: Path, tmp_path: Path, capsys: pytest.CaptureFi
         {"from": "human", "value": "And then"},
     ]
     rows = [
-        {"prompt": "How much is it?"},
+        {"prompt": "How much is it?", "id": 0},
         {"prompt": "how much is it"},
         {"prompt": "long " * 100},
         {"messages": [{"role": "system", "content": "Be kind"}, {"role": "user", "content": "Hello there"}]},
-        {"conversations": said},
+        {"conversations": said, "id": 0},  # as the first line of another file
         {"messages": []},
     ]
     file.write_text("\n".join([*map(json.dumps, rows), "no json"]))
