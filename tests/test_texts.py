@@ -261,7 +261,7 @@ def test_a_text_longer_than_a_row_is_cut_and_counted() -> None:
 @pytest.mark.parametrize(
     ("word", "said"),
     [
-        ("temperatures=0.5", "list like [a,b]"),
+        ("temperatures=0.5", "list like [1,2]"),
         ("num_texts=abc", "a whole number"),
         ("batch_size=2,3", "several values"),
         ("num_textss=3", "did you mean num_texts?"),
