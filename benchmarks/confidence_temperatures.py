@@ -12,13 +12,12 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
-from spec_lab.core.types import AcceptanceInputs, Verification
 from spec_lab.measure.lab import MAIN, load_lab
 from spec_lab.menu.chosen import choose
+from spec_lab.paper.reliability import calibration_error
 from spec_lab.program.compose import compose_run
 from spec_lab.program.ending import guarded
 from spec_lab.report.table import format_table
@@ -50,21 +49,11 @@ def decoded(overrides: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor]:
     config, _ = compose_run([*overrides, *ALL_OFFERED])
     lab = load_lab(choose(config))
     engine = lab.engines[MAIN]
-    offers: Any = engine.round.offers
-    rule, survivals, accepted = engine.parts.rule, [], []
-    accept = rule.accept
-
-    def noted(inputs: AcceptanceInputs) -> Verification:
-        verification = accept(inputs)
-        survivals.append(offers.offered.confidences.survival[inputs.slot_ids[inputs.active]].double())
-        accepted.append(verification.num_emitted[inputs.active] - 1)
-        return verification
-
-    rule.accept = noted  # type: ignore[method-assign]
-    engine.generate(lab.requests)
-    products = torch.cat(survivals)
+    requests = engine.generate(lab.requests).requests
+    products = torch.tensor([said for record in requests for said in record.confidence_per_round], dtype=torch.float64)
+    accepted = torch.tensor([count for record in requests for count in record.accepted_per_round])
     before = torch.cat((torch.ones_like(products[:, :1]), products[:, :-1]), dim=1)
-    return (products / before.clamp(min=1e-30)).clamp(0, 1), torch.cat(accepted)
+    return (products / before.clamp(min=1e-30)).clamp(0, 1), accepted
 
 
 def temperatures(said: torch.Tensor, accepted: torch.Tensor) -> list[float]:
@@ -72,7 +61,7 @@ def temperatures(said: torch.Tensor, accepted: torch.Tensor) -> list[float]:
     product, found = torch.ones_like(said[:, 0]), []
     for draft, own in enumerate(said.unbind(1)):
         products = [product * torch.sigmoid(torch.logit(own) / temperature) for temperature in GRID]
-        errors = [calibration_error(scaled, accepted > draft) for scaled in products]
+        errors = [_error(scaled, accepted > draft) for scaled in products]
         best = min(range(len(GRID)), key=lambda index: errors[index])
         product = products[best]
         found.append(GRID[best])
@@ -82,16 +71,11 @@ def temperatures(said: torch.Tensor, accepted: torch.Tensor) -> list[float]:
 def errors_of(said: torch.Tensor, accepted: torch.Tensor, found: Sequence[float] | None = None) -> list[float]:
     """Return of each draft how far the product up to it is off."""
     scaled = said if found is None else torch.sigmoid(torch.logit(said) / torch.tensor(found, dtype=said.dtype))
-    return [
-        calibration_error(product, accepted > draft) for draft, product in enumerate(scaled.cumprod(dim=1).unbind(1))
-    ]
+    return [_error(product, accepted > draft) for draft, product in enumerate(scaled.cumprod(dim=1).unbind(1))]
 
 
-def calibration_error(said: torch.Tensor, is_right: torch.Tensor) -> float:
-    """Return the mean difference of what was said [rounds] and what came true, over bins of equal width."""
-    bins = (said * NUM_BINS).long().clamp(max=NUM_BINS - 1)
-    off = torch.zeros(NUM_BINS, dtype=said.dtype).index_add_(0, bins, said - is_right.to(said.dtype))
-    return float(off.abs().sum() / len(said))
+def _error(said: torch.Tensor, is_right: torch.Tensor) -> float:
+    return calibration_error(said.numpy(), is_right.numpy(), NUM_BINS)
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ import spec_lab
 from spec_lab.checkpoints.eagle3_checkpoint import eagle3_tensor_shapes
 from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.checkpoints.random_weights import random_eagle3_config
-from spec_lab.errors import UserError
+from spec_lab.core.errors import UserError
 from spec_lab.program.ending import guarded
 from spec_lab.record.wording import number
 from spec_lab.report.table import format_table

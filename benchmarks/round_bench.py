@@ -23,10 +23,10 @@ from measured_rows import append_row, read_rows
 from spec_lab.checkpoints.config import ModelConfig
 from spec_lab.checkpoints.eagle3_checkpoint import eagle3_tensor_shapes
 from spec_lab.checkpoints.eagle3_config import Eagle3Config
+from spec_lab.core.errors import UserError
 from spec_lab.core.results import GenerationResult
 from spec_lab.core.types import Request
 from spec_lab.engine.engine import Engine
-from spec_lab.errors import UserError
 from spec_lab.menu.chosen import Chosen, choose
 from spec_lab.menu.config import RunConfig
 from spec_lab.options.drafters.eagle3 import eagle3_factory, read_eagle3

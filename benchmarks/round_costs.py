@@ -34,6 +34,7 @@ import torch
 from measured_rows import append_row, read_rows
 from prompt_passes import whole_numbers
 
+from spec_lab.core.errors import UserError
 from spec_lab.core.kv_cache import NUM_RESERVED_PAGES
 from spec_lab.core.prompts import LiveRows, PromptEnds
 from spec_lab.core.results import RoundRecord, RowCounts
@@ -42,7 +43,6 @@ from spec_lab.core.types import Sequence as RunningSequence
 from spec_lab.engine import timing
 from spec_lab.engine.engine import Engine
 from spec_lab.engine.prefill import PromptPass
-from spec_lab.errors import UserError
 from spec_lab.measure.profiling import profile_rounds
 from spec_lab.menu.chosen import choose
 from spec_lab.menu.config import PruneConfig, RunConfig

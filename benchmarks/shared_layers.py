@@ -20,10 +20,10 @@ import torch
 from spec_lab.attention.torch_backend import TorchAttention
 from spec_lab.checkpoints.families.table import read_decoder
 from spec_lab.core.kv_cache import NUM_RESERVED_PAGES, SCRATCH_PAGE, PagedKVCache
+from spec_lab.core.selection import AllRows, BeforeAttention
 from spec_lab.core.types import FeatureSpec
 from spec_lab.models.target_loader import WeightSource, load_target
 from spec_lab.program.ending import guarded
-from spec_lab.pruning.selection import AllRows, BeforeAttention
 from spec_lab.report.table import format_table
 from spec_lab.wiring.caches import cache_row
 

@@ -18,13 +18,13 @@ from collections.abc import Callable
 import torch
 
 from spec_lab.core.kv_cache import NUM_RESERVED_PAGES
+from spec_lab.core.selection import AllRows
 from spec_lab.core.types import FeatureSpec
 from spec_lab.engine.parts import Parts
 from spec_lab.measure.lab import MAIN, load_lab
 from spec_lab.menu.chosen import choose
 from spec_lab.program.compose import compose_run
 from spec_lab.program.ending import guarded
-from spec_lab.pruning.selection import AllRows
 from spec_lab.report.table import format_table
 
 NUM_TURNS = 60

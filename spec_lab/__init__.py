@@ -13,12 +13,16 @@ Neither import nor `compose` imports torch.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from spec_lab.version import VERSION
+from spec_lab.core.errors import UserError as UserError
+from spec_lab.core.version import VERSION
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from spec_lab.doctor.findings import Finding
     from spec_lab.library import Composed, Result
 
@@ -46,6 +50,17 @@ def run(config: Composed) -> Result:
     from spec_lab import library
 
     return library.run(config)
+
+
+def load_frame(folders: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> pd.DataFrame:
+    """Return a row for each run below the folders, as `spec_lab.report.frame` describes.
+
+    Raises:
+        UserError: there is no run, or none that can be read.
+    """
+    from spec_lab.report import frame
+
+    return frame.load_frame(folders)
 
 
 def examine(config: Composed) -> list[Finding]:

@@ -9,8 +9,11 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from spec_lab.errors import (
+from spec_lab.core.errors import (
     UserError as UserError,
+)
+from spec_lab.core.pruning_protocols import (
+    Drop as Drop,
 )
 from spec_lab.menu.choices import (
     Choice as Choice,
@@ -161,6 +164,15 @@ if TYPE_CHECKING:
     from spec_lab.core.ragged import (
         attend as attend,
     )
+    from spec_lab.core.selection import (
+        AfterAttention as AfterAttention,
+    )
+    from spec_lab.core.selection import (
+        AllRows as AllRows,
+    )
+    from spec_lab.core.selection import (
+        BeforeAttention as BeforeAttention,
+    )
     from spec_lab.core.tree_protocols import (
         TreeRule as TreeRule,
     )
@@ -193,15 +205,6 @@ if TYPE_CHECKING:
     )
     from spec_lab.engine.graphs.mode import (
         GraphMode as GraphMode,
-    )
-    from spec_lab.pruning.selection import (
-        AfterAttention as AfterAttention,
-    )
-    from spec_lab.pruning.selection import (
-        AllRows as AllRows,
-    )
-    from spec_lab.pruning.selection import (
-        BeforeAttention as BeforeAttention,
     )
     from spec_lab.record.sinks import (
         Sink as Sink,
@@ -256,7 +259,7 @@ WITH_TORCH = {
     ),
     "spec_lab.drafters.picking": ("DraftPicker", "GivenDrafts"),
     "spec_lab.engine.graphs.mode": ("GraphMode",),
-    "spec_lab.pruning.selection": ("AfterAttention", "AllRows", "BeforeAttention"),
+    "spec_lab.core.selection": ("AfterAttention", "AllRows", "BeforeAttention"),
     "spec_lab.record.sinks": ("Sink",),
     "spec_lab.wiring.attention": ("BackendContext",),
     "spec_lab.wiring.caches": ("build_cache",),

@@ -16,8 +16,8 @@ from typing import Any
 from hydra.types import RunMode
 
 from spec_lab.cli.job import Job, begin, close_record, end
+from spec_lab.core.errors import UserError, is_interruption
 from spec_lab.doctor.findings import Finding
-from spec_lab.errors import UserError, is_interruption
 from spec_lab.menu.config import RunConfig
 from spec_lab.menu.refusals.ranks import refuse_split
 from spec_lab.menu.refusals.run import admit, refusals

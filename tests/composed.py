@@ -11,8 +11,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from hydra._internal import config_loader_impl, defaults_list
-from hydra._internal.core_plugins.structured_config_source import StructuredConfigSource
+from hydra._internal.sources_registry import SourcesRegistry
 from hydra.core.config_store import ConfigStore
+from hydra.core.plugins import Plugins
 from omegaconf import DictConfig
 
 from spec_lab.program.options import conf_folder
@@ -22,6 +23,8 @@ LISTS: dict[Key, defaults_list.DefaultsList] = {}
 """The list of files that some choice of options comes to."""
 CONFIGS: dict[int, tuple[list[Any], DictConfig]] = {}
 """Such a list, by its address, and what its files come to."""
+FILES: dict[tuple[str, str], Any] = {}
+"""What a file of such a place holds, by the place and the file's path there."""
 FOREVER = ("pkg://hydra.conf", "pkg://hydra_plugins", "structured://")
 """Where Hydra finds what does not change while tests run, beside the lab's conf/."""
 
@@ -32,6 +35,23 @@ def schemas(folder: Mapping[str, Any]) -> tuple[int, ...]:
     for name, node in folder.items():
         found += schemas(node) if isinstance(node, dict) else (hash(name), id(node))
     return found
+
+
+def remember_files(own: str) -> None:
+    """Read each file of `own`, the lab's conf/, and of Hydra's once a process."""
+    Plugins.instance()  # finds the classes, of which it makes others than one can import
+    for scheme in ("file", "pkg"):
+        source = SourcesRegistry.instance().resolve(scheme)
+
+        def load_config(self: Any, config_path: str, load_anew: Any = source.load_config) -> Any:
+            place = self.full_path()
+            if place != own and not place.startswith(FOREVER):
+                return load_anew(self, config_path)
+            if (place, config_path) not in FILES:
+                FILES[place, config_path] = load_anew(self, config_path)
+            return copy.deepcopy(FILES[place, config_path])
+
+        source.load_config = load_config  # type: ignore[method-assign]
 
 
 def install() -> None:
@@ -65,7 +85,8 @@ def install() -> None:
             CONFIGS[id(defaults)] = defaults, made
         return copy.deepcopy(CONFIGS[id(defaults)][1])
 
-    # Hydra copies the places where it looks each time, and with this one all types that it was told of.
-    StructuredConfigSource.__deepcopy__ = lambda self, memo: self  # type: ignore[attr-defined]
+    # Hydra copies the places where it looks each time, and with one of them all types that it was told of.
+    ConfigStore.__deepcopy__ = lambda self, memo: self  # type: ignore[attr-defined]
+    remember_files(own)
     config_loader_impl.create_defaults_list = create_defaults_list
     config_loader_impl.ConfigLoaderImpl._compose_config_from_defaults_list = compose  # type: ignore[method-assign]

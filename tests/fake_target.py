@@ -244,7 +244,7 @@ class PaddedGraph(EagerGraph):
 
 def make_prune(prefill: str = "all_rows", catchup: str = "none") -> PrunePolicy:
     option = registry.load().find(CatchupPruningOption, catchup)
-    return PrunePolicy(registry.load().find(PromptPruningOption, prefill).make(), option.make(), option.in_one_call)
+    return PrunePolicy(registry.load().find(PromptPruningOption, prefill).make(), option.make(), option.drop)
 
 
 def make_fake_engine(

@@ -13,11 +13,11 @@ from spec_lab.checkpoints.random_weights import random_tensors
 from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes
 from spec_lab.core.kv_cache import PagedKVCache
 from spec_lab.core.layer_protocols import RowSelection
+from spec_lab.core.selection import AllRows
 from spec_lab.core.types import AttentionMetadata, FeatureSpec, NormSide, TargetOutput
 from spec_lab.engine.pages import PageTable
 from spec_lab.models.decoder import DecoderTarget
 from spec_lab.models.products import Products
-from spec_lab.pruning.selection import AllRows
 from spec_lab.wiring.caches import cache_row
 
 PAGE_SIZE, MAX_POSITIONS = 4, 160

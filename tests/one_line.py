@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from spec_lab.errors import UserError
+from spec_lab.core.errors import UserError
 
 
 def read_or_refused(read: Callable[[], Any], *names: str | Path) -> Any:

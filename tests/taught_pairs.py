@@ -35,7 +35,7 @@ class Target:
 
 def teach_drafters(target_folder: Path, folder: Path) -> dict[str, Path]:
     """Change the target in place, and write a drafter of each kind that has weights; return their folders by name."""
-    _quiet(target_folder, 0.45)
+    quiet(target_folder, 0.45)
     target = Target(target_folder, read_model_config(target_folder), load_file(target_folder / "model.safetensors"))
     folders = {name: folder / name for name in TEACHERS}
     for name, teach in TEACHERS.items():
@@ -43,7 +43,7 @@ def teach_drafters(target_folder: Path, folder: Path) -> dict[str, Path]:
     return folders
 
 
-def _quiet(folder: Path, scale: float) -> None:
+def quiet(folder: Path, scale: float) -> None:
     """Scale what attention and MLP of every layer add."""
     tensors = load_file(folder / "model.safetensors")
     rewrite_tensors(folder, {name: scale * tensor for name, tensor in tensors.items() if name.endswith(OUTPUTS)})
@@ -82,7 +82,7 @@ def teach_mtp_eagle(folder: Path, target: Target) -> None:
     make_tiny_mtp(folder, "ours", target.config)
     projection = load_file(folder / "model.safetensors")["model.layers.8.eh_proj.weight"][:, 32:]
     _teach_module(folder, 8, 0.2 * projection, target)
-    _quiet(folder, 0.1)
+    quiet(folder, 0.1)
 
 
 def teach_mtp_vanilla(folder: Path, target: Target) -> None:
@@ -90,7 +90,7 @@ def teach_mtp_vanilla(folder: Path, target: Target) -> None:
     make_tiny_mtp(folder, "ours", target.config, num_modules=3)
     for layer in (8, 9, 10):
         _teach_module(folder, layer, 0.1 * torch.eye(32), target)
-    _quiet(folder, 0.2)
+    quiet(folder, 0.2)
 
 
 def _teach_module(folder: Path, layer: int, hidden_projection: torch.Tensor, target: Target) -> None:

@@ -62,6 +62,16 @@ def offered_in(result: GenerationResult) -> set[int]:
     return {count for record in result.requests for count in record.offered_per_round}
 
 
+def confidences_in(result: GenerationResult) -> list[float]:
+    """Of all offered drafts in a row, after a check that there is one for each, and none above the one before it."""
+    found = []
+    for record in sorted(result.requests, key=lambda record: record.request_id):
+        for confidences, num_offered in zip(record.confidence_per_round, record.offered_per_round, strict=True):
+            assert len(confidences) in (0, num_offered) and confidences == sorted(confidences, reverse=True)
+            found += confidences
+    return found
+
+
 @pytest.mark.parametrize(("kind", "mode", "drafter"), each_value(KINDS, MODES, DRAFTERS))
 def test_text_is_plain_decodings_and_a_graph_offers_what_eager_offers(
     lab: Lab, kind: str, mode: str, drafter: str
@@ -75,6 +85,13 @@ def test_text_is_plain_decodings_and_a_graph_offers_what_eager_offers(
     assert captured.graph.replays > 0 and captured.graph.fallbacks == 0
     if mode != "overlap":  # whose batches also hold requests that have ended
         assert text_and_offers(captured) == text_and_offers(eager)
+        assert confidences_in(captured) == pytest.approx(confidences_in(eager), abs=1e-5)
+    assert bool(confidences_in(eager)) == (kind != "schedule")
+    if kind == "stop":
+        threshold = options["options"]["stop_threshold"]
+        for confidences in (part for record in eager.requests for part in record.confidence_per_round):
+            assert all(each >= threshold for each in confidences[:-1])
+            assert len(confidences) == 3 or confidences[-1] < threshold
     assert len(offered_in(eager)) > 1 and (kind == "stop") == (0 not in offered_in(eager))
 
 

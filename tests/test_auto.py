@@ -15,18 +15,18 @@ import torch
 from spec_kernels import product_tiles
 from spec_kernels.native import build
 from spec_kernels.native.packing import LANES
-from spec_lab.auto_knobs import RUNS_ANYWHERE
 from spec_lab.checkpoints.families.table import read_model_config
-from spec_lab.checkpoints.plan import VECTOR
 from spec_lab.measure.lab import default_num_threads
 from spec_lab.menu import auto, devices
 from spec_lab.menu.auto import describe_auto, problem_of_native, why_kernels
 from spec_lab.menu.chosen import choose
 from spec_lab.menu.refusals.run import refusals
+from spec_lab.operators.promises import INVARIANT_ROWS, VECTOR, native_takes
 from spec_lab.options.shipped import ZOO
 from spec_lab.program.compose import compose_run
 from spec_lab.program.dry_run import describe
 from spec_lab.program.folder import folder_name
+from spec_lab.record.mixed import RUNS_ANYWHERE
 from spec_lab.wiring.models import resolve_device
 from tests.tiny_checkpoints import refused
 
@@ -52,7 +52,7 @@ def what_is_fast_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     ("overrides", "kernels"),
     [
         ([], "native"),
-        (["num_threads=2"], "torch"),
+        (["num_threads=2"], "native"),
         (["target=llama3_8b", "target.weights=random", "drafter=none", "workload=random_ids"], "native"),
         (["drafter=frozen_kv", "tree=dynamic"], "torch"),
         (["target=pocket_gemma"], "torch"),
@@ -74,7 +74,6 @@ def test_a_cpu_without_a_compiler_has_the_reference_of_everything(monkeypatch: p
     assert describe_auto(compose_run(["device=cpu"])[0]).endswith(
         "kernels=torch, not kernels=native: there is no C compiler"
     )
-    assert "native" not in describe_auto(compose_run(["device=cpu", "num_threads=2"])[0])
     monkeypatch.setattr("spec_lab.menu.auto.problem_of_native", lambda: None)
     assert describe_auto(compose_run(["device=cpu"])[0]).endswith("kernels=native")
 
@@ -82,8 +81,8 @@ def test_a_cpu_without_a_compiler_has_the_reference_of_everything(monkeypatch: p
 @pytest.mark.parametrize(
     ("overrides", "problem", "said"),
     [
-        ([], None, "kernels=native, which runs on one thread; num_threads=N takes kernels=torch"),
-        (["num_threads=2"], None, "kernels=torch on num_threads=2, not kernels=native: .* not num_threads=2$"),
+        ([], None, "kernels=native on one thread; num_threads=N takes N"),
+        (["num_threads=2"], None, "kernels=native on num_threads=2$"),
         ([], "there is no C compiler", "kernels=torch on all threads, not kernels=native: there is no C compiler"),
         (["dtype=bfloat16"], None, "kernels=torch on all threads, not kernels=native: .* not dtype=bfloat16$"),
         (["target=gemma4_31b"], None, "not all of the target's layers are plain attention and MLPs"),
@@ -113,9 +112,9 @@ def test_what_is_missing_for_kernels_in_c_is_named(monkeypatch: pytest.MonkeyPat
 
 def test_layers_that_the_kernels_in_c_know() -> None:
     plain = read_model_config(ZOO / "pocket").layers[0]
-    assert (VECTOR, plain.fits_native) == (LANES, True)
-    for changes in ({"head_dim": 24}, {"intermediate_size": 100}, {"attention_gate": True}):
-        assert not replace(plain, **changes).fits_native
+    assert (VECTOR, native_takes(plain)) == (LANES, True)
+    for changes in ({"head_dim": 24}, {"intermediate_size": 12}, {"intermediate_size": 100}, {"attention_gate": True}):
+        assert not native_takes(replace(plain, **changes))
 
 
 @pytest.mark.parametrize(
@@ -257,4 +256,4 @@ def test_every_knob_has_an_option_that_runs_anywhere() -> None:
 
 
 def test_prompts_come_alone_for_as_many_rows_as_the_kernels_promise() -> None:
-    assert auto.INVARIANT_ROWS == product_tiles.INVARIANT_ROWS
+    assert INVARIANT_ROWS == product_tiles.INVARIANT_ROWS

@@ -10,12 +10,13 @@ import pytest
 import torch
 
 from spec_lab.checkpoints.block_checkpoint import load_block
-from spec_lab.checkpoints.block_layouts import SPECULATORS, ZLAB, read_block_config
+from spec_lab.checkpoints.block_layouts import DEEPSPEC, SPECULATORS, ZLAB, read_block_config
+from spec_lab.checkpoints.block_writing import TABLES
 from spec_lab.checkpoints.block_writing import write_block as write_ours
 from spec_lab.checkpoints.config import ModelConfig
 from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.checkpoints.taps import Tap
-from spec_lab.errors import UserError
+from spec_lab.core.errors import UserError
 from spec_lab.options.drafters.block_keys import Form, Head
 from tests.lab import make_config, make_engine, random_requests
 from tests.tiny_blocks import TinyBlock, write_block
@@ -27,7 +28,9 @@ BLOCKS = {
     "domino": TinyBlock(head="gru", shift_label=True),
     "dflash2": TinyBlock(head="selector", conv=True, window=5),
     "lilicorr": TinyBlock(head="lattice"),
-    "deepspec": TinyBlock(layout="deepspec", head="markov", anchor_first=True),
+    "deepspec": TinyBlock(layout="deepspec", head="markov", anchor_first=True, confidence=True),
+    "pure": TinyBlock(layout="deepspec", anchor_first=True, confidence=True),
+    "windows": TinyBlock(anchor_first=True, window=5),
     "speculators": TinyBlock(layout="speculators", window=4, non_causal=False),
 }
 
@@ -44,16 +47,35 @@ def target(folder: Path) -> ModelConfig:
     return read_model_config(folder)
 
 
-@pytest.mark.parametrize("layout", [ZLAB, SPECULATORS], ids=lambda layout: layout.name)
+NO_PLACE = {
+    ("domino", SPECULATORS): "head",
+    ("lilicorr", SPECULATORS): "head",
+    ("dflash", DEEPSPEC): "slots",
+    ("dspark", DEEPSPEC): "draft_vocab_size",
+    ("domino", DEEPSPEC): "head",
+    ("dflash2", DEEPSPEC): "head",
+    ("lilicorr", DEEPSPEC): "head",
+    ("speculators", DEEPSPEC): "slots",
+    ("windows", DEEPSPEC): "window",
+}
+"""Blocks with a part that a layout cannot hold."""
+
+
+@pytest.mark.parametrize("layout", [ZLAB, SPECULATORS, DEEPSPEC], ids=lambda layout: layout.name)
 @pytest.mark.parametrize("name", BLOCKS)
 def test_what_is_written_is_read_back(target: ModelConfig, tmp_path: Path, name: str, layout: Any) -> None:
     write_block(tmp_path / "theirs", BLOCKS[name], target)
     config, tensors = load_block(tmp_path / "theirs", target, torch.float32, "cpu")
-    if layout is SPECULATORS and BLOCKS[name].head in ("gru", "lattice"):
-        with pytest.raises(UserError, match="has no place in the layout speculators"):
+    if (name, layout) in NO_PLACE:
+        with pytest.raises(
+            UserError, match=f"the layout {layout.name} has no place for this drafter's {NO_PLACE[name, layout]};"
+        ):
             write_ours(tmp_path / "ours", config, tensors, target.num_layers, layout)
         return
-    write_ours(tmp_path / "ours", config, tensors, target.num_layers, layout)
+    tables = torch.ones(target.vocab_size, target.hidden_size)
+    copies = dict.fromkeys(TABLES, tables) if layout is DEEPSPEC else {}
+    stored = {name: tensor.clone() for name, tensor in (copies | tensors).items()}
+    write_ours(tmp_path / "ours", config, stored, target.num_layers, layout)
     again, same = load_block(tmp_path / "ours", target, torch.float32, "cpu")
     assert again == config
     assert tensors.keys() == same.keys() and all(torch.equal(same[key], tensors[key]) for key in tensors)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from spec_lab.errors import UserError
+from spec_lab.core.errors import UserError
 from spec_lab.menu.config import WorkloadConfig
 from spec_lab.workloads.prompt_files import Prompt, read_jsonl
 from spec_lab.workloads.reasoning_gym import made_prompts

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from spec_lab.core.errors import UserError
 from spec_lab.core.results import RequestRecord
 from spec_lab.core.types import FinishReason, Request
 from spec_lab.corpus.example import Example, render_example, render_prompt
-from spec_lab.errors import UserError
 from spec_lab.measure.answers import check_answers, note_unread
 from spec_lab.menu.chosen import choose
 from spec_lab.menu.config import RunConfig

@@ -15,8 +15,8 @@ from safetensors.torch import load_file
 from spec_lab.__main__ import main as run
 from spec_lab.checkpoints.checkpoint import stored_tensors
 from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.core.errors import UserError
 from spec_lab.doctor.__main__ import main as examine
-from spec_lab.errors import UserError
 from spec_lab.record.reading import read_summary
 from spec_lab.record.runs import newest_run
 from tests.tiny_checkpoints import make_tiny_eagle3, make_tiny_target

@@ -13,7 +13,7 @@ import pytest
 
 from spec_lab import __version__
 from spec_lab.__main__ import main
-from spec_lab.errors import UserError
+from spec_lab.core.errors import UserError
 from spec_lab.menu.config import RunConfig
 from spec_lab.record.sinks import SUMMARY_FILE
 from spec_lab.train.__main__ import main as train

@@ -14,7 +14,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from spec_lab.errors import UserError
+from spec_lab.core.errors import UserError
 from spec_lab.program.folder import close_sweep
 from spec_lab.program.sweep_lock import LOCK_FILE, SweepLock, was_left
 from spec_lab.record.reading import read_summary

@@ -11,8 +11,8 @@ import pytest
 
 import spec_lab
 from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.core.errors import UserError
 from spec_lab.core.types import Request
-from spec_lab.errors import UserError
 from spec_lab.library import Result
 from spec_lab.menu.config import WorkloadConfig
 from spec_lab.record.reading import read_summary

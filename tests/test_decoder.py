@@ -20,11 +20,11 @@ from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes
 from spec_lab.core.kv_cache import NULL_PAGE, PagedKVCache
 from spec_lab.core.layer_protocols import RowSelection
+from spec_lab.core.selection import AllRows, BeforeAttention, NoRows
 from spec_lab.core.types import AttentionMetadata, FeatureSpec, NormSide, TargetOutput
 from spec_lab.engine.pages import PageTable
 from spec_lab.models.decoder import DecoderTarget
 from spec_lab.models.linear import DenseLinear, make_linear
-from spec_lab.pruning.selection import AllRows, BeforeAttention, NoRows
 from spec_lab.wiring.caches import cache_row
 from tests.onednn import needs_rows_alike
 from tests.tiny_checkpoints import make_tiny_target, use_hub_spelling

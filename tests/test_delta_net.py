@@ -10,12 +10,12 @@ import torch
 
 from spec_lab.checkpoints.delta_net_checkpoint import delta_net_tensor_shapes
 from spec_lab.checkpoints.delta_sizes import DeltaNetSizes
+from spec_lab.core.selection import AfterAttention, AllRows
 from spec_lab.core.types import AttentionMetadata
 from spec_lab.engine.states import RecurrentStates
 from spec_lab.models.delta_net import GatedDeltaNet, build_delta_net
 from spec_lab.models.delta_rule import DeltaRows, delta_in_chunks, delta_row_by_row
 from spec_lab.models.rope import RotaryRows
-from spec_lab.pruning.selection import AfterAttention, AllRows
 from tests.covering import each_value
 from tests.kept_states import JUNK, KEPT, spoil_unread, tensors_of
 from tests.tiny_checkpoints import randomize

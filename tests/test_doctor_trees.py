@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from spec_kernels.tree_reference import move_path_reference
+from spec_lab.core.errors import UserError
 from spec_lab.doctor.examine import examine
 from spec_lab.doctor.findings import Finding, Verdict, faults
 from spec_lab.doctor.subject import Subject, load_subject, refuse_no_spine
 from spec_lab.engine.drafts import TreeParts, spine
-from spec_lab.errors import UserError
 from spec_lab.menu.chosen import Chosen, choose
 from spec_lab.operators.kernel_set import TORCH_FORMS, KernelSet, Op
 from spec_lab.program.compose import compose_run

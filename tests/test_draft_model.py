@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from spec_lab.core.kv_cache import NULL_PAGE, SCRATCH_PAGE
+from spec_lab.core.selection import AllRows
 from spec_lab.core.types import Request, VerifiedRound
 from spec_lab.drafters.catchup import CaughtUp
 from spec_lab.drafters.draft_model import DraftModelDrafter, DraftModelState
 from spec_lab.drafters.picking import DraftedRows
 from spec_lab.engine.engine import Engine
-from spec_lab.pruning.selection import AllRows
 from tests.covering import each_value
 from tests.engine_state import poison
 from tests.fake_target import PaddedGraph

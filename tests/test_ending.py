@@ -13,7 +13,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from spec_lab.cli.session import call_hydra
-from spec_lab.errors import UserError
+from spec_lab.core.errors import UserError
 from spec_lab.program.ending import guarded
 
 PROGRAMS = ("spec_lab", "spec_lab.doctor", "spec_lab.train")

@@ -8,7 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from spec_lab.errors import NO_KERNELS, Trouble, describe_error, is_interruption, one_line, trouble_of, without_folders
+from spec_lab.core.errors import (
+    NO_KERNELS,
+    Trouble,
+    describe_error,
+    is_interruption,
+    one_line,
+    trouble_of,
+    without_folders,
+)
 
 
 def test_an_error_with_a_message_is_its_class_and_message() -> None:

@@ -13,7 +13,7 @@ import yaml
 from hydra import compose, initialize_config_dir
 
 from spec_lab.__main__ import main
-from spec_lab.errors import UserError
+from spec_lab.core.errors import UserError
 from spec_lab.menu import registry
 from spec_lab.menu.chosen import Chosen
 from spec_lab.menu.refusals.run import refusals

@@ -16,11 +16,11 @@ from spec_lab.attention.torch_backend import TorchAttention
 from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.checkpoints.mtp_checkpoint import load_mtp
 from spec_lab.core.layer_protocols import AttentionBackend
+from spec_lab.core.selection import AllRows
 from spec_lab.models.experts import ExpertMLP
 from spec_lab.models.linear import make_linear
 from spec_lab.models.mtp import MtpModule
 from spec_lab.models.rope import rotary_table
-from spec_lab.pruning.selection import AllRows
 from tests.lab import Reference, assert_captured_alike, generate, make_config, random_requests
 from tests.test_catchup_pruning import HIDDEN, KNOB, assert_same, draft, make_lane, random_round
 from tests.tiny_experts import add_nextn, make_tiny_nextn

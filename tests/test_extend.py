@@ -15,9 +15,9 @@ import pytest
 
 from spec_lab.__main__ import main
 from spec_lab.collect.__main__ import main as collect
+from spec_lab.core.errors import UserError
 from spec_lab.core.types import Request
 from spec_lab.doctor.__main__ import main as examine
-from spec_lab.errors import UserError
 from spec_lab.menu import registry
 from spec_lab.menu.extensions import find_extensions
 from spec_lab.menu.option import (

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from spec_lab.__main__ import main
-from spec_lab.errors import UserError
+from spec_lab.core.errors import UserError
 from spec_lab.record import amend
 from spec_lab.record.amend import amend_status
 from spec_lab.record.sinks import SUMMARY_FILE

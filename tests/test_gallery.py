@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from spec_lab.errors import UserError
+from spec_lab.core.errors import UserError
 from spec_lab.gallery import acceptance, acceptance_plot, graph_modes, kernel_times, pruning, relaxed, roofline, studies
 from spec_lab.gallery.__main__ import main
 from spec_lab.gallery.export import Shown, write_gallery

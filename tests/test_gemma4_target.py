@@ -15,6 +15,7 @@ from spec_lab.attention.torch_backend import TorchAttention
 from spec_lab.checkpoints.config import ModelConfig
 from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.core.kv_cache import NULL_PAGE, PagedKVCache
+from spec_lab.core.selection import AllRows, BeforeAttention, NoRows
 from spec_lab.core.types import FeatureSpec, NormSide
 from spec_lab.engine.pages import PageTable
 from spec_lab.models import gemma4, gemma4_experts, gemma4_layers
@@ -22,7 +23,6 @@ from spec_lab.models.experts import ExpertMLP
 from spec_lab.models.norms import Float32Norm, RMSNorm
 from spec_lab.models.sandwich import AddNormed
 from spec_lab.models.target_loader import WeightSource, load_target
-from spec_lab.pruning.selection import AllRows, BeforeAttention, NoRows
 from spec_lab.wiring.caches import cache_row
 from tests.covering import each_value
 from tests.test_decoder import Lane

@@ -17,10 +17,10 @@ from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.checkpoints.gguf import gguf_tensors
 from spec_lab.checkpoints.gguf_file import read_head
 from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes
+from spec_lab.core.errors import UserError
 from spec_lab.doctor.checkpoints import check_tokenizer
 from spec_lab.doctor.findings import Verdict
 from spec_lab.doctor.subject import load_subject
-from spec_lab.errors import UserError
 from spec_lab.menu.chosen import choose
 from spec_lab.models.partition import WHOLE
 from tests.lab import Reference, generate, make_config, random_requests

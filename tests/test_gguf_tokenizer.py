@@ -12,7 +12,7 @@ import pytest
 import regex
 
 from spec_lab.checkpoints.gguf_tokenizer import CUTTINGS
-from spec_lab.errors import UserError
+from spec_lab.core.errors import UserError
 from spec_lab.workloads.tokenizer import TargetTokenizer
 from tests.tiny_gguf import ALPHABET, BYTES, MERGES, tokenizer_keys, write_head
 

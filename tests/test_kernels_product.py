@@ -6,11 +6,9 @@ import pytest
 import torch
 
 from spec_kernels import product_tiles
-from spec_kernels.early import early_launches, loads_ahead
+from spec_kernels.early import early_launches
 from spec_kernels.product import product, product_reference
 from spec_kernels.product_tiles import INVARIANT_ROWS, SkinnyTiles, choose_tiles
-from spec_lab.core.conditional import inside_if_node
-from spec_lab.operators.triton_products import TritonProducts
 from tests.kernel_lab import DEVICE, DTYPES, assert_near, randn
 
 EPS = 1e-5
@@ -77,15 +75,6 @@ def test_weights_that_are_loaded_ahead_change_no_bit(tiles: object, splits: int,
     expected = run(product, rows, weight, norm_weight=norm_weight)
     with early_launches():
         assert torch.equal(run(product, rows, weight, norm_weight=norm_weight), expected)
-
-
-def test_nothing_is_launched_early_inside_an_if_node() -> None:
-    products = TritonProducts()
-    with products.launching():
-        assert loads_ahead()
-    with inside_if_node(), products.launching():
-        assert not loads_ahead()
-    assert not loads_ahead()
 
 
 @pytest.mark.parametrize("turned", [False, True])

@@ -21,11 +21,11 @@ from spec_lab.checkpoints.families.plain import Family
 from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.checkpoints.plan import RopeConfig
 from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes
+from spec_lab.core.errors import UserError
 from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.results import GenerationResult
 from spec_lab.core.types import Request
 from spec_lab.engine.engine import Engine
-from spec_lab.errors import UserError
 from spec_lab.menu import registry
 from spec_lab.menu.chosen import choose
 from spec_lab.menu.config import AcceptanceConfig, RunConfig, SamplingConfig

@@ -13,11 +13,11 @@ from spec_lab.attention.torch_backend import TorchAttention
 from spec_lab.checkpoints.latent_sizes import LatentSizes, latent_tensor_shapes
 from spec_lab.core.kv_cache import NULL_PAGE, LayerCache
 from spec_lab.core.layer_protocols import RowSelection
+from spec_lab.core.selection import AfterAttention, AllRows, BeforeAttention, NoRows
 from spec_lab.core.types import AttentionMetadata
 from spec_lab.engine.pages import PageTable
 from spec_lab.models.latent import LatentAttention, build_latent_attention
 from spec_lab.models.rope import RotaryTable
-from spec_lab.pruning.selection import AfterAttention, AllRows, BeforeAttention, NoRows
 from tests.tiny_checkpoints import randomize, refused
 from tests.tiny_latent import SIZES
 

@@ -18,12 +18,12 @@ from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.checkpoints.gemma4_assistant_config import AssistantTarget
 from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes
 from spec_lab.core.kv_cache import NULL_PAGE, PagedKVCache
+from spec_lab.core.selection import AllRows
 from spec_lab.core.types import FeatureSpec, NormSide
 from spec_lab.engine.pages import PageTable
 from spec_lab.menu.chosen import choose
 from spec_lab.models.decoder import DecoderTarget
 from spec_lab.models.tensor_parallel import TensorParallel
-from spec_lab.pruning.selection import AllRows
 from spec_lab.wiring.caches import cache_row
 from spec_lab.wiring.limits import engine_limits
 from spec_lab.wiring.models import load_models

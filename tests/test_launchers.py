@@ -19,7 +19,7 @@ from spec_lab.cli.job import JobOutcome
 from spec_lab.cli.outcomes import OUTCOMES_FOLDER, Outcomes
 from spec_lab.cli.sweep import FolderResolver, SweepPlace
 from spec_lab.cli.task import JobTask, WorkerTask, device_of
-from spec_lab.errors import UserError
+from spec_lab.core.errors import UserError
 from spec_lab.menu.config import RunConfig
 from spec_lab.program import lease
 from spec_lab.program.launchers import lost_worker, refuse_missing_launcher, refuse_sharing

@@ -18,13 +18,12 @@ from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.checkpoints.latent_sizes import LatentSizes
 from spec_lab.checkpoints.plan import LayerPlan, RopeConfig
 from spec_lab.checkpoints.random_weights import random_mtp
-from spec_lab.core.conditional import inside_if_node
+from spec_lab.core.selection import AllRows
 from spec_lab.models.linear import make_linear
 from spec_lab.models.mtp import MtpModule
 from spec_lab.models.products import PLAIN, PlainProducts, launching_of
 from spec_lab.models.rope import rotary_table
 from spec_lab.operators.triton_products import TritonProducts
-from spec_lab.pruning.selection import AllRows
 from tests.kernel_lab import DEVICE, randn
 from tests.test_triton_products import DTYPE, FEATURES, MAX_POSITIONS, Lane, make_target, prompt
 from tests.tiny_latent import SIZES
@@ -59,7 +58,7 @@ def test_neither_plain_products_nor_if_nodes_nor_the_librarys_products_launch_ea
         assert not loads_ahead()
     with launching_of(TritonProducts(row_invariant=False), (EXPERTS,))(1):
         assert not loads_ahead()
-    with inside_if_node(), launching_of(TritonProducts(), (EXPERTS,))(1):
+    with early.launched_plainly(), launching_of(TritonProducts(), (EXPERTS,))(1):
         assert not loads_ahead()
 
 

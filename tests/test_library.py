@@ -19,7 +19,7 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
 import spec_lab
-from spec_lab.errors import UserError
+from spec_lab.core.errors import UserError
 from spec_lab.menu.config import DrafterConfig, RunConfig
 from spec_lab.record import progress
 from spec_lab.record.progress import Progress

@@ -22,7 +22,7 @@ from spec_lab.checkpoints.gemma4_assistant_config import AssistantTarget, read_a
 from spec_lab.checkpoints.json_input import parse_json, read_json
 from spec_lab.checkpoints.mtp_checkpoint import load_mtp
 from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes
-from spec_lab.errors import UserError
+from spec_lab.core.errors import UserError
 from tests.one_line import read_or_refused
 from tests.tiny_assistant import make_tiny_assistant
 from tests.tiny_checkpoints import make_tiny_eagle3, make_tiny_target, rewrite_config

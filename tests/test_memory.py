@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+import spec_lab
 from spec_kernels.native.packing import Layout, PanelMemory, pack, unpack
 from spec_kernels.native.parts import NativeProduct
 from spec_lab.attention.torch_backend import TorchAttention
@@ -19,9 +20,8 @@ from spec_lab.measure.memory import MemoryWatch
 from spec_lab.models.decoder import DecoderTarget
 from spec_lab.models.linear import PackedLinear
 from spec_lab.operators.native_parts import NativeLinear
-from spec_lab.operators.native_products import NativeProducts
+from spec_lab.operators.native_set import NativeProducts
 from spec_lab.record.runs import find_runs
-from spec_lab.report.frame import load_frame
 from spec_lab.report.run_table import format_run, format_runs
 from tests.fake_runs import make_summary, record_run
 from tests.tiny_checkpoints import make_tiny_target
@@ -49,7 +49,7 @@ def test_tables_and_frames_have_the_peak(tmp_path: Path) -> None:
     record_run(tmp_path / "with", memory=memory)
     record_run(tmp_path / "without")
     assert "1.50 GiB" in format_runs(find_runs([tmp_path]))
-    assert set(load_frame(tmp_path)["peak_rss_bytes"].dropna()) == {3 * gibi // 2}
+    assert set(spec_lab.load_frame(tmp_path)["peak_rss_bytes"].dropna()) == {3 * gibi // 2}
 
 
 @pytest.mark.parametrize("has_tiles", [False, True])

@@ -86,7 +86,7 @@ def test_a_typed_sweep_is_warned_of(
     empty_folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("spec_lab.menu.auto.problem_of_native", lambda: None)
-    assert run_main(["-m", "--dry-run", "device=cpu", "num_threads=1,2"]) == 0
+    assert run_main(["-m", "--dry-run", "device=cpu", "dtype=float32,bfloat16"]) == 0
     out, err = capsys.readouterr()
     assert SAID in err and err.count("\n") == 1
     assert out.count("nothing is refused") == 2

@@ -19,12 +19,12 @@ from spec_lab.checkpoints.mtp_checkpoint import load_mtp, num_mtp_modules
 from spec_lab.checkpoints.mtp_layouts import MtpLayout
 from spec_lab.core.kv_cache import NULL_PAGE, PagedKVCache
 from spec_lab.core.layer_protocols import RowSelection
+from spec_lab.core.selection import AfterAttention, AllRows, BeforeAttention, NoRows
 from spec_lab.core.types import AttentionMetadata, NormSide
 from spec_lab.engine.pages import PageTable
 from spec_lab.models.linear import make_linear
 from spec_lab.models.mtp import MtpModule
 from spec_lab.models.rope import rotary_table
-from spec_lab.pruning.selection import AfterAttention, AllRows, BeforeAttention, NoRows
 from spec_lab.wiring.caches import cache_row
 from tests.tiny_checkpoints import TINY_SIZES, refused, rewrite_config, rewrite_tensors
 from tests.tiny_mtp import FAMILIES, TinyMtp, make_tiny_mtp

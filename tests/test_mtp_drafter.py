@@ -12,10 +12,10 @@ import torch
 from spec_lab.checkpoints import mtp_layouts
 from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.core.kv_cache import SCRATCH_PAGE
+from spec_lab.core.selection import AllRows
 from spec_lab.core.types import NormSide, Request
 from spec_lab.drafters.recurrent import RecurrentDrafter
 from spec_lab.program.compose import compose_run
-from spec_lab.pruning.selection import AllRows
 from spec_lab.train.mtp import MtpDrafter, MtpShape
 from spec_lab.train.mtp_recipe import save_modules
 from tests.engine_state import poison

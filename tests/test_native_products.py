@@ -23,6 +23,7 @@ from spec_kernels.native.parts import NativeProduct
 from spec_lab.attention.native_backend import NativeAttention
 from spec_lab.attention.torch_backend import TorchAttention
 from spec_lab.checkpoints.plan import LayerPlan
+from spec_lab.core.selection import AfterAttention, AllRows, BeforeAttention, NoRows
 from spec_lab.measure.lab import MAIN, load_lab, note_kernels
 from spec_lab.menu.choices import KernelsChoice
 from spec_lab.menu.chosen import choose
@@ -32,8 +33,7 @@ from spec_lab.models.linear import make_linear
 from spec_lab.models.norms import RMSNorm
 from spec_lab.models.products import PLAIN
 from spec_lab.operators.native_forwards import MAX_ROWS
-from spec_lab.operators.native_products import NativeDecoderLayer, NativeProducts
-from spec_lab.pruning.selection import AfterAttention, AllRows, BeforeAttention, NoRows
+from spec_lab.operators.native_set import NativeDecoderLayer, NativeProducts
 from tests.lab import make_config
 from tests.native_lane import FULL, HIDDEN_SIZE, MAX_POSITIONS, PAGE_SIZE, PLANS, Lane, assert_alike, tokens_of
 
@@ -106,7 +106,8 @@ def test_a_draft_head_body_without_a_norm_of_its_own() -> None:
     """A body takes normed rows, wider than the stream, and a residual that may be a slice."""
     lane = Lane(FULL, PLAIN)
     plain = lane.target.layers[0]
-    parts = LayerParts(plain.mixer, plain.close.product, plain.finish.part, None, plain.close.norm)
+    mixer, mlp = plain.mixer, plain.finish.part
+    parts = LayerParts(mixer, plain.close.product, mlp, None, plain.close.norm, attention=mixer, dense=mlp)
     body, ours = DecoderLayer.of(parts), NativeProducts().layer(parts, FULL)
     metadata, rows = lane.metadata([3], 2), torch.randn(2, HIDDEN_SIZE)
     rotary = lane.target.rotary_tables[0].rows(metadata.positions)
@@ -275,8 +276,6 @@ def test_exponentials_where_they_end() -> None:
     gates = torch.tensor([-1e4, -100.0, -88.5, -87.2, -20.0, -1e-3, 0.0, 1e-3, 5.0, 88.5, 200.0, float("nan")])
     lane = Lane(replace(FULL, intermediate_size=16), NativeProducts())
     plain = lane.target.layers[0]._many
-    assert FULL.fits_native
-    assert not replace(FULL, intermediate_size=12).fits_native and not replace(FULL, head_dim=24).fits_native
     identity = torch.eye(16, HIDDEN_SIZE)
     weight = torch.cat((identity, torch.zeros(16, HIDDEN_SIZE)))
     mlp = plain.finish.part
@@ -285,7 +284,7 @@ def test_exponentials_where_they_end() -> None:
         stream = torch.zeros(1, HIDDEN_SIZE)
         stream[0, 0] = 1.0
         norm = RMSNorm(torch.full((HIDDEN_SIZE,), float(gate) / HIDDEN_SIZE**0.5), 0.0)
-        parts = LayerParts(plain.mixer, plain.close.product, mlp, None, norm)
+        parts = LayerParts(plain.mixer, plain.close.product, mlp, None, norm, attention=plain.mixer, dense=mlp)
         body, mlp_only = DecoderLayer.of(parts), NativeProducts().layer(parts, replace(FULL, intermediate_size=16))
         metadata = lane.metadata([0], 1)
         rotary = lane.target.rotary_tables[0].rows(metadata.positions)

@@ -18,7 +18,16 @@ from spec_lab.attention.native_backend import NativeAttention
 from spec_lab.checkpoints.random_weights import random_eagle3
 from spec_lab.core.kv_cache import PagedKVCache
 from spec_lab.core.layer_protocols import RowSelection
-from spec_lab.core.pruning_protocols import CatchupPruning, PrunePolicy
+from spec_lab.core.pruning_protocols import CatchupPruning, Drop, PrunePolicy
+from spec_lab.core.selection import (
+    AfterAttention,
+    AllRows,
+    BeforeAttention,
+    LastPromptRow,
+    NoCatchupPruning,
+    NoRows,
+    PruneBeforeAttention,
+)
 from spec_lab.core.types import FeatureSpec, RoundBatch, Verification, VerifiedRound
 from spec_lab.drafters.catchup import catchup_planner
 from spec_lab.drafters.confidence import ConfidentGreedyPicker
@@ -32,18 +41,7 @@ from spec_lab.models.layer_stack import LayerStack
 from spec_lab.models.products import PLAIN, Products
 from spec_lab.operators.kernel_set import TORCH_FORMS, KernelSet
 from spec_lab.operators.native_forwards import MAX_ROWS, NativeHeadLayer, NativeStack
-from spec_lab.operators.native_products import NativeProducts
-from spec_lab.operators.native_set import NATIVE_FUNCTIONS
-from spec_lab.pruning.selection import (
-    AfterAttention,
-    AllRows,
-    BeforeAttention,
-    LastPromptRow,
-    NoCatchupPruning,
-    NoRows,
-    PruneAfterAttention,
-    PruneBeforeAttention,
-)
+from spec_lab.operators.native_set import NATIVE_FUNCTIONS, NativeProducts
 from spec_lab.wiring.caches import cache_row
 from tests.fake_target import make_prune
 from tests.native_lane import (
@@ -124,6 +122,7 @@ class HeadLane:
         config, tensors = random_eagle3(target.config, 35, torch.float32, torch.device("cpu"), 1)
         config = replace(config, **settings)
         tensors = {name: t if t.dtype is torch.int64 else 4 * t.bfloat16().float() for name, t in tensors.items()}
+        tensors["input_norm.weight"] = torch.ones(3 * HIDDEN_SIZE)  # where `norm_before_fc`
         places = target.embedding, target.embedding, self.lane.backend, MAX_POSITIONS
         self.head = Eagle3Head(config, tensors, *places, window=7, products=products)
         row = cache_row(config.layer.only_layer)
@@ -169,21 +168,23 @@ def verified_round(
     return VerifiedRound(batch, Verification(tokens, torch.tensor(num_emitted)), features)
 
 
-@pytest.mark.parametrize("prune", [NoCatchupPruning(), PruneBeforeAttention()])
+@pytest.mark.parametrize(
+    ("prune", "drop"), [(NoCatchupPruning(), Drop.NOWHERE), (PruneBeforeAttention(), Drop.BEFORE_ATTENTION)]
+)
 @pytest.mark.parametrize("normed", [False, True])
-def test_a_catch_up_step_up_to_its_first_draft_in_one_call(prune: CatchupPruning, normed: bool) -> None:
+def test_a_catch_up_step_up_to_its_first_draft_in_one_call(prune: CatchupPruning, drop: Drop, normed: bool) -> None:
     """The state and the KV that its parts leave, bit for bit, and torch's tokens: with all drafts accepted, a request
     that is padding, rows behind the cache's end, and a single request."""
-    policy = PrunePolicy(LastPromptRow(), prune, catchup_in_one_call=True)
+    policy = PrunePolicy(LastPromptRow(), prune, drop)
     lanes = [
         HeadLane(products, norm_before_residual=normed) for products in (NativeProducts(), NativeProducts(), PLAIN)
     ]
+    lanes[1].head.chain = None
     at_once, in_parts, by_torch = (
         RecurrentDrafter(3, lane.head, FeatureSpec(), lane.cache, lane.lane.backend, policy, GreedyPicker(), kernels)
         for lane, kernels in zip(lanes, (NATIVE, NATIVE, TORCH_FORMS), strict=True)
     )
-    in_parts._start = None
-    assert at_once._start is not None and by_torch._start is None
+    assert lanes[0].head.chain is not None and lanes[2].head.chain is None
     for kv_lens, num_emitted in (([20, 17], [4, 0]), ([MAX_POSITIONS - 2, 24], [2, 1]), ([30], [3])):
         verified = verified_round(lanes[0].lane, kv_lens, num_emitted, 4, 3 * HIDDEN_SIZE)
         got, expected, plain = (drafter.catch_up(verified) for drafter in (at_once, in_parts, by_torch))
@@ -196,29 +197,25 @@ def test_a_catch_up_step_up_to_its_first_draft_in_one_call(prune: CatchupPruning
         assert torch.equal(lanes[0].cache.kv, lanes[1].cache.kv)
 
 
-def test_prunings_say_whether_their_step_may_be_one_call() -> None:
-    """An option from outside says nothing, and has its parts called."""
-    chosen = {
-        name: make_prune(catchup=name).catchup_in_one_call for name in ("none", "post_attention", "pre_attention")
-    }
-    assert chosen == {"none": True, "post_attention": False, "pre_attention": True}
+def test_prunings_say_where_they_drop_rows() -> None:
+    dropped = [make_prune(catchup=name).drop for name in ("none", "post_attention", "pre_attention")]
+    assert dropped == [Drop.NOWHERE, Drop.BEHIND_ATTENTION, Drop.BEFORE_ATTENTION]
 
 
 def test_a_catch_up_step_that_is_not_one_call_is_run_in_its_parts() -> None:
-    """Where rows are dropped behind attention, picks are noted, outputs are normed, or rows are many."""
+    """Where rows are dropped behind attention or by the batch, features or outputs are normed, or rows are many."""
     lane = HeadLane(NativeProducts())
-    places = FeatureSpec(), lane.cache, lane.lane.backend
-    whole = PrunePolicy(LastPromptRow(), NoCatchupPruning(), catchup_in_one_call=True)
-    noted = ConfidentGreedyPicker(cast(DraftConfidences, None))
-    assert RecurrentDrafter(3, lane.head, *places, whole, noted)._start is None
-    dropping = PrunePolicy(LastPromptRow(), PruneAfterAttention())
-    assert RecurrentDrafter(3, lane.head, *places, dropping, GreedyPicker())._start is None
-    assert HeadLane(NativeProducts(), norm_output=True).head.start is None
+    few = verified_round(lane.lane, [20, 17], [4, 1], 4, 3 * HIDDEN_SIZE)
     many = [20] * (MAX_ROWS // 4 + 1)
-    verified = verified_round(lane.lane, many, [1] * len(many), 4, 3 * HIDDEN_SIZE)
-    drafter = RecurrentDrafter(3, lane.head, *places, whole, GreedyPicker(), NATIVE)
-    assert drafter._started(verified) is None
-    assert drafter.catch_up(verified).tokens.shape == (len(many),)
+    of_many = verified_round(lane.lane, many, [1] * len(many), 4, 3 * HIDDEN_SIZE)
+    assert lane.head.chain.start(few, lane.cache, Drop.NOWHERE, 3) is not None
+    for verified, drop in ((few, Drop.BEHIND_ATTENTION), (few, None), (of_many, Drop.NOWHERE)):
+        assert lane.head.chain.start(verified, lane.cache, drop, 3) is None
+    policy = PrunePolicy(LastPromptRow(), NoCatchupPruning(), Drop.NOWHERE)
+    places = FeatureSpec(), lane.cache, lane.lane.backend, policy
+    assert RecurrentDrafter(3, lane.head, *places, GreedyPicker(), NATIVE).catch_up(of_many).tokens.shape == (33,)
+    assert HeadLane(NativeProducts(), norm_output=True).head.chain is None
+    assert HeadLane(NativeProducts(), norm_before_fc=True).head.chain.start(few, lane.cache, Drop.NOWHERE, 3) is None
 
 
 def test_all_draft_steps_in_one_call() -> None:
@@ -235,14 +232,11 @@ def test_all_draft_steps_in_one_call() -> None:
             backend.advance(live[0])
             hidden[0] = lanes[0].head.forward(expected[-1], hidden[0], lanes[0].cache, live[0], AllRows())
             expected.append(lanes[0].head.greedy(hidden[0]))
-        steps = lanes[1].head.steps
-        assert steps is not None
-        drafts = steps(tokens, hidden[1], lanes[1].cache, live[1], 4)
+        drafts = lanes[1].head.chain.steps(tokens, hidden[1], lanes[1].cache, live[1], 4)
         assert torch.equal(drafts, torch.stack(expected, dim=1))
         for name in ("positions", "slot_mapping", "seq_lens"):
             assert torch.equal(getattr(live[0], name), getattr(live[1], name))
         assert torch.equal(lanes[0].cache.kv, lanes[1].cache.kv)
-    assert HeadLane(NativeProducts(), norm_output=True).head.steps is None
 
 
 def test_only_greedy_drafts_on_fresh_metadata_are_made_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 from spec_lab.checkpoints import possible_values
 from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.cli.job import Job, run_job
+from spec_lab.core.errors import UserError
 from spec_lab.doctor.subject import load_subject
-from spec_lab.errors import UserError
 from spec_lab.measure.lab import load_lab
 from spec_lab.menu.chosen import choose
 from spec_lab.menu.config import RunConfig, SamplingConfig

@@ -24,6 +24,7 @@ from spec_lab.assembly.deferred import Deferred
 from spec_lab.assembly.heads import make_picker
 from spec_lab.assembly.option import CatchupPruningOption, DrafterOption, GraphOption, RuleOption
 from spec_lab.config import AcceptanceConfig, Choice, DrafterConfig, GraphConfig, RunConfig, Weights, knob
+from spec_lab.core.errors import UserError
 
 @dataclass
 class OldDrafterConfig(DrafterConfig):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from spec_lab.errors import UserError
+from spec_lab.core.errors import UserError
 from spec_lab.menu.chosen import choose
 from spec_lab.menu.config import RunConfig, WorkloadConfig
 from spec_lab.wiring.workloads import open_workload

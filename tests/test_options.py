@@ -8,8 +8,8 @@ import pytest
 
 from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.checkpoints.packaged import PACKAGED
+from spec_lab.core.errors import UserError
 from spec_lab.doctor.__main__ import main as examine
-from spec_lab.errors import UserError
 from spec_lab.measure.runner import run
 from spec_lab.menu import registry
 from spec_lab.menu.chosen import choose

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from spec_lab.__main__ import main
-from spec_lab.errors import UserError
+from spec_lab.core.errors import UserError
 from spec_lab.program.folder import make_folder
 from spec_lab.program.sweep_lock import LOCK_FILE, SweepLock
 from spec_lab.record.sinks import SUMMARY_FILE

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from spec_lab.errors import UserError
+from spec_lab.core.errors import UserError
 from spec_lab.paper import __main__ as paper
 from spec_lab.paper.content import JSON_FILE, read_tables
 from spec_lab.paper.file import read_paper

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from spec_lab.errors import UserError
+from spec_lab.core.errors import UserError
 from spec_lab.record.reading import read_request_rows, read_round_rows, read_summary
 from spec_lab.report.__main__ import main as report
 from tests.fake_runs import record_run

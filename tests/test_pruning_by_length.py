@@ -13,7 +13,7 @@ from tests.lab import make_config, make_engine, make_pair, random_requests
 
 BY_LENGTH = """
 from spec_lab.menu.option import CatchupPruningOption
-from spec_lab.pruning.selection import AfterAttention, AllRows
+from spec_lab.core.selection import AfterAttention, AllRows
 
 SEEN = []
 COUNTED = []

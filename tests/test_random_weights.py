@@ -24,7 +24,7 @@ from spec_lab.checkpoints.gemma4_assistant_config import (
 from spec_lab.checkpoints.gemma4_text import LayerRope
 from spec_lab.checkpoints.random_weights import random_assistant, random_mtp
 from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes
-from spec_lab.errors import UserError
+from spec_lab.core.errors import UserError
 from spec_lab.options.drafters.frozen_kv import ASSISTANT_SHAPES
 from spec_lab.options.targets import SHAPES
 from spec_lab.record.runs import read_summary

@@ -14,7 +14,7 @@ from typing import Any, get_args, get_type_hints
 import pytest
 from omegaconf import OmegaConf
 
-from spec_lab.errors import UserError
+from spec_lab.core.errors import UserError
 from spec_lab.record import provenance, schema
 from spec_lab.record.measured import Divergence, Measured
 from spec_lab.record.provenance import collect_provenance, git_revision

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from spec_lab.errors import UserError
+from spec_lab.core.errors import UserError
 from spec_lab.record.reading import read_all_request_rows, read_request_rows, read_summary
 from spec_lab.record.runs import find_runs, load_configurations, load_requests
 from spec_lab.report.__main__ import main
@@ -164,6 +164,10 @@ def test_judged_rounds_follow_from_how_the_last_was_cut(
     assert read_request_rows(tmp_path)[0]["judged_per_round"] == [2, 1]
 
 
+ONE_ROUND: dict[str, object] = {"accepted_per_round": [1], "judged_per_round": [2], "offered_per_round": [2]}
+ONE_ROUND |= {"emitted_per_round": [2]}
+
+
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
@@ -181,6 +185,9 @@ def test_judged_rounds_follow_from_how_the_last_was_cut(
         ),
         ({"offered_per_round": [2]}, "differ in length"),
         ({"offered_per_round": [0] * 99}, "differ in length"),
+        ({"confidence_per_round": [[]]}, "differ in length"),
+        (ONE_ROUND | {"confidence_per_round": [[0.5]]}, "does not have a number for each"),
+        (ONE_ROUND | {"confidence_per_round": [[1.5, 0.5]]}, "not between 0 and 1"),
     ],
 )
 def test_rounds_that_cannot_be_are_refused(changes: dict[str, object], problem: str, tmp_path: Path) -> None:

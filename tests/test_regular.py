@@ -13,7 +13,7 @@ from torch import zeros
 
 from spec_lab.checkpoints.checkpoint_files import tensors_of
 from spec_lab.checkpoints.families.table import read_model_config
-from spec_lab.errors import UserError, trouble_of
+from spec_lab.core.errors import UserError, trouble_of
 from spec_lab.menu.config import WorkloadConfig
 from spec_lab.program.sweep_lock import SweepLock, was_left
 from spec_lab.program.yaml_file import read_yaml

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from spec_lab.errors import UserError
+from spec_lab.core.errors import UserError
 from spec_lab.menu.refusals.run import refusals
 from tests.test_compatibility import FORBIDDEN, compose, folders, no_interpreter
 

@@ -16,8 +16,8 @@ import pandas as pd
 import pytest
 from matplotlib.figure import Figure
 
+from spec_lab.core.errors import UserError
 from spec_lab.core.types import FinishReason
-from spec_lab.errors import UserError
 from spec_lab.record.measured import Divergence
 from spec_lab.record.paired import over_reference
 from spec_lab.record.progress import Progress
@@ -535,6 +535,14 @@ def test_every_plot_draws(name: str, tmp_path: Path) -> None:
     for figure in figures:
         assert isinstance(figure, Figure)
         figure.savefig(tmp_path / "figure.png", dpi=40)
+
+
+def test_a_run_says_once_which_stages_fall_together_in_a_captured_piece() -> None:
+    summary = make_summary()
+    assert "one piece of" not in format_run(summary)
+    summary["stage_ms_per_round"] = {"verify": 1.0, "draft": 2.0}
+    said = " ".join(format_run(summary).split())
+    assert said.count("draft is catchup and recur, one piece of graph=") == 1
 
 
 def test_stage_bars_add_up_to_the_round() -> None:

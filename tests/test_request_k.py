@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from spec_lab.core.errors import UserError
 from spec_lab.core.types import Request, Sequence
 from spec_lab.engine.request_k import OFF, GivenK, RunningK
-from spec_lab.errors import UserError
 from spec_lab.menu.choices import ByRequest
 from spec_lab.menu.config import WorkloadConfig
 from spec_lab.workloads.prompt_files import read_jsonl

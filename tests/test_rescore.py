@@ -21,11 +21,11 @@ from spec_lab.acceptance.lossy import LossyAcceptance, Window
 from spec_lab.acceptance.noise import SlotSeeds
 from spec_lab.acceptance.phase import ThinkingMarkers
 from spec_lab.acceptance.token_laws import OverlapLaw, exact
+from spec_lab.core.errors import UserError
 from spec_lab.core.results import GenerationResult
 from spec_lab.core.types import Request
 from spec_lab.drafters.random import RandomDrafter
 from spec_lab.engine.engine import Engine
-from spec_lab.errors import UserError
 from spec_lab.menu.config import AcceptanceConfig
 from spec_lab.options.rules.fly import FlyConfig
 from spec_lab.options.rules.rejection import RejectionConfig

@@ -9,10 +9,10 @@ import torch
 
 from spec_lab.core.prompts import LiveRows
 from spec_lab.core.rows import rows_at
+from spec_lab.core.selection import AfterAttention, AllRows, BeforeAttention, NoRows
 from spec_lab.core.types import AttentionMetadata, FeatureSpec, NormSide
 from spec_lab.menu import registry
 from spec_lab.menu.option import CatchupPruningOption, PromptPruningOption
-from spec_lab.pruning.selection import AfterAttention, AllRows, BeforeAttention, NoRows
 from tests.graph_lab import DEVICES
 
 NO_FEATURES, TAPS, FINAL = FeatureSpec(), FeatureSpec(layer_inputs=(2, 4)), FeatureSpec(final_hidden=NormSide.POST_NORM)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from spec_lab.errors import UserError
+from spec_lab.core.errors import UserError
 from spec_lab.measure.runner import run
 from spec_lab.menu.chosen import choose
 from spec_lab.menu.config import RunConfig

@@ -63,7 +63,7 @@ def names_in(tree: ast.Module) -> set[str]:
 
 
 def test_nothing_is_taken_from_the_package_itself_but_modules() -> None:
-    """Beside a clone `spec_lab` is the clone's folder, and has no names (`spec_lab/version.py`)."""
+    """Beside a clone `spec_lab` is the clone's folder, and has no names (`spec_lab/core/version.py`)."""
     package = ROOT / "spec_lab"
     taken = {
         alias.name

@@ -17,7 +17,7 @@ pytest.importorskip("sweeps", reason="needs the extra `sweep`")
 
 import numpy as np
 
-from spec_lab.errors import UserError
+from spec_lab.core.errors import UserError
 from spec_lab.menu.chosen import Chosen
 from spec_lab.program.sweep_lock import SweepLock
 from spec_lab.record.runs import find_runs, load_runs
@@ -302,7 +302,7 @@ def test_what_a_run_does_not_read_starts_no_sweep_over(
     name = write(PAIR)
     for revision, version in (("1234567", "1"), ("1234567+dirty", "1"), ("89abcde", "2"), ("1234567", "1")):
         monkeypatch.setattr("spec_lab.record.provenance.git_revision", lambda revision=revision: revision)
-        monkeypatch.setattr("spec_lab.version.VERSION", version)
+        monkeypatch.setattr("spec_lab.core.version.VERSION", version)
         assert main([name]) == 0
         said = "starts over in outputs/" in capsys.readouterr().err
         assert said == (version == "2")

@@ -13,7 +13,7 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from spec_lab.errors import UserError
+from spec_lab.core.errors import UserError
 from spec_lab.sweep.library import load_library
 
 pytest.importorskip("sweeps", reason="needs the extra `sweep`")

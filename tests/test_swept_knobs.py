@@ -9,7 +9,7 @@ import pytest
 
 from spec_lab.__main__ import main
 from spec_lab.cli.swept_knobs import with_forced_knobs
-from spec_lab.errors import UserError
+from spec_lab.core.errors import UserError
 from spec_lab.program.options import run_menu
 from spec_lab.record.runs import find_runs
 from tests import recorded_runner

@@ -16,10 +16,10 @@ from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.checkpoints.random_weights import random_tensors
 from spec_lab.checkpoints.slices import kept_part
 from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes
+from spec_lab.core.errors import UserError
 from spec_lab.core.results import GenerationResult
 from spec_lab.core.types import Request
 from spec_lab.engine.engine import Engine
-from spec_lab.errors import UserError
 from spec_lab.measure.world import Together
 from spec_lab.menu.chosen import choose
 from spec_lab.menu.config import RunConfig

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from spec_lab.errors import UserError, visible
+from spec_lab.core.errors import UserError, visible
 from spec_lab.program.sweep_lock import alone_in
 from spec_lab.train.__main__ import main as train
 from spec_lab.train.texts.__main__ import main
@@ -240,6 +240,16 @@ def test_a_plan_says_what_the_texts_take_and_refuses_a_full_disk(
 def test_a_plan_at_no_tokens_a_second_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["target=pocket", f"output_dir={tmp_path}", "--plan=0"]) == 2
     assert "--plan=0 is no option" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("template", [None, "{% for message in messages %}{{ message['content'] }}{% endfor %}"])
+def test_a_template_without_a_users_turn_is_refused_before_anything_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], template: str | None
+) -> None:
+    model = make_tiny_target(tmp_path, "llama", vocab_size=320, num_hidden_layers=1, tie_word_embeddings=False)
+    keys = {"tokenizer.chat_template": template}
+    assert write(write_gguf(tmp_path / "a.gguf", model, pre="smollm", keys=keys), tmp_path / "out") == 2
+    assert "no chat template with a user's turn" in capsys.readouterr().err and not (tmp_path / "out").exists()
 
 
 def test_tasks_of_a_package_that_is_not_here_are_refused_with_its_name(

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from spec_lab.core.errors import UserError
 from spec_lab.corpus.example import (
     ASSISTANT,
     CHAT_TEMPLATE,
@@ -27,7 +28,6 @@ from spec_lab.corpus.example import (
     Form,
     render_prompt,
 )
-from spec_lab.errors import UserError
 from spec_lab.options.shipped import ZOO
 from spec_lab.workloads.chat_template import ChatTemplate, stored_template
 from spec_lab.workloads.limits import OutOfBounds, time_limit, within_limits

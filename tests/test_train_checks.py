@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from spec_lab.errors import UserError
+from spec_lab.core.errors import UserError
 from spec_lab.options.drafters.block_keys import Form, Head
 from spec_lab.options.shipped import ZOO
 from spec_lab.train.block_config import BlockTrainingConfig, DominoTrainingConfig, DsparkTrainingConfig
@@ -104,7 +104,7 @@ def test_the_defaults_can_be_trained(drafter: type[Any], target: type[Any]) -> N
         ("drafter__head_dim", 0),
         ("target__hidden_size", 0),
         ("target__natural_fraction", 1.5),
-        ("tokenizer__vocab_size", 2**15 + 1),
+        ("tokenizer__vocab_size", 2**18 + 1),
         ("corpus__num_shards", 0),
         ("corpus__row_length", 2),
         ("corpus__num_natural_documents", 0),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from itertools import islice
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +13,16 @@ from transformers import PreTrainedTokenizerFast
 
 from spec_lab.corpus.categories import generate
 from spec_lab.corpus.example import SPECIAL_TOKENS, render_example, render_prompt
-from spec_lab.train.data import IGNORED_LABEL, TrainingTokens, map_in_processes, next_token_labels, pack_documents
+from spec_lab.train.data import (
+    IGNORED_LABEL,
+    TrainingTokens,
+    map_in_processes,
+    next_token_labels,
+    pack_documents,
+    smallest_id_type,
+)
+from spec_lab.train.generate import Continuation
+from spec_lab.train.generations import Generations
 from spec_lab.train.rounds import RoundCounts
 from spec_lab.train.tokenizer import train_tokenizer
 
@@ -49,6 +59,19 @@ def test_chat_template_writes_the_prompt_of_the_workloads(tokenizer: PreTrainedT
 def test_thinking_markers_survive_decoding_without_special_tokens(tokenizer: PreTrainedTokenizerFast) -> None:
     ids = tokenizer("<|assistant|><think>a</think><|end|>")["input_ids"]
     assert tokenizer.decode(ids, skip_special_tokens=True) == "<think>a</think>"
+
+
+def test_ids_of_a_large_vocabulary_are_kept_as_they_are(tmp_path: Path) -> None:
+    """Smaller integers would wrap around, and say nothing."""
+    for largest in (2**15 - 1, 2**15, 2**16 - 1, 2**16, 200_000):
+        texts = Generations.of([Continuation([3, largest], [largest - 1], True)], 4, pad_id=0, vocab_size=largest + 1)
+        assert texts.tokens.tolist() == [[3, largest, largest - 1, 0]]
+        assert texts.tokens.element_size() == (2 if largest < 2**15 else 4)
+        rows = np.array([[1, largest]], dtype=smallest_id_type(largest + 1))
+        assert rows.itemsize == (2 if largest < 2**16 else 4)
+        for name in ("rows.npy", "natural.npy"):
+            np.save(tmp_path / name, pack_documents([rows[0]], row_length=3, pad_id=0))
+        assert TrainingTokens.load(tmp_path, 0.5, 0, torch.device("cpu")).rows.tolist() == [[1, largest, 0]]
 
 
 def test_packing_splits_nothing_and_loses_nothing() -> None:

@@ -14,10 +14,10 @@ from spec_lab.checkpoints.checkpoint import load_tensors
 from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes
 from spec_lab.core.kv_cache import PagedKVCache
+from spec_lab.core.selection import AllRows
 from spec_lab.core.types import FeatureSpec
 from spec_lab.engine.pages import PageTable
 from spec_lab.models.decoder import DecoderTarget
-from spec_lab.pruning.selection import AllRows
 from spec_lab.train.draft_model_recipe import DistillationLoss, DraftModelRecipe, distillation_batch
 from spec_lab.train.drafter import TrainingTask
 from spec_lab.train.drafter_config import DraftModelTrainingConfig

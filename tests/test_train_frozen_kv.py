@@ -15,10 +15,10 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from spec_lab.train.drafter import TrainingTask
 from spec_lab.train.drafter_config import FrozenKvTrainingConfig
-from spec_lab.train.embedding_init import leading_directions
 from spec_lab.train.frozen_kv import TrainableFrozenKVDrafter
 from spec_lab.train.frozen_kv_recipe import FrozenKVRecipe, load_frozen_kv, save_frozen_kv, start_from_target
 from spec_lab.train.generations import Generations
+from spec_lab.train.layers import leading_directions
 from spec_lab.train.module_config import OptimisationConfig
 from spec_lab.train.target import run_target
 from tests.test_train_pipeline import smoke_pipeline

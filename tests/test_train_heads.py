@@ -49,10 +49,14 @@ from spec_lab.train.frozen_kv_recipe import FrozenKVRecipe
 from spec_lab.train.frozen_target import FrozenOutputs, FrozenTarget
 from spec_lab.train.group import ALONE, TrainingGroup
 from spec_lab.train.head_evaluation import evaluated
+from spec_lab.train.head_training import write_layouts
+from spec_lab.train.layouts import WrittenFor
+from spec_lab.train.loop import CurvePoint, Watch
 from spec_lab.train.module_config import OptimisationConfig
 from spec_lab.train.mtp_recipe import MtpRecipe
+from spec_lab.train.options import drafter_option
 from spec_lab.train.packed_rows import PackedRows
-from spec_lab.train.packed_training import PackedTask, train_packed
+from spec_lab.train.packed_training import PackedTask
 from spec_lab.train.proof import NotServed, Proof, Prover
 from spec_lab.train.serving import Serving
 from spec_lab.train.texts.folder import Answered, Texts, TextsFolder
@@ -83,7 +87,7 @@ RECIPES: dict[str, Any] = {
     "mtp_eagle": MtpRecipe(MtpEagleTrainingConfig(intermediate_size=24, head_dim=8, num_unrolled_steps=2)),
     "draft_model": DraftModelRecipe(DraftModelTrainingConfig(intermediate_size=24, head_dim=8, hidden_size=16)),
     "frozen_kv": FrozenKVRecipe(FrozenKvTrainingConfig(**OF_KV)),
-    "dspark": BlockRecipe(DsparkTrainingConfig(block_size=4, head_rank=8, **OF_BLOCKS)),
+    "dspark": BlockRecipe(DsparkTrainingConfig(block_size=4, head_rank=8, num_anchors=6)),
     "lilicorr": BlockRecipe(LilicorrTrainingConfig(block_size=5, head_rank=8, head_topk=4, **OF_BLOCKS)),
     "p_eagle": PEagleRecipe(PEagleTrainingConfig(num_drafts=4, **OF_BLOCKS)),
 }
@@ -222,6 +226,10 @@ def test_heads_for_tiny_targets_of_all_families_are_proved_before_and_behind_tra
     recipe.form.train(head, config, PackedTask(target, texts, recipe.taps(target), 48, tmp_path / "no.pt", 0, CPU))
     recipe.save(head, target, tmp_path / "after")
     after = prover.prove(drafter, tmp_path / "after")
+    layouts = [name for name, each in drafter_option(config).layouts.items() if each.lacks(config) is None]
+    write_layouts(layouts, config, tmp_path / "after", WrittenFor(target, "it", recipe.taps(target)), prover)
+    expected = {"eagle3": ["speculators"], "dspark": ["speculators", "deepspec"]}
+    assert layouts == expected.get(drafter, [])
     assert len(after.differences) == 4 and after.largest_logit != before.largest_logit > 0.1
 
 
@@ -269,6 +277,30 @@ def test_a_training_that_is_killed_goes_on_as_if_it_had_not_been(
     assert resumed["curve"] == undisturbed["curve"] and resumed["truth"] == undisturbed["truth"]
 
 
+@dataclass
+class KilledOnce:
+    """Looks at a training behind its third step, and ends it the first time."""
+
+    every: int = 3
+    is_dead: bool = False
+
+    def point(self, point: CurvePoint) -> None:
+        """Do nothing."""
+
+    def look(self, step: int) -> None:
+        if not self.is_dead:
+            self.is_dead = True
+            raise Killed
+
+
+@pytest.mark.parametrize("name", ["dspark", "p_eagle"])
+def test_a_block_drafter_whose_training_is_killed_has_the_losses_of_one_that_was_not(name: str, llama: Path) -> None:
+    watch = KilledOnce()
+    with pytest.raises(Killed):
+        losses(llama, name=name, watch=watch)
+    assert losses(llama, name=name, watch=watch) == losses(llama, name=name)
+
+
 @dataclass(frozen=True)
 class Thread:
     """Keeps the protocol `TrainingGroup`, for a thread."""
@@ -285,19 +317,27 @@ class Thread:
 
 
 def losses(
-    folder: Path, group: TrainingGroup = ALONE, dtype: torch.dtype = torch.float32, kept_bytes: int = 0
+    folder: Path,
+    group: TrainingGroup = ALONE,
+    dtype: torch.dtype = torch.float32,
+    kept_bytes: int = 0,
+    name: str = "eagle3",
+    watch: Watch | None = None,
 ) -> list[float]:
-    """Return those of four steps of a tiny head for the target in a folder, which go over the texts more than once."""
-    texts, recipe = Texts.load(folder / "texts"), RECIPES["eagle3"]
-    steps = OptimisationConfig(num_steps=4, batch_size=8, num_warmup_steps=2, log_every=1, checkpoint_every=9)
-    config = dataclasses.replace(recipe.config, optimisation=steps, num_unrolled_steps=2)
-    target = FrozenTarget.load(folder / "target", CPU, dtype, 48)
-    task = PackedTask(
-        target, texts, recipe.taps(target), 48, folder / "no.pt", 0, CPU, group=group, kept_bytes=kept_bytes
-    )
+    """Return those of four steps of a tiny drafter for the target in a folder, which go over the texts more than once.
+
+    A checkpoint is kept where something watches.
+    """
+    texts, target = Texts.load(folder / "texts"), FrozenTarget.load(folder / "target", CPU, dtype, 48)
+    recipe = type(RECIPES[name])(filled(RECIPES[name].config, sizes_of(target.config)))
+    every = 9 if watch is None else 2
+    steps = OptimisationConfig(num_steps=4, batch_size=8, num_warmup_steps=2, log_every=1, checkpoint_every=every)
+    config = dataclasses.replace(recipe.config, optimisation=steps)
+    parts = recipe.taps(target), 48, folder / f"{name}-{every}.pt", 0, CPU, watch
     with DRAWING:
         head = recipe.build(target, texts, 0)
-    return [point.loss for point in train_packed(head, config, task)]
+    task = PackedTask(target, texts, *parts, group=group, kept_bytes=kept_bytes)
+    return [point.loss for point in recipe.form.train(head, config, task)]
 
 
 def test_two_processes_have_the_losses_of_one(llama: Path) -> None:
@@ -350,6 +390,9 @@ def test_torchrun_trains_what_one_process_does(llama: Path, whole: Path) -> None
         ("dtype=float16", "no room for small gradients"),
         ("packing.row_length=513", "over the target's 512 positions"),
         ("logger.project=a/b", "is no name of a W&B project"),
+        ("layouts=[deepspec]", "layouts=[deepspec] is not known for drafter=eagle3; use layouts=[speculators]"),
+        ("drafter=dflash layouts=[deepspec]", "layouts=[deepspec] has no place for drafter.slots=mask_first"),
+        ("drafter=p_eagle layouts=[speculators]", "is not known for drafter=p_eagle; leave it out"),
         ("evaluation.prompts=[nowhere.jsonl]", "there is no file nowhere.jsonl"),
         (f"evaluation.prompts=[{ZOO / 'pocket' / 'config.json'}]", "config.json holds no question"),
     ],
@@ -416,9 +459,11 @@ def test_a_plan_says_what_a_training_takes_and_texts_are_shown(
     llama: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_tokenizer(llama / "target")
-    assert main([*words(llama, *EAGLE3), "--plan"]) == 0
-    said = capsys.readouterr().out
-    assert "0.02 M parameters" in said and "steps: " in said and not (llama / "out").exists()
+    assert main([*words(llama, *EAGLE3), "evaluation.num_draft_tokens=4", "--plan"]) == 0
+    said = capsys.readouterr()
+    assert "0.02 M parameters" in said.out and "steps: " in said.out and not (llama / "out").exists()
+    warned = "evaluation.num_draft_tokens=4 is over drafter.num_unrolled_steps=3"
+    assert warned in said.out + said.err
     assert main([*words(llama, *EAGLE3), "--show-data=2"]) == 0
     assert capsys.readouterr().out.count("[[") == 2 and not (llama / "out").exists()
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=1000))

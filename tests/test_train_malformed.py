@@ -13,7 +13,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from spec_lab.errors import UserError
+from spec_lab.core.errors import UserError
 from spec_lab.train.data import TrainingTokens
 from spec_lab.train.generations import Generations
 from spec_lab.train.loop import train

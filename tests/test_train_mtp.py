@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from spec_lab.errors import UserError
+from spec_lab.core.errors import UserError
 from spec_lab.train.drafter_config import MtpTrainingConfig
 from spec_lab.train.module_config import OptimisationConfig
 from spec_lab.train.mtp import MtpDrafter, MtpShape, TrainableMtpModule

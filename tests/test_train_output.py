@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from spec_lab.errors import UserError
+from spec_lab.core.errors import UserError
 from spec_lab.train.loop import TrainingDiverged
 from spec_lab.train.output import LOG_FILE, output_folder
 from spec_lab.train.stages import RunFolder, run_stage

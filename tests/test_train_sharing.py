@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from spec_lab.errors import UserError
+from spec_lab.core.errors import UserError
 from spec_lab.train.config import EvaluationConfig, GenerationsConfig, PackingConfig, TokenizerConfig, TrainConfig
 from spec_lab.train.drafter_config import Eagle3TrainingConfig, Loss, MtpEagleTrainingConfig, NoDrafterChoice
 from spec_lab.train.module_config import OptimisationConfig

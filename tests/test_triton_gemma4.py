@@ -15,12 +15,12 @@ from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.checkpoints.gemma4_assistant_checkpoint import TOKEN_ORDERING, assistant_tensor_shapes
 from spec_lab.checkpoints.gemma4_assistant_config import AssistantTarget, read_assistant_config
 from spec_lab.checkpoints.gemma4_checkpoint import gemma4_tensor_shapes
+from spec_lab.core.selection import AfterAttention, AllRows, NoRows
 from spec_lab.core.types import AttentionMetadata, FeatureSpec
 from spec_lab.models.gemma4 import Gemma4Target
 from spec_lab.models.gemma4_assistant import Gemma4Assistant
 from spec_lab.models.products import PLAIN, Products
 from spec_lab.operators.triton_products import TritonProducts
-from spec_lab.pruning.selection import AfterAttention, AllRows, NoRows
 from tests.kernel_lab import DEVICE, randn
 from tests.test_triton_products import DTYPE, MAX_POSITIONS, CountedKernels, Lane, assert_alike, prompt
 from tests.tiny_checkpoints import random_weight

@@ -18,6 +18,7 @@ from spec_lab.checkpoints.delta_net_checkpoint import delta_net_tensor_shapes
 from spec_lab.checkpoints.delta_sizes import DeltaNetSizes
 from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.core.kv_cache import PagedKVCache
+from spec_lab.core.selection import AllRows
 from spec_lab.core.types import AttentionMetadata, FeatureSpec
 from spec_lab.engine.states import RecurrentStates
 from spec_lab.menu.choices import Rollback
@@ -31,7 +32,6 @@ from spec_lab.models.target_loader import WeightSource, load_target
 from spec_lab.operators.triton_delta import TRITON_DELTA
 from spec_lab.operators.triton_linear import TritonNorm
 from spec_lab.operators.triton_products import TritonProducts, TwoWays
-from spec_lab.pruning.selection import AllRows
 from spec_lab.wiring.caches import cache_row
 from spec_lab.wiring.kernels import KERNELS
 from tests.graph_lab import MODES

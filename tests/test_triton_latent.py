@@ -17,6 +17,7 @@ from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.checkpoints.random_weights import random_eagle3, random_tensors
 from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes
 from spec_lab.core.kv_cache import LayerCache
+from spec_lab.core.selection import AllRows
 from spec_lab.menu import registry
 from spec_lab.menu.config import AttentionConfig
 from spec_lab.models.eagle3 import Eagle3Head
@@ -27,7 +28,6 @@ from spec_lab.models.products import PLAIN
 from spec_lab.operators.triton_experts import TritonExperts, triton_router
 from spec_lab.operators.triton_mixers import SkinnyQuery
 from spec_lab.operators.triton_products import TritonProducts
-from spec_lab.pruning.selection import AllRows
 from tests.kernel_lab import DEVICE, DTYPES, assert_near, randn
 from tests.lab import Reference, generate, make_config, random_requests
 from tests.test_expert_mtp import make_nextn

@@ -21,6 +21,7 @@ from spec_lab.checkpoints.random_weights import random_eagle3, random_mtp, rando
 from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes
 from spec_lab.core.kv_cache import PagedKVCache
 from spec_lab.core.layer_protocols import RowSelection
+from spec_lab.core.selection import AfterAttention, AllRows, BeforeAttention, NoRows
 from spec_lab.core.types import AttentionMetadata, FeatureSpec, NormSide
 from spec_lab.engine.pages import PageTable
 from spec_lab.models.decoder import DecoderTarget
@@ -31,7 +32,6 @@ from spec_lab.models.products import PLAIN, Products
 from spec_lab.models.rope import rotary_table
 from spec_lab.operators.triton_linear import TritonGatedMLP, dense
 from spec_lab.operators.triton_products import TritonProducts, TwoWays
-from spec_lab.pruning.selection import AfterAttention, AllRows, BeforeAttention, NoRows
 from spec_lab.wiring.caches import cache_row
 from spec_lab.wiring.kernels import KERNELS
 from tests.kernel_lab import DEVICE, randn

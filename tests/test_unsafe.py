@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from spec_lab.__main__ import main
+from spec_lab.core.errors import UserError
 from spec_lab.doctor.__main__ import main as doctor
-from spec_lab.errors import UserError
-from spec_lab.menu.refusals.names import refuse_name, refuse_output_dir
+from spec_lab.menu.refusals.run import refuse_name, refuse_output_dir
 from spec_lab.program.folder import multirun_study, study_place
 from spec_lab.program.ground import ground_of
 from spec_lab.program.unsafe import refuse_argument

@@ -16,7 +16,7 @@ import wandb
 from PIL import Image
 from wandb.proto.wandb_internal_pb2 import Record  # type: ignore[attr-defined]
 
-from spec_lab.errors import UserError
+from spec_lab.core.errors import UserError
 from spec_lab.menu.refusals.run import refusals
 from spec_lab.program.compose import compose_run
 from spec_lab.record.reading import read_summary

@@ -141,7 +141,8 @@ def _config(block: TinyBlock, target: ModelConfig) -> dict[str, Any]:
     if block.layout == "deepspec":
         flat = {"block_size": block.block_size, "target_layer_ids": list(block.outputs), "mask_token_id": mask}
         architectures = ["Qwen3DSparkModel"]
-        return decoder | flat | parts | {"architectures": architectures, "enable_confidence_head": False} | block.keys
+        keys = {"architectures": architectures, "enable_confidence_head": block.confidence, "markov_rank": 0}
+        return decoder | flat | keys | parts | block.keys
     if block.layout == "speculators":
         kind, name = {
             "none": ("dflash", "DFlashSpeculator"),

@@ -35,13 +35,27 @@ _HOPPER = (9, 0)
 _FEW_PROGRAMS = 64
 
 
-_AHEAD = ContextVar("early launches", default=False)
+_AHEAD: ContextVar[bool | None] = ContextVar("early launches", default=None)
+"""None where nobody has said anything."""
 
 
 @contextmanager
 def early_launches() -> Iterator[None]:
-    """Place kernels early that are launched inside, one behind the other, where the GPU can."""
-    token = _AHEAD.set(INTERPRETED or can_be_early())
+    """Place kernels early that are launched inside, one behind the other, where the GPU can and nobody forbids it."""
+    with _launched(_AHEAD.get() is not False and (INTERPRETED or can_be_early())):
+        yield
+
+
+@contextmanager
+def launched_plainly() -> Iterator[None]:
+    """Let no kernel inside be placed early: not every way to launch one is known to work in an IF node of a graph."""
+    with _launched(False):
+        yield
+
+
+@contextmanager
+def _launched(ahead: bool) -> Iterator[None]:
+    token = _AHEAD.set(ahead)
     try:
         yield
     finally:
@@ -50,7 +64,7 @@ def early_launches() -> Iterator[None]:
 
 def loads_ahead() -> bool:
     """Tell whether weights may be loaded before a kernel waits: nothing has written to them for long."""
-    return _AHEAD.get()
+    return bool(_AHEAD.get())
 
 
 @triton.jit

@@ -58,10 +58,10 @@ TUNED = {
     (1024, 256): SkinnyTiles(16, 256, turned=True),
     (2048, 256): SkinnyTiles(16, 256, turned=True),
 }
-"""Holds the weights [out_features, in_features] for which, with up to 16 rows, other tiles were faster."""
+"""The weights [out_features, in_features] for which, with up to 16 rows, other tiles were faster."""
 
 ENOUGH_PROGRAMS = 128
-"""Keeps the 132 multiprocessors reading; further splits only add up more partial sums."""
+"""Enough to keep the 132 multiprocessors reading; further splits only add up more partial sums."""
 
 LARGE = 2**26
 """A weight of so many numbers is read faster by our products than by the library's with 17 to 64 rows as well."""

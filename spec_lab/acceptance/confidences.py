@@ -48,7 +48,7 @@ def note_confidence(
 
 
 class DraftConfidences:
-    """Keeps by slot how likely the drafter thinks it that the target follows it so far, [num_slots + 1, K].
+    """By slot, how likely the drafter thinks it that the target follows it so far: [num_slots + 1, K].
 
     At fixed addresses and written by a column that is a tensor, so that one captured step can be replayed.
 
@@ -101,7 +101,7 @@ class DraftConfidences:
 
 
 class RowConfidences:
-    """Keeps by slot how likely the drafter thinks it that the target follows a tree to each of its rows.
+    """By slot, how likely the drafter thinks it that the target follows a tree to each of its rows.
 
     Of a tree the likeliest tokens are drafted and none is drawn, so each draft's own probability is in the product.
 

@@ -28,4 +28,4 @@ class DraftJudge(Protocol):
 
 
 class DeterministicRule(AcceptanceRule, DraftJudge, Protocol):
-    """Is a rule that can be re-scored, and runs as well."""
+    """A rule that can be re-scored, and runs as well."""

@@ -31,7 +31,7 @@ def sample_draft(
 
 
 class DraftLogits:
-    """Keeps the float32 logits of the drafts that each slot waits to have verified, [num_slots + 1, K, vocab].
+    """The float32 logits of the drafts that each slot waits to have verified, [num_slots + 1, K, vocab].
 
     By slot, because requests leave and enter between the round that drafts and the one that verifies. At fixed
     addresses and written by a step index that is a tensor, so that one captured step can be replayed.

@@ -10,7 +10,7 @@ from spec_lab.core.types import Request
 
 
 class ForgivingJudge:
-    """Keeps the protocol `DraftJudge`. Every token is taken to have a probability above 0."""
+    """A judge that takes every token to have a probability above 0."""
 
     def __init__(self, window: Window) -> None:
         self._window = window

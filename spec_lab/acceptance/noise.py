@@ -20,7 +20,7 @@ def request_seed(run_seed: int, request_id: str) -> int:
 
 
 class SlotSeeds:
-    """Keeps the request seed of each slot in `values` [num_slots + 1]; the last one is the scratch slot's."""
+    """The request seed of each slot, in `values` [num_slots + 1]; the last one is the scratch slot's."""
 
     def __init__(self, num_slots: int, run_seed: int, device: torch.device) -> None:
         self._run_seed = run_seed

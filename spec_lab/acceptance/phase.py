@@ -16,7 +16,7 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class ThinkingMarkers:
-    """Holds the token ids of the begin and the end marker, from the tokenizer."""
+    """The token ids of the begin and the end marker, from the tokenizer."""
 
     begin: int
     end: int
@@ -47,7 +47,7 @@ def thinking_mask(prompt_ids: Sequence[int], output_ids: Sequence[int], markers:
 
 
 class PhaseState:
-    """Keeps by slot whether the text leaves thinking open: [num_slots + 1] bool, the last one the scratch slot's."""
+    """By slot, whether the text leaves thinking open: [num_slots + 1] bool, the last one the scratch slot's."""
 
     def __init__(self, num_slots: int, markers: ThinkingMarkers, device: torch.device) -> None:
         self._markers = markers

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-from spec_lab.errors import UserError
+from spec_lab.core.errors import UserError
 
 
 def expand_mean_length(mean_length: float, num_draft_tokens: int) -> tuple[float, ...]:

@@ -39,7 +39,7 @@ def one_hot_proposal(inputs: AcceptanceInputs) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class RejectionMethod:
-    """Is one way to verify.
+    """One way to verify.
 
     Attributes:
         proposal: the probabilities q [batch, K, vocab] of the drafts.

@@ -17,7 +17,7 @@ from spec_lab.core.types import Verification
 
 
 class RelaxedThinkingTreeAcceptance(RelaxedThinkingAcceptance):
-    """Keeps the protocol `TreeRule`."""
+    """Relaxed thinking acceptance of a tree."""
 
     def walk(self, judged: JudgedRows, depth: int) -> Walk:
         slot_ids, drafts, parents = judged.slot_ids, judged.tokens[:, 1:], judged.parents[:, 1:]

@@ -12,7 +12,7 @@ from spec_lab.acceptance.distribution import at_tokens
 
 @dataclass(slots=True)
 class DraftStanding:
-    """Holds how each draft token stands with the target: all that a deterministic rule needs to know. Each [batch, K].
+    """How each draft token stands with the target: all that a deterministic rule needs to know. Each [batch, K].
 
     Attributes:
         is_top: the token is the argmax.

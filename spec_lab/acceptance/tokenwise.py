@@ -15,7 +15,7 @@ from spec_lab.acceptance.distribution import at_tokens
 
 @dataclass(slots=True)
 class Decision:
-    """Holds the numbers that remain to be compared with uniform draws.
+    """The numbers that remain to be compared with uniform draws.
 
     Attributes:
         thresholds: [batch, K] draft j passes its test when its draw is under this.

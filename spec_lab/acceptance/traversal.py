@@ -38,7 +38,7 @@ from spec_lab.core.types import Verification
 
 @dataclass(slots=True)
 class TraversalDecision:
-    """Holds what remains to be drawn.
+    """What remains to be drawn.
 
     Attributes:
         thresholds: [batch, N] a row passes its test when its draw is under this; the first that passes, leaves first,
@@ -52,7 +52,7 @@ class TraversalDecision:
 
 @dataclass(frozen=True, slots=True)
 class Siblings:
-    """Holds the children of one rank below the branches of one level.
+    """The children of one rank below the branches of one level.
 
     Attributes:
         among: [count] which branches of the level have such a child.
@@ -67,7 +67,7 @@ class Siblings:
 
 @dataclass(frozen=True, slots=True)
 class BranchLevel:
-    """Holds the branches of one level: their rows [width], their numbers among all branches, and their children."""
+    """The branches of one level: their rows [width], their numbers among all branches, and their children."""
 
     rows: torch.Tensor
     numbers: torch.Tensor
@@ -149,7 +149,7 @@ def without(q: torch.Tensor, drafts: torch.Tensor) -> torch.Tensor:
 
 
 class TraversalAcceptance(RejectionAcceptance):
-    """Keeps the protocol `TreeRule` for trees of one shape. Of a chain it is block verification, draw for draw."""
+    """Traversal verification, for trees of one shape. Of a chain it is block verification, draw for draw."""
 
     def __init__(
         self,

@@ -63,7 +63,7 @@ def impose_path(
 
 
 class StrictTreeAcceptance(StrictAcceptance):
-    """Keeps the protocol `TreeRule`: follows the target's argmax from the root as long as it has been drafted."""
+    """Follows the target's argmax from the root as long as it has been drafted."""
 
     def __init__(self, kernels: KernelSet = TORCH_FORMS) -> None:
         super().__init__(kernels)
@@ -75,7 +75,7 @@ class StrictTreeAcceptance(StrictAcceptance):
 
 
 class OneHotTreeAcceptance(RejectionAcceptance):
-    """Keeps the protocol `TreeRule`: draws each token from the target, and follows the child that holds it.
+    """Draws each token from the target, and follows the child that holds it.
 
     SGLang's `tree_speculative_sampling_target_only` tries the children one after another instead, which has the same
     law at thresholds of 1. Drafts are given, so nothing is gained by knowing how likely the drafter thought them.
@@ -102,7 +102,7 @@ class OneHotTreeAcceptance(RejectionAcceptance):
 
 
 class SyntheticTreeAcceptance(SyntheticAcceptance):
-    """Keeps the protocol `TreeRule`: imposes the number of accepted drafts, and the first path that is as long.
+    """Imposes the number of accepted drafts, and the first path that is as long.
 
     A tree that has no path so long gives its longest.
     """

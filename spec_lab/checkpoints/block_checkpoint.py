@@ -16,7 +16,7 @@ from spec_lab.checkpoints.checkpoint_files import StoredTensor
 from spec_lab.checkpoints.config import ModelConfig
 from spec_lab.checkpoints.eagle3_checkpoint import checked_vocabulary
 from spec_lab.checkpoints.tensor_shapes import layer_tensor_shapes
-from spec_lab.errors import UserError
+from spec_lab.core.errors import UserError
 
 CONFIDENCE = "confidence_head.proj.weight"
 MAPS = ("d2t", "t2d")

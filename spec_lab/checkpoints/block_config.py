@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from spec_lab.checkpoints.block_heads import BodySizes, HeadSizes
+from spec_lab.checkpoints.block_heads import BodySizes, HeadKind, HeadSizes
 from spec_lab.checkpoints.config import ModelConfig
 from spec_lab.checkpoints.plan import LayerPlan
 from spec_lab.checkpoints.taps import Tap
@@ -115,3 +115,20 @@ def default_taps(num_target_layers: int, num_layers: int) -> tuple[Tap, ...]:
     last = num_target_layers - 3
     outputs = {round(1 + (last - 1) * index / (num_layers - 1)) for index in range(num_layers)}
     return tuple(Tap(output) for output in sorted(outputs) if 0 <= output < num_target_layers - 1)
+
+
+def no_place(layout: str, head: HeadKind, slots: Slots, has_conv: bool, is_cut: bool) -> str | None:
+    """Name the knob of a part that another project's layout has no place for; None where it has one for all.
+
+    `is_cut`: fewer tokens than the target's can be drafted.
+    """
+    lacking = {
+        "speculators": {"head": head not in (HeadKind.none, HeadKind.markov, HeadKind.selector)},
+        "deepspec": {
+            "head": head not in (HeadKind.none, HeadKind.markov),
+            "slots": slots != Slots.anchor_first,
+            "conv": has_conv,
+            "draft_vocab_size": is_cut,
+        },
+    }
+    return next((knob for knob, is_lacking in lacking.get(layout, {}).items() if is_lacking), None)

@@ -14,7 +14,7 @@ from spec_lab.checkpoints.checkpoint_files import BlockScales, StoredTensor
 from spec_lab.checkpoints.json_input import read_json
 from spec_lab.checkpoints.keep_fp8 import is_product, of_each_row
 from spec_lab.checkpoints.quantization import SCALES_SUFFIX, Block, read_block, scales_shape
-from spec_lab.errors import UserError
+from spec_lab.core.errors import UserError
 
 
 def with_scales(stored: Mapping[str, StoredTensor], folder: Path) -> dict[str, StoredTensor]:

@@ -25,7 +25,7 @@ from spec_lab.checkpoints.config import ModelConfig, read_config_json
 from spec_lab.checkpoints.families.table import read_decoder
 from spec_lab.checkpoints.json_input import ConfigFields, shown
 from spec_lab.checkpoints.taps import SPELLINGS, Tap, TapSpelling
-from spec_lab.errors import UserError
+from spec_lab.core.errors import UserError
 
 KNOB = "drafter.path"
 MASK_KEYS = ("mask_token_id", "dspark_noise_token_id", "pard_token", "ptd_token_id")

@@ -1,4 +1,4 @@
-"""Writing block drafters in z-lab's layout, or in that of speculators."""
+"""Writing block drafters in z-lab's layout, and in those of speculators and DeepSpec."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from spec_lab.checkpoints.block_config import BlockConfig, Causality, Slots
+from spec_lab.checkpoints.block_config import BlockConfig, Causality, Slots, no_place
 from spec_lab.checkpoints.block_heads import GruSizes, HeadKind, LatticeSizes, MarkovSizes, SelectorSizes
-from spec_lab.checkpoints.block_layouts import SPECULATORS, ZLAB, BlockLayout
-from spec_lab.errors import UserError
+from spec_lab.checkpoints.block_layouts import DEEPSPEC, ZLAB, BlockLayout
+from spec_lab.core.errors import UserError
 
 ARCHITECTURES: Mapping[HeadKind, str] = {
     HeadKind.none: "DFlashDraftModel",
@@ -28,6 +28,15 @@ KINDS: Mapping[HeadKind, tuple[str, str]] = {
     HeadKind.selector: ("dflash2", "DFlash2DraftModel"),
 }
 """Of speculators, by head: `speculators_model_type` and the architecture."""
+DEEPSPEC_KEYS: Mapping[str, Any] = {
+    "architectures": ["Qwen3DSparkModel"],
+    "num_anchors": 512,
+    "markov_rank": 0,
+    "enable_confidence_head": False,
+}
+"""Keys that its model asks for whatever its parts; `num_anchors` is read in training alone."""
+TABLES = frozenset({"embed_tokens.weight", "lm_head.weight"})
+"""The target's tensors in DeepSpec's files."""
 
 
 def write_block(
@@ -35,10 +44,13 @@ def write_block(
 ) -> None:
     """Write config.json and model.safetensors, which `load_block` reads back the same.
 
+    DeepSpec's files hold the target's embedding and head as well, which then have to be among the tensors.
+
     Raises:
         UserError: the layout has no place for a part.
     """
     text = json.dumps(block_json(config, num_target_layers, layout), indent=2)
+    assert layout is not DEEPSPEC or tensors.keys() >= TABLES
     folder.mkdir(parents=True, exist_ok=True)
     stored = {name: tensor.contiguous().cpu() for name, tensor in tensors.items()}
     save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
@@ -47,6 +59,7 @@ def write_block(
 
 def block_json(config: BlockConfig, num_target_layers: int, layout: BlockLayout) -> dict[str, Any]:
     """Return the keys of a config.json."""
+    _refuse_parts(config, layout)
     block: dict[str, Any] = {
         layout.taps_key: layout.spelling.write(config.taps),
         "mask_token_id": config.mask_token_id,
@@ -54,6 +67,7 @@ def block_json(config: BlockConfig, num_target_layers: int, layout: BlockLayout)
         "sliding_window_non_causal": config.causality == Causality.none,
         "causal": config.causality == Causality.all,
         "draft_vocab_size": config.draft_vocab_size,
+        **({"enable_confidence_head": True, "confidence_head_with_markov": False} if config.confidence_reads else {}),
         **_head_keys(config),
     }
     if config.conv is not None:
@@ -61,8 +75,9 @@ def block_json(config: BlockConfig, num_target_layers: int, layout: BlockLayout)
     if layout is ZLAB:
         top = {"architectures": [ARCHITECTURES[config.head.kind]], "num_target_layers": num_target_layers}
         return {**_decoder(config), **top, "block_size": config.block_size, "dflash_config": block}
-    if layout is not SPECULATORS or config.head.kind not in KINDS:
-        raise UserError(f"a head of kind {config.head.kind} has no place in the layout {layout.name}; write zlab's")
+    if layout is DEEPSPEC:
+        sizes = {"num_target_layers": num_target_layers, "block_size": config.block_size}
+        return {**_decoder(config), **DEEPSPEC_KEYS, **sizes, **block}
     kind, architecture = KINDS[config.head.kind]
     most = config.slots.most_drafts
     return {
@@ -78,6 +93,17 @@ def block_json(config: BlockConfig, num_target_layers: int, layout: BlockLayout)
         **({"conv_kernel_size": 0} if kind == "dflash2" and config.conv is None else {}),
         **block,
     }
+
+
+def _refuse_parts(config: BlockConfig, layout: BlockLayout) -> None:
+    """Refuse a part that would be lost, or read as another."""
+    is_cut = config.draft_vocab_size != config.body.vocab_size
+    lacking = no_place(layout.name, config.head.kind, config.slots.name, config.conv is not None, is_cut)
+    sees_all = config.causality != Causality.all and all(layer.window is None for layer in config.body.layers)
+    if layout is DEEPSPEC and not sees_all:
+        lacking = lacking or "window"
+    if lacking is not None:
+        raise UserError(f"the layout {layout.name} has no place for this drafter's {lacking}; write zlab's")
 
 
 def _decoder(config: BlockConfig) -> dict[str, Any]:
@@ -125,7 +151,6 @@ def _markov_keys(head: MarkovSizes, config: BlockConfig) -> dict[str, Any]:
         "projector_type": "dspark",
         "markov_rank": head.rank,
         "markov_head_type": head.form.value,
-        "enable_confidence_head": config.confidence_reads > 0,
         "confidence_head_with_markov": config.confidence_reads > config.body.hidden_size,
     }
 

@@ -18,7 +18,7 @@ from spec_lab.checkpoints.gguf_file import is_gguf
 from spec_lab.checkpoints.lazy_tensors import LazyTensors
 from spec_lab.checkpoints.possible_values import refuse_impossible, refuse_impossible_scales
 from spec_lab.checkpoints.slices import WHOLE_TENSORS, Slices, kept_part
-from spec_lab.errors import UserError
+from spec_lab.core.errors import UserError
 
 FLOAT_DTYPES = ("F64", "F32", "F16", "BF16")
 # Whatever the run's dtype: what the first is added to lies closer together than bfloat16 can tell apart, and a state's

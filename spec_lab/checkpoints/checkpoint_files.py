@@ -12,8 +12,8 @@ from safetensors import SafetensorError, safe_open
 from spec_lab.checkpoints.json_input import ConfigFields, read_json, shown
 from spec_lab.checkpoints.quantization import Block
 from spec_lab.checkpoints.slices import Part
-from spec_lab.errors import UserError
-from spec_lab.regular import open_regular
+from spec_lab.core.errors import UserError
+from spec_lab.core.regular import open_regular
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"

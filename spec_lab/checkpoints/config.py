@@ -10,16 +10,32 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from spec_lab.checkpoints.gemma4_sizes import Gemma4Sizes
 from spec_lab.checkpoints.json_input import ConfigFields, read_json
 from spec_lab.checkpoints.plan import LayerPlan
-from spec_lab.errors import UserError
+from spec_lab.core.errors import UserError
 
 MTP_COUNT_KEYS = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
 # Its files say nothing of the module they hold, which vLLM takes for one too.
 ONE_UNNAMED_MODULE = ("Qwen3NextForCausalLM",)
 # Past any model there is: a slip of the pen must not make us list the names of millions of tensors.
 MAX_LAYERS = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Gemma4Sizes:
+    """What a whole Gemma 4 decoder has that other families do not.
+
+    Attributes:
+        embedding_scale: sqrt(hidden_size), by which embeddings are multiplied.
+        logit_softcap: logits are kept within plus and minus this; None where they are not.
+        per_layer_width: channels of the embedding that each layer has of its own; 0 where there is none.
+        keys_are_values: layers of full attention have no v_proj: their values are the keys' projections.
+    """
+
+    embedding_scale: float
+    logit_softcap: float | None
+    per_layer_width: int
+    keys_are_values: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from spec_lab.checkpoints.checkpoint_files import StoredTensor
 from spec_lab.checkpoints.config import ModelConfig
 from spec_lab.checkpoints.eagle3_config import KNOB, NUM_TAPS, Eagle3Config, HeadKind, read_eagle3_config
 from spec_lab.checkpoints.tensor_shapes import layer_tensor_shapes
-from spec_lab.errors import UserError
+from spec_lab.core.errors import UserError
 
 
 def load_eagle3(

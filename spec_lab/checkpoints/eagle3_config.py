@@ -17,7 +17,7 @@ from spec_lab.checkpoints.config import MAX_LAYERS, ModelConfig, read_config_jso
 from spec_lab.checkpoints.families.table import read_decoder
 from spec_lab.checkpoints.json_input import ConfigFields, shown, shown_ids
 from spec_lab.checkpoints.plan import LayerPlan
-from spec_lab.errors import UserError
+from spec_lab.core.errors import UserError
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ import torch
 
 from spec_lab.checkpoints.checkpoint import check_floating, check_tensors, read_tensors, stored_tensors
 from spec_lab.checkpoints.gemma4_assistant_config import AssistantConfig, AssistantTarget, read_assistant_config
-from spec_lab.errors import UserError
+from spec_lab.core.errors import UserError
 
 TOKEN_ORDERING = "masked_embedding.token_ordering"
 

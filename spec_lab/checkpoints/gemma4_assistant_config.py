@@ -17,7 +17,7 @@ from spec_lab.checkpoints.config import ModelConfig, read_config_json
 from spec_lab.checkpoints.gemma4_text import FULL, SLIDING, LayerRope, head_sizes, layer_rope
 from spec_lab.checkpoints.json_input import ConfigFields, shown, shown_ids
 from spec_lab.checkpoints.plan import LayerPlan
-from spec_lab.errors import UserError
+from spec_lab.core.errors import UserError
 
 KNOB = "drafter.path"
 ARCHITECTURE = "Gemma4AssistantForCausalLM"

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from spec_lab.checkpoints.checkpoint_files import StoredTensor
-from spec_lab.checkpoints.config import ModelConfig
+from spec_lab.checkpoints.config import Gemma4Sizes, ModelConfig
 from spec_lab.checkpoints.expert_sizes import ExpertSizes, routed_tensor_shapes
-from spec_lab.checkpoints.gemma4_sizes import Gemma4Sizes
 from spec_lab.checkpoints.plan import LayerPlan
 
 Shapes = dict[str, tuple[int, ...]]

@@ -12,7 +12,7 @@ from typing import Any
 
 from spec_lab.checkpoints.json_input import ConfigFields, shown
 from spec_lab.checkpoints.plan import RopeConfig
-from spec_lab.errors import UserError
+from spec_lab.core.errors import UserError
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 DEFAULT_ROPE: Mapping[str, Mapping[str, Any]] = {

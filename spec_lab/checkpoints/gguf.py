@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from spec_lab.checkpoints.gguf_file import ROPE_FACTORS, GgufFile, TensorPlace, read_head
-from spec_lab.errors import UserError
+from spec_lab.core.errors import UserError
 
 if TYPE_CHECKING:
     import torch

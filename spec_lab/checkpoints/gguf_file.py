@@ -15,7 +15,7 @@ from math import prod
 from pathlib import Path
 from typing import Any, TypeVar
 
-from spec_lab.errors import UserError, one_line
+from spec_lab.core.errors import UserError, one_line
 
 SUFFIX = ".gguf"
 MAGIC = b"GGUF"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from spec_lab.checkpoints.gguf_file import GgufFile, read_head
-from spec_lab.errors import UserError
+from spec_lab.core.errors import UserError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

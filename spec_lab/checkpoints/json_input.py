@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from spec_lab.errors import UserError
-from spec_lab.regular import regular_text
+from spec_lab.core.errors import UserError
+from spec_lab.core.regular import regular_text
 
 # Past any model there is; a larger size is a slip, and building anything of it would take for ever.
 LARGEST_SIZE = 2**31 - 1

@@ -34,8 +34,8 @@ from spec_lab.checkpoints.mtp_layouts import (
 )
 from spec_lab.checkpoints.plan import LayerPlan
 from spec_lab.checkpoints.tensor_shapes import layer_tensor_shapes
+from spec_lab.core.errors import UserError
 from spec_lab.core.types import NormSide
-from spec_lab.errors import UserError
 
 KNOB = "drafter.path"
 # The engines' loaders skip these copies too, and let the target's embedding and head serve.

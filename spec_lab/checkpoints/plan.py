@@ -9,9 +9,6 @@ from spec_lab.checkpoints.delta_sizes import DeltaNetSizes
 from spec_lab.checkpoints.expert_sizes import ExpertSizes
 from spec_lab.checkpoints.latent_sizes import LatentSizes
 
-VECTOR = 16
-"""So many numbers the kernels in C take at once: `spec_kernels.native.packing.LANES`, said again without torch."""
-
 RopeScaling = Literal["none", "linear", "llama3", "proportional", "yarn"]
 
 
@@ -80,8 +77,3 @@ class LayerPlan:
         """Tell whether it is a layer of Llama and Qwen: attention that writes its own KV, and an MLP."""
         others = self.delta_net, self.experts, self.latent, self.kv_owner
         return all(part is None for part in others) and not self.attention_gate
-
-    @property
-    def fits_native(self) -> bool:
-        """Tell whether the kernels in C have all of it: a plain layer, whose heads and MLP are whole vectors."""
-        return self.is_plain and self.head_dim % VECTOR == 0 and self.intermediate_size % VECTOR == 0

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from spec_lab.errors import UserError
+from spec_lab.core.errors import UserError
 
 LARGEST_WEIGHT = 1e6
 """Weights of trained models stay under a few thousand. Past this, float32 loses what is added to squares."""

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from spec_lab.checkpoints.json_input import ConfigFields, shown
-from spec_lab.errors import UserError
+from spec_lab.core.errors import UserError
 
 if TYPE_CHECKING:
     from spec_lab.checkpoints.config import ModelConfig

@@ -15,8 +15,8 @@ from spec_lab.checkpoints.gemma4_assistant_checkpoint import TOKEN_ORDERING, ass
 from spec_lab.checkpoints.gemma4_assistant_config import AssistantConfig
 from spec_lab.checkpoints.mtp_checkpoint import MtpConfig, mtp_tensor_shapes
 from spec_lab.checkpoints.slices import WHOLE_TENSORS, Slices, kept_part
+from spec_lab.core.errors import UserError
 from spec_lab.core.types import NormSide
-from spec_lab.errors import UserError
 
 SCALE = 0.02
 # Weights of norms, and what Gemma 4 multiplies streams and experts by.

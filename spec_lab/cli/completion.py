@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from omegaconf import DictConfig
 
 from spec_lab.cli.session import call_hydra
-from spec_lab.errors import UserError
+from spec_lab.core.errors import UserError
 from spec_lab.menu import registry
 from spec_lab.menu.nearest import hint, nearest
 from spec_lab.program.compose import register_schemas, with_search_path

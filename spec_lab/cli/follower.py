@@ -14,9 +14,9 @@ from contextlib import redirect_stderr, redirect_stdout
 from functools import partial
 from tempfile import TemporaryDirectory
 
+from spec_lab.core.ranks import ranks
 from spec_lab.menu.config import LoggerConfig, RunConfig
 from spec_lab.program.ending import EXIT_CODES
-from spec_lab.ranks import ranks
 
 Adapt = Callable[[RunConfig], RunConfig]
 """It changes what was composed before it runs."""

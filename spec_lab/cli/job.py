@@ -12,11 +12,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from spec_lab.errors import Trouble, UserError, describe_error, is_interruption, is_out_of_memory
+from spec_lab.core.errors import Trouble, UserError, describe_error, is_interruption, is_out_of_memory
+from spec_lab.core.regular import regular_text
 from spec_lab.menu import registry
 from spec_lab.menu.config import RunConfig
-from spec_lab.menu.refusals.names import refuse_name
-from spec_lab.menu.refusals.run import admit, refusals
+from spec_lab.menu.refusals.run import admit, refusals, refuse_name
 from spec_lab.program.dry_run import describe
 from spec_lab.program.ending import EXIT_CODES, explained, print_ending
 from spec_lab.program.folder import folder_name, make_folder, missing_folders, remove_empty
@@ -27,7 +27,6 @@ from spec_lab.record.provenance import collect_provenance
 from spec_lab.record.recorder import STILL_RUNNING, utc_now, write_status
 from spec_lab.record.schema import Status
 from spec_lab.record.sinks import REQUESTS_FILE, SUMMARY_FILE
-from spec_lab.regular import regular_text
 
 LOADING = "it was killed while its models were loaded"
 DISK_IS_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from spec_lab.cli.job import Job, JobOutcome, run_job
-from spec_lab.errors import UserError
+from spec_lab.core.errors import UserError
 from spec_lab.options.loggers import join_sweep
 from spec_lab.program.compose import compose_run
 from spec_lab.program.ending import print_refusal

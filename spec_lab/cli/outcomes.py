@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from spec_lab.cli.job import JobOutcome
+from spec_lab.core.regular import regular_text
 from spec_lab.record.sinks import write_json
-from spec_lab.regular import regular_text
 
 OUTCOMES_FOLDER = ".jobs"
 DIED = "it has begun and not ended"

@@ -19,7 +19,7 @@ from spec_lab.cli.outcomes import Outcomes
 from spec_lab.cli.sweep import FolderResolver, Multirun
 from spec_lab.cli.swept_knobs import with_forced_knobs
 from spec_lab.cli.task import JobTask
-from spec_lab.errors import UserError, one_line
+from spec_lab.core.errors import UserError, one_line
 from spec_lab.menu import registry
 from spec_lab.program.compose import VERSION_BASE, register_schemas, with_search_path
 from spec_lab.program.flags import FLAGS_THAT_SHOW

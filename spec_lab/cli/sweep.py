@@ -12,8 +12,9 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from spec_lab.cli.outcomes import Outcomes
-from spec_lab.errors import WORN_OUT, UserError
-from spec_lab.menu.refusals.names import refuse_name, refuse_output_dir
+from spec_lab.core.errors import WORN_OUT, UserError
+from spec_lab.core.ranks import ranks
+from spec_lab.menu.refusals.run import refuse_name, refuse_output_dir
 from spec_lab.program.folder import (
     close_sweep,
     discard_empty_sweep,
@@ -26,7 +27,6 @@ from spec_lab.program.folder import (
 from spec_lab.program.ground import ground_of, keep_ground
 from spec_lab.program.sweep_lock import SweepLock
 from spec_lab.program.sweep_progress import count_jobs
-from spec_lab.ranks import ranks
 from spec_lab.record.schema import Status
 
 

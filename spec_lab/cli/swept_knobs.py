@@ -13,7 +13,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from spec_lab.errors import UserError
+from spec_lab.core.errors import UserError
 from spec_lab.program.options import Menu
 from spec_lab.program.overrides import swept_options
 

@@ -16,7 +16,7 @@ from spec_lab.cli.job import Job, JobOutcome, run_job
 from spec_lab.cli.outcomes import Outcomes
 from spec_lab.cli.sweep import SweepPlace
 from spec_lab.cli.swept_knobs import take_out
-from spec_lab.errors import UserError
+from spec_lab.core.errors import UserError
 from spec_lab.menu import registry
 from spec_lab.menu.config import RunConfig
 from spec_lab.options.loggers import join_sweep

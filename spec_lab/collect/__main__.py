@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from spec_lab.errors import UserError
+from spec_lab.core.errors import UserError
 from spec_lab.program.ending import guarded, leave
 from spec_lab.train.collect_config import CollectConfig
 

@@ -1,6 +1,6 @@
 """The promises that a model's layers build on: attention over a paged cache, and the choice of the rows that go on.
 
-Implementations are in `spec_lab.attention` and `spec_lab.pruning`.
+Implementations are in `spec_lab.attention` and `spec_lab.core`.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 
-from spec_lab.core.kv_cache import LayerCache, PagedKVCache
+from spec_lab.core.kv_cache import PagedKVCache
 from spec_lab.core.layer_protocols import RowSelection
 from spec_lab.core.prompts import PromptPack
 from spec_lab.core.types import (
@@ -21,39 +21,11 @@ from spec_lab.core.types import (
     DraftStep,
     FeatureSpec,
     Request,
-    StartedDraft,
     TargetOutput,
     Verification,
     VerifiedRound,
 )
 from spec_lab.core.types import Sequence as RunningRequest
-
-
-class DraftStart(Protocol):
-    """Runs a catch-up step up to its first draft at once, which is the likeliest token."""
-
-    def __call__(
-        self, verified: VerifiedRound, cache: LayerCache, is_pruned: bool, num_draft_tokens: int
-    ) -> StartedDraft | None:
-        """Run the rows of `verified`, of which the live ones alone attend where `is_pruned`; do nothing, and return
-        None, where they are too many."""
-        ...
-
-
-class DraftSteps(Protocol):
-    """Runs all steps of a chain behind its first draft at once, each of which takes the likeliest token."""
-
-    def __call__(
-        self,
-        tokens: torch.Tensor,
-        hidden: torch.Tensor,
-        cache: LayerCache,
-        attention: AttentionMetadata,
-        num_draft_tokens: int,
-    ) -> torch.Tensor:
-        """Turn [batch] first drafts, and [batch, hidden_size] what they were read from, into all drafts [batch,
-        num_draft_tokens]; the one-row metadata is moved in place."""
-        ...
 
 
 class Target(Protocol):

@@ -4,13 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from enum import Enum, auto
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
-from spec_lab.core.layer_protocols import RowSelection
-from spec_lab.core.prompts import LiveRows
-from spec_lab.core.types import AttentionMetadata, FeatureSpec
+    from spec_lab.core.layer_protocols import RowSelection
+    from spec_lab.core.prompts import LiveRows
+    from spec_lab.core.types import AttentionMetadata, FeatureSpec
+
+
+class Drop(Enum):
+    """Where in a layer, behind its KV write, the rows end that nobody reads.
+
+    A step that does nothing but write KV leaves them out, unless they end nowhere.
+    """
+
+    NOWHERE = auto()
+    BEFORE_ATTENTION = auto()
+    BEHIND_ATTENTION = auto()
 
 
 class PromptPruning(Protocol):
@@ -42,11 +55,9 @@ class CatchupPruning(Protocol):
 
     Attributes:
         needs_prewrite: a query attends over a cache that was written before (`AttentionBackend.prewrite`).
-        drops_rows: some rows may not go on. To a step that only writes KV, those are the rows that were not accepted.
     """
 
     needs_prewrite: ClassVar[bool]
-    drops_rows: ClassVar[bool]
 
     def selection(self, live_rows: torch.Tensor, live_attention: AttentionMetadata) -> RowSelection:
         """Select rows: `live_rows` [batch] are flat row indices, `live_attention` has one query each, at the trimmed
@@ -67,15 +78,19 @@ class PrunePolicy:
     """The two knobs together.
 
     Attributes:
-        catchup_in_one_call: of the catch-up step all rows go through the whole layer, or the live ones alone, in every
-            batch, so that one call may do all of it.
+        drop: where `catchup` ends the rows that are not live, in every batch; None where that differs.
     """
 
     prompt: PromptPruning
     catchup: CatchupPruning
-    catchup_in_one_call: bool = False
+    drop: Drop | None = None
 
     @property
     def needs_prewrite(self) -> bool:
         """Says whether a query may have to attend over a cache that was written before."""
         return self.prompt.needs_prewrite or self.catchup.needs_prewrite
+
+    @property
+    def drops_rows(self) -> bool:
+        """Says whether of the catch-up step the live rows alone go on, in every batch."""
+        return self.drop in (Drop.BEFORE_ATTENTION, Drop.BEHIND_ATTENTION)

@@ -109,6 +109,8 @@ class RequestRecord:
         accepted_per_round: draft tokens the rule accepted, before any cut by EOS or a limit.
         judged_per_round: tokens the rule emitted up to and including EOS, before any cut by a limit.
         emitted_per_round: tokens really emitted; the prefill's token is not in it.
+        confidence_per_round: of the drafts of a chain that a round offered, how likely the drafter thought it that each
+            and all before it are accepted; empty lists where nobody reads it.
         drafted_by: the part that drafted for each round, where there are several; else empty.
         token_origins: a letter of `core.origins` for each of `output_ids`.
         truncated: the last round was cut by EOS or the length limit.
@@ -130,6 +132,7 @@ class RequestRecord:
     max_new_tokens: int
     admitted_at: float
     emitted_at: list[float]
+    confidence_per_round: list[list[float]] = field(default_factory=list)
     drafted_by: list[str] = field(default_factory=list)
 
 

@@ -72,6 +72,7 @@ class Sequence:
     accepted_per_round: list[int] = field(default_factory=list)
     judged_per_round: list[int] = field(default_factory=list)
     emitted_per_round: list[int] = field(default_factory=list)
+    confidence_per_round: list[list[float]] = field(default_factory=list)
     drafted_by: list[str] = field(default_factory=list)
     emitted_at: list[float] = field(default_factory=list)
     truncated: bool = False
@@ -177,6 +178,8 @@ class RoundBatch:
         num_drafts: [batch] how many of its drafts each request offers, of a tree those on the longest path; None where
             each offers all.
         num_draft_rows: [batch] how many of a tree's in all; None likewise, and of a chain.
+        confidences: [batch, N - 1] how likely the drafter thought it that a draft and all before it are accepted; None
+            where nobody reads it, and of a tree.
         parents: [batch, N] the row of each row's parent, where drafts are a tree; else None.
         recurrent: where verify finds the states of a target with recurrent layers; None for any other.
     """
@@ -189,6 +192,7 @@ class RoundBatch:
     max_kv_len: int
     num_drafts: torch.Tensor | None = None
     num_draft_rows: torch.Tensor | None = None
+    confidences: torch.Tensor | None = None
     parents: torch.Tensor | None = None
     recurrent: RecurrentRows | None = None
 
@@ -251,6 +255,7 @@ class Verification:
         num_drafted: [batch] drafts that were made for the next round, where only the device knows it; else None.
         distance: [batch, 2] total variation and KL in nats between the emitted law and the target's, summed over the
             rows that the round reached; None for rules that do not say.
+        confidences: [batch, N - 1] those of the round's batch, as the round notes them; None likewise.
     """
 
     tokens: torch.Tensor
@@ -261,6 +266,7 @@ class Verification:
     num_offered_rows: torch.Tensor | None = None
     num_drafted: torch.Tensor | None = None
     distance: torch.Tensor | None = None
+    confidences: torch.Tensor | None = None
 
     @property
     def num_live(self) -> torch.Tensor:

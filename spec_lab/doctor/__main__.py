@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from hydra.types import RunMode
 
-from spec_lab.errors import UserError
+from spec_lab.core.errors import UserError
 from spec_lab.menu.chosen import Chosen
 from spec_lab.menu.refusals.ranks import refuse_split
 from spec_lab.menu.refusals.run import admit
@@ -70,18 +70,16 @@ def _is_sweep(overrides: Sequence[str]) -> bool:
 
 def _examine(chosen: Chosen) -> int:
     """Torch is imported only now, so that typos are refused at once."""
-    import torch
-
     from spec_lab.doctor.examine import examine
     from spec_lab.doctor.findings import faults
     from spec_lab.doctor.report import format_findings
     from spec_lab.doctor.subject import load_subject
-    from spec_lab.measure.lab import default_num_threads
+    from spec_lab.measure.lab import use_threads
     from spec_lab.record.progress import said_to_go_on
 
     if not chosen.rule.keeps_greedy_text or chosen.config.sampling.temperature > 0:
         print("examined with strict greedy acceptance, where a draft is right or wrong", file=sys.stderr)
-    torch.set_num_threads(chosen.config.num_threads or default_num_threads(chosen))
+    use_threads(chosen)
     with said_to_go_on("examining"):
         findings = examine(load_subject(chosen))
     print(format_findings(findings))

@@ -11,9 +11,9 @@ from spec_lab.checkpoints.checkpoint import FLOAT_DTYPES, read_tensors, stored_t
 from spec_lab.checkpoints.checkpoint_files import StoredTensor
 from spec_lab.checkpoints.gguf_file import is_gguf
 from spec_lab.checkpoints.gguf_tokenizer import has_tokenizer, vocabulary_of
+from spec_lab.core.errors import UserError
 from spec_lab.doctor.findings import Finding, Verdict, does_not_apply
 from spec_lab.doctor.subject import Subject
-from spec_lab.errors import UserError
 
 # Rounding float32 weights to bfloat16 moves a tensor by some 0.2 % of its norm; more is no rounding.
 MAX_CAST_ERROR = 0.01

@@ -75,8 +75,8 @@ def disagreement(drafted: Drafted) -> str | None:
         if drafted.num_judged(position) >= MIN_ROUNDS and drafted.conditional(position) < MIN_LATER_AGREEMENT:
             return (
                 f"draft {position} is right in {drafted.conditional(position):.0%} of the rounds whose drafts before "
-                f"it are, draft 1 in {drafted.agreement(1):.0%}: the recurrent step or module that drafts it has wrong "
-                "weights, or is not fed as it was trained"
+                f"it are, draft 1 in {drafted.agreement(1):.0%}: the step, module or slot that drafts it has wrong "
+                "weights, is not fed as it was trained, or is not trained enough"
             )
     return None
 

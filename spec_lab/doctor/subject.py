@@ -9,11 +9,11 @@ from typing import Any
 import torch
 
 from spec_lab.attention.torch_backend import TorchAttention
+from spec_lab.core.errors import UserError
 from spec_lab.core.results import RequestRecord
 from spec_lab.core.types import Request
 from spec_lab.engine.engine import Engine
 from spec_lab.engine.teacher import TeacherForcing
-from spec_lab.errors import UserError
 from spec_lab.menu.choices import DraftSampling
 from spec_lab.menu.chosen import Chosen
 from spec_lab.menu.config import AcceptanceConfig, RunConfig, SamplingConfig, TreeConfig

@@ -19,6 +19,7 @@ from spec_lab.core.kv_cache import NUM_RESERVED_PAGES, PagedKVCache
 from spec_lab.core.layer_protocols import AttentionBackend
 from spec_lab.core.protocols import Drafter
 from spec_lab.core.ragged import whole_prompt
+from spec_lab.core.selection import AllRows
 from spec_lab.core.types import FeatureSpec, Request
 from spec_lab.doctor.rounds import LoopRound
 from spec_lab.doctor.subject import Subject
@@ -26,7 +27,6 @@ from spec_lab.engine.pages import PageTable
 from spec_lab.engine.states import slot_states
 from spec_lab.engine.stopping_loop import collect_drafts
 from spec_lab.options.plain import unpruned_config
-from spec_lab.pruning.selection import AllRows
 from spec_lab.wiring.caches import build_cache
 from spec_lab.wiring.drafting import DrafterFactory, DrafterResources
 from spec_lab.wiring.engine import build_prune_policy

@@ -108,7 +108,7 @@ class BlockState:
 
 
 class BlockDrafter(BlockDrafts[BlockState]):
-    """Keeps the protocol `Drafter`."""
+    """Drafts a chain from the slots of a block."""
 
     def __init__(
         self,
@@ -157,7 +157,7 @@ class BlockDrafter(BlockDrafts[BlockState]):
 
 @dataclass(slots=True)
 class BlockTreeState:
-    """Holds the levels of a tree so far, for whose newest branches `walk` has what the head carries."""
+    """The levels of a tree so far, for whose newest branches `walk` has what the head carries."""
 
     walk: SlotWalk
     rows: DraftedRows
@@ -165,7 +165,7 @@ class BlockTreeState:
 
 
 class BlockTreeDrafter(BlockDrafts[BlockTreeState]):
-    """Keeps the protocol `TreeDrafter`. What is below a branch is that of the slot's law behind its token."""
+    """Drafts a tree from the slots of a block. Below a branch stands what the slot's law has behind its token."""
 
     def __init__(self, blocks: BlockPass, shape: TreeShape[Any], siblings: SiblingPicker, span: Spans) -> None:
         super().__init__(blocks, span)

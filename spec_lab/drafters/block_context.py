@@ -29,7 +29,7 @@ from spec_lab.operators.kernel_set import TORCH_FORMS, KernelSet
 
 
 class ContextPass:
-    """Keeps the protocol `BlockPass`. Its KV cache has the target's slot numbering."""
+    """Writes a context of the target's features, and drafts blocks behind it. Its KV cache has the target's slots."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class ContextPass:
     ) -> None:
         assert num_draft_tokens <= model.config.slots.most_drafts
         self.num_draft_tokens = num_draft_tokens
-        self.gathers = prune.catchup.drops_rows
+        self.gathers = prune.drops_rows
         self.requirements = DrafterRequirements(
             features, catchup_rows=(num_draft_tokens + 1,), count_catchup=_count_accepted if self.gathers else None
         )

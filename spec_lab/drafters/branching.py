@@ -25,7 +25,7 @@ from spec_lab.drafters.siblings import SiblingPicker
 
 @dataclass(slots=True)
 class BranchState:
-    """Holds the state between the levels of a round.
+    """The state between the levels of a round.
 
     Attributes:
         hidden: [batch, branches, hidden_size] the model's output for the newest branches.
@@ -41,7 +41,7 @@ class BranchState:
 
 
 class BranchDrafter(ABC):
-    """Keeps the protocol `TreeDrafter`, behind a class that takes the first step.
+    """Drafts a tree level by level, behind a class that takes the first step.
 
     Attributes:
         head: the `DraftHead` of that class, which knows it as more than that.

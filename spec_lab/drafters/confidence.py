@@ -52,7 +52,7 @@ class ConfidentPicker:
 
 
 class ScoredHead:
-    """Keeps the protocol `DraftHead` for one output whose logits [batch, vocab] are known, so that they are computed
+    """A draft head for one output whose logits [batch, vocab] are known, so that they are computed
     once.
     """
 

@@ -20,14 +20,14 @@ from spec_lab.drafters.siblings import Ranked
 
 @dataclass(slots=True)
 class NotedDrafts:
-    """Holds the drafts of `slot_ids` [batch]; what nothing was found for has the token 0 and the score -inf."""
+    """The drafts of `slot_ids` [batch]; what nothing was found for has the token 0 and the score -inf."""
 
     drafts: ScoredDrafts
     slot_ids: torch.Tensor
 
 
 class ConfidentDynamicTree:
-    """Keeps the protocol `TreeShape`: EAGLE-2's tree."""
+    """EAGLE-2's tree, whose scores are noted."""
 
     def __init__(self, tree: DynamicTree, confidences: RowConfidences) -> None:
         self.depth, self.num_rows, self.topk = tree.depth, tree.num_rows, tree.topk
@@ -72,7 +72,7 @@ class ConfidentDynamicTree:
 
 @dataclass(slots=True)
 class NotedLevels:
-    """Holds the levels of a static tree.
+    """The levels of a static tree.
 
     Attributes:
         levels: [batch, drafts] tokens of each so far.
@@ -92,7 +92,7 @@ class NotedLevels:
 
 
 class ConfidentStaticTree:
-    """Keeps the protocol `TreeShape`: the same paths in every round, as far as branches go on."""
+    """A tree of the same paths in every round, as far as branches go on."""
 
     exact_branches = True
 

@@ -19,17 +19,17 @@ from spec_lab.core.prompts import LiveRows, PromptPack, PromptSpan
 from spec_lab.core.protocols import DrafterRequirements, Target
 from spec_lab.core.pruning_protocols import PrunePolicy
 from spec_lab.core.ragged import build_metadata
+from spec_lab.core.selection import AllRows
 from spec_lab.core.types import AttentionMetadata, DraftStep, FeatureSpec, Request, VerifiedRound
 from spec_lab.drafters.catchup import CaughtUp, catchup_planner
 from spec_lab.drafters.picking import DraftedRows, DraftPicker
 from spec_lab.models.scored_tokens import ScoredTokens, top_probability
 from spec_lab.operators.kernel_set import TORCH_FORMS, KernelSet
-from spec_lab.pruning.selection import AllRows
 
 
 @dataclass(frozen=True, slots=True)
 class LanguageModelHead:
-    """Keeps the protocol `DraftHead` with the model's own head, over the target's vocabulary."""
+    """A draft head made of the model's own head, over the target's vocabulary."""
 
     model: Target
 
@@ -120,7 +120,7 @@ def _last_rows(spans: Sequence[PromptSpan], device: torch.device) -> torch.Tenso
 
 @dataclass(slots=True)
 class DraftModelState:
-    """Holds tokens [batch], and one-row metadata that is moved in place."""
+    """Tokens [batch], and one-row metadata that is moved in place."""
 
     tokens: torch.Tensor
     attention: AttentionMetadata
@@ -128,7 +128,7 @@ class DraftModelState:
 
 
 class DraftModelDrafter(DraftModelCatchup):
-    """Keeps the protocol `Drafter`: drafts a chain."""
+    """Drafts a chain with a small model."""
 
     def __init__(
         self,

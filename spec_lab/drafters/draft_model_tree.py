@@ -9,17 +9,17 @@ import torch
 from spec_lab.core.kv_cache import PagedKVCache
 from spec_lab.core.protocols import Target
 from spec_lab.core.pruning_protocols import PrunePolicy
+from spec_lab.core.selection import AllRows
 from spec_lab.core.tree_protocols import TreeAttentionBackend
 from spec_lab.core.types import AttentionMetadata
 from spec_lab.drafters.branching import BranchDrafter
 from spec_lab.drafters.draft_model import DraftModelCatchup
 from spec_lab.drafters.growth import Branches, TreeShape
 from spec_lab.drafters.siblings import SiblingPicker
-from spec_lab.pruning.selection import AllRows
 
 
 class DraftModelTreeDrafter(DraftModelCatchup, BranchDrafter):
-    """Keeps the protocol `TreeDrafter`. What a branch knows of its ancestors is their KV alone."""
+    """Drafts a tree with a small model. What a branch knows of its ancestors is their KV alone."""
 
     def __init__(
         self,

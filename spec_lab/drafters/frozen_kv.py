@@ -30,7 +30,7 @@ from spec_lab.drafters.picking import DraftedRows, DraftHead, DraftPicker
 
 
 class FrozenHead(DraftHead, Protocol):
-    """Is a model that reads another model's KV; `greedy` and `project` take what `forward` returns."""
+    """A model that reads another model's KV; `greedy` and `project` take what `forward` returns."""
 
     def forward(
         self,
@@ -67,7 +67,7 @@ ANCHORS: Mapping[str, Anchor] = {"last": Anchor(0, 0), "bonus": Anchor(1, 1)}
 
 @dataclass(slots=True)
 class FirstStepOutput:
-    """Holds the outcome of the first step of a round, with which drafting goes on.
+    """The outcome of the first step of a round, with which drafting goes on.
 
     Attributes:
         hidden: [batch, hidden_size] the model's output.
@@ -152,7 +152,7 @@ class FrozenFirstStep:
 
 @dataclass(slots=True)
 class FrozenState:
-    """Holds the state between the steps of a round.
+    """The state between the steps of a round.
 
     Attributes:
         tokens: [batch] the newest draft.
@@ -168,7 +168,7 @@ class FrozenState:
 
 
 class FrozenKVDrafter(FrozenFirstStep):
-    """Keeps the protocol `Drafter`: drafts a chain."""
+    """Drafts a chain over the target's KV."""
 
     def __init__(
         self,

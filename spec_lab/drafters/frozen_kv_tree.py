@@ -24,12 +24,12 @@ from spec_lab.drafters.siblings import BranchHead, SiblingPicker
 
 
 class FrozenBranchHead(FrozenHead, BranchHead, Protocol):
-    """Is the model of a frozen-KV drafter, of whose tokens several are looked at."""
+    """The model of a frozen-KV drafter, of whose tokens several are looked at."""
 
 
 @dataclass(slots=True)
 class FrozenTreeState:
-    """Holds the state between the levels of a round.
+    """The state between the levels of a round.
 
     Attributes:
         hidden: [batch, branches, hidden_size] the model's output for the newest branches.
@@ -43,7 +43,7 @@ class FrozenTreeState:
 
 
 class FrozenKVTreeDrafter(FrozenFirstStep):
-    """Keeps the protocol `TreeDrafter`."""
+    """Drafts a tree over the target's KV."""
 
     head: FrozenBranchHead
 

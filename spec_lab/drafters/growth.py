@@ -21,7 +21,7 @@ from spec_lab.operators.kernel_set import TORCH_FORMS, KernelSet, Op
 
 @dataclass(slots=True)
 class Branches:
-    """Holds the drafts of the newest level that go on.
+    """The drafts of the newest level that go on.
 
     Attributes:
         tokens: [batch, branches].
@@ -74,7 +74,7 @@ class TreeShape(Protocol[Growth]):
 
 @dataclass(slots=True)
 class ScoredDrafts:
-    """Holds all drafts looked at so far.
+    """All drafts looked at so far.
 
     Attributes:
         tokens: [batch, all that there will be], of which the first `num_before` are there: those of all levels but the
@@ -152,7 +152,7 @@ class DynamicTree:
 
 @dataclass(slots=True)
 class StaticLevel:
-    """Holds the constants of one level of a static tree.
+    """The constants of one level of a static tree.
 
     Attributes:
         taken: [drafts] numbers among the tokens found below the branches, branch * topk + rank; None where all are

@@ -12,7 +12,7 @@ from spec_lab.core.types import DraftStep, VerifiedRound
 
 @dataclass(slots=True)
 class LookupState:
-    """Holds the newest draft `tokens` [batch], and all drafts of the round, `proposals` [batch, num_draft_tokens]."""
+    """The newest draft `tokens` [batch], and all drafts of the round, `proposals` [batch, num_draft_tokens]."""
 
     tokens: torch.Tensor
     proposals: torch.Tensor
@@ -56,7 +56,7 @@ class NewTokens:
 
 
 class TokenHistory:
-    """Keeps the tokens of each slot by position, [num_slots + 1, capacity]; the last row is the scratch slot's."""
+    """The tokens of each slot by position, [num_slots + 1, capacity]; the last row is the scratch slot's."""
 
     def __init__(self, num_slots: int, capacity: int, device: torch.device) -> None:
         self.tokens = torch.zeros((num_slots + 1, capacity), dtype=torch.int64, device=device)

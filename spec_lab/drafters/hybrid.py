@@ -42,7 +42,7 @@ class _Guess:
 
 @dataclass(slots=True)
 class _Means:
-    """Holds running means: accepted drafts of a round of the head, and of the tree's guesses the score and how many
+    """Running means: accepted drafts of a round of the head, and of the tree's guesses the score and how many
     tokens were right."""
 
     head: float
@@ -63,7 +63,7 @@ class _Means:
 
 @dataclass(slots=True)
 class _Seen:
-    """Holds what is known of a request: rounds looked at, guesses that its text has not reached the end of, means."""
+    """What is known of a request: rounds looked at, guesses that its text has not reached the end of, means."""
 
     means: _Means
     num_rounds: int = 0
@@ -71,7 +71,7 @@ class _Seen:
 
 
 class HybridLookup:
-    """Keeps the protocol `HostDrafter`: drafts where the tree is expected to go further than the head."""
+    """Drafts on the host, where the tree is expected to go further than the head."""
 
     def __init__(self, texts: SuffixTexts, names: tuple[str, str], head_drafts: int) -> None:
         """`names`: of the tree and of the head, as the record has them; `head_drafts`: of each round."""
@@ -116,7 +116,7 @@ class HybridLookup:
 
 
 class HybridDrafter:
-    """Keeps the protocol `Drafter`: on the device the head's, whose loop ends with the drafts that it is to make."""
+    """Drafts on the device with the head, whose loop ends with the drafts that it is to make."""
 
     def __init__(self, head: Drafter[Any], names: tuple[str, str], head_drafts: int, sizes: SuffixSizes) -> None:
         """`head`: has room for as many drafts as the tree may offer."""

@@ -41,7 +41,7 @@ RowPruning = Callable[[LiveRows], RowSelection]
 
 @dataclass(slots=True)
 class MtpVanillaState:
-    """Holds the state that the next module goes on with.
+    """The state that the next module goes on with.
 
     Attributes:
         tokens: [batch] the newest draft.

@@ -16,7 +16,7 @@ from spec_lab.operators.kernel_set import TORCH_FORMS, KernelSet, Op
 
 @dataclass(frozen=True, slots=True)
 class MtpRows:
-    """Holds neighbouring rows of each request: tokens [batch, rows] and hidden [batch, rows, hidden_size].
+    """Neighbouring rows of each request: tokens [batch, rows] and hidden [batch, rows, hidden_size].
 
     As a window, row p is (t[p], h[p]). As a module's input it is (t[p+1], h[p]).
     """
@@ -83,7 +83,7 @@ def slide_windows(
 
 
 class MtpWindow:
-    """Keeps a window a slot: tokens [num_slots + 1, K] and hidden [num_slots + 1, K, hidden_size]; last row scratch."""
+    """A window a slot: tokens [num_slots + 1, K] and hidden [num_slots + 1, K, hidden_size]; last row scratch."""
 
     def __init__(
         self,

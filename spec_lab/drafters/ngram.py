@@ -21,7 +21,7 @@ Found = TypeVar("Found")
 
 
 class HistoryLookup(GivenDrafts, ABC, Generic[Found]):
-    """Keeps the text of each slot, and looks drafts up behind it: all but what is found."""
+    """Looks drafts up behind the text of each slot, which it keeps: all but what is found."""
 
     requirements = DrafterRequirements(has_loop=False)
 
@@ -44,7 +44,7 @@ class HistoryLookup(GivenDrafts, ABC, Generic[Found]):
 
 
 class LookUp(Protocol):
-    """Is `extend_and_look_up`, or what does the same."""
+    """Extends histories, and looks up behind them: `extend_and_look_up`, or what does the same."""
 
     def __call__(
         self,

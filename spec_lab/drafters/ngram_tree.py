@@ -21,7 +21,7 @@ NUM_MATCHES = 16
 
 @dataclass(slots=True)
 class LookedUpTree:
-    """Holds a round's tree; `tokens` and `attention`, which a draft loop would read, are None."""
+    """A round's tree; `tokens` and `attention`, which a draft loop would read, are None."""
 
     tree: DraftTree
     tokens: None = None
@@ -30,7 +30,7 @@ class LookedUpTree:
 
 @dataclass(slots=True)
 class Continuations:
-    """Holds what followed each match, the best match first: both [batch, matches, depth].
+    """What followed each match, the best match first: both [batch, matches, depth].
 
     Attributes:
         known: False behind the end of the text, and everywhere where there is no such match.
@@ -41,7 +41,7 @@ class Continuations:
 
 
 class NgramTreeDrafter(HistoryLookup[LookedUpTree]):
-    """Keeps the protocol `TreeDrafter`. Rows for which no draft is found hold none: each is its own parent."""
+    """Drafts a tree of what followed earlier matches. A row for which no draft is found is its own parent."""
 
     def __init__(
         self, depth: int, num_rows: int, topk: int, max_ngram: int, min_ngram: int, history: TokenHistory

@@ -21,7 +21,7 @@ class NoDraftState:
 
 
 class NoDrafter(GivenDrafts):
-    """Keeps the protocol `Drafter`."""
+    """A drafter that drafts nothing."""
 
     num_draft_tokens = 0
     requirements = DrafterRequirements(has_loop=False)

@@ -14,7 +14,7 @@ from spec_lab.drafters.picking import GivenDrafts
 
 
 class OracleDrafter(GivenDrafts):
-    """Keeps the protocol `Drafter`. Knows each request's whole text; past its end it drafts token 0."""
+    """A drafter that knows each request's whole text; past its end it drafts token 0."""
 
     def __init__(self, num_draft_tokens: int, history: TokenHistory) -> None:
         self.num_draft_tokens = num_draft_tokens

@@ -18,16 +18,16 @@ from spec_lab.core.prompts import PromptEnds, PromptPack
 from spec_lab.core.protocols import DrafterRequirements
 from spec_lab.core.pruning_protocols import PrunePolicy
 from spec_lab.core.rows import rows_at
+from spec_lab.core.selection import AllRows
 from spec_lab.core.types import AttentionMetadata, FeatureSpec, VerifiedRound
 from spec_lab.drafters.block import RunBlock
 from spec_lab.drafters.picking import DraftedRows
 from spec_lab.models.blocks.heads import BlockHead, BlockRows, IndependentSlots
 from spec_lab.models.p_eagle import PEagleHead
-from spec_lab.pruning.selection import AllRows
 
 
 class PEaglePass:
-    """Keeps the protocol `BlockPass`. Its KV cache has the target's slot numbering."""
+    """The pass of P-EAGLE, which drafts all slots at once. Its KV cache has the target's slot numbering."""
 
     def __init__(
         self,
@@ -106,4 +106,4 @@ class PEaglePass:
     def _count_rows(self, num_emitted: Sequence[int], num_verified: int) -> int:
         """Count the rows of a catch-up step behind its KV writes."""
         most = self.num_draft_tokens
-        return len(num_emitted) * (most if self.prune.catchup.drops_rows else num_verified + most - 1)
+        return len(num_emitted) * (most if self.prune.drops_rows else num_verified + most - 1)

@@ -66,7 +66,7 @@ class DraftPicker(Protocol):
 
 
 class GivenDrafts:
-    """Is a drafter whose drafts are given, not sampled: their q is one-hot."""
+    """A drafter whose drafts are given, not sampled: their q is one-hot."""
 
     def kept_logits(self, slot_ids: torch.Tensor) -> torch.Tensor | None:
         return None

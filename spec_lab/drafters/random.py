@@ -16,7 +16,7 @@ from spec_lab.drafters.picking import DraftedRows, GivenDrafts
 
 @dataclass(slots=True)
 class RandomState:
-    """Holds the newest drafts; there is no metadata to move."""
+    """The newest drafts; there is no metadata to move."""
 
     tokens: torch.Tensor
     rows: DraftedRows

@@ -12,13 +12,14 @@ import torch
 from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.layer_protocols import AttentionBackend, RowSelection
 from spec_lab.core.prompts import PromptPack
-from spec_lab.core.protocols import DrafterRequirements, DraftStart, DraftSteps
+from spec_lab.core.protocols import DrafterRequirements
 from spec_lab.core.pruning_protocols import PrunePolicy
+from spec_lab.core.selection import AllRows
 from spec_lab.core.types import AttentionMetadata, DraftStep, FeatureSpec, Request, VerifiedRound
 from spec_lab.drafters.catchup import CaughtUp, catchup_planner
 from spec_lab.drafters.picking import DraftedRows, DraftHead, DraftPicker
+from spec_lab.models.draft_parts import ChainAtOnce
 from spec_lab.operators.kernel_set import TORCH_FORMS, KernelSet
-from spec_lab.pruning.selection import AllRows
 
 
 class DraftModule(DraftHead, Protocol):
@@ -42,15 +43,11 @@ class RecurrentHead(DraftModule, Protocol):
     """A draft model of one layer that takes the target's features in a form of its own.
 
     Attributes:
-        start: plans a catch-up step, and runs `fuse`, `forward` and `greedy`; None where nothing does that at once.
-        steps: runs `forward` and `greedy` in turn; None likewise.
+        chain: does in two calls what `fuse`, `forward` and `greedy` do in many; None where nothing does.
     """
 
     @property
-    def start(self) -> DraftStart | None: ...
-
-    @property
-    def steps(self) -> DraftSteps | None: ...
+    def chain(self) -> ChainAtOnce | None: ...
 
     def fuse(self, features: torch.Tensor) -> torch.Tensor:
         """Turn the target's features [rows, feature_size] into what `forward` takes, [rows, hidden_size]."""
@@ -129,8 +126,8 @@ class RecurrentDrafter(RecurrentCatchup):
     ) -> None:
         super().__init__(num_draft_tokens, head, features, cache, backend, prune, kernels)
         self.picker = picker
-        self._start = head.start if picker.takes_likeliest and prune.catchup_in_one_call else None
-        if picker.takes_likeliest and head.steps is not None:
+        self._chain = head.chain if picker.takes_likeliest else None
+        if self._chain is not None:
             self.requirements = replace(self.requirements, draft_rest=self._draft_rest)
 
     def ingest(self, pack: PromptPack) -> RecurrentState | None:
@@ -148,14 +145,14 @@ class RecurrentDrafter(RecurrentCatchup):
         state.tokens = self.picker.pick(self.head, state.hidden, state.rows, step.column)
 
     def _draft_rest(self, state: RecurrentState) -> torch.Tensor:
-        assert self.head.steps is not None
-        return self.head.steps(state.tokens, state.hidden, self.cache, state.attention, self.num_draft_tokens)
+        assert self._chain is not None
+        return self._chain.steps(state.tokens, state.hidden, self.cache, state.attention, self.num_draft_tokens)
 
     def _started(self, verified: VerifiedRound) -> RecurrentState | None:
         """Run the catch-up step up to draft 1 at once; None where it is to be run part by part."""
-        if self._start is None:
+        if self._chain is None:
             return None
-        draft = self._start(verified, self.cache, self.prune.catchup.needs_prewrite, self.num_draft_tokens)
+        draft = self._chain.start(verified, self.cache, self.prune.drop, self.num_draft_tokens)
         if draft is None:
             return None
         rows = DraftedRows(verified.batch.slot_ids, draft.live_lens)

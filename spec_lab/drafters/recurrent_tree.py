@@ -8,17 +8,17 @@ import torch
 
 from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.pruning_protocols import PrunePolicy
+from spec_lab.core.selection import AllRows
 from spec_lab.core.tree_protocols import TreeAttentionBackend
 from spec_lab.core.types import AttentionMetadata, FeatureSpec
 from spec_lab.drafters.branching import BranchDrafter
 from spec_lab.drafters.growth import Branches, TreeShape
 from spec_lab.drafters.recurrent import RecurrentCatchup, RecurrentHead
 from spec_lab.drafters.siblings import SiblingPicker
-from spec_lab.pruning.selection import AllRows
 
 
 class RecurrentTreeDrafter(RecurrentCatchup, BranchDrafter):
-    """Keeps the protocol `TreeDrafter`."""
+    """Drafts a tree with a layer that is reused."""
 
     def __init__(
         self,

@@ -23,7 +23,7 @@ from spec_lab.operators.kernel_set import TORCH_FORMS, KernelSet, Op
 
 @dataclass(slots=True)
 class Ranked:
-    """Holds the tokens below each branch, the first first: both [batch, branches, topk].
+    """The tokens below each branch, the first first: both [batch, branches, topk].
 
     Attributes:
         log_probs: of the drafter, in float32.

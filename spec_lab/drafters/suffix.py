@@ -33,7 +33,7 @@ class SuffixSizes:
 
 
 class SuffixTexts:
-    """Keeps a tree of each running request, and one of the outputs of those that have ended."""
+    """A suffix tree of each running request, and one of the outputs of those that have ended."""
 
     def __init__(self, sizes: SuffixSizes) -> None:
         self._sizes = sizes
@@ -72,7 +72,7 @@ class SuffixTexts:
 
 
 class SuffixLookup:
-    """Keeps the protocol `HostDrafter`: every draft comes from the trees."""
+    """Drafts on the host, and every draft from the trees."""
 
     num_on_device = 0
     part_names: tuple[str, str] | None = None
@@ -91,7 +91,7 @@ class SuffixLookup:
 
 
 class SuffixDrafter(GivenDrafts):
-    """Keeps the protocol `Drafter`, with nothing to do on the device."""
+    """A drafter that does nothing on the device."""
 
     def __init__(self, sizes: SuffixSizes) -> None:
         self.num_draft_tokens = sizes.limits.most

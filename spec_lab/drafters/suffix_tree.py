@@ -100,7 +100,7 @@ NOTHING = SuffixDraft([], 0.0)
 
 
 class SuffixTree:
-    """Holds texts, the newest of which may still grow.
+    """The suffixes of texts, the newest of which may still grow.
 
     Attributes:
         depth: tokens of the longest stretch that is counted.

@@ -173,7 +173,8 @@ class RoundAccounts:
             num_imposed = num_emitted - 1 if self._accepts_unseen else 0
             tokens = result.tokens[index][:num_emitted]
             sequence = settled.sequences[index]
-            emit_round(sequence, tokens, origins, self._eos, now, num_offered, num_imposed)
+            confidences = None if result.confidences is None else result.confidences[index]
+            emit_round(sequence, tokens, origins, self._eos, now, num_offered, num_imposed, confidences)
             emitted.append(_Emitted(index, num_offered, sequence.emitted_per_round[-1], sequence.truncated))
         return emitted
 
@@ -284,5 +285,6 @@ def request_record(sequence: Sequence, finish_reason: FinishReason) -> RequestRe
         max_new_tokens=request.max_new_tokens,
         admitted_at=sequence.admitted_at,
         emitted_at=sequence.emitted_at,
+        confidence_per_round=sequence.confidence_per_round,
         drafted_by=sequence.drafted_by,
     )

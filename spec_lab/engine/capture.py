@@ -17,8 +17,8 @@ from typing import Generic, Protocol, TypeVar
 
 import torch
 
+from spec_lab.core.errors import describe_error
 from spec_lab.engine.if_nodes import IfNodes, has_if_nodes
-from spec_lab.errors import describe_error
 
 Result = TypeVar("Result")
 Result_co = TypeVar("Result_co", covariant=True)

@@ -14,8 +14,6 @@ from contextlib import contextmanager, nullcontext
 
 import torch
 
-from spec_lab.core.conditional import inside_if_node
-
 _SET_IF_ANY = r"""
 typedef unsigned long long cudaGraphConditionalHandle;
 extern "C" __device__ __cudart_builtin__ void cudaGraphSetConditional(
@@ -81,6 +79,8 @@ class IfNodes:
         if not torch.cuda.is_current_stream_capturing():
             yield
             return
+        from spec_kernels.early import launched_plainly
+
         body = self._add_node(stream, values, idle)
         self._bodies.append(body)
         inner = self._stream_inside()
@@ -93,7 +93,7 @@ class IfNodes:
             )
             self._depth += 1
             try:
-                with inside_if_node():
+                with launched_plainly():
                     yield
             finally:
                 self._depth -= 1

@@ -96,6 +96,11 @@ class DraftOffers:
         waiting = self.num_drafted if self.limits is None else torch.minimum(self.num_drafted, self.limits)
         return self._count(slot_ids, active, waiting, survival, most, threshold, self._budget)
 
+    def confidences_of(self, slot_ids: torch.Tensor, num_drafts: int) -> torch.Tensor | None:
+        """Copy what was noted [batch, num_drafts] of the first drafts of `slot_ids` [batch]; None where nothing was."""
+        kept = self.confidences
+        return None if kept is None else kept.survival.index_select(0, slot_ids)[:, :num_drafts]
+
     def limit(self, slots: list[int], most: list[int]) -> None:
         """Tell `slots` how many drafts each of their requests may offer; the host waits for nothing."""
         assert self.limits is not None, "only slots with limits of their own are told"

@@ -82,7 +82,8 @@ class Counted:
     def mark(self, batch: RoundBatch) -> RoundBatch:
         offered = self.offered.of(batch.slot_ids, batch.active, self.num_draft_tokens)
         width = self.num_draft_tokens if self._fixed_shapes else int(offered.max())
-        return replace(batch, input_ids=batch.input_ids[:, : width + 1], num_drafts=offered)
+        confidences = self.offered.confidences_of(batch.slot_ids, width)
+        return replace(batch, input_ids=batch.input_ids[:, : width + 1], num_drafts=offered, confidences=confidences)
 
     def expect(self, slot_ids: torch.Tensor) -> None:
         self.offered.expect(slot_ids, self.max_drafted)

@@ -22,15 +22,17 @@ class RoundResult:
         num_offered_rows: drafts of a tree that could in all; None likewise, and of a chain.
         num_drafted: drafts that the round made for the next; None where the host knows without being told.
         distance: of each request total variation and KL, summed over the rows reached; None where the rule says none.
+        confidences: of each draft, as `Verification` has them; None where nobody reads them.
     """
 
     tokens: list[list[int]]
     num_emitted: list[int]
-    relaxed: list[list[int]] | None
+    relaxed: list[list[int]] | None = None
     num_offered: list[int] | None = None
     num_offered_rows: list[int] | None = None
     num_drafted: list[int] | None = None
     distance: list[list[float]] | None = None
+    confidences: list[list[float]] | None = None
 
     @property
     def num_rows(self) -> int:
@@ -50,23 +52,33 @@ class RoundResult:
         return [RoundResult(**part) for part in parts]
 
 
+RESULTS = tuple(column.name for column in fields(RoundResult))
+"""The fields of a verification that the host reads."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Columns:
+    """The place of a field of `RoundResult` among the columns of a packed result.
+
+    `width`: how many it has; None for one number a request. `has_floats`: they are the bits of float64 numbers.
+    """
+
+    name: str
+    width: int | None
+    has_floats: bool
+
+
 @dataclass(frozen=True, slots=True)
 class PendingResult:
     """Results in one tensor, so that the host waits and copies once.
 
     Attributes:
-        packed: [batch, N + 1] tokens and emitted count; a column more for each count that the round notes besides, two
-            more for the bits of its distances, and K more where the rule says which drafts it relaxed for.
-        num_tokens: N.
-        counts: the names of the counts behind the emitted one.
-        has_distance: whether the rule says how far from the target it emits.
+        packed: [batch, columns] what `columns` say, in their order.
         copied: recorded behind the copy into host memory; None where `packed` is read where it is.
     """
 
     packed: torch.Tensor
-    num_tokens: int
-    counts: tuple[str, ...] = ()
-    has_distance: bool = False
+    columns: tuple[_Columns, ...]
     copied: torch.cuda.Event | None = None
 
     def read(self) -> RoundResult:
@@ -74,18 +86,16 @@ class PendingResult:
         if self.copied is not None:
             self.copied.synchronize()
         rows = self.packed.tolist()
-        num_tokens = self.num_tokens
-        first_distance = num_tokens + 1 + len(self.counts)
-        first_relaxed = first_distance + 2 * self.has_distance
-        has_relaxed = self.packed.shape[1] > first_relaxed
-        counts = {name: [row[place] for row in rows] for place, name in enumerate(self.counts, num_tokens + 1)}
-        return RoundResult(
-            tokens=[row[:num_tokens] for row in rows],
-            num_emitted=[row[num_tokens] for row in rows],
-            relaxed=[row[first_relaxed:] for row in rows] if has_relaxed else None,
-            distance=[_floats(row[first_distance:first_relaxed]) for row in rows] if self.has_distance else None,
-            **counts,
-        )
+        values: dict[str, Any] = {}
+        first = 0
+        for part in self.columns:
+            end = first + (1 if part.width is None else part.width)
+            if part.width is None:
+                values[part.name] = [row[first] for row in rows]
+            else:
+                values[part.name] = [_floats(row[first:end]) if part.has_floats else row[first:end] for row in rows]
+            first = end
+        return RoundResult(**values)
 
 
 def _floats(bits: list[int]) -> list[float]:
@@ -112,14 +122,14 @@ def read_later(verification: Verification) -> PendingResult:
 
 def _pack(verification: Verification) -> PendingResult:
     """Copy the results into a tensor of their own, since the next replay rewrites the tensors they come from."""
-    noted = {
-        "num_offered": verification.num_offered,
-        "num_offered_rows": verification.num_offered_rows,
-        "num_drafted": verification.num_drafted,
-    }
-    counts = {name: count.unsqueeze(1) for name, count in noted.items() if count is not None}
-    relaxed = [] if verification.relaxed is None else [verification.relaxed]
-    # In the tokens' dtype, or the host would wait for two tensors.
-    distance = [] if verification.distance is None else [verification.distance.double().view(torch.int64)]
-    columns = [verification.tokens, verification.num_emitted.unsqueeze(1), *counts.values(), *distance, *relaxed]
-    return PendingResult(torch.cat(columns, dim=1), verification.tokens.shape[1], tuple(counts), bool(distance))
+    parts: list[torch.Tensor] = []
+    columns: list[_Columns] = []
+    for name in RESULTS:
+        values: torch.Tensor | None = getattr(verification, name)
+        if values is None or values.shape[1:].numel() == 0:
+            continue
+        columns.append(_Columns(name, None if values.dim() == 1 else values.shape[1], values.is_floating_point()))
+        # In the tokens' dtype, or the host would wait for two tensors.
+        values = values.double().view(torch.int64) if values.is_floating_point() else values
+        parts.append(values.unsqueeze(1) if values.dim() == 1 else values)
+    return PendingResult(torch.cat(parts, dim=1), tuple(columns))

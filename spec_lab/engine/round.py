@@ -13,6 +13,7 @@ import torch
 
 from spec_lab.core.layer_protocols import MetadataMover
 from spec_lab.core.prompts import PromptEnds
+from spec_lab.core.selection import AllRows
 from spec_lab.core.types import FeatureSpec, RoundBatch, Sequence, Verification, VerifiedRound
 from spec_lab.engine.drafts import Drafts
 from spec_lab.engine.experts_read import ReadingStage
@@ -22,7 +23,6 @@ from spec_lab.engine.offers import Offers
 from spec_lab.engine.parts import Parts, VerifyOutput
 from spec_lab.engine.request_k import OFF, RequestLimits
 from spec_lab.engine.stopping_loop import StepScope
-from spec_lab.pruning.selection import AllRows
 
 
 class DecodeRound:
@@ -90,6 +90,7 @@ class DecodeRound:
             verified = self.drafts.judge(output, kept)
             verified.verification.num_offered = output.batch.num_drafts
             verified.verification.num_offered_rows = output.batch.num_draft_rows
+            verified.verification.confidences = output.batch.confidences
             return verified
 
     def catch_up(self, verified: VerifiedRound) -> Any:

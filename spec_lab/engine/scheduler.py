@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
+from spec_lab.core.errors import UserError
 from spec_lab.core.origins import TokenOrigin
 from spec_lab.core.types import FinishReason, Request, Sequence
 from spec_lab.engine.pages import PageAllocator
-from spec_lab.errors import UserError
 
 
 class Scheduler:
@@ -102,6 +102,7 @@ def emit_round(
     now: float,
     num_offered: int,
     num_imposed: int = 0,
+    confidences: list[float] | None = None,
 ) -> None:
     """Account for one round's n = len(tokens) tokens: append up to EOS or the limit, and commit n KV rows.
 
@@ -111,6 +112,7 @@ def emit_round(
     Args:
         origins: a letter of `core.origins` for each of the tokens.
         num_offered: drafts of the round that could have been accepted.
+        confidences: of its drafts, those offered and others; None where none are noted.
     """
     assert tokens, "an active request emits at least one token"
     assert len(origins) == len(tokens) <= num_offered + 1
@@ -123,6 +125,7 @@ def emit_round(
     sequence.origins += origins[: len(kept)]
     sequence.kv_len += len(tokens)
     sequence.offered_per_round.append(num_offered)
+    sequence.confidence_per_round.append((confidences or [])[:num_offered])
     sequence.accepted_per_round.append(len(tokens) - 1)
     sequence.judged_per_round.append(num_judged)
     sequence.emitted_per_round.append(len(kept))

@@ -7,16 +7,16 @@ from dataclasses import dataclass
 
 import torch
 
+from spec_lab.core.errors import UserError
 from spec_lab.core.kv_cache import NUM_RESERVED_PAGES, PagedKVCache
 from spec_lab.core.layer_protocols import AttentionBackend, RowSelection
 from spec_lab.core.prompts import PromptSpan
 from spec_lab.core.protocols import Target
 from spec_lab.core.ragged import build_metadata
+from spec_lab.core.selection import AllRows, BeforeAttention, NoRows
 from spec_lab.core.types import AttentionMetadata, FeatureSpec
 from spec_lab.engine.pages import PageTable
 from spec_lab.engine.states import slot_states
-from spec_lab.errors import UserError
-from spec_lab.pruning.selection import AllRows, BeforeAttention, NoRows
 
 MOST_LOGIT_ROWS = 512
 """Logits of a large vocabulary take gigabytes in float32, if they are those of 8192 rows."""

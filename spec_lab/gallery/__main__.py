@@ -13,10 +13,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from spec_lab.errors import UserError, describe_os_error
+from spec_lab.core.errors import UserError, describe_os_error
 from spec_lab.gallery.export import execute, has_pictures, read_notebook, write_gallery
-from spec_lab.program.arguments import LineParser
-from spec_lab.program.ending import EXIT_CODES, guarded
+from spec_lab.program.ending import EXIT_CODES, LineParser, guarded
 
 NOTEBOOKS, OUTPUTS, GALLERY = Path("notebooks"), Path("outputs"), Path("docs/gallery")
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from spec_lab.errors import UserError
+from spec_lab.core.errors import UserError
 from spec_lab.gallery.studies import told_apart
 from spec_lab.record.reading import read_all_request_rows
 from spec_lab.record.row_schema import RequestRow

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from spec_lab.errors import UserError
+from spec_lab.core.errors import UserError
 from spec_lab.record.sinks import replace_bytes, replace_text
 
 INSTALL = "pip install -c constraints.txt -e '.[notebook]'"

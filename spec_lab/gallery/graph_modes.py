@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from spec_lab.errors import UserError
+from spec_lab.core.errors import UserError
 from spec_lab.gallery.studies import told_apart
 from spec_lab.gallery.timeline import RoundTimeline, quietest_round
 from spec_lab.record.paired import PairedRatio

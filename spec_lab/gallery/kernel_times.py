@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from spec_lab.errors import UserError
+from spec_lab.core.errors import UserError
 from spec_lab.gallery.studies import Folders, finished_runs, named
 from spec_lab.record.runs import Run
 from spec_lab.record.schema import Summary

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from spec_lab.errors import UserError
+from spec_lab.core.errors import UserError
 from spec_lab.gallery.studies import told_apart
 from spec_lab.record.paired import PairedRatio, over_reference
 from spec_lab.record.runs import Run

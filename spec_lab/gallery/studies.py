@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from spec_lab.errors import UserError
+from spec_lab.core.errors import UserError
 from spec_lab.record.runs import Run, find_runs, run_folders
 from spec_lab.report import origin
 from spec_lab.report.differing import knob_value, telling_apart

@@ -14,9 +14,9 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM
 from lm_eval.api.registry import register_model
 
+from spec_lab.core.errors import UserError
 from spec_lab.core.results import RequestRecord, RoundRecord
 from spec_lab.core.types import Request
-from spec_lab.errors import UserError
 from spec_lab.lm_eval.reading import cut_at, overrides_of, require_sampling
 from spec_lab.menu.chosen import Chosen
 from spec_lab.menu.refusals.run import admit

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from spec_lab.errors import UserError
+from spec_lab.core.errors import UserError
 from spec_lab.menu.config import SamplingConfig
 
 USUAL: Mapping[str, str] = {"references": "[]", "profile_rounds": "0"}

@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Mapping
 
+from spec_lab.core.errors import UserError, describe_error
 from spec_lab.core.results import RequestRecord
 from spec_lab.core.types import FinishReason, Request
-from spec_lab.errors import UserError, describe_error
 from spec_lab.measure.lab import Lab
 from spec_lab.menu.option import CheckerOption
 from spec_lab.workloads.checker import Checked, check

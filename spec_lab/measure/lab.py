@@ -57,7 +57,7 @@ def load_lab(chosen: Chosen, world: World = ALONE) -> Lab:
     config = chosen.config
     gc.collect()  # an engine and its graphs hold one another, and a job before this one may have left its caches
     torch.manual_seed(config.seed)
-    torch.set_num_threads(config.num_threads or default_num_threads(chosen))
+    use_threads(chosen)
     tokenizer, first_turns = open_workload(chosen)
     limits = engine_limits(chosen, first_turns, config.drafter.num_draft_tokens)
     longest = min(longest_conversation(first_turns, tokenizer), longest_sequence(chosen))
@@ -81,9 +81,19 @@ def load_lab(chosen: Chosen, world: World = ALONE) -> Lab:
     return Lab(chosen, world, models, tokenizer, requests, engines, teacher)
 
 
+def use_threads(chosen: Chosen) -> None:
+    """Set how many threads a CPU computes on, in torch and in C."""
+    num_threads = chosen.config.num_threads or default_num_threads(chosen)
+    torch.set_num_threads(num_threads)
+    if chosen.config.kernels == KernelsChoice.native:
+        from spec_kernels.native import compiled
+
+        compiled.use_threads(num_threads)
+
+
 def default_num_threads(chosen: Chosen) -> int:
-    """Return one for kernels in C, which have no more, else what the target's option says; where it says nothing, all
-    cores, shared by the processes of the run."""
+    """Return one for kernels in C, whose threads wait for one another in every product, so that a busy core would hold
+    up all. Else what the target's option says; where it says nothing, all cores, shared by the processes of the run."""
     if chosen.config.kernels == KernelsChoice.native:
         return 1
     shared = max(1, (os.cpu_count() or 1) // chosen.config.target.tensor_parallel)

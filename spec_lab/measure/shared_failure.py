@@ -20,8 +20,8 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from spec_lab.errors import describe_error, is_interruption, one_line, trouble_of
-from spec_lab.ranks import Ranks
+from spec_lab.core.errors import describe_error, is_interruption, one_line, trouble_of
+from spec_lab.core.ranks import Ranks
 from spec_lab.record.amend import amend_status
 
 NEWS = "spec_lab/ending"

@@ -16,14 +16,14 @@ from typing import Protocol
 import torch
 import torch.distributed as dist
 
+from spec_lab.core.errors import UserError
+from spec_lab.core.ranks import Ranks, ranks
 from spec_lab.core.results import GenerationResult
-from spec_lab.errors import UserError
 from spec_lab.measure.shared_failure import failures_shared
 from spec_lab.menu.config import RunConfig
 from spec_lab.models.collectives import TorchCollectives
 from spec_lab.models.partition import WHOLE, Partition
 from spec_lab.models.tensor_parallel import TensorParallel
-from spec_lab.ranks import Ranks, ranks
 from spec_lab.wiring.models import resolve_device
 
 

@@ -14,9 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 
-from spec_lab.auto_knobs import RUNS_ANYWHERE
-from spec_lab.checkpoints.config import ModelConfig
-from spec_lab.errors import KERNELS, NO_KERNELS, UserError
+from spec_lab.core.errors import KERNELS, NO_KERNELS, UserError
 from spec_lab.menu import registry
 from spec_lab.menu.choices import Dtype, KernelsChoice, RelaxedPhase
 from spec_lab.menu.chosen import Chosen, choose
@@ -25,14 +23,14 @@ from spec_lab.menu.devices import runs_on_cuda
 from spec_lab.menu.option import GraphOption
 from spec_lab.menu.refusals.run import problems
 from spec_lab.menu.refusals.weights import model_of
+from spec_lab.operators.promises import INVARIANT_ROWS, native_takes, triton_rows_are_invariant
+from spec_lab.record.mixed import RUNS_ANYWHERE
 
 AUTO = "auto"
 CPU_PREFILL_TOKENS, CUDA_PREFILL_TOKENS = 2048, 8192
 """More rows a forward bring little on either: docs/log/prompt_passes.md. vLLM has 8192 on GPUs of this size."""
 ONE_PROMPT = 1
 """Rows of several prompts take no share of a forward."""
-INVARIANT_ROWS = 16
-"""The rows that `spec_kernels.product_tiles` speaks of: said again, since composing needs no kernels on its path."""
 SHORT_CHUNK, LONG_CHUNK = 512, 8192
 """The long one is for attention without masks, which are as large as a chunk times all keys before it."""
 
@@ -135,12 +133,8 @@ def _rounds_are_row_invariant(chosen: Chosen) -> bool:
     if not (config.row_invariant and has_kernels and has_16_bits and config.batch_size * num_rows <= INVARIANT_ROWS):
         return False
     model = model_of(chosen)
-    return model is not None and config.target.tensor_parallel == 1 and not _promises_nothing(model)
-
-
-def _promises_nothing(model: ModelConfig) -> bool:
-    """Tell whether some layer's rows depend on the others, or are not promised not to."""
-    return model.keeps_states or any(plan.experts is not None or plan.latent is not None for plan in model.layers)
+    is_split = config.target.tensor_parallel > 1
+    return model is not None and not is_split and all(map(triton_rows_are_invariant, model.layers))
 
 
 def _faster(chosen: Chosen, knob: AutoKnob) -> Chosen:
@@ -156,10 +150,10 @@ def _faster_on_cpu(chosen: Chosen, knob: AutoKnob) -> Chosen:
     if knob.fast_on_cpu is None:
         return chosen
     faster = chosen.again(knob.take(chosen.config, knob.fast_on_cpu))
-    return faster if _fits_native(faster, chosen) and problem_of_native() is None else chosen
+    return faster if _takes_native(faster, chosen) and problem_of_native() is None else chosen
 
 
-def _fits_native(native: Chosen, chosen: Chosen) -> bool:
+def _takes_native(native: Chosen, chosen: Chosen) -> bool:
     """Tell whether nothing more speaks against a run with kernels in C than without, and the target has such layers."""
     return _against_native(native, chosen) is None
 
@@ -171,7 +165,7 @@ def _against_native(native: Chosen, chosen: Chosen) -> str | None:
     if refused is not None:
         return refused.partition(";")[0]
     model = model_of(chosen)
-    if model is not None and model.gemma4 is None and all(plan.fits_native for plan in model.layers):
+    if model is not None and model.gemma4 is None and all(map(native_takes, model.layers)):
         return None
     return "not all of the target's layers are plain attention and MLPs of whole vectors"
 
@@ -188,12 +182,13 @@ def problem_of_native() -> str | None:
 def why_kernels(chosen: Chosen) -> str:
     """Say in a line what a CPU computes with where nobody named it, on how many threads, and why not with the other."""
     config = chosen.config
+    named = None if config.num_threads is None else f"num_threads={config.num_threads}"
     if config.kernels == KernelsChoice.native:
-        return "kernels=native, which runs on one thread; num_threads=N takes kernels=torch on N of them"
-    threads = "all threads" if config.num_threads is None else f"num_threads={config.num_threads}"
+        alone = "one thread; num_threads=N takes N, each of which wants a core of its own"
+        return f"kernels=native on {named or alone}"
     native = chosen.again(_take_kernels(config, KernelsChoice.native))
     against = _against_native(native, chosen) or problem_of_native()
-    return f"kernels=torch on {threads}, not kernels=native: {against}"
+    return f"kernels=torch on {named or 'all threads'}, not kernels=native: {against}"
 
 
 def describe_auto(config: RunConfig) -> str:
@@ -203,6 +198,6 @@ def describe_auto(config: RunConfig) -> str:
     if "kernels" not in config.auto or runs_on_cuda(config.device):
         return chosen
     here = _chosen(config)
-    fits = here is not None and _fits_native(here.again(_take_kernels(config, KernelsChoice.native)), here)
+    fits = here is not None and _takes_native(here.again(_take_kernels(config, KernelsChoice.native)), here)
     problem = problem_of_native() if fits else None
     return chosen if problem is None else f"{chosen}, not kernels=native: {problem}"

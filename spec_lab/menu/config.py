@@ -176,7 +176,7 @@ class CacheConfig:
 
     @property
     def chunk_size(self) -> int:
-        """Is `prefill_chunk`, which is a number once a run is composed."""
+        """The value of `prefill_chunk`, which is a number once a run is composed."""
         assert self.prefill_chunk is not None, "chosen by spec_lab.menu.auto"
         return self.prefill_chunk
 
@@ -287,7 +287,7 @@ class RunConfig:
     profile_rounds: int = knob(
         16, "rounds profiled after the timed part for the table of kernels; 0 turns it off", least=0
     )
-    num_threads: int | None = knob(None, "CPU threads of torch; null leaves torch's choice", least=1)
+    num_threads: int | None = knob(None, "CPU threads; null is what the target says, and 1 for kernels=native", least=1)
     auto: list[str] = knob([], "which of attention, graph and kernels nobody named; written by the lab")
     extensions: list[str] = knob([], "modules outside this package whose options join those here: docs/extend.md")
     output_dir: str = knob("outputs", "folder in which the run makes its own folder")

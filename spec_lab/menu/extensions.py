@@ -16,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from spec_lab.errors import UserError, describe_error
+from spec_lab.core.errors import UserError, describe_error
 from spec_lab.record.provenance import git_revision
 from spec_lab.record.schema import ExtensionOrigin
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from spec_lab.core.pruning_protocols import Drop
 from spec_lab.menu.config import (
     AcceptanceConfig,
     AttentionConfig,
@@ -174,11 +175,11 @@ class CatchupPruningOption(Option):
     """A value of `prune.catchup`; `make` takes nothing.
 
     Attributes:
-        in_one_call: see `PrunePolicy.catchup_in_one_call`.
+        drop: see `PrunePolicy.drop`.
     """
 
     make: Callable[[], CatchupPruning]
-    in_one_call: bool = False
+    drop: Drop | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from functools import cache
 from operator import attrgetter
 from typing import TYPE_CHECKING, TypeVar, cast, get_type_hints
 
-from spec_lab.errors import UserError
+from spec_lab.core.errors import UserError
 from spec_lab.menu.config import (
     AttentionConfig,
     AutoGraphConfig,

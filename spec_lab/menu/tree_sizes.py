@@ -6,8 +6,11 @@ import dataclasses
 from dataclasses import dataclass
 
 from spec_lab.menu import registry
+from spec_lab.menu.choices import DraftSampling
 from spec_lab.menu.config import RunConfig
 from spec_lab.menu.option import TreeOption
+
+MAX_ROWS, MAX_TOPK, MAX_DEPTH = 64, 16, 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,3 +44,9 @@ def with_depth_as_k(config: RunConfig) -> RunConfig:
         return config
     drafter = dataclasses.replace(drafter, num_draft_tokens=sizes(config.tree).depth)
     return dataclasses.replace(config, drafter=drafter)
+
+
+def branches_are_drawn(config: RunConfig) -> bool:
+    """Tell whether the drafts of a run are sampled."""
+    sampling = getattr(config.drafter, "draft_sampling", DraftSampling.greedy)
+    return bool(sampling != DraftSampling.greedy)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
 
@@ -17,7 +17,7 @@ from spec_lab.models.delta_net import GatedDeltaNet
 from spec_lab.models.experts import ExpertMLP
 from spec_lab.models.layer_builder import build_layer
 from spec_lab.models.layer_stack import LayerStack
-from spec_lab.models.linear import WholeLinear, can_pack
+from spec_lab.models.linear import can_pack, whole_linear
 from spec_lab.models.norms import make_norm
 from spec_lab.models.partition import WHOLE, Partition
 from spec_lab.models.products import PLAIN, Products, launching_of
@@ -71,7 +71,7 @@ class Decoder(ABC):
     @property
     def head_weight(self) -> torch.Tensor:
         """The weight of the product that gives logits [vocab, hidden_size]."""
-        return cast(WholeLinear, self._head).dense_weight() if self._dense_head is None else self._dense_head
+        return whole_linear(self._head).dense_weight() if self._dense_head is None else self._dense_head
 
     @abstractmethod
     def forward(

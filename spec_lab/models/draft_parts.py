@@ -11,9 +11,10 @@ import torch.nn.functional as F
 
 from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.layer_protocols import RowSelection
-from spec_lab.core.protocols import DraftStart, DraftSteps
-from spec_lab.core.types import AttentionMetadata
+from spec_lab.core.pruning_protocols import Drop
+from spec_lab.core.types import AttentionMetadata, StartedDraft, VerifiedRound
 from spec_lab.models.layer_stack import Layer
+from spec_lab.models.layers import LayerParts
 from spec_lab.models.linear import Linear
 from spec_lab.models.norms import WeightedNorm
 from spec_lab.models.rope import RotaryTable
@@ -97,34 +98,87 @@ class DraftLayers(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class RecurrentParts:
-    """The parts of a draft head of one layer, each as a set of kernels gave it.
+class HeadLayer:
+    """The layer of a draft head behind its input.
 
     Attributes:
-        fuse: of the target's features.
-        run: runs `inputs` and `layer` one by one.
         residual_is_normed: the layer adds to the normed hidden state, not to the one it was normed from.
     """
 
-    fuse: Linear
     inputs: DraftInputs
     layer: Layer
-    likeliest: Likeliest
-    run: DraftLayers
     rotary: RotaryTable
     residual_is_normed: bool
 
+    def __call__(
+        self,
+        token_ids: torch.Tensor,
+        hidden: torch.Tensor,
+        cache: LayerCache,
+        attention: AttentionMetadata,
+        selection: RowSelection,
+    ) -> torch.Tensor:
+        rows, normed = self.inputs(token_ids, hidden)
+        stream = normed if self.residual_is_normed else hidden
+        rotary = self.rotary.rows(attention.positions)
+        return selection.live(self.layer(stream, rotary, cache, attention, selection, rows))
+
+
+class ChainAtOnce(Protocol):
+    """Drafts a chain in two calls, each draft of which is the likeliest token."""
+
+    def start(
+        self, verified: VerifiedRound, cache: LayerCache, drop: Drop | None, num_draft_tokens: int
+    ) -> StartedDraft | None:
+        """Run a catch-up step over the rows of `verified`, up to its first draft; do nothing, and return None, where
+        that takes the head's parts."""
+        ...
+
+    def steps(
+        self,
+        tokens: torch.Tensor,
+        hidden: torch.Tensor,
+        cache: LayerCache,
+        attention: AttentionMetadata,
+        num_draft_tokens: int,
+    ) -> torch.Tensor:
+        """Turn [batch] first drafts, and [batch, hidden_size] what they were read from, into all drafts [batch,
+        num_draft_tokens]; the one-row metadata is moved in place."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
-class HeadAtOnce:
-    """What a set of kernels does in one call each of what a head does in several.
+class RecurrentParts:
+    """The parts of a draft head of one layer, from which a set of kernels makes the head.
 
     Attributes:
-        layer: stands in for `RecurrentParts.run`.
-        start: runs a catch-up step up to its first draft.
-        steps: runs all steps behind it.
+        fuse: of the target's features.
+        features_are_normed: a norm stands before `fuse`.
+        output_is_normed: a norm behind the layer makes what is fed back.
+        residual_is_normed: see `HeadLayer`.
     """
 
-    layer: DraftLayers
-    start: DraftStart
-    steps: DraftSteps
+    fuse: Linear
+    inputs: DraftInput
+    layer: LayerParts
+    likeliest: LikeliestToken
+    rotary: RotaryTable
+    features_are_normed: bool
+    residual_is_normed: bool
+    output_is_normed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RecurrentKernels:
+    """A draft head of one layer, as a set of kernels has made it.
+
+    Attributes:
+        run: does what `layer` does.
+        chain: runs what a round asks of the head; None where the round calls the head for each draft.
+    """
+
+    fuse: Linear
+    layer: HeadLayer
+    likeliest: Likeliest
+    run: DraftLayers
+    chain: ChainAtOnce | None = None

@@ -15,11 +15,9 @@ import torch
 from spec_lab.checkpoints.eagle3_config import NUM_TAPS, Eagle3Config
 from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.layer_protocols import AttentionBackend, RowSelection
-from spec_lab.core.protocols import DraftStart, DraftSteps
 from spec_lab.core.types import AttentionMetadata
-from spec_lab.models.draft_parts import DraftInput, DraftLayers, LikeliestToken, RecurrentParts
-from spec_lab.models.layer_builder import build_attention, build_mlp
-from spec_lab.models.layers import LayerParts
+from spec_lab.models.draft_parts import DraftInput, LikeliestToken, RecurrentParts
+from spec_lab.models.layer_builder import build_layer
 from spec_lab.models.linear import make_linear
 from spec_lab.models.norms import RMSNorm
 from spec_lab.models.products import PLAIN, Products
@@ -52,39 +50,29 @@ class Eagle3Head:
         plan, eps = replace(config.layer.only_layer, window=window), config.layer.rms_norm_eps
         self.config = config
         self._tap_norm = tap_norm(config, tensors)
-        self._fc = products.linear(make_linear(tensors["fc.weight"]))
-        mixer = build_attention(plan, eps, tensors, "midlayer.self_attn.", backend)
-        parts = LayerParts(
-            mixer,
-            mixer.o,
-            build_mlp(plan, tensors, "midlayer.mlp."),
-            None,
-            RMSNorm(tensors["midlayer.post_attention_layernorm.weight"], eps),
-        )
-        self.layer = products.layer(parts, plan)
+        layer = build_layer(plan, eps, tensors, "midlayer.", backend)
         norm, head = RMSNorm(tensors["norm.weight"], eps), make_linear(tensors.get("lm_head.weight", target_head))
         self._norm, self._head = products.norm(norm), products.linear(head)
         self._draft_to_target = draft_to_target_ids(tensors.get("d2t"))
-        likeliest = LikeliestToken(None if config.norm_output else norm, head, self._draft_to_target)
-        self._likeliest = products.likeliest(likeliest)
         sizes = plan.rope, plan.head_dim, max_positions
         self.rotary = rotary or rotary_table(*sizes, embedding.dtype, embedding.device)
-        draft_input = DraftInput(
-            tensors.get("embed_tokens.weight", embedding),
-            RMSNorm(tensors["midlayer.input_layernorm.weight"], eps),
-            RMSNorm(tensors["midlayer.hidden_norm.weight"], eps),
+        parts = RecurrentParts(
+            fuse=make_linear(tensors["fc.weight"]),
+            inputs=DraftInput(
+                tensors.get("embed_tokens.weight", embedding),
+                RMSNorm(tensors["midlayer.input_layernorm.weight"], eps),
+                RMSNorm(tensors["midlayer.hidden_norm.weight"], eps),
+            ),
+            layer=replace(layer, norm=None),  # its input is normed
+            likeliest=LikeliestToken(None if config.norm_output else norm, head, self._draft_to_target),
+            rotary=self.rotary,
+            features_are_normed=self._tap_norm is not None,
+            residual_is_normed=config.norm_before_residual,
+            output_is_normed=config.norm_output,
         )
-        self._inputs = products.draft_input(draft_input)
-        is_normed = config.norm_before_residual
-        own = RecurrentParts(
-            self._fc, self._inputs, self.layer, self._likeliest, self._by_parts, self.rotary, is_normed
-        )
-        at_once = products.at_once(own, plan)
-        self._run: DraftLayers = self._by_parts if at_once is None else at_once.layer
-        self.start: DraftStart | None = None
-        self.steps: DraftSteps | None = None
-        if at_once is not None and not config.norm_output:
-            self.start, self.steps = at_once.start if self._tap_norm is None else None, at_once.steps
+        made = products.recurrent(parts, plan)
+        self._fc, self._likeliest, self._run, self.chain = made.fuse, made.likeliest, made.run, made.chain
+        self.layer = made.layer.layer
 
     def fuse(self, features: torch.Tensor) -> torch.Tensor:
         """Fuse tapped features [rows, 3 * target_hidden_size] into [rows, hidden_size]."""
@@ -101,20 +89,6 @@ class Eagle3Head:
         """Turn [rows] tokens and [rows, hidden_size] features into the live rows' output [live rows, hidden_size]."""
         out = self._run(token_ids, hidden, cache, attention, selection)
         return self._norm(out) if self.config.norm_output and not selection.is_empty else out
-
-    def _by_parts(
-        self,
-        token_ids: torch.Tensor,
-        hidden: torch.Tensor,
-        cache: LayerCache,
-        attention: AttentionMetadata,
-        selection: RowSelection,
-    ) -> torch.Tensor:
-        """Run the layer and what stands in front of it, without the final norm."""
-        rows, normed = self._inputs(token_ids, hidden)
-        stream = normed if self.config.norm_before_residual else hidden
-        rotary = self.rotary.rows(attention.positions)
-        return selection.live(self.layer(stream, rotary, cache, attention, selection, rows))
 
     def draft_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Turn the output of `forward` [rows, hidden_size] into logits [rows, draft_vocab_size]."""

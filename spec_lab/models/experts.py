@@ -15,8 +15,9 @@ import torch
 import torch.nn.functional as F
 
 from spec_lab.checkpoints.expert_sizes import ExpertSizes
-from spec_lab.errors import UserError
+from spec_lab.core.errors import UserError
 from spec_lab.models.linear import GatedMLP, Linear, fused_linear, make_linear
+from spec_lab.models.norms import RowsPart
 from spec_lab.models.routers import Router, Routing, build_router
 
 Activation = Callable[[torch.Tensor], torch.Tensor]
@@ -61,7 +62,7 @@ class ExpertMLP:
     __slots__ = ("experts", "observer", "router", "shared", "sizes")
 
     def __init__(
-        self, sizes: ExpertSizes, router: Router, experts: RoutedExperts, shared: Linear | None = None
+        self, sizes: ExpertSizes, router: Router, experts: RoutedExperts, shared: SharedExpert | None = None
     ) -> None:
         self.sizes = sizes
         self.router = router
@@ -81,15 +82,21 @@ class ExpertMLP:
             self.observer.saw(routing, self.sizes.num_experts, self.experts.expert_bytes)
 
 
-@dataclass(frozen=True, slots=True)
-class GatedSharedExpert:
-    """Computes sigmoid(gate(x)) * mlp(x): Qwen's shared expert, which each row takes part of."""
+@dataclass(slots=True)
+class SharedExpert:
+    """The expert that every row goes through; of Qwen's, each row takes a part: sigmoid(gate(x)) * mlp(x).
+
+    Attributes:
+        run: `mlp`, or what computes the same.
+        gate: None where rows take all of it.
+    """
 
     mlp: GatedMLP
-    gate: Linear
+    run: RowsPart
+    gate: Linear | None = None
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
-        return torch.sigmoid(self.gate(rows)) * self.mlp(rows)
+        return self.run(rows) if self.gate is None else torch.sigmoid(self.gate(rows)) * self.run(rows)
 
 
 class SortedExperts:
@@ -157,10 +164,10 @@ def build_experts(
     return ExpertMLP(sizes, router, SortedExperts(*weights, activation), _shared_expert(sizes, tensors, prefix))
 
 
-def _shared_expert(sizes: ExpertSizes, tensors: Mapping[str, torch.Tensor], prefix: str) -> Linear | None:
+def _shared_expert(sizes: ExpertSizes, tensors: Mapping[str, torch.Tensor], prefix: str) -> SharedExpert | None:
     if not sizes.shared_intermediate_size:
         return None
     name = f"{prefix}{sizes.shared_name}"
     gate_up = fused_linear([tensors[f"{name}.{part}_proj.weight"] for part in ("gate", "up")])
     mlp = GatedMLP(gate_up, make_linear(tensors[f"{name}.down_proj.weight"]))
-    return GatedSharedExpert(mlp, make_linear(tensors[f"{name}_gate.weight"])) if sizes.shared_gate else mlp
+    return SharedExpert(mlp, mlp, make_linear(tensors[f"{name}_gate.weight"]) if sizes.shared_gate else None)

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from spec_lab.checkpoints.config import ModelConfig
 from spec_lab.core.kv_cache import PagedKVCache
 from spec_lab.core.layer_protocols import AttentionBackend, RowSelection
+from spec_lab.core.selection import AllRows
 from spec_lab.core.types import AttentionMetadata, FeatureSpec, TargetOutput
 from spec_lab.models.decoder import Decoder, read_features
 from spec_lab.models.gemma4_layers import build_gemma4_layer
@@ -21,7 +22,6 @@ from spec_lab.models.partition import WHOLE, Partition
 from spec_lab.models.products import PLAIN, Products
 from spec_lab.models.rope import RotaryRows
 from spec_lab.models.sandwich import CapLogits, EmbedPerLayer, LogitCap, PerLayerEmbedding
-from spec_lab.pruning.selection import AllRows
 
 
 class Gemma4Target(Decoder):

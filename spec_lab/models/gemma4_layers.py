@@ -31,6 +31,7 @@ from spec_lab.models.sandwich import (
     AddNormedThenNorm,
     NormedLinear,
     PerLayerGate,
+    Sandwich,
     SandwichParts,
 )
 
@@ -73,7 +74,7 @@ class Gemma4Layer:
     """
 
     attention: Attention
-    parts: SandwichParts
+    parts: Sandwich
     beside: ExpertsBeside | None
 
     def __call__(

@@ -15,12 +15,12 @@ from typing import Any
 import torch
 
 from spec_lab.checkpoints.latent_sizes import LatentSizes
+from spec_lab.core.errors import UserError
 from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.latent_protocols import LatentAttentionBackend, LatentKernels
 from spec_lab.core.layer_protocols import AttentionBackend, RowSelection
 from spec_lab.core.ragged import in_even_batches
 from spec_lab.core.types import AttentionMetadata
-from spec_lab.errors import UserError
 from spec_lab.models.linear import Linear, make_linear
 from spec_lab.models.norms import RMSNorm
 from spec_lab.models.partition import WHOLE, Partition
@@ -45,7 +45,7 @@ class LatentAttention:
     All rows write their latent row; of a row that no longer counts nothing else is computed.
     """
 
-    __slots__ = ("backend", "key_map", "norm", "o", "query", "row", "sizes", "value_map", "window")
+    __slots__ = ("backend", "key_map", "narrow", "norm", "o", "query", "row", "sizes", "value_map", "window")
 
     def __init__(
         self,
@@ -58,6 +58,7 @@ class LatentAttention:
         sizes: LatentSizes,
         backend: LatentAttentionBackend,
         window: int | None = None,
+        narrow: NarrowQuery | None = None,
     ) -> None:
         """Take the products of layer inputs to queries and to cache rows, and of heads to the output.
 
@@ -65,6 +66,7 @@ class LatentAttention:
             norm: of a cache row's latent numbers, not of its rotated key.
             key_map: [num_heads, qk_nope_head_dim, kv_lora_rank] from a query to what meets the latent numbers.
             value_map: [num_heads, kv_lora_rank, v_head_dim] from attended latent numbers to values.
+            narrow: `query`, where it has a narrow step.
         """
         self.query = query
         self.row = row
@@ -75,6 +77,7 @@ class LatentAttention:
         self.sizes = sizes
         self.backend = backend
         self.window = window
+        self.narrow = narrow
 
     def __call__(
         self,
@@ -255,8 +258,9 @@ def build_latent_attention(
     key_map, value_map = unfold.split((sizes.qk_nope_head_dim, sizes.v_head_dim), dim=1)
     kernels = backend.latent.kernels
     make = LatentAttention if kernels is None else partial(FusedLatentAttention, kernels)
+    query, narrow = _query(sizes, num_heads, eps, tensors, prefix)
     return make(
-        _query(sizes, num_heads, eps, tensors, prefix),
+        query,
         make_linear(
             tensors[f"{prefix}kv_a_proj_with_mqa.weight"][row_order],
             None if row_bias is None else row_bias[row_order],
@@ -268,6 +272,7 @@ def build_latent_attention(
         sizes,
         backend.latent,
         window,
+        narrow,
     )
 
 
@@ -276,14 +281,18 @@ def each_head(heads: torch.Tensor, maps: torch.Tensor) -> torch.Tensor:
     return torch.bmm(heads.transpose(0, 1), maps).transpose(0, 1)
 
 
-def _query(sizes: LatentSizes, num_heads: int, eps: float, tensors: Mapping[str, torch.Tensor], prefix: str) -> Linear:
+def _query(
+    sizes: LatentSizes, num_heads: int, eps: float, tensors: Mapping[str, torch.Tensor], prefix: str
+) -> tuple[Linear, NarrowQuery | None]:
+    """Return what makes queries, and the same where it has a narrow step."""
     name = "q_proj" if sizes.q_lora_rank is None else "q_b_proj"
     heads = tensors[f"{prefix}{name}.weight"].unflatten(0, (num_heads, sizes.query_width))
     widen = make_linear(heads[:, _row_order(sizes, sizes.qk_nope_head_dim)].flatten(0, 1))
     if sizes.q_lora_rank is None:
-        return widen
+        return widen, None
     narrow = make_linear(tensors[f"{prefix}q_a_proj.weight"], tensors.get(f"{prefix}q_a_proj.bias"))
-    return NarrowQuery(narrow, RMSNorm(tensors[f"{prefix}q_a_layernorm.weight"], eps), widen)
+    query = NarrowQuery(narrow, RMSNorm(tensors[f"{prefix}q_a_layernorm.weight"], eps), widen)
+    return query, query
 
 
 def _row_order(sizes: LatentSizes, num_unrotated: int) -> torch.Tensor:

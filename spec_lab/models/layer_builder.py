@@ -10,7 +10,7 @@ from spec_lab.checkpoints.keep_fp8 import SCALES
 from spec_lab.checkpoints.plan import LayerPlan
 from spec_lab.core.layer_protocols import AttentionBackend
 from spec_lab.models.delta_net import GatedDeltaNet, build_delta_net
-from spec_lab.models.experts import build_experts
+from spec_lab.models.experts import ExpertMLP, build_experts
 from spec_lab.models.latent import LatentAttention, build_latent_attention
 from spec_lab.models.layers import Attention, FusedRopeAndWrite, LayerParts, RopeAndWrite, RopeThenWrite
 from spec_lab.models.linear import GatedMLP, Linear, fused_linear
@@ -30,19 +30,32 @@ def build_layer(
 
     `plan` and `tensors` are those of the process's share, as `partition` cuts them.
     """
+    attention, latent, delta_net, dense, experts = None, None, None, None, None
     mixer: Attention | LatentAttention | GatedDeltaNet
-    if plan.delta_net is None:
-        mixer = build_attention(plan, eps, tensors, f"{prefix}self_attn.", backend, partition)
+    if plan.delta_net is not None:
+        mixer = delta_net = build_delta_net(plan.delta_net, tensors, f"{prefix}linear_attn.", eps, partition)
+    elif plan.latent is not None:
+        mixer = latent = build_latent_attention(
+            plan.latent, plan.num_heads, eps, tensors, f"{prefix}self_attn.", backend, plan.window, partition
+        )
     else:
-        mixer = build_delta_net(plan.delta_net, tensors, f"{prefix}linear_attn.", eps, partition)
-    experts = None if plan.experts is None else build_experts(plan.experts, tensors, f"{prefix}mlp.")
+        mixer = attention = build_attention(plan, eps, tensors, f"{prefix}self_attn.", backend, partition)
+    mlp: GatedMLP | ExpertMLP
+    if plan.experts is None:
+        mlp = dense = build_mlp(plan, tensors, f"{prefix}mlp.", partition)
+    else:
+        mlp = experts = build_experts(plan.experts, tensors, f"{prefix}mlp.")
     return LayerParts(
         mixer,
         mixer.o,
-        build_mlp(plan, tensors, f"{prefix}mlp.", partition) if experts is None else experts,
+        mlp,
         make_norm(tensors[f"{prefix}input_layernorm.weight"], eps, plan.float32_norms),
         make_norm(tensors[f"{prefix}post_attention_layernorm.weight"], eps, plan.float32_norms),
-        experts,
+        attention=attention,
+        latent=latent,
+        delta_net=delta_net,
+        dense=dense,
+        experts=experts,
     )
 
 
@@ -53,13 +66,11 @@ def build_attention(
     prefix: str,
     backend: AttentionBackend,
     partition: Partition = WHOLE,
-) -> Attention | LatentAttention:
-    """Build attention from Hugging Face names below `prefix` (ending in `self_attn.`); as in `build_layer`, `plan`
-    and `tensors` are those of a share. `eps` is of its norms."""
-    if plan.latent is not None:
-        return build_latent_attention(
-            plan.latent, plan.num_heads, eps, tensors, prefix, backend, plan.window, partition
-        )
+) -> Attention:
+    """Build attention over keys and values from Hugging Face names below `prefix` (ending in `self_attn.`).
+
+    As in `build_layer`, `plan` and `tensors` are those of a share. `eps` is of its norms.
+    """
     projections = _attention_inputs(plan, tensors, prefix, "weight")
     biases = _attention_inputs(plan, tensors, prefix, "bias") if plan.qkv_bias else None
     is_narrow = f"{prefix}q_proj.{SCALES}" in tensors

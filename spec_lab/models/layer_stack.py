@@ -10,10 +10,10 @@ import torch
 
 from spec_lab.core.kv_cache import PagedKVCache
 from spec_lab.core.layer_protocols import RowSelection
+from spec_lab.core.selection import AllRows
 from spec_lab.core.types import AttentionMetadata
 from spec_lab.models.experts import ExpertMLP
 from spec_lab.models.rope import RotaryRows, RotaryTable
-from spec_lab.pruning.selection import AllRows
 
 
 class Layer(Protocol):

@@ -16,8 +16,10 @@ from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.layer_protocols import AttentionBackend, RopeWrite, RowSelection
 from spec_lab.core.ragged import attend
 from spec_lab.core.types import AttentionMetadata
+from spec_lab.models.delta_net import GatedDeltaNet
 from spec_lab.models.experts import ExpertMLP
-from spec_lab.models.linear import Linear
+from spec_lab.models.latent import LatentAttention
+from spec_lab.models.linear import GatedMLP, Linear
 from spec_lab.models.norms import RowsPart, WeightedNorm
 from spec_lab.models.rope import RotaryRows
 
@@ -187,8 +189,9 @@ class LayerParts:
 
     Attributes:
         o: the product behind the mixer.
-        experts: `mlp`, where it has experts; None for one that is dense.
         norm: of what `mixer` reads; None where it is given normed rows.
+        attention: `mixer`, where it is one over keys and values. So are `latent` and `delta_net`, where it is one of
+            these, and of `mlp` `dense` and `experts`; None where it is another.
     """
 
     mixer: Mixer[Any]
@@ -196,6 +199,10 @@ class LayerParts:
     mlp: RowsPart
     norm: WeightedNorm | None
     mlp_norm: WeightedNorm
+    attention: Attention | None = None
+    latent: LatentAttention | None = None
+    delta_net: GatedDeltaNet | None = None
+    dense: GatedMLP | None = None
     experts: ExpertMLP | None = None
 
 

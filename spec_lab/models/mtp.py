@@ -28,8 +28,7 @@ from spec_lab.models.scored_tokens import ScoredTokens
 class MtpModule:
     """Weights and forward of one module; no state between calls."""
 
-    start = None
-    steps = None
+    chain = None
 
     def __init__(
         self,

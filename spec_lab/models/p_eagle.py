@@ -13,6 +13,7 @@ import torch
 from spec_lab.checkpoints.eagle3_config import Eagle3Config
 from spec_lab.core.kv_cache import PagedKVCache
 from spec_lab.core.layer_protocols import AttentionBackend, RowSelection
+from spec_lab.core.selection import AllRows
 from spec_lab.core.types import AttentionMetadata
 from spec_lab.models.blocks.scores import SlotScores
 from spec_lab.models.eagle3 import Eagle3Head, draft_to_target_ids
@@ -20,7 +21,6 @@ from spec_lab.models.layer_builder import build_layer
 from spec_lab.models.layers import DecoderLayer
 from spec_lab.models.products import PLAIN, Products
 from spec_lab.models.rope import RotaryTable
-from spec_lab.pruning.selection import AllRows
 
 
 class PEagleHead:

@@ -8,12 +8,20 @@ from typing import Protocol
 
 from spec_lab.checkpoints.plan import LayerPlan
 from spec_lab.models.clusters import TokenClusters
-from spec_lab.models.draft_parts import DraftInput, DraftInputs, HeadAtOnce, Likeliest, LikeliestToken, RecurrentParts
+from spec_lab.models.draft_parts import (
+    DraftInput,
+    DraftInputs,
+    HeadLayer,
+    Likeliest,
+    LikeliestToken,
+    RecurrentKernels,
+    RecurrentParts,
+)
 from spec_lab.models.layer_stack import Layer, LayerStack, Stack
 from spec_lab.models.layers import DecoderLayer, LayerParts
 from spec_lab.models.linear import Linear
 from spec_lab.models.norms import RowsPart, WeightedNorm
-from spec_lab.models.sandwich import CapLogits, EmbedPerLayer, LogitCap, PerLayerEmbedding, SandwichParts
+from spec_lab.models.sandwich import CapLogits, EmbedPerLayer, LogitCap, PerLayerEmbedding, Sandwich, SandwichParts
 
 
 class Products(Protocol):
@@ -49,13 +57,11 @@ class Products(Protocol):
 
     def likeliest(self, part: LikeliestToken) -> Likeliest: ...
 
-    def at_once(self, parts: RecurrentParts, plan: LayerPlan) -> HeadAtOnce | None:
-        """Give what does in one call what a head does in several; None where its parts are run one by one."""
-        ...
+    def recurrent(self, parts: RecurrentParts, plan: LayerPlan) -> RecurrentKernels: ...
 
     def likeliest_in_clusters(self, part: TokenClusters) -> Likeliest: ...
 
-    def sandwich(self, parts: SandwichParts) -> SandwichParts:
+    def sandwich(self, parts: SandwichParts) -> Sandwich:
         """Give those of a layer whose halves are normed before and after."""
         ...
 
@@ -93,13 +99,13 @@ class PlainProducts:
     def likeliest(self, part: LikeliestToken) -> Likeliest:
         return part
 
-    def at_once(self, parts: RecurrentParts, plan: LayerPlan) -> HeadAtOnce | None:
-        return None
+    def recurrent(self, parts: RecurrentParts, plan: LayerPlan) -> RecurrentKernels:
+        return recurrent_by_parts(self, parts, plan)
 
     def likeliest_in_clusters(self, part: TokenClusters) -> Likeliest:
         return part
 
-    def sandwich(self, parts: SandwichParts) -> SandwichParts:
+    def sandwich(self, parts: SandwichParts) -> Sandwich:
         return parts
 
     def per_layer_embedding(self, part: PerLayerEmbedding) -> EmbedPerLayer:
@@ -110,6 +116,14 @@ class PlainProducts:
 
 
 PLAIN = PlainProducts()
+
+
+def recurrent_by_parts(products: Products, parts: RecurrentParts, plan: LayerPlan) -> RecurrentKernels:
+    """Make a draft head part by part."""
+    inputs, layer = products.draft_input(parts.inputs), products.layer(parts.layer, plan)
+    run = HeadLayer(inputs, layer, parts.rotary, parts.residual_is_normed)
+    return RecurrentKernels(products.linear(parts.fuse), run, products.likeliest(parts.likeliest), run)
+
 
 Launching = Callable[[int], AbstractContextManager[None]]
 """Gives the context in which a forward of so many rows is launched."""

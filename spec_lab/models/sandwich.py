@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from spec_lab.models.linear import Linear, gelu_tanh
+from spec_lab.models.linear import GatedMLP, Linear, gelu_tanh
 from spec_lab.models.norms import RowsPart, WeightedNorm
 
 
@@ -72,7 +72,7 @@ Ending = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
-class SandwichParts:
+class Sandwich:
     """Everything of a layer that turns each row by itself.
 
     Attributes:
@@ -90,6 +90,18 @@ class SandwichParts:
     after_mlp: Ending
     gate: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
     after_gate: Ending | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SandwichParts(Sandwich):
+    """The same in torch, from which a set of kernels makes its own."""
+
+    project: NormedLinear
+    after_attention: AddNormedThenNorm
+    mlp: GatedMLP
+    after_mlp: AddNormed
+    gate: PerLayerGate | None = None
+    after_gate: AddNormed | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,11 +130,11 @@ class PerLayerEmbedding:
 
 
 EmbedPerLayer = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""Is a `PerLayerEmbedding`, or what stands in its place."""
+"""A `PerLayerEmbedding`, or what stands in its place."""
 
 
 CapLogits = Callable[[torch.Tensor], torch.Tensor]
-"""Is a `LogitCap`, or what stands in its place."""
+"""A `LogitCap`, or what stands in its place."""
 
 
 @dataclass(frozen=True, slots=True)

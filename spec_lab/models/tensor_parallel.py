@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from spec_lab.checkpoints.can_split import problem_of_split
 from spec_lab.checkpoints.plan import LayerPlan
 from spec_lab.checkpoints.slices import Part
-from spec_lab.errors import UserError
+from spec_lab.core.errors import UserError
 from spec_lab.models.linear import Linear, make_linear
 
 BY_COLUMNS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")

@@ -10,6 +10,7 @@ from spec_kernels.native import forwards as native
 from spec_kernels.native.parts import NativeProduct
 from spec_lab.core.kv_cache import LayerCache, PagedKVCache
 from spec_lab.core.layer_protocols import RowSelection
+from spec_lab.core.pruning_protocols import Drop
 from spec_lab.core.types import AttentionMetadata, StartedDraft, VerifiedRound
 from spec_lab.models.draft_parts import DraftLayers
 from spec_lab.models.layer_stack import LayerStack
@@ -90,20 +91,23 @@ class NativeHeadLayer:
         return selection.live(out)
 
 
-class NativeDraftStart:
-    """A head's catch-up and first draft as one C call."""
+class NativeChain:
+    """A head's catch-up with its first draft as one C call, and its further drafts as another."""
 
     __slots__ = ("_fuse", "_head", "_layer")
 
-    def __init__(self, fuse: NativeProduct, layer: NativeHeadLayer, head: native.NativeHead) -> None:
-        """`fuse` turns the target's features into what `layer` takes."""
+    def __init__(self, fuse: NativeProduct | None, layer: NativeHeadLayer, head: native.NativeHead) -> None:
+        """`fuse` turns the target's features into what `layer` takes; None where C has not all of it."""
         self._fuse = fuse
         self._layer = layer
         self._head = head
 
-    def __call__(
-        self, verified: VerifiedRound, cache: LayerCache, is_pruned: bool, num_draft_tokens: int
+    def start(
+        self, verified: VerifiedRound, cache: LayerCache, drop: Drop | None, num_draft_tokens: int
     ) -> StartedDraft | None:
+        if self._fuse is None or drop not in (Drop.NOWHERE, Drop.BEFORE_ATTENTION):
+            return None
+        is_pruned = drop is Drop.BEFORE_ATTENTION
         batch, emitted, features = verified.batch, verified.verification, verified.features
         assert features is not None
         num_requests, num_rows = emitted.tokens.shape
@@ -122,17 +126,7 @@ class NativeDraftStart:
         attention = AttentionMetadata(positions, slots, lengths, batch.page_table, 1, max_len)
         return StartedDraft(tokens, hiddens[:num_requests], attention, live_lens)
 
-
-class NativeDraftSteps:
-    """A head's further drafts as one C call."""
-
-    __slots__ = ("_head", "_layer")
-
-    def __init__(self, layer: NativeHeadLayer, head: native.NativeHead) -> None:
-        self._layer = layer
-        self._head = head
-
-    def __call__(
+    def steps(
         self,
         tokens: torch.Tensor,
         hidden: torch.Tensor,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import cast
+from dataclasses import dataclass
 
 import torch
 
@@ -10,7 +10,7 @@ from spec_kernels.native import part_operators as native
 from spec_kernels.native.forwards import NativeHead
 from spec_kernels.native.parts import NativeNorm, NativeProduct
 from spec_lab.models.draft_parts import DraftInput, LikeliestToken
-from spec_lab.models.linear import Linear, WholeLinear
+from spec_lab.models.linear import Linear, whole_linear
 from spec_lab.models.norms import WeightedNorm
 from spec_lab.operators.native_forwards import MAX_ROWS
 
@@ -52,6 +52,17 @@ class NativeLinear:
         return self.product.dense_weight()
 
 
+@dataclass(frozen=True, slots=True)
+class NativeNormedLinear:
+    """A product of normed rows."""
+
+    norm: NativeRMSNorm
+    linear: NativeLinear
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        return self.linear(self.norm(rows))
+
+
 class NativeDraftInput:
     """A head's embedding, norms and fusing product as one C call."""
 
@@ -83,9 +94,8 @@ class NativeLikeliest:
         norm = plain.norm
         head = NativeLinear(packed(plain.head))
         self.described = NativeHead(NativeNorm() if norm is None else as_native(norm), head.product, plain.token_map)
-        self._parts = LikeliestToken(
-            None if norm is None else cast(WeightedNorm, NativeRMSNorm(norm)), head, plain.token_map
-        )
+        normed = head if norm is None else NativeNormedLinear(NativeRMSNorm(norm), head)
+        self._parts = LikeliestToken(None, normed, plain.token_map)
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
         if hidden.shape[0] > MAX_ROWS:
@@ -99,7 +109,7 @@ class NativeLikeliest:
 
 
 def packed(linear: Linear) -> NativeProduct:
-    whole = cast(WholeLinear, linear)
+    whole = whole_linear(linear)
     return NativeProduct(whole.dense_weight(), whole.bias)
 
 

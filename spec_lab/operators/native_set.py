@@ -1,12 +1,60 @@
-"""The functions that `kernels=native` replaces."""
+"""kernels=native computes forwards of up to 128 rows with the C of `spec_kernels.native`: a decoder layer is one call.
+
+A row of those does not depend, bit for bit, on how many stand beside it. More rows go part by part, their attention to
+the library, their products through the same panels, so that a weight is kept once. What a layer has that the kernels do
+not know (experts, states, gates, latents) stays with the library as well.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
 
+import torch
+import torch.nn.functional as F
+
+from spec_kernels.native import part_operators as native
+from spec_kernels.native.forwards import DraftLayerParts, NativeDraftLayer, NativeLayers
+from spec_kernels.native.packing import PanelMemory
+from spec_kernels.native.parts import NativeLayer, NativeLayerParts, NativeNorm
 from spec_kernels.native.rounds import catchup_places, commit_rows, extend_and_look_up, strict_accept
+from spec_lab.checkpoints.plan import LayerPlan
+from spec_lab.core.kv_cache import LayerCache
+from spec_lab.core.layer_protocols import RowSelection
+from spec_lab.core.types import AttentionMetadata
+from spec_lab.models.draft_parts import (
+    DraftInput,
+    DraftInputs,
+    HeadLayer,
+    Likeliest,
+    LikeliestToken,
+    RecurrentKernels,
+    RecurrentParts,
+)
+from spec_lab.models.experts import ExpertMLP
+from spec_lab.models.layer_stack import Layer, LayerStack, Stack
+from spec_lab.models.layers import DecoderLayer, LayerParts, RopeThenWrite
+from spec_lab.models.linear import Linear
+from spec_lab.models.norms import RowsPart, WeightedNorm
+from spec_lab.models.products import PlainProducts, recurrent_by_parts
+from spec_lab.models.rope import RotaryRows
 from spec_lab.operators.kernel_set import Op
+from spec_lab.operators.native_forwards import (
+    MAX_ROWS,
+    NativeChain,
+    NativeHeadLayer,
+    NativeStack,
+    are_few,
+)
+from spec_lab.operators.native_parts import (
+    NativeDraftInput,
+    NativeLikeliest,
+    NativeLinear,
+    NativeRMSNorm,
+    as_native,
+    packed,
+)
+from spec_lab.operators.promises import native_takes
 
 NATIVE_FUNCTIONS: Mapping[Op, Callable[..., Any]] = {
     Op.STRICT_ACCEPT: strict_accept,
@@ -14,3 +62,151 @@ NATIVE_FUNCTIONS: Mapping[Op, Callable[..., Any]] = {
     Op.COMMIT_ROWS: commit_rows,
     Op.LOOK_UP: extend_and_look_up,
 }
+"""What `kernels=native` replaces of the functions without weights."""
+
+
+class NativeDecoderLayer:
+    """A decoder layer as one C call, or as three where rows are dropped behind attention.
+
+    Attributes:
+        row_invariant: a row does not depend on the others, its attention included.
+        layer: as the kernels read it.
+    """
+
+    __slots__ = ("_many", "layer")
+    row_invariant = True
+
+    def __init__(self, layer: NativeLayer, many: DecoderLayer) -> None:
+        """`many` takes what is not few rows."""
+        self.layer = layer
+        self._many = many
+
+    @property
+    def experts(self) -> ExpertMLP | None:
+        return self._many.experts
+
+    def __call__(
+        self,
+        stream: torch.Tensor,
+        rotary: RotaryRows,
+        cache: Any,
+        metadata: AttentionMetadata,
+        selection: RowSelection,
+        rows: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        if not are_few(stream, metadata):
+            return self._many(stream, rotary, cache, metadata, selection, rows)
+        if rows is None:
+            rows = stream
+        if selection.is_empty:
+            self._project(rows, rotary, cache, metadata)
+            return stream[:0]
+        residual, behind = selection.residual(stream), selection.behind(metadata)
+        if behind is not None:
+            live_rows = None if behind is metadata else selection.live_rows
+            return self._whole(rows, residual, rotary, cache, metadata, behind, live_rows)
+        layer = self.layer
+        queries, metadata = selection.queries(self._project(rows, rotary, cache, metadata), metadata)
+        attended = queries.new_empty(queries.shape[0], layer.num_attended)
+        keys = metadata.page_table, metadata.seq_lens, metadata.num_queries
+        native.attend(attended, cache.kv, queries, *keys, layer.address)
+        out = residual.new_empty(residual.shape)
+        native.finish(out, selection.attended(attended), residual.contiguous(), layer.address)
+        return out
+
+    def _whole(
+        self,
+        rows: torch.Tensor,
+        residual: torch.Tensor,
+        rotary: RotaryRows,
+        cache: LayerCache,
+        metadata: AttentionMetadata,
+        behind: AttentionMetadata,
+        live_rows: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Let all rows write KV, and `live_rows`, which are all where it is None, go on with the metadata `behind`."""
+        out = residual.new_empty(residual.shape)
+        place = rotary.cos, rotary.signed_sin, metadata.slot_mapping
+        keys = behind.page_table, behind.seq_lens
+        stream, last = residual.contiguous(), (behind.num_queries, self.layer.address)
+        native.decoder_layer(out, cache.kv, rows, stream, *place, *keys, live_rows, *last)
+        return out
+
+    def _project(
+        self, rows: torch.Tensor, rotary: RotaryRows, cache: LayerCache, metadata: AttentionMetadata
+    ) -> torch.Tensor:
+        """Write KV, and return all heads [rows, heads * head_dim], queries first."""
+        heads = rows.new_empty(rows.shape[0], self.layer.num_projected)
+        place = rotary.cos, rotary.signed_sin, metadata.slot_mapping
+        native.project(heads, cache.kv, rows, *place, self.layer.address)
+        return heads
+
+
+class NativeProducts(PlainProducts):
+    """Makes the parts of models that run in C: float32 on a CPU, one thread, and chains."""
+
+    invariant_rows = MAX_ROWS
+
+    def __init__(self) -> None:
+        self._memory = PanelMemory()
+
+    def norm(self, norm: WeightedNorm) -> RowsPart:
+        return NativeRMSNorm(norm)
+
+    def linear(self, linear: Linear) -> Linear:
+        return NativeLinear(packed(linear))
+
+    def layer(self, parts: LayerParts, plan: LayerPlan) -> Layer:
+        return self._whole_layer(parts, plan) if native_takes(plan) else DecoderLayer.of(parts)
+
+    def _whole_layer(self, parts: LayerParts, plan: LayerPlan) -> NativeDecoderLayer:
+        attention, mlp = parts.attention, parts.dense
+        assert attention is not None and mlp is not None
+        assert mlp.activation is F.silu, "a family with another activation has layers of another kind"
+        head_norm = cast(RopeThenWrite, attention.rope_and_write).qk_norm
+        qkv, o, gate_up, down = (packed(linear) for linear in (attention.qkv, parts.o, mlp.gate_up, mlp.down))
+        # What many rows go through reads the same panels, and the library's weights go.
+        attention.qkv, attention.o, parts.o = NativeLinear(qkv), NativeLinear(o), NativeLinear(o)
+        mlp.gate_up, mlp.down = NativeLinear(gate_up), NativeLinear(down)
+        own = NativeLayerParts(
+            qkv=qkv,
+            o=o,
+            gate_up=gate_up,
+            down=down,
+            attention_norm=NativeNorm() if parts.norm is None else as_native(parts.norm),
+            mlp_norm=as_native(parts.mlp_norm),
+            head_norm=NativeNorm() if head_norm is None else as_native(cast(WeightedNorm, head_norm)),
+        )
+        rotary_dim = int(plan.head_dim * plan.rope.partial_rotary_factor)
+        heads = plan.num_heads, plan.num_kv_heads, plan.head_dim, rotary_dim
+        backend: Any = attention.backend  # of paged keys and values, as each is that goes with kernels in C
+        layer = NativeLayer(own, attention.scale, *heads, backend.page_size, plan.window)
+        layer.move(self._memory.take(layer.num_bytes))
+        return NativeDecoderLayer(layer, DecoderLayer.of(parts))
+
+    def stack(self, stack: LayerStack, plans: Sequence[LayerPlan]) -> Stack:
+        shapes = {(plan.num_kv_heads, plan.head_dim) for plan in plans}
+        if not all(map(native_takes, plans)) or len(shapes) > 1 or len(stack.rotary_tables) > 1:
+            return stack
+        layers = [cast(NativeDecoderLayer, layer).layer for layer in stack.layers]
+        return NativeStack(stack, NativeLayers(layers))
+
+    def draft_input(self, part: DraftInput) -> DraftInputs:
+        return NativeDraftInput(part)
+
+    def likeliest(self, part: LikeliestToken) -> Likeliest:
+        return NativeLikeliest(part)
+
+    def recurrent(self, parts: RecurrentParts, plan: LayerPlan) -> RecurrentKernels:
+        if not native_takes(plan):
+            return recurrent_by_parts(self, parts, plan)
+        fuse, layer = NativeLinear(packed(parts.fuse)), self._whole_layer(parts.layer, plan)
+        likeliest, inputs = NativeLikeliest(parts.likeliest), NativeDraftInput(parts.inputs)
+        by_parts = HeadLayer(inputs, layer, parts.rotary, parts.residual_is_normed)
+        norms = inputs.embedding_norm, inputs.hidden_norm
+        described = NativeDraftLayer(DraftLayerParts(layer.layer, *norms, inputs.embedding, parts.residual_is_normed))
+        run = NativeHeadLayer(by_parts, parts.rotary, described)
+        if parts.output_is_normed:
+            return RecurrentKernels(fuse, by_parts, likeliest, run)
+        chain = NativeChain(None if parts.features_are_normed else fuse.product, run, likeliest.described)
+        return RecurrentKernels(fuse, by_parts, likeliest, run, chain)

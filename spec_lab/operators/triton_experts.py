@@ -14,17 +14,17 @@ from spec_kernels.few_experts import few_experts, num_experts_arrivals
 from spec_kernels.gated_share import add_gated_share
 from spec_kernels.routing import MAX_ROUTED_ROWS, can_choose, choose_experts, route
 from spec_lab.checkpoints.expert_sizes import ExpertSizes
-from spec_lab.errors import UserError
+from spec_lab.core.errors import UserError
 from spec_lab.models.experts import (
     Activation,
     ExpertMLP,
     ExpertsMaker,
-    GatedSharedExpert,
     RoutedExperts,
+    SharedExpert,
     SortedExperts,
     has_grouped_product,
 )
-from spec_lab.models.linear import DenseLinear, GatedMLP
+from spec_lab.models.linear import Linear
 from spec_lab.models.norms import WeightedNorm
 from spec_lab.models.routers import Router, RouterMaker, Routing, float32_product, torch_router
 from spec_lab.operators.triton_linear import ACTIVATIONS, SkinnyMLP, dense
@@ -179,7 +179,7 @@ class ResidualExperts:
         self._router = cast(TritonRouter, mlp.router.made_by(triton_router))
         self._experts = cast(TritonExperts, mlp.experts.made_by(TritonExperts))
         self._shared = shared_weights(mlp)
-        self._share = SharedPart(cast(GatedSharedExpert, mlp.shared)) if mlp.sizes.shared_gate else None
+        self._share = None if mlp.shared is None or mlp.shared.gate is None else SharedPart(mlp.shared, mlp.shared.gate)
 
     def __call__(self, stream: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         mlp = self._mlp
@@ -197,8 +197,9 @@ class SharedPart:
 
     __slots__ = ("_gate", "_mlp")
 
-    def __init__(self, plain: GatedSharedExpert) -> None:
-        self._gate = dense(plain.gate).weight
+    def __init__(self, plain: SharedExpert, gate: Linear) -> None:
+        """`gate` is that of `plain`."""
+        self._gate = dense(gate).weight
         self._mlp = SkinnyMLP(plain.mlp)
 
     def __call__(self, stream: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
@@ -233,9 +234,9 @@ def fits_few_rows(sizes: ExpertSizes) -> bool:
 def shared_weights(mlp: ExpertMLP) -> SharedWeights | None:
     """Return the weights of a shared expert that is one more expert of the same size; a gated one is not."""
     sizes = mlp.sizes
-    if sizes.shared_intermediate_size != sizes.intermediate_size or sizes.shared_gate:
+    if mlp.shared is None or sizes.shared_intermediate_size != sizes.intermediate_size or sizes.shared_gate:
         return None
-    shared = cast(GatedMLP, mlp.shared)
+    shared = mlp.shared.mlp
     assert shared.activation is F.silu, "as the routed experts of these families have"
-    gate_up, down = (cast(DenseLinear, linear).weight for linear in (shared.gate_up, shared.down))
+    gate_up, down = (dense(linear).weight for linear in (shared.gate_up, shared.down))
     return SharedWeights(gate_up, down)

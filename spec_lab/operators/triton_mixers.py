@@ -7,7 +7,7 @@ Before the output product, attention is two launches or three, and latent attent
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 
@@ -139,10 +139,10 @@ class NarrowLatentAttention:
     __slots__ = ("_attention", "_narrow", "_widen")
 
     def __init__(self, attention: LatentAttention, norm: WeightedNorm | None) -> None:
-        query, self._widen = attention.query, None
-        if attention.sizes.q_lora_rank is not None:
-            narrow = cast(NarrowQuery, query)
-            query, self._widen = narrow.narrow, SkinnyProduct(dense(narrow.widen), narrow.norm)
+        narrow, query = attention.narrow, attention.query
+        if narrow is not None:
+            query = narrow.narrow
+        self._widen = None if narrow is None else SkinnyProduct(dense(narrow.widen), narrow.norm)
         self._attention = attention
         self._narrow = NarrowProducts(dense(query), dense(attention.row), norm)
 
@@ -173,11 +173,12 @@ class NarrowLatentAttention:
 
 def few_rows_mixer(parts: LayerParts, plan: LayerPlan) -> Mixer[Any]:
     """Make the mixer of few rows of a layer, with the layer's first norm in it."""
-    if plan.latent is not None:
-        return NarrowLatentAttention(cast(LatentAttention, parts.mixer), parts.norm)
-    attention = cast(Attention, parts.mixer)
+    if parts.latent is not None:
+        return NarrowLatentAttention(parts.latent, parts.norm)
+    attention = parts.delta_net if parts.attention is None else parts.attention
+    assert attention is not None
     turns_whole = plan.rope.partial_rotary_factor == 1.0
     is_plain = turns_whole and not (plan.qk_norm or plan.attention_gate or plan.float32_norms)
-    if is_plain and (dense(attention.qkv).scales is None or fits_scales(plan.head_dim)):
-        return FusedHeadsAttention(attention, parts.norm)
+    if parts.attention is not None and is_plain and (dense(attention.qkv).scales is None or fits_scales(plan.head_dim)):
+        return FusedHeadsAttention(parts.attention, parts.norm)
     return ProjectedAttention(attention, SkinnyProduct(dense(attention.qkv), parts.norm))

@@ -8,26 +8,32 @@ library, since arithmetic bounds them there and not bytes.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 
 import torch
 
 from spec_kernels.early import early_launches
 from spec_kernels.product_tiles import INVARIANT_ROWS, MAX_ROWS
 from spec_lab.checkpoints.plan import LayerPlan
-from spec_lab.core.conditional import is_inside_if_node
 from spec_lab.core.layer_protocols import RowSelection
 from spec_lab.core.types import AttentionMetadata
 from spec_lab.models.clusters import TokenClusters
-from spec_lab.models.draft_parts import DraftInput, DraftInputs, HeadAtOnce, Likeliest, LikeliestToken, RecurrentParts
+from spec_lab.models.draft_parts import (
+    DraftInput,
+    DraftInputs,
+    Likeliest,
+    LikeliestToken,
+    RecurrentKernels,
+    RecurrentParts,
+)
 from spec_lab.models.experts import ExpertMLP
-from spec_lab.models.latent import LatentAttention, NarrowQuery
 from spec_lab.models.layer_stack import Layer, LayerStack, Stack
-from spec_lab.models.layers import AddPart, Attention, DecoderLayer, LayerParts
-from spec_lab.models.linear import GatedMLP, Linear
+from spec_lab.models.layers import AddPart, DecoderLayer, LayerParts
+from spec_lab.models.linear import Linear
 from spec_lab.models.norms import RowsPart, WeightedNorm
+from spec_lab.models.products import recurrent_by_parts
 from spec_lab.models.rope import RotaryRows
 from spec_lab.models.sandwich import (
     CapLogits,
@@ -35,8 +41,10 @@ from spec_lab.models.sandwich import (
     LogitCap,
     NormedLinear,
     PerLayerEmbedding,
+    Sandwich,
     SandwichParts,
 )
+from spec_lab.operators.promises import has_dense_mlp, triton_rows_are_invariant
 from spec_lab.operators.triton_drafting import FusedDraftInput, FusedLikeliest, TritonClusters
 from spec_lab.operators.triton_experts import AddExperts, ResidualExperts, fits_few_rows
 from spec_lab.operators.triton_linear import (
@@ -102,11 +110,10 @@ class TritonProducts:
         self._max_rows = MAX_ROWS if row_invariant else 0
 
     def is_row_invariant(self, plan: LayerPlan) -> bool:
-        norms_or_gates_in_torch = plan.float32_norms or plan.attention_gate
-        return self._max_rows > 0 and plan.latent is None and has_dense_mlp(plan) and not norms_or_gates_in_torch
+        return self._max_rows > 0 and triton_rows_are_invariant(plan)
 
     def launching(self) -> AbstractContextManager[None]:
-        return nullcontext() if is_inside_if_node() else early_launches()
+        return early_launches()
 
     def norm(self, norm: WeightedNorm) -> RowsPart:
         return TritonNorm.of(norm)
@@ -120,7 +127,7 @@ class TritonProducts:
             layer = DecoderLayer.of(parts)
         else:
             few = self._few_rows(parts, plan)
-            layer = TwoWays(few, self._many_rows(self._replaced(parts, plan), plan), self._few)
+            layer = TwoWays(few, self._many_rows(self._replaced(parts), plan), self._few)
         if parts.experts is not None:
             self._replace_shared_expert(parts.experts)
         return layer
@@ -128,8 +135,8 @@ class TritonProducts:
     def stack(self, stack: LayerStack, plans: Sequence[LayerPlan]) -> Stack:
         return stack
 
-    def at_once(self, parts: RecurrentParts, plan: LayerPlan) -> HeadAtOnce | None:
-        return None
+    def recurrent(self, parts: RecurrentParts, plan: LayerPlan) -> RecurrentKernels:
+        return recurrent_by_parts(self, parts, plan)
 
     def _fits(self, plan: LayerPlan) -> bool:
         """Latent attention does with invariant rows, and norms that round before their weight."""
@@ -142,41 +149,39 @@ class TritonProducts:
     def _finish(self, parts: LayerParts, plan: LayerPlan) -> AddHalf:
         """Return what adds a layer's second half to the stream of few rows, and norms the stream for it."""
         norm = parts.mlp_norm
-        if has_dense_mlp(plan):
-            return AddMLP(cast(GatedMLP, parts.mlp), INVARIANT_ROWS, norm)
+        if parts.dense is not None and has_dense_mlp(plan):
+            return AddMLP(parts.dense, INVARIANT_ROWS, norm)
         if parts.experts is not None and fits_few_rows(parts.experts.sizes):
             return ResidualExperts(parts.experts, norm)
         return AddPart(NormedLinear(TritonNorm.of(norm), parts.mlp))
 
     def _many_rows(self, parts: LayerParts, plan: LayerPlan) -> DecoderLayer:
         finish: AddHalf = AddPart(parts.mlp)
-        if has_dense_mlp(plan):
-            finish = AddMLP(cast(GatedMLP, parts.mlp), self._max_rows)
+        if parts.dense is not None and has_dense_mlp(plan):
+            finish = AddMLP(parts.dense, self._max_rows)
         elif parts.experts is not None:
             finish = AddExperts(parts.experts)
         norm = None if parts.norm is None else TritonNorm.of(parts.norm)
         return DecoderLayer(norm, parts.mixer, TritonAddThenNorm(parts.o, parts.mlp_norm), finish, parts.experts)
 
-    def _replaced(self, parts: LayerParts, plan: LayerPlan) -> LayerParts:
+    def _replaced(self, parts: LayerParts) -> LayerParts:
         """Take our products up to 64 rows around latent attention, and where the library's would have to widen every
         weight for them."""
-        if plan.latent is not None:
-            latent = cast(LatentAttention, parts.mixer)
-            is_narrow = plan.latent.q_lora_rank is not None
-            latent.query = SkinnyQuery(cast(NarrowQuery, latent.query)) if is_narrow else self.linear(latent.query)
+        latent, attention = parts.latent, parts.attention
+        if latent is not None:
+            latent.query = self.linear(latent.query) if latent.narrow is None else SkinnyQuery(latent.narrow)
             latent.row = self.linear(latent.row)
             return replace(parts, o=self.linear(parts.o))
-        attention = cast(Attention, parts.mixer)
-        if getattr(attention.qkv, "scales", None) is None:
+        if attention is None or getattr(attention.qkv, "scales", None) is None:
             return parts
         attention.qkv = self.linear(attention.qkv)
         return replace(parts, o=self.linear(parts.o))
 
     def _replace_shared_expert(self, experts: ExpertMLP) -> None:
         """Replace the shared expert, where it is a plain MLP."""
-        sizes = experts.sizes
-        if self._max_rows and sizes.shared_intermediate_size and not sizes.shared_gate:
-            experts.shared = SkinnyMLP(cast(GatedMLP, experts.shared))
+        shared = experts.shared
+        if self._max_rows and shared is not None and shared.gate is None:
+            shared.run = SkinnyMLP(shared.mlp)
 
     def draft_input(self, part: DraftInput) -> DraftInputs:
         return FusedDraftInput(part)
@@ -187,7 +192,7 @@ class TritonProducts:
     def likeliest_in_clusters(self, part: TokenClusters) -> Likeliest:
         return TritonClusters(part)
 
-    def sandwich(self, parts: SandwichParts) -> SandwichParts:
+    def sandwich(self, parts: SandwichParts) -> Sandwich:
         return triton_sandwich(parts, self._max_rows)
 
     def per_layer_embedding(self, part: PerLayerEmbedding) -> EmbedPerLayer:
@@ -195,8 +200,3 @@ class TritonProducts:
 
     def logit_cap(self, part: LogitCap) -> CapLogits:
         return TritonLogitCap(part.cap)
-
-
-def has_dense_mlp(plan: LayerPlan) -> bool:
-    """Tell whether a layer ends in an MLP of two products without biases."""
-    return plan.experts is None and not plan.mlp_bias

@@ -6,8 +6,7 @@ the residual, and the norm before the next half.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import cast
+from dataclasses import dataclass
 
 import torch
 
@@ -16,31 +15,30 @@ from spec_kernels.layer_embedding import layer_embeddings
 from spec_kernels.norms import add_normed
 from spec_kernels.product_tiles import INVARIANT_ROWS, most_rows
 from spec_kernels.softcap import softcap
-from spec_lab.models.linear import GatedMLP, Linear, gelu_tanh
+from spec_lab.models.linear import Linear, gelu_tanh
 from spec_lab.models.sandwich import (
     AddNormed,
     AddNormedThenNorm,
-    NormedLinear,
     PerLayerEmbedding,
     PerLayerGate,
+    Sandwich,
     SandwichParts,
 )
 from spec_lab.operators.triton_linear import ACTIVATIONS, SkinnyLinear, SkinnyMLP, SkinnyProduct, TritonNorm, dense
 
 
-def triton_sandwich(parts: SandwichParts, max_rows: int) -> SandwichParts:
+def triton_sandwich(parts: SandwichParts, max_rows: int) -> Sandwich:
     """Put kernels in the place of a layer's parts; products of more than `max_rows` rows are the library's, those of
     small weights of more than 16."""
-    project, mlp = cast(NormedLinear, parts.project), cast(GatedMLP, parts.mlp)
-    return replace(
-        parts,
+    project, mlp = parts.project, parts.mlp
+    return Sandwich(
         project=SkinnyLinear(dense(project.linear), max_rows, project.norm),
         output=SkinnyLinear(dense(parts.output), max_rows),
-        after_attention=TritonAddNormedThenNorm.of(cast(AddNormedThenNorm, parts.after_attention)),
+        after_attention=TritonAddNormedThenNorm.of(parts.after_attention),
         mlp=SkinnyMLP(mlp, min(max_rows, most_rows(*dense(mlp.gate_up).weight.shape))),
-        after_mlp=TritonAddNormed.of(cast(AddNormed, parts.after_mlp)),
-        gate=None if parts.gate is None else SkinnyGate(cast(PerLayerGate, parts.gate), max_rows),
-        after_gate=None if parts.after_gate is None else TritonAddNormed.of(cast(AddNormed, parts.after_gate)),
+        after_mlp=TritonAddNormed.of(parts.after_mlp),
+        gate=None if parts.gate is None else SkinnyGate(parts.gate, max_rows),
+        after_gate=None if parts.after_gate is None else TritonAddNormed.of(parts.after_gate),
     )
 
 

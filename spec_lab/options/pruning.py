@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from spec_lab.core.pruning_protocols import Drop
 from spec_lab.menu.option import CatchupPruningOption, PromptPruningOption
 
 if TYPE_CHECKING:
@@ -12,35 +13,35 @@ if TYPE_CHECKING:
 
 def all_rows() -> PromptPruning:
     """Make prune.prefill=all_rows."""
-    from spec_lab.pruning.selection import AllPromptRows
+    from spec_lab.core.selection import AllPromptRows
 
     return AllPromptRows()
 
 
 def last_row() -> PromptPruning:
     """Make prune.prefill=last_row."""
-    from spec_lab.pruning.selection import LastPromptRow
+    from spec_lab.core.selection import LastPromptRow
 
     return LastPromptRow()
 
 
 def nothing() -> CatchupPruning:
     """Make prune.catchup=none."""
-    from spec_lab.pruning.selection import NoCatchupPruning
+    from spec_lab.core.selection import NoCatchupPruning
 
     return NoCatchupPruning()
 
 
 def post_attention() -> CatchupPruning:
     """Make prune.catchup=post_attention."""
-    from spec_lab.pruning.selection import PruneAfterAttention
+    from spec_lab.core.selection import PruneAfterAttention
 
     return PruneAfterAttention()
 
 
 def pre_attention() -> CatchupPruning:
     """Make prune.catchup=pre_attention."""
-    from spec_lab.pruning.selection import PruneBeforeAttention
+    from spec_lab.core.selection import PruneBeforeAttention
 
     return PruneBeforeAttention()
 
@@ -48,7 +49,7 @@ def pre_attention() -> CatchupPruning:
 ROWS = (
     PromptPruningOption(name="all_rows", make=all_rows),
     PromptPruningOption(name="last_row", make=last_row),
-    CatchupPruningOption(name="none", make=nothing, in_one_call=True),
-    CatchupPruningOption(name="post_attention", make=post_attention),
-    CatchupPruningOption(name="pre_attention", make=pre_attention, in_one_call=True),
+    CatchupPruningOption(name="none", make=nothing, drop=Drop.NOWHERE),
+    CatchupPruningOption(name="post_attention", make=post_attention, drop=Drop.BEHIND_ATTENTION),
+    CatchupPruningOption(name="pre_attention", make=pre_attention, drop=Drop.BEFORE_ATTENTION),
 )

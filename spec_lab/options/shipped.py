@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from spec_lab.errors import UserError
+from spec_lab.core.errors import UserError
 from spec_lab.menu.config import DrafterConfig, RunConfig, TargetConfig, TrainedDrafterConfig
 
 ZOO = Path(__file__).parents[1] / "zoo"

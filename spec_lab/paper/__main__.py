@@ -19,9 +19,8 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from spec_lab.errors import UserError, one_line
-from spec_lab.program.arguments import LineParser
-from spec_lab.program.ending import EXIT_CODES, guarded, leave
+from spec_lab.core.errors import UserError, one_line
+from spec_lab.program.ending import EXIT_CODES, LineParser, guarded, leave
 
 if TYPE_CHECKING:
     from spec_lab.paper.study import PaperStudy

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import geometric_mean
 
-from spec_lab.paper.acceptance import DIFFERENCE, HEAT, LENGTH, LINE, ends_of, mean_of, row_of, shared_prompts
+from spec_lab.paper.acceptance import DIFFERENCE, LENGTH, ends_of, mean_of, shared_prompts
 from spec_lab.paper.runs import LineRuns, PaperRun, of_part
-from spec_lab.paper.table import PaperTable, TableColumn, TableRow, table_of
+from spec_lab.paper.table import HEAT, LINE, PaperTable, TableColumn, TableRow, table_of
 from spec_lab.record.paired import over_reference
-from spec_lab.record.round_cost import draft_ms
+from spec_lab.record.time_metrics import draft_ms
 from spec_lab.report.bootstrap import bootstrap_mean
 from spec_lab.report.drafter_table import COLUMNS_EXPLAINED
 
@@ -37,8 +37,7 @@ def _ablation_row(line: LineRuns, base: LineRuns) -> TableRow:
         ours, theirs = zip(*shared.values(), strict=True)
         difference = bootstrap_mean(ours, theirs)
     length = bootstrap_mean(list(line.of_tasks().values()))
-    return row_of(
-        line,
+    return line.row(
         {
             **ends_of("length", length),
             **ends_of("difference", difference),
@@ -68,8 +67,7 @@ def _quality_row(line: LineRuns) -> TableRow:
     checked = sum(answer["n"] for answer in answers)
     right = sum((answer["value"] or 0.0) * answer["n"] for answer in answers)
     cut = sum(answer.get("cut", 0) for answer in answers)
-    return row_of(
-        line,
+    return line.row(
         {
             "equal": sum(s * n for s, n in known) / sum(n for _, n in known) if len(known) == len(equal) else None,
             "right": right / checked if checked > cut else None,

@@ -6,15 +6,13 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 
 from spec_lab.paper.lengths import LENGTHS
+from spec_lab.paper.reliability import CONFIDENCE, ERROR, ERROR_NOTE, NONE_NOTE, by_position, judged_drafts
 from spec_lab.paper.runs import LineRuns, PaperRun, of_part
-from spec_lab.paper.table import PaperTable, TableColumn, TableRow, Value, table_of
+from spec_lab.paper.table import HEAT, LINE, TASK, PaperTable, TableColumn, TableRow, Value, table_of
 from spec_lab.record.draft_counts import DraftCounts
 from spec_lab.report.bootstrap import NUM_RESAMPLES, Interval, TaskRows, bootstrap_mean
 
 MEAN = "mean"
-LINE = TableColumn("line", "line")
-HEAT = TableColumn("temperature", "T", 1)
-TASK = TableColumn("task", "task")
 LENGTH = TableColumn("length", "acceptance length", 2, interval=True)
 DIFFERENCE = TableColumn("difference", "difference", 2, interval=True, signed=True)
 PROMPTS = TableColumn("prompts", "prompts", 0)
@@ -63,11 +61,14 @@ def position_table(runs: Sequence[PaperRun]) -> PaperTable:
         TableColumn("conditional", "conditional", 3),
         TableColumn("joint", "joint", 3),
         TableColumn("reached", "reached", 0),
+        CONFIDENCE,
+        ERROR,
     ]
     note = (
         "Conditional: share accepted of the drafts whose earlier ones all were. Joint: share of request rounds that "
-        "accept the draft; 1 + their sum is the acceptance length. Reached: drafts that conditional is over. Pooled "
-        "over all tasks."
+        "accept the draft; 1 + their sum is the acceptance length. Reached: drafts that conditional is over. "
+        "Confidence: how likely the drafter thinks it that an offered draft and all before it are accepted, the mean. "
+        f"{ERROR_NOTE} {NONE_NOTE} Pooled over all tasks."
     )
     keys = ("temperature", "line", "position")
     return table_of("position", "Acceptance by draft position", columns, keys, rows, note)
@@ -104,8 +105,7 @@ def _length_rows(line: LineRuns) -> list[TableRow]:
     counts = {task: len(rows.rows) for task, rows in tasks.items()}
     counts[MEAN] = sum(counts.values())
     return [
-        row_of(line, {"task": task, "prompts": counts[task], **ends_of("length", length)})
-        for task, length in found.items()
+        line.row({"task": task, "prompts": counts[task], **ends_of("length", length)}) for task, length in found.items()
     ]
 
 
@@ -118,7 +118,7 @@ def _difference_rows(line: LineRuns, base: LineRuns) -> list[TableRow]:
     counts = {task: len(ours.rows) for task, (ours, _) in shared.items()}
     counts[MEAN] = sum(counts.values())
     return [
-        row_of(line, {"task": task, "prompts": counts[task], **ends_of("difference", difference)})
+        line.row({"task": task, "prompts": counts[task], **ends_of("difference", difference)})
         for task, difference in found.items()
     ]
 
@@ -145,8 +145,12 @@ def _position_rows(line: LineRuns) -> list[TableRow]:
     counts = DraftCounts.empty(most)
     for run in line.runs:
         counts.add(pooled_counts(TaskRows(run.rows, most)))
+    drafts = [draft for run in line.runs for draft in judged_drafts(run.rows)]
     return [
-        row_of(line, {"position": place, "conditional": conditional, "joint": joint, "reached": reached})
+        line.row(
+            {"position": place, "conditional": conditional, "joint": joint, "reached": reached}
+            | by_position(drafts, place)
+        )
         for place, (conditional, joint, reached) in enumerate(
             zip(counts.conditional, counts.unconditional, counts.offered, strict=True), start=1
         )
@@ -167,7 +171,7 @@ def _tool_rows(line: LineRuns) -> list[TableRow]:
     found = {task: _by_tool(part) for task, part in tasks.items()}
     if len(tasks) > 1:
         found[MEAN] = {name: mean_of([each[name] for each in found.values()]) for name in ("spec_lab", *LENGTHS)}
-    return [row_of(line, {"task": task, **lengths}) for task, lengths in found.items()]
+    return [line.row({"task": task, **lengths}) for task, lengths in found.items()]
 
 
 def _by_tool(task: TaskRows) -> dict[str, float | None]:
@@ -175,11 +179,6 @@ def _by_tool(task: TaskRows) -> dict[str, float | None]:
         "spec_lab": pooled_counts(task).acceptance_length,
         **{name: count(task.rows) for name, count in LENGTHS.items()},
     }
-
-
-def row_of(line: LineRuns, values: Mapping[str, Value]) -> TableRow:
-    """Make a row of a line at one temperature."""
-    return TableRow({"temperature": line.temperature, "line": line.line, **values}, line.provenance)
 
 
 def ends_of(key: str, interval: Interval | None) -> dict[str, Value]:

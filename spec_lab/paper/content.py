@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from spec_lab.core.regular import regular_text
 from spec_lab.paper.ablations import ablation_table, quality_table
 from spec_lab.paper.acceptance import acceptance_table, as_tool, difference_table, position_table, tools_table
 from spec_lab.paper.drafters import drafter_table
@@ -14,12 +15,12 @@ from spec_lab.paper.figures import figures_of
 from spec_lab.paper.file import PaperFile
 from spec_lab.paper.printed import FORMATS
 from spec_lab.paper.provenance import COLUMNS
+from spec_lab.paper.reliability import bins_table, reliability_table
 from spec_lab.paper.runs import PaperRun
 from spec_lab.paper.speed import frontier_table, stage_table
 from spec_lab.paper.table import PaperTable, table_from
 from spec_lab.record.definitions import DEFINITIONS
 from spec_lab.record.sinks import replace_text
-from spec_lab.regular import regular_text
 from spec_lab.report.origin import describe
 
 JSON_FILE = "paper.json"
@@ -32,6 +33,8 @@ def tables_of(paper: PaperFile, runs: Sequence[PaperRun]) -> list[PaperTable]:
         acceptance_table(runs),
         difference_table(runs, paper.base),
         position_table(runs),
+        reliability_table(runs),
+        bins_table(runs),
         frontier_table(runs),
         stage_table(runs),
         drafter_table(runs),

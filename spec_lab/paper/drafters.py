@@ -8,13 +8,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from spec_lab.checkpoints.checkpoint_files import checkpoint_files, tensors_of
-from spec_lab.errors import UserError
+from spec_lab.core.errors import UserError
+from spec_lab.core.regular import regular_text
 from spec_lab.menu.chosen import Chosen, choose
 from spec_lab.paper.provenance import NONE
 from spec_lab.paper.runs import PaperRun
 from spec_lab.paper.table import PaperTable, TableColumn, TableRow, Value, table_of
 from spec_lab.program.compose import compose_run
-from spec_lab.regular import regular_text
 
 CARD = "README.md"
 NOT_SAID = "its card does not say"

@@ -1,4 +1,4 @@
-"""The figures of a paper, drawn from its tables alone: acceptance by task and by position, and the frontier."""
+"""The figures of a paper, drawn from its tables alone: acceptance by task and position, reliability, the frontier."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ def figures_of(tables: Mapping[str, PaperTable]) -> Iterator[tuple[str, Callable
     drawings: Mapping[str, Callable[[PaperTable], Figure]] = {
         "acceptance": acceptance_figure,
         "position": position_figure,
+        "reliability_bins": reliability_figure,
         "frontier": frontier_figure,
     }
     for name, draw in drawings.items():
@@ -76,6 +77,31 @@ def position_figure(table: PaperTable) -> Figure:
             panel.set_title(kind, loc="left")
         handles, labels = axes[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside right center", frameon=False)
+    return figure
+
+
+def reliability_figure(table: PaperTable) -> Figure:
+    """Draw the share accepted over mean confidence, a panel a task; on the diagonal a drafter is as sure as right."""
+    import seaborn as sns
+
+    tasks, lines = _values(table.rows, "task"), _values(table.rows, "line")
+    names = list(dict.fromkeys((row.values["line"], row.values["temperature"]) for row in table.rows))
+    colours = dict(zip(lines, sns.color_palette(PALETTE, len(lines)), strict=True))
+    with open_figure(height=3.6, width=2.9 * len(tasks) + 2.5, columns=max(len(tasks), 2)) as (figure, axes):
+        for panel, task in zip(axes, tasks, strict=False):
+            panel.plot([0, 1], [0, 1], color="0.7", linewidth=1)
+            for line, heat in names:
+                rows = [row.values for row in _of(table.rows, line, heat) if row.values["task"] == task]
+                known = [row for row in rows if row["drafts"]]
+                style, label = "-" if heat == 0 else "--", f"{line}, T {heat:g}"
+                points = [row["confidence"] for row in known], [row["accepted"] for row in known]
+                panel.plot(*points, style, marker="o", markersize=4, color=colours[line], label=label)
+            panel.set(xlabel="confidence", xlim=(0, 1), ylim=(0, 1.02))
+            panel.set_title(str(task), loc="left")
+        axes[0].set_ylabel("share accepted")
+        for panel in axes[len(tasks) :]:
+            panel.set_visible(False)
+        figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right center", frameon=False)
     return figure
 
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from spec_lab.errors import UserError, describe_os_error
+from spec_lab.core.errors import UserError, describe_os_error
 from spec_lab.menu.nearest import hint, nearest
-from spec_lab.menu.refusals.names import refuse_name
+from spec_lab.menu.refusals.run import refuse_name
 from spec_lab.program.yaml_file import read_yaml
 
 KEYS = (

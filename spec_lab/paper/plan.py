@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from spec_lab.errors import UserError
+from spec_lab.core.errors import UserError
 from spec_lab.paper.file import Line, PaperFile
 
 Part = Literal["acceptance", "ablation", "speed"]

@@ -7,7 +7,7 @@ import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from spec_lab.errors import one_line
+from spec_lab.core.errors import one_line
 from spec_lab.paper.provenance import COLUMNS
 from spec_lab.paper.table import PaperTable, TableRow, cell, shared_and_differing
 from spec_lab.record.wording import ABSENT

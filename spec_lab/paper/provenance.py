@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from spec_lab.record.schema import Summary
+from spec_lab.report.knob_table import drafting_of
 from spec_lab.report.known_options import describe_mode, describe_rule
 
 NONE = "none"
 COLUMNS: Mapping[str, str] = {
-    "K": "draft tokens a round",
+    "K": "draft tokens a round, and what may make them fewer",
     "drafter": "as the run calls it",
     "rule": "which drafts are accepted",
     "prune": "which rows are dropped",
@@ -31,7 +32,7 @@ def provenance_of(summary: Summary) -> dict[str, str | None]:
     """Return the columns of a run; None for one that its record does not tell."""
     config, choices = summary["config"], summary["choices"]
     return {
-        "K": _text(summary["num_draft_tokens"]),
+        "K": _drafts(summary),
         "drafter": choices.get("drafter"),
         "rule": describe_rule(summary).rule if config.get("acceptance") else None,
         "prune": choices.get("prune"),
@@ -51,6 +52,19 @@ def provenance_of(summary: Summary) -> dict[str, str | None]:
 def missing(provenance: Mapping[str, str | None]) -> list[str]:
     """Return the columns that a row lacks."""
     return [name for name in COLUMNS if not provenance.get(name)]
+
+
+def _drafts(summary: Summary) -> str | None:
+    """Say K, and what a request's follows from where that is not all: `3, stop 0.4`."""
+    config, drafting = summary["config"], drafting_of(summary)
+    budget, by_request = (config.get("verify") or {}).get("budget"), config.get("drafter", {}).get("by_request", "same")
+    marks = {
+        drafting: drafting != "fixed",
+        f"budget {budget}": budget is not None,
+        f"by request: {by_request}": by_request != "same",
+    }
+    known = _text(summary["num_draft_tokens"])
+    return None if known is None else ", ".join([known, *(mark for mark, is_set in marks.items() if is_set)])
 
 
 def _text(value: Any) -> str | None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from spec_lab.paper.plan import Part, PlannedCell
 from spec_lab.paper.provenance import provenance_of
 from spec_lab.paper.study import Ended
+from spec_lab.paper.table import TableRow, Value
 from spec_lab.record.reading import read_all_request_rows, read_summary
 from spec_lab.record.row_schema import RequestRow
 from spec_lab.record.schema import Summary
@@ -56,6 +57,10 @@ class LineRuns:
         """Return what the runs are of; None for a column in which they differ, as no one row can be of both."""
         each = [run.provenance for run in self.runs]
         return {name: each[0][name] if len({one[name] for one in each}) == 1 else None for name in each[0]}
+
+    def row(self, values: Mapping[str, Value]) -> TableRow:
+        """Make a row of the line."""
+        return TableRow({"temperature": self.temperature, "line": self.line, **values}, self.provenance)
 
     def of_tasks(self) -> dict[str, TaskRows]:
         """Return the requests by task."""

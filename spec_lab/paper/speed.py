@@ -10,8 +10,7 @@ from spec_lab.paper.runs import PaperRun
 from spec_lab.paper.table import PaperTable, TableColumn, TableRow, Value, table_of
 from spec_lab.record.averages import ratio
 from spec_lab.record.paired import over_reference
-from spec_lab.record.round_cost import draft_ms
-from spec_lab.record.time_metrics import STAGES
+from spec_lab.record.time_metrics import STAGES, draft_ms
 
 PLAIN = "plain decoding"
 LINE = TableColumn("line", "line")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from spec_lab.cli.job import JobOutcome
 from spec_lab.cli.listed_run import run_listed
-from spec_lab.errors import UserError, one_line
+from spec_lab.core.errors import UserError, one_line
 from spec_lab.menu.refusals.run import admit
 from spec_lab.paper.file import PaperFile
 from spec_lab.paper.plan import PlannedCell

@@ -29,6 +29,11 @@ class TableColumn:
     signed: bool = False
 
 
+LINE = TableColumn("line", "line")
+HEAT = TableColumn("temperature", "T", 1)
+TASK = TableColumn("task", "task")
+
+
 @dataclass(frozen=True, slots=True)
 class TableRow:
     """A line: its figures by column, and what it is of."""

@@ -13,6 +13,7 @@ A program that goes on after an error, such as a sweep, uses `print_trouble`, an
 
 from __future__ import annotations
 
+import argparse
 import atexit
 import logging
 import os
@@ -21,7 +22,7 @@ import traceback
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NoReturn
 
-from spec_lab.errors import Trouble, UserError, behind, is_interruption, is_of_composing, one_line, trouble_of
+from spec_lab.core.errors import Trouble, UserError, behind, is_interruption, is_of_composing, one_line, trouble_of
 from spec_lab.program.console import patient_console, raise_lost
 
 if TYPE_CHECKING:
@@ -112,3 +113,15 @@ def explained(error: BaseException, menu: Menu | None = None) -> Trouble | None:
 def _is_of_a_file(error: BaseException) -> bool:
     """Tell an error of the operating system from what OmegaConf raises of the same class about contents."""
     return isinstance(error, OSError) and error.errno is not None
+
+
+class LineParser(argparse.ArgumentParser):
+    """Raises what argparse would print below the usage, which `--help` shows."""
+
+    def error(self, message: str) -> NoReturn:
+        """Refuse the arguments.
+
+        Raises:
+            UserError: always, with the message and where to look.
+        """
+        raise UserError(f"{message}; {self.prog} --help shows what there is")

@@ -14,7 +14,7 @@ from hydra.errors import MissingConfigException
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException, ValidationError
 
-from spec_lab.errors import behind
+from spec_lab.core.errors import behind
 from spec_lab.menu import registry
 from spec_lab.menu.extensions import ENTRY_POINTS
 from spec_lab.menu.nearest import hint, nearest, one_of

@@ -20,14 +20,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from spec_lab.errors import WORN_OUT, UserError, without_folders
+from spec_lab.core.errors import WORN_OUT, UserError, without_folders
+from spec_lab.core.regular import regular_text
 from spec_lab.menu.choices import Rollback
 from spec_lab.menu.config import RunConfig
 from spec_lab.program.ground import GROUND_FILE, Ground, changes, read_ground
 from spec_lab.record.reading import read_summary
 from spec_lab.record.schema import Status
 from spec_lab.record.sinks import SUMMARY_FILE, SWEEP_FILE, replace_text, write_json
-from spec_lab.regular import regular_text
 
 NAMED_GROUPS = ("target", "drafter", "acceptance", "prune", "graph")
 NAMED_UNLESS = {"tree": "none"}

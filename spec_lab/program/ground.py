@@ -13,12 +13,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from spec_lab.errors import KERNELS
+from spec_lab.core.errors import KERNELS
+from spec_lab.core.regular import open_regular, regular_text
 from spec_lab.menu import registry
 from spec_lab.program.options import conf_folder
 from spec_lab.record.provenance import package_versions
 from spec_lab.record.sinks import write_json
-from spec_lab.regular import open_regular, regular_text
 
 GROUND_FILE = "stands_on.json"
 READ_WHOLE = 2**24

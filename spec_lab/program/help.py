@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from spec_lab.errors import UserError
+from spec_lab.core.errors import UserError
 from spec_lab.menu.nearest import hint, nearest
 from spec_lab.program.flags import DRY_RUN_FLAG
 from spec_lab.program.options import Group, Key, Menu, run_menu
@@ -57,7 +57,7 @@ def version_text() -> str:
     """Return what `--version` prints."""
     from importlib import metadata
 
-    from spec_lab.version import VERSION
+    from spec_lab.core.version import VERSION
 
     return f"spec_lab {VERSION} (Hydra {metadata.version('hydra-core')})"
 

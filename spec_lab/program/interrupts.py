@@ -6,7 +6,7 @@ import signal
 import threading
 from types import FrameType, TracebackType
 
-from spec_lab.ranks import ranks
+from spec_lab.core.ranks import ranks
 
 
 class Interrupts:

@@ -12,7 +12,7 @@ from concurrent.futures import BrokenExecutor
 from importlib.util import find_spec
 from typing import Any
 
-from spec_lab.errors import UserError, one_line
+from spec_lab.core.errors import UserError, one_line
 from spec_lab.program.lease import CPU, visible_gpus
 
 INSTALL = "pip install -c constraints.txt -e '.[launchers]'"

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
-from spec_lab.errors import UserError
+from spec_lab.core.errors import UserError
 
 CPU = "cpu"
 SECONDS_BETWEEN_TRIES = 0.5

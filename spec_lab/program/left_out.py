@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from omegaconf import DictConfig, OmegaConf
 
-from spec_lab.errors import UserError
+from spec_lab.core.errors import UserError
 from spec_lab.program.options import run_menu
 from spec_lab.program.overrides import check_overrides
 

@@ -13,7 +13,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
-from spec_lab.errors import UserError
+from spec_lab.core.errors import UserError
+from spec_lab.core.regular import regular_text
 from spec_lab.menu import registry
 from spec_lab.menu.bounds import Bounds, bounds_of, default_of
 from spec_lab.menu.choices import Choice
@@ -21,7 +22,6 @@ from spec_lab.menu.config import CacheConfig, RecordConfig, RecurrentConfig, Run
 from spec_lab.menu.option import CatchupPruningOption, CheckerOption, PromptPruningOption
 from spec_lab.menu.registry import KNOBS, Registry
 from spec_lab.program.yaml_file import read_yaml
-from spec_lab.regular import regular_text
 
 
 @dataclass(frozen=True, slots=True)

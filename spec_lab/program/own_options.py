@@ -16,10 +16,10 @@ import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
-from spec_lab.errors import UserError
+from spec_lab.core.errors import UserError
+from spec_lab.core.regular import regular_bytes
 from spec_lab.program.overrides import refuse_many_jobs
 from spec_lab.program.yaml_file import read_yaml
-from spec_lab.regular import regular_bytes
 
 FOLDER_FLAGS = ("--config-dir", "-cd")
 MOST_NODES = 100_000

@@ -13,9 +13,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TextIO
 
-from spec_lab.errors import UserError
+from spec_lab.core.errors import UserError
+from spec_lab.core.regular import without_waiting
 from spec_lab.record.sinks import SWEEP_FILE
-from spec_lab.regular import without_waiting
 
 LOCK_FILE = ".lock"
 MARKS = (LOCK_FILE, "multirun.yaml", "proposals.json")

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import re
 
-from spec_lab.errors import UserError
+from spec_lab.core.errors import UserError
 
 UNPICKLES = "--experimental-rerun"
 BUILDS = re.compile(r"""(^|[\s.{,'"])(_target_|\(\))['"]?\s*[=:]""")

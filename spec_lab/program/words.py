@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
-from spec_lab.errors import UserError
+from spec_lab.core.errors import UserError
 from spec_lab.menu.bounds import out_of_bounds
 from spec_lab.program.options import Menu, keys_of
 from spec_lab.program.overrides import as_override, check_overrides, parse_override

@@ -7,8 +7,8 @@ from typing import Any
 
 import yaml
 
-from spec_lab.errors import UserError, one_line
-from spec_lab.regular import regular_text
+from spec_lab.core.errors import UserError, one_line
+from spec_lab.core.regular import regular_text
 
 
 def read_yaml(path: Path) -> Any:

@@ -6,9 +6,9 @@ import json
 import os
 from pathlib import Path
 
+from spec_lab.core.regular import regular_text
 from spec_lab.record.schema import Status
 from spec_lab.record.sinks import SUMMARY_FILE, write_json
-from spec_lab.regular import regular_text
 
 BYTES_PER_BLOCK = 512
 """The unit of `st_blocks`, whatever the file system's own is."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Protocol
 
-from spec_lab.errors import describe_error
+from spec_lab.core.errors import describe_error
 
 if TYPE_CHECKING:
     from spec_lab.core.results import GenerationResult, RoundRecord

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from spec_lab.auto_knobs import RUNS_ANYWHERE
+RUNS_ANYWHERE = {"attention": "torch", "kernels": "torch", "graph": "eager"}
+"""The knobs that may stand at auto, with the option of each that fits every run."""
 
 
 def taken_by_auto(config: Mapping[str, Any]) -> dict[str, str]:

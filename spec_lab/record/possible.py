@@ -47,6 +47,11 @@ def impossible_request(row: RequestRow) -> Iterator[str]:
     offered = row.get("offered_per_round") or []
     if any(most < count for count, most in zip(row["accepted_per_round"], offered, strict=False)):
         yield "accepted_per_round has more drafts than offered_per_round"
+    confidences = row.get("confidence_per_round") or []
+    if any(len(numbers) != count for numbers, count in zip(confidences, offered, strict=False)):
+        yield "confidence_per_round does not have a number for each of the offered_per_round"
+    if any(not 0 <= number <= 1 for numbers in confidences for number in numbers):
+        yield "confidence_per_round has a number that is not between 0 and 1"
 
 
 def impossible_round(row: RoundRow) -> Iterator[str]:

@@ -92,7 +92,7 @@ def collect_provenance(
 
 def package_versions() -> dict[str, str | None]:
     """Return version by distribution, null where it is not installed; beside them Python, the platform and spec_lab."""
-    from spec_lab.version import VERSION
+    from spec_lab.core.version import VERSION
 
     versions: dict[str, str | None] = {
         "spec_lab": VERSION,

@@ -10,15 +10,15 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, cast
 
+from spec_lab.core.errors import UserError
 from spec_lab.core.origins import TokenOrigin
-from spec_lab.errors import UserError
+from spec_lab.core.regular import regular_bytes
 from spec_lab.record.layout import misfit, parse_json
 from spec_lab.record.possible import impossible_numbers, impossible_request, impossible_round
 from spec_lab.record.row_schema import RequestRow, RoundRow
 from spec_lab.record.schema import Outcome, RelaxedSettings, Settings, Summary
 from spec_lab.record.sinks import REQUESTS_FILE, ROUNDS_FILE, SUMMARY_FILE
 from spec_lab.record.versions import READABLE_VERSIONS, completed_version_1, upgraded_request, upgraded_summary
-from spec_lab.regular import regular_bytes
 
 
 def read_summary(folder: Path) -> Summary:
@@ -54,11 +54,11 @@ def read_request_rows(folder: Path) -> list[RequestRow]:
         UserError: the file is missing or broken.
     """
     path = folder / REQUESTS_FILE
-    rows = cast(list[RequestRow], list(_read_rows(path, RequestRow)))
+    rows: list[RequestRow] = list(_read_rows(path, RequestRow))
     for number, row in enumerate(rows, start=1):
-        for key in ("emitted_per_round", "judged_per_round", "offered_per_round"):
-            counts = row.get(key)
-            if counts is not None and len(row["accepted_per_round"]) != len(cast(list[int], counts)):
+        for key in ("emitted_per_round", "judged_per_round", "offered_per_round", "confidence_per_round"):
+            counts: Any = row.get(key)
+            if counts is not None and len(row["accepted_per_round"]) != len(counts):
                 raise UserError(f"{path}, line {number}: accepted_per_round and {key} differ in length")
         for problem in chain(_token_problems(row), impossible_request(row)):
             raise UserError(f"{path}, line {number}: {problem}")
@@ -106,7 +106,7 @@ def read_round_rows(folder: Path) -> list[RoundRow]:
         UserError: the file is missing or broken.
     """
     path = folder / ROUNDS_FILE
-    rows = cast(list[RoundRow], list(_read_rows(path, RoundRow)))
+    rows: list[RoundRow] = list(_read_rows(path, RoundRow))
     for number, row in enumerate(rows, start=1):
         for problem in impossible_round(row):
             raise UserError(f"{path}, line {number}: {problem}")

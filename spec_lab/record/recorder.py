@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, cast
 
-from spec_lab.errors import describe_error, is_interruption
+from spec_lab.core.errors import describe_error, is_interruption
 from spec_lab.record.measured import Divergence, Measured, RunInfo
 from spec_lab.record.metrics import OwnMetrics
 from spec_lab.record.row_schema import RequestDivergence, RequestRow, RoundRow
@@ -22,6 +22,8 @@ from spec_lab.record.summary import build_summary
 if TYPE_CHECKING:
     from spec_lab.core.results import RequestRecord, RoundRecord
 
+DIGITS = 5
+"""Of a confidence in a record, behind the point."""
 STILL_RUNNING = "it still runs, or was killed before its end"
 
 
@@ -143,6 +145,7 @@ def request_row(
         output_ids=list(record.output_ids),
         text=text,
         offered_per_round=list(record.offered_per_round),
+        confidence_per_round=_rounded(record.confidence_per_round),
         accepted_per_round=list(record.accepted_per_round),
         judged_per_round=list(record.judged_per_round),
         emitted_per_round=list(record.emitted_per_round),
@@ -182,6 +185,12 @@ def round_row(repeat: int, record: RoundRecord, metrics: dict[str, float | None]
         distance=None if record.distance is None else [_finite(apart) for apart in record.distance],
         metrics=metrics or {},
     )
+
+
+def _rounded(confidences: list[list[float]]) -> list[list[float]] | None:
+    """Return confidences with the digits that anybody reads; None where none were noted."""
+    noted = [[round(number, DIGITS) for number in numbers] for numbers in confidences]
+    return noted if any(noted) else None
 
 
 def _finite(numbers: list[float]) -> list[float | None]:

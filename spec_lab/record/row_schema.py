@@ -21,7 +21,9 @@ class RequestRow(TypedDict):
     `token_origins` has a letter of `core.origins.TokenOrigin` for each of `output_ids`, and `text_ends` how much of
     `text` stands when it is decoded up to and including each; null where that is unknown, as in older records.
     `drafted_by` names the part of drafter=hybrid that drafted for each round; null for others.
-    `offered_per_round` is null in records whose rounds all offered K drafts. `answer_read` is what `checker` read in
+    `offered_per_round` is null in records whose rounds all offered K drafts. `confidence_per_round` has, for each
+    offered draft of a chain, how likely the drafter thought it that this draft and all before it are accepted; null
+    where neither `drafter.stop=confidence` nor `verify.budget` reads it. `answer_read` is what `checker` read in
     the output, null where it found no answer.
     """
 
@@ -31,6 +33,7 @@ class RequestRow(TypedDict):
     output_ids: list[int]
     text: str
     offered_per_round: NotRequired[list[int] | None]
+    confidence_per_round: NotRequired[list[list[float]] | None]
     accepted_per_round: list[int]
     judged_per_round: NotRequired[list[int]]
     emitted_per_round: list[int]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from spec_lab.errors import UserError
+from spec_lab.core.errors import UserError
 from spec_lab.record.reading import read_request_rows, read_round_rows, read_summary
 from spec_lab.record.schema import THIS_RUN, Summary
 from spec_lab.record.sinks import SUMMARY_FILE
@@ -180,6 +180,7 @@ def _run_row(run: Run) -> dict[str, Any]:
     summary = run.summary
     speedup: Any = summary["speedup"] or {}
     pruning: Any = summary["pruning_speedup"] or {}
+    latencies: Mapping[str, Any] = summary["latency_ms"]
     plain_keys = (
         "name", "status", "reason", "started_at", "seconds", "git_revision", "device", "device_name", "dtype",
         "num_draft_tokens", "num_requests", "acceptance_length", "acceptance_length_all", "acceptance_imposed",
@@ -195,7 +196,7 @@ def _run_row(run: Run) -> dict[str, Any]:
         **{f"speedup_{key}": speedup.get(key) for key in ("value", "low", "high")},
         **{f"pruning_speedup_{key}": pruning.get(key) for key in ("value", "low", "high")},
         **{f"{stage}_ms": summary["stage_ms_per_round"].get(stage) for stage in STAGES},
-        **{f"{key}_p50_ms": value["p50"] for key, value in cast(dict[str, Any], summary["latency_ms"]).items()},
+        **{f"{key}_p50_ms": value["p50"] for key, value in latencies.items()},
         **{f"accuracy_{key}": value for key, value in summary["accuracy"].items()},
         **summary["rows"],
     }

@@ -8,7 +8,7 @@ Version 3 did not say where each token came from. Version 4 knew no rounds that 
 Version 5 launched every round alone: it had no `wasted_rounds`, and no `rounds_per_replay` among the counts of a graph.
 Nor did it say whether rows depend on each other (`row_invariant`). Version 6 counted experts, and not their bytes,
 and timed a round from its launch; since version 7 a round begins where the host had read the one before. `weight_dtype`
-is younger than version 6, `template` and `thinking_markers` than version 7.
+is younger than version 6, `template`, `thinking_markers` and `confidence_per_round` than version 7.
 `spec_lab/record/versions.py` reads it.
 """
 

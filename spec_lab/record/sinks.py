@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from spec_lab.errors import UserError, describe_os_error
+from spec_lab.core.errors import UserError, describe_os_error
 from spec_lab.record.row_schema import RequestRow, RoundRow
 from spec_lab.record.schema import Summary
 

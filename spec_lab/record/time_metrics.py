@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from spec_lab.record.acceptance_metrics import num_output_tokens
 from spec_lab.record.averages import mean, percentile, ratio
-from spec_lab.record.schema import Latency, Ratio
+from spec_lab.record.schema import Latency, Ratio, Summary
 
 if TYPE_CHECKING:
     from spec_lab.core.results import GenerationResult, PrefillRecord, RequestRecord, RoundRecord
@@ -146,3 +146,19 @@ def break_even_acceptance_length(rounds: Sequence[RoundRecord], plain_rounds: Se
     """
     times = [ratio(sum(r.seconds for r in part), sum(len(r.emitted) for r in part)) for part in (rounds, plain_rounds)]
     return None if times[0] is None or not times[1] else times[0] / times[1]
+
+
+def draft_ms(summary: Summary) -> float | None:
+    """Return the time of the drafter in a round; None where no stage of it could be timed by itself."""
+    stages = summary["stage_ms_per_round"]
+    known = [value for stage in DRAFT_STAGES if (value := stages.get(stage)) is not None]
+    return sum(known) if known else None
+
+
+def in_plain_steps(summary: Summary, milliseconds: float | None) -> float | None:
+    """Return a part of a round's time in plain steps; None without plain decoding beside the run.
+
+    A round serves a batch: its parts share the cost of a request round as they share its time.
+    """
+    break_even, round_ms = summary["break_even_acceptance_length"], summary["round_ms"]
+    return milliseconds * break_even / round_ms if milliseconds is not None and break_even and round_ms else None

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict
 
-from spec_lab.errors import UserError
+from spec_lab.core.errors import UserError
+from spec_lab.core.regular import open_regular
 from spec_lab.record.layout import misfit, parse_json
-from spec_lab.regular import open_regular
 
 TRACE_FILE = "trace.json.gz"
 STAGE_PREFIX = "stage:"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from spec_lab.record.answer_metrics import answers_cut
 from spec_lab.record.paired import LEAST_TURNS, PairedRatio, over_reference
-from spec_lab.record.round_cost import draft_ms, in_plain_steps
 from spec_lab.record.schema import Accuracy, Rows, Summary
+from spec_lab.record.time_metrics import draft_ms, in_plain_steps
 from spec_lab.record.wording import number, percent, with_range
 
 NO_PLAIN = "references has no plain"

@@ -59,7 +59,8 @@ def upgraded_request(row: RequestRow) -> RequestRow:
     judged = [accepted + 1 for accepted in row["accepted_per_round"]]
     if judged and row["truncated"] and row["finish_reason"] == "eos":
         judged[-1] = row["emitted_per_round"][-1]
-    unknown = dict.fromkeys(("offered_per_round", "token_origins", "text_ends", "checker", "answer_read", "drafted_by"))
+    younger = ("offered_per_round", "confidence_per_round", "token_origins", "text_ends")
+    unknown = dict.fromkeys((*younger, "checker", "answer_read", "drafted_by"))
     return cast(RequestRow, {"judged_per_round": judged, **unknown, **row})
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from spec_lab.errors import without_folders
+from spec_lab.core.errors import without_folders
 from spec_lab.record.row_schema import RequestRow
 from spec_lab.record.schema import Origin, Summary
 from spec_lab.record.sinks import CONFIG_FILE, REQUESTS_FILE, ROUNDS_FILE, SUMMARY_FILE, write_config, write_json

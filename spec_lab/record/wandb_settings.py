@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from spec_lab.errors import one_line
+from spec_lab.core.errors import one_line
 
 UNFIT_FOR_A_PROJECT = "/\\#?%:"
 LONGEST_PROJECT = 128

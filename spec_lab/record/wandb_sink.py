@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from spec_lab.errors import UserError
+from spec_lab.core.errors import UserError
 from spec_lab.record.row_schema import RequestRow, RoundRow
 from spec_lab.record.scalars import scalars
 from spec_lab.record.schema import Summary

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from html import escape
 
-from spec_lab.errors import visible
+from spec_lab.core.errors import visible
 
 ABSENT = "-"
 

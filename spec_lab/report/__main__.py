@@ -22,9 +22,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from spec_lab.errors import UserError, describe_os_error, one_line
-from spec_lab.program.arguments import LineParser
-from spec_lab.program.ending import EXIT_CODES, guarded
+from spec_lab.core.errors import UserError, describe_os_error, one_line
+from spec_lab.program.ending import EXIT_CODES, LineParser, guarded
 from spec_lab.program.sweep_lock import is_sweep, was_left
 from spec_lab.record.runs import Run, search_runs
 from spec_lab.record.sinks import SUMMARY_FILE, write_asked
@@ -63,7 +62,7 @@ OTHERS = {
 
 @dataclass(frozen=True, slots=True)
 class Comparisons:
-    """Holds what there is to compare among runs that may be compared."""
+    """Everything that there is to compare among runs that may be compared."""
 
     studies: list[list[Point]]
     prices: list[PricedRules]

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from spec_lab.errors import UserError
+from spec_lab.core.errors import UserError
 from spec_lab.record.schema import Summary
 from spec_lab.report.comparable import BESIDE_THE_RUN
 from spec_lab.report.differing import Missing, knobs_of

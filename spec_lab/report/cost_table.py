@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from spec_lab.record.paired import PairedRatio, over_reference
-from spec_lab.record.round_cost import draft_ms, in_plain_steps
+from spec_lab.record.time_metrics import draft_ms, in_plain_steps
 from spec_lab.record.wording import ABSENT, number
 from spec_lab.report.cells import ratio_cell
 from spec_lab.report.comparable import NumberedRun
@@ -25,7 +25,7 @@ where an oracle ran beside at this K (marked m), else K + 1; its speedup is what
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Holds what a round of one run costs, in steps of plain decoding.
+    """The cost of a round of one run, in steps of plain decoding.
 
     Attributes:
         draft: the drafter's stages; None where they could not be timed apart.

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from spec_lab.record.paired import PairedRatio, over_reference
-from spec_lab.record.round_cost import draft_ms
 from spec_lab.record.runs import Run
 from spec_lab.record.schema import Summary
+from spec_lab.record.time_metrics import draft_ms
 from spec_lab.record.wording import ABSENT, number
 from spec_lab.report.cells import ratio_cell
 from spec_lab.report.comparable import BESIDE_THE_RUN

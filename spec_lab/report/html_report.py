@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from spec_lab.errors import describe_error
+from spec_lab.core.errors import describe_error
 from spec_lab.record.definitions import DEFINITIONS
 from spec_lab.record.runs import Run
 from spec_lab.record.schema import Speed, Summary

@@ -115,7 +115,7 @@ def _per_round(kind: Literal["drafted", "offered", "verified"]) -> Callable[[Sum
     return lambda summary: number(ratio(summary["rows"].get(kind, 0), summary["rounds"]))
 
 
-def _drafting(summary: Summary) -> str:
+def drafting_of(summary: Summary) -> str:
     """Say where K comes from: a schedule as `1:5 3:3`, 5 from 1 running request on, 3 from 3 on."""
     drafter = summary["config"].get("drafter", {})
     schedule, stop = drafter.get("k_schedule"), drafter.get("stop", "none")
@@ -189,7 +189,7 @@ STUDIES = (
             "rows": _per_round("verified"), "tok/s": _rate, "speedup": _speedup,
         },
         Drawn("batch", *OVER_PLAIN),
-        shown={"drafting": _drafting},
+        shown={"drafting": drafting_of},
     ),
     KnobStudy(
         "trees",

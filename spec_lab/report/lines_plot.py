@@ -20,7 +20,7 @@ SPREAD = 0.04
 
 @dataclass(frozen=True, slots=True)
 class PlottedNumber:
-    """Holds what one run has for the number of a figure.
+    """A run's part in the number of a figure.
 
     Attributes:
         place: where it stands on the axis of the knob, as it is written there.

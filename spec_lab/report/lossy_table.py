@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from spec_lab.errors import UserError, visible
+from spec_lab.core.errors import UserError, visible
 from spec_lab.record.answer_metrics import accuracy_change, answers_cut
 from spec_lab.record.reading import read_all_request_rows
 from spec_lab.record.runs import Run

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from spec_lab.errors import UserError, one_line
+from spec_lab.core.errors import UserError, one_line
 from spec_lab.record.paired import over_reference
 from spec_lab.record.reading import read_all_request_rows
 from spec_lab.record.runs import Run

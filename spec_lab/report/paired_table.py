@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from spec_lab.errors import UserError, one_line
+from spec_lab.core.errors import UserError, one_line
 from spec_lab.record.mixed import are_mixed
 from spec_lab.record.paired import LEAST_TURNS, PairedRatio, over_reference
 from spec_lab.record.reading import read_all_request_rows

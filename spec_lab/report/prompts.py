@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable
 from hashlib import sha256
 
-from spec_lab.errors import UserError
+from spec_lab.core.errors import UserError
 from spec_lab.record.reading import read_all_request_rows
 from spec_lab.record.row_schema import RequestRow
 from spec_lab.record.runs import Run

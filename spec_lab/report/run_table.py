@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial, reduce
 from typing import Any
 
-from spec_lab.errors import one_line
+from spec_lab.core.errors import one_line
 from spec_lab.record.answer_metrics import answers_cut
 from spec_lab.record.definitions import DEFINITIONS
 from spec_lab.record.mixed import mixed_by_auto
@@ -48,8 +48,17 @@ def format_run(summary: Summary) -> str:
             format_categories(summary),
         ]
         notes = [IMPOSED if summary["acceptance_imposed"] else "", old_definition([summary])]
-        parts = [*tables, _memory_line(summary), *notes, *parts]
+        parts = [*tables, _pieces_line(summary), _memory_line(summary), *notes, *parts]
     return "\n\n".join(part for part in parts if part)
+
+
+def _pieces_line(summary: Summary) -> str:
+    """Say which stages fall together in a captured piece that nothing is timed inside of; empty where none do."""
+    for stage, holds in (("draft", "catchup and recur"), ("graph", "the whole round")):
+        if summary["stage_ms_per_round"].get(stage) is not None:
+            mode = summary["graph"]["mode"]
+            return paragraph(f"{stage} is {holds}, one piece of graph={mode}; graph=eager times its stages apart")
+    return ""
 
 
 def _memory_line(summary: Summary) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from spec_lab.errors import describe_error
+from spec_lab.core.errors import describe_error
 from spec_lab.record.runs import Run
 from spec_lab.record.schema import Summary
 from spec_lab.record.sinks import replace_bytes

@@ -6,7 +6,7 @@ import shutil
 import textwrap
 from collections.abc import Sequence
 
-from spec_lab.errors import one_line, visible
+from spec_lab.core.errors import one_line, visible
 
 GAP = "  "
 USUAL_WIDTH = 80

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from spec_lab.errors import UserError, one_line
+from spec_lab.core.errors import UserError, one_line
 from spec_lab.record.reading import read_summary
 from spec_lab.record.recorder import STILL_RUNNING
 from spec_lab.record.runs import Run, run_folders

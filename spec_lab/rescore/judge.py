@@ -17,8 +17,8 @@ import torch
 from spec_lab.acceptance.emit import leading
 from spec_lab.acceptance.phase import ThinkingMarkers
 from spec_lab.acceptance.standing import DraftStanding
+from spec_lab.core.errors import UserError
 from spec_lab.core.types import Request
-from spec_lab.errors import UserError
 from spec_lab.menu.config import AcceptanceConfig
 from spec_lab.record.reading import read_request_rows
 from spec_lab.record.sinks import REQUESTS_FILE

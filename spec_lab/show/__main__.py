@@ -16,9 +16,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from spec_lab.errors import UserError
-from spec_lab.program.arguments import LineParser
-from spec_lab.program.ending import EXIT_CODES, guarded
+from spec_lab.core.errors import UserError
+from spec_lab.program.ending import EXIT_CODES, LineParser, guarded
 from spec_lab.record.reading import read_request_rows, read_summary
 from spec_lab.record.sinks import write_asked
 from spec_lab.record.wording import number

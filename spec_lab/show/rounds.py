@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from itertools import repeat
 from pathlib import Path
 
+from spec_lab.core.errors import UserError, one_line, visible
 from spec_lab.core.origins import TokenOrigin
-from spec_lab.errors import UserError, one_line, visible
 from spec_lab.record.reading import read_request_rows, read_summary
 from spec_lab.record.row_schema import RequestRow
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import TextIO
 
-from spec_lab.errors import visible
+from spec_lab.core.errors import visible
 from spec_lab.report.table import paragraph, table_width
 from spec_lab.show.looks import LOOKS, OriginLook, counts
 from spec_lab.show.rounds import ShownRequest, Token

@@ -13,8 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from spec_lab.program.arguments import LineParser
-from spec_lab.program.ending import guarded, leave
+from spec_lab.program.ending import LineParser, guarded, leave
 
 if TYPE_CHECKING:
     from spec_lab.sweep.session import Sweep

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from spec_lab.errors import UserError
+from spec_lab.core.errors import UserError
 from spec_lab.menu.choices import Choice
 from spec_lab.menu.nearest import hint, nearest
 from spec_lab.program.yaml_file import read_yaml

@@ -1,4 +1,4 @@
-"""Keeps what a sweep has proposed so far, on disk before the run it is for begins, so that a killed sweep goes on."""
+"""Writes down what a sweep has proposed, on disk before the run it is for begins, so that a killed sweep goes on."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from spec_lab.errors import UserError
+from spec_lab.core.errors import UserError
+from spec_lab.core.regular import regular_text
 from spec_lab.record.sinks import write_json
-from spec_lab.regular import regular_text
 
 LEDGER_FILE = "proposals.json"
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
 
-from spec_lab.errors import UserError
+from spec_lab.core.errors import UserError
 
 INSTALL = "pip install -c constraints.txt -e '.[sweep]'"
 

@@ -1,4 +1,4 @@
-"""Keeps what goes in and out of W&B's search code to values that JSON, YAML and a command line can all carry."""
+"""Turns what goes in and out of W&B's search code into values that JSON, YAML and a command line can all carry."""
 
 from __future__ import annotations
 

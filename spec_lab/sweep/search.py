@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from spec_lab.errors import UserError
+from spec_lab.core.errors import UserError
 from spec_lab.record.schema import Status
 from spec_lab.sweep.file import SweepFile
 from spec_lab.sweep.library import load_library, quiet

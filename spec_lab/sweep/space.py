@@ -9,7 +9,7 @@ from typing import Any
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
-from spec_lab.errors import UserError
+from spec_lab.core.errors import UserError
 from spec_lab.program.launchers import refuse_launcher
 from spec_lab.program.options import Menu, run_menu
 from spec_lab.program.overrides import check_overrides, extensions_in

@@ -80,7 +80,7 @@ def _run(arguments: Sequence[str]) -> int:
 def _refuse_to_share(arguments: Sequence[str]) -> None:
     """Compose all jobs of a multirun before the first is trained, and refuse those that cannot share their folder."""
     from spec_lab.cli.session import call_hydra
-    from spec_lab.errors import UserError
+    from spec_lab.core.errors import UserError
     from spec_lab.program.flags import FLAGS_THAT_SHOW
     from spec_lab.train.sharing import refuse_to_share
 
@@ -114,7 +114,7 @@ def action_of(arguments: Sequence[str]) -> tuple[list[str], Action]:
     Raises:
         UserError: `--show-data` is not given a number.
     """
-    from spec_lab.errors import UserError
+    from spec_lab.core.errors import UserError
 
     kept = [word for word in arguments if word.partition("=")[0] not in ("--plan", "--show-data")]
     flags = [word for word in arguments if word not in kept]
@@ -168,7 +168,7 @@ def refuse_unread(overrides: Iterable[str], config: TrainConfig) -> None:
     Raises:
         UserError: `corpus.row_length=256` beside target=shipped, or `generations...` beside drafter=none.
     """
-    from spec_lab.errors import UserError
+    from spec_lab.core.errors import UserError
 
     for override in overrides:
         key = override.partition("=")[0]

@@ -14,9 +14,9 @@ from spec_lab.train.checkpoint import load_drafter, save_drafter
 from spec_lab.train.decoder import TrainableDecoder, compile_on_gpu
 from spec_lab.train.drafter import DrafterDescription, DraftMatcher, TrainingTask
 from spec_lab.train.drafter_config import AssistantTrainingConfig
-from spec_lab.train.embedding_init import leading_directions
 from spec_lab.train.frozen_kv import FrozenKVLayer, FrozenKVShape, KVSource, TrainableFrozenKVDrafter
 from spec_lab.train.frozen_kv_recipe import FIRST_BRANCH_SCALE
+from spec_lab.train.layers import leading_directions
 from spec_lab.train.loop import CurvePoint
 from spec_lab.train.unroll import train_unrolled, unrolled_loss_words, unrolled_matcher
 

@@ -14,10 +14,10 @@ from typing import Any
 
 from spec_lab.checkpoints.config import ModelConfig
 from spec_lab.checkpoints.families.table import read_model_config
-from spec_lab.errors import UserError
+from spec_lab.core.errors import UserError
 from spec_lab.menu.bounds import out_of_bounds
 from spec_lab.menu.choices import Dtype
-from spec_lab.menu.refusals.names import refuse_output_dir
+from spec_lab.menu.refusals.run import refuse_output_dir
 from spec_lab.options.shipped import ZOO
 from spec_lab.record.wandb_settings import entity_problem, key_problem, project_problem, settings_problem
 from spec_lab.train.config import TrainConfig
@@ -27,7 +27,6 @@ from spec_lab.train.options import TARGETS, drafter_option, target_option
 from spec_lab.train.texts.prompts import read_prompts, refuse_missing
 from spec_lab.train.texts.settings import no_temperature
 
-KNOWN_LAYOUTS = ("speculators",)
 SHIPPED_TARGET = ZOO / "pocket"
 
 
@@ -185,11 +184,15 @@ def tracking(config: TrainConfig) -> str | None:
 
 def other_layouts(config: TrainConfig) -> str | None:
     """Another project has a layout for such a drafter."""
-    unknown = [name for name in config.layouts if name not in KNOWN_LAYOUTS]
-    if unknown:
-        return f"layouts=[{unknown[0]}] is not known; use layouts=[{','.join(KNOWN_LAYOUTS)}], or leave it out"
-    if config.layouts and (config.drafter.name != "eagle3" or target_option(config.target).path is None):
-        return f"layouts={config.layouts}: only drafter=eagle3 with target=hf has other layouts; leave it out"
+    if config.layouts and target_option(config.target).path is None:
+        return "layouts is not read by this target; leave it out, or choose target=hf"
+    known = drafter_option(config.drafter).layouts
+    for name in config.layouts:
+        if name not in known:
+            use = f"use layouts=[{','.join(known)}], or leave it out" if known else "leave it out"
+            return f"layouts=[{name}] is not known for drafter={config.drafter.name}; {use}"
+        if (part := known[name].lacks(config.drafter)) is not None:
+            return f"layouts=[{name}] has no place for {part}; change the one or the other"
     return None
 
 

@@ -19,12 +19,12 @@ from spec_lab.checkpoints.eagle3_config import default_tap_layer_inputs
 from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.checkpoints.json_input import read_json
 from spec_lab.checkpoints.taps import SPELLINGS, Tap, taps_of_inputs
-from spec_lab.errors import UserError
+from spec_lab.core.errors import UserError
 from spec_lab.program.folder import make_output_dir
 from spec_lab.program.sweep_lock import alone_in
 from spec_lab.train.collect_config import CollectConfig
-from spec_lab.train.devices import training_device
 from spec_lab.train.frozen_target import FrozenTarget
+from spec_lab.train.group import training_device
 from spec_lab.train.head_texts import read_texts
 from spec_lab.train.packed_rows import PackedRows
 from spec_lab.train.stages import write_json

@@ -25,7 +25,7 @@ MAX_TEXTS = 10**7
 
 @dataclass
 class TokenizerConfig:
-    """Holds what a new vocabulary is learnt from: examples of each checkable category, and the natural text."""
+    """What a new vocabulary is learnt from: examples of each checkable category, and the natural text."""
 
     vocab_size: int = knob(4096, "tokens, markers included", least=256 + len(SPECIAL_TOKENS), most=MAX_VOCAB_SIZE)
     num_examples_per_category: int = knob(1500, "generated examples it is learnt from", least=1, most=MAX_TEXTS)
@@ -33,7 +33,7 @@ class TokenizerConfig:
 
 @dataclass
 class CorpusConfig:
-    """Holds what a new target learns from: generated examples of each checkable category, and natural text."""
+    """What a new target learns from: generated examples of each checkable category, and natural text."""
 
     num_examples_per_category: int = knob(90000, "generated examples for a new target", least=1, most=MAX_TEXTS)
     num_shards: int = knob(
@@ -80,7 +80,7 @@ class PackingConfig:
 
 @dataclass
 class EvaluationConfig:
-    """Holds what the card's figures are measured on: the shipped prompts."""
+    """What the card's figures are measured on: the shipped prompts."""
 
     num_draft_tokens: int = knob(3, "K of the acceptance length on the card", least=1, most=16)
     max_new_tokens: int = knob(256, "tokens after each prompt", least=1, most=MAX_LENGTH)
@@ -133,7 +133,9 @@ class TrainConfig:
         default_factory=TrackingConfig, metadata={"help": "W&B, of a target that is taken as it lies"}
     )
     layouts: list[str] = knob(
-        [], "layouts of an EAGLE-3 head beside ours, which is SGLang's: speculators, into a folder of the drafter's"
+        [],
+        "other projects' layouts beside ours, each in a folder of the drafter's: speculators of eagle3, speculators "
+        "and deepspec of dflash and its presets",
     )
     seed: int = knob(0, "of weights, examples and batches", least=0, most=MAX_SEED)
     device: str = knob("auto", "auto, cpu, cuda or cuda:N; auto takes a GPU if there is one")

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -28,8 +28,14 @@ Job = TypeVar("Job")
 Result = TypeVar("Result")
 
 
+def smallest_id_type(vocab_size: int, in_torch: bool = False) -> type[np.integer[Any]]:
+    """Return the smallest integers that hold a vocabulary's ids; torch indexes and compares few things in uint16."""
+    types: tuple[type[np.integer[Any]], ...] = (np.int16 if in_torch else np.uint16, np.int32)
+    return next(each for each in types if vocab_size <= np.iinfo(each).max + 1)
+
+
 def pack_documents(documents: list[np.ndarray], row_length: int, pad_id: int) -> np.ndarray:
-    """Pack whole documents into rows `[num_rows, row_length]` of uint16, each into the fullest row it fits.
+    """Pack whole documents into rows `[num_rows, row_length]` of their type, each into the fullest row it fits.
 
     No document is split, since its second half without its question would teach guessing (best-fit packing: Ding et
     al., 2024, "Fewer Truncations Improve Language Modeling"). A document longer than a row loses its end.
@@ -46,7 +52,7 @@ def pack_documents(documents: list[np.ndarray], row_length: int, pad_id: int) ->
             rows.append([])
         rows[row].append(document)
         rows_with_room[room - len(document)].append(row)
-    packed = np.full((len(rows), row_length), pad_id, dtype=np.uint16)
+    packed = np.full((len(rows), row_length), pad_id, dtype=documents[0].dtype)
     for index, parts in enumerate(rows):
         joined = np.concatenate(parts)
         packed[index, : len(joined)] = joined
@@ -93,7 +99,8 @@ def build_shard(shard: Shard) -> np.ndarray:
         examples += generate_examples(category, shard.seed, shard.num_examples_per_category)
     random.Random(shard.seed).shuffle(examples)
     encodings = tokenizer.encode_batch([render_example(example) for example in examples])
-    documents = [np.array(encoding.ids, dtype=np.uint16) for encoding in encodings]
+    id_type = smallest_id_type(tokenizer.get_vocab_size())
+    documents = [np.array(encoding.ids, dtype=id_type) for encoding in encodings]
     end_of_text_id = tokenizer.token_to_id(END_OF_TEXT)
     assert end_of_text_id is not None
     return pack_documents(documents, shard.row_length, end_of_text_id)
@@ -128,12 +135,13 @@ def _tokenise_on_one_thread() -> None:
 
 
 def tokenise_natural_text(tokenizer_file: str, documents: list[str]) -> np.ndarray:
-    """Return one stream of uint16, every document opened by `<|endoftext|>`."""
+    """Return one stream of ids, every document opened by `<|endoftext|>`."""
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(tokenizer_file)
     encodings = tokenizer.encode_batch([END_OF_TEXT + document for document in documents])
-    return np.concatenate([np.array(encoding.ids, dtype=np.uint16) for encoding in encodings])
+    id_type = smallest_id_type(tokenizer.get_vocab_size())
+    return np.concatenate([np.array(encoding.ids, dtype=id_type) for encoding in encodings])
 
 
 def step_generator(step: int, seed: int, device: torch.device) -> torch.Generator:
@@ -143,7 +151,8 @@ def step_generator(step: int, seed: int, device: torch.device) -> torch.Generato
 
 def _load_tokens(file: Path) -> Tensor:
     with reading(file):
-        return torch.from_numpy(np.load(file, allow_pickle=False).astype(np.int16))
+        tokens = np.load(file, allow_pickle=False)
+        return torch.from_numpy(tokens.astype(smallest_id_type(int(tokens.max()) + 1, in_torch=True)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +170,7 @@ class TrainingTokens:
 
     @classmethod
     def load(cls, folder: Path, natural_fraction: float, end_of_text_id: int, device: torch.device) -> TrainingTokens:
-        """Load `rows.npy` and `natural.npy`. Tokens are kept as int16: ids stay under 32768."""
+        """Load `rows.npy` and `natural.npy`."""
         rows, natural = (_load_tokens(folder / name).to(device) for name in ("rows.npy", "natural.npy"))
         return cls(rows, natural, natural_fraction, end_of_text_id)
 

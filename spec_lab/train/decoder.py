@@ -52,7 +52,7 @@ class DecoderOutput:
 
 
 class DecoderSettings:
-    """Holds the keys of `config.json` as they are saved, and what the runtime reads there."""
+    """The keys of `config.json` as they are saved, and what the runtime reads there."""
 
     def __init__(self, keys: dict[str, Any]) -> None:
         self.keys = keys

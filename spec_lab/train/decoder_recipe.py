@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class DecoderFamily:
-    """Holds what one family has of its own.
+    """What one family has of its own.
 
     Attributes:
         keys: its config.json, of the knobs and the size of the vocabulary.

@@ -13,10 +13,10 @@ from spec_lab.checkpoints.taps import Tap
 from spec_lab.train.draft_model import TrainableDraftModel, load_draft_model, save_draft_model
 from spec_lab.train.drafter import DrafterDescription, DraftMatcher, TrainingTask
 from spec_lab.train.drafter_config import DraftModelTrainingConfig, UnrolledTrainingConfig
-from spec_lab.train.embedding_init import leading_directions
 from spec_lab.train.frozen_target import FrozenTarget, full_plan
 from spec_lab.train.generations import Generations
 from spec_lab.train.head_recipe import PackedForm
+from spec_lab.train.layers import leading_directions
 from spec_lab.train.loop import CurvePoint, train
 from spec_lab.train.losses import LOSSES, RowLoss
 from spec_lab.train.packed_rows import TrainingTexts

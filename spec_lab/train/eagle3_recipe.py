@@ -14,7 +14,7 @@ from spec_lab.checkpoints.families.plain import read_rope
 from spec_lab.checkpoints.json_input import ConfigFields
 from spec_lab.checkpoints.plan import RopeConfig
 from spec_lab.checkpoints.taps import Tap, taps_of_inputs
-from spec_lab.errors import UserError
+from spec_lab.core.errors import UserError
 from spec_lab.train.checkpoint import load_drafter, save_drafter
 from spec_lab.train.drafter import DrafterDescription, DraftMatcher, TrainingTask
 from spec_lab.train.drafter_config import Eagle3TrainingConfig

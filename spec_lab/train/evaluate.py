@@ -174,7 +174,9 @@ class EvaluationRecipe:
         width = max(len(c.prompt) + len(c.written) for c in continuations)
         for start in range(0, len(continuations), self.config.rows_per_forward):
             part = continuations[start : start + self.config.rows_per_forward]
-            tokens = Generations.of(part, width, pad_id=0).tokens.long().to(model.device)
+            tokens = (
+                Generations.of(part, width, pad_id=0, vocab_size=model.config.vocab_size).tokens.long().to(model.device)
+            )
             log_probabilities = run_target(model, tokens).logits.float().log_softmax(-1)
             top_probability = log_probabilities.amax(-1).exp().cpu()
             entropy = -(log_probabilities.exp() * log_probabilities).sum(-1).cpu()

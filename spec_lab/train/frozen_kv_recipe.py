@@ -12,14 +12,14 @@ from torch import Tensor, nn
 
 from spec_lab.checkpoints.gemma4_assistant_config import AssistantTarget
 from spec_lab.checkpoints.taps import Tap
-from spec_lab.errors import UserError
+from spec_lab.core.errors import UserError
 from spec_lab.train.checkpoint import load_drafter, save_drafter
 from spec_lab.train.drafter import DrafterDescription, DraftMatcher, TrainingTask
 from spec_lab.train.drafter_config import FrozenKvTrainingConfig
-from spec_lab.train.embedding_init import leading_directions
 from spec_lab.train.frozen_kv import RMS_NORM_EPS, FrozenKVLayer, FrozenKVShape, KVSource, TrainableFrozenKVDrafter
 from spec_lab.train.frozen_target import FrozenTarget
 from spec_lab.train.head_recipe import PackedForm
+from spec_lab.train.layers import leading_directions
 from spec_lab.train.loop import CurvePoint
 from spec_lab.train.packed_rows import TrainingTexts
 from spec_lab.train.unroll import train_unrolled, unrolled_loss_words, unrolled_matcher

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from spec_lab.checkpoints.gguf_file import is_gguf
 from spec_lab.checkpoints.packaged import PACKAGED
-from spec_lab.errors import UserError
+from spec_lab.core.errors import UserError
 from spec_lab.options.shipped import missing_folder
 from spec_lab.train.target_config import HfTarget, SmolLm2Target
 

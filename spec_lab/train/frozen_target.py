@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,10 +19,10 @@ from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.checkpoints.plan import LayerPlan, RopeConfig
 from spec_lab.checkpoints.taps import Tap
 from spec_lab.core.rows import rows_at
+from spec_lab.core.selection import AllRows
 from spec_lab.core.types import FeatureSpec
 from spec_lab.models.decoder import Decoder
 from spec_lab.models.target_loader import WeightSource, load_target
-from spec_lab.pruning.selection import AllRows
 from spec_lab.train.packed_attention import PackedAttention, PackedCache, PackedMetadata
 from spec_lab.train.packed_rows import PackedRows
 
@@ -67,7 +67,8 @@ class FrozenTarget:
         config = read_model_config(path)
         source = WeightSource(path, dtype, device)
         positions = min(max_positions, config.max_position_embeddings)
-        return cls(load_target(config, source, cast(Any, PackedAttention()), positions), device, dtype)
+        backend: Any = PackedAttention()
+        return cls(load_target(config, source, backend, positions), device, dtype)
 
     @property
     def in_16_bits(self) -> bool:

@@ -6,14 +6,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from spec_lab.core.errors import UserError
 from spec_lab.corpus.example import render_prompt
-from spec_lab.errors import UserError
 from spec_lab.train.config import GenerationsConfig
-from spec_lab.train.data import TrainingTokens, generate_examples, map_in_processes, step_generator
+from spec_lab.train.data import (
+    TrainingTokens,
+    generate_examples,
+    map_in_processes,
+    smallest_id_type,
+    step_generator,
+)
 from spec_lab.train.generate import Continuation, generate
 from spec_lab.train.reading import reading
 
@@ -28,7 +35,8 @@ FIRST_SEED = 1_000_000
 class Generations:
     """Rows of prompt and continuation, padded on the right.
 
-    `tokens` `[rows, length]` int16; `prompt_lengths` and `lengths` `[rows]` int32, in tokens.
+    `tokens` `[rows, length]` in the smallest integers that hold the vocabulary; `prompt_lengths` and `lengths` `[rows]`
+    int32, in tokens.
     """
 
     tokens: Tensor
@@ -36,15 +44,16 @@ class Generations:
     lengths: Tensor
 
     @classmethod
-    def of(cls, continuations: list[Continuation], row_length: int, pad_id: int) -> Generations:
+    def of(cls, continuations: list[Continuation], row_length: int, pad_id: int, vocab_size: int) -> Generations:
         """Cut continuations to `row_length`."""
-        tokens = torch.full((len(continuations), row_length), pad_id, dtype=torch.int16)
+        tokens = np.full((len(continuations), row_length), pad_id, dtype=smallest_id_type(vocab_size, in_torch=True))
         for row, continuation in enumerate(continuations):
             text = (continuation.prompt + continuation.written)[:row_length]
-            tokens[row, : len(text)] = torch.tensor(text, dtype=torch.int16)
+            tokens[row, : len(text)] = text
         prompt_lengths = [len(continuation.prompt) for continuation in continuations]
         lengths = [min(len(c.prompt) + len(c.written), row_length) for c in continuations]
-        return cls(tokens, torch.tensor(prompt_lengths, dtype=torch.int32), torch.tensor(lengths, dtype=torch.int32))
+        counts = (torch.tensor(each, dtype=torch.int32) for each in (prompt_lengths, lengths))
+        return cls(torch.from_numpy(tokens), *counts)
 
     def save(self, file: Path) -> None:
         save_file({"tokens": self.tokens, "prompt_lengths": self.prompt_lengths, "lengths": self.lengths}, file)
@@ -149,7 +158,7 @@ class GenerationsRecipe:
         continuations += generate(
             model, sampled, self.config.max_new_tokens, self.config.batch_size, self.config.temperature
         )
-        return Generations.of(continuations, self.config.row_length, tokenizer.pad_token_id)
+        return Generations.of(continuations, self.config.row_length, tokenizer.pad_token_id, model.config.vocab_size)
 
     def _jobs(self, seed: int) -> list[PromptJob]:
         from spec_lab.corpus.categories import CHECKABLE_CATEGORIES, NATURAL_CATEGORIES

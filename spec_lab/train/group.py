@@ -12,9 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from spec_lab.errors import UserError
-from spec_lab.ranks import Ranks, ranks
-from spec_lab.train.devices import training_device
+from spec_lab.core.errors import UserError
+from spec_lab.core.ranks import Ranks, ranks
 
 OF_TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 
@@ -38,7 +37,7 @@ class TrainingGroup(Protocol):
 
 
 class TrainedAlone:
-    """Keeps the protocol `TrainingGroup`, for one process."""
+    """A training group of one process."""
 
     rank = 0
     size = 1
@@ -55,7 +54,7 @@ ALONE = TrainedAlone()
 
 @dataclass(frozen=True, slots=True)
 class TrainedTogether:
-    """Keeps the protocol `TrainingGroup`, for the default group of `torch.distributed`."""
+    """The training group of all processes of `torch.distributed`."""
 
     rank: int
     size: int
@@ -104,3 +103,20 @@ def _own_device(device: torch.device, own: Ranks) -> torch.device:
         )
     torch.cuda.set_device(own.local_rank)
     return torch.device("cuda", own.local_rank)
+
+
+def training_device(wanted: str) -> torch.device:
+    """Return the device that `device=` names; `auto` takes a GPU if there is one.
+
+    Raises:
+        UserError: it is none, or torch finds no such GPU.
+    """
+    if wanted == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    kind, _, index = wanted.partition(":")
+    if kind not in ("cpu", "cuda") or (index and not (kind == "cuda" and index.isdecimal())):
+        raise UserError(f"device={wanted} is unknown; use auto, cpu, cuda or cuda:1")
+    device = torch.device(wanted)
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise UserError(f"device={wanted}: torch finds {torch.cuda.device_count()} GPUs here; use device=auto")
+    return device

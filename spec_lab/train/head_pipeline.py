@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from spec_lab.errors import UserError
+from spec_lab.core.errors import UserError
 from spec_lab.train.checks import target_sizes
 from spec_lab.train.config import TrainConfig
 from spec_lab.train.fitting import filled
@@ -65,6 +65,7 @@ class HeadPipeline:
                 return own._run()
 
     def _run(self) -> RunFolder:
+        self._warn()
         config, path, folder, written = self.config, self._path(), self._folder(), self._texts()
         if self.group.rank:
             written.wait()
@@ -109,6 +110,7 @@ class HeadPipeline:
         Raises:
             UserError: there is no room for it.
         """
+        self._warn()
         path, written, texts, recipe = self._path(), self._texts(), None, make_recipe(self.config)
         if written.are_missing:
             texts, learnt = written.plan()
@@ -121,6 +123,16 @@ class HeadPipeline:
         """Return some of the texts, with the tokens that count marked."""
         texts, *_ = self._texts().read()
         return show(texts, self._path(), number)
+
+    def _warn(self) -> None:
+        """Say what more drafts than are learnt will cost, before anything runs."""
+        measured, learnt = self.config.evaluation.num_draft_tokens, make_recipe(self.config).config.num_trained_drafts
+        if measured > learnt and not self.group.rank:
+            log.warning(
+                "evaluation.num_draft_tokens=%d is over drafter.num_unrolled_steps=%d: later drafts come from states "
+                "that no training has seen, and fewer of them are accepted",
+                *(measured, learnt),
+            )
 
     def _target(self, path: Path) -> FrozenTarget:
         dtype = resolve_dtype(self.config.dtype, self.device)

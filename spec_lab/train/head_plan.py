@@ -128,7 +128,7 @@ def _seconds_of_a_step(probe: Probe, drafter: Any) -> float:
 
 
 class Stopwatch:
-    """Keeps the protocol `Watch`: notes when each step has ended."""
+    """Notes when each step of a training has ended."""
 
     every = 1
 

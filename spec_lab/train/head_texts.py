@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from spec_lab.errors import UserError
+from spec_lab.core.errors import UserError
 from spec_lab.menu.chosen import Chosen
 from spec_lab.program.overrides import as_override
 from spec_lab.train.config import TrainConfig

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -14,12 +14,14 @@ import torch
 from spec_lab.core.types import Request
 from spec_lab.menu.choices import Dtype
 from spec_lab.train.config import TrainConfig
+from spec_lab.train.drafter_config import PackedTrainingConfig
 from spec_lab.train.frozen_target import FrozenTarget
 from spec_lab.train.group import ALONE, TrainingGroup
 from spec_lab.train.head_recipe import HeadRecipe
 from spec_lab.train.head_texts import for_a_while
-from spec_lab.train.layouts import LAYOUTS, same_bytes
+from spec_lab.train.layouts import WrittenFor
 from spec_lab.train.loop import Watch
+from spec_lab.train.options import drafter_option
 from spec_lab.train.packed_rows import PackedRows, TrainingTexts
 from spec_lab.train.packed_training import PackedTask
 from spec_lab.train.proof import Prover
@@ -60,12 +62,6 @@ class HeadTraining:
             TrainingDiverged: a loss is no longer finite.
         """
         recipe, drafter = self.recipe, self._drafter()
-        if self.config.evaluation.num_draft_tokens > recipe.config.num_trained_drafts:
-            log.warning(
-                "evaluation.num_draft_tokens=%d is over drafter.num_unrolled_steps=%d: later drafts come from states "
-                "that no training has seen, and fewer of them are accepted",
-                *(self.config.evaluation.num_draft_tokens, recipe.config.num_trained_drafts),
-            )
         num_parameters = sum(parameter.numel() for parameter in drafter.parameters())
         log.info("%.2f M parameters, trained on %d texts", num_parameters / 1e6, len(self.learnt))
         prover = self._prover()
@@ -76,8 +72,7 @@ class HeadTraining:
         curve = recipe.form.train(drafter, recipe.config, self._task(truth))
         shutil.copytree(truth.folder, output, dirs_exist_ok=True)
         after = prover.prove(recipe.config.drafts_as, output)
-        for layout in self.config.layouts:
-            self._write_layout(layout, output, prover)
+        self._write_layouts(output, prover)
         return {
             "curve": [asdict(point) for point in curve],
             "num_parameters": num_parameters,
@@ -88,12 +83,9 @@ class HeadTraining:
             "proof": {"before": asdict(before), "after": asdict(after), "in_bfloat16": self._rounded(prover, output)},
         }
 
-    def _write_layout(self, layout: str, output: Path, prover: Prover) -> None:
-        """Write another project's layout, load it back, and compare bytes and what it drafts."""
-        write, renamed = LAYOUTS[layout]
-        write(output, output / layout, self.recipe.taps(self.target), self.path.name)
-        assert same_bytes(output, output / layout, renamed)
-        prover.require_same(self.recipe.config.drafts_as, output, output / layout)
+    def _write_layouts(self, output: Path, prover: Prover) -> None:
+        written_for = WrittenFor(self.target, self.path.name, self.recipe.taps(self.target))
+        write_layouts(self.config.layouts, self.recipe.config, output, written_for, prover)
 
     def follow(self) -> None:
         """Train along with the first process, which does all else."""
@@ -125,6 +117,7 @@ class HeadTraining:
         self.recipe.save(drafter, self.target, folder)
         proof = prover.prove(self.recipe.config.drafts_as, folder)
         self._rounded(prover, folder)
+        self._write_layouts(folder, prover)
         shutil.rmtree(folder)
         log.info("proved: training and serving differ by %.2g in logits", max(proof.differences))
         return proof
@@ -166,6 +159,22 @@ class HeadTraining:
             folder=self.work,
             tracker=self.tracker,
         )
+
+
+def write_layouts(
+    names: Iterable[str], drafter: PackedTrainingConfig, folder: Path, written_for: WrittenFor, prover: Prover
+) -> None:
+    """Write a drafter in other projects' layouts beside ours, load it back, and compare bytes and what it drafts.
+
+    Raises:
+        NotServed: it drafts otherwise.
+    """
+    known = drafter_option(drafter).layouts
+    for name in names:
+        layout = known[name].load()
+        layout.write(folder, folder / name, written_for)
+        assert layout.holds(folder, folder / name)
+        prover.require_same(drafter.drafts_as, folder, folder / name)
 
 
 def forget(work: Path) -> None:

@@ -18,7 +18,7 @@ from spec_lab.train.packed_rows import PackedRows
 
 @dataclass(slots=True)
 class KeptStates:
-    """Keeps the words of `FrozenTarget` that make a step's inputs.
+    """Makes a step's inputs as `FrozenTarget` does, and keeps those that come again.
 
     Rows are drawn epoch by epoch, so the first ones are kept for good: what makes room for others is dropped before it
     comes again.

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from spec_lab.checkpoints.plan import RopeConfig
+from spec_lab.core.errors import UserError
 from spec_lab.models.rope import inverse_frequencies
 
 INITIAL_STD = 0.02
@@ -171,3 +172,17 @@ class RotaryFrequencies(nn.Module):
         """Return the rotation of rows at `positions` `[batch, rows]`."""
         angles = (positions.float()[:, None, :, None] * self.bits.view(torch.float32)).repeat(1, 1, 1, 2)
         return Rotation(self.amplitude * angles.cos(), self.amplitude * angles.sin())
+
+
+@torch.no_grad()
+def leading_directions(embedding: Tensor, width: int) -> Tensor:
+    """Return `[hidden, width]`, orthonormal columns: the directions in which `embedding` `[vocab, hidden]` is largest.
+
+    `embedding @ directions` is the best embedding of that width in the least-squares sense.
+    """
+    hidden_size = embedding.shape[1]
+    if width > hidden_size:
+        raise UserError(f"drafter.hidden_size={width} is wider than the target's {hidden_size}; lower it")
+    values = embedding.double().cpu()
+    _, directions = torch.linalg.eigh(values.T @ values)
+    return directions.flip(1)[:, :width].to(embedding.device, embedding.dtype)

@@ -1,15 +1,24 @@
-"""Other projects' layouts of an EAGLE-3 head. Ours is SpecForge's and SGLang's, which vLLM reads too."""
+"""Other projects' layouts of drafters: of an EAGLE-3 head, and of block drafters.
+
+Ours are SpecForge's and SGLang's of the one, which vLLM reads too, and z-lab's of the other.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from spec_lab.checkpoints.block_checkpoint import load_block
+from spec_lab.checkpoints.block_layouts import DEEPSPEC, SPECULATORS, BlockLayout
+from spec_lab.checkpoints.block_writing import TABLES, write_block
 from spec_lab.checkpoints.taps import SPELLINGS, Tap
 from spec_lab.train.checkpoint import load_drafter, load_weights, save_drafter
+from spec_lab.train.frozen_target import FrozenTarget
 
 LAYER = "midlayer."
 ARCHITECTURES = {"eagle3": "Eagle3Speculator", "peagle": "PEagleSpeculator"}
@@ -17,12 +26,51 @@ OF_HEAD = ("draft_vocab_size", "norm_before_residual", "fc_norm", "norm_output",
 """Keys that stand beside the layer's in speculators' config."""
 
 
-def write_speculators(folder: Path, output: Path, taps: Sequence[Tap], target: str) -> None:
-    """Write the head of `folder` as vLLM's speculators has it (version 0.9); `target` is its verifier's name."""
+@dataclass(frozen=True, slots=True)
+class WrittenFor:
+    """The target of a drafter: by what name it goes, and which hidden states of it are read."""
+
+    target: FrozenTarget
+    name: str
+    taps: Sequence[Tap]
+
+
+@dataclass(frozen=True, slots=True)
+class OtherLayout:
+    """A layout of another project.
+
+    Attributes:
+        write: takes a drafter's folder, that to write, and what it is for.
+        renamed: returns how it names a tensor.
+        copies: tensors of the target that it holds besides.
+    """
+
+    write: Callable[[Path, Path, WrittenFor], None]
+    renamed: Callable[[str], str] = str
+    copies: frozenset[str] = frozenset()
+
+    def holds(self, folder: Path, other: Path) -> bool:
+        """Tell whether two folders, ours and one in this layout, hold the same tensors."""
+        ours, theirs = load_weights(folder), load_weights(other)
+        return {self.renamed(name) for name in ours} == set(theirs) - self.copies and all(
+            torch.equal(tensor, theirs[self.renamed(name)]) for name, tensor in ours.items()
+        )
+
+
+def _write_block(layout: BlockLayout, folder: Path, output: Path, written_for: WrittenFor) -> None:
+    target = written_for.target
+    config, tensors = load_block(folder, target.config, torch.bfloat16, "cpu")
+    tables = {"embed_tokens.weight": target.decoder.embedding, "lm_head.weight": target.head_weight}
+    # A file may not hold one tensor under two names, as tied ones would be.
+    copies = {name: table.bfloat16().clone() for name, table in tables.items()} if layout is DEEPSPEC else {}
+    write_block(output, config, copies | tensors, target.config.num_layers, layout)
+
+
+def _write_eagle3(folder: Path, output: Path, written_for: WrittenFor) -> None:
     tensors, config = load_drafter(folder)
     layer = {key: value for key, value in config.items() if key not in OF_HEAD}
     content: dict[str, Any] = {
-        **speculators_config("eagle3", layer, taps, target, 3),
+        **speculators_config("eagle3", layer, written_for.taps, written_for.name, 3),
         "draft_vocab_size": config["draft_vocab_size"],
         "norm_before_residual": config["norm_before_residual"],
         **{key: config[key] for key in ("fc_norm", "norm_output") if key in config},
@@ -63,15 +111,9 @@ def in_speculators(name: str) -> str:
     return name.replace(LAYER, "layers.0.", 1) if name.startswith(LAYER) else name
 
 
-def same_bytes(folder: Path, other: Path, renamed: Callable[[str], str]) -> bool:
-    """Tell whether two folders hold the same tensors, but for their names."""
-    ours, theirs = load_weights(folder), load_weights(other)
-    return {renamed(name) for name in ours} == set(theirs) and all(
-        torch.equal(tensor, theirs[renamed(name)]) for name, tensor in ours.items()
-    )
-
-
-LAYOUTS: Mapping[str, tuple[Callable[[Path, Path, Sequence[Tap], str], None], Callable[[str], str]]] = {
-    "speculators": (write_speculators, in_speculators),
+LAYOUTS: Mapping[tuple[str, str], OtherLayout] = {
+    ("eagle3", "speculators"): OtherLayout(_write_eagle3, in_speculators),
+    ("block", "speculators"): OtherLayout(partial(_write_block, SPECULATORS)),
+    ("block", "deepspec"): OtherLayout(partial(_write_block, DEEPSPEC), copies=TABLES),
 }
-"""Of each layout what writes it, and how it names a tensor."""
+"""By kind of drafter and name. An EAGLE-3 head is written as vLLM's speculators has it in version 0.9."""

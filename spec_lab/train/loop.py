@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor, nn
 
-from spec_lab.errors import Breakdown
+from spec_lab.core.errors import Breakdown
 from spec_lab.train.module_config import OptimisationConfig
 from spec_lab.train.optimisers import Several
 from spec_lab.train.reading import reading

@@ -11,8 +11,8 @@ from spec_lab.menu.config import knob
 
 MAX_LENGTH = 2048
 """Positions of a target that is trained here."""
-MAX_VOCAB_SIZE = 2**15
-"""Token ids of the pocket corpus are kept as int16."""
+MAX_VOCAB_SIZE = 2**18
+"""Tokens of a tokenizer that is trained here."""
 
 
 def width_of_layers(default: int) -> Any:

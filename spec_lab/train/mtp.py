@@ -7,16 +7,16 @@ again, vanilla MTP one after another.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar, cast
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from spec_lab.checkpoints.plan import LayerPlan, RopeConfig
-from spec_lab.errors import UserError
+from spec_lab.core.errors import UserError
 from spec_lab.train.attention_kinds import LatentSelfAttention, attention_of
 from spec_lab.train.chain import unroll_chain
 from spec_lab.train.decoder import mlp_of
@@ -160,7 +160,8 @@ class MtpDrafter(UnrolledDrafter, Generic[Shape]):
 
     def chain(self) -> list[TrainableMtpModule]:
         """Return the modules in their order."""
-        return [cast(TrainableMtpModule, module) for module in self.modules_in_order]
+        modules: Iterable[Any] = self.modules_in_order
+        return list(modules)
 
     def _layers(self, num_steps: int) -> Sequence[TrainableMtpModule]:
         modules = self.chain()

@@ -5,11 +5,14 @@ Imports no torch: what trains a drafter is imported when it is asked for.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from spec_lab.checkpoints.block_config import Slots, no_place
+from spec_lab.checkpoints.block_heads import HeadKind
 from spec_lab.train.block_config import (
     BlockTrainingConfig,
     Dflash2TrainingConfig,
@@ -63,7 +66,21 @@ from spec_lab.train.target_config import (
 
 if TYPE_CHECKING:
     from spec_lab.train.drafter import DrafterRecipe
+    from spec_lab.train.layouts import OtherLayout
     from spec_lab.train.target import NewTarget
+
+
+@dataclass(frozen=True, slots=True)
+class LayoutOption:
+    """Another project's layout of a drafter.
+
+    Attributes:
+        load: returns what writes it.
+        lacks: takes the `drafter` part and names what the layout has no place for; None where it has one for all.
+    """
+
+    load: Callable[[], OtherLayout]
+    lacks: Callable[[Any], str | None] = lambda drafter: None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,12 +90,14 @@ class DrafterTrainingOption:
     Attributes:
         recipe: takes the `drafter` part and makes what trains it; None where there is nothing to train.
         refusals: what does not fit the target or the evaluation; asked only of trainings that chose it.
+        layouts: other projects', by name, which `layouts` may ask for.
     """
 
     name: str
     schema: type[DrafterChoice]
     recipe: Callable[..., DrafterRecipe] | None = None
     refusals: tuple[Callable[[Fitting], str | None], ...] = ()
+    layouts: Mapping[str, LayoutOption] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,6 +183,20 @@ def p_eagle_recipe(options: Any) -> DrafterRecipe:
     return PEagleRecipe(options)
 
 
+def other_layout(kind: str, name: str) -> OtherLayout:
+    """Return what writes a drafter of a kind in another project's layout."""
+    from spec_lab.train.layouts import LAYOUTS
+
+    return LAYOUTS[kind, name]
+
+
+def lacks_a_place(layout: str, drafter: BlockTrainingConfig) -> str | None:
+    """Name the part of a block drafter that a layout has no place for, as it is typed."""
+    head, slots = HeadKind(drafter.head.value), Slots(drafter.slots.value)
+    knob = no_place(layout, head, slots, drafter.conv, drafter.draft_vocab_size is not None)
+    return None if knob is None else f"drafter.{knob}={getattr(drafter, knob)}"
+
+
 def decoder_recipe(options: Any) -> NewTarget:
     """Make what trains such a target."""
     from spec_lab.train.decoder_recipe import DecoderRecipe
@@ -231,6 +264,7 @@ DRAFTERS: tuple[DrafterTrainingOption, ...] = (
         schema=Eagle3TrainingConfig,
         recipe=eagle3_recipe,
         refusals=(heads, taps, draft_vocabulary),
+        layouts={"speculators": LayoutOption(partial(other_layout, "eagle3", "speculators"))},
     ),
     DrafterTrainingOption(
         name="mtp_eagle",
@@ -271,6 +305,10 @@ DRAFTERS += tuple(
         schema=schema,
         recipe=block_recipe,
         refusals=(parts_are_read, drafts_fit, tokens_fit, body_serves),
+        layouts={
+            name: LayoutOption(partial(other_layout, "block", name), partial(lacks_a_place, name))
+            for name in ("speculators", "deepspec")
+        },
     )
     for schema in BLOCKS
 )

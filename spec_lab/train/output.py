@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from spec_lab.errors import UserError, describe_os_error
+from spec_lab.core.errors import UserError, describe_os_error
 
 LOG_FILE = "spec_lab.train.log"
 BOOKKEEPING = ("records", "checkpoints")

@@ -78,7 +78,7 @@ def visible_rows(segments: Tensor, window: int | None = None) -> Tensor:
 
 
 class PackedAttention:
-    """Keeps the words of `AttentionBackend` that a forward over whole rows uses."""
+    """The part of an attention backend that a forward over whole rows uses."""
 
     prewrite = True
     supports_in_place_update = False

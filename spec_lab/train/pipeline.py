@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from spec_lab.core.errors import UserError
 from spec_lab.corpus.categories import CHECKABLE_CATEGORIES
 from spec_lab.corpus.example import END_OF_TEXT, SPECIAL_TOKENS, render_example
 from spec_lab.corpus.natural import natural_text
-from spec_lab.errors import UserError
 from spec_lab.train.card import drafter_card, target_card
 from spec_lab.train.checks import SHIPPED_TARGET
 from spec_lab.train.config import TrainConfig
@@ -27,11 +27,11 @@ from spec_lab.train.data import (
     map_in_processes,
     tokenise_natural_text,
 )
-from spec_lab.train.devices import training_device
 from spec_lab.train.drafter import DrafterRecipe, TrainingTask
 from spec_lab.train.evaluate import EvaluationRecipe, format_table
 from spec_lab.train.generate import generate
 from spec_lab.train.generations import CorpusTexts, DrafterTexts, Generations, GenerationsRecipe
+from spec_lab.train.group import training_device
 from spec_lab.train.loop import CurvePoint
 from spec_lab.train.output import output_folder
 from spec_lab.train.sharing import stage_settings

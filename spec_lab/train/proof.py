@@ -12,8 +12,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from spec_lab.core.errors import Breakdown
 from spec_lab.core.types import Request
-from spec_lab.errors import Breakdown
 from spec_lab.record.acceptance_metrics import acceptance_length
 from spec_lab.train.frozen_target import FrozenTarget
 from spec_lab.train.head_recipe import HeadRecipe

@@ -12,8 +12,8 @@ from typing import Any
 from safetensors import SafetensorError
 
 from spec_lab.checkpoints.json_input import parse_json
-from spec_lab.errors import UserError, is_out_of_memory
-from spec_lab.regular import regular_text
+from spec_lab.core.errors import UserError, is_out_of_memory
+from spec_lab.core.regular import regular_text
 
 BROKEN = (
     *(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from spec_lab.train.checks import refuse
 from spec_lab.train.config import TrainConfig
-from spec_lab.train.devices import training_device
+from spec_lab.train.group import training_device
 from spec_lab.train.head_pipeline import HeadPipeline
 from spec_lab.train.options import drafter_option, target_option
 from spec_lab.train.pipeline import Pipeline

@@ -14,6 +14,7 @@ from torch import Tensor
 from spec_lab.core.prompts import PromptPack
 from spec_lab.core.ragged import whole_prompt
 from spec_lab.core.results import RequestRecord
+from spec_lab.core.selection import AllRows
 from spec_lab.core.types import DraftStep, Request
 from spec_lab.drafters.picking import DraftedRows, DraftHead, GivenDrafts
 from spec_lab.engine.engine import Engine
@@ -21,7 +22,6 @@ from spec_lab.library import compose
 from spec_lab.menu.chosen import Chosen
 from spec_lab.menu.refusals.run import admit
 from spec_lab.program.overrides import as_override
-from spec_lab.pruning.selection import AllRows
 from spec_lab.wiring.drafting import load_drafter
 from spec_lab.wiring.engine import build_engine
 from spec_lab.wiring.limits import Limits, engine_limits

@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from spec_lab.errors import UserError
+from spec_lab.core.errors import UserError
 from spec_lab.train.config import TrainConfig
 from spec_lab.train.drafter_config import Loss
 from spec_lab.train.module_config import Optimiser

@@ -17,7 +17,7 @@ from typing import Any, TextIO
 
 import torch
 
-from spec_lab.errors import Breakdown, UserError
+from spec_lab.core.errors import Breakdown, UserError
 from spec_lab.train.reading import read_record
 
 log = logging.getLogger(__name__)

@@ -31,7 +31,7 @@ class TrainingStep(Protocol):
 
     @property
     def optimiser(self) -> torch.optim.Optimizer | Several:
-        """Holds the moments, for checkpoints."""
+        """The optimiser with its moments, for checkpoints."""
 
     def __call__(self, batch: Batch, learning_rate: float) -> Tensor:
         """Return the loss before the update, a scalar without its graph that no later step writes over."""

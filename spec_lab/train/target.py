@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from spec_lab.core.errors import UserError
 from spec_lab.corpus.example import END_OF_TEXT, END_OF_TURN
-from spec_lab.errors import UserError
 from spec_lab.train.data import TrainingTokens, next_token_loss
 from spec_lab.train.generate import Continuation, generate
 from spec_lab.train.loop import CurvePoint, train

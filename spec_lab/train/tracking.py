@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from spec_lab.errors import UserError
+from spec_lab.core.errors import UserError
 from spec_lab.record.wandb_content import without_user_paths
 from spec_lab.record.wandb_settings import describe_wandb_error, mode_of_run
 from spec_lab.record.wandb_sink import private_settings, remove_logs
@@ -19,7 +19,7 @@ from spec_lab.train.truth import Tracker
 
 @dataclass(frozen=True, slots=True)
 class WandbTracker:
-    """Keeps the protocol `Tracker`. `step` is an axis of its own: a training that goes on logs some steps again."""
+    """Logs a training to W&B. `step` is an axis of its own: a training that goes on logs some steps again."""
 
     run: Any
 

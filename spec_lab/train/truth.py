@@ -32,7 +32,7 @@ class Tracker(Protocol):
 
 @dataclass(slots=True)
 class Truth:
-    """Keeps the protocol `Watch`. What was measured stands in a file, the best weights in a folder beside it.
+    """Measures a training by real runs. What was measured stands in a file, the best weights in a folder beside it.
 
     Attributes:
         name: the drafter, as a run names it.

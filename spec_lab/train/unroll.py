@@ -1,4 +1,4 @@
-"""Holds what drafters that are unrolled over their steps share: the batch, the loss, and the agreement with a text."""
+"""What drafters that are unrolled over their steps share: the batch, the loss, and the agreement with a text."""
 
 from __future__ import annotations
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from spec_lab.acceptance.noise import SlotSeeds
+from spec_lab.core.errors import UserError
 from spec_lab.core.pruning_protocols import PrunePolicy
 from spec_lab.engine.engine import Engine
 from spec_lab.engine.pages import PageAllocator, PageTable
@@ -14,7 +15,6 @@ from spec_lab.engine.slots import SlotState
 from spec_lab.engine.states import slot_states
 from spec_lab.engine.teacher import TeacherForcing
 from spec_lab.engine.timing import make_timer
-from spec_lab.errors import UserError
 from spec_lab.menu.chosen import Chosen
 from spec_lab.menu.config import RunConfig
 from spec_lab.wiring.caches import build_cache
@@ -28,7 +28,7 @@ from spec_lab.wiring.rules import RuleBuild, build_rule
 
 def build_prune_policy(chosen: Chosen) -> PrunePolicy:
     """Makes the policy that `prune.prefill` and `prune.catchup` name."""
-    return PrunePolicy(chosen.prefill.make(), chosen.catchup.make(), chosen.catchup.in_one_call)
+    return PrunePolicy(chosen.prefill.make(), chosen.catchup.make(), chosen.catchup.drop)
 
 
 def build_engine(chosen: Chosen, built: TargetBuild, make_drafter: DrafterFactory, limits: Limits) -> Engine:

@@ -9,6 +9,7 @@ from functools import partial
 import torch
 
 from spec_lab.attention.stale import StaleMover
+from spec_lab.core.errors import UserError
 from spec_lab.core.layer_protocols import MetadataMover
 from spec_lab.engine.capture import CudaGraphRecorder, GraphRecorder
 from spec_lab.engine.graphs.draft_loops import DraftCarry, carry_every_tensor
@@ -16,7 +17,6 @@ from spec_lab.engine.graphs.mode import GraphMode
 from spec_lab.engine.graphs.prompts import CapturedPromptPass
 from spec_lab.engine.prefill import PromptPass
 from spec_lab.engine.tape import TapeRecorder
-from spec_lab.errors import UserError
 from spec_lab.menu.choices import DraftMetadata
 from spec_lab.menu.chosen import Chosen
 from spec_lab.operators.kernel_set import KernelSet, Op

@@ -9,8 +9,8 @@ from typing import Protocol
 import torch
 
 from spec_lab.attention.torch_backend import TorchAttention
+from spec_lab.core.errors import UserError
 from spec_lab.core.layer_protocols import RopeWrite
-from spec_lab.errors import UserError
 from spec_lab.models.delta_caches import TORCH_DELTA, DeltaParts
 from spec_lab.models.experts import ExpertsMaker, grouped_experts
 from spec_lab.models.products import PLAIN, Products
@@ -80,8 +80,7 @@ def _native(device: torch.device, dtype: torch.dtype, row_invariant: bool = True
     from spec_kernels.native.build import library
     from spec_kernels.native.compiler import BuildError
     from spec_lab.attention.native_backend import NativeAttention
-    from spec_lab.operators.native_products import NativeProducts
-    from spec_lab.operators.native_set import NATIVE_FUNCTIONS
+    from spec_lab.operators.native_set import NATIVE_FUNCTIONS, NativeProducts
 
     try:
         library()

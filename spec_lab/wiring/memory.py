@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import torch
 
-from spec_lab.errors import UserError, is_out_of_memory
+from spec_lab.core.errors import UserError, is_out_of_memory
 
 GIBI = 2**30
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 
 from spec_lab.acceptance.phase import ThinkingMarkers
 from spec_lab.checkpoints.config import ModelConfig
 from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.core.errors import UserError
 from spec_lab.core.layer_protocols import AttentionBackend
 from spec_lab.engine.experts_read import ExpertsRead
-from spec_lab.errors import UserError
 from spec_lab.menu.choices import WeightDtype, Weights
 from spec_lab.menu.chosen import Chosen
 from spec_lab.menu.devices import has_cuda
@@ -23,8 +24,10 @@ from spec_lab.models.products import PLAIN
 from spec_lab.models.target_loader import WeightSource, load_target
 from spec_lab.wiring.attention import BackendContext
 from spec_lab.wiring.kernels import KERNELS, Kernels
-from spec_lab.workloads.thinking import THINKING_MARKERS
+from spec_lab.workloads.checker import THINKING_MARKERS
 from spec_lab.workloads.tokenizer import Tokenizer
+
+Beside = TypeVar("Beside")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +45,21 @@ class DrafterBuild:
     device: torch.device
     dtype: torch.dtype
     experts_read: ExpertsRead
+
+    def beside_target(
+        self, model: Callable[..., Beside], config: object, tensors: Mapping[str, torch.Tensor]
+    ) -> Beside:
+        """Make a model of what its checkpoint has, which takes embedding, head and positions of the target."""
+        target = self.target
+        return model(
+            config,
+            tensors,
+            embedding=target.embedding,
+            target_head=target.head_weight,
+            backend=self.backend,
+            max_positions=target.num_positions,
+            products=self.kernels.products,
+        )
 
     def adopt(self, parts: Iterable[ExpertMLP]) -> None:
         """Let the run's kernels compute these routers and experts, and count what they read."""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 from spec_lab.acceptance.draft_sampling import DraftLogits
 from spec_lab.core.draft_paths import DraftPaths
+from spec_lab.core.errors import UserError
 from spec_lab.core.tree_protocols import TreeAttentionBackend
 from spec_lab.drafters.growth import TreeShape
 from spec_lab.drafters.siblings import DrawnSiblings, LikeliestSiblings, SiblingPicker
-from spec_lab.errors import UserError
 from spec_lab.menu.choices import DraftSampling
 from spec_lab.menu.chosen import Chosen
 from spec_lab.wiring.drafting import DrafterResources
@@ -47,7 +47,8 @@ def build_siblings(
 def tree_backend(build: DrafterBuild) -> TreeAttentionBackend:
     """Return the backend of a run that has a tree, which was made for one."""
     backend: Any = build.backend
-    return cast("TreeAttentionBackend", backend)
+    of_trees: TreeAttentionBackend = backend
+    return of_trees
 
 
 def refuse_few_tokens(topk: int, num_tokens: int) -> None:

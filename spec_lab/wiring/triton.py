@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from spec_lab.errors import UserError
+from spec_lab.core.errors import UserError
 
 
 def require_triton(knob: str, device: torch.device, dtype: torch.dtype) -> None:

@@ -8,8 +8,8 @@ from spec_lab.checkpoints.config import ModelConfig
 from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.checkpoints.gguf_file import is_gguf
 from spec_lab.checkpoints.gguf_tokenizer import has_tokenizer
+from spec_lab.core.errors import UserError
 from spec_lab.core.types import Request
-from spec_lab.errors import UserError
 from spec_lab.menu.choices import ByRequest, Unusable, Weights
 from spec_lab.menu.chosen import Chosen
 from spec_lab.menu.config import DrafterConfig, RunConfig

@@ -5,8 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from spec_lab.corpus.example import END_OF_TURN, THINK_END, THINK_START
 from spec_lab.workloads.checkers import normalise, read_line
-from spec_lab.workloads.thinking import THINKING_MARKERS, TURN_ENDS
+
+THINKING_MARKERS = ((THINK_START, THINK_END), ("<|channel>", "<channel|>"))
+"""Pairs of a begin and an end marker: that of the pocket target, of Qwen and DeepSeek, and that of Gemma 4."""
+
+TURN_ENDS = (END_OF_TURN, "<turn|>")
+"""Tokens that end a turn: the pocket target's, and Gemma 4's."""
 
 
 class Checker(Protocol):

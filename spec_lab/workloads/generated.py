@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 
+from spec_lab.core.errors import UserError
 from spec_lab.corpus.example import ANSWER_MARKER, Example
-from spec_lab.errors import UserError
 
 # Prompts hardly repeat; so many draws in a row without a new one mean that there is none left.
 MOST_REPEATS = 10_000

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from spec_lab.checkpoints.json_input import no_key_twice, parse_json
-from spec_lab.errors import UserError
-from spec_lab.regular import regular_text
+from spec_lab.core.errors import UserError
+from spec_lab.core.regular import regular_text
 from spec_lab.workloads.unusable import UnusablePrompt
 
 

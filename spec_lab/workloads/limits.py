@@ -15,7 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from spec_lab.errors import describe_error
+from spec_lab.core.errors import describe_error
 
 SIZES = Path("/proc/self/statm")
 """Linux says there how large a process is, in pages. Where there is no such file, memory is not limited."""

@@ -7,8 +7,8 @@ from collections import defaultdict
 from collections.abc import Iterable
 from itertools import chain, islice, zip_longest
 
+from spec_lab.core.errors import UserError
 from spec_lab.core.types import Request
-from spec_lab.errors import UserError
 from spec_lab.menu.config import RunConfig, WorkloadConfig
 from spec_lab.workloads.generated import answer_of, generated_examples
 from spec_lab.workloads.prompt_files import Prompt, read_jsonl, read_spec_bench, shipped_prompts

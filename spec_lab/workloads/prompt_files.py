@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from spec_lab.checkpoints.json_input import is_integer
+from spec_lab.core.errors import UserError
 from spec_lab.corpus.example import Form
-from spec_lab.errors import UserError
 from spec_lab.menu.choices import Unusable
 from spec_lab.menu.config import WorkloadConfig
 from spec_lab.menu.offers import MAX_DRAFT_TOKENS

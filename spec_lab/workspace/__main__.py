@@ -12,9 +12,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from spec_lab.errors import UserError
-from spec_lab.program.arguments import LineParser
-from spec_lab.program.ending import guarded
+from spec_lab.core.errors import UserError
+from spec_lab.program.ending import LineParser, guarded
 
 REACH_SECONDS = 5
 

@@ -9,7 +9,7 @@ import warnings
 from types import ModuleType
 from typing import Any
 
-from spec_lab.errors import UserError
+from spec_lab.core.errors import UserError
 from spec_lab.record.time_metrics import STAGES
 
 INSTALL = "pip install -c constraints.txt -e '.[workspace]'"

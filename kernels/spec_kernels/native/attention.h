@@ -199,28 +199,53 @@ static void attend_group(float *out, int64_t out_stride, const float *queries, i
     add_group(out, out_stride, scores, width, group, layer, place, first);
 }
 
-/* out [rows, heads * head_dim] of queries [rows, heads * head_dim], rows `query_stride` apart. */
-static void attend_rows(float *out, const float *queries, int64_t query_stride, const float *kv, const layer_t *layer,
-                        const place_t *place, int64_t num_rows, float *memory) {
+/* A forward's attention. `memory` has `memory_each` numbers for every thread. */
+typedef struct {
+    float *out;
+    const float *queries, *kv;
+    const layer_t *layer;
+    const place_t *place;
+    int64_t query_stride, memory_each;
+    float *memory;
+} attended_t;
+
+/* KV heads [first, last) of the requests, counted through: request 0 has the first ones. */
+static void attend_some(const void *argument, int64_t first_head, int64_t last_head, int64_t thread) {
+    const attended_t *job = argument;
+    const layer_t *layer = job->layer;
+    const place_t *place = job->place;
     const int64_t dim = layer->head_dim, num_heads = layer->num_heads / layer->num_kv_heads;
     const int64_t capacity = place->num_pages * layer->page_size, kv_width = layer->num_kv_heads * dim;
-    int64_t *offsets = (int64_t *)filled_up((int64_t)memory, 64); /* what lies in front of it may be of any size */
+    float *memory = job->memory + thread * job->memory_each; /* what lies in front of it may be of any size */
+    int64_t *offsets = (int64_t *)filled_up((int64_t)memory, 64);
     float *scores = (float *)(offsets + capacity + LANES);
-    for (int64_t row = 0, request = 0; row < num_rows; row += place->num_queries, request++) {
+    for (int64_t i = first_head, found = -1; i < last_head; i++) {
+        const int64_t request = i / layer->num_kv_heads, head = i % layer->num_kv_heads;
         const int64_t length = more(place->lengths[request], 1), num_keys = less(length, capacity);
-        const int64_t *pages = place->pages + request * place->num_pages;
-        find_keys(offsets, pages, place->num_pages, layer->page_size, 2 * kv_width, num_keys);
-        for (int64_t head = 0; head < layer->num_kv_heads; head++) {
-            const float *keys = kv + head * dim;
-            const group_t group = {keys, keys + kv_width, offsets, dim, num_heads, length, num_keys};
-            const int64_t first = head * num_heads * dim;
-            attend_group(out + row * layer->num_heads * dim + first, layer->num_heads * dim,
-                         queries + row * query_stride + first, query_stride, &group, layer, place, scores);
-        }
+        if (request != found)
+            find_keys(offsets, place->pages + request * place->num_pages, place->num_pages, layer->page_size,
+                      2 * kv_width, num_keys);
+        found = request;
+        const float *keys = job->kv + head * dim;
+        const group_t group = {keys, keys + kv_width, offsets, dim, num_heads, length, num_keys};
+        const int64_t row = request * place->num_queries, first = head * num_heads * dim;
+        attend_group(job->out + row * layer->num_heads * dim + first, layer->num_heads * dim,
+                     job->queries + row * job->query_stride + first, job->query_stride, &group, layer, place, scores);
     }
 }
 
-static int64_t attention_memory(const layer_t *layer, const place_t *place) {
+static int64_t attention_memory_each(const layer_t *layer, const place_t *place) {
     const int64_t capacity = place->num_pages * layer->page_size + LANES;
     return capacity * (2 + place->num_queries * layer->num_heads / layer->num_kv_heads) + LANES;
+}
+
+static int64_t attention_memory(const layer_t *layer, const place_t *place) {
+    return team.num_threads * attention_memory_each(layer, place);
+}
+
+/* out [rows, heads * head_dim] of queries [rows, heads * head_dim], rows `query_stride` apart. */
+static void attend_rows(float *out, const float *queries, int64_t query_stride, const float *kv, const layer_t *layer,
+                        const place_t *place, int64_t num_rows, float *memory) {
+    const attended_t job = {out, queries, kv, layer, place, query_stride, attention_memory_each(layer, place), memory};
+    share(attend_some, &job, num_rows / place->num_queries * layer->num_kv_heads);
 }

@@ -28,6 +28,11 @@ def has_tiles() -> bool:
     return bool(library().native_has_tiles())
 
 
+def use_threads(num_threads: int) -> None:
+    """Let so many threads share the outputs of each product and the heads of attention. No bit depends on how many."""
+    library().native_threads(num_threads)
+
+
 def check(status: int) -> None:
     if status:
         raise MemoryError("kernels=native: no memory for intermediate rows")

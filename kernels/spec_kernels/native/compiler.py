@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 HERE = Path(__file__).parent
-SOURCES = ("vectors.h", "products.h", "tiles.h", "attention.h", "rounds.h", "native.c")
-FLAGS = ("-O3", "-std=gnu11", "-fno-math-errno", "-ffp-contract=fast", "-shared", "-fPIC")
+SOURCES = ("vectors.h", "threads.h", "products.h", "tiles.h", "attention.h", "rounds.h", "native.c")
+FLAGS = ("-O3", "-std=gnu11", "-fno-math-errno", "-ffp-contract=fast", "-shared", "-fPIC", "-pthread")
 _PROCESSORS = ("-march=native", "-mcpu=native")
 """Names that compilers have for the processor at hand, the second on Arm."""
 TIME_LIMIT = 120.0

@@ -3,12 +3,14 @@
    A processor reads a small model's weights in less time than a framework needs to call its operators, so what counts
    is how many calls a layer is and how many bytes a weight has.
 
-   Every sum runs in one order, whatever the number of rows: a row's result is bit for bit what it is alone.
+   Every sum runs in one order, whatever the number of rows and threads: a row's result is bit for bit what it is alone.
 
    Functions that are not static are called from Python (parts.py). They return 0, or 1 where memory for intermediate
    rows is short. */
 
 #include "vectors.h"
+
+#include "threads.h"
 
 #include "products.h"
 
@@ -25,10 +27,11 @@ static int64_t product_memory(const product_t *p, int64_t num_rows) {
 /* out [rows, num_outputs] = x [rows, num_inputs] times the weight, plus the bias, plus `residual` where it is given. */
 static void multiply(float *out, const float *x, const float *residual, const product_t *p, int64_t num_rows,
                      float *memory) {
+    const multiplied_t job = {out, x, p, num_rows, NULL};
     if (p->layout == TILES)
-        multiply_by_tiles(out, x, p, num_rows, memory);
+        multiply_by_tiles(job, memory);
     else
-        multiply_by_vectors(out, x, p, num_rows);
+        multiply_panels(multiply_by_vectors, &job);
     if (!p->bias && !residual) return;
     for (int64_t row = 0; row < num_rows; row++)
         for (int64_t i = 0; i < p->num_outputs; i++, out++)
@@ -148,6 +151,9 @@ void native_norm(const norm_t *norm, float *out, const float *rows, int64_t size
 
 /* Tell whether weights may lie in tiles: the system is asked for the registers. */
 int native_has_tiles(void) { return has_tiles(); }
+
+/* Let so many threads share the work from now on, and return how many there are. */
+int64_t native_threads(int64_t num_threads) { return resize_team(num_threads); }
 
 int native_product(const product_t *product, float *out, const float *rows, int64_t num_rows) {
     float *memory = scratch(product_memory(product, num_rows));

@@ -65,17 +65,41 @@ static void product_tile(float *out, int64_t stride, const float *x, const produ
     }
 }
 
-/* out [rows, num_outputs] = x [rows, num_inputs] times the weight. */
-static void multiply_by_vectors(float *out, const float *x, const product_t *p, int64_t num_rows) {
+/* A product, and where its rows come from and go to. `parts` is for tiles. */
+typedef struct {
+    float *out;
+    const float *x;
+    const product_t *product;
+    int64_t num_rows;
+    const uint16_t *parts;
+} multiplied_t;
+
+enum { FEWEST_SHARED = 1 << 16 }; /* so many numbers are multiplied faster than other threads are told of it */
+
+/* Multiply all rows by each panel of 64 outputs; `part` does some of the panels. */
+static void multiply_panels(part_t part, const multiplied_t *job) {
+    const product_t *p = job->product;
+    const int64_t num_panels = (p->num_outputs + PANEL - 1) / PANEL;
+    if (p->num_outputs * p->num_inputs * job->num_rows < FEWEST_SHARED)
+        part(job, 0, num_panels, 0);
+    else
+        share(part, job, num_panels);
+}
+
+/* out [rows, num_outputs] = x [rows, num_inputs] times panels [first, last) of the weight. */
+static void multiply_by_vectors(const void *argument, int64_t first_panel, int64_t last_panel, int64_t thread) {
+    (void)thread;
+    const multiplied_t *job = argument;
+    const product_t *p = job->product;
     float tile[4 * PANEL];
-    const int64_t num_panels = (p->num_outputs + PANEL - 1) / PANEL, stride = p->num_outputs;
-    for (int64_t panel = 0; panel < num_panels; panel++) {
+    const int64_t stride = p->num_outputs;
+    for (int64_t panel = first_panel; panel < last_panel; panel++) {
         const int64_t first = panel * PANEL, width = less(PANEL, p->num_outputs - first);
-        for (int64_t row = 0; row < num_rows;) {
-            const int64_t left = num_rows - row;
+        for (int64_t row = 0; row < job->num_rows;) {
+            const int64_t left = job->num_rows - row;
             const int rows = left >= 4 ? 4 : left >= 2 ? 2 : 1;
-            const float *from = x + row * p->num_inputs;
-            float *to = out + row * stride + first;
+            const float *from = job->x + row * p->num_inputs;
+            float *to = job->out + row * stride + first;
             product_tile(width == PANEL ? to : tile, width == PANEL ? stride : PANEL, from, p, panel, rows);
             for (int r = 0; r < rows && width < PANEL; r++)
                 memcpy(to + r * stride, tile + r * PANEL, (size_t)width * sizeof(float));

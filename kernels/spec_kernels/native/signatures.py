@@ -28,6 +28,7 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
     "native_draft_steps": (*(_POINTER,) * 13, *(_NUMBER,) * 3),
     "native_advance": (*(_POINTER,) * 4, *(_NUMBER,) * 4),
     "native_has_tiles": (),
+    "native_threads": (_NUMBER,),
 }
 
 

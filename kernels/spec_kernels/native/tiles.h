@@ -107,28 +107,38 @@ static int64_t tiles_memory(const product_t *p, int64_t num_rows) {
     return filled_up(num_rows, TILE_ROWS) * filled_up(p->num_inputs, TILE_INPUTS) * PARTS / 2 + LANES;
 }
 
-/* out [rows, num_outputs] = x [rows, num_inputs] times the weight. */
-static void multiply_by_tiles(float *out, const float *x, const product_t *p, int64_t num_rows, float *memory) {
-    const int64_t num_inputs = filled_up(p->num_inputs, TILE_INPUTS), height = less(num_rows, TILE_ROWS);
-    uint16_t *parts = (uint16_t *)filled_up((int64_t)memory, 64);
-    for (int64_t row = 0; row < num_rows; row += TILE_ROWS)
-        split_rows(parts + row * PARTS * num_inputs, x + group_start(row, num_rows) * p->num_inputs, p->num_inputs,
-                   height);
-    is_written(parts);
+/* out [rows, num_outputs] = the parts of x [rows, num_inputs] times panels [first, last) of the weight. */
+static void multiply_tiled_panels(const void *argument, int64_t first_panel, int64_t last_panel, int64_t thread) {
+    (void)thread;
+    const multiplied_t *job = argument;
+    const product_t *p = job->product;
+    const int64_t num_inputs = filled_up(p->num_inputs, TILE_INPUTS), height = less(job->num_rows, TILE_ROWS);
     shape_tiles(height);
-    for (int64_t first = 0; first < p->num_outputs; first += PANEL) {
+    for (int64_t first = first_panel * PANEL; first < less(last_panel * PANEL, p->num_outputs); first += PANEL) {
         const uint16_t *weights = (const uint16_t *)p->panels + first * num_inputs;
         const int64_t width = less(PANEL, p->num_outputs - first);
-        for (int64_t row = 0; row < num_rows; row += TILE_ROWS) {
-            float last[TILE_ROWS * PANEL], *to = out + group_start(row, num_rows) * p->num_outputs + first;
+        for (int64_t row = 0; row < job->num_rows; row += TILE_ROWS) {
+            float last[TILE_ROWS * PANEL], *to = job->out + group_start(row, job->num_rows) * p->num_outputs + first;
             const int is_whole = width == PANEL;
-            multiply_panel(is_whole ? to : last, is_whole ? p->num_outputs : PANEL, parts + row * PARTS * num_inputs,
-                           weights, num_inputs);
+            multiply_panel(is_whole ? to : last, is_whole ? p->num_outputs : PANEL,
+                           job->parts + row * PARTS * num_inputs, weights, num_inputs);
             for (int64_t r = 0; !is_whole && r < height; r++)
                 memcpy(to + r * p->num_outputs, last + r * PANEL, (size_t)width * sizeof(float));
         }
     }
     _tile_release();
+}
+
+/* out [rows, num_outputs] = x [rows, num_inputs] times the weight. */
+static void multiply_by_tiles(multiplied_t job, float *memory) {
+    const int64_t num_inputs = filled_up(job.product->num_inputs, TILE_INPUTS), height = less(job.num_rows, TILE_ROWS);
+    uint16_t *parts = (uint16_t *)filled_up((int64_t)memory, 64);
+    for (int64_t row = 0; row < job.num_rows; row += TILE_ROWS)
+        split_rows(parts + row * PARTS * num_inputs, job.x + group_start(row, job.num_rows) * job.product->num_inputs,
+                   job.product->num_inputs, height);
+    is_written(parts);
+    job.parts = parts;
+    multiply_panels(multiply_tiled_panels, &job);
 }
 
 #else
@@ -140,8 +150,8 @@ static int64_t tiles_memory(const product_t *p, int64_t num_rows) {
     return 0;
 }
 
-static void multiply_by_tiles(float *out, const float *x, const product_t *p, int64_t num_rows, float *memory) {
-    (void)out, (void)x, (void)p, (void)num_rows, (void)memory; /* no weight lies in tiles here */
+static void multiply_by_tiles(multiplied_t job, float *memory) {
+    (void)job, (void)memory; /* no weight lies in tiles here */
 }
 
 #endif

@@ -17,7 +17,7 @@ from spec_lab.checkpoints.families.yarn import read_rope_or_yarn
 from spec_lab.checkpoints.json_input import ConfigFields, shown
 from spec_lab.checkpoints.latent_sizes import LatentSizes
 from spec_lab.checkpoints.plan import LayerPlan
-from spec_lab.errors import UserError
+from spec_lab.core.errors import UserError
 
 DEEPSEEK_V3: Mapping[str, Any] = {
     "max_position_embeddings": 4096,

@@ -13,7 +13,7 @@ from spec_lab.checkpoints.expert_sizes import ExpertSizes, RouterScores
 from spec_lab.checkpoints.families.plain import declared_dtype, read_rope, refuse_unsupported
 from spec_lab.checkpoints.json_input import ConfigFields, shown
 from spec_lab.checkpoints.plan import LayerPlan
-from spec_lab.errors import UserError
+from spec_lab.core.errors import UserError
 
 QWEN3_MOE: Mapping[str, Any] = {
     "num_key_value_heads": 4,

@@ -10,13 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from spec_lab.checkpoints.config import MAX_LAYERS, ModelConfig, text_part
+from spec_lab.checkpoints.config import MAX_LAYERS, Gemma4Sizes, ModelConfig, text_part
 from spec_lab.checkpoints.expert_sizes import ExpertSizes, RouterScores
-from spec_lab.checkpoints.gemma4_sizes import Gemma4Sizes
 from spec_lab.checkpoints.gemma4_text import FULL, SLIDING, head_sizes, layer_rope
 from spec_lab.checkpoints.json_input import ConfigFields, shown
 from spec_lab.checkpoints.plan import LayerPlan
-from spec_lab.errors import UserError
+from spec_lab.core.errors import UserError
 
 KNOB = "target.path"
 FAMILY = "gemma4"

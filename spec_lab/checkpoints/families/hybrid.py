@@ -17,7 +17,7 @@ from spec_lab.checkpoints.families.experts import read_softmax_experts, with_def
 from spec_lab.checkpoints.families.plain import declared_dtype, read_rope, refuse_unsupported
 from spec_lab.checkpoints.json_input import ConfigFields, shown
 from spec_lab.checkpoints.plan import LayerPlan
-from spec_lab.errors import UserError
+from spec_lab.core.errors import UserError
 
 FULL, LINEAR = "full_attention", "linear_attention"
 SILU_GATES = ("swish", "silu")

@@ -14,7 +14,7 @@ from spec_lab.checkpoints.config import MAX_LAYERS, ModelConfig
 from spec_lab.checkpoints.json_input import ConfigFields, shown
 from spec_lab.checkpoints.plan import LayerPlan, RopeConfig
 from spec_lab.checkpoints.quantization import read_block
-from spec_lab.errors import UserError
+from spec_lab.core.errors import UserError
 
 Family = Literal["llama", "qwen2", "qwen3"]
 

@@ -16,7 +16,7 @@ from spec_lab.checkpoints.families.plain import read_llama, read_qwen2, read_qwe
 from spec_lab.checkpoints.gguf_config import gguf_config
 from spec_lab.checkpoints.gguf_file import is_gguf
 from spec_lab.checkpoints.json_input import ConfigFields, read_json, shown
-from spec_lab.errors import UserError
+from spec_lab.core.errors import UserError
 
 Reader = Callable[[dict[str, Any], str], ModelConfig]
 """Reads the keys of a config.json; the text names the file in errors. It raises UserError for what cannot run."""

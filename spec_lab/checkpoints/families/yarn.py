@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from spec_lab.checkpoints.families.plain import read_rope
 from spec_lab.checkpoints.json_input import ConfigFields
 from spec_lab.checkpoints.plan import RopeConfig
-from spec_lab.errors import UserError
+from spec_lab.core.errors import UserError
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from dataclasses import fields
+from typing import Any
 
 import torch
 
@@ -79,16 +81,11 @@ class SeveralRounds(CapturedMode):
 
 def one_after_another(rounds: Sequence[Verification]) -> Verification:
     """Join verifications of [batch] rows into one of [rounds * batch] rows."""
-    return Verification(
-        tokens=torch.cat([verification.tokens for verification in rounds]),
-        num_emitted=torch.cat([verification.num_emitted for verification in rounds]),
-        relaxed=_join([verification.relaxed for verification in rounds]),
-        num_thinking=_join([verification.num_thinking for verification in rounds]),
-        num_offered=_join([verification.num_offered for verification in rounds]),
-        num_offered_rows=_join([verification.num_offered_rows for verification in rounds]),
-        num_drafted=_join([verification.num_drafted for verification in rounds]),
-        distance=_join([verification.distance for verification in rounds]),
-    )
+    parts: dict[str, Any] = {
+        field.name: _join([getattr(verification, field.name) for verification in rounds])
+        for field in fields(Verification)
+    }
+    return Verification(**parts)
 
 
 def _join(parts: Sequence[torch.Tensor | None]) -> torch.Tensor | None:

@@ -41,7 +41,7 @@ def _triton_knob(chosen: Chosen) -> str | None:
 
 
 def native_needs_a_plain_run(chosen: Chosen) -> str | None:
-    """The kernels in C know float32, the cache of attention=torch, chains, and one thread."""
+    """The kernels in C know float32, the cache of attention=torch, and chains."""
     config = chosen.config
     if config.kernels != KernelsChoice.native:
         return None
@@ -50,7 +50,6 @@ def native_needs_a_plain_run(chosen: Chosen) -> str | None:
         f"dtype={config.dtype}": (config.dtype not in (Dtype.auto, Dtype.float32), "dtype=float32"),
         f"attention={config.attention.name}": (config.attention.name not in ("auto", "torch"), "attention=torch"),
         f"tree={config.tree.name}": (chosen.sizes is not None, "tree=none"),
-        f"num_threads={config.num_threads}": (config.num_threads not in (None, 1), "num_threads=1"),
         f"target.tensor_parallel={config.target.tensor_parallel}": (
             config.target.tensor_parallel > 1,
             "target.tensor_parallel=1",
@@ -60,7 +59,7 @@ def native_needs_a_plain_run(chosen: Chosen) -> str | None:
     if found is None:
         return None
     knob, remedy = found
-    return f"kernels=native is for float32 chains on one thread of a CPU, not {knob}; use {remedy}, or kernels=torch"
+    return f"kernels=native is for float32 chains on a CPU, not {knob}; use {remedy}, or kernels=torch"
 
 
 KERNEL_CHECKS: tuple[Callable[[Chosen], str | None], ...] = (

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from spec_lab.checkpoints.can_split import problem_of_split
-from spec_lab.errors import UserError
+from spec_lab.core.errors import UserError
+from spec_lab.core.ranks import ranks
 from spec_lab.menu.chosen import Chosen
 from spec_lab.menu.config import RunConfig
 from spec_lab.menu.refusals.weights import model_of
-from spec_lab.ranks import ranks
 
 
 def as_many_ranks(chosen: Chosen) -> str | None:

@@ -11,7 +11,7 @@ import os
 from collections import Counter
 from collections.abc import Callable
 
-from spec_lab.errors import UserError
+from spec_lab.core.errors import UserError
 from spec_lab.menu.bounds import out_of_bounds
 from spec_lab.menu.choices import Dtype
 from spec_lab.menu.chosen import Chosen, choose
@@ -20,7 +20,6 @@ from spec_lab.menu.option import WorkloadOption
 from spec_lab.menu.refusals.drafters import DRAFTER_CHECKS, lossless_rule
 from spec_lab.menu.refusals.graphs import GRAPH_CHECKS
 from spec_lab.menu.refusals.kernels import KERNEL_CHECKS
-from spec_lab.menu.refusals.names import refuse_name, refuse_output_dir
 from spec_lab.menu.refusals.offers import OFFER_CHECKS
 from spec_lab.menu.refusals.ranks import RANK_CHECKS
 from spec_lab.menu.refusals.trees import TREE_CHECKS
@@ -222,3 +221,25 @@ CHECKS: tuple[Check, ...] = (
     workload_categories,
     recorded_rows,
 )
+
+
+MOST_BYTES = 100
+"""The options and a hash follow in the folder's name, for which file systems have 255."""
+
+
+def refuse_name(name: str) -> str | None:
+    """Say what speaks against `name=...`, in a line; None where nothing does."""
+    if not name or name != name.strip() or name.startswith((".", "-")) or "/" in name or not name.isprintable():
+        return f"name={name!r} is part of a folder's name; use a plain word such as name=run"
+    if len(name.encode()) > MOST_BYTES:
+        return f"name={name[:20]}... has {len(name)} characters; use a shorter one, such as name=run"
+    return None
+
+
+def refuse_output_dir(output_dir: str) -> str | None:
+    """Say what speaks against `output_dir=...` before anything is made, in a line; None where nothing does."""
+    if output_dir.startswith(("~", "$")):
+        return f"output_dir={output_dir!r} begins with what a shell leaves alone in quotes; write the path in full"
+    if output_dir.strip() and output_dir.isprintable():
+        return None
+    return f"output_dir={output_dir!r} is no path that can be read in a line; use one such as output_dir=outputs"

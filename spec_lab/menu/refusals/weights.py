@@ -8,7 +8,7 @@ from collections.abc import Callable
 from spec_lab.checkpoints.config import ModelConfig
 from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.checkpoints.quantization import problem_of_fp8
-from spec_lab.errors import UserError
+from spec_lab.core.errors import UserError
 from spec_lab.menu.choices import Dtype, KernelsChoice, WeightDtype
 from spec_lab.menu.chosen import Chosen
 from spec_lab.menu.devices import runs_on_cuda

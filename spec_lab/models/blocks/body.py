@@ -16,6 +16,7 @@ from spec_lab.checkpoints.plan import LayerPlan
 from spec_lab.core.kv_cache import PagedKVCache
 from spec_lab.core.layer_protocols import AttentionBackend, RowSelection
 from spec_lab.core.rows import rows_at
+from spec_lab.core.selection import AllRows
 from spec_lab.core.types import AttentionMetadata
 from spec_lab.models.blocks.conv import with_convolutions
 from spec_lab.models.blocks.rows import WholeBlock
@@ -25,7 +26,6 @@ from spec_lab.models.linear import make_linear
 from spec_lab.models.norms import RMSNorm, RowsPart, per_head_norm
 from spec_lab.models.products import PLAIN, Products
 from spec_lab.models.rope import RotaryTable, rotary_table
-from spec_lab.pruning.selection import AllRows
 
 
 @dataclass(frozen=True, slots=True)

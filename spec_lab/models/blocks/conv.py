@@ -102,4 +102,5 @@ def with_convolutions(
         return BlockConv(base, make_linear(weight), block_size, sizes.group_size)
 
     attention = ConvAttention(layer.mixer, layer.o, conv("attention_conv"))
-    return replace(layer, mixer=attention, o=unchanged, mlp=ConvRows(layer.mlp, conv("mlp_conv")))
+    mlp = ConvRows(layer.mlp, conv("mlp_conv"))
+    return replace(layer, mixer=attention, o=unchanged, mlp=mlp, attention=None, dense=None)

@@ -14,8 +14,8 @@ from spec_lab.checkpoints.eagle3_config import Eagle3Config, default_tap_layer_i
 from spec_lab.checkpoints.gemma4_assistant_config import AssistantConfig, TargetLayerKV
 from spec_lab.checkpoints.mtp_checkpoint import MtpConfig
 from spec_lab.checkpoints.mtp_layouts import PROJECTION
+from spec_lab.core.errors import UserError
 from spec_lab.core.types import NormSide
-from spec_lab.errors import UserError
 from spec_lab.menu.readings import Aspect, Reading
 from spec_lab.wiring.drafting import DrafterFactory
 

@@ -13,10 +13,10 @@ from spec_lab.checkpoints.block_checkpoint import load_block
 from spec_lab.checkpoints.block_config import BlockConfig, Slots
 from spec_lab.checkpoints.block_heads import HeadKind, MarkovForm
 from spec_lab.checkpoints.random_blocks import BlockParts, random_block
+from spec_lab.core.errors import UserError
 from spec_lab.core.types import FeatureSpec
 from spec_lab.drafters.block import BlockDrafter, BlockPass, BlockTreeDrafter
 from spec_lab.drafters.block_context import ContextPass
-from spec_lab.errors import UserError
 from spec_lab.menu.choices import Weights
 from spec_lab.menu.chosen import Chosen
 from spec_lab.menu.config import RunConfig
@@ -67,16 +67,7 @@ def tree_factory(chosen: Chosen, build: DrafterBuild, make_pass: PassMaker, num_
 def load_pass(chosen: Chosen, options: BlockDrafterConfig, build: DrafterBuild) -> tuple[BlockModel, PassMaker]:
     """Read a model, or make one of random weights, and what makes a pass an engine around it."""
     config, tensors = read_block(chosen, options, build)
-    target = build.target
-    model = BlockModel(
-        config,
-        tensors,
-        target.embedding,
-        target.head_weight,
-        build.backend,
-        target.num_positions,
-        build.kernels.products,
-    )
+    model = build.beside_target(BlockModel, config, tensors)
     features = FeatureSpec(layer_inputs=tuple(tap.layer_input for tap in config.taps))
 
     def make(resources: DrafterResources) -> BlockPass:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from spec_lab.errors import UserError
+from spec_lab.core.errors import UserError
 from spec_lab.menu.choices import Weights
 from spec_lab.menu.chosen import Chosen
 from spec_lab.menu.config import RunConfig, TrainedDrafterConfig, knob
@@ -138,18 +139,8 @@ def _head(
     from spec_lab.core.types import FeatureSpec
     from spec_lab.models.eagle3 import Eagle3Head
 
-    target = build.target
-    taps = head_config.tap_layer_inputs or default_tap_layer_inputs(target.config.num_layers)
-    head = Eagle3Head(
-        head_config,
-        tensors,
-        target.embedding,
-        target.head_weight,
-        build.backend,
-        target.num_positions,
-        options.window,
-        build.kernels.products,
-    )
+    taps = head_config.tap_layer_inputs or default_tap_layer_inputs(build.target.config.num_layers)
+    head = build.beside_target(partial(Eagle3Head, window=options.window), head_config, tensors)
     return head, FeatureSpec(layer_inputs=taps)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from spec_lab.checkpoints.config import MTP_COUNT_KEYS, read_num_mtp_modules
-from spec_lab.errors import UserError
+from spec_lab.core.errors import UserError
 from spec_lab.menu.choices import Choice, Weights
 from spec_lab.menu.chosen import Chosen
 from spec_lab.menu.config import DrafterConfig, RunConfig, TrainedDrafterConfig, knob

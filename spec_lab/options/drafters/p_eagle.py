@@ -75,15 +75,7 @@ def _load_pass(chosen: Chosen, options: PEagleDrafterConfig, build: DrafterBuild
         config, tensors = random_p_eagle(target.config, *of_random)
     else:
         config, tensors = load_eagle3(chosen.drafter_folder, target.config, build.dtype, build.device, "peagle")
-    head = PEagleHead(
-        config,
-        tensors,
-        target.embedding,
-        target.head_weight,
-        build.backend,
-        target.num_positions,
-        build.kernels.products,
-    )
+    head = build.beside_target(PEagleHead, config, tensors)
     features = FeatureSpec(layer_inputs=config.tap_layer_inputs or default_tap_layer_inputs(target.config.num_layers))
     plans = (*config.layer.layers, *config.more_layers)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from spec_lab.errors import UserError
+from spec_lab.core.errors import UserError
 from spec_lab.menu.choices import Choice, RelaxedPhase
 from spec_lab.menu.chosen import Chosen
 from spec_lab.menu.config import AcceptanceConfig, RunConfig, knob
@@ -102,7 +102,7 @@ def _relaxation(options: RelaxedThinkingConfig, context: RuleContext) -> tuple[R
 
 
 def _either_pair() -> str:
-    from spec_lab.workloads.thinking import THINKING_MARKERS
+    from spec_lab.workloads.checker import THINKING_MARKERS
 
     return " or ".join(f"{begin} and {end}" for begin, end in THINKING_MARKERS)
 

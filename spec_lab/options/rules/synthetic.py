@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from spec_lab.acceptance.rates import check_rates, expand_mean_length
-from spec_lab.errors import UserError
+from spec_lab.core.errors import UserError
 from spec_lab.menu.chosen import Chosen
 from spec_lab.menu.config import AcceptanceConfig, RunConfig, knob
 from spec_lab.menu.option import RuleOption

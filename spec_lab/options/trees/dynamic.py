@@ -10,8 +10,7 @@ from spec_lab.menu.bounds import out_of_bounds
 from spec_lab.menu.choices import Choice
 from spec_lab.menu.config import RunConfig, TreeConfig, knob
 from spec_lab.menu.option import DrafterOption, TreeOption
-from spec_lab.menu.tree_sizes import TreeSizes
-from spec_lab.options.trees.shared import MAX_DEPTH, MAX_ROWS, MAX_TOPK, branches_are_drawn
+from spec_lab.menu.tree_sizes import MAX_DEPTH, MAX_ROWS, MAX_TOPK, TreeSizes, branches_are_drawn
 
 if TYPE_CHECKING:
     from spec_lab.acceptance.confidences import RowConfidences

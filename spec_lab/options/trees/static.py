@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from spec_lab.menu.config import RunConfig, TreeConfig, knob
 from spec_lab.menu.option import TreeOption
-from spec_lab.menu.tree_sizes import TreeSizes
-from spec_lab.options.trees.shared import MAX_DEPTH, MAX_ROWS, MAX_TOPK, branches_are_drawn
+from spec_lab.menu.tree_sizes import MAX_DEPTH, MAX_ROWS, MAX_TOPK, TreeSizes, branches_are_drawn
 
 if TYPE_CHECKING:
     from spec_lab.acceptance.confidences import RowConfidences

@@ -33,7 +33,7 @@ class AnchoredCache:
 
 
 class AnchoredAttention:
-    """Keeps the words of `AttentionBackend` that block drafters use. A request is an anchor.
+    """The part of an attention backend that block drafters use. A request is an anchor.
 
     A row of a block sees the tokens of its document before the anchor, and its block up to its own position. Rows that
     attend as one stand at the last position, and so see all of it.

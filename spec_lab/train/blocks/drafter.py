@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -135,10 +135,11 @@ class TrainableBlock(SlotDrafter):
 
     def slots(self, rows: AnchoredRows, tapped: Tensor) -> tuple[Tensor, Tensor]:
         config, num_layers = self.config, self.config.body.num_layers
-        attention, cache = AnchoredAttention(rows), cast(Any, AnchoredCache(num_layers))
+        cache: Any = AnchoredCache(num_layers)
+        attention: Any = AnchoredAttention(rows)
         longest = rows.tokens.shape[1] + config.block_size
         rotary = self.rotary(config.body.layers[0], longest)
-        body = BlockBody(config, self.tensors(), self._embedding, cast(Any, attention), longest, rotary=rotary)
+        body = BlockBody(config, self.tensors(), self._embedding, attention, longest, rotary=rotary)
         lengths, none = rows.lengths(), rows.anchors[:0]
         context = body.write(tapped.flatten(0, 1), cache, attention.build(rows.positions, none, none, longest))
         place = BlockPlace(lengths, none, longest)

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from spec_lab.checkpoints.eagle3_config import Eagle3Config
+from spec_lab.core.selection import AllRows
 from spec_lab.core.types import AttentionMetadata
 from spec_lab.models.blocks.heads import IndependentSlots
 from spec_lab.models.blocks.scores import SlotScores
 from spec_lab.models.linear import DenseLinear, Linear
 from spec_lab.models.norms import RMSNorm
 from spec_lab.models.p_eagle import PEagleHead
-from spec_lab.pruning.selection import AllRows
 from spec_lab.train.blocks.anchors import AnchoredRows
 from spec_lab.train.blocks.attention import AnchoredAttention, AnchoredCache, AnchoredKV
 from spec_lab.train.blocks.drafter import Joining, SlotDrafter
@@ -79,13 +79,14 @@ class TrainablePEagle(SlotDrafter):
         attention = TextsAndMasks(rows, num_masks)
         longest = shape[1] + num_masks
         of_target = self._embedding, self._target_head
-        backend, rotary = cast(Any, attention), self.rotary(self.config.layer.only_layer, longest)
+        backend: Any = attention
+        rotary = self.rotary(self.config.layer.only_layer, longest)
         head = PEagleHead(self.config, self.tensors(), *of_target, backend, longest, rotary=rotary)
         num_blocks = rows.anchors.numel()
         masks = rows.tokens.new_full((num_blocks * num_masks,), head.mask_token_id)
         tokens = torch.cat((F.pad(rows.tokens[:, 1:], (0, 1)).flatten(), masks))
         fused = torch.cat((head.fuse(tapped.flatten(0, 1)), head.mask_features.expand(len(masks), -1)))
-        cache = cast(Any, AnchoredCache(1 + len(self.config.more_layers)))
+        cache: Any = AnchoredCache(1 + len(self.config.more_layers))
         out = head.forward(tokens, fused, cache, attention.metadata, AllRows())
         texts, drafts = out.split((rows.tokens.numel(), len(masks)))
         first = rows.before(texts.view(*shape, -1))

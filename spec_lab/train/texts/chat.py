@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from spec_lab.errors import UserError
+from spec_lab.core.errors import UserError
 from spec_lab.workloads.tokenizer import TargetTokenizer
 
 MARK = "QZXJ"
@@ -22,6 +22,12 @@ class ChatForm:
 
     tokenizer: TargetTokenizer
     _parts: dict[tuple[int, str | None], list[str]] = field(default_factory=dict)
+
+    def refuse_unless_usable(self, begins_turns: bool) -> None:
+        """Raise UserError for a template that no texts can be written by; `begins_turns`: the user's, too."""
+        self.parts(1)
+        if begins_turns:
+            self.end_of_turn()
 
     def text(self, turns: Sequence[str], system: str | None = None) -> str:
         """Return a conversation, the user's turns first and last, up to where the assistant's next turn begins."""

@@ -1,8 +1,7 @@
 """A folder of texts: `header.json`, the prompts as JSON Lines, and the answers in `answers-00000.safetensors` and on.
 
 Files are written once, each under another name first, and then named in the header. So a kill loses at most the file
-that was being made. The ids in a file are uint16 where the vocabulary has no more than 65,536, else int32; in memory
-they are int32, since torch indexes and compares few things in uint16.
+that was being made. The ids in a file are the smallest integers that hold the vocabulary; in memory they are int32.
 """
 
 from __future__ import annotations
@@ -17,8 +16,9 @@ import torch
 from safetensors.numpy import load_file, save_file
 from torch import Tensor
 
-from spec_lab.errors import UserError
-from spec_lab.regular import regular_text
+from spec_lab.core.errors import UserError
+from spec_lab.core.regular import regular_text
+from spec_lab.train.data import smallest_id_type
 from spec_lab.train.reading import reading
 from spec_lab.train.texts.header import HEADER, TextsHeader
 from spec_lab.train.texts.packing import PackedTexts, pack
@@ -168,8 +168,7 @@ class TextsFolder:
                 del self.header.files[name]  # it was deleted, and is written again
         else:
             header.write(root)
-        wide = header.written_by.vocab_size > 2**16
-        self.id_type: type[np.int32 | np.uint16] = np.int32 if wide else np.uint16
+        self.id_type = smallest_id_type(header.written_by.vocab_size)
 
     def names(self, kind: str) -> list[str]:
         """Return the finished files of a kind, in their order."""

@@ -10,8 +10,8 @@ from typing import Any
 
 from spec_lab.checkpoints.gguf_file import is_gguf
 from spec_lab.checkpoints.json_input import parse_json
-from spec_lab.errors import UserError
-from spec_lab.regular import open_regular, regular_text
+from spec_lab.core.errors import UserError
+from spec_lab.core.regular import open_regular, regular_text
 from spec_lab.train.reading import reading
 from spec_lab.train.stages import write_json
 

@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from spec_lab.core.errors import UserError
 from spec_lab.core.results import RequestRecord
 from spec_lab.core.types import FinishReason, Request
-from spec_lab.errors import UserError
 from spec_lab.program.folder import make_output_dir, missing_folders, remove_empty
 from spec_lab.program.sweep_lock import alone_in
 from spec_lab.train.texts.chat import ChatForm
@@ -43,25 +43,28 @@ def write_texts(writer: Writer, config: TextsConfig, root: Path) -> TextsFolder:
     """Write what is missing of a folder of texts, and return it. Of texts that are refused nothing stays.
 
     Raises:
-        UserError: the folder holds other texts, a file of prompts cannot be used, or no prompt is left.
+        UserError: the folder holds other texts, a file of prompts or the target's chat template cannot be used, or no
+            prompt is left.
     """
+    form = ChatForm(writer.tokenizer)
+    form.refuse_unless_usable(begins_turns=not config.prompts)
     header = TextsHeader(writer.written_by(), settings_of_texts(config), digests_of_sources(config))
     missing = missing_folders(root)
     make_output_dir(root)
     try:
         with alone_in(root):
-            return _write_new(writer, config, root, header)
+            return _write_new(writer, config, root, header, form)
     except UserError:
         remove_empty(missing)
         raise
 
 
-def _write_new(writer: Writer, config: TextsConfig, root: Path, header: TextsHeader) -> TextsFolder:
+def _write_new(writer: Writer, config: TextsConfig, root: Path, header: TextsHeader, form: ChatForm) -> TextsFolder:
     """Write the texts; those that were begun here go where they are refused, since other settings may come next."""
     is_new = not (root / HEADER).exists()
     folder = TextsFolder(root, header)
     try:
-        return TextsJob(writer, config, folder, ChatForm(writer.tokenizer)).run()
+        return TextsJob(writer, config, folder, form).run()
     except UserError:
         if is_new:
             folder.drop()

@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
+from spec_lab.core.regular import regular_text
 from spec_lab.core.results import RequestRecord
 from spec_lab.core.types import FinishReason, Request
-from spec_lab.regular import regular_text
 from spec_lab.train.texts.chat import ChatForm
 from spec_lab.train.texts.prompts import Conversation, Seen
 from spec_lab.workloads.conversations import before_end

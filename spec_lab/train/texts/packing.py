@@ -32,7 +32,7 @@ class PackedTexts:
 
     @property
     def fill(self) -> float:
-        """Is the share of the places where something stands."""
+        """The share of the places where something stands."""
         return float((self.segments > 0).float().mean())
 
 

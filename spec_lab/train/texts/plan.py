@@ -10,7 +10,7 @@ from pathlib import Path
 
 from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes
-from spec_lab.errors import UserError
+from spec_lab.core.errors import UserError
 from spec_lab.menu.chosen import Chosen
 from spec_lab.train.texts.settings import TextsConfig
 from spec_lab.wiring.caches import cache_row

@@ -11,7 +11,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from spec_lab.errors import UserError
+from spec_lab.core.errors import UserError
 from spec_lab.workloads.chat_formats import ROLES
 from spec_lab.workloads.json_lines import TextLine, json_object, text_lines
 from spec_lab.workloads.reasoning_gym import made_questions

@@ -43,7 +43,7 @@ class WritingConfig:
 
     @property
     def longest(self) -> int:
-        """Is the length of the longest text, in tokens."""
+        """The length of the longest text, in tokens."""
         return self.max_prompt_tokens + self.max_new_tokens
 
 

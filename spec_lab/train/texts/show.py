@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import groupby
 
-from spec_lab.errors import UserError, visible
+from spec_lab.core.errors import UserError, visible
 from spec_lab.train.texts.folder import Texts
 from spec_lab.workloads.tokenizer import Tokenizer
 

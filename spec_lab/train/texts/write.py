@@ -14,12 +14,12 @@ from pathlib import Path
 import torch
 
 from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.core.errors import UserError
 from spec_lab.core.results import RequestRecord
 from spec_lab.core.types import Request
 from spec_lab.engine.engine import Engine
-from spec_lab.errors import UserError
 from spec_lab.library import compose
-from spec_lab.measure.lab import default_num_threads, plain_engine
+from spec_lab.measure.lab import plain_engine, use_threads
 from spec_lab.menu.choices import Weights
 from spec_lab.menu.chosen import Chosen
 from spec_lab.menu.config import SamplingConfig
@@ -79,7 +79,7 @@ class Writer:
         Raises:
             UserError: they are not what they should be.
         """
-        torch.set_num_threads(chosen.config.num_threads or default_num_threads(chosen))
+        use_threads(chosen)
         tokenizer = TargetTokenizer(chosen.target_folder, config.thinking)
         return cls(chosen, tokenizer, load_models(chosen, config.longest, thinking_markers(tokenizer)), config)
 

@@ -138,7 +138,6 @@ class NoCatchupPruning:
     """prune.catchup=none: all rows of the catch-up step run through the whole layer."""
 
     needs_prewrite: ClassVar[bool] = False
-    drops_rows: ClassVar[bool] = False
 
     def selection(self, live_rows: torch.Tensor, live_attention: AttentionMetadata) -> RowSelection:
         return AllRows(live_rows)
@@ -151,7 +150,6 @@ class PruneAfterAttention:
     """prune.catchup=post_attention (tokenspeed #217): all rows attend, the live one goes on."""
 
     needs_prewrite: ClassVar[bool] = False
-    drops_rows: ClassVar[bool] = True
 
     def selection(self, live_rows: torch.Tensor, live_attention: AttentionMetadata) -> RowSelection:
         return AfterAttention(live_rows)
@@ -164,7 +162,6 @@ class PruneBeforeAttention:
     """prune.catchup=pre_attention (tokenspeed #217): the live row alone attends, over the cache as written."""
 
     needs_prewrite: ClassVar[bool] = True
-    drops_rows: ClassVar[bool] = True
 
     def selection(self, live_rows: torch.Tensor, live_attention: AttentionMetadata) -> RowSelection:
         return BeforeAttention(live_rows, live_attention)

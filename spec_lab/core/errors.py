@@ -1,0 +1,163 @@
+"""Decides whose mistake an error is, and puts one in a line."""
+
+from __future__ import annotations
+
+import errno
+import re
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+
+class UserError(ValueError):
+    """Says that what was asked for cannot be done. The message names the knob or the file, and the remedy.
+
+    The command line answers it with one line and exit code 2; any other exception is a failure of ours, with its
+    traceback, unless `trouble_of` knows it.
+    """
+
+
+class Breakdown(ArithmeticError):
+    """A computation that cannot go on, such as one whose numbers are no longer finite, and that nothing of ours broke.
+
+    The message says where and what helps: one line, and exit code 1.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """An obstacle outside this program, in a line.
+
+    Attributes:
+        status: `refused` where another command helps, `failed` where the machine gave out.
+    """
+
+    line: str
+    status: Literal["refused", "failed"]
+
+
+WORN_OUT = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ESTALE}
+"""The machine's answers that have nothing to do with what was asked for, such as a full disk."""
+KERNELS = "spec_kernels"
+OURS = ("spec_lab", KERNELS)
+NO_KERNELS = f"the package {KERNELS} cannot be imported; install the lab, or put kernels/ on PYTHONPATH"
+"""Composing does without that package, and a raw checkout may not have it on its path."""
+COMPOSERS = ("hydra", "omegaconf", "antlr4", "yaml")
+"""Packages that read the command line and the files of options: what they raise is about what was typed."""
+QUOTED_PATH = re.compile(r"(?P<before>['\"])/[^'\"\n]*/(?P<name>[^'\"/\n]+)(?=['\"])")
+BARE_PATH = re.compile(r"(?P<before>(?<![\w./:~-]))/(?:[^\s/'\",:;()\[\]]+/)+(?P<name>[^\s/'\",:;()\[\]]*)")
+NULL_IN_A_PATH = "embedded null "
+"""Python's ValueError begins so, and has no other mark."""
+OUT_OF_MEMORY = ("not enough memory", "can't allocate memory", "out of memory", "failed to allocate")
+
+
+def trouble_of(error: BaseException) -> Trouble | None:
+    """Says what `error` means for the command or the machine; None where it is a mistake of ours, due a traceback.
+
+    No library is imported to recognise its errors, so that a program pays for none that it does not use.
+    """
+    if isinstance(error, UserError):
+        return Trouble(str(error), "refused")
+    if isinstance(error, Breakdown):
+        return Trouble(str(error), "failed")
+    if isinstance(error, OSError) and error.errno is not None:
+        return Trouble(describe_os_error(error), "failed" if error.errno in WORN_OUT else "refused")
+    if is_out_of_memory(error):
+        reason = one_line(error) or "nothing is left"
+        return Trouble(f"there is not enough memory ({reason}); lower the sizes, such as batch_size", "refused")
+    if isinstance(error, ModuleNotFoundError) and error.name == KERNELS:
+        return Trouble(NO_KERNELS, "refused")
+    if isinstance(error, ValueError) and str(error).startswith(NULL_IN_A_PATH):
+        return Trouble("a path holds the null character, which no file's name has; leave it out", "refused")
+    if isinstance(error, OverflowError):
+        return Trouble(f"a number is too large ({one_line(error)}); use a smaller one", "refused")
+    if is_of_composing(error):
+        return Trouble(one_line(error) or type(error).__name__, "refused")
+    return None
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Tells whether an allocation failed, on the host or on a GPU; torch raises a RuntimeError for either."""
+    if isinstance(error, MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error).lower() for words in OUT_OF_MEMORY)
+
+
+def is_of_composing(error: BaseException) -> bool:
+    """Tells whether Hydra or OmegaConf raised `error`, or what they called: nothing of ours was between them and it.
+
+    They raise ValueError, AssertionError and the like for what was typed, beside exceptions of their own.
+    """
+    if any(_package(kind.__module__) in COMPOSERS for kind in type(error).__mro__):
+        return True
+    callers = [_package(frame.f_globals.get("__name__", "")) for frame, _ in traceback.walk_tb(error.__traceback__)]
+    beyond_ours = len(callers) - next((i for i, package in enumerate(reversed(callers)) if package in OURS), 0)
+    return any(package in COMPOSERS for package in callers[beyond_ours : beyond_ours + 1])
+
+
+def is_interruption(error: BaseException) -> bool:
+    """Tells whether Ctrl-C is at the bottom of `error`, which cleaning up behind it may have raised in its place."""
+    return any(isinstance(one, KeyboardInterrupt) for one in behind(error))
+
+
+def describe_error(error: BaseException) -> str:
+    """Return the class of an exception with its message, or, where an error carries none, the place it was raised at.
+
+    It goes into records that others may see, so that paths keep their last part only.
+    """
+    kind, message = type(error).__name__, without_folders(str(error).strip())
+    if message:
+        return f"{kind}: {message}"
+    places = traceback.extract_tb(error.__traceback__) if isinstance(error, Exception) else []
+    return f"{kind} at {Path(places[-1].filename).name}:{places[-1].lineno}" if places else kind
+
+
+def describe_os_error(error: OSError) -> str:
+    """Describe the error as in `FILE: No space left on device`."""
+    reason = error.strerror or type(error).__name__
+    return reason if error.filename is None else f"{error.filename}: {reason}"
+
+
+def one_line(message: object) -> str:
+    r"""Return a message without its line breaks, and with `\x1b` for what would steer a terminal instead of being
+    seen."""
+    return visible(" ".join(str(message).split()))
+
+
+def visible(text: str, keep: str = "") -> str:
+    r"""Return text from outside with `\x1b` for what would steer a terminal or a page instead of being seen.
+
+    Args:
+        keep: letters that stay as they are, such as a line break.
+    """
+    if text.isprintable():
+        return text
+    return "".join(letter if letter.isprintable() or letter in keep else _escaped(letter) for letter in text)
+
+
+def without_folders(text: str) -> str:
+    """Return `text` with every absolute path in it cut to its last part."""
+    for pattern in (QUOTED_PATH, BARE_PATH):
+        text = pattern.sub(r"\g<before>\g<name>", text)
+    return text
+
+
+def behind(error: BaseException) -> Iterator[BaseException]:
+    """Yield `error`, what it was raised from and what it was raised in the handling of, and so on."""
+    pending, seen = [error], set[int]()
+    while pending:
+        current = pending.pop()
+        if id(current) not in seen:
+            seen.add(id(current))
+            yield current
+            pending += [one for one in (current.__context__, current.__cause__) if one is not None]
+
+
+def _escaped(letter: str) -> str:
+    return letter.encode("unicode_escape").decode("ascii")
+
+
+def _package(module: str) -> str:
+    return module.partition(".")[0]

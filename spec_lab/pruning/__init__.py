@@ -1,1 +1,0 @@
-"""This package decides which rows go on past the KV write."""
