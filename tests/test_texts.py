@@ -146,11 +146,11 @@ def test_files_of_prompts(target: Path, tmp_path: Path, capsys: pytest.CaptureFi
         {"from": "human", "value": "And then"},
     ]
     rows = [
-        {"prompt": "How much is it?"},
-        {"prompt": "how much is it"},
+        {"prompt": "How much is it?", "id": 0},
+        {"prompt": "how much is it", "id": 0},
         {"prompt": "long " * 100},
         {"messages": [{"role": "system", "content": "Be kind"}, {"role": "user", "content": "Hello there"}]},
-        {"conversations": said},
+        {"conversations": said, "id": 0},  # as the first line of another file
         {"messages": []},
     ]
     file.write_text("\n".join([*map(json.dumps, rows), "no json"]))
@@ -160,6 +160,8 @@ def test_files_of_prompts(target: Path, tmp_path: Path, capsys: pytest.CaptureFi
     named = ("kept", "duplicate", "too_long", "broken", "without_a_user")
     assert [counts[name] for name in named] == [3, 1, 1, 1, 1]
     assert len(texts) == 4  # three conversations, of which one has a second turn
+    kept = [json.loads(line)["id"] for line in (tmp_path / "out" / "prompts-00000.jsonl").open()]
+    assert len({*kept}) == 3, "requests are told apart by them"
     questions = tmp_path / "questions.jsonl"
     questions.write_text(json.dumps({"question_id": 1, "category": "math", "turns": ["How many?"]}))
     assert write(target, tmp_path / "other", f"prompts=[{questions}]") == 2
@@ -271,7 +273,7 @@ def test_a_text_longer_than_a_row_is_cut_and_counted() -> None:
 @pytest.mark.parametrize(
     ("word", "said"),
     [
-        ("temperatures=0.5", "list like [a,b]"),
+        ("temperatures=0.5", "list like [1,2]"),
         ("num_texts=abc", "a whole number"),
         ("batch_size=2,3", "several values"),
         ("num_textss=3", "did you mean num_texts?"),

@@ -28,7 +28,7 @@ REFUSED = [
     ("num_step=3", "did you mean drafter.optimisation.num_steps?"),
     ("drafter.name=mine", "write drafter=..."),
     ("seed=first", "seed takes a whole number, not 'first'"),
-    ("drafter.kv_source_layers=3", "takes a list like [a,b]"),
+    ("drafter.kv_source_layers=3", "takes a list like [1,2]"),
     ("batch_size=3", "did you mean"),
     ("acceptance=strict", "there is no key acceptance"),
     ("--dry-run", "--cfg job"),

@@ -27,6 +27,7 @@ from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.checkpoints.taps import Tap
 from spec_lab.collect.__main__ import main as collect
 from spec_lab.models.tensor_parallel import TensorParallel
+from spec_lab.options.shipped import ZOO
 from spec_lab.program.sweep_lock import alone_in
 from spec_lab.train.__main__ import main
 from spec_lab.train.block_config import DsparkTrainingConfig, LilicorrTrainingConfig, PEagleTrainingConfig
@@ -34,6 +35,7 @@ from spec_lab.train.blocks.p_eagle_recipe import PEagleRecipe
 from spec_lab.train.blocks.recipe import BlockRecipe
 from spec_lab.train.checkpoint import load_drafter, load_weights, save_drafter
 from spec_lab.train.checks import sizes_of
+from spec_lab.train.config import EvaluationConfig
 from spec_lab.train.draft_model_recipe import DraftModelRecipe
 from spec_lab.train.drafter_config import (
     DraftModelTrainingConfig,
@@ -46,6 +48,7 @@ from spec_lab.train.fitting import filled
 from spec_lab.train.frozen_kv_recipe import FrozenKVRecipe
 from spec_lab.train.frozen_target import FrozenOutputs, FrozenTarget
 from spec_lab.train.group import ALONE, TrainingGroup
+from spec_lab.train.head_evaluation import evaluated
 from spec_lab.train.head_training import write_layouts
 from spec_lab.train.layouts import WrittenFor
 from spec_lab.train.loop import CurvePoint, Watch
@@ -391,6 +394,7 @@ def test_torchrun_trains_what_one_process_does(llama: Path, whole: Path) -> None
         ("drafter=dflash layouts=[deepspec]", "layouts=[deepspec] has no place for drafter.slots=mask_first"),
         ("drafter=p_eagle layouts=[speculators]", "is not known for drafter=p_eagle; leave it out"),
         ("evaluation.prompts=[nowhere.jsonl]", "there is no file nowhere.jsonl"),
+        (f"evaluation.prompts=[{ZOO / 'pocket' / 'config.json'}]", "config.json holds no question"),
     ],
 )
 def test_what_cannot_be_trained_for_a_checkpoint_is_refused(
@@ -442,6 +446,13 @@ def test_hidden_states_are_collected_for_whoever_trains_elsewhere(
     kept, last = (torch.cat([part[name] for part in parts])[third].float() for name in ("taps", "final_hidden"))
     torch.testing.assert_close(kept, expected, rtol=1e-2, atol=1e-2)
     torch.testing.assert_close(last, states[-1][0], rtol=1e-2, atol=1e-2)
+
+
+def test_questions_that_are_too_long_behind_a_training_end_nothing(llama: Path, tmp_path: Path) -> None:
+    write_tokenizer(llama / "target")
+    (tmp_path / "questions.jsonl").write_text('{"prompt": "How many?"}')
+    knobs = EvaluationConfig(prompts=[str(tmp_path / "questions.jsonl")], max_new_tokens=512)
+    assert evaluated(llama / "target", torch.device("cpu"), "eagle3", tmp_path, knobs, None) == {}
 
 
 def test_a_plan_says_what_a_training_takes_and_texts_are_shown(

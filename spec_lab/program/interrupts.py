@@ -8,29 +8,35 @@ from types import FrameType, TracebackType
 
 from spec_lab.core.ranks import ranks
 
+SECONDS_TO_WAIT = 0.02
+"""Until a signal that came within a finaliser is raised again."""
+
 
 class Interrupts:
     """Remembers whether Ctrl-C was pressed: `with Interrupts() as interrupts: ...; if interrupts.seen: ...`.
 
-    Python raises KeyboardInterrupt wherever the program stands, and drops it where that is a finaliser or a callback;
-    a library may catch it with everything else. SIGTERM raises it too, so that what was decoded is kept; not in the
-    processes of torchrun, which may wait for one another. Where a signal is ignored (`nohup`), or somebody else's, or
-    outside the main thread, nothing changes.
+    Python raises KeyboardInterrupt wherever the program stands, and drops it in a callback; a library may catch it with
+    everything else. In a finaliser, of which a collection runs many, the signal waits until that is through.
+
+    SIGTERM raises it too, so that what was decoded is kept; not in the processes of torchrun, which may wait for one
+    another. Where a signal is ignored (`nohup`), or somebody else's, or outside the main thread, nothing changes.
 
     Attributes:
         seen: whether it was pressed, or SIGTERM came.
     """
 
     def __init__(self) -> None:
-        self.seen = False
+        self.seen = self._watches = False
         self._before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
     def __enter__(self) -> Interrupts:
         for number in self._watched():
             signal.signal(number, self._note)
+        self._watches = True
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self._watches = False
         for number in self._watched():
             signal.signal(number, self._before[number])
 
@@ -42,5 +48,21 @@ class Interrupts:
         return [signal.SIGINT] * presses + [signal.SIGTERM] * ends
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        self.seen = True
-        raise KeyboardInterrupt
+        self.seen, before = True, self._before[signal.Signals(number)]
+        if _is_in_a_finaliser(frame):
+            threading.Timer(SECONDS_TO_WAIT, self._strike_again, [number]).start()
+        elif callable(before):
+            before(number, frame)
+        else:
+            raise KeyboardInterrupt
+
+    def _strike_again(self, number: int) -> None:
+        main = threading.main_thread().ident
+        if self._watches and main is not None:
+            signal.pthread_kill(main, number)
+
+
+def _is_in_a_finaliser(frame: FrameType | None) -> bool:
+    while frame is not None and frame.f_code.co_name != "__del__":
+        frame = frame.f_back
+    return frame is not None

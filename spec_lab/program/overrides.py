@@ -259,5 +259,6 @@ def in_words(type_name: str) -> str:
     words = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "a text"}
     bare = type_name.removesuffix(" or null")
     suffix = " or null" if bare != type_name else ""
-    example = "a list like [[a],[a,b]]" if bare.startswith(LIST_OF_LISTS) else "a list like [a,b]"
-    return words.get(bare, example) + suffix
+    first, second = ("1", "2") if "int]" in bare or "float]" in bare else ("a", "b")
+    example = f"[[{first}],[{first},{second}]]" if bare.startswith(LIST_OF_LISTS) else f"[{first},{second}]"
+    return words.get(bare, f"a list like {example}") + suffix

@@ -24,7 +24,7 @@ from spec_lab.train.config import TrainConfig
 from spec_lab.train.fitting import Fitting, TargetSizes, filled
 from spec_lab.train.module_config import LayerConfig, OptimisationConfig
 from spec_lab.train.options import TARGETS, drafter_option, target_option
-from spec_lab.train.texts.prompts import refuse_missing
+from spec_lab.train.texts.prompts import read_prompts, refuse_missing
 from spec_lab.train.texts.settings import no_temperature
 
 SHIPPED_TARGET = ZOO / "pocket"
@@ -203,6 +203,8 @@ def evaluation_prompts(config: TrainConfig) -> str | None:
     for file in config.evaluation.prompts:
         if not Path(file).is_file():
             return f"evaluation.prompts: there is no file {file}; give JSON Lines with turns, messages or prompt"
+        if not read_prompts([file], 0, allow_tests=True)[0]:
+            return f"evaluation.prompts: {file} holds no question; give JSON Lines with turns, messages or prompt"
     return None
 
 

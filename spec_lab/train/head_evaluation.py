@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.core.types import Request
 from spec_lab.train.config import EvaluationConfig
 from spec_lab.train.decoded import decoded
 from spec_lab.train.head_training import serving_of
 from spec_lab.train.texts.prompts import read_prompts
 from spec_lab.workloads.tokenizer import TargetTokenizer
+
+log = logging.getLogger(__name__)
 
 LONGEST_PROMPT = 4096
 """Tokens; longer questions are left out, which the record counts."""
@@ -21,7 +25,7 @@ LONGEST_PROMPT = 4096
 def evaluated(
     path: Path, device: torch.device, name: str, drafter: Path, knobs: EvaluationConfig, thinking: bool | None
 ) -> dict[str, Any]:
-    """Decode the first turn of each question, with the drafter and with lookup beside it.
+    """Decode the first turn of each question, with the drafter and with lookup beside it; {} where all are too long.
 
     `thinking` is what the chat template was told when the drafter's texts were written.
     """
@@ -31,15 +35,23 @@ def evaluated(
         Request(each.prompt_id, each.category, tuple(tokenizer.encode_conversation(each.turns, each.system)), 0)
         for each in first_of_each_category(conversations, knobs.limit_per_category)
     ]
+    longest = min(LONGEST_PROMPT, read_model_config(path).max_position_embeddings - knobs.max_new_tokens)
     kept = [
         Request(request.request_id, request.category, request.prompt_ids, knobs.max_new_tokens)
         for request in requests
-        if len(request.prompt_ids) <= LONGEST_PROMPT
+        if len(request.prompt_ids) <= longest
     ]
+    unread = {**counts, "too_long": len(requests) - len(kept)}
+    if not kept:
+        log.warning(
+            "evaluation.prompts: none of %d questions leaves room for evaluation.max_new_tokens=%d; none counts",
+            *(len(requests), knobs.max_new_tokens),
+        )
+        return {}
     serving = serving_of(path, device, kept, knobs.num_draft_tokens, min(knobs.batch_size, 64))
     return {
         "files": [Path(file).name for file in knobs.prompts],
-        "unread": {**counts, "too_long": len(requests) - len(kept)},
+        "unread": unread,
         name: decoded(serving, name, drafter, kept),
         "ngram": decoded(serving, "ngram", None, kept),
     }

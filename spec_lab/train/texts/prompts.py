@@ -103,7 +103,21 @@ def read_prompts(sources: Iterable[str], seed: int, allow_tests: bool) -> tuple[
             conversation = _conversation(row, line, Path(source).stem)
             counts["without_a_user"] += conversation is None
             kept += [] if conversation is None else [conversation]
-    return kept, counts
+    return named_apart(kept), counts
+
+
+def named_apart(conversations: Iterable[Conversation]) -> list[Conversation]:
+    """Return them with ids that none shares with another: files count from 0, each of them."""
+    taken: Counter[str] = Counter()
+    named = []
+    for conversation in conversations:
+        own, prompt_id = conversation.prompt_id, conversation.prompt_id
+        while prompt_id in taken:
+            taken[own] += 1
+            prompt_id = f"{own}-{taken[own]}"
+        taken[prompt_id] += 1
+        named.append(replace(conversation, prompt_id=prompt_id))
+    return named
 
 
 def generated_prompts(source: str, seed: int) -> list[Conversation]:
