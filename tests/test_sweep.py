@@ -123,8 +123,8 @@ def test_what_auto_takes_for_some_runs_alone_is_said(
     calls: list[dict[str, Any]], write: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("spec_lab.menu.auto.problem_of_native", lambda: None)
-    threads = GRID | {"parameters": {"num_threads": {"values": [1, 2]}}}
-    assert main([write(threads), "device=cpu"]) == 0
+    dtypes = GRID | {"parameters": {"dtype": {"values": ["float32", "bfloat16"]}}}
+    assert main([write(dtypes), "device=cpu"]) == 0
     assert [str(call["config"].kernels) for call in calls] == ["native", "torch"]
     assert (
         capsys.readouterr().err.count("auto took for some of these runs kernels=native and for others kernels=torch")
