@@ -194,8 +194,15 @@ def test_folders_that_writers_filled_side_by_side_are_read_as_one(folder: Path, 
     both = Texts.load(tmp_path)
     assert len(both) == 2 * len(one) and torch.equal(both.text(len(one)), one.text(0))
     assert torch.equal(both.conversations.unique(), torch.arange(2 * (int(one.conversations.max()) + 1)))
-    dataclasses.replace(header, settings=header.settings | {"temperatures": [0.5]}).write(tmp_path / "b")
-    with pytest.raises(UserError, match="temperatures"):
+    same, other = header.settings, header.settings | {"temperatures": [0.5], "seed": 1}
+    for settings, sources, said in ((same, {}, "prompts of one seed"), (other, {}, "temperatures")):
+        dataclasses.replace(header, settings=settings, sources=sources).write(tmp_path / "b")
+        with pytest.raises(UserError, match=said):
+            Texts.load(tmp_path)
+    for name, seed in (("a", 0), ("b", 1)):
+        settings = header.settings | {"seed": seed}
+        dataclasses.replace(header, settings=settings, sources={"asked.jsonl": "1"}).write(tmp_path / name)
+    with pytest.raises(UserError, match=r"prompts of asked\.jsonl"):
         Texts.load(tmp_path)
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
+from spec_lab.core.errors import UserError
 from spec_lab.core.types import Request
 from spec_lab.engine.engine import Engine
 from spec_lab.engine.teacher import TeacherForcing
@@ -88,7 +89,8 @@ def use_threads(chosen: Chosen) -> None:
     if chosen.config.kernels == KernelsChoice.native:
         from spec_kernels.native import compiled
 
-        compiled.use_threads(num_threads)
+        if (given := compiled.use_threads(num_threads)) < num_threads:
+            raise UserError(f"num_threads={num_threads}: there are {given} for kernels=native; use num_threads={given}")
 
 
 def default_num_threads(chosen: Chosen) -> int:

@@ -143,7 +143,7 @@ class NativeDecoderLayer:
 
 
 class NativeProducts(PlainProducts):
-    """Makes the parts of models that run in C: float32 on a CPU, one thread, and chains."""
+    """Makes the parts of models that run in C: float32 on a CPU, and chains."""
 
     invariant_rows = MAX_ROWS
 

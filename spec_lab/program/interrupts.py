@@ -27,6 +27,7 @@ class Interrupts:
 
     def __init__(self) -> None:
         self.seen = self._watches = False
+        self._again: threading.Timer | None = None
         self._before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
     def __enter__(self) -> Interrupts:
@@ -36,9 +37,15 @@ class Interrupts:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        is_pending = self._again is not None and self._again.is_alive()
+        if self._again is not None:
+            self._again.cancel()
+            self._again.join()  # it may strike while there is still somebody to take it
         self._watches = False
         for number in self._watched():
             signal.signal(number, self._before[number])
+        if is_pending and error is None:
+            raise KeyboardInterrupt
 
     def _watched(self) -> list[signal.Signals]:
         if threading.current_thread() is not threading.main_thread():
@@ -50,7 +57,8 @@ class Interrupts:
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.seen, before = True, self._before[signal.Signals(number)]
         if _is_in_a_finaliser(frame):
-            threading.Timer(SECONDS_TO_WAIT, self._strike_again, [number]).start()
+            self._again = threading.Timer(SECONDS_TO_WAIT, self._strike_again, [number])
+            self._again.start()
         elif callable(before):
             before(number, frame)
         else:

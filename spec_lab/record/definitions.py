@@ -172,7 +172,7 @@ DEFINITIONS: dict[str, str] = {
         "many rows each, whatever row_invariant says), for layers of plain attention and MLPs."
     ),
     "seconds": "Wall time: in a repeat the timed pass, at the top the whole run.",
-    "num_threads": "Threads torch used on the CPU.",
+    "num_threads": "Threads that computed on the CPU.",
     "weight_dtype": (
         "What the weights of the products of the target's layers are kept in: `dtype`, or fp8, e4m3 with a float32 "
         "scale for each block of 128 x 128; a CPU keeps those in `dtype`, rounded to what e4m3 has."

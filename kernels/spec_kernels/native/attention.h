@@ -246,6 +246,7 @@ static int64_t attention_memory(const layer_t *layer, const place_t *place) {
 /* out [rows, heads * head_dim] of queries [rows, heads * head_dim], rows `query_stride` apart. */
 static void attend_rows(float *out, const float *queries, int64_t query_stride, const float *kv, const layer_t *layer,
                         const place_t *place, int64_t num_rows, float *memory) {
+    if (num_rows == 0) return;
     const attended_t job = {out, queries, kv, layer, place, query_stride, attention_memory_each(layer, place), memory};
     share(attend_some, &job, num_rows / place->num_queries * layer->num_kv_heads);
 }

@@ -28,9 +28,10 @@ def has_tiles() -> bool:
     return bool(library().native_has_tiles())
 
 
-def use_threads(num_threads: int) -> None:
-    """Let so many threads share the outputs of each product and the heads of attention. No bit depends on how many."""
-    library().native_threads(num_threads)
+def use_threads(num_threads: int) -> int:
+    """Let so many threads share the outputs of each product and the heads of attention, and return how many there are:
+    fewer where the system gives fewer. No bit depends on it."""
+    return int(library().native_threads(num_threads))
 
 
 def check(status: int) -> None:

@@ -1,8 +1,8 @@
 /* Threads that share the outputs of a product, or the heads of attention. Each output is still summed up by one thread, in
    one order, so that no bit depends on how many there are.
 
-   The others look for work for some microseconds, as long as the caller is away between two products of a layer, and
-   sleep then. */
+   The others look for work for some tens of microseconds, longer than the caller is away between two products of a layer,
+   and sleep then. */
 
 #include <pthread.h>
 #include <sched.h>
@@ -11,7 +11,7 @@
 /* Does items [first, last) of a job; `thread` counts from 0, the caller. */
 typedef void (*part_t)(const void *job, int64_t first, int64_t last, int64_t thread);
 
-enum { MOST_THREADS = 64, LOOKS = 4000 };
+enum { MOST_THREADS = 256, LOOKS = 4000 };
 
 static struct {
     pthread_mutex_t lock;
@@ -29,6 +29,8 @@ static inline void look_again(int num_looks) {
     if (num_looks > LOOKS) sched_yield();
 #if defined(__x86_64__)
     __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("isb");
 #endif
 }
 

@@ -74,14 +74,16 @@ class Texts:
         """Read all finished files of a folder, or of the folders in it, which several writers fill side by side.
 
         Raises:
-            UserError: there are none, one cannot be read, or two of the folders differ in more than their seed.
+            UserError: there are none, one cannot be read, or two of the folders differ in more than their prompts,
+                or have prompts in common.
         """
         inside = sorted(header.parent for header in folder.glob(f"*/{HEADER}"))
         if (folder / HEADER).exists() or not inside:
             return cls._of_one(folder)
         parts = [cls._of_one(one) for one in inside]
-        for part, one in zip(parts, inside, strict=True):
-            parts[0].header.refuse_beside(part.header, one)
+        for place, part in enumerate(parts):
+            for before in parts[:place]:
+                before.header.refuse_beside(part.header, inside[place])
         return cls._joined(parts)
 
     @classmethod

@@ -99,11 +99,19 @@ class TextsHeader:
             )
 
     def refuse_beside(self, other: TextsHeader, folder: Path) -> None:
-        """Raise UserError, naming what differs, where the texts of `folder` were written in another way than these."""
+        """Raise UserError, naming what differs, where the texts of `folder` were written in another way than these, or
+        behind the same prompts."""
         if changed := [name for name in self._changed(other) if name not in MAY_DIFFER]:
             raise UserError(
                 f"{folder} holds texts written with another {', '.join(changed)} than those beside it; learn from one "
                 "of these folders, or take one away"
+            )
+        shared = [name for name, digest in other.sources.items() if self.sources.get(name) == digest]
+        if shared or not (self.sources or other.sources or self.settings.get("seed") != other.settings.get("seed")):
+            both = f"the prompts of {shared[0]}" if shared else "prompts of one seed"
+            raise UserError(
+                f"{folder} holds answers to {both}, as a folder beside it does, so that texts would be learnt and held "
+                "out; give every writer a seed, or prompts, of its own"
             )
 
     def _changed(self, other: TextsHeader) -> list[str]:

@@ -66,7 +66,7 @@ def _write_new(writer: Writer, config: TextsConfig, root: Path, header: TextsHea
     try:
         return TextsJob(writer, config, folder, form).run()
     except UserError:
-        if is_new:
+        if is_new and not folder.names(ANSWERS):
             folder.drop()
         raise
 

@@ -9,6 +9,7 @@ from spec_lab.menu.config import knob
 
 MOST_TEXTS = 10**8
 LONGEST = 2**17
+FEWEST_PROMPT_TOKENS = 8
 PROMPTS = (
     "JSON Lines files with `messages`, `conversations` or `prompt`, and reasoning_gym:TASK:COUNT; [] lets the target "
     "write its own prompts"
@@ -24,7 +25,7 @@ class WritingConfig:
     second_turns: float = knob(
         0.2, "share of the texts that answer the second turn of a conversation", least=0, most=0.8
     )
-    max_prompt_tokens: int = knob(512, "longest prompt, with its template", least=8, most=LONGEST)
+    max_prompt_tokens: int = knob(512, "longest prompt, with its template", least=FEWEST_PROMPT_TOKENS, most=LONGEST)
     max_new_tokens: int = knob(256, "longest answer; a longer one is cut", least=1, most=LONGEST)
     temperatures: list[float] = knob(
         [0.0, 0.0, 0.7, 1.0],

@@ -27,7 +27,7 @@ from spec_lab.menu.devices import runs_on_cuda
 from spec_lab.menu.refusals.run import admit
 from spec_lab.record.progress import Beats
 from spec_lab.train.texts.header import WrittenBy, digest_of_text, digest_of_weights
-from spec_lab.train.texts.settings import TextsConfig
+from spec_lab.train.texts.settings import FEWEST_PROMPT_TOKENS, TextsConfig
 from spec_lab.wiring.limits import engine_limits
 from spec_lab.wiring.models import TargetBuild, load_models, thinking_markers
 from spec_lab.workloads.chat_template import stored_template
@@ -54,9 +54,13 @@ def choose_target(words: Sequence[str], config: TextsConfig, prefix: str = "") -
     if config.longest > positions:
         name = "max_new_tokens" if config.max_prompt_tokens < positions else "max_prompt_tokens"
         most = positions - config.longest + getattr(config, name)
+        remedy = f"{prefix}{name}={most}"
+        if name == "max_prompt_tokens" and most < FEWEST_PROMPT_TOKENS:
+            fewest = FEWEST_PROMPT_TOKENS
+            remedy = f"{prefix}{name}={fewest} {prefix}max_new_tokens={positions - fewest}"
         raise UserError(
             f"{prefix}max_prompt_tokens={config.max_prompt_tokens} and {prefix}max_new_tokens={config.max_new_tokens} "
-            f"are more than the target's {positions} positions; use {prefix}{name}={max(most, 8)}"
+            f"are more than the target's {positions} positions; use {remedy}"
         )
     cache = dataclasses.replace(chosen.config.cache, max_seq_len=config.longest)
     return chosen.again(dataclasses.replace(chosen.config, cache=cache, max_new_tokens=config.max_new_tokens))
