@@ -16,6 +16,7 @@ from spec_lab.menu.config import RunConfig
 from spec_lab.menu.refusals.run import admit
 from spec_lab.options.shipped import SHIPPED, ZOO, DrafterWeights
 from spec_lab.program.compose import compose_run
+from spec_lab.train.target import load_target
 from spec_lab.wiring.drafting import load_drafter
 from spec_lab.wiring.engine import build_engine
 from spec_lab.wiring.limits import engine_limits
@@ -161,8 +162,8 @@ def test_drafts_are_those_of_the_module_as_it_was_trained(target: str) -> None:
     records = engine.generate(requests).requests
 
     trained = composed_pipeline(f"target={target}", f"drafter={TRAINED_AS[drafter]}")
-    assert trained.target is not None and trained.drafter is not None
-    model, _ = trained.target.load(ZOO / target, torch.device("cpu"))
+    assert trained.drafter is not None
+    model, _ = load_target(ZOO / target, torch.device("cpu"))
     match = trained.drafter.matcher(ZOO / f"{target}-{drafter}", model, torch.device("cpu"))
     accepted, expected = [], []
     for record in records:
