@@ -203,7 +203,7 @@ def leave(model: nn.Module) -> None:
 
 @dataclass(frozen=True, slots=True)
 class TargetKind:
-    """Holds what one kind of target has of its own.
+    """What one kind of target has of its own.
 
     Attributes:
         keys: its config.json, of the knobs and the size of the vocabulary.

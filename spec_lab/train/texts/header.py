@@ -107,7 +107,8 @@ class TextsHeader:
                 "of these folders, or take one away"
             )
         shared = [name for name, digest in other.sources.items() if self.sources.get(name) == digest]
-        if shared or not (self.sources or other.sources or self.settings.get("seed") != other.settings.get("seed")):
+        wrote_their_own = not self.sources and not other.sources
+        if shared or (wrote_their_own and self.settings.get("seed") == other.settings.get("seed")):
             both = f"the prompts of {shared[0]}" if shared else "prompts of one seed"
             raise UserError(
                 f"{folder} holds answers to {both}, as a folder beside it does, so that texts would be learnt and held "
