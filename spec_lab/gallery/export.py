@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ INSTALL = "pip install -c constraints.txt -e '.[notebook]'"
 KERNEL = "python3"
 CELL_TIMEOUT_SECONDS = 300
 PARAMETERS, RUNS, CONCLUSION = "parameters", "runs", "conclusion"
+SECTION, NOTEBOOK = "\n## ", re.compile(r"\[`(.+?\.ipynb)`\]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,27 +141,29 @@ def _printed(cell: Any) -> str:
 
 
 def write_gallery(folder: Path, shown: Sequence[Shown], command: str, note: str) -> list[Path]:
-    """Write the pictures, and `README.md` with them, what they were made of, and the conclusions; the files."""
+    """Write the pictures, and `README.md` with them, what they were made of, and the conclusions; the files.
+
+    What a page that is there has of other notebooks stays, and its note where there is no new one.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     files = []
     for each in shown:
         for name, picture in each.pictures.items():
             files.append(folder / f"{name}.png")
             replace_bytes(files[-1], picture)
-    files.append(folder / "README.md")
-    replace_text(files[-1], _page(folder, shown, command, note))
+    files.append(page := folder / "README.md")
+    head, *kept = page.read_text().split(SECTION) if page.is_file() else [""]
+    sections = {NOTEBOOK.search(text)[1]: text.strip() for text in kept if NOTEBOOK.search(text)}
+    sections |= {each.path.name: _section(folder, each) for each in shown}
+    about = f"What the notebooks show, executed by `{command}`. Text below a picture was computed by its notebook."
+    note = note or "\n\n".join(head.strip().split("\n\n")[2:])
+    parts = ["# Gallery", about, note, *(f"## {sections[name]}" for name in sorted(sections))]
+    replace_text(page, "\n\n".join(part for part in parts if part) + "\n")
     return files
 
 
-def _page(folder: Path, shown: Sequence[Shown], command: str, note: str) -> str:
-    parts = [
-        "# Gallery",
-        f"What the notebooks show, executed by `{command}`. Text below a picture was computed by its notebook.",
-        note,
-    ]
-    for each in shown:
-        link = os.path.relpath(each.path.resolve(), folder.resolve())
-        parts += [f"## {each.title}", f"[`{each.path.name}`]({link})", f"```\n{each.about}\n```"]
-        parts += [f"![{name.replace('_', ' ')}]({name}.png)" for name in each.pictures]
-        parts += [each.conclusion]
-    return "\n\n".join(part for part in parts if part) + "\n"
+def _section(folder: Path, shown: Shown) -> str:
+    link = os.path.relpath(shown.path.resolve(), folder.resolve())
+    pictures = [f"![{name.replace('_', ' ')}]({name}.png)" for name in shown.pictures]
+    parts = [shown.title, f"[`{shown.path.name}`]({link})", f"```\n{shown.about}\n```", *pictures, shown.conclusion]
+    return "\n\n".join(part for part in parts if part)
