@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Heads for SmolLM2-135M on one GPU: its own texts, then a head, then all of Spec-Bench beside plain decoding.
 #
-#   scripts/smollm2_heads.sh MODEL.gguf QUESTIONS.jsonl FOLDER texts SEED
+#   scripts/smollm2_heads.sh MODEL.gguf QUESTIONS.jsonl FOLDER texts SEED [WORDS...]
 #   scripts/smollm2_heads.sh MODEL.gguf QUESTIONS.jsonl FOLDER DRAFTER K SECONDS [WORDS...]
 #
 # A writer of texts waits for its host, so that several, each with a SEED, fill a GPU; the training reads them as one.
@@ -12,7 +12,7 @@ model=$1 questions=$2 folder=$3 step=$4
 
 if [ "$step" = texts ]; then
     exec python3 -m spec_lab.train.texts target=hf "target.path=$model" device=cuda num_texts=24000 second_turns=0 batch_size=768 \
-        max_prompt_tokens=384 max_new_tokens=256 'temperatures=[0,0,0,0.7]' texts_per_file=3000 "seed=$5" "output_dir=$folder/texts/$5"
+        max_prompt_tokens=384 max_new_tokens=256 'temperatures=[0,0,0,0.7]' texts_per_file=3000 "seed=$5" "output_dir=$folder/texts/$5" "${@:6}"
 fi
 num_drafts=$5 seconds=$6 prune=none
 shift 6

@@ -153,7 +153,7 @@ def write_gallery(folder: Path, shown: Sequence[Shown], command: str, note: str)
             replace_bytes(files[-1], picture)
     files.append(page := folder / "README.md")
     head, *kept = page.read_text().split(SECTION) if page.is_file() else [""]
-    sections = {NOTEBOOK.search(text)[1]: text.strip() for text in kept if NOTEBOOK.search(text)}
+    sections = {found[1]: text.strip() for text in kept if (found := NOTEBOOK.search(text))}
     sections |= {each.path.name: _section(folder, each) for each in shown}
     about = f"What the notebooks show, executed by `{command}`. Text below a picture was computed by its notebook."
     note = note or "\n\n".join(head.strip().split("\n\n")[2:])
