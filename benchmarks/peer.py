@@ -1,0 +1,113 @@
+"""Times this lab and vLLM at the same shapes on one GPU, and prints ours over theirs.
+
+    bash ../shared/peer/pack.sh                                       makes the packs that bring vLLM to the machine
+    python benchmarks/peer.py FOLDER [--only "K=3" "batch 1,"]        ours: every cell is a run of the lab
+    python peer_vllm.py ... --out FOLDER/theirs-NAME.json             theirs: NAME holds their target's name
+    python benchmarks/peer.py FOLDER --show                           the table of both
+
+bf16, random weights, 512 tokens in; imposed acceptance of 2.5 tokens a round at K=3. "prompt" is milliseconds a request
+until its first token. Their prompt pass is timed as a generation of one token. Medians over turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from cell_checks import chosen, refused
+from h200_round import Cell
+from measured_rows import append_row, read_rows
+
+import spec_lab
+from spec_lab.core.errors import UserError
+from spec_lab.program.ending import guarded
+from spec_lab.report.table import format_table
+
+NAMES = {"llama3_8b": "llama8b", "qwen3_30b_a3b": "qwen3_30b_a3b"}
+"""Our shapes, and the folders of theirs."""
+OUTPUTS = {"llama3_8b": 512, "qwen3_30b_a3b": 256}
+CELLS = tuple(
+    Cell(K, length, batch, max_new_tokens=OUTPUTS[target], target=target)
+    for target in NAMES
+    for K, length in ((0, 1.0), (3, 2.5))
+    for batch in (1, 16, 64)
+)
+HEADERS = ("cell", "prompt, theirs", "ours", "theirs over ours", "decode tok/s, theirs", "ours", "ours over theirs")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run what is missing of ours, and print the table; 2 where a cell was refused or failed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--only", nargs="*", default=(), help="cells whose name has all of these in it")
+    parser.add_argument("--dry-run", action="store_true", help="compose and check, run nothing")
+    parser.add_argument("--show", action="store_true", help="run nothing")
+    options = parser.parse_args(arguments)
+    table, failed = options.folder / "ours.csv", False
+    cells = chosen(CELLS, options.only)
+    if options.dry_run:
+        return refused(cells)
+    for cell in cells if not options.show else ():
+        if cell.name not in {row["cell"] for row in read_rows(table)}:
+            try:
+                append_row(table, measured(cell, options.folder))
+            except UserError as error:
+                print(f"{cell.name}: {error}", file=sys.stderr)
+                failed = True
+    print(format_table(HEADERS, lines(cells, table, options.folder), left=("cell",)))
+    return 2 if failed else 0
+
+
+def measured(cell: Cell, folder: Path) -> dict[str, str]:
+    """Run a cell, and return its line."""
+    print(f"-- {cell.name}", file=sys.stderr)
+    summary = spec_lab.run(spec_lab.compose([*cell.overrides(), f"output_dir={folder}"])).summary
+    times = (summary["prefill_ms_per_request"], summary["decode_tokens_per_second"])
+    return dict(zip(("cell", "prompt ms", "decode tok/s"), (cell.name, *map(str, times)), strict=True))
+
+
+def lines(cells: Sequence[Cell], table: Path, folder: Path) -> list[list[str]]:
+    """Return a line a cell, with what is there of either side."""
+    ours = {row["cell"]: (float(row["prompt ms"]), float(row["decode tok/s"])) for row in read_rows(table)}
+    found = []
+    for cell in cells:
+        prompt, decode = ours.get(cell.name, (None, None))
+        their_prompt, their_decode = theirs(cell, folder)
+        found.append(
+            [
+                cell.name,
+                *(_text(value, 1) for value in (their_prompt, prompt)),
+                _text(_ratio(their_prompt, prompt), 2),
+                *(_text(value, 0) for value in (their_decode, decode)),
+                _text(_ratio(decode, their_decode), 2),
+            ]
+        )
+    return found
+
+
+def theirs(cell: Cell, folder: Path) -> tuple[float | None, float | None]:
+    """Return milliseconds a prompt and tokens a second of their turns at a cell's shape; None where there are none."""
+    target = NAMES[cell.target]
+    files = [file for file in folder.glob("theirs-*.json") if target in file.name]
+    rows = [row for file in files for row in json.loads(file.read_text(encoding="utf-8"))]
+    same = [row for row in rows if (row["bs"], row["spec"]) == (cell.batch_size, cell.num_draft_tokens)]
+    if not same:
+        return None, None
+    prompts = [1e3 * row["prefill_s"] / row["bs"] for row in same]
+    return statistics.median(prompts), statistics.median(row["decode_tps"] for row in same)
+
+
+def _ratio(above: float | None, below: float | None) -> float | None:
+    return None if above is None or below is None else above / below
+
+
+def _text(value: float | None, digits: int) -> str:
+    return "-" if value is None else f"{value:,.{digits}f}"
+
+
+if __name__ == "__main__":
+    sys.exit(guarded(main))
