@@ -13,6 +13,7 @@ inputs, nothing else about its tiles should reach the bits: that is what is aske
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import sys
 from collections import Counter, defaultdict
@@ -44,14 +45,12 @@ Way = Callable[[torch.Tensor], torch.Tensor]
 @triton.jit
 def _tiles(
     a, b, c, num_rows, out_features, in_features,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, GATED: tl.constexpr, SPECIAL: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, GATED: tl.constexpr, FLAT: tl.constexpr,
 ):  # fmt: skip
     """Computes tiles of a product, or of silu(gate) * up, one after the other; rows of a group of tiles share L2."""
     row_tiles, column_tiles = tl.cdiv(num_rows, ROWS), tl.cdiv(out_features, COLUMNS)
     GROUP: tl.constexpr = 8
-    for tile in tl.range(
-        tl.program_id(0), row_tiles * column_tiles, tl.num_programs(0), flatten=True, warp_specialize=SPECIAL
-    ):
+    for tile in tl.range(tl.program_id(0), row_tiles * column_tiles, tl.num_programs(0), flatten=FLAT):
         group = tile // (GROUP * column_tiles)
         height = min(row_tiles - group * GROUP, GROUP)
         row = (group * GROUP + tile % height) * ROWS
@@ -70,7 +69,7 @@ def _tiles(
 
 @triton.jit
 def _own_tile(starts_ptr, tile, EXPERTS: tl.constexpr, PAIRS: tl.constexpr):
-    """Returns the expert of a tile of pairs, its first pair and where that expert's end; EXPERTS where there is none."""
+    """Returns the expert of a tile of pairs, its first pair and where that expert's end; EXPERTS if there is none."""
     experts = tl.arange(0, EXPERTS)
     starts, ends = tl.load(starts_ptr + experts), tl.load(starts_ptr + experts + 1)
     tiles = (ends - starts + PAIRS - 1) // PAIRS
@@ -93,14 +92,21 @@ def _gate_up_tiles(
         places = first + tl.arange(0, PAIRS)
         sources = tl.load(order_ptr + places, mask=places < end, other=0) // CHOSEN
         row_ptrs = rows_ptr + sources.to(tl.int64)[:, None] * row_stride + tl.arange(0, DEPTH)[None, :]
-        gates = tl.zeros((PAIRS, COLUMNS), tl.float32)
-        ups = tl.zeros((PAIRS, COLUMNS), tl.float32)
+        TURNED: tl.constexpr = PAIRS < 64
+        gates = tl.zeros((COLUMNS, PAIRS) if TURNED else (PAIRS, COLUMNS), tl.float32)
+        ups = tl.zeros((COLUMNS, PAIRS) if TURNED else (PAIRS, COLUMNS), tl.float32)
         for depth in range(0, HIDDEN, DEPTH):
             rows = tl.load(row_ptrs + depth)
-            gates = tl.dot(rows, weights.load([expert * 2 * INNER + column, depth]).T, gates)
-            ups = tl.dot(rows, weights.load([expert * 2 * INNER + INNER + column, depth]).T, ups)
+            gate = weights.load([expert * 2 * INNER + column, depth])
+            up = weights.load([expert * 2 * INNER + INNER + column, depth])
+            if TURNED:
+                gates, ups = tl.dot(gate, rows.T, gates), tl.dot(up, rows.T, ups)
+            else:
+                gates, ups = tl.dot(rows, gate.T, gates), tl.dot(rows, up.T, ups)
         inner_ptrs = inner_ptr + places.to(tl.int64)[:, None] * INNER + (column + tl.arange(0, COLUMNS))[None, :]
         inner = activate(gates, False) * ups
+        if TURNED:
+            inner = inner.T
         tl.store(inner_ptrs, inner.to(inner_ptr.dtype.element_ty), mask=(places < end)[:, None])
 
 
@@ -113,9 +119,16 @@ def _down_tiles(
     expert, first, end = _own_tile(starts_ptr, tl.program_id(1), EXPERTS, PAIRS)
     if expert < EXPERTS:
         column = tl.program_id(0) * COLUMNS
-        sums = tl.zeros((PAIRS, COLUMNS), tl.float32)
+        TURNED: tl.constexpr = PAIRS < 64
+        sums = tl.zeros((COLUMNS, PAIRS) if TURNED else (PAIRS, COLUMNS), tl.float32)
         for depth in range(0, INNER, DEPTH):
-            sums = tl.dot(inner.load([first, depth]), weights.load([expert * HIDDEN + column, depth]).T, sums)
+            rows, weight = inner.load([first, depth]), weights.load([expert * HIDDEN + column, depth])
+            if TURNED:
+                sums = tl.dot(weight, rows.T, sums)
+            else:
+                sums = tl.dot(rows, weight.T, sums)
+        if TURNED:
+            sums = sums.T
         places = first + tl.arange(0, PAIRS)
         pairs = tl.load(order_ptr + places, mask=places < end, other=0)
         sums *= tl.load(routing_ptr + pairs, mask=places < end, other=0.0)[:, None]
@@ -132,7 +145,7 @@ class Tiles:
     depth: int = 64
     num_warps: int = 8
     num_stages: int = 3
-    is_special: bool = False
+    is_flat: bool = True
 
     def product(self, weight: torch.Tensor, is_gated: bool = False) -> Way:
         height, in_features = weight.shape
@@ -148,7 +161,7 @@ class Tiles:
             num_tiles = -(-len(rows) // self.rows) * -(-out_features // columns)
             _tiles[(min(num_programs, num_tiles),)](
                 *(a, b, c, len(rows), out_features, in_features),
-                *(self.rows, columns, self.depth, is_gated, self.is_special),
+                *(self.rows, columns, self.depth, is_gated, self.is_flat and not is_gated),
                 num_warps=self.num_warps,
                 num_stages=self.num_stages,
             )
@@ -250,7 +263,7 @@ def padded_to(least: int, way: Way) -> Way:
 
 OURS = {
     "ours 128x256": Tiles(128, 256),
-    "ours 128x256, special": Tiles(128, 256, is_special=True),
+    "ours 128x256, not flat": Tiles(128, 256, is_flat=False),
     "ours 128x128": Tiles(128, 128, num_stages=4),
     "ours 64x128": Tiles(64, 128, num_warps=4, num_stages=4),
 }
@@ -271,7 +284,7 @@ def microseconds(run: Callable[[], object], most: float = 0.03) -> float:
         event.record()
         run()
     torch.cuda.synchronize()
-    return 1e3 * sorted(a.elapsed_time(b) for a, b in zip(events, events[1:], strict=False))[times // 2]
+    return 1e3 * sorted(a.elapsed_time(b) for a, b in itertools.pairwise(events))[times // 2]
 
 
 def attempt(name: str, run: Callable[[], str]) -> str:
