@@ -23,6 +23,7 @@ from spec_lab.core.types import Request
 from spec_lab.engine.engine import Engine
 from spec_lab.engine.graphs.prompts import CapturedPromptPass
 from spec_lab.measure.lab import MAIN, load_lab
+from spec_lab.operators import triton_experts
 from spec_lab.menu.chosen import choose
 from spec_lab.program.compose import compose_run
 from spec_lab.program.ending import guarded
@@ -61,6 +62,7 @@ def main() -> None:
     parser.add_argument("--sizes", type=whole_numbers, default=[1, 512, 2048, 8192])
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--as-they-round", action="store_true")
+    parser.add_argument("--expert-rows", type=int, help="up to so many rows have our products of experts")
     parser.add_argument("overrides", nargs="*")
     arguments = parser.parse_args()
     config, _ = compose_run(["references=[]", "max_new_tokens=1", *arguments.overrides])
@@ -73,6 +75,8 @@ def main() -> None:
         f"{len(lengths)} prompts of {min(lengths)} to {max(lengths)} tokens, batch {engine.scheduler.num_slots}, "
         f"{lab.models.device}, {lab.models.dtype}, attention={config.attention.name} kernels={config.kernels}"
     )
+    if arguments.expert_rows is not None:
+        triton_experts.MAX_ROWS = arguments.expert_rows
     if arguments.as_they_round:
         engine.prompt_pass.rounding = PromptRounding()
     alone: Counter[str] | None = None

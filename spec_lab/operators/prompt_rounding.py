@@ -15,8 +15,7 @@ import torch
 from spec_lab.core.prompts import PromptRounding
 
 LEAST_ROWS = 128
-"""From here on rows are many to every part of a layer, and the library's kernels round alike (docs/log/prompt_passes.md,
-on an H200)."""
+"""From here on rows are many to every part of a layer."""
 
 
 @contextmanager
