@@ -5,7 +5,8 @@
 Every request of the workload ends with its prompt pass: the first token and the first drafts are in the time, rounds
 are not. A line a size: the best repeat's time a request, the forwards it took, and of how many prompts the logits
 behind them have other bits than with the first size. With graph.prompts=true and a size of 1 prompts are replayed, and
-nobody looks at their logits; --as-they-round takes the library's products as they come, whatever bits packs then have.
+nobody looks at their logits; --as-they-round times once more with the library's products as they come, whatever bits packs then have;
+--expert-rows 256,100000 with our products of experts for up to so many rows.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import argparse
 import sys
 from collections import Counter
 from hashlib import sha256
+from itertools import product
 
 import torch
 
@@ -23,8 +25,8 @@ from spec_lab.core.types import Request
 from spec_lab.engine.engine import Engine
 from spec_lab.engine.graphs.prompts import CapturedPromptPass
 from spec_lab.measure.lab import MAIN, load_lab
-from spec_lab.operators import triton_experts
 from spec_lab.menu.chosen import choose
+from spec_lab.operators import triton_experts
 from spec_lab.program.compose import compose_run
 from spec_lab.program.ending import guarded
 
@@ -62,30 +64,35 @@ def main() -> None:
     parser.add_argument("--sizes", type=whole_numbers, default=[1, 512, 2048, 8192])
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--as-they-round", action="store_true")
-    parser.add_argument("--expert-rows", type=int, help="up to so many rows have our products of experts")
+    parser.add_argument("--expert-rows", type=whole_numbers, default=[triton_experts.MAX_ROWS])
     parser.add_argument("overrides", nargs="*")
     arguments = parser.parse_args()
     config, _ = compose_run(["references=[]", "max_new_tokens=1", *arguments.overrides])
     lab = load_lab(choose(config))
     engine: Engine = lab.engines[MAIN]
     engine.prepare()
-    captured = isinstance(engine.prompt_pass, CapturedPromptPass)
     lengths = [len(request.prompt_ids) for request in lab.requests]
     print(
         f"{len(lengths)} prompts of {min(lengths)} to {max(lengths)} tokens, batch {engine.scheduler.num_slots}, "
         f"{lab.models.device}, {lab.models.dtype}, attention={config.attention.name} kernels={config.kernels}"
     )
-    if arguments.expert_rows is not None:
-        triton_experts.MAX_ROWS = arguments.expert_rows
-    if arguments.as_they_round:
-        engine.prompt_pass.rounding = PromptRounding()
+    roundings = [engine.prompt_pass.rounding, *([PromptRounding()] if arguments.as_they_round else [])]
+    for rounding, expert_rows in product(roundings, arguments.expert_rows):
+        engine.prompt_pass.rounding, triton_experts.MAX_ROWS = rounding, expert_rows
+        print(f"at least {rounding.least_rows} rows a forward; up to {expert_rows} rows have our experts")
+        time_sizes(engine, lab.requests, arguments.sizes, arguments.repeats)
+
+
+def time_sizes(engine: Engine, requests: list[Request], sizes: list[int], repeats: int) -> None:
+    """Print a line for each number of rows."""
+    captured = isinstance(engine.prompt_pass, CapturedPromptPass)
     alone: Counter[str] | None = None
-    for size in arguments.sizes:
+    for size in sizes:
         engine.prompt_pass.pack_size = size
-        logits = Counter[str]() if captured else logits_behind(engine, lab.requests)  # first calls of every shape
+        logits = Counter[str]() if captured else logits_behind(engine, requests)  # first calls of every shape
         alone = alone or logits
-        engine.generate(lab.requests)
-        results = [engine.generate(lab.requests) for _ in range(arguments.repeats)]
+        engine.generate(requests)
+        results = [engine.generate(requests) for _ in range(repeats)]
         print(
             f"prefill_tokens={size:<6} {min(map(milliseconds, results)):8.2f} ms a request, "
             f"{results[0].num_prompt_forwards} forwards, {(logits - alone).total()} prompts with other bits",
