@@ -200,6 +200,7 @@ def test_a_prompt_in_a_pack_has_the_bits_of_the_prompt_alone(weights: Weights, d
 def test_so_has_one_of_a_wider_target(tmp_path: Path) -> None:
     """Whose products take other kernels of the library for 1, 100 and 1500 rows."""
     sizes = {"hidden_size": 1024, "intermediate_size": 2816, "num_attention_heads": 16, "num_key_value_heads": 8}
+    sizes["max_position_embeddings"] = 1024
     make_tiny_target(tmp_path, "llama", head_dim=64, num_hidden_layers=2, vocab_size=2048, **sizes)
     config = in_triton(make_config((tmp_path, tmp_path), "ngram", prune="prefill"))
     config.cache.prefill_chunk, config.cache.page_size = 512, PAGE
