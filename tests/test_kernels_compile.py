@@ -329,10 +329,9 @@ def compile_experts() -> None:
             for product, more in ((tiles.gate_up, {"NUM_CHOSEN": 8, "IS_GELU": False}), (tiles.down, {})):
                 shape = {"COLUMN_TILE": product.columns, "CHANNEL_TILE": product.channels}
                 brought = {"weights": (product.columns, product.channels), "inner": (tiles.pairs, product.channels)}
-                stages = {"num_stages": product.num_stages}
-                ptx = compile_kernel(
-                    experts, dtype, product.num_warps, tiles=brought, **stages, **both, **shape, **more
-                )
+                how = {"num_stages": product.num_stages, "num_warps": product.num_warps, "tiles": brought}
+                terms = {"terms": "*fp32" if num_rows <= 256 else f"*{dtype}"}
+                ptx = compile_kernel(experts, dtype, pointers=terms, **how, **both, **shape, **more)
                 if dtype == "bf16":
                     assert "wgmma" in ptx and "cp.async.bulk.tensor" in ptx, "Hopper's products and copies"
                 else:

@@ -1,11 +1,8 @@
-"""Routed experts (mixture of experts) for more rows than a round of one request has, up to those of a pack of prompts.
+"""Routed experts (mixture of experts) of more rows than `few_experts` has, up to those of a pack of prompts.
 
 Pairs of a row and an expert that it chose are sorted by expert on the device. A program takes a tile of one expert's
 pairs and of its columns, and finds out by itself which these are. So nothing asks the host, and every buffer has a size
-that follows from the number of rows.
-
-A pair is one row of a tensor core product whose tile has one shape for 1 to `MAX_INVARIANT_ROWS` rows, and a row's
-pairs are added up in the order in which its router chose them. What stands beside a row therefore changes no bit of it.
+that follows from the number of rows. A row's pairs are added up in the order in which its router chose them.
 
 Sources: the fused MoE kernels of vLLM and SGLang for the product of sorted pairs.
 """
@@ -82,6 +79,16 @@ def _own_pairs(
 
 
 @triton.jit
+def _add_product(acc: tl.tensor, rows: tl.tensor, weights: tl.tensor, TURNED: tl.constexpr) -> tl.tensor:
+    """Adds the product of [pairs, channels] and [columns, channels]: [pairs, columns], or turned."""
+    if TURNED:
+        acc = tl.dot(weights, tl.trans(rows), acc, input_precision="ieee")
+    else:
+        acc = tl.dot(rows, tl.trans(weights), acc, input_precision="ieee")
+    return acc
+
+
+@triton.jit
 def _gate_up(
     inner_ptr: tl.tensor,
     rows_ptr: tl.tensor,
@@ -110,18 +117,14 @@ def _gate_up(
         row_ptrs = rows_ptr + sources.to(tl.int64)[:, None] * row_stride + all_channels[None, :]
         TURNED: tl.constexpr = PAIR_TILE < _LEAST_HEIGHT
         gate = tl.zeros((COLUMN_TILE, PAIR_TILE) if TURNED else (PAIR_TILE, COLUMN_TILE), tl.float32)
-        up = tl.zeros((COLUMN_TILE, PAIR_TILE) if TURNED else (PAIR_TILE, COLUMN_TILE), tl.float32)
+        up = gate
         for channel in range(0, HIDDEN, CHANNEL_TILE):
             is_channel = (channel + all_channels < HIDDEN) | (HIDDEN % CHANNEL_TILE == 0)
             rows = tl.load(row_ptrs + channel, mask=is_pair[:, None] & is_channel[None, :], other=0.0)
             gates = weights.load([expert * 2 * INNER + column, channel])
             ups = weights.load([expert * 2 * INNER + INNER + column, channel])
-            if TURNED:
-                gate = tl.dot(gates, tl.trans(rows), gate, input_precision="ieee")
-                up = tl.dot(ups, tl.trans(rows), up, input_precision="ieee")
-            else:
-                gate = tl.dot(rows, tl.trans(gates), gate, input_precision="ieee")
-                up = tl.dot(rows, tl.trans(ups), up, input_precision="ieee")
+            gate = _add_product(gate, rows, gates, TURNED)
+            up = _add_product(up, rows, ups, TURNED)
         inner = activate(gate, IS_GELU) * up
         if TURNED:
             inner = tl.trans(inner)
@@ -154,11 +157,7 @@ def _down(
         acc = tl.zeros((COLUMN_TILE, PAIR_TILE) if TURNED else (PAIR_TILE, COLUMN_TILE), tl.float32)
         for channel in range(0, INNER, CHANNEL_TILE):
             rows = inner.load([first, channel])  # those of other experts among them are not kept
-            downs = weights.load([expert * HIDDEN + column, channel])
-            if TURNED:
-                acc = tl.dot(downs, tl.trans(rows), acc, input_precision="ieee")
-            else:
-                acc = tl.dot(rows, tl.trans(downs), acc, input_precision="ieee")
+            acc = _add_product(acc, rows, weights.load([expert * HIDDEN + column, channel]), TURNED)
         if TURNED:
             acc = tl.trans(acc)
         places = first + tl.arange(0, PAIR_TILE)
@@ -220,43 +219,34 @@ def routed_experts(
     num_experts, _, inner_size = down.shape
     num_chosen = expert_ids.shape[1]
     num_pairs = num_rows * num_chosen
-    _assert_shapes(out, rows, gate_up, down, expert_ids, weights)
+    assert_experts(out, rows, gate_up, down, expert_ids, weights)
+    if not num_rows:
+        return
     tiles = choose_expert_tiles(num_rows, num_pairs / num_experts, rows.element_size())
     order, starts = (torch.empty(size, dtype=torch.int32, device=out.device) for size in (num_pairs, num_experts + 1))
     inner = rows.new_empty((num_pairs, inner_size))
-    of_few = num_rows <= _ROWS_OF_EXACT_TERMS
-    terms = rows.new_empty((num_pairs, hidden_size), dtype=torch.float32 if of_few else rows.dtype)
-    experts = {"NUM_EXPERTS": num_experts, "EXPERT_TILE": triton.next_power_of_2(num_experts), "PAIR_TILE": tiles.pairs}
+    is_exact = num_rows <= _ROWS_OF_EXACT_TERMS
+    terms = rows.new_empty((num_pairs, hidden_size), dtype=torch.float32 if is_exact else rows.dtype)
+    sizes = {"NUM_EXPERTS": num_experts, "EXPERT_TILE": triton.next_power_of_2(num_experts)}
+    sizes |= {"HIDDEN": hidden_size, "INNER": inner_size, "PAIR_TILE": tiles.pairs}
     num_tiles = num_pairs // tiles.pairs + min(num_pairs, num_experts)
 
     with launch_on(out):
         _sort_pairs[(num_experts + 1,)](
             *(order, starts, expert_ids, num_pairs),
-            PAIR_TILE=_PAIRS_AT_ONCE if of_few else 4 * _PAIRS_AT_ONCE,
+            PAIR_TILE=_PAIRS_AT_ONCE if is_exact else 4 * _PAIRS_AT_ONCE,
             NO_EXPERT=_NO_EXPERT,
         )
         _gate_up[(triton.cdiv(inner_size, tiles.gate_up.columns), num_tiles)](
-            *(inner, rows, tiles.gate_up.of(gate_up.flatten(0, 1)), order, starts, rows.stride(0)),
-            **experts,
+            *(inner, rows, tiles.gate_up.of(gate_up), order, starts, rows.stride(0)),
             NUM_CHOSEN=num_chosen,
-            HIDDEN=hidden_size,
-            INNER=inner_size,
-            COLUMN_TILE=tiles.gate_up.columns,
-            CHANNEL_TILE=tiles.gate_up.channels,
             IS_GELU=activation == "gelu_tanh",
-            num_warps=tiles.gate_up.num_warps,
-            num_stages=tiles.gate_up.num_stages,
+            **sizes,
+            **tiles.gate_up.options,
         )
+        brought = TensorDescriptor.from_tensor(inner, [tiles.pairs, tiles.down.channels])
         _down[(triton.cdiv(hidden_size, tiles.down.columns), num_tiles)](
-            *(terms, TensorDescriptor.from_tensor(inner, [tiles.pairs, tiles.down.channels])),
-            *(tiles.down.of(down.flatten(0, 1)), weights, order, starts),
-            **experts,
-            HIDDEN=hidden_size,
-            INNER=inner_size,
-            COLUMN_TILE=tiles.down.columns,
-            CHANNEL_TILE=tiles.down.channels,
-            num_warps=tiles.down.num_warps,
-            num_stages=tiles.down.num_stages,
+            *(terms, brought, tiles.down.of(down), weights, order, starts), **sizes, **tiles.down.options
         )
         _add_terms[(num_rows, triton.cdiv(hidden_size, _CHANNELS_AT_ONCE))](
             *(out, terms, out if residual is None else residual, 0 if residual is None else residual.stride(0)),
@@ -267,7 +257,7 @@ def routed_experts(
         )
 
 
-def _assert_shapes(
+def assert_experts(
     out: torch.Tensor,
     rows: torch.Tensor,
     gate_up: torch.Tensor,
@@ -275,7 +265,7 @@ def _assert_shapes(
     expert_ids: torch.Tensor,
     weights: torch.Tensor,
 ) -> None:
-    """Assert what the kernels take for granted."""
+    """Assert what the kernels of experts take for granted."""
     num_rows, hidden_size = rows.shape
     num_experts, _, inner_size = down.shape
     assert_rows_of(out, num_rows, hidden_size)
