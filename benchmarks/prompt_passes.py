@@ -5,8 +5,8 @@
 Every request of the workload ends with its prompt pass: the first token and the first drafts are in the time, rounds
 are not. A line a size: the best repeat's time a request, the forwards it took, and of how many prompts the logits
 behind them have other bits than with the first size. With graph.prompts=true and a size of 1 prompts are replayed, and
-nobody looks at their logits; --as-they-round times once more with the library's products as they come, whatever bits packs then have;
---expert-rows 256,100000 with our products of experts for up to so many rows.
+nobody looks at their logits. --as-they-round times once more with the library's products as they come, whatever bits
+packs then have.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import argparse
 import sys
 from collections import Counter
 from hashlib import sha256
-from itertools import product
 
 import torch
 
@@ -26,7 +25,6 @@ from spec_lab.engine.engine import Engine
 from spec_lab.engine.graphs.prompts import CapturedPromptPass
 from spec_lab.measure.lab import MAIN, load_lab
 from spec_lab.menu.chosen import choose
-from spec_lab.operators import triton_experts
 from spec_lab.program.compose import compose_run
 from spec_lab.program.ending import guarded
 
@@ -64,7 +62,6 @@ def main() -> None:
     parser.add_argument("--sizes", type=whole_numbers, default=[1, 512, 2048, 8192])
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--as-they-round", action="store_true")
-    parser.add_argument("--expert-rows", type=whole_numbers, default=[triton_experts.MAX_ROWS])
     parser.add_argument("overrides", nargs="*")
     arguments = parser.parse_args()
     config, _ = compose_run(["references=[]", "max_new_tokens=1", *arguments.overrides])
@@ -77,9 +74,9 @@ def main() -> None:
         f"{lab.models.device}, {lab.models.dtype}, attention={config.attention.name} kernels={config.kernels}"
     )
     roundings = [engine.prompt_pass.rounding, *([PromptRounding()] if arguments.as_they_round else [])]
-    for rounding, expert_rows in product(roundings, arguments.expert_rows):
-        engine.prompt_pass.rounding, triton_experts.MAX_ROWS = rounding, expert_rows
-        print(f"at least {rounding.least_rows} rows a forward; up to {expert_rows} rows have our experts")
+    for rounding in roundings:
+        engine.prompt_pass.rounding = rounding
+        print(f"at least {rounding.least_rows} rows a forward")
         time_sizes(engine, lab.requests, arguments.sizes, arguments.repeats)
 
 
