@@ -163,3 +163,9 @@ def test_another_activation_is_refused() -> None:
     layer = make_layer(1)
     with refused("kernels=triton", "kernels=torch"):
         SortedExperts(layer.gate_up, layer.down, F.relu).made_by(TritonExperts)
+
+
+def test_rows_that_the_copy_engine_does_not_bring_are_refused() -> None:
+    layer = make_layer(1, inner=22)
+    with refused("kernels=triton", "kernels=torch"):
+        SortedExperts(layer.gate_up, layer.down).made_by(TritonExperts)
