@@ -3,17 +3,26 @@
     python benchmarks/prompt_passes.py [--sizes 1,2048,8192] [--repeats 3] [KNOB=VALUE ...]
 
 Every request of the workload ends with its prompt pass: the first token and the first drafts are in the time, rounds
-are not. A line a size: the best repeat's time a request, the forwards it took, and how many first tokens differ from
-those of the first size. With graph.prompts=true and a size of 1 prompts are replayed.
+are not. A line a size: the best repeat's time a request, the forwards it took, and of how many prompts the logits
+behind them have other bits than with the first size. With graph.prompts=true and a size of 1 prompts are replayed, and
+nobody looks at their logits. --as-they-round times once more with the library's products as they come, whatever bits
+packs then have.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections import Counter
+from hashlib import sha256
 
+import torch
+
+from spec_lab.core.prompts import PromptRounding
 from spec_lab.core.results import GenerationResult
+from spec_lab.core.types import Request
 from spec_lab.engine.engine import Engine
+from spec_lab.engine.graphs.prompts import CapturedPromptPass
 from spec_lab.measure.lab import MAIN, load_lab
 from spec_lab.menu.chosen import choose
 from spec_lab.program.compose import compose_run
@@ -30,15 +39,29 @@ def whole_numbers(text: str) -> list[int]:
     return [int(number) for number in text.split(",")]
 
 
-def first_tokens(result: GenerationResult) -> list[int]:
-    """Return the token behind each prompt, in the order of the requests."""
-    return [record.output_ids[0] for record in result.requests]
+def logits_behind(engine: Engine, requests: list[Request]) -> Counter[str]:
+    """Run the prompts, and count the rows of logits behind them by their bits."""
+    found: Counter[str] = Counter()
+    rule = engine.parts.rule
+    own = rule.first_tokens
+
+    def first_tokens(logits: torch.Tensor, slot_ids: torch.Tensor, kv_lens: torch.Tensor) -> torch.Tensor:
+        found.update(sha256(row.numpy()).hexdigest() for row in logits.float().cpu())
+        return own(logits, slot_ids, kv_lens)
+
+    rule.first_tokens = first_tokens  # type: ignore[method-assign]
+    try:
+        engine.generate(requests)
+    finally:
+        rule.first_tokens = own  # type: ignore[method-assign]
+    return found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", type=whole_numbers, default=[1, 512, 2048, 8192])
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--as-they-round", action="store_true")
     parser.add_argument("overrides", nargs="*")
     arguments = parser.parse_args()
     config, _ = compose_run(["references=[]", "max_new_tokens=1", *arguments.overrides])
@@ -50,17 +73,26 @@ def main() -> None:
         f"{len(lengths)} prompts of {min(lengths)} to {max(lengths)} tokens, batch {engine.scheduler.num_slots}, "
         f"{lab.models.device}, {lab.models.dtype}, attention={config.attention.name} kernels={config.kernels}"
     )
-    alone: list[int] | None = None
-    for size in arguments.sizes:
+    roundings = [engine.prompt_pass.rounding, *([PromptRounding()] if arguments.as_they_round else [])]
+    for rounding in roundings:
+        engine.prompt_pass.rounding = rounding
+        print(f"at least {rounding.least_rows} rows a forward")
+        time_sizes(engine, lab.requests, arguments.sizes, arguments.repeats)
+
+
+def time_sizes(engine: Engine, requests: list[Request], sizes: list[int], repeats: int) -> None:
+    """Print a line for each number of rows."""
+    captured = isinstance(engine.prompt_pass, CapturedPromptPass)
+    alone: Counter[str] | None = None
+    for size in sizes:
         engine.prompt_pass.pack_size = size
-        engine.generate(lab.requests)  # first calls of every shape
-        results = [engine.generate(lab.requests) for _ in range(arguments.repeats)]
-        tokens = first_tokens(results[0])
-        alone = alone or tokens
-        num_different = sum(ours != theirs for ours, theirs in zip(tokens, alone, strict=True))
+        logits = Counter[str]() if captured else logits_behind(engine, requests)  # first calls of every shape
+        alone = alone or logits
+        engine.generate(requests)
+        results = [engine.generate(requests) for _ in range(repeats)]
         print(
             f"prefill_tokens={size:<6} {min(map(milliseconds, results)):8.2f} ms a request, "
-            f"{results[0].num_prompt_forwards} forwards, {num_different} first tokens differ",
+            f"{results[0].num_prompt_forwards} forwards, {(logits - alone).total()} prompts with other bits",
             flush=True,
         )
 

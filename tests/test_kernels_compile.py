@@ -91,15 +91,17 @@ def compile_kernel(
     dtype: str,
     num_warps: int = 4,
     form: str = "ptx",
+    num_stages: int = 2,
     pointers: Mapping[str, str] | None = None,
     ahead: tuple[str, ...] = (),
     given: tuple[str, ...] = (),
     takes: str = "",
+    tiles: Mapping[str, tuple[int, int]] | None = None,
     **constants: int | bool,
 ) -> str:
     """Compile the kernel of a module that has these constants to PTX, or another `form`, for compute capability 9.0.
     Its arguments are aligned as the launchers' tensors are, and as the size of most vocabularies is. `pointers` are
-    those of other types than usual.
+    those of other types than usual, `tiles` what the copy engine brings of other tensors.
 
     One that can be placed early waits before it touches memory, but for what `ahead` names, weights, and for what a
     forward is `given`: that it does load before, and past L1.
@@ -121,6 +123,8 @@ def compile_kernel(
             pointer = (pointer,) * LISTS[stem]
         scalar = "constexpr" if name in constants else SCALARS.get(name, "i32")
         signature[name] = pointer if name.endswith("_ptr") else scalar
+        if tiles is not None and name in tiles:
+            signature[name] = f"tensordesc<{dtype}{list(tiles[name])}>"
     aligned = [(i,) for i, name in enumerate(names) if name.endswith(("_ptr", "_stride", "vocab_size"))]
     lists = {i: LISTS[name.removesuffix("_ptr")] for i, name in enumerate(names) if name.removesuffix("_ptr") in LISTS}
     aligned = [place for place in aligned if place[0] not in lists]
@@ -131,7 +135,7 @@ def compile_kernel(
         constexprs={(names.index(name),): value for name, value in constants.items()},
         attrs={place: [["tt.divisibility", 16]] for place in aligned},
     )
-    options = {"num_warps": num_warps, "num_stages": 2}
+    options = {"num_warps": num_warps, "num_stages": num_stages}
     result = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
     assert result.metadata.shared <= SHARED_BYTES, "a program fits"
     if "wgmma" in result.asm["ptx"]:
@@ -318,15 +322,18 @@ def compile_experts() -> None:
     from spec_kernels.expert_tiles import choose_expert_tiles
 
     sizes = {"HIDDEN": 2048, "INNER": 768}
-    for num_rows, pairs_each in ((4, 0.25), (256, 16)):
+    for num_rows, pairs_each in ((17, 1), (256, 16), (512, 32), (8192, 512)):
         for dtype in ("bf16", "fp32"):
             tiles = choose_expert_tiles(num_rows, pairs_each, 4 if dtype == "fp32" else 2)
-            both = sizes | {"PAIR_TILE": tiles.pairs, "BY_PAIR": num_rows == 4}
+            both = sizes | {"PAIR_TILE": tiles.pairs, "NUM_EXPERTS": 128, "EXPERT_TILE": 128}
             for product, more in ((tiles.gate_up, {"NUM_CHOSEN": 8, "IS_GELU": False}), (tiles.down, {})):
                 shape = {"COLUMN_TILE": product.columns, "CHANNEL_TILE": product.channels}
-                ptx = compile_kernel(experts, dtype, product.num_warps, **both, **shape, **more)
+                brought = {"weights": (product.columns, product.channels), "inner": (tiles.pairs, product.channels)}
+                how = {"num_stages": product.num_stages, "num_warps": product.num_warps, "tiles": brought}
+                terms = {"terms": "*fp32" if num_rows <= 256 else f"*{dtype}"}
+                ptx = compile_kernel(experts, dtype, pointers=terms, **how, **both, **shape, **more)
                 if dtype == "bf16":
-                    assert "mma" in ptx and "cp.async.cg" in ptx, "tensor cores, and loads of 16 bytes"
+                    assert "wgmma" in ptx and "cp.async.bulk.tensor" in ptx, "Hopper's products and copies"
                 else:
                     assert "mma." not in ptx, "no TF32"
     compile_kernel(experts, "i32", PAIR_TILE=1024, NO_EXPERT=1 << 30)

@@ -9,6 +9,9 @@ from typing import Any
 import pytest
 import torch
 
+from spec_lab.attention.torch_backend import TorchAttention
+from spec_lab.core.prompts import PromptRounding, PromptSpan
+from spec_lab.core.ragged import build_metadata
 from spec_lab.core.types import Request, Sequence
 from spec_lab.engine.engine import Engine
 from spec_lab.menu.choices import Dtype, KernelsChoice, Rollback
@@ -184,6 +187,59 @@ def test_a_pack_on_a_gpu(weights: Weights, drafter: str, attention: str) -> None
     parts = {"attention": AttentionConfig(name=attention), "kernels": KernelsChoice(attention)}
     config = replace(weights.config(drafter, "catchup"), device="cuda", dtype=Dtype.float32, **parts)
     check_packed_alike(config, tolerance=2e-4)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("drafter", [*CAPTURED, "draft_model"])
+def test_a_prompt_in_a_pack_has_the_bits_of_the_prompt_alone(weights: Weights, drafter: str) -> None:
+    """In bfloat16: KV of target and drafter, windows and drafts, of prompts of 1 to 24 rows in one pack."""
+    check_packed_alike(in_triton(weights.config(drafter, "catchup")), tolerance=0.0)
+
+
+@pytest.mark.gpu
+def test_so_has_one_of_a_wider_target(tmp_path: Path) -> None:
+    """Whose products take other kernels of the library for 1, 100 and 1500 rows."""
+    sizes = {"hidden_size": 1024, "intermediate_size": 2816, "num_attention_heads": 16, "num_key_value_heads": 8}
+    sizes["max_position_embeddings"] = 1024
+    make_tiny_target(tmp_path, "llama", head_dim=64, num_hidden_layers=2, vocab_size=2048, **sizes)
+    config = in_triton(make_config((tmp_path, tmp_path), "ngram", prune="prefill"))
+    config.cache.prefill_chunk, config.cache.page_size = 512, PAGE
+    requests = requests_of((1, 17, 37, 56, 64, 115, 300, 475, 512, 700))
+    config.batch_size = len(requests)
+    engines = [
+        make_engine(replace(config, cache=replace(config.cache, prefill_tokens=tokens)), requests)
+        for tokens in (None, 600, 8192)
+    ]
+    expected, *found = [(sequences_of(requests, engine), live_state(engine))[1] for engine in engines]
+    for state in found:
+        compare(expected, state, tolerance=0.0)
+
+
+def in_triton(config: RunConfig) -> RunConfig:
+    """Return the run on a GPU, in bfloat16."""
+    parts = {"attention": AttentionConfig(name="triton"), "kernels": KernelsChoice.triton}
+    return replace(config, device="cuda", dtype=Dtype.bfloat16, **parts)
+
+
+@pytest.mark.parametrize(("drafter", "prune"), each_value([*TRAINED, "ngram"], ["catchup", "none"]))
+def test_rows_that_fill_a_forward_up_leave_nothing(weights: Weights, drafter: str, prune: str) -> None:
+    """Whatever stands in a forward that has too few rows, and of whatever prompts they are."""
+    requests = requests_of()
+    config = weights.config(drafter, prune, batch_size=len(LENGTHS))
+    cache = replace(config.cache, prefill_chunk=CHUNK, page_size=PAGE, prefill_tokens=17)
+    plain, filled = (make_engine(replace(config, cache=cache), requests) for _ in range(2))
+    filled.prompt_pass.rounding = PromptRounding(least_rows=20)
+    expected, found = (sequences_of(requests, engine) for engine in (plain, filled))
+    assert [s.tokens for s in found] == [s.tokens for s in expected]
+    compare(live_state(plain), live_state(filled), tolerance=1e-5)
+
+
+def test_long_chunks_attend_alone() -> None:
+    """They are one even batch each, since a backend may have another kernel for one chunk than for two."""
+    spans = [PromptSpan(slot, start, start + 4096, False) for start, slot in ((0, 0), (0, 1), (4096, 2), (4096, 3))]
+    short = [PromptSpan(slot, 0, 4095, False) for slot in (4, 5)]
+    metadata = build_metadata(TorchAttention(PAGE, 8192), [*spans, *short], torch.zeros(6, 2049, dtype=torch.int64))
+    assert [batch.seq_lens.tolist() for batch in metadata.batches] == [[4096]] * 2 + [[8192]] * 2 + [[4095] * 2]
 
 
 @pytest.mark.parametrize("drafter", ["eagle3", "frozen_kv"])

@@ -1,16 +1,14 @@
-"""Cuts the products of experts into programs: how many pairs of row and expert, columns and channels each takes.
-
-Up to `MAX_INVARIANT_ROWS` rows none of it depends on how many rows there are, so that no bit of a row's result does.
-"""
+"""Cuts the products of experts into programs: how many pairs of row and expert, columns and channels each takes."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-MAX_INVARIANT_ROWS = 16
-"""Up to here a row does not depend on the number of rows beside it; above, tiles grow with the pairs of an expert."""
+import torch
+from triton.tools.tensor_descriptor import TensorDescriptor
 
-_MAX_PAIRS = 64
+MAX_INVARIANT_ROWS = 16
+"""Up to here rows have `few_experts`, and none depends on how many stand beside it; beyond, they have `experts`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +20,16 @@ class ProductTiles:
     num_warps: int
     num_stages: int
 
+    @property
+    def options(self) -> dict[str, int]:
+        """Returns what a kernel is compiled with."""
+        tile = {"COLUMN_TILE": self.columns, "CHANNEL_TILE": self.channels}
+        return tile | {"num_warps": self.num_warps, "num_stages": self.num_stages}
+
+    def of(self, weights: torch.Tensor) -> TensorDescriptor:
+        """Describe [experts, columns, channels], which the copy engine brings in tiles."""
+        return TensorDescriptor.from_tensor(weights.flatten(0, 1), [self.columns, self.channels])
+
 
 @dataclass(frozen=True, slots=True)
 class ExpertTiles:
@@ -32,11 +40,21 @@ class ExpertTiles:
     down: ProductTiles
 
 
+FEW = ExpertTiles(16, ProductTiles(32, 128, 4, 4), ProductTiles(64, 128, 4, 3))
+MANY = (
+    ExpertTiles(16, ProductTiles(64, 128, 4, 3), ProductTiles(128, 128, 4, 3)),
+    ExpertTiles(32, ProductTiles(64, 128, 4, 3), ProductTiles(128, 128, 4, 3)),
+    ExpertTiles(64, ProductTiles(128, 64, 4, 4), ProductTiles(256, 64, 4, 4)),
+    ExpertTiles(128, ProductTiles(128, 64, 8, 3), ProductTiles(256, 64, 8, 3)),
+)
+FLOAT32 = ExpertTiles(16, ProductTiles(32, 32, 4, 2), ProductTiles(32, 32, 4, 2))
+"""No tensor core product: an unrolled one takes long to compile."""
+
+
 def choose_expert_tiles(num_rows: int, pairs_each: float, element_size: int) -> ExpertTiles:
     """Returns tiles that fit shared memory; `pairs_each` is the mean number of pairs an expert has."""
-    if element_size == 4:  # no tensor core product: an unrolled one takes long to compile
-        return ExpertTiles(16, ProductTiles(32, 32, 4, 2), ProductTiles(32, 32, 4, 2))
-    pairs = 16
-    while num_rows > MAX_INVARIANT_ROWS and pairs < _MAX_PAIRS and pairs < 2 * pairs_each:
-        pairs *= 2
-    return ExpertTiles(pairs, ProductTiles(32, 128, 4, 4), ProductTiles(64, 128, 4, 3))
+    if element_size == 4:
+        return FLOAT32
+    if num_rows <= MAX_INVARIANT_ROWS:
+        return FEW
+    return next((tiles for tiles in MANY if tiles.pairs >= 2 * pairs_each), MANY[-1])

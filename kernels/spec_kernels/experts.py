@@ -1,11 +1,8 @@
-"""Routed experts (mixture of experts) for a few rows: each chosen expert's weights are read once for all its rows.
+"""Routed experts (mixture of experts) of more rows than `few_experts` has, up to those of a pack of prompts.
 
-Pairs of a row and an expert that it chose are sorted by expert on the device; a program takes a stretch of one expert's
-columns, and finds out by itself which pairs are its own. So nothing asks the host, and every buffer has a size that
-follows from the number of rows.
-
-A pair is one row of a tensor core product whose tile has one shape for 1 to `MAX_INVARIANT_ROWS` rows, and a row's
-pairs are added up in the order in which its router chose them. What stands beside a row therefore changes no bit of it.
+Pairs of a row and an expert that it chose are sorted by expert on the device. A program takes a tile of one expert's
+pairs and of its columns, and finds out by itself which these are. So nothing asks the host, and every buffer has a size
+that follows from the number of rows. A row's pairs are added up in the order in which its router chose them.
 
 Sources: the fused MoE kernels of vLLM and SGLang for the product of sorted pairs.
 """
@@ -16,6 +13,7 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from spec_kernels.expert_tiles import choose_expert_tiles
 from spec_kernels.gate import activate, activate_reference
@@ -25,6 +23,11 @@ from spec_kernels.utils import assert_rows_of, launch_on
 _PAIRS_AT_ONCE = 1024
 _CHANNELS_AT_ONCE = 512
 _NO_EXPERT = 1 << 30
+_LEAST_HEIGHT = tl.constexpr(64)
+"""Hopper's tensor cores take so many rows of the left operand, which is the weight where a tile has fewer pairs."""
+
+_ROWS_OF_EXACT_TERMS = 256
+"""With more of them a pair's term is rounded before it is added to others: it is half as many bytes."""
 
 
 @triton.jit(do_not_specialize=["num_pairs"])
@@ -56,102 +59,113 @@ def _sort_pairs(
 
 @triton.jit
 def _own_pairs(
-    order_ptr: tl.tensor, starts_ptr: tl.tensor, expert_ids_ptr: tl.tensor, slot: tl.tensor, BY_PAIR: tl.constexpr
+    starts_ptr: tl.tensor,
+    tile: tl.tensor,
+    NUM_EXPERTS: tl.constexpr,
+    EXPERT_TILE: tl.constexpr,
+    PAIR_TILE: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """Returns the expert of a slot of the grid, and where its pairs lie in the order: none where another slot has it.
+    """Returns the expert of a tile of pairs, and where in the order the tile begins and that expert's pairs end. Tiles
+    are counted through all experts; behind the last one the expert is none of them."""
+    experts = tl.arange(0, EXPERT_TILE)
+    starts = tl.load(starts_ptr + tl.minimum(experts, NUM_EXPERTS))
+    ends = tl.load(starts_ptr + tl.minimum(experts + 1, NUM_EXPERTS))
+    tiles = tl.cdiv(ends - starts, PAIR_TILE)
+    tiles_so_far = tl.cumsum(tiles, 0)
+    expert = tl.sum((tiles_so_far <= tile).to(tl.int32), 0)
+    is_own = experts == expert
+    first = tl.sum(tl.where(is_own, starts + (tile - (tiles_so_far - tiles)) * PAIR_TILE, 0), 0)
+    return expert, first, tl.sum(tl.where(is_own, ends, 0), 0)
 
-    With fewer pairs than experts a slot is a pair, and the first pair of an expert has it; else a slot is an expert.
-    """
-    expert = slot
-    if BY_PAIR:
-        expert = tl.load(expert_ids_ptr + slot).to(tl.int32)
-    first = tl.load(starts_ptr + expert)
-    end = tl.load(starts_ptr + expert + 1)
-    if BY_PAIR:
-        end = tl.where(tl.load(order_ptr + first) == slot, end, first)
-    return expert, first, end
+
+@triton.jit
+def _add_product(acc: tl.tensor, rows: tl.tensor, weights: tl.tensor, TURNED: tl.constexpr) -> tl.tensor:
+    """Adds the product of [pairs, channels] and [columns, channels]: [pairs, columns], or turned."""
+    if TURNED:
+        acc = tl.dot(weights, tl.trans(rows), acc, input_precision="ieee")
+    else:
+        acc = tl.dot(rows, tl.trans(weights), acc, input_precision="ieee")
+    return acc
 
 
 @triton.jit
 def _gate_up(
     inner_ptr: tl.tensor,
     rows_ptr: tl.tensor,
-    weights_ptr: tl.tensor,
+    weights: tl.tensor,
     order_ptr: tl.tensor,
     starts_ptr: tl.tensor,
-    expert_ids_ptr: tl.tensor,
     row_stride: tl.tensor,
+    NUM_EXPERTS: tl.constexpr,
+    EXPERT_TILE: tl.constexpr,
     NUM_CHOSEN: tl.constexpr,
     HIDDEN: tl.constexpr,
     INNER: tl.constexpr,
     PAIR_TILE: tl.constexpr,
     COLUMN_TILE: tl.constexpr,
     CHANNEL_TILE: tl.constexpr,
-    BY_PAIR: tl.constexpr,
     IS_GELU: tl.constexpr,
 ) -> None:
-    """Computes activation(gate) * up in some columns of one expert, for all pairs of it."""
-    expert, first, end = _own_pairs(order_ptr, starts_ptr, expert_ids_ptr, tl.program_id(1), BY_PAIR)
-    columns = tl.program_id(0) * COLUMN_TILE + tl.arange(0, COLUMN_TILE)
-    is_column = (columns < INNER) | (INNER % COLUMN_TILE == 0)
-    all_channels = tl.arange(0, CHANNEL_TILE)
-    gate_ptrs = weights_ptr + (expert.to(tl.int64) * 2 * INNER + columns)[:, None] * HIDDEN + all_channels[None, :]
-    for first_place in range(first, end, PAIR_TILE):
-        places = first_place + tl.arange(0, PAIR_TILE)
+    """Computes activation(gate) * up in some columns of one expert, for some of its pairs, in their order."""
+    expert, first, end = _own_pairs(starts_ptr, tl.program_id(1), NUM_EXPERTS, EXPERT_TILE, PAIR_TILE)
+    if expert < NUM_EXPERTS:
+        column = tl.program_id(0) * COLUMN_TILE
+        columns, all_channels = column + tl.arange(0, COLUMN_TILE), tl.arange(0, CHANNEL_TILE)
+        places = first + tl.arange(0, PAIR_TILE)
         is_pair = places < end
-        pairs = tl.load(order_ptr + places, mask=is_pair, other=0)
-        row_ptrs = rows_ptr + (pairs // NUM_CHOSEN).to(tl.int64)[:, None] * row_stride + all_channels[None, :]
-        gate = tl.zeros((PAIR_TILE, COLUMN_TILE), tl.float32)
-        up = tl.zeros((PAIR_TILE, COLUMN_TILE), tl.float32)
+        sources = tl.load(order_ptr + places, mask=is_pair, other=0) // NUM_CHOSEN
+        row_ptrs = rows_ptr + sources.to(tl.int64)[:, None] * row_stride + all_channels[None, :]
+        TURNED: tl.constexpr = PAIR_TILE < _LEAST_HEIGHT
+        gate = tl.zeros((COLUMN_TILE, PAIR_TILE) if TURNED else (PAIR_TILE, COLUMN_TILE), tl.float32)
+        up = gate
         for channel in range(0, HIDDEN, CHANNEL_TILE):
-            is_channel = ((channel + all_channels < HIDDEN) | (HIDDEN % CHANNEL_TILE == 0))[None, :]
-            is_weight = is_column[:, None] & is_channel
-            rows = tl.load(row_ptrs + channel, mask=is_pair[:, None] & is_channel, other=0.0)
-            gate_rows = tl.load(gate_ptrs + channel, mask=is_weight, other=0.0)
-            up_rows = tl.load(gate_ptrs + INNER * HIDDEN + channel, mask=is_weight, other=0.0)
-            gate = tl.dot(rows, tl.trans(gate_rows), gate, input_precision="ieee")
-            up = tl.dot(rows, tl.trans(up_rows), up, input_precision="ieee")
+            is_channel = (channel + all_channels < HIDDEN) | (HIDDEN % CHANNEL_TILE == 0)
+            rows = tl.load(row_ptrs + channel, mask=is_pair[:, None] & is_channel[None, :], other=0.0)
+            gates = weights.load([expert * 2 * INNER + column, channel])
+            ups = weights.load([expert * 2 * INNER + INNER + column, channel])
+            gate = _add_product(gate, rows, gates, TURNED)
+            up = _add_product(up, rows, ups, TURNED)
         inner = activate(gate, IS_GELU) * up
-        inner_ptrs = inner_ptr + pairs.to(tl.int64)[:, None] * INNER + columns[None, :]
-        tl.store(inner_ptrs, inner.to(inner_ptr.dtype.element_ty), mask=is_pair[:, None] & is_column[None, :])
+        if TURNED:
+            inner = tl.trans(inner)
+        inner_ptrs = inner_ptr + places.to(tl.int64)[:, None] * INNER + columns[None, :]
+        tl.store(inner_ptrs, inner.to(inner_ptr.dtype.element_ty), mask=is_pair[:, None] & (columns < INNER)[None, :])
 
 
 @triton.jit
 def _down(
     terms_ptr: tl.tensor,
-    inner_ptr: tl.tensor,
-    weights_ptr: tl.tensor,
+    inner: tl.tensor,
+    weights: tl.tensor,
     routing_weights_ptr: tl.tensor,
     order_ptr: tl.tensor,
     starts_ptr: tl.tensor,
-    expert_ids_ptr: tl.tensor,
+    NUM_EXPERTS: tl.constexpr,
+    EXPERT_TILE: tl.constexpr,
     HIDDEN: tl.constexpr,
     INNER: tl.constexpr,
     PAIR_TILE: tl.constexpr,
     COLUMN_TILE: tl.constexpr,
     CHANNEL_TILE: tl.constexpr,
-    BY_PAIR: tl.constexpr,
 ) -> None:
-    """Computes some columns of one expert's output times the routing weight, for all pairs of it."""
-    expert, first, end = _own_pairs(order_ptr, starts_ptr, expert_ids_ptr, tl.program_id(1), BY_PAIR)
-    columns = tl.program_id(0) * COLUMN_TILE + tl.arange(0, COLUMN_TILE)
-    is_column = (columns < HIDDEN) | (HIDDEN % COLUMN_TILE == 0)
-    all_channels = tl.arange(0, CHANNEL_TILE)
-    weight_ptrs = weights_ptr + (expert.to(tl.int64) * HIDDEN + columns)[:, None] * INNER + all_channels[None, :]
-    for first_place in range(first, end, PAIR_TILE):
-        places = first_place + tl.arange(0, PAIR_TILE)
+    """Computes some columns of one expert's output times the routing weight, for some of its pairs."""
+    expert, first, end = _own_pairs(starts_ptr, tl.program_id(1), NUM_EXPERTS, EXPERT_TILE, PAIR_TILE)
+    if expert < NUM_EXPERTS:
+        column = tl.program_id(0) * COLUMN_TILE
+        columns = column + tl.arange(0, COLUMN_TILE)
+        TURNED: tl.constexpr = PAIR_TILE < _LEAST_HEIGHT
+        acc = tl.zeros((COLUMN_TILE, PAIR_TILE) if TURNED else (PAIR_TILE, COLUMN_TILE), tl.float32)
+        for channel in range(0, INNER, CHANNEL_TILE):
+            rows = inner.load([first, channel])  # those of other experts among them are not kept
+            acc = _add_product(acc, rows, weights.load([expert * HIDDEN + column, channel]), TURNED)
+        if TURNED:
+            acc = tl.trans(acc)
+        places = first + tl.arange(0, PAIR_TILE)
         is_pair = places < end
         pairs = tl.load(order_ptr + places, mask=is_pair, other=0)
-        inner_ptrs = inner_ptr + pairs.to(tl.int64)[:, None] * INNER + all_channels[None, :]
-        acc = tl.zeros((PAIR_TILE, COLUMN_TILE), tl.float32)
-        for channel in range(0, INNER, CHANNEL_TILE):
-            is_channel = ((channel + all_channels < INNER) | (INNER % CHANNEL_TILE == 0))[None, :]
-            inner = tl.load(inner_ptrs + channel, mask=is_pair[:, None] & is_channel, other=0.0)
-            weight_rows = tl.load(weight_ptrs + channel, mask=is_column[:, None] & is_channel, other=0.0)
-            acc = tl.dot(inner, tl.trans(weight_rows), acc, input_precision="ieee")
         acc *= tl.load(routing_weights_ptr + pairs, mask=is_pair, other=0.0)[:, None]
         term_ptrs = terms_ptr + pairs.to(tl.int64)[:, None] * HIDDEN + columns[None, :]
-        tl.store(term_ptrs, acc, mask=is_pair[:, None] & is_column[None, :])
+        tl.store(term_ptrs, acc.to(terms_ptr.dtype.element_ty), mask=is_pair[:, None] & (columns < HIDDEN)[None, :])
 
 
 @triton.jit
@@ -205,42 +219,34 @@ def routed_experts(
     num_experts, _, inner_size = down.shape
     num_chosen = expert_ids.shape[1]
     num_pairs = num_rows * num_chosen
-    _assert_shapes(out, rows, gate_up, down, expert_ids, weights)
+    assert_experts(out, rows, gate_up, down, expert_ids, weights)
+    if not num_rows:
+        return
     tiles = choose_expert_tiles(num_rows, num_pairs / num_experts, rows.element_size())
-    by_pair = num_pairs <= num_experts
-    num_slots = num_pairs if by_pair else num_experts
     order, starts = (torch.empty(size, dtype=torch.int32, device=out.device) for size in (num_pairs, num_experts + 1))
     inner = rows.new_empty((num_pairs, inner_size))
-    terms = torch.empty((num_pairs, hidden_size), dtype=torch.float32, device=out.device)
-    pairs = (order, starts, expert_ids)
+    is_exact = num_rows <= _ROWS_OF_EXACT_TERMS
+    terms = rows.new_empty((num_pairs, hidden_size), dtype=torch.float32 if is_exact else rows.dtype)
+    sizes = {"NUM_EXPERTS": num_experts, "EXPERT_TILE": triton.next_power_of_2(num_experts)}
+    sizes |= {"HIDDEN": hidden_size, "INNER": inner_size, "PAIR_TILE": tiles.pairs}
+    num_tiles = num_pairs // tiles.pairs + min(num_pairs, num_experts)
 
     with launch_on(out):
         _sort_pairs[(num_experts + 1,)](
-            order, starts, expert_ids, num_pairs, PAIR_TILE=_PAIRS_AT_ONCE, NO_EXPERT=_NO_EXPERT
+            *(order, starts, expert_ids, num_pairs),
+            PAIR_TILE=_PAIRS_AT_ONCE if is_exact else 4 * _PAIRS_AT_ONCE,
+            NO_EXPERT=_NO_EXPERT,
         )
-        _gate_up[(triton.cdiv(inner_size, tiles.gate_up.columns), num_slots)](
-            *(inner, rows, gate_up, *pairs, rows.stride(0)),
+        _gate_up[(triton.cdiv(inner_size, tiles.gate_up.columns), num_tiles)](
+            *(inner, rows, tiles.gate_up.of(gate_up), order, starts, rows.stride(0)),
             NUM_CHOSEN=num_chosen,
-            HIDDEN=hidden_size,
-            INNER=inner_size,
-            PAIR_TILE=tiles.pairs,
-            COLUMN_TILE=tiles.gate_up.columns,
-            CHANNEL_TILE=tiles.gate_up.channels,
-            BY_PAIR=by_pair,
             IS_GELU=activation == "gelu_tanh",
-            num_warps=tiles.gate_up.num_warps,
-            num_stages=tiles.gate_up.num_stages,
+            **sizes,
+            **tiles.gate_up.options,
         )
-        _down[(triton.cdiv(hidden_size, tiles.down.columns), num_slots)](
-            *(terms, inner, down, weights, *pairs),
-            HIDDEN=hidden_size,
-            INNER=inner_size,
-            PAIR_TILE=tiles.pairs,
-            COLUMN_TILE=tiles.down.columns,
-            CHANNEL_TILE=tiles.down.channels,
-            BY_PAIR=by_pair,
-            num_warps=tiles.down.num_warps,
-            num_stages=tiles.down.num_stages,
+        brought = TensorDescriptor.from_tensor(inner, [tiles.pairs, tiles.down.channels])
+        _down[(triton.cdiv(hidden_size, tiles.down.columns), num_tiles)](
+            *(terms, brought, tiles.down.of(down), weights, order, starts), **sizes, **tiles.down.options
         )
         _add_terms[(num_rows, triton.cdiv(hidden_size, _CHANNELS_AT_ONCE))](
             *(out, terms, out if residual is None else residual, 0 if residual is None else residual.stride(0)),
@@ -251,7 +257,7 @@ def routed_experts(
         )
 
 
-def _assert_shapes(
+def assert_experts(
     out: torch.Tensor,
     rows: torch.Tensor,
     gate_up: torch.Tensor,
@@ -259,7 +265,7 @@ def _assert_shapes(
     expert_ids: torch.Tensor,
     weights: torch.Tensor,
 ) -> None:
-    """Assert what the kernels take for granted."""
+    """Assert what the kernels of experts take for granted."""
     num_rows, hidden_size = rows.shape
     num_experts, _, inner_size = down.shape
     assert_rows_of(out, num_rows, hidden_size)

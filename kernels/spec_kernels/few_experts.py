@@ -17,7 +17,7 @@ import triton.language as tl
 
 from spec_kernels.early import placed, wait_for_inputs
 from spec_kernels.expert_tiles import MAX_INVARIANT_ROWS, choose_expert_tiles
-from spec_kernels.experts import routed_experts_reference
+from spec_kernels.experts import assert_experts, routed_experts_reference
 from spec_kernels.few_experts_steps import (
     add_terms_of_tile,
     down_of_tile,
@@ -193,16 +193,12 @@ def few_experts(
     num_experts, _, inner_size = down.shape
     num_chosen = expert_ids.shape[1]
     assert 0 < num_rows <= MAX_INVARIANT_ROWS
-    for tensor, shape in (
-        *((out, (num_rows, hidden_size)), (gate_up, (num_experts, 2 * inner_size, hidden_size))),
-        *((down, (num_experts, hidden_size, inner_size)), (weights, tuple(expert_ids.shape))),
-        *((shared_gate_up, (2 * inner_size, hidden_size)), (shared_down, (hidden_size, inner_size))),
-    ):
+    assert_experts(out, rows, gate_up, down, expert_ids, weights)
+    assert (shared_down is None) == (shared_gate_up is None)
+    for tensor, shape in ((shared_gate_up, (2 * inner_size, hidden_size)), (shared_down, (hidden_size, inner_size))):
         if tensor is not None:
             assert_rows_of(tensor, *shape)
             assert tensor.is_contiguous()
-    assert (shared_down is None) == (shared_gate_up is None) and expert_ids.is_contiguous()
-    assert rows.dtype == gate_up.dtype == down.dtype and weights.dtype == torch.float32 and rows.stride(1) == 1
     has_shared = shared_down is not None
     num_slots = num_rows * num_chosen + has_shared
     num_pairs = num_rows * (num_chosen + has_shared)

@@ -4,6 +4,8 @@ step by a budget of tokens in the same way).
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -27,6 +29,25 @@ class PromptSpan:
     @property
     def num_rows(self) -> int:
         return self.end - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class PromptRounding:
+    """Says how a prompt's rows come to the same bits whatever stands beside them; as it stands, they do not.
+
+    Attributes:
+        least_rows: of a forward; rows that nobody reads fill it up.
+        products: the context of a forward, in which the library's products of so many rows round alike.
+    """
+
+    least_rows: int = 0
+    products: Callable[[], AbstractContextManager[None]] = nullcontext
+
+    def filling(self, spans: Sequence[PromptSpan], slot: int) -> tuple[PromptSpan, ...]:
+        """Return the stretch, of no prompt, that stands behind `spans` where they have too few rows: it writes to
+        scratch, whosever `slot` it is given."""
+        num_missing = self.least_rows - sum(span.num_rows for span in spans)
+        return (PromptSpan(slot, -num_missing, 0, is_last=False),) if num_missing > 0 else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +91,7 @@ class PromptPack:
     """Chunks of prompts just run through the target, for the drafter to ingest.
 
     Attributes:
-        spans: the chunk of each request, in the order of the rows.
+        spans: the chunk of each request, in the order of the rows; what fills the forward up stands last.
         slot_ids: [requests] their slots.
         token_ids: [rows] the chunks' own tokens.
         next_token_ids: [rows] token at position p + 1 for the row at position p; behind a prompt's end the sampled one.

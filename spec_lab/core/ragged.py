@@ -17,6 +17,10 @@ from spec_lab.core.layer_protocols import AttentionBackend
 from spec_lab.core.prompts import LiveRows, PromptEnds, PromptPack, PromptSpan
 from spec_lab.core.types import AttentionMetadata
 
+KEYS_ALONE = 4096
+"""A chunk that sees so many keys attends alone: it fills a device, and a backend may have another kernel for one chunk
+(`spec_lab.attention.long_prompts`). So its bits are the same in every pack."""
+
 
 @dataclass(frozen=True, slots=True)
 class EvenBatch:
@@ -48,10 +52,13 @@ def build_metadata(
 ) -> AttentionMetadata:
     """Make the metadata of the rows of `spans`, whose pages are the rows of `page_table` [requests, num_pages + 1].
 
-    Neighbours with the same positions are one even batch. Rows at negative positions are written to scratch.
+    Neighbours with the same positions are one even batch, unless they see `KEYS_ALONE`. Rows at negative positions are
+    written to scratch.
     """
     batches, first = [], 0
-    for (start, end), alike in groupby(spans, lambda span: (span.start, span.end)):
+    for (start, end, _), alike in groupby(
+        spans, lambda span: (span.start, span.end, span.slot if span.end >= KEYS_ALONE else None)
+    ):
         num_requests = len(list(alike))
         pages = page_table[first : first + num_requests]
         positions = torch.arange(start, end, device=page_table.device).expand(num_requests, -1)

@@ -9,12 +9,14 @@ from itertools import accumulate
 
 import torch
 
-from spec_lab.core.prompts import LiveRows, PromptEnds, PromptPack, PromptSpan
+from spec_lab.core.prompts import LiveRows, PromptEnds, PromptPack, PromptRounding, PromptSpan
 from spec_lab.core.pruning_protocols import PrunePolicy
 from spec_lab.core.ragged import build_metadata, even_batches
 from spec_lab.core.results import RowCounts
 from spec_lab.core.types import AttentionMetadata, Sequence, TargetOutput
 from spec_lab.engine.round import DecodeRound
+
+NO_ROUNDING = PromptRounding()
 
 
 class PromptPass:
@@ -23,16 +25,23 @@ class PromptPass:
     Attributes:
         chunk_size: the most rows of one prompt in a forward.
         pack_size: the most rows of several; a chunk that is longer runs alone. None is one prompt at a time.
+        rounding: decides whether the rows of a prompt depend on those beside them.
     """
 
     def __init__(
-        self, decode_round: DecodeRound, prune: PrunePolicy, chunk_size: int, pack_size: int | None = None
+        self,
+        decode_round: DecodeRound,
+        prune: PrunePolicy,
+        chunk_size: int,
+        pack_size: int | None = None,
+        rounding: PromptRounding = NO_ROUNDING,
     ) -> None:
         self._round = decode_round
         self._parts = decode_round.parts
         self._prune = prune
         self.chunk_size = chunk_size
         self.pack_size = pack_size
+        self.rounding = rounding
 
     def prepare(self) -> None:
         """Do nothing: there is nothing to capture."""
@@ -76,6 +85,10 @@ class PromptPass:
 
         What it does to the slots and caches stays on the device.
         """
+        with self.rounding.products():
+            return self._forward(rows)
+
+    def _forward(self, rows: PromptRows) -> tuple[PromptEnds | None, RowsComputed]:
         parts, ended = self._parts, rows.ended
         live = None if ended is None else ended.live
         features = parts.drafter.requirements.features
@@ -111,8 +124,10 @@ class PromptPass:
         return PromptSpan(sequence.slot, start, end, is_last=end == length)
 
     def _rows(self, spans: tuple[PromptSpan, ...], sequences: Iterable[Sequence]) -> PromptRows:
-        """Lay out the rows of `spans`, and make their metadata."""
-        device = self._parts.slots.kv_lens.device
+        """Lay out the rows of `spans`, and of what fills them up, and make their metadata."""
+        slots = self._parts.slots
+        device = slots.kv_lens.device
+        filling = self.rounding.filling(spans, slots.table.scratch_slot)
         prompts = [sequence.request.prompt_ids for sequence in sequences]
         own = [token for span, prompt in zip(spans, prompts, strict=True) for token in prompt[span.start : span.end]]
         # Behind a prompt's end stands any token, until the sampled one takes its place.
@@ -121,6 +136,8 @@ class PromptPass:
             for span, prompt in zip(spans, prompts, strict=True)
             for token in (*prompt[span.start + 1 : span.end + 1], *([0] if span.is_last else []))
         ]
+        unread = [0] * sum(span.num_rows for span in filling)
+        own, following, spans = [*own, *unread], [*following, *unread], (*spans, *filling)
         slot_ids = torch.tensor([span.slot for span in spans], device=device)
         token_ids, next_token_ids = torch.tensor([own, following], device=device).unbind(0)
         attention, ended = self._attention(spans, slot_ids), self._ended(spans, slot_ids)

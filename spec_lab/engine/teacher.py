@@ -10,12 +10,13 @@ import torch
 from spec_lab.core.errors import UserError
 from spec_lab.core.kv_cache import NUM_RESERVED_PAGES, PagedKVCache
 from spec_lab.core.layer_protocols import AttentionBackend, RowSelection
-from spec_lab.core.prompts import PromptSpan
+from spec_lab.core.prompts import PromptRounding, PromptSpan
 from spec_lab.core.protocols import Target
 from spec_lab.core.ragged import build_metadata
 from spec_lab.core.selection import AllRows, BeforeAttention, NoRows
 from spec_lab.core.types import AttentionMetadata, FeatureSpec
 from spec_lab.engine.pages import PageTable
+from spec_lab.engine.prefill import NO_ROUNDING
 from spec_lab.engine.states import slot_states
 
 MOST_LOGIT_ROWS = 512
@@ -58,9 +59,10 @@ class TeacherForcing:
         page_size: int,
         chunk_size: int,
         invariant_rows: int = 1,
+        rounding: PromptRounding = NO_ROUNDING,
     ) -> None:
         """`cache` holds one sequence of the longest text; of forwards of up to `invariant_rows` a row is the same
-        whatever the others are: 1 where there is no such promise."""
+        whatever the others are: 1 where there is no such promise. `rounding` is that of prompt passes."""
         num_pages = cache.num_pages - NUM_RESERVED_PAGES
         table = PageTable(1, num_pages * page_size, page_size, cache.device)
         table.assign(0, list(range(NUM_RESERVED_PAGES, NUM_RESERVED_PAGES + num_pages)))
@@ -72,6 +74,7 @@ class TeacherForcing:
         self._states = slot_states(cache)
         self._chunk_size = chunk_size
         self._invariant_rows = invariant_rows
+        self._rounding = rounding
 
     @torch.inference_mode()
     def greedy_choices(self, prompt_ids: list[int], output_ids: list[int]) -> GreedyChoice:
@@ -143,9 +146,12 @@ class TeacherForcing:
         for start in range(0, length, self._chunk_size):
             end = min(start + self._chunk_size, length)
             span = PromptSpan(0, start, end, is_last=end == length)
-            attention = build_metadata(self._backend, (span,), self._page_table)
+            spans = (span, *self._rounding.filling((span,), 0))
+            attention = build_metadata(self._backend, spans, self._page_table.expand(len(spans), -1))
             selection = self._last_row(span) if span.is_last else NoRows()
-            hidden = self._forward(prompt_ids[start:end], start, attention, selection)
+            unread = [0] * sum(filling.num_rows for filling in spans[1:])
+            with self._rounding.products():
+                hidden = self._forward([*prompt_ids[start:end], *unread], start, attention, selection)
         yield self._target.logits(hidden).float()
         for first in range(0, len(fed_ids), step):
             yield self._target.logits(self._hidden(fed_ids[first : first + step], length + first)).float()

@@ -16,21 +16,19 @@ from importlib.util import find_spec
 
 from spec_lab.core.errors import KERNELS, NO_KERNELS, UserError
 from spec_lab.menu import registry
-from spec_lab.menu.choices import Dtype, KernelsChoice, RelaxedPhase
+from spec_lab.menu.choices import KernelsChoice, RelaxedPhase
 from spec_lab.menu.chosen import Chosen, choose
 from spec_lab.menu.config import AttentionConfig, CacheConfig, RunConfig
 from spec_lab.menu.devices import runs_on_cuda
 from spec_lab.menu.option import GraphOption
 from spec_lab.menu.refusals.run import problems
 from spec_lab.menu.refusals.weights import model_of
-from spec_lab.operators.promises import INVARIANT_ROWS, native_takes, triton_rows_are_invariant
+from spec_lab.operators.promises import native_takes
 from spec_lab.record.mixed import RUNS_ANYWHERE
 
 AUTO = "auto"
 CPU_PREFILL_TOKENS, CUDA_PREFILL_TOKENS = 2048, 8192
 """More rows a forward bring little on either: docs/log/prompt_passes.md. vLLM has 8192 on GPUs of this size."""
-ONE_PROMPT = 1
-"""Rows of several prompts take no share of a forward."""
 SHORT_CHUNK, LONG_CHUNK = 512, 8192
 """The long one is for attention without masks, which are as large as a chunk times all keys before it."""
 
@@ -85,12 +83,12 @@ def with_auto_chosen(config: RunConfig) -> RunConfig:
     open_knobs = {name: knob for name, knob in KNOBS.items() if knob.name_of(config) == AUTO}
     for name, knob in open_knobs.items():
         config = knob.take(config, RUNS_ANYWHERE[name])
-    chosen, apart = _chosen(config), False
+    chosen = _chosen(config)
     if chosen is not None:
         for knob in open_knobs.values():
             chosen = _faster(chosen, knob) if on_cuda else _faster_on_cpu(chosen, knob)
-        config, apart = chosen.config, on_cuda and _rounds_are_row_invariant(chosen)
-    return dataclasses.replace(config, auto=sorted(open_knobs), cache=_with_prompt_sizes(config, on_cuda, apart))
+        config = chosen.config
+    return dataclasses.replace(config, auto=sorted(open_knobs), cache=_with_prompt_sizes(config, on_cuda))
 
 
 def _chosen(config: RunConfig) -> Chosen | None:
@@ -101,12 +99,8 @@ def _chosen(config: RunConfig) -> Chosen | None:
         return None
 
 
-def _with_prompt_sizes(config: RunConfig, on_cuda: bool, apart: bool) -> CacheConfig:
-    """Return the cache with the rows of a prompt's forwards as they are, where nothing was said of them.
-
-    Args:
-        apart: whether each prompt has forwards of its own.
-    """
+def _with_prompt_sizes(config: RunConfig, on_cuda: bool) -> CacheConfig:
+    """Return the cache with the rows of a prompt's forwards as they are, where nothing was said of them."""
     cache = config.cache
     if cache.prefill_chunk is None:
         # With this phase a prompt's last chunk decides what is relaxed, and no device may decide that.
@@ -114,27 +108,8 @@ def _with_prompt_sizes(config: RunConfig, on_cuda: bool, apart: bool) -> CacheCo
         is_long = on_cuda and config.attention.name == KNOBS["attention"].fast and not reads_chunks
         cache = dataclasses.replace(cache, prefill_chunk=LONG_CHUNK if is_long else SHORT_CHUNK)
     if cache.prefill_tokens is None:
-        budget = CUDA_PREFILL_TOKENS if on_cuda else CPU_PREFILL_TOKENS
-        cache = dataclasses.replace(cache, prefill_tokens=ONE_PROMPT if apart else budget)
+        cache = dataclasses.replace(cache, prefill_tokens=CUDA_PREFILL_TOKENS if on_cuda else CPU_PREFILL_TOKENS)
     return cache
-
-
-def _rounds_are_row_invariant(chosen: Chosen) -> bool:
-    """Tell whether a full round has so few rows that none depends on the others, where the target's layers are such.
-
-    A prompt's forward is of many rows, whose rounding follows from how many they are. Where decoding is to be the same
-    bit for bit, each prompt therefore has a forward of its own: which others come with it is decided by when requests
-    end, and drafts change that.
-    """
-    config = chosen.config
-    has_kernels = (config.attention.name, str(config.kernels)) == (KNOBS["attention"].fast, KNOBS["kernels"].fast)
-    tree, has_16_bits = chosen.sizes, config.dtype != Dtype.float32
-    num_rows = config.drafter.num_draft_tokens + 1 if tree is None else tree.num_rows
-    if not (config.row_invariant and has_kernels and has_16_bits and config.batch_size * num_rows <= INVARIANT_ROWS):
-        return False
-    model = model_of(chosen)
-    is_split = config.target.tensor_parallel > 1
-    return model is not None and not is_split and all(map(triton_rows_are_invariant, model.layers))
 
 
 def _faster(chosen: Chosen, knob: AutoKnob) -> Chosen:

@@ -170,7 +170,7 @@ class CacheConfig:
     )
     prefill_tokens: int | None = knob(
         None,
-        "prompt rows of all requests a forward, 1 for one each; null: 2048, on CUDA 8192, or 1 if rows are invariant",
+        "prompt rows of all requests a forward, 1 for one each; null is 8192 on CUDA, else 2048",
         least=1,
     )
 

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
 from spec_lab.checkpoints.plan import LayerPlan
+from spec_lab.core.prompts import PromptRounding
 from spec_lab.models.clusters import TokenClusters
 from spec_lab.models.draft_parts import (
     DraftInput,
@@ -31,9 +32,11 @@ class Products(Protocol):
 
     Attributes:
         invariant_rows: the most rows of a forward that `is_row_invariant` speaks of.
+        prompts: how the rows of prompts round alike, through layers of which it says so.
     """
 
     invariant_rows: int
+    prompts: PromptRounding
 
     def is_row_invariant(self, plan: LayerPlan) -> bool:
         """Tell whether a row of such a layer does not depend on the others, of up to `invariant_rows`."""
@@ -74,6 +77,7 @@ class PlainProducts:
     """Leaves every part as it is."""
 
     invariant_rows = 1
+    prompts = PromptRounding()
 
     def is_row_invariant(self, plan: LayerPlan) -> bool:
         return False

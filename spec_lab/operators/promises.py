@@ -1,6 +1,6 @@
 """What sets of kernels take and promise, of a layer by its plan. It is said without torch, for runs that are composed.
 
-The numbers are those of `spec_kernels`, said again.
+`VECTOR` is of `spec_kernels`, said again.
 """
 
 from __future__ import annotations
@@ -9,9 +9,6 @@ from spec_lab.checkpoints.plan import LayerPlan
 
 VECTOR = 16
 """So many numbers C takes at once: `spec_kernels.native.packing.LANES`."""
-
-INVARIANT_ROWS = 16
-"""So many rows of a forward Triton has for which no row depends on the others: `spec_kernels.product_tiles`."""
 
 
 def native_takes(plan: LayerPlan) -> bool:
@@ -25,6 +22,6 @@ def has_dense_mlp(plan: LayerPlan) -> bool:
 
 
 def triton_rows_are_invariant(plan: LayerPlan) -> bool:
-    """Tell whether in Triton a row of such a layer does not depend on the others, of up to `INVARIANT_ROWS`."""
+    """Tell whether in Triton a row of such a layer of a few does not depend on the others."""
     is_other = plan.latent is not None or plan.delta_net is not None or plan.float32_norms or plan.attention_gate
     return has_dense_mlp(plan) and not is_other

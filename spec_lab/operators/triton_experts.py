@@ -1,4 +1,4 @@
-"""Routers and experts through the kernels of `spec_kernels`, for the few rows of a round; kernels=triton."""
+"""Routers and experts through the kernels of `spec_kernels`: kernels=triton."""
 
 from __future__ import annotations
 
@@ -21,16 +21,11 @@ from spec_lab.models.experts import (
     ExpertsMaker,
     RoutedExperts,
     SharedExpert,
-    SortedExperts,
-    has_grouped_product,
 )
 from spec_lab.models.linear import Linear
 from spec_lab.models.norms import WeightedNorm
 from spec_lab.models.routers import Router, RouterMaker, Routing, float32_product, torch_router
 from spec_lab.operators.triton_linear import ACTIVATIONS, SkinnyMLP, dense
-
-MAX_ROWS = 256
-"""Above this many rows, as of a prompt's chunk, products are no longer bound by the reading of weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,64 +42,46 @@ class SharedWeights:
 
 
 class TritonExperts:
-    """Routed experts in Triton. For up to 16 rows a row does not depend on those beside it.
+    """Routed experts in Triton. For up to 16 rows a row does not depend on those beside it."""
 
-    Many rows have the library's grouped product, where it has the dtype.
-    """
-
-    __slots__ = ("_activation", "_arrivals", "_down", "_gate_up", "_many")
+    __slots__ = ("_activation", "_arrivals", "_down", "_gate_up")
 
     def __init__(self, gate_up: torch.Tensor, down: torch.Tensor, activation: Activation) -> None:
         """Take what `SortedExperts` takes.
 
         Raises:
-            UserError: the kernels have no such activation.
+            UserError: the kernels have no such activation, or the copy engine no such rows.
         """
         if activation not in ACTIVATIONS:
             raise UserError("kernels=triton: the experts' activation has no kernel; use kernels=torch")
+        if any(size * down.element_size() % 16 for size in down.shape[1:]):
+            raise UserError("kernels=triton: rows of the experts' weights are no whole 16 bytes; use kernels=torch")
         self._gate_up = gate_up
         self._down = down
         self._activation = activation
         num_counters = num_experts_arrivals(down.shape[1], len(down))
         self._arrivals = torch.zeros(num_counters, dtype=torch.int32, device=down.device)
-        is_there = has_grouped_product(gate_up.dtype, gate_up.device)
-        self._many = SortedExperts(gate_up, down, activation) if is_there else None
 
     @property
     def expert_bytes(self) -> int:
         return self._gate_up[0].nbytes + self._down[0].nbytes
 
     def __call__(self, rows: torch.Tensor, routing: Routing) -> torch.Tensor:
-        if self._many is not None and len(rows) > MAX_ROWS:
-            return self._many(rows, routing)
-        if 0 < len(rows) <= MAX_INVARIANT_ROWS:
-            return self._of_few(rows, routing, None, None)
-        return self._sorted(rows, routing, None)
+        return self.added_to(None, rows, routing, None)
 
     def added_to(
-        self, stream: torch.Tensor, rows: torch.Tensor, routing: Routing, shared: SharedWeights | None
+        self, stream: torch.Tensor | None, rows: torch.Tensor, routing: Routing, shared: SharedWeights | None
     ) -> torch.Tensor:
-        """Return the stream plus the experts of the rows; of up to 16 with the shared expert, where one is given."""
+        """Return the stream, where there is one, plus the experts of the rows; of up to 16 with the shared expert."""
+        out = rows.new_empty(rows.shape)
+        weights = (self._gate_up, self._down, routing.expert_ids.contiguous(), routing.weights)
+        activation = ACTIVATIONS[self._activation]
         if 0 < len(rows) <= MAX_INVARIANT_ROWS:
-            return self._of_few(rows, routing, shared, stream)
-        assert shared is None, "it is an expert of its own where rows are many"
-        if self._many is not None and len(rows) > MAX_ROWS:
-            return stream + self._many(rows, routing)
-        return self._sorted(rows, routing, stream)
-
-    def _sorted(self, rows: torch.Tensor, routing: Routing, residual: torch.Tensor | None) -> torch.Tensor:
-        out = rows.new_empty(rows.shape)
-        weights = (self._gate_up, self._down, routing.expert_ids.contiguous(), routing.weights)
-        routed_experts(out, rows, *weights, ACTIVATIONS[self._activation], residual)
-        return out
-
-    def _of_few(
-        self, rows: torch.Tensor, routing: Routing, shared: SharedWeights | None, residual: torch.Tensor | None
-    ) -> torch.Tensor:
-        out = rows.new_empty(rows.shape)
-        weights = (self._gate_up, self._down, routing.expert_ids.contiguous(), routing.weights)
-        both = (None, None) if shared is None else (shared.gate_up, shared.down)
-        few_experts(out, rows, *weights, *both, residual, self._arrivals, ACTIVATIONS[self._activation])
+            both = (None, None) if shared is None else (shared.gate_up, shared.down)
+            few_experts(out, rows, *weights, *both, stream, self._arrivals, activation)
+        else:
+            assert shared is None, "it is an expert of its own where rows are many"
+            routed_experts(out, rows, *weights, activation, stream)
         return out
 
     def made_by(self, make: ExpertsMaker) -> RoutedExperts:

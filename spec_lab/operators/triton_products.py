@@ -18,6 +18,7 @@ from spec_kernels.early import early_launches
 from spec_kernels.product_tiles import INVARIANT_ROWS, MAX_ROWS
 from spec_lab.checkpoints.plan import LayerPlan
 from spec_lab.core.layer_protocols import RowSelection
+from spec_lab.core.prompts import PromptRounding
 from spec_lab.core.types import AttentionMetadata
 from spec_lab.models.clusters import TokenClusters
 from spec_lab.models.draft_parts import (
@@ -45,6 +46,7 @@ from spec_lab.models.sandwich import (
     SandwichParts,
 )
 from spec_lab.operators.promises import has_dense_mlp, triton_rows_are_invariant
+from spec_lab.operators.prompt_rounding import PROMPTS_ALIKE
 from spec_lab.operators.triton_drafting import FusedDraftInput, FusedLikeliest, TritonClusters
 from spec_lab.operators.triton_experts import AddExperts, ResidualExperts, fits_few_rows
 from spec_lab.operators.triton_linear import (
@@ -108,6 +110,7 @@ class TritonProducts:
     def __init__(self, row_invariant: bool = True) -> None:
         self.invariant_rows = self._few = INVARIANT_ROWS if row_invariant else 0
         self._max_rows = MAX_ROWS if row_invariant else 0
+        self.prompts = PROMPTS_ALIKE if row_invariant else PromptRounding()
 
     def is_row_invariant(self, plan: LayerPlan) -> bool:
         return self._max_rows > 0 and triton_rows_are_invariant(plan)
@@ -166,15 +169,17 @@ class TritonProducts:
 
     def _replaced(self, parts: LayerParts) -> LayerParts:
         """Take our products up to 64 rows around latent attention, and where the library's would have to widen every
-        weight for them."""
+        weight for them; behind other attention up to 16, so that the last rows of prompts do not depend on each other.
+        """
         latent, attention = parts.latent, parts.attention
         if latent is not None:
             latent.query = self.linear(latent.query) if latent.narrow is None else SkinnyQuery(latent.narrow)
             latent.row = self.linear(latent.row)
             return replace(parts, o=self.linear(parts.o))
-        if attention is None or getattr(attention.qkv, "scales", None) is None:
+        if attention is None:
             return parts
-        attention.qkv = self.linear(attention.qkv)
+        if dense(attention.qkv).scales is not None:
+            attention.qkv = self.linear(attention.qkv)
         return replace(parts, o=self.linear(parts.o))
 
     def _replace_shared_expert(self, experts: ExpertMLP) -> None:

@@ -96,4 +96,4 @@ def build_teacher(config: RunConfig, built: TargetBuild, limits: Limits) -> Teac
     one_sequence = limits.one_sequence()
     cache = build_cache(built.target.layer_plans, one_sequence, built)
     sizes = limits.page_size, config.cache.chunk_size, built.invariant_rows
-    return TeacherForcing(built.target, built.backend, cache, *sizes)
+    return TeacherForcing(built.target, built.backend, cache, *sizes, built.prompt_rounding)

@@ -88,8 +88,9 @@ def prompt_pass_maker(chosen: Chosen, built: TargetBuild) -> Callable[..., Promp
     Raises:
         UserError: prompts are to be captured, and layers of the target keep a state.
     """
+    rounding = built.prompt_rounding
     if not getattr(chosen.config.graph, "prompts", False):
-        return PromptPass
+        return partial(PromptPass, rounding=rounding)
     if built.target.config.keeps_states:
         raise UserError("graph.prompts=true captures no prompt of a target that keeps states; use graph.prompts=false")
-    return partial(CapturedPromptPass, graph_recorder(built.device))
+    return partial(CapturedPromptPass, graph_recorder(built.device), rounding=rounding)

@@ -13,6 +13,7 @@ from spec_lab.checkpoints.config import ModelConfig
 from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.core.errors import UserError
 from spec_lab.core.layer_protocols import AttentionBackend
+from spec_lab.core.prompts import PromptRounding
 from spec_lab.engine.experts_read import ExpertsRead
 from spec_lab.menu.choices import WeightDtype, Weights
 from spec_lab.menu.chosen import Chosen
@@ -103,6 +104,11 @@ class TargetBuild:
         by_products = getattr(self.backend, "row_invariant", False) and all(map(products.is_row_invariant, plans))
         by_layers = all(getattr(layer, "row_invariant", False) for layer in self.target.layers)
         return products.invariant_rows if by_products or by_layers else 1
+
+    @property
+    def prompt_rounding(self) -> PromptRounding:
+        """Say how prompt rows round alike in every pack, where few rows do in every round."""
+        return self.target.products.prompts if self.row_invariant else PromptRounding()
 
     @property
     def of_drafters(self) -> DrafterBuild:

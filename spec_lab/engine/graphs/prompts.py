@@ -10,12 +10,12 @@ from collections.abc import Iterable
 
 import torch
 
-from spec_lab.core.prompts import LiveRows, PromptSpan
+from spec_lab.core.prompts import LiveRows, PromptRounding, PromptSpan
 from spec_lab.core.pruning_protocols import PrunePolicy
 from spec_lab.core.results import RowCounts
 from spec_lab.core.types import Sequence
 from spec_lab.engine.capture import CapturedGraph, GraphRecorder
-from spec_lab.engine.prefill import EndedPrompts, PromptPass, PromptRows, RowsComputed
+from spec_lab.engine.prefill import NO_ROUNDING, EndedPrompts, PromptPass, PromptRows, RowsComputed
 from spec_lab.engine.round import DecodeRound
 
 LEAST_ROWS, MOST_ROWS = 16, 512
@@ -35,8 +35,9 @@ class CapturedPromptPass(PromptPass):
         prune: PrunePolicy,
         chunk_size: int,
         pack_size: int | None = None,
+        rounding: PromptRounding = NO_ROUNDING,
     ) -> None:
-        super().__init__(decode_round, prune, chunk_size, pack_size)
+        super().__init__(decode_round, prune, chunk_size, pack_size, rounding)
         most = min(MOST_ROWS, chunk_size)
         powers = [1 << exponent for exponent in range(LEAST_ROWS.bit_length() - 1, MOST_ROWS.bit_length())]
         self.sizes = [*(size for size in powers if size < most), most]
