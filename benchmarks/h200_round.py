@@ -114,6 +114,8 @@ CELLS = (
     Cell(5, 3.5, 1),
     *(Cell(3, 2.5, batch_size, max_new_tokens=512) for batch_size in (1, 16, 64)),
     *(Cell(3, 2.5, 1, prompt_tokens) for prompt_tokens in (32_000, 120_000)),
+    *(Cell(K, length, batch, 64_000) for K, length in ((0, 1.0), (3, 2.5)) for batch in (4, 8)),
+    Cell(0, 1.0, 4, 120_000),
 )
 
 

@@ -196,16 +196,21 @@ def test_a_prompt_in_a_pack_has_the_bits_of_the_prompt_alone(weights: Weights, d
     check_packed_alike(in_triton(weights.config(drafter, "catchup")), tolerance=0.0)
 
 
+WIDER = {"hidden_size": 1024, "intermediate_size": 2816, "num_attention_heads": 16, "num_key_value_heads": 8}
+"""A target whose products take other kernels of the library for 1, 100 and 1500 rows."""
+WIDER_LENGTHS = (1, 17, 37, 56, 64, 115, 300, 475, 512, 700)
+
+
+def wider_config(folder: Path, prune: str) -> RunConfig:
+    sizes = {**WIDER, "head_dim": 64, "num_hidden_layers": 2, "vocab_size": 2048, "max_position_embeddings": 1024}
+    make_tiny_target(folder, "llama", **sizes)
+    config = in_triton(make_config((folder, folder), "ngram", prune=prune, batch_size=len(WIDER_LENGTHS)))
+    return replace(config, cache=replace(config.cache, prefill_chunk=512, page_size=PAGE))
+
+
 @pytest.mark.gpu
 def test_so_has_one_of_a_wider_target(tmp_path: Path) -> None:
-    """Whose products take other kernels of the library for 1, 100 and 1500 rows."""
-    sizes = {"hidden_size": 1024, "intermediate_size": 2816, "num_attention_heads": 16, "num_key_value_heads": 8}
-    sizes["max_position_embeddings"] = 1024
-    make_tiny_target(tmp_path, "llama", head_dim=64, num_hidden_layers=2, vocab_size=2048, **sizes)
-    config = in_triton(make_config((tmp_path, tmp_path), "ngram", prune="prefill"))
-    config.cache.prefill_chunk, config.cache.page_size = 512, PAGE
-    requests = requests_of((1, 17, 37, 56, 64, 115, 300, 475, 512, 700))
-    config.batch_size = len(requests)
+    config, requests = wider_config(tmp_path, "prefill"), requests_of(WIDER_LENGTHS)
     engines = [
         make_engine(replace(config, cache=replace(config.cache, prefill_tokens=tokens)), requests)
         for tokens in (None, 600, 8192)
@@ -213,6 +218,34 @@ def test_so_has_one_of_a_wider_target(tmp_path: Path) -> None:
     expected, *found = [(sequences_of(requests, engine), live_state(engine))[1] for engine in engines]
     for state in found:
         compare(expected, state, tolerance=0.0)
+
+
+@pytest.mark.gpu
+def test_the_last_row_of_a_prompt_has_its_bits_whether_the_others_are_kept(tmp_path: Path) -> None:
+    """In the last layer and in the head, which compute one row of a prompt, or as many as it has."""
+    lengths = WIDER_LENGTHS[:-1]
+    requests, found = requests_of(lengths), []
+    for prune, budget in (("prefill", 1), ("none", 1), ("prefill", 8192)):
+        config = wider_config(tmp_path, prune)
+        engine = make_engine(replace(config, cache=replace(config.cache, prefill_tokens=budget)), requests)
+        kept = keep_logits(engine)
+        sequences_of(requests, engine)
+        if prune == "none":
+            kept = [logits[length - 1 : length] for logits, length in zip(kept, lengths, strict=True)]
+        found.append(torch.cat(kept))
+    assert torch.equal(found[1], found[0]) and torch.equal(found[2], found[0])
+
+
+def keep_logits(engine: Engine) -> list[torch.Tensor]:
+    """Return a list into which go the [rows, vocab] logits of each forward of the target."""
+    kept, own = [], engine.parts.target.logits
+
+    def logits(hidden: torch.Tensor) -> torch.Tensor:
+        kept.append(own(hidden).clone())
+        return kept[-1]
+
+    engine.parts.target.logits = logits
+    return kept
 
 
 def in_triton(config: RunConfig) -> RunConfig:

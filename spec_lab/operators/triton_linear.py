@@ -15,6 +15,7 @@ from spec_kernels.product import product
 from spec_kernels.product_tiles import INVARIANT_ROWS, MAX_ROWS, most_rows, num_arrivals
 from spec_lab.models.linear import Activation, GatedMLP, Linear, StreamedLinear, gelu_tanh
 from spec_lab.models.norms import WeightedNorm
+from spec_lab.operators.prompt_rounding import are_few, filled
 
 ACTIVATIONS: dict[Activation, str] = {F.silu: "silu", gelu_tanh: "gelu_tanh"}
 
@@ -107,7 +108,7 @@ class SkinnyLinear:
         self._max_rows = min(max_rows, most_rows(*linear.shape, linear.scales is not None))
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
-        if 0 < rows.shape[0] <= self._max_rows:
+        if are_few(rows, self._max_rows):
             return self._few(rows)
         return self._many(rows if self._norm is None else self._norm(rows))
 
@@ -130,8 +131,9 @@ class TritonGatedMLP:
         return self.down(self._inner(rows))
 
     def add_to(self, stream: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        """Add it to `stream`, in place: the library's product does so as it writes, and one pass less is made."""
-        return self.down.add_to(stream, self._inner(rows))
+        """Add it to `stream`, in place: the library's product does so as it writes, and one pass less is made. A few
+        rows of prompts are copied."""
+        return self.down.add_to(filled(stream), self._inner(filled(rows)))[: len(stream)]
 
     def _inner(self, rows: torch.Tensor) -> torch.Tensor:
         gate, up = self.gate_up(rows).chunk(2, dim=-1)
@@ -152,7 +154,7 @@ class SkinnyMLP:
         self._max_rows = max_rows
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
-        return self._down(self._gate_up(rows)) if 0 < len(rows) <= self._max_rows else self._many(rows)
+        return self._down(self._gate_up(rows)) if are_few(rows, self._max_rows) else self._many(rows)
 
 
 class AddMLP:
@@ -168,7 +170,7 @@ class AddMLP:
         self._max_rows = max_rows
 
     def __call__(self, stream: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        if 0 < len(stream) <= self._max_rows:
+        if are_few(stream, self._max_rows):
             return self._down(self._gate_up(rows), stream)
         return self._many.add_to(stream, rows)
 

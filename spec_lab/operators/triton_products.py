@@ -169,17 +169,15 @@ class TritonProducts:
 
     def _replaced(self, parts: LayerParts) -> LayerParts:
         """Take our products up to 64 rows around latent attention, and where the library's would have to widen every
-        weight for them; behind other attention up to 16, so that the last rows of prompts do not depend on each other.
-        """
+        weight for them."""
         latent, attention = parts.latent, parts.attention
         if latent is not None:
             latent.query = self.linear(latent.query) if latent.narrow is None else SkinnyQuery(latent.narrow)
             latent.row = self.linear(latent.row)
             return replace(parts, o=self.linear(parts.o))
-        if attention is None:
+        if attention is None or getattr(attention.qkv, "scales", None) is None:
             return parts
-        if dense(attention.qkv).scales is not None:
-            attention.qkv = self.linear(attention.qkv)
+        attention.qkv = self.linear(attention.qkv)
         return replace(parts, o=self.linear(parts.o))
 
     def _replace_shared_expert(self, experts: ExpertMLP) -> None:

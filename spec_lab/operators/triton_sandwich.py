@@ -24,6 +24,7 @@ from spec_lab.models.sandwich import (
     Sandwich,
     SandwichParts,
 )
+from spec_lab.operators.prompt_rounding import are_few
 from spec_lab.operators.triton_linear import ACTIVATIONS, SkinnyLinear, SkinnyMLP, SkinnyProduct, TritonNorm, dense
 
 
@@ -91,7 +92,7 @@ class SkinnyGate:
         self._max_rows = min(max_rows, INVARIANT_ROWS)
 
     def __call__(self, stream: torch.Tensor, embedded: torch.Tensor) -> torch.Tensor:
-        if 0 < stream.shape[0] <= self._max_rows:
+        if are_few(stream, self._max_rows):
             return self._projection(self._few(stream, multiplied=embedded))
         gate = self._many(stream)
         inner = torch.empty_like(gate)
