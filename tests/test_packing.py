@@ -257,8 +257,17 @@ def in_triton(config: RunConfig) -> RunConfig:
 @pytest.mark.parametrize(("drafter", "prune"), each_value([*TRAINED, "ngram"], ["catchup", "none"]))
 def test_rows_that_fill_a_forward_up_leave_nothing(weights: Weights, drafter: str, prune: str) -> None:
     """Whatever stands in a forward that has too few rows, and of whatever prompts they are."""
+    check_filled_alike(weights.config(drafter, prune, batch_size=len(LENGTHS)))
+
+
+def test_so_do_those_of_layers_that_share_kv(tmp_path: Path) -> None:
+    """Of which a last row attends among the others in the layer that writes last, and alone behind it."""
+    make_tiny_gemma4(tmp_path, "e2b")
+    check_filled_alike(make_config((tmp_path, tmp_path), "none", prune="prefill", batch_size=len(LENGTHS)))
+
+
+def check_filled_alike(config: RunConfig) -> None:
     requests = requests_of()
-    config = weights.config(drafter, prune, batch_size=len(LENGTHS))
     cache = replace(config.cache, prefill_chunk=CHUNK, page_size=PAGE, prefill_tokens=17)
     plain, filled = (make_engine(replace(config, cache=cache), requests) for _ in range(2))
     filled.prompt_pass.rounding = PromptRounding(least_rows=20)

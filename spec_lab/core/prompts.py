@@ -43,6 +43,10 @@ class PromptRounding:
     least_rows: int = 0
     products: Callable[[], AbstractContextManager[None]] = nullcontext
 
+    @property
+    def is_promised(self) -> bool:
+        return self.least_rows > 0
+
     def filling(self, spans: Sequence[PromptSpan], slot: int) -> tuple[PromptSpan, ...]:
         """Return the stretch, of no prompt, that stands behind `spans` where they have too few rows: it writes to
         scratch, whosever `slot` it is given."""
@@ -57,10 +61,12 @@ class LiveRows:
     Attributes:
         rows: [ended] flat indices into the rows of the forward.
         attention: metadata of these rows alone, one query each, with room for the draft steps.
+        attend_with_others: in the target a row attends as it would if all were read, since a lone query rounds otherwise.
     """
 
     rows: torch.Tensor
     attention: AttentionMetadata
+    attend_with_others: bool = False
 
     def of(self, rows: torch.Tensor) -> torch.Tensor:
         """Pick them from the rows of the forward; where they alone were kept, those are all there are."""

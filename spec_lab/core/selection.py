@@ -51,9 +51,13 @@ class NoRows(AllRows):
 
 @dataclass(frozen=True, slots=True)
 class AfterAttention:
-    """All rows attend, the live ones meet the output projection (tokenspeed #217, any backend)."""
+    """All rows attend, the live ones meet the output projection (tokenspeed #217, any backend).
+
+    `live_attention`, where it is given, is of the live rows alone, for layers behind.
+    """
 
     live_rows: torch.Tensor
+    live_attention: AttentionMetadata | None = None
     is_empty: ClassVar[bool] = False
 
     def queries(self, queries: torch.Tensor, metadata: AttentionMetadata) -> tuple[torch.Tensor, AttentionMetadata]:
@@ -69,7 +73,7 @@ class AfterAttention:
         return rows
 
     def behind(self, metadata: AttentionMetadata) -> AttentionMetadata | None:
-        return None
+        return self.live_attention
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,8 +128,11 @@ class LastPromptRow:
     needs_prewrite: ClassVar[bool] = True
 
     def target_selection(self, live: LiveRows | None, features: FeatureSpec) -> RowSelection:
-        reads_all_rows = features.final_hidden is not None and not features.last_prompt_row
-        return AllRows() if reads_all_rows else self.drafter_selection(live)
+        if features.final_hidden is not None and not features.last_prompt_row:
+            return AllRows()
+        if live is not None and live.attend_with_others:
+            return AfterAttention(live.rows, live.attention)
+        return self.drafter_selection(live)
 
     def logit_rows(self, hidden: torch.Tensor, live: LiveRows | None) -> torch.Tensor:
         return hidden[:0] if live is None else live.of(hidden)

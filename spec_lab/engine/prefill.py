@@ -168,7 +168,7 @@ class PromptPass:
             page_table=parts.slots.table.pages.index_select(0, slots),
             max_seq_len=longest + parts.drafter.num_draft_tokens,
         )
-        return EndedPrompts(slots, lengths, LiveRows(rows, attention), longest)
+        return EndedPrompts(slots, lengths, LiveRows(rows, attention, self.rounding.is_promised), longest)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,10 +10,10 @@ import torch
 from spec_lab.core.errors import UserError
 from spec_lab.core.kv_cache import NUM_RESERVED_PAGES, PagedKVCache
 from spec_lab.core.layer_protocols import AttentionBackend, RowSelection
-from spec_lab.core.prompts import PromptRounding, PromptSpan
+from spec_lab.core.prompts import LiveRows, PromptRounding, PromptSpan
 from spec_lab.core.protocols import Target
 from spec_lab.core.ragged import build_metadata
-from spec_lab.core.selection import AllRows, BeforeAttention, NoRows
+from spec_lab.core.selection import AllRows, LastPromptRow, NoRows
 from spec_lab.core.types import AttentionMetadata, FeatureSpec
 from spec_lab.engine.pages import PageTable
 from spec_lab.engine.prefill import NO_ROUNDING
@@ -157,11 +157,12 @@ class TeacherForcing:
             yield self._target.logits(self._hidden(fed_ids[first : first + step], length + first)).float()
 
     def _last_row(self, span: PromptSpan) -> RowSelection:
-        """Select what plain decoding's prompt pass does: one query behind the prompt (`prune.prefill=last_row`)."""
+        """Select what plain decoding's prompt pass does (`prune.prefill=last_row`)."""
         device = self._page_table.device
         end = torch.tensor([span.end], device=device)
         attention = self._backend.build((end - 1).unsqueeze(1), end.clone(), self._page_table, span.end)
-        return BeforeAttention(torch.tensor([span.num_rows - 1], device=device), attention)
+        live = LiveRows(torch.tensor([span.num_rows - 1], device=device), attention, self._rounding.is_promised)
+        return LastPromptRow().target_selection(live, FeatureSpec())
 
     def _hidden(self, token_ids: list[int], start: int) -> torch.Tensor:
         """Return the [rows, hidden_size] hidden states of the chunk that begins at position `start`."""

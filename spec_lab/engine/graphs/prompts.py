@@ -93,7 +93,7 @@ class CapturedPromptPass(PromptPass):
         last = parts.backend.build(
             (lengths - 1).unsqueeze(1), lengths.clone(), pages, size + parts.drafter.num_draft_tokens
         )
-        live = LiveRows(torch.arange(size - 1, size, device=inputs.device), last)
+        live = LiveRows(torch.arange(size - 1, size, device=inputs.device), last, self.rounding.is_promised)
         ended = EndedPrompts(slot_ids, lengths.clone(), live, size)
         return PromptRows((), slot_ids, token_ids, next_token_ids, attention, ended)
 
