@@ -22,7 +22,10 @@ from spec_kernels.utils import assert_rows_of, launch_on
 
 _PAIRS_AT_ONCE = 1024
 _CHANNELS_AT_ONCE = 512
-_NO_EXPERT = tl.constexpr(1 << 30)
+_NO_EXPERT = 1 << 30
+_LEAST_HEIGHT = tl.constexpr(64)
+"""Hopper's tensor cores take so many rows of the left operand, which is the weight where a tile has fewer pairs."""
+
 _ROWS_OF_EXACT_TERMS = 256
 """With more of them a pair's term is rounded before it is added to others: it is half as many bytes."""
 
@@ -34,6 +37,7 @@ def _sort_pairs(
     expert_ids_ptr: tl.tensor,
     num_pairs: tl.tensor,
     PAIR_TILE: tl.constexpr,
+    NO_EXPERT: tl.constexpr,
 ) -> None:
     """Lists the pairs of one expert in ascending order, behind those of all lower experts. One program more than there
     are experts writes where the last list ends."""
@@ -41,12 +45,12 @@ def _sort_pairs(
     place = 0
     for first in range(0, num_pairs, PAIR_TILE):
         pairs = first + tl.arange(0, PAIR_TILE)
-        chosen = tl.load(expert_ids_ptr + pairs, mask=pairs < num_pairs, other=_NO_EXPERT)
+        chosen = tl.load(expert_ids_ptr + pairs, mask=pairs < num_pairs, other=NO_EXPERT)
         place += tl.sum((chosen < expert).to(tl.int32), 0)
     tl.store(starts_ptr + expert, place)
     for first in range(0, num_pairs, PAIR_TILE):
         pairs = first + tl.arange(0, PAIR_TILE)
-        chosen = tl.load(expert_ids_ptr + pairs, mask=pairs < num_pairs, other=_NO_EXPERT)
+        chosen = tl.load(expert_ids_ptr + pairs, mask=pairs < num_pairs, other=NO_EXPERT)
         is_own = chosen == expert
         count = tl.cumsum(is_own.to(tl.int32), 0)
         tl.store(order_ptr + place + count - 1, pairs, mask=is_own)
@@ -75,6 +79,16 @@ def _own_pairs(
 
 
 @triton.jit
+def _add_product(acc: tl.tensor, rows: tl.tensor, weights: tl.tensor, TURNED: tl.constexpr) -> tl.tensor:
+    """Adds the product of [pairs, channels] and [columns, channels]: [pairs, columns], or turned."""
+    if TURNED:
+        acc = tl.dot(weights, tl.trans(rows), acc, input_precision="ieee")
+    else:
+        acc = tl.dot(rows, tl.trans(weights), acc, input_precision="ieee")
+    return acc
+
+
+@triton.jit
 def _gate_up(
     inner_ptr: tl.tensor,
     rows_ptr: tl.tensor,
@@ -92,8 +106,7 @@ def _gate_up(
     CHANNEL_TILE: tl.constexpr,
     IS_GELU: tl.constexpr,
 ) -> None:
-    """Computes activation(gate) * up in some columns of one expert, for some of its pairs, in their order. The weight
-    is the left operand, of which Hopper's tensor cores take 64 rows: a tile may have fewer pairs."""
+    """Computes activation(gate) * up in some columns of one expert, for some of its pairs, in their order."""
     expert, first, end = _own_pairs(starts_ptr, tl.program_id(1), NUM_EXPERTS, EXPERT_TILE, PAIR_TILE)
     if expert < NUM_EXPERTS:
         column = tl.program_id(0) * COLUMN_TILE
@@ -102,16 +115,19 @@ def _gate_up(
         is_pair = places < end
         sources = tl.load(order_ptr + places, mask=is_pair, other=0) // NUM_CHOSEN
         row_ptrs = rows_ptr + sources.to(tl.int64)[:, None] * row_stride + all_channels[None, :]
-        gate = tl.zeros((COLUMN_TILE, PAIR_TILE), tl.float32)
+        TURNED: tl.constexpr = PAIR_TILE < _LEAST_HEIGHT
+        gate = tl.zeros((COLUMN_TILE, PAIR_TILE) if TURNED else (PAIR_TILE, COLUMN_TILE), tl.float32)
         up = gate
         for channel in range(0, HIDDEN, CHANNEL_TILE):
             is_channel = (channel + all_channels < HIDDEN) | (HIDDEN % CHANNEL_TILE == 0)
             rows = tl.load(row_ptrs + channel, mask=is_pair[:, None] & is_channel[None, :], other=0.0)
             gates = weights.load([expert * 2 * INNER + column, channel])
             ups = weights.load([expert * 2 * INNER + INNER + column, channel])
-            gate = tl.dot(gates, tl.trans(rows), gate, input_precision="ieee")
-            up = tl.dot(ups, tl.trans(rows), up, input_precision="ieee")
-        inner = tl.trans(activate(gate, IS_GELU) * up)
+            gate = _add_product(gate, rows, gates, TURNED)
+            up = _add_product(up, rows, ups, TURNED)
+        inner = activate(gate, IS_GELU) * up
+        if TURNED:
+            inner = tl.trans(inner)
         inner_ptrs = inner_ptr + places.to(tl.int64)[:, None] * INNER + columns[None, :]
         tl.store(inner_ptrs, inner.to(inner_ptr.dtype.element_ty), mask=is_pair[:, None] & (columns < INNER)[None, :])
 
@@ -137,17 +153,19 @@ def _down(
     if expert < NUM_EXPERTS:
         column = tl.program_id(0) * COLUMN_TILE
         columns = column + tl.arange(0, COLUMN_TILE)
-        acc = tl.zeros((COLUMN_TILE, PAIR_TILE), tl.float32)
+        TURNED: tl.constexpr = PAIR_TILE < _LEAST_HEIGHT
+        acc = tl.zeros((COLUMN_TILE, PAIR_TILE) if TURNED else (PAIR_TILE, COLUMN_TILE), tl.float32)
         for channel in range(0, INNER, CHANNEL_TILE):
             rows = inner.load([first, channel])  # those of other experts among them are not kept
-            downs = weights.load([expert * HIDDEN + column, channel])
-            acc = tl.dot(downs, tl.trans(rows), acc, input_precision="ieee")
+            acc = _add_product(acc, rows, weights.load([expert * HIDDEN + column, channel]), TURNED)
+        if TURNED:
+            acc = tl.trans(acc)
         places = first + tl.arange(0, PAIR_TILE)
         is_pair = places < end
         pairs = tl.load(order_ptr + places, mask=is_pair, other=0)
-        terms = tl.trans(acc * tl.load(routing_weights_ptr + pairs, mask=is_pair, other=0.0)[None, :])
+        acc *= tl.load(routing_weights_ptr + pairs, mask=is_pair, other=0.0)[:, None]
         term_ptrs = terms_ptr + pairs.to(tl.int64)[:, None] * HIDDEN + columns[None, :]
-        tl.store(term_ptrs, terms.to(terms_ptr.dtype.element_ty), mask=is_pair[:, None] & (columns < HIDDEN)[None, :])
+        tl.store(term_ptrs, acc.to(terms_ptr.dtype.element_ty), mask=is_pair[:, None] & (columns < HIDDEN)[None, :])
 
 
 @triton.jit
@@ -215,7 +233,9 @@ def routed_experts(
 
     with launch_on(out):
         _sort_pairs[(num_experts + 1,)](
-            order, starts, expert_ids, num_pairs, PAIR_TILE=_PAIRS_AT_ONCE if is_exact else 4 * _PAIRS_AT_ONCE
+            *(order, starts, expert_ids, num_pairs),
+            PAIR_TILE=_PAIRS_AT_ONCE if is_exact else 4 * _PAIRS_AT_ONCE,
+            NO_EXPERT=_NO_EXPERT,
         )
         _gate_up[(triton.cdiv(inner_size, tiles.gate_up.columns), num_tiles)](
             *(inner, rows, tiles.gate_up.of(gate_up), order, starts, rows.stride(0)),
