@@ -61,7 +61,7 @@ class LiveRows:
     Attributes:
         rows: [ended] flat indices into the rows of the forward.
         attention: metadata of these rows alone, one query each, with room for the draft steps.
-        attend_with_others: in the target a row attends as it would if all were read, since a lone query rounds otherwise.
+        attend_with_others: in the target a row attends as it would if all were read; a lone query rounds otherwise.
     """
 
     rows: torch.Tensor

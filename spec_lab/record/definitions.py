@@ -170,7 +170,7 @@ DEFINITIONS: dict[str, str] = {
         "Whether a row of the target's forwards of up to 16 rows is the same, bit for bit, whatever rows stand beside "
         "it: attention and products of Triton in 16 bits, or of kernels=native (then up to 128, of requests with as "
         "many rows each, whatever row_invariant says), for layers of plain attention and MLPs. With Triton the rows "
-        "of prompts then are the same in every forward in which up to 16 prompts end."
+        "of prompts then are the same in every forward too."
     ),
     "seconds": "Wall time: in a repeat the timed pass, at the top the whole run.",
     "num_threads": "Threads that computed on the CPU.",
