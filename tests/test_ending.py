@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import errno
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ from omegaconf import OmegaConf
 from spec_lab.cli.session import call_hydra
 from spec_lab.core.errors import UserError
 from spec_lab.program.ending import guarded
+from spec_lab.program.interrupts import Interrupts
 
 PROGRAMS = ("spec_lab", "spec_lab.doctor", "spec_lab.train")
 
@@ -44,6 +47,22 @@ def broken_conf(folder: Path, text: str) -> Callable[[], int]:
         return 0
 
     return run
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("takes_it", [False, True], ids=["let through", "dropped by a library"])
+def test_a_signal_ends_every_program_in_one_line(
+    number: signal.Signals, takes_it: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run() -> int:
+        with Interrupts(), suppress(KeyboardInterrupt) if takes_it else nullcontext():  # as of a job within a program
+            signal.raise_signal(number)
+        return 0
+
+    handlers = [signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)]
+    assert guarded(run, interrupted="it goes on") == 130
+    assert capsys.readouterr().err == "it goes on\n"
+    assert [signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)] == handlers
 
 
 @pytest.mark.parametrize(

@@ -116,8 +116,9 @@ def parse_override(parser: OverridesParser, text: str, menu: Menu) -> Override:
     """
     if "=" not in text and not text.startswith("~"):
         owners = [f"{group.name}={text}" for group in menu.groups.values() if text in group.options]
-        suggestion = hint(" or ".join(owners) or nearest(text, [*menu.groups, *menu.keys]))
-        raise UserError(f"{text}: not of the form KEY=VALUE{suggestion}")
+        near = nearest(text, [*menu.groups, *menu.keys])
+        suggestion = hint(" or ".join(owners) or (f"{near}=VALUE" if near else None))
+        raise UserError(f"{text or repr(text)}: not of the form KEY=VALUE{suggestion}")
     try:
         return parser.parse_override(text)
     except HydraException as error:
@@ -203,7 +204,8 @@ def _check_value(override: Override, menu: Menu) -> None:
         _check_choice(override, key, menu)
     for value in _values(override):
         if not any(_accepts(schema, key.name.rpartition(".")[2], value) for schema in key.schemas):
-            raise UserError(f"{override.input_line}: {key.name} takes {in_words(key.type_name)}, not {value!r}")
+            given = "null" if value is None else repr(value)
+            raise UserError(f"{override.input_line}: {key.name} takes {in_words(key.type_name)}, not {given}")
 
 
 def _check_choice(override: Override, key: Key, menu: Menu) -> None:
@@ -212,8 +214,8 @@ def _check_choice(override: Override, key: Key, menu: Menu) -> None:
             if str(name) not in key.choices:
                 near = nearest(str(name), key.choices)
                 suggestion = f"; did you mean {near}?" if near else ""
-                takes = f"it takes {', '.join(key.choices)}"
-                said = f"{override.input_line}: {key.name} has no value {name}, {takes}{suggestion}"
+                takes, given = f"it takes {', '.join(key.choices)}", "null" if name is None else name
+                said = f"{override.input_line}: {key.name} has no value {given}, {takes}{suggestion}"
                 raise UserError(with_extensions(said, key.name, menu))
 
 

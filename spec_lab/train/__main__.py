@@ -134,6 +134,7 @@ def _train(composed: DictConfig, action: Action) -> Status:
     """Hydra's task: one composed training. Errors become a status, so that a multirun goes on."""
     from hydra.core.hydra_config import HydraConfig
 
+    from spec_lab.core.errors import is_interruption
     from spec_lab.train.checks import refuse
 
     try:
@@ -144,6 +145,8 @@ def _train(composed: DictConfig, action: Action) -> Status:
 
         action(build_pipeline(config))
     except Exception as error:
+        if is_interruption(error):
+            raise KeyboardInterrupt from error
         return print_trouble(error, train_menu())
     return "finished"
 
