@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +139,30 @@ def test_a_header_of_texts_with_values_of_other_kinds_is_refused(changed: dict[s
     (tmp_path / "file").write_text(json.dumps(content))
     with pytest.raises(UserError, match="is of format 99, and this reads" if "format" in changed else "cannot be read"):
         read_header(tmp_path / "file")
+
+
+def test_a_pipe_in_the_place_of_a_lock_keeps_nobody_waiting(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.records.mkdir()
+    lock = folder.record(folder.generations).with_suffix(".lock")
+    os.mkfifo(lock)
+    with pytest.raises(OSError, match=re.escape(str(lock))):
+        run_stage(folder, folder.generations, {"seed": 0}, CPU, lambda unfinished: {})
+
+
+def test_an_output_that_no_record_tells_of_is_refused(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.generations.mkdir()
+    with pytest.raises(UserError, match=r"generations is here, but no .*json that says what it is"):
+        run_stage(folder, folder.generations, {"seed": 0}, CPU, lambda unfinished: {})
+
+
+@pytest.mark.parametrize("content", ['{"weights": "", "layers": {}}', "[]"])
+def test_a_header_of_something_else_is_not_to_be_deleted(content: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text(content)
+    with pytest.raises(UserError, match=r"is no header of texts; name a folder") as caught:
+        read_header(tmp_path / "file")
+    assert "delete" not in str(caught.value)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -115,9 +115,9 @@ def describe_error(error: BaseException) -> str:
 
 
 def describe_os_error(error: OSError) -> str:
-    """Describe the error as in `FILE: No space left on device`."""
-    reason = error.strerror or type(error).__name__
-    return reason if error.filename is None else f"{error.filename}: {reason}"
+    """Describe the error as in `FILE: No space left on device`; where a file was to be put in another's place, of that."""
+    reason, place = error.strerror or type(error).__name__, error.filename2 or error.filename
+    return reason if place is None else f"{place}: {reason}"
 
 
 def one_line(message: object) -> str:

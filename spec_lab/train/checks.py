@@ -16,7 +16,7 @@ from spec_lab.checkpoints.config import ModelConfig
 from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.core.errors import UserError
 from spec_lab.menu.bounds import out_of_bounds
-from spec_lab.menu.choices import Dtype
+from spec_lab.menu.choices import Dtype, LoggerMode
 from spec_lab.menu.refusals.run import refuse_output_dir
 from spec_lab.options.shipped import ZOO
 from spec_lab.record.wandb_settings import entity_problem, key_problem, project_problem, settings_problem
@@ -135,6 +135,11 @@ def frozen_target(config: TrainConfig) -> str | None:
     positions, row_length = found.max_position_embeddings, config.packing.row_length
     if row_length > positions:
         return f"packing.row_length={row_length} is over the target's {positions} positions; lower it to {positions}"
+    if config.evaluation.max_new_tokens >= positions:
+        return (
+            f"evaluation.max_new_tokens={config.evaluation.max_new_tokens} leaves no room for a prompt in the target's "
+            f"{positions} positions; use evaluation.max_new_tokens={positions // 2}"
+        )
     return None
 
 
@@ -170,7 +175,9 @@ def tracking(config: TrainConfig) -> str | None:
     """W&B takes names and settings; it follows drafters of targets that are taken as they lie."""
     logger = config.logger
     if logger.project is None:
-        return None
+        unread = {"entity": logger.entity is not None, "mode": logger.mode != LoggerMode.auto}
+        name = next((name for name, is_set in unread.items() if is_set), None)
+        return name and f"logger.{name} is not read without a project; leave it out, or add logger.project=spec_lab"
     if target_option(config.target).path is None:
         return "logger.project is not read by this target; leave it out, or choose target=hf"
     found = (

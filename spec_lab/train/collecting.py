@@ -80,8 +80,14 @@ def _write(path: Path, texts: Texts, taps: tuple[Tap, ...], config: CollectConfi
 
 
 def _is_whole(file: Path, part: Texts) -> bool:
-    """Tell whether a file holds the states of `part`; one that was cut short is written again."""
-    if not file.exists():
+    """Tell whether a file holds the states of `part`; one that was cut short is written again.
+
+    Raises:
+        UserError: a folder or a pipe has its name.
+    """
+    if not file.is_file():
+        if file.exists():
+            raise UserError(f"output_dir={file.parent}: {file.name} is no file; name a folder of its own")
         return False
     try:
         with safe_open(file, "pt") as opened:
