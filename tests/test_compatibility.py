@@ -240,7 +240,7 @@ FORBIDDEN = [
         "acceptance.allow_lossy=false",
     ),
     (["acceptance=synthetic", "acceptance.mean_length=5"], "acceptance.mean_length=5", "acceptance.mean_length=2.5"),
-    (["acceptance=synthetic", "acceptance.mean_length=null"], "nothing sets the rates", "acceptance.mean_length=2.5"),
+    (["acceptance=synthetic", "acceptance.mean_length=null"], "none sets the rates", "acceptance.mean_length=2.5"),
     (["acceptance=synthetic", "acceptance.rates=[0.5]"], "acceptance.rates", "null"),
     (
         ["acceptance=synthetic", "acceptance.mean_length=null", "acceptance.rates=[0.5,0.6,0.1]"],

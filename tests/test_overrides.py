@@ -89,7 +89,7 @@ def test_mistakes_are_refused_in_one_line(argument: str, message: str) -> None:
 
 
 def test_an_empty_word_is_shown() -> None:
-    with pytest.raises(UserError, match="^'': not of the form KEY=VALUE"):
+    with pytest.raises(UserError, match=r"^'': not of the form KEY=VALUE"):
         check_arguments([""])
 
 

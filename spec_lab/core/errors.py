@@ -115,7 +115,7 @@ def describe_error(error: BaseException) -> str:
 
 
 def describe_os_error(error: OSError) -> str:
-    """Describe the error as in `FILE: No space left on device`; where a file was to be put in another's place, of that."""
+    """Describe the error as in `FILE: No space left on device`; FILE is the one whose place another was to take."""
     reason, place = error.strerror or type(error).__name__, error.filename2 or error.filename
     return reason if place is None else f"{place}: {reason}"
 

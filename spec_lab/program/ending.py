@@ -4,8 +4,8 @@
         return guarded(lambda: _run(sys.argv[1:] if arguments is None else arguments))
 
 `guarded` turns what `_run` lets through into an ending. One line and exit code 2: a `UserError`, what Hydra complains
-about, a file that cannot be read, too little memory. One line and 1: a full disk. Ctrl-C and SIGTERM: 130. All else is a
-mistake of ours: a traceback, and 1. So `_run` catches nothing but what it can add a knob to:
+about, a file that cannot be read, too little memory. One line and 1: a full disk. Ctrl-C and SIGTERM: 130. All else is
+a mistake of ours: a traceback, and 1. So `_run` catches nothing but what it can add a knob to:
 `except OSError as error: raise UserError(f"output_dir={folder} ... ({describe_os_error(error)}); ...") from error`.
 
 A program that goes on after an error, such as a sweep, uses `print_trouble`, and reads the status from it.

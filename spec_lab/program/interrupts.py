@@ -19,8 +19,8 @@ class Interrupts:
     everything else. In a finaliser, of which a collection runs many, the signal waits until that is through.
 
     SIGTERM raises it too, so that what was decoded is kept; not in the processes of torchrun, which may wait for one
-    another. Where a signal is ignored (`nohup`), or somebody else's, or outside the main thread, nothing changes. Of one
-    `with` inside another, both see it.
+    another. Where a signal is ignored (`nohup`), or somebody else's, or outside the main thread, nothing changes.
+    One inside another sees it too.
 
     Attributes:
         seen: whether it was pressed, or SIGTERM came.

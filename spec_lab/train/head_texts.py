@@ -132,8 +132,8 @@ class HeadTexts:
             if int(part.prompt_lengths.min()) >= row_length:
                 longest = min(positions, int(part.lengths.max()))
                 raise UserError(
-                    f"packing.row_length={row_length} has room for prompts alone, and none counts; use packing.row_length="
-                    f"{longest}"
+                    f"packing.row_length={row_length} has room for prompts alone, and none counts; use "
+                    f"packing.row_length={longest}"
                 )
         prompt = int(held_out.prompt_lengths[:MOST_PROMPTS].max())
         if prompt + knobs.max_new_tokens > positions:

@@ -241,6 +241,6 @@ def _read(file: Path) -> dict[str, np.ndarray]:
             raise ValueError("no texts")
         if len(part["tokens"]) != part["lengths"].sum():
             raise ValueError("lengths do not fit")
-        if not ((0 < part["prompt_lengths"]) & (part["prompt_lengths"] <= part["lengths"])).all():
+        if not ((part["prompt_lengths"] > 0) & (part["prompt_lengths"] <= part["lengths"])).all():
             raise ValueError("prompts do not fit")
     return part
