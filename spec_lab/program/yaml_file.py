@@ -11,7 +11,7 @@ from spec_lab.core.errors import UserError, one_line
 from spec_lab.core.regular import regular_text
 
 
-class _Loader(yaml.SafeLoader):
+class _Loader(yaml.SafeLoader):  # type: ignore[misc]
     """Refuses a key that stands twice, of which YAML's own would keep the last."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:

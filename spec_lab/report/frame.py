@@ -138,7 +138,7 @@ def load_frame(folders: str | os.PathLike[str] | Sequence[str | os.PathLike[str]
         UserError: a folder is missing or has no run.
     """
     several = isinstance(folders, Iterable) and not isinstance(folders, str)
-    named = [folder_of(folder) for folder in (folders if several else [folders])]  # type: ignore[union-attr]
+    named = [folder_of(folder) for folder in (folders if several else [folders])]  # type: ignore[union-attr, arg-type]
     if not named:
         raise UserError("load_frame([]) names no folder; use one such as load_frame('outputs')")
     return frame_of(find_runs(named))
