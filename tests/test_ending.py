@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from omegaconf import OmegaConf
+from safetensors import SafetensorError
 
 from spec_lab.cli.session import call_hydra
 from spec_lab.core.errors import UserError
@@ -72,6 +73,8 @@ def test_a_signal_ends_every_program_in_one_line(
         (OSError(errno.ENOSPC, "No space left on device", "x.json"), 1, "failed: x.json: No space left on device"),
         (OSError(errno.EFBIG, "File too large"), 1, "failed: File too large"),
         (PermissionError(errno.EACCES, "Permission denied", "x"), 2, "refused: x: Permission denied"),
+        (SafetensorError("I/O error: No space left on device (os error 28)"), 1, "failed: I/O error: No space left"),
+        (SafetensorError("I/O error: Is a directory (os error 21)"), 2, "refused: I/O error: Is a directory"),
         (NotADirectoryError(errno.ENOTDIR, "Not a directory", "x/y"), 2, "refused: x/y: Not a directory"),
         (OSError(errno.ELOOP, "Too many levels of symbolic links", "x"), 2, "refused: x: Too many levels of"),
         (MemoryError(), 2, "refused: there is not enough memory (nothing is left); lower the sizes"),

@@ -97,6 +97,7 @@ def test_a_paper_of_more_runs_than_anyone_waits_for_is_refused() -> None:
         ({"base": "zz"}, "no line zz; there are .*EAGLE-3"),
         ({"lines": {"x": "drafter=eagle3"}}, "lines.x must be a list"),
         ({"tasks": {}}, "tasks must name one"),
+        ({"tasks": {"t": ["output_dir=x"]}}, "tasks.t: output_dir=x is not a run's to choose"),
         ({"name": "../x"}, r"name='\.\./x' is part of a folder's name"),
         ({"speed": {"batch_sizes": [0], "draft_tokens": [1]}}, "speed.batch_sizes"),
     ],

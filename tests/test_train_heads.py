@@ -411,6 +411,12 @@ def test_what_cannot_be_trained_for_a_checkpoint_is_refused(
     assert reason in capsys.readouterr().err and not (llama / "out").exists()
 
 
+def test_a_category_named_as_all_of_them_is_refused(llama: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = write_prompts(llama / "q.jsonl", [{"question_id": 1, "category": "all", "turns": ["a"]}])
+    assert main([*words(llama, *EAGLE3), f"evaluation.prompts=[{file}]"]) == 2
+    assert "has a category all" in capsys.readouterr().err and not (llama / "out").exists()
+
+
 def test_rows_that_have_room_for_prompts_alone_are_refused(llama: Path, capsys: pytest.CaptureFixture[str]) -> None:
     header = TextsHeader(Texts.load(llama / "texts").header.written_by, {})
     shutil.rmtree(llama / "texts")

@@ -16,10 +16,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from spec_lab.core.errors import UserError
+from spec_lab.train.checkpoint import load_weights
 from spec_lab.train.data import TrainingTokens
 from spec_lab.train.generations import Generations
 from spec_lab.train.loop import train
 from spec_lab.train.module_config import OptimisationConfig
+from spec_lab.train.output import LOG_FILE, output_folder
 from spec_lab.train.stages import RunFolder, run_stage
 from spec_lab.train.texts.header import TextsHeader, WrittenBy
 from tests.test_train_loop import Batches, Interrupted, Regression
@@ -155,6 +157,20 @@ def test_an_output_that_no_record_tells_of_is_refused(tmp_path: Path) -> None:
     folder.generations.mkdir()
     with pytest.raises(UserError, match=r"generations is here, but no .*json that says what it is"):
         run_stage(folder, folder.generations, {"seed": 0}, CPU, lambda unfinished: {})
+
+
+def test_a_pipe_in_the_place_of_a_log_or_a_checkpoint_keeps_nobody_waiting(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / LOG_FILE)
+    with pytest.raises(UserError, match=f"{LOG_FILE} is no file"), output_folder(tmp_path):
+        raise AssertionError("nothing is to be begun")
+    os.mkfifo(tmp_path / "checkpoint")
+    with pytest.raises(UserError, match="checkpoint cannot be read"):
+        read_checkpoint(tmp_path / "checkpoint")
+
+
+def test_an_output_without_weights_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=f"{tmp_path.name} cannot be read .*; delete it"):
+        load_weights(tmp_path)
 
 
 @pytest.mark.parametrize("content", ['{"weights": "", "layers": {}}', "[]"])

@@ -18,6 +18,8 @@ KEYS = (
 )
 LINE_KEYS = ("always", "greedy", "sampled", "temperatures")
 SPEED_KEYS = ("always", "batch_sizes", "draft_tokens", "lines")
+OF_THE_STUDY = ("output_dir", "dry_run", "fresh", "leave_out")
+"""Keys that the study itself reads, once for all of its runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +176,9 @@ def overrides_in(path: Path, place: str, value: Any) -> tuple[str, ...]:
     """Read a list of `KEY=VALUE`."""
     if not isinstance(value, list) or not all(isinstance(item, str) and "=" in item for item in value):
         raise UserError(f"{path}: {place} must be a list of KEY=VALUE, such as [drafter=eagle3, prune=catchup]")
+    for item in value:
+        if item.partition("=")[0] in OF_THE_STUDY:
+            raise UserError(f"{path}: {place}: {item} is not a run's to choose; type it behind the file, for all runs")
     return tuple(value)
 
 

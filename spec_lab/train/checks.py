@@ -25,7 +25,7 @@ from spec_lab.train.fitting import Fitting, TargetSizes, filled
 from spec_lab.train.module_config import LayerConfig, OptimisationConfig
 from spec_lab.train.options import TARGETS, drafter_option, target_option
 from spec_lab.train.texts.prompts import read_prompts, refuse_missing
-from spec_lab.train.texts.settings import no_temperature
+from spec_lab.train.texts.settings import sampling_problem
 
 SHIPPED_TARGET = ZOO / "pocket"
 
@@ -168,7 +168,7 @@ def texts_folder(config: TrainConfig) -> str | None:
             return None
         return f"texts={config.texts} is no folder; write some with python -m spec_lab.train.texts, or leave texts out"
     refuse_missing(config.prompts)
-    return next(iter(no_temperature(config.writing, "writing.")), None)
+    return sampling_problem(config.writing, "writing.")
 
 
 def tracking(config: TrainConfig) -> str | None:
@@ -210,8 +210,11 @@ def evaluation_prompts(config: TrainConfig) -> str | None:
     for file in config.evaluation.prompts:
         if not Path(file).is_file():
             return f"evaluation.prompts: there is no file {file}; give JSON Lines with turns, messages or prompt"
-        if not read_prompts([file], 0, allow_tests=True)[0]:
+        questions = read_prompts([file], 0, allow_tests=True)[0]
+        if not questions:
             return f"evaluation.prompts: {file} holds no question; give JSON Lines with turns, messages or prompt"
+        if any(question.category == "all" for question in questions):
+            return f"evaluation.prompts: {file} has a category all, as a card calls all of them; give it another name"
     return None
 
 

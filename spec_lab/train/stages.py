@@ -196,10 +196,15 @@ def _refuse_without_record(record_file: Path, output: Path) -> None:
 
 
 def write_json(file: Path, content: Any) -> None:
-    """Write one file of the records, its folder made where it is missing; a kill leaves the old file or the new one."""
+    """Write one file of the records."""
+    write_text(file, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+
+
+def write_text(file: Path, text: str) -> None:
+    """Write a file, its folder made where it is missing; a kill leaves the old file or the new one."""
     file.parent.mkdir(parents=True, exist_ok=True)
     unfinished = file.with_suffix(".tmp")
-    unfinished.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    unfinished.write_text(text, encoding="utf-8")
     unfinished.replace(file)
 
 
