@@ -33,11 +33,14 @@ if TYPE_CHECKING:
 EXIT_CODES: dict[Status, int] = {"finished": 0, "failed": 1, "refused": 2, "interrupted": 130}
 
 
-def guarded(run: Callable[[], int | None], menu: Menu | None = None, interrupted: str = "interrupted") -> int:
+def guarded(
+    run: Callable[[], int | None], menu: Callable[[], Menu] | None = None, interrupted: str = "interrupted"
+) -> int:
     """Return the exit code of `run()`, None for 0, or of what it raises, which is printed.
 
     Args:
-        menu: what the command line could choose, for the remedies of what does not compose; None is that of a run.
+        menu: returns what the command line could choose, for the remedies of what does not compose; None is that of a
+            run.
         interrupted: what Ctrl-C and SIGTERM are answered with.
     """
     status: Status
@@ -54,7 +57,7 @@ def guarded(run: Callable[[], int | None], menu: Menu | None = None, interrupted
         except KeyboardInterrupt:
             status = "interrupted"
         except Exception as error:
-            status = "interrupted" if is_interruption(error) else print_trouble(error, menu)
+            status = "interrupted" if is_interruption(error) else print_trouble(error, menu and menu())
         if status == "interrupted":
             print(interrupted, file=sys.stderr)
         return EXIT_CODES[status]
