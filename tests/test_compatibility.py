@@ -101,6 +101,11 @@ FORBIDDEN = [
     (["drafter.path=nowhere"], "drafter.path=nowhere", "folder"),
     (["target=hf"], "target=hf", "target.path=FOLDER"),
     (
+        ["workload=generated", "workload.turns=2"],
+        "workload.turns=2 is not read by workload=generated",
+        "leave it out",
+    ),
+    (
         ["workload=random_ids", "workload.system=Hi"],
         "workload.system is not read by workload=random_ids",
         "leave it out",

@@ -51,7 +51,8 @@ def collect(path: Path, config: CollectConfig) -> Path:
     free = shutil.disk_usage(output).free
     if total > free:
         fitting = int(len(texts) * free / total)
-        raise UserError(f"output_dir={output} has room for {free / 1e9:.2f} GB; use num_texts={fitting}")
+        remedy = f"use num_texts={fitting}" if fitting else "choose another one"
+        raise UserError(f"output_dir={output} has room for {free / 1e9:.2f} GB; {remedy}")
     header = {
         "weights": texts.header.written_by.weights,
         "layers": {name: spelling.write(taps) for name, spelling in SPELLINGS.items()},
