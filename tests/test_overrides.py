@@ -54,6 +54,8 @@ REFUSED = [
     ("name=[a]", "name takes a text"),
     ("seed=range(0,1000000000)", "comes to more than 10000 jobs"),
     ("hydra.sweeper.max_batch_size=0", "must be at least 1"),
+    ("output_dir=a,b", "output_dir is read once for all jobs; give it one value"),
+    ("fresh=true,false", "fresh is read once for all jobs"),
     ("--dryrun", "did you mean --dry-run?"),
     ("--mulitrun", "did you mean --multirun?"),
 ]

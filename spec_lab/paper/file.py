@@ -10,6 +10,7 @@ from typing import Any
 from spec_lab.core.errors import UserError
 from spec_lab.menu.nearest import hint, nearest
 from spec_lab.menu.refusals.run import refuse_name
+from spec_lab.program.overrides import OF_THE_SWEEP
 from spec_lab.program.yaml_file import read_yaml
 
 KEYS = (
@@ -18,8 +19,6 @@ KEYS = (
 )
 LINE_KEYS = ("always", "greedy", "sampled", "temperatures")
 SPEED_KEYS = ("always", "batch_sizes", "draft_tokens", "lines")
-OF_THE_STUDY = ("output_dir", "dry_run", "fresh", "leave_out")
-"""Keys that the study itself reads, once for all of its runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +176,8 @@ def overrides_in(path: Path, place: str, value: Any) -> tuple[str, ...]:
     if not isinstance(value, list) or not all(isinstance(item, str) and "=" in item for item in value):
         raise UserError(f"{path}: {place} must be a list of KEY=VALUE, such as [drafter=eagle3, prune=catchup]")
     for item in value:
-        if item.partition("=")[0] in OF_THE_STUDY:
+        name = item.partition("=")[0]
+        if name in OF_THE_SWEEP and name != "extensions":
             raise UserError(f"{path}: {place}: {item} is not a run's to choose; type it behind the file, for all runs")
     return tuple(value)
 

@@ -30,6 +30,8 @@ from spec_lab.program.points import with_points
 LIST_OF_LISTS = "list[list["
 MOST_JOBS = 10_000
 """A multirun of more is a slip, such as a range with too many zeros, and listing its jobs would take for ever."""
+OF_THE_SWEEP = ("output_dir", "dry_run", "fresh", "leave_out", "extensions")
+"""Keys that a sweep of runs itself reads, once for all of its jobs."""
 SWEPT_TOGETHER = "hydra.sweeper.max_batch_size"
 EXTENDED = frozenset([*KNOBS.values(), *(knob.partition(".")[0] for knob in KNOBS.values())])
 """The groups, and the knobs whose values are options, that an extension's rows add to."""
@@ -82,6 +84,8 @@ def check_overrides(overrides: Iterable[str], may_add_options: bool = False, men
         elif name in menu.keys:
             _check_sign(override, menu)
             _check_value(override, menu)
+            if override.is_sweep_override() and name in OF_THE_SWEEP and "fresh" in menu.keys:
+                raise UserError(f"{override.input_line}: {name} is read once for all jobs; give it one value")
         else:
             raise UserError(f"{override.input_line}: {explain_unknown(name, menu)}")
     _check_size(parsed)
