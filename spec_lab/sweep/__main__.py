@@ -64,14 +64,14 @@ def _run_and_show(sweep: Sweep) -> int:
 
 
 def _positive(text: str) -> int:
-    value = int(text)
+    value = int(text) if text.isdecimal() else 0
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text}: use 1 or more")
     return value
 
 
 def _seed(text: str) -> int:
-    value = int(text)
+    value = int(text) if text.isdecimal() else -1
     if not 0 <= value <= LARGEST_SEED:
         raise argparse.ArgumentTypeError(f"{text}: use 0 to {LARGEST_SEED}")
     return value
