@@ -18,6 +18,8 @@ from hydra.types import RunMode
 from spec_lab.cli.job import Job, begin, close_record, end
 from spec_lab.core.errors import UserError, is_interruption
 from spec_lab.doctor.findings import Finding
+from spec_lab.menu.choices import KernelsChoice
+from spec_lab.menu.chosen import Chosen
 from spec_lab.menu.config import RunConfig
 from spec_lab.menu.refusals.ranks import refuse_split
 from spec_lab.menu.refusals.run import admit, refusals
@@ -125,7 +127,7 @@ def examine(composed: Composed) -> list[Finding]:
     from spec_lab.doctor.examine import examine
     from spec_lab.doctor.subject import load_subject
 
-    with ONE_RUN_AT_A_TIME, _torch_as_it_was():
+    with ONE_RUN_AT_A_TIME, _torch_as_it_was(chosen):
         return examine(load_subject(chosen))
 
 
@@ -144,7 +146,7 @@ def _run(job: Job) -> Result:
         folder = begin(job)
         from spec_lab.measure.runner import record_run
 
-        with _torch_as_it_was():
+        with _torch_as_it_was(chosen):
             return Result(record_run(chosen, job.choices, folder), folder)
     except (Exception, KeyboardInterrupt) as error:
         if is_interruption(error):
@@ -158,8 +160,8 @@ def _run(job: Job) -> Result:
 
 
 @contextmanager
-def _torch_as_it_was() -> Iterator[None]:
-    """A run seeds torch and sets its number of threads; whoever called it finds both as they were."""
+def _torch_as_it_was(chosen: Chosen) -> Iterator[None]:
+    """A run seeds torch and sets how many threads compute, in C too; whoever called it finds them as they were."""
     import torch
 
     num_threads, random_state = torch.get_num_threads(), torch.get_rng_state()
@@ -168,6 +170,10 @@ def _torch_as_it_was() -> Iterator[None]:
     finally:
         torch.set_num_threads(num_threads)
         torch.set_rng_state(random_state)
+        if chosen.config.kernels == KernelsChoice.native:
+            from spec_kernels.native import compiled
+
+            compiled.use_threads(1)  # only a run gives it more
 
 
 def _table(header: Sequence[str], body: Sequence[Sequence[str]]) -> str:

@@ -101,6 +101,11 @@ FORBIDDEN = [
     (["drafter.path=nowhere"], "drafter.path=nowhere", "folder"),
     (["target=hf"], "target=hf", "target.path=FOLDER"),
     (
+        ["workload=generated", "workload.turns=2"],
+        "workload.turns=2 is not read by workload=generated",
+        "leave it out",
+    ),
+    (
         ["workload=random_ids", "workload.system=Hi"],
         "workload.system is not read by workload=random_ids",
         "leave it out",
@@ -240,6 +245,7 @@ FORBIDDEN = [
         "acceptance.allow_lossy=false",
     ),
     (["acceptance=synthetic", "acceptance.mean_length=5"], "acceptance.mean_length=5", "acceptance.mean_length=2.5"),
+    (["acceptance=synthetic", "acceptance.mean_length=null"], "none sets the rates", "acceptance.mean_length=2.5"),
     (["acceptance=synthetic", "acceptance.rates=[0.5]"], "acceptance.rates", "null"),
     (
         ["acceptance=synthetic", "acceptance.mean_length=null", "acceptance.rates=[0.5,0.6,0.1]"],

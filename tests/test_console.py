@@ -33,6 +33,19 @@ def test_a_closed_pipe_does_not_end_a_program(stream: str, redirect: str, empty_
     assert (done.returncode, done.stderr) == (0, b"")
 
 
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_stream_that_is_closed_leads_nowhere(closed: str, empty_folder: Path) -> None:
+    """What C writes to standard error does not go into the file that is opened next."""
+    (empty_folder / "p.py").write_text(
+        "import os, sys\nfrom spec_lab.program.ending import guarded\n"
+        "def run():\n    print('a', sys.stdout.isatty(), sys.stderr.isatty())\n    print('b', file=sys.stderr)\n"
+        "    with open('record', 'w'):\n        os.write(1, b'c')\n        os.write(2, b'c')\n"
+        "sys.exit(guarded(run))\n"
+    )
+    done = subprocess.run(["bash", "-c", f"{sys.executable} p.py {closed}"])
+    assert done.returncode == 0 and (empty_folder / "record").read_bytes() == b""
+
+
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
 def test_what_an_encoding_has_not_is_written_as_its_number(encoding: str) -> None:
     done = subprocess.run(

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import errno
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import pytest
 from omegaconf import OmegaConf
+from safetensors import SafetensorError
 
 from spec_lab.cli.session import call_hydra
 from spec_lab.core.errors import UserError
 from spec_lab.program.ending import guarded
+from spec_lab.program.interrupts import Interrupts
 
 PROGRAMS = ("spec_lab", "spec_lab.doctor", "spec_lab.train")
 
@@ -46,6 +50,22 @@ def broken_conf(folder: Path, text: str) -> Callable[[], int]:
     return run
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("takes_it", [False, True], ids=["let through", "dropped by a library"])
+def test_a_signal_ends_every_program_in_one_line(
+    number: signal.Signals, takes_it: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run() -> int:
+        with Interrupts(), suppress(KeyboardInterrupt) if takes_it else nullcontext():  # as of a job within a program
+            signal.raise_signal(number)
+        return 0
+
+    handlers = [signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)]
+    assert guarded(run, interrupted="it goes on") == 130
+    assert capsys.readouterr().err == "it goes on\n"
+    assert [signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)] == handlers
+
+
 @pytest.mark.parametrize(
     ("error", "code", "line"),
     [
@@ -53,6 +73,8 @@ def broken_conf(folder: Path, text: str) -> Callable[[], int]:
         (OSError(errno.ENOSPC, "No space left on device", "x.json"), 1, "failed: x.json: No space left on device"),
         (OSError(errno.EFBIG, "File too large"), 1, "failed: File too large"),
         (PermissionError(errno.EACCES, "Permission denied", "x"), 2, "refused: x: Permission denied"),
+        (SafetensorError("I/O error: No space left on device (os error 28)"), 1, "failed: I/O error: No space left"),
+        (SafetensorError("I/O error: Is a directory (os error 21)"), 2, "refused: I/O error: Is a directory"),
         (NotADirectoryError(errno.ENOTDIR, "Not a directory", "x/y"), 2, "refused: x/y: Not a directory"),
         (OSError(errno.ELOOP, "Too many levels of symbolic links", "x"), 2, "refused: x: Too many levels of"),
         (MemoryError(), 2, "refused: there is not enough memory (nothing is left); lower the sizes"),

@@ -15,7 +15,7 @@ from spec_lab.checkpoints.checkpoint import load_tensors
 from spec_lab.checkpoints.families.plain import Family
 from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.checkpoints.gguf import gguf_tensors
-from spec_lab.checkpoints.gguf_file import read_head
+from spec_lab.checkpoints.gguf_file import is_gguf, read_head
 from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes
 from spec_lab.core.errors import UserError
 from spec_lab.doctor.checkpoints import check_tokenizer
@@ -185,6 +185,10 @@ def test_files_that_are_refused_in_a_line(models: dict[str, Any], case: str, tmp
 
 def test_a_count_that_is_zero_says_nothing(models: dict[str, Any], tmp_path: Path) -> None:
     read_model_config(write_gguf(tmp_path / "model.gguf", models["llama"], keys={"llama.expert_count": 0}))
+
+
+def test_a_suffix_in_capitals_is_one(tmp_path: Path) -> None:
+    assert is_gguf(write_head(tmp_path / "MODEL.GGUF", {}, "llama"))
 
 
 def test_another_architecture_is_refused(tmp_path: Path) -> None:

@@ -19,6 +19,8 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
 import spec_lab
+from spec_kernels.native import build
+from spec_kernels.native.compiled import use_threads
 from spec_lab.core.errors import UserError
 from spec_lab.menu.config import DrafterConfig, RunConfig
 from spec_lab.record import progress
@@ -238,6 +240,24 @@ def test_torch_is_left_as_it_was(runner: ModuleType) -> None:
     spec_lab.run(spec_lab.compose())
     assert torch.equal(torch.get_rng_state(), state)
     assert torch.get_num_threads() == num_threads
+
+
+@pytest.mark.skipif(not build.can_build(), reason="needs a C compiler")
+def test_threads_in_c_end_with_their_run(runner: ModuleType) -> None:
+    inside: list[int] = []
+
+    def computing(*arguments: Any) -> Any:
+        use_threads(5)
+        inside.append(num_tasks())
+        return recorded_runner.run(*arguments)
+
+    def num_tasks() -> int:
+        return len(list(Path("/proc/self/task").iterdir()))
+
+    runner.record_run = computing  # type: ignore[attr-defined]
+    before = num_tasks()
+    spec_lab.run(spec_lab.compose(["kernels=native"]))
+    assert inside == [before + 4] and num_tasks() == before
 
 
 def test_runs_of_two_threads_take_turns(runner: ModuleType) -> None:

@@ -86,7 +86,7 @@ GOOD = {"jsonl": '{"prompt": "a"}', "spec_bench": '{"question_id": 1, "category"
         ("jsonl", '{"prompt": "a", "answer": true}', "`id`, `category` and `answer` must be"),
         ("jsonl", '{"prompt": "a", "answer": NaN}', "`id`, `category` and `answer` must be"),
         ("jsonl", '{"prompt": "a", "answer": 1e999}', "`id`, `category` and `answer` must be"),
-        ("jsonl", '{"prompt": "a", "prompt": "b"}', "is not JSON: the key 'prompt' stands twice"),
+        ("jsonl", '{"prompt": "a", "prompt": "b"}', "the key 'prompt' stands twice, with 'a' and 'b'"),
         ("jsonl", '{"prompt": " "}', "the `prompt` of a chat must say something"),
         ("jsonl", '{"prompt": "\\ud800"}', "is not JSON: it has half of a surrogate pair"),
         ("jsonl", '{"prompt": ' + "[" * 100_000, "is not JSON: it is nested too deeply"),

@@ -144,6 +144,16 @@ def test_json_that_python_does_not_read_or_show_has_a_reason_of_a_line(text: str
     assert "\n" not in str(caught.value)
 
 
+def test_a_key_of_two_values_is_refused_in_a_file_of_a_checkpoint(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text('{"a": 1, "b": {"c": 2, "c": 2}, "a": 1}')
+    assert read_json(path) == {"a": 1, "b": {"c": 2}}
+    path.write_text('{"a": 1, "b": {"c": 2, "c": 3}}')
+    with pytest.raises(UserError, match="the key 'c' stands twice, with 2 and 3") as caught:
+        read_json(path)
+    assert str(path) in str(caught.value)
+
+
 def test_a_whole_surrogate_pair_is_text() -> None:
     assert parse_json('"\\ud83d\\ude00"') == "\N{GRINNING FACE}"
 

@@ -43,6 +43,14 @@ def test_a_token_past_the_vocabulary_is_refused(tmp_path: Path, form: str, large
         open_workload(choose(config))
 
 
+def test_a_category_named_as_all_of_them_is_refused(tmp_path: Path) -> None:
+    """A report would show its figures as those of the run."""
+    make_target(tmp_path)
+    prompts = write_prompts(tmp_path / "mine.jsonl", [{"prompt": "abc", "category": "all"}])
+    with pytest.raises(UserError, match="the category of the prompt 'mine-0000' is 'all'"):
+        open_workload(choose(make_run(tmp_path, "jsonl", path=str(prompts))))
+
+
 def test_random_ids_of_a_larger_tokenizer_are_refused(tmp_path: Path) -> None:
     make_target(tmp_path, vocab_size=20)
     with pytest.raises(UserError, match=r"random_ids-0000 is past the target's vocabulary of 20"):

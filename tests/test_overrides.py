@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hydra._internal.utils import get_args_parser
 
+from spec_lab.core.errors import UserError
 from spec_lab.program import flags
 from spec_lab.program.overrides import as_override, check_arguments, value_of
 from spec_lab.program.unsafe import UNPICKLES
@@ -38,12 +39,14 @@ REFUSED = [
     ("cache.pagesize=3", "did you mean cache.page_size?"),
     ("xyzzy=1", "there is no key xyzzy; see --help"),
     ("catchup", "did you mean prune=catchup?"),
-    ("drafer", "did you mean drafter?"),
+    ("drafer", "did you mean drafter=VALUE?"),
+    ("batch_size", "did you mean batch_size=VALUE?"),
+    ("references=null", "references has no value null, it takes plain"),
     ("a.b:c=3", "not of the form KEY=VALUE"),
     ("batch_size=two", "batch_size takes a whole number, not 'two'"),
     ("batch_size=1,two", "batch_size takes a whole number, not 'two'"),
     ("batch_size=3.5", "batch_size takes a whole number, not 3.5"),
-    ("batch_size=null", "batch_size takes a whole number, not None"),
+    ("batch_size=null", "batch_size takes a whole number, not null"),
     ("num_threads=many", "num_threads takes a whole number or null, not 'many'"),
     ("sampling.temperature=warm", "sampling.temperature takes a number, not 'warm'"),
     ("dry_run=perhaps", "dry_run takes true or false, not 'perhaps'"),
@@ -51,6 +54,8 @@ REFUSED = [
     ("name=[a]", "name takes a text"),
     ("seed=range(0,1000000000)", "comes to more than 10000 jobs"),
     ("hydra.sweeper.max_batch_size=0", "must be at least 1"),
+    ("output_dir=a,b", "output_dir is read once for all jobs; give it one value"),
+    ("fresh=true,false", "fresh is read once for all jobs"),
     ("--dryrun", "did you mean --dry-run?"),
     ("--mulitrun", "did you mean --multirun?"),
 ]
@@ -83,6 +88,11 @@ def test_mistakes_are_refused_in_one_line(argument: str, message: str) -> None:
         check_arguments([argument])
     assert str(refused.value).startswith(argument.partition("=")[0])
     assert message in str(refused.value)
+
+
+def test_an_empty_word_is_shown() -> None:
+    with pytest.raises(UserError, match=r"^'': not of the form KEY=VALUE"):
+        check_arguments([""])
 
 
 @pytest.mark.parametrize("line", PASSED)

@@ -22,6 +22,7 @@ from spec_lab.paper.plan import cells_of, merged
 from spec_lab.paper.printed import as_csv, as_latex, as_markdown, grid_of
 from spec_lab.paper.provenance import COLUMNS, missing, provenance_of
 from spec_lab.paper.table import TableColumn, TableRow, table_of
+from spec_lab.program.yaml_file import read_yaml
 from spec_lab.record.row_schema import RequestRow
 from tests import recorded_runner
 from tests.fake_runs import make_summary
@@ -93,8 +94,10 @@ def test_a_paper_of_more_runs_than_anyone_waits_for_is_refused() -> None:
     [
         ({"taks": {}}, "did you mean tasks"),
         ({"base": "EAGLE"}, "did you mean EAGLE-3"),
+        ({"base": "zz"}, "no line zz; there are .*EAGLE-3"),
         ({"lines": {"x": "drafter=eagle3"}}, "lines.x must be a list"),
         ({"tasks": {}}, "tasks must name one"),
+        ({"tasks": {"t": ["output_dir=x"]}}, "tasks.t: output_dir=x is not a run's to choose"),
         ({"name": "../x"}, r"name='\.\./x' is part of a folder's name"),
         ({"speed": {"batch_sizes": [0], "draft_tokens": [1]}}, "speed.batch_sizes"),
     ],
@@ -105,6 +108,16 @@ def test_a_broken_file_is_refused_in_a_line(tmp_path: Path, change: dict[str, An
     with pytest.raises(UserError, match=reason) as caught:
         read_paper(file)
     assert "\n" not in str(caught.value)
+
+
+def test_a_key_that_stands_twice_is_refused(tmp_path: Path) -> None:
+    """YAML's own reader would take the last, without a word."""
+    file = tmp_path / "x.yaml"
+    file.write_text("common: &all {a: 1}\nlines:\n  <<: *all\n  a: 2\n")
+    assert read_yaml(file)["lines"] == {"a": 2}, "what is merged is no second one"
+    file.write_text("name: x\nlines:\n  a: [drafter=ngram]\n  b: [drafter=none]\n  a: [drafter=eagle3]\n")
+    with pytest.raises(UserError, match="the key a stands twice in the object of line 3"):
+        read_paper(file)
 
 
 def of_what(**changes: str | None) -> dict[str, str | None]:

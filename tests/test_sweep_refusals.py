@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from spec_lab.core.errors import UserError
+from spec_lab.sweep.command import EXAMPLE
 from spec_lab.sweep.library import load_library
 
 pytest.importorskip("sweeps", reason="needs the extra `sweep`")
@@ -50,6 +51,10 @@ def refused_line(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> st
     [line] = captured.err.splitlines()
     assert line.startswith("refused: ")
     return line
+
+
+def test_the_command_that_a_refusal_shows_is_one_that_yaml_reads() -> None:
+    assert yaml.safe_load(EXAMPLE) == {"command": COMMAND}
 
 
 def test_good_file_is_not_refused(empty_folder: Path) -> None:
@@ -151,7 +156,8 @@ def test_bayes_needs_a_metric_and_a_choice(empty_folder: Path, capsys: pytest.Ca
         (["dry_run=true"], "--dry-run instead"),
         (["fresh=true"], "--fresh instead"),
         (["--count", "0"], "--count: 0: use 1 or more"),
-        (["--count", "x"], "--count"),
+        (["--count", "x"], "--count: x: use 1 or more"),
+        (["--seed", "1.5"], "--seed: 1.5: use 0 to"),
         (["--seed", "-1"], "--seed"),
         (["--cuont", "3"], "--cuont"),
         (["hydra/launcher=joblib"], "hydra/launcher=joblib: a search"),

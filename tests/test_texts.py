@@ -152,16 +152,20 @@ def test_files_of_prompts(target: Path, tmp_path: Path, capsys: pytest.CaptureFi
         {"messages": [{"role": "system", "content": "Be kind"}, {"role": "user", "content": "Hello there"}]},
         {"conversations": said, "id": 0},  # as the first line of another file
         {"messages": []},
+        {"prompt": "Once upon", "form": "continue"},
+        {"prompt": "Who is it?", "system": "Be brief"},
     ]
     file.write_text("\n".join([*map(json.dumps, rows), "no json"]))
     assert write(target, tmp_path / "out", f"prompts=[{file}]", "second_turns=0.5") == 0
     texts = Texts.load(tmp_path / "out")
     counts = texts.header.counts("prompts")
     named = ("kept", "duplicate", "too_long", "broken", "without_a_user")
-    assert [counts[name] for name in named] == [3, 1, 1, 1, 1]
-    assert len(texts) == 4  # three conversations, of which one has a second turn
-    kept = [json.loads(line)["id"] for line in (tmp_path / "out" / "prompts-00000.jsonl").open()]
-    assert len({*kept}) == 3, "requests are told apart by them"
+    assert [counts[name] for name in named] == [4, 1, 1, 1, 2]
+    assert len(texts) == 5  # four conversations, of which one has a second turn
+    kept = [json.loads(line) for line in (tmp_path / "out" / "prompts-00000.jsonl").open()]
+    assert len({line["id"] for line in kept}) == 4, "requests are told apart by them"
+    told = [message["content"] for line in kept for message in line["messages"] if message["role"] == "system"]
+    assert sorted(told) == ["Be brief", "Be kind"]
     questions = tmp_path / "questions.jsonl"
     questions.write_text(json.dumps({"question_id": 1, "category": "math", "turns": ["How many?"]}))
     assert write(target, tmp_path / "other", f"prompts=[{questions}]") == 2
@@ -175,6 +179,15 @@ def test_prompts_are_read_back_whatever_ends_a_line_elsewhere(folder: Path, tmp_
     again = TextsFolder(tmp_path / "again", dataclasses.replace(TextsHeader.read(folder), files={}))
     again.add_prompts("prompts-00000.jsonl", said, {"kept": len(said)})
     assert again.read_prompts("prompts") == said
+
+
+def test_texts_with_tokens_that_their_target_has_not_are_refused(folder: Path, tmp_path: Path) -> None:
+    copied = Path(shutil.copytree(folder, tmp_path / "texts"))
+    content = json.loads((copied / "header.json").read_text())
+    content["written_by"]["vocab_size"] = 5
+    (copied / "header.json").write_text(json.dumps(content))
+    with pytest.raises(UserError, match="tokens that its target has not"):
+        Texts.load(copied)
 
 
 def test_turns_of_a_conversation_are_held_out_together(folder: Path) -> None:
@@ -292,6 +305,11 @@ def test_a_text_longer_than_a_row_is_cut_and_counted() -> None:
         ("prompts=[reasoning_gym:chain_sum:0]", "TASK:COUNT"),
         ("prompts=[reasoning_gym:chain_sum:3:4]", "TASK:COUNT"),
         ("prompts=[nobody.jsonl]", "no file nobody.jsonl"),
+        ("temperatures=[0,1e-9]", "temperatures: 1e-09 is under 1e-06; use temperatures=[0]"),
+        ("prompt_temperatures=[1e-7]", "use prompt_temperatures=[1]"),
+        ("top_p=1e-9", "top_p=1e-09 is under 1e-06"),
+        ("output_dir=a\nb", "no path that can be read in a line"),
+        ("output_dir=~/texts", "write the path in full"),
         ("max_new_tokens=9999", "use max_new_tokens=1536"),
         ("max_prompt_tokens=9999", "use max_prompt_tokens=1792"),
         ("--show-data=3", "each does something else"),

@@ -55,6 +55,19 @@ def make_tokenizer(folder: Path, template: str | None, extra: tuple[str, ...] = 
     return TargetTokenizer(folder)
 
 
+def test_texts_are_neither_cut_nor_filled_up(tmp_path: Path) -> None:
+    """As in transformers: a file may say how its texts were once brought to one length."""
+    make_tokenizer(tmp_path, TEMPLATE)
+    path = tmp_path / "tokenizer.json"
+    padding = {"strategy": {"Fixed": 9}, "direction": "Left", "pad_id": 0, "pad_type_id": 0, "pad_token": "?"}
+    truncation = {"max_length": 2, "strategy": "LongestFirst", "stride": 0, "direction": "Right"}
+    sizes = {"truncation": truncation, "padding": padding | {"pad_to_multiple_of": None}}
+    path.write_text(json.dumps(json.loads(path.read_text()) | sizes))
+    tokenizer, text = TargetTokenizer(tmp_path), "once upon a time"
+    assert tokenizer.decode(tokenizer.encode_prompt("continue", text)) == f"{BOS} {text}"
+    assert [tokenizer.decode(ids) for ids in tokenizer.encode_batch([text, "once"])] == [text, "once"]
+
+
 def test_a_text_to_continue_begins_with_bos(tmp_path: Path) -> None:
     tokenizer = make_tokenizer(tmp_path, TEMPLATE)
     assert tokenizer.decode(tokenizer.encode_prompt("continue", "once upon")) == f"{BOS} once upon"

@@ -29,6 +29,9 @@ REFUSED = [
     ("drafter.name=mine", "write drafter=..."),
     ("seed=first", "seed takes a whole number, not 'first'"),
     ("drafter.kv_source_layers=3", "takes a list like [1,2]"),
+    ("drafter.loss=mse", "it takes kl, ce, "),
+    ("drafter.optimisation.optimiser=adam", "did you mean adamw?"),
+    ("logger.mode=null", "logger.mode has no value null, it takes auto, "),
     ("batch_size=3", "did you mean"),
     ("acceptance=strict", "there is no key acceptance"),
     ("--dry-run", "--cfg job"),
@@ -50,7 +53,7 @@ REFUSED = [
     ("drafter.optimisation.peak_learning_rate=nan", "above 0 and at most 1"),
     ("num_workers=-1", "at least 1"),
     ("generations.row_length=2", "at least 16"),
-    ("generations.batch_size=null", "takes a whole number, not None"),
+    ("generations.batch_size=null", "takes a whole number, not null"),
     ("drafter.optimisation=3", "is no key, but a set of keys"),
     ("drafter.optimisation.num_steps=200", "use drafter.optimisation.num_warmup_steps=199"),
     ("drafter.kv_source_layers=[3,9]", "must name layers of the target, 0 to 7"),
@@ -129,15 +132,24 @@ def test_the_default_output_dir_may_be_out_of_reach(
     assert all(line.startswith("refused: output_dir=outputs/train-drafters cannot be written") for line in lines)
 
 
+@pytest.mark.parametrize("cleans_up", [False, True], ids=["alone", "behind a library's error"])
 @pytest.mark.parametrize("arguments", [["debug=smoke"], ["-m", "debug=smoke", "drafter=eagle3,mtp_eagle"]])
 def test_ctrl_c_ends_a_training_and_the_multirun_it_is_one_of(
-    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    arguments: list[str],
+    cleans_up: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     begun = []
 
     def interrupt(self: Pipeline) -> None:
         begun.append(self.config.seed)
-        raise KeyboardInterrupt
+        try:
+            raise KeyboardInterrupt
+        finally:
+            if cleans_up:
+                raise RuntimeError("nothing to stop")
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(Pipeline, "run", interrupt)

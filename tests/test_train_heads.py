@@ -389,7 +389,11 @@ def test_torchrun_trains_what_one_process_does(llama: Path, whole: Path) -> None
         ("drafter.draft_vocab_size=161", "more than the target's 160"),
         ("dtype=float16", "no room for small gradients"),
         ("packing.row_length=513", "over the target's 512 positions"),
+        ("evaluation.max_new_tokens=512", "leaves no room for a prompt in the target's 512 positions"),
+        ("evaluation.max_new_tokens=511", "behind a held-out prompt of"),
         ("logger.project=a/b", "is no name of a W&B project"),
+        ("logger.mode=offline", "logger.mode is not read without a project"),
+        ("logger.entity=me", "logger.entity is not read without a project"),
         ("layouts=[deepspec]", "layouts=[deepspec] is not known for drafter=eagle3; use layouts=[speculators]"),
         ("drafter=dflash layouts=[deepspec]", "layouts=[deepspec] has no place for drafter.slots=mask_first"),
         ("drafter=p_eagle layouts=[speculators]", "is not known for drafter=p_eagle; leave it out"),
@@ -405,6 +409,21 @@ def test_what_cannot_be_trained_for_a_checkpoint_is_refused(
     drafter = [] if word.startswith("drafter=") else EAGLE3
     assert main(["target=hf", *places, *kept, *drafter, *word.split()]) == 2
     assert reason in capsys.readouterr().err and not (llama / "out").exists()
+
+
+def test_a_category_named_as_all_of_them_is_refused(llama: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = write_prompts(llama / "q.jsonl", [{"question_id": 1, "category": "all", "turns": ["a"]}])
+    assert main([*words(llama, *EAGLE3), f"evaluation.prompts=[{file}]"]) == 2
+    assert "has a category all" in capsys.readouterr().err and not (llama / "out").exists()
+
+
+def test_rows_that_have_room_for_prompts_alone_are_refused(llama: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    header = TextsHeader(Texts.load(llama / "texts").header.written_by, {})
+    shutil.rmtree(llama / "texts")
+    answers = [Answered([*range(3, 40)], 20, index) for index in range(4)]
+    TextsFolder(llama / "texts", header).add_answers("answers-00000.safetensors", answers, {"kept": 4})
+    assert main([*words(llama, *EAGLE3), "packing.row_length=16"]) == 2
+    assert "none counts; use packing.row_length=37" in capsys.readouterr().err
 
 
 def test_targets_whose_layers_are_not_packed_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -432,6 +451,12 @@ def test_hidden_states_are_collected_for_whoever_trains_elsewhere(
     with alone_in(llama / "states"):
         assert collect(asked) == 2 and "another process is writing" in capsys.readouterr().err
     assert collect(asked) == 0, "a file that was cut short is written again"
+    whole = files[0].rename(llama / "whole")
+    for make in (os.mkfifo, os.mkdir):
+        make(files[0])
+        assert collect(asked) == 2 and f"{files[0].name} is no file" in capsys.readouterr().err
+        files[0].rename(llama / make.__name__)
+    whole.rename(files[0])
     parts = [load_file(file) for file in files]
     assert len(parts) > 1
     texts, model = (

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +16,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from spec_lab.core.errors import UserError
+from spec_lab.train.checkpoint import load_weights
 from spec_lab.train.data import TrainingTokens
 from spec_lab.train.generations import Generations
 from spec_lab.train.loop import train
 from spec_lab.train.module_config import OptimisationConfig
+from spec_lab.train.output import LOG_FILE, output_folder
 from spec_lab.train.stages import RunFolder, run_stage
 from spec_lab.train.texts.header import TextsHeader, WrittenBy
 from tests.test_train_loop import Batches, Interrupted, Regression
@@ -137,6 +141,44 @@ def test_a_header_of_texts_with_values_of_other_kinds_is_refused(changed: dict[s
     (tmp_path / "file").write_text(json.dumps(content))
     with pytest.raises(UserError, match="is of format 99, and this reads" if "format" in changed else "cannot be read"):
         read_header(tmp_path / "file")
+
+
+def test_a_pipe_in_the_place_of_a_lock_keeps_nobody_waiting(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.records.mkdir()
+    lock = folder.record(folder.generations).with_suffix(".lock")
+    os.mkfifo(lock)
+    with pytest.raises(OSError, match=re.escape(str(lock))):
+        run_stage(folder, folder.generations, {"seed": 0}, CPU, lambda unfinished: {})
+
+
+def test_an_output_that_no_record_tells_of_is_refused(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.generations.mkdir()
+    with pytest.raises(UserError, match=r"generations is here, but no .*json that says what it is"):
+        run_stage(folder, folder.generations, {"seed": 0}, CPU, lambda unfinished: {})
+
+
+def test_a_pipe_in_the_place_of_a_log_or_a_checkpoint_keeps_nobody_waiting(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / LOG_FILE)
+    with pytest.raises(UserError, match=f"{LOG_FILE} is no file"), output_folder(tmp_path):
+        raise AssertionError("nothing is to be begun")
+    os.mkfifo(tmp_path / "checkpoint")
+    with pytest.raises(UserError, match="checkpoint cannot be read"):
+        read_checkpoint(tmp_path / "checkpoint")
+
+
+def test_an_output_without_weights_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=f"{tmp_path.name} cannot be read .*; delete it"):
+        load_weights(tmp_path)
+
+
+@pytest.mark.parametrize("content", ['{"weights": "", "layers": {}}', "[]"])
+def test_a_header_of_something_else_is_not_to_be_deleted(content: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text(content)
+    with pytest.raises(UserError, match=r"is no header of texts; name a folder") as caught:
+        read_header(tmp_path / "file")
+    assert "delete" not in str(caught.value)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -93,6 +93,8 @@ def test_all_that_the_view_shows_is_logged_by_a_run(
         (["team/a/b"], "'team/a/b' is no ENTITY/PROJECT"),
         (["/p"], "'/p' is no ENTITY/PROJECT"),
         (["te am/p"], "'te am/p' is no ENTITY/PROJECT"),
+        (["../p"], "'../p' is no ENTITY/PROJECT"),
+        ([PLACE, "--name", ""], "--name='': a view needs a name"),
         ([], "ENTITY/PROJECT"),
         ([PLACE], "needs a key of W&B's server, and none is configured; set WANDB_API_KEY"),
     ],

@@ -118,9 +118,9 @@ def read_block_config(folder: Path, target: ModelConfig) -> tuple[BlockConfig, B
     return config, layout
 
 
-def read_block_file(folder: Path) -> BlockFile:
+def read_block_file(folder: Path, knob: str = KNOB) -> BlockFile:
     """Read the keys of a config.json, and in which layout it has them."""
-    config = read_config_json(folder, KNOB)
+    config = read_config_json(folder, knob)
     source = str(folder / "config.json")
     top = ConfigFields(config, source)
     kind = top.text("speculators_model_type", "")

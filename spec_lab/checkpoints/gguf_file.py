@@ -34,7 +34,7 @@ Value = TypeVar("Value")
 
 def is_gguf(path: Path) -> bool:
     """Tell whether a checkpoint is a GGUF file; others are folders."""
-    return path.suffix == SUFFIX and not path.is_dir()
+    return path.suffix.lower() == SUFFIX and not path.is_dir()
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,11 +31,12 @@ def shown(value: Any) -> str:
 
 
 def no_key_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Make a JSON object of its pairs; ValueError where two have one key, of which Python would keep the last."""
+    """Make a JSON object of its pairs; ValueError where one key has two values, of which Python would keep the last."""
     made = dict(pairs)
     if len(made) < len(pairs):
-        keys = [key for key, _ in pairs]
-        raise ValueError(f"the key {shown(next(key for key in keys if keys.count(key) > 1))} stands twice")
+        for key, value in pairs:
+            if made[key] != value:
+                raise ValueError(f"the key {shown(key)} stands twice, with {shown(value)} and {shown(made[key])}")
     return made
 
 
@@ -60,7 +61,7 @@ def parse_json(text: str, make: MakeObject | None = None) -> Any:
 def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object from a file."""
     try:
-        content = parse_json(regular_text(path))
+        content = parse_json(regular_text(path), no_key_twice)
     except (OSError, ValueError) as error:
         reason = " ".join(str(error).split())
         raise UserError(f"{path}: cannot be read as JSON ({reason}); fetch the file again") from error

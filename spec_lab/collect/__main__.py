@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from spec_lab.core.errors import UserError
+from spec_lab.menu.refusals.run import refuse_output_dir
 from spec_lab.program.ending import guarded, leave
 from spec_lab.train.collect_config import CollectConfig
 
@@ -56,6 +57,8 @@ def parse(arguments: Sequence[str]) -> tuple[CollectConfig, Path]:
     for name in ("texts", "output_dir"):
         if not getattr(config, name):
             raise UserError(f"{name} has no value; set {name}=FOLDER")
+    if problem := refuse_output_dir(config.output_dir):
+        raise UserError(problem)
     target = dict(word.split("=", 1) for word in of_target)
     return config, _checkpoint(target.get("target", "hf"), target.get("target.path"))
 

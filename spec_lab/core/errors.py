@@ -48,6 +48,8 @@ COMPOSERS = ("hydra", "omegaconf", "antlr4", "yaml")
 """Packages that read the command line and the files of options: what they raise is about what was typed."""
 QUOTED_PATH = re.compile(r"(?P<before>['\"])/[^'\"\n]*/(?P<name>[^'\"/\n]+)(?=['\"])")
 BARE_PATH = re.compile(r"(?P<before>(?<![\w./:~-]))/(?:[^\s/'\",:;()\[\]]+/)+(?P<name>[^\s/'\",:;()\[\]]*)")
+OF_RUST = re.compile(r"\(os error (\d+)\)$")
+"""A library in Rust, such as safetensors, puts the number of what the system said at the end of its own words."""
 NULL_IN_A_PATH = "embedded null "
 """Python's ValueError begins so, and has no other mark."""
 OUT_OF_MEMORY = ("not enough memory", "can't allocate memory", "out of memory", "failed to allocate")
@@ -64,6 +66,8 @@ def trouble_of(error: BaseException) -> Trouble | None:
         return Trouble(str(error), "failed")
     if isinstance(error, OSError) and error.errno is not None:
         return Trouble(describe_os_error(error), "failed" if error.errno in WORN_OUT else "refused")
+    if (number := OF_RUST.search(str(error))) is not None:
+        return Trouble(one_line(error), "failed" if int(number[1]) in WORN_OUT else "refused")
     if is_out_of_memory(error):
         reason = one_line(error) or "nothing is left"
         return Trouble(f"there is not enough memory ({reason}); lower the sizes, such as batch_size", "refused")
@@ -115,9 +119,9 @@ def describe_error(error: BaseException) -> str:
 
 
 def describe_os_error(error: OSError) -> str:
-    """Describe the error as in `FILE: No space left on device`."""
-    reason = error.strerror or type(error).__name__
-    return reason if error.filename is None else f"{error.filename}: {reason}"
+    """Describe the error as in `FILE: No space left on device`; FILE is the one whose place another was to take."""
+    reason, place = error.strerror or type(error).__name__, error.filename2 or error.filename
+    return reason if place is None else f"{place}: {reason}"
 
 
 def one_line(message: object) -> str:

@@ -26,7 +26,8 @@ class Ranks:
 def ranks() -> Ranks:
     """Read the variables; a process that was started on its own is the only one."""
     size = _number("WORLD_SIZE", 1)
-    return Ranks(_number("RANK", 0), size, _number("LOCAL_RANK", 0), _number("LOCAL_WORLD_SIZE", size))
+    rank = _number("RANK", 0) if size > 1 else 0
+    return Ranks(rank, size, _number("LOCAL_RANK", 0), _number("LOCAL_WORLD_SIZE", size))
 
 
 def _number(variable: str, alone: int) -> int:

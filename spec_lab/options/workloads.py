@@ -31,6 +31,14 @@ def tells_nothing(config: RunConfig) -> str | None:
     return None if workload.system is None else f"workload.system is not read by workload={workload.name}; leave it out"
 
 
+def asks_one_turn(config: RunConfig) -> str | None:
+    """Only files hold conversations."""
+    turns, name = config.workload.turns, config.workload.name
+    if turns is None:
+        return None
+    return f"workload.turns={turns} is not read by workload={name}; leave it out or choose workload=jsonl"
+
+
 def pocket(config: RunConfig, tokenizer: Tokenizer) -> list[Request]:
     """Return the requests of workload=pocket."""
     from spec_lab.workloads.load import pocket_requests
@@ -81,21 +89,22 @@ def random_ids(config: RunConfig, tokenizer: Tokenizer) -> list[Request]:
 
 
 ROWS = (
-    WorkloadOption(name="pocket", load=pocket),
-    WorkloadOption(name="generated", load=generated, reads={"per_category": "20"}),
+    WorkloadOption(name="pocket", load=pocket, refusals=(asks_one_turn,)),
+    WorkloadOption(name="generated", load=generated, reads={"per_category": "20"}, refusals=(asks_one_turn,)),
     WorkloadOption(name="jsonl", load=jsonl, reads=A_FILE, refusals=(file_exists,)),
     WorkloadOption(name="spec_bench", load=spec_bench, reads=A_FILE, refusals=(file_exists,)),
     WorkloadOption(
         name="reasoning_gym",
         load=reasoning_gym,
         reads={"per_category": "20", "tasks": "[chain_sum]"},
+        refusals=(asks_one_turn,),
     ),
     WorkloadOption(
         name="fixed_length",
         load=fixed_length,
         reads=ONE_LENGTH,
         has_categories=False,
-        refusals=(tells_nothing,),
+        refusals=(asks_one_turn, tells_nothing),
     ),
     WorkloadOption(
         name="random_ids",
@@ -103,7 +112,7 @@ ROWS = (
         reads=ONE_LENGTH,
         has_categories=False,
         reads_text=False,
-        refusals=(tells_nothing,),
+        refusals=(asks_one_turn, tells_nothing),
     ),
 )
 

@@ -40,7 +40,8 @@ def _parser() -> argparse.ArgumentParser:
     layout = argparse.RawDescriptionHelpFormatter
     parser = LineParser(prog="python -m spec_lab.paper", description=__doc__, formatter_class=layout)
     parser.add_argument("file", type=Path, metavar="FILE", help="a paper's list, such as conf/paper/pocket.yaml")
-    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="for every run, as for python -m spec_lab")
+    said = "for every run, as for python -m spec_lab"
+    parser.add_argument("overrides", nargs="*", default=[], metavar="KEY=VALUE", help=said)
     parser.add_argument("--plan", action="store_true", help="print the runs and how long they take, run nothing")
     parser.add_argument("--format", choices=FORMATS, default="latex", help="of what is printed (default: latex)")
     parser.add_argument("--as", dest="tool", choices=TOOLS, help="print acceptance length as this tool counts it")

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from spec_lab.core.errors import UserError, describe_os_error
+from spec_lab.core.errors import UserError
 from spec_lab.menu.nearest import hint, nearest
 from spec_lab.menu.refusals.run import refuse_name
+from spec_lab.program.overrides import OF_THE_SWEEP
 from spec_lab.program.yaml_file import read_yaml
 
 KEYS = (
@@ -89,7 +90,7 @@ def read_paper(path: Path) -> PaperFile:
     try:
         values = read_yaml(path)
     except OSError as error:
-        raise UserError(f"{path}: {describe_os_error(error)}; name a file such as conf/paper/pocket.yaml") from error
+        raise UserError(f"{path}: {error.strerror}; name a file such as conf/paper/pocket.yaml") from error
     fields = Fields(path, "", _mapping(path, "the file", values), KEYS)
     lines = tuple(_line(path, "lines", name, value) for name, value in fields.mapping("lines", required=True).items())
     name = fields.text("name", path.stem)
@@ -97,7 +98,7 @@ def read_paper(path: Path) -> PaperFile:
         raise UserError(f"{path}: {refused}")
     base = fields.text("base", lines[0].name)
     if base not in {line.name for line in lines}:
-        raise UserError(f"{path}: base: no line {base}{hint(nearest(base, [line.name for line in lines]))}")
+        raise UserError(f"{path}: base: {_no_line(base, [line.name for line in lines])}")
     tasks = fields.mapping("tasks", required=True)
     ablations = fields.mapping("ablations")
     return PaperFile(
@@ -114,6 +115,11 @@ def read_paper(path: Path) -> PaperFile:
         ablations=tuple(_line(path, "ablations", name, value) for name, value in ablations.items()),
         speed=_speed(path, fields.values["speed"], lines) if "speed" in fields.values else None,
     )
+
+
+def _no_line(name: str, names: Sequence[str]) -> str:
+    near = nearest(name, names)
+    return f"no line {name}" + (hint(near) if near else f"; there are {', '.join(names)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +175,10 @@ def overrides_in(path: Path, place: str, value: Any) -> tuple[str, ...]:
     """Read a list of `KEY=VALUE`."""
     if not isinstance(value, list) or not all(isinstance(item, str) and "=" in item for item in value):
         raise UserError(f"{path}: {place} must be a list of KEY=VALUE, such as [drafter=eagle3, prune=catchup]")
+    for item in value:
+        name = item.partition("=")[0]
+        if name in OF_THE_SWEEP and name != "extensions":
+            raise UserError(f"{path}: {place}: {item} is not a run's to choose; type it behind the file, for all runs")
     return tuple(value)
 
 
@@ -192,7 +202,7 @@ def _speed(path: Path, value: Any, lines: Sequence[Line]) -> SpeedPart:
     chosen = fields.values.get("lines", names)
     for name in chosen if isinstance(chosen, list) else [chosen]:
         if name not in names:
-            raise UserError(f"{path}: speed.lines: no line {name}{hint(nearest(str(name), names))}")
+            raise UserError(f"{path}: speed.lines: {_no_line(str(name), names)}")
     return SpeedPart(
         fields.overrides("always"), fields.counts("batch_sizes"), fields.counts("draft_tokens"), tuple(chosen)
     )

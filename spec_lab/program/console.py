@@ -49,9 +49,14 @@ def raise_lost(stream: TextIO) -> None:
 def patient_console() -> Iterator[None]:
     r"""Put a `PatientFile` under standard output and errors, and write as `\xfc` what their encoding has not.
 
-    Streams that somebody else has put there already, such as a notebook or a test, are left as they are.
+    Streams that somebody else has put there already, such as a notebook or a test, are left as they are. One that was
+    closed before the start (`2>&-`) leads nowhere.
     """
     output, errors = sys.stdout, sys.stderr
+    if output is None:
+        sys.stdout = _nowhere()
+    if errors is None:
+        sys.stderr = _nowhere()
     if sys.__stdout__ is not None and output is sys.__stdout__:
         sys.stdout = _patient(sys.__stdout__, "standard output", line_by_line=output.isatty())
     if sys.__stderr__ is not None and errors is sys.__stderr__:
@@ -63,6 +68,14 @@ def patient_console() -> Iterator[None]:
             if stream is not None:
                 stream.flush()
         sys.stdout, sys.stderr = output, errors
+
+
+def _nowhere() -> TextIO:
+    """Return a stream that leads nowhere, and leave none of the standard descriptors to the next file that is opened:
+    what C writes there would go into it."""
+    while (descriptor := os.open(os.devnull, os.O_WRONLY)) <= 2:
+        pass
+    return os.fdopen(descriptor, "w")
 
 
 def _patient(stream: TextIO, name: str, line_by_line: bool) -> TextIO:

@@ -4,8 +4,8 @@
         return guarded(lambda: _run(sys.argv[1:] if arguments is None else arguments))
 
 `guarded` turns what `_run` lets through into an ending. One line and exit code 2: a `UserError`, what Hydra complains
-about, a file that cannot be read, too little memory. One line and 1: a full disk. Ctrl-C: 130. All else is a mistake of
-ours: a traceback, and 1. So `_run` catches nothing but what it can add a knob to:
+about, a file that cannot be read, too little memory. One line and 1: a full disk. Ctrl-C and SIGTERM: 130. All else is
+a mistake of ours: a traceback, and 1. So `_run` catches nothing but what it can add a knob to:
 `except OSError as error: raise UserError(f"output_dir={folder} ... ({describe_os_error(error)}); ...") from error`.
 
 A program that goes on after an error, such as a sweep, uses `print_trouble`, and reads the status from it.
@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from spec_lab.core.errors import Trouble, UserError, behind, is_interruption, is_of_composing, one_line, trouble_of
 from spec_lab.program.console import patient_console, raise_lost
+from spec_lab.program.interrupts import Interrupts
 
 if TYPE_CHECKING:
     from spec_lab.program.options import Menu
@@ -32,25 +33,31 @@ if TYPE_CHECKING:
 EXIT_CODES: dict[Status, int] = {"finished": 0, "failed": 1, "refused": 2, "interrupted": 130}
 
 
-def guarded(run: Callable[[], int | None], menu: Menu | None = None, interrupted: str = "interrupted") -> int:
+def guarded(
+    run: Callable[[], int | None], menu: Callable[[], Menu] | None = None, interrupted: str = "interrupted"
+) -> int:
     """Return the exit code of `run()`, None for 0, or of what it raises, which is printed.
 
     Args:
-        menu: what the command line could choose, for the remedies of what does not compose; None is that of a run.
-        interrupted: what Ctrl-C is answered with.
+        menu: returns what the command line could choose, for the remedies of what does not compose; None is that of a
+            run.
+        interrupted: what Ctrl-C and SIGTERM are answered with.
     """
     status: Status
     with patient_console():
         try:
-            code = run()
-            if sys.stdout is not None:
-                sys.stdout.flush()
-                raise_lost(sys.stdout)
+            with Interrupts() as interrupts:
+                code = run()
+                if sys.stdout is not None:
+                    sys.stdout.flush()
+                    raise_lost(sys.stdout)
+            if interrupts.seen:
+                raise KeyboardInterrupt
             return code or 0
         except KeyboardInterrupt:
             status = "interrupted"
         except Exception as error:
-            status = "interrupted" if is_interruption(error) else print_trouble(error, menu)
+            status = "interrupted" if is_interruption(error) else print_trouble(error, menu and menu())
         if status == "interrupted":
             print(interrupted, file=sys.stderr)
         return EXIT_CODES[status]

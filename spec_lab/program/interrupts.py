@@ -1,4 +1,4 @@
-"""Ctrl-C is not forgotten, whatever swallows it, and SIGTERM ends a run as it does."""
+"""Ctrl-C is not forgotten, whatever swallows it, and SIGTERM ends a program as it does."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ class Interrupts:
 
     SIGTERM raises it too, so that what was decoded is kept; not in the processes of torchrun, which may wait for one
     another. Where a signal is ignored (`nohup`), or somebody else's, or outside the main thread, nothing changes.
+    One inside another sees it too.
 
     Attributes:
         seen: whether it was pressed, or SIGTERM came.
@@ -50,7 +51,9 @@ class Interrupts:
     def _watched(self) -> list[signal.Signals]:
         if threading.current_thread() is not threading.main_thread():
             return []
-        ends = self._before[signal.SIGTERM] is signal.SIG_DFL and ranks().size == 1
+        before = self._before[signal.SIGTERM]
+        is_ours = getattr(before, "__func__", None) is Interrupts._note
+        ends = is_ours or (before is signal.SIG_DFL and ranks().size == 1)
         presses = callable(self._before[signal.SIGINT])
         return [signal.SIGINT] * presses + [signal.SIGTERM] * ends
 

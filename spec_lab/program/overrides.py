@@ -30,6 +30,8 @@ from spec_lab.program.points import with_points
 LIST_OF_LISTS = "list[list["
 MOST_JOBS = 10_000
 """A multirun of more is a slip, such as a range with too many zeros, and listing its jobs would take for ever."""
+OF_THE_SWEEP = ("output_dir", "dry_run", "fresh", "leave_out", "extensions")
+"""Keys that a sweep of runs itself reads, once for all of its jobs."""
 SWEPT_TOGETHER = "hydra.sweeper.max_batch_size"
 EXTENDED = frozenset([*KNOBS.values(), *(knob.partition(".")[0] for knob in KNOBS.values())])
 """The groups, and the knobs whose values are options, that an extension's rows add to."""
@@ -82,6 +84,8 @@ def check_overrides(overrides: Iterable[str], may_add_options: bool = False, men
         elif name in menu.keys:
             _check_sign(override, menu)
             _check_value(override, menu)
+            if override.is_sweep_override() and name in OF_THE_SWEEP and "fresh" in menu.keys:
+                raise UserError(f"{override.input_line}: {name} is read once for all jobs; give it one value")
         else:
             raise UserError(f"{override.input_line}: {explain_unknown(name, menu)}")
     _check_size(parsed)
@@ -116,8 +120,9 @@ def parse_override(parser: OverridesParser, text: str, menu: Menu) -> Override:
     """
     if "=" not in text and not text.startswith("~"):
         owners = [f"{group.name}={text}" for group in menu.groups.values() if text in group.options]
-        suggestion = hint(" or ".join(owners) or nearest(text, [*menu.groups, *menu.keys]))
-        raise UserError(f"{text}: not of the form KEY=VALUE{suggestion}")
+        near = nearest(text, [*menu.groups, *menu.keys])
+        suggestion = hint(" or ".join(owners) or (f"{near}=VALUE" if near else None))
+        raise UserError(f"{text or repr(text)}: not of the form KEY=VALUE{suggestion}")
     try:
         return parser.parse_override(text)
     except HydraException as error:
@@ -203,7 +208,8 @@ def _check_value(override: Override, menu: Menu) -> None:
         _check_choice(override, key, menu)
     for value in _values(override):
         if not any(_accepts(schema, key.name.rpartition(".")[2], value) for schema in key.schemas):
-            raise UserError(f"{override.input_line}: {key.name} takes {in_words(key.type_name)}, not {value!r}")
+            given = "null" if value is None else repr(value)
+            raise UserError(f"{override.input_line}: {key.name} takes {in_words(key.type_name)}, not {given}")
 
 
 def _check_choice(override: Override, key: Key, menu: Menu) -> None:
@@ -212,8 +218,8 @@ def _check_choice(override: Override, key: Key, menu: Menu) -> None:
             if str(name) not in key.choices:
                 near = nearest(str(name), key.choices)
                 suggestion = f"; did you mean {near}?" if near else ""
-                takes = f"it takes {', '.join(key.choices)}"
-                said = f"{override.input_line}: {key.name} has no value {name}, {takes}{suggestion}"
+                takes, given = f"it takes {', '.join(key.choices)}", "null" if name is None else name
+                said = f"{override.input_line}: {key.name} has no value {given}, {takes}{suggestion}"
                 raise UserError(with_extensions(said, key.name, menu))
 
 

@@ -11,14 +11,25 @@ from spec_lab.core.errors import UserError, one_line
 from spec_lab.core.regular import regular_text
 
 
+class _Loader(yaml.SafeLoader):  # type: ignore[misc]
+    """Refuses a key that stands twice, of which YAML's own would keep the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [key.value for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
+        for key in keys:
+            if keys.count(key) > 1:
+                raise ValueError(f"the key {key} stands twice in the object of line {node.start_mark.line + 1}")
+        return super().construct_mapping(node, deep)
+
+
 def read_yaml(path: Path) -> Any:
     """Return what the file holds, of YAML's plain types.
 
     Raises:
-        UserError: it is no UTF-8, no YAML, or names a type for what is none of it, as `!!int x`.
+        UserError: it is no UTF-8, no YAML, has a key twice, or names a type for what is none of it, as `!!int x`.
         OSError: it cannot be read.
     """
     try:
-        return yaml.safe_load(regular_text(path))
+        return yaml.load(regular_text(path), _Loader)
     except (yaml.YAMLError, ValueError, ArithmeticError, RecursionError, LookupError, AttributeError) as error:
         raise UserError(f"{path}: not YAML ({one_line(error)}); mend it") from error

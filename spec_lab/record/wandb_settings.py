@@ -16,7 +16,7 @@ from spec_lab.core.errors import one_line
 
 UNFIT_FOR_A_PROJECT = "/\\#?%:"
 LONGEST_PROJECT = 128
-ENTITY = re.compile(r"[\w.-]+", re.ASCII)
+ENTITY = re.compile(r"\w[\w.-]*", re.ASCII)
 SECRETS = ("WANDB_API_KEY",)
 
 

@@ -15,6 +15,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from spec_lab.core.errors import UserError
 from spec_lab.record.paired import PairedRatio, Reference, over_reference
 from spec_lab.record.runs import Run, find_runs, folder_of
 from spec_lab.record.schema import READING_STAGES, THIS_RUN, Outcome, Ratio, Speed, Summary
@@ -137,7 +138,10 @@ def load_frame(folders: str | os.PathLike[str] | Sequence[str | os.PathLike[str]
         UserError: a folder is missing or has no run.
     """
     several = isinstance(folders, Iterable) and not isinstance(folders, str)
-    return frame_of(find_runs(map(folder_of, folders if several else [folders])))  # type: ignore[arg-type]
+    named = [folder_of(folder) for folder in (folders if several else [folders])]  # type: ignore[union-attr, arg-type]
+    if not named:
+        raise UserError("load_frame([]) names no folder; use one such as load_frame('outputs')")
+    return frame_of(find_runs(named))
 
 
 def frame_of(runs: Iterable[Run]) -> pd.DataFrame:

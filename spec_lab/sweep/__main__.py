@@ -33,7 +33,8 @@ def _parser() -> argparse.ArgumentParser:
         description="Run a W&B sweep file without W&B's server. The same command goes on where a killed sweep was.",
     )
     parser.add_argument("file", type=Path, metavar="FILE", help="a W&B sweep file, such as sweeps/drafter_grid.yaml")
-    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="for every run, as for python -m spec_lab")
+    said = "for every run, as for python -m spec_lab"
+    parser.add_argument("overrides", nargs="*", default=[], metavar="KEY=VALUE", help=said)
     parser.add_argument("--count", type=_positive, help="most runs; the file's run_cap holds too")
     parser.add_argument("--seed", type=_seed, default=0, help="of the search (default: 0)")
     parser.add_argument("--fresh", action="store_true", help="begin anew where the sweep has ended before")
@@ -63,14 +64,14 @@ def _run_and_show(sweep: Sweep) -> int:
 
 
 def _positive(text: str) -> int:
-    value = int(text)
+    value = int(text) if text.isdecimal() else 0
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text}: use 1 or more")
     return value
 
 
 def _seed(text: str) -> int:
-    value = int(text)
+    value = int(text) if text.isdecimal() else -1
     if not 0 <= value <= LARGEST_SEED:
         raise argparse.ArgumentTypeError(f"{text}: use 0 to {LARGEST_SEED}")
     return value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ from spec_lab.core.errors import UserError
 
 PARAMETERS = "${args_no_hyphens}"
 BEGINNING = ("${env}", "${interpreter}", "-m", "spec_lab")
-EXAMPLE = f'command: [{", ".join(BEGINNING)}, "{PARAMETERS}"]'
+EXAMPLE = f"command: [{', '.join(map(json.dumps, (*BEGINNING, PARAMETERS)))}]"
 
 
 def fixed_overrides(command: Sequence[Any] | None) -> tuple[str, ...]:

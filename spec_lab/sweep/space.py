@@ -12,14 +12,12 @@ from hydra.errors import HydraException
 from spec_lab.core.errors import UserError
 from spec_lab.program.launchers import refuse_launcher
 from spec_lab.program.options import Menu, run_menu
-from spec_lab.program.overrides import check_overrides, extensions_in
+from spec_lab.program.overrides import OF_THE_SWEEP, check_overrides, extensions_in
 from spec_lab.sweep.command import as_overrides
 from spec_lab.sweep.file import SearchMethod, SweepFile
 from spec_lab.sweep.library import load_library, quiet
 from spec_lab.sweep.plain import to_plain
 
-OURS = ("output_dir", "dry_run", "fresh", "leave_out", "extensions")
-"""Keys that the sweep itself reads, once for all of its runs."""
 PROBED_QUANTILES = (1e-6, 0.5, 1 - 1e-6)
 LARGEST_GRID = 10_000
 
@@ -62,7 +60,7 @@ def override_key(text: str) -> str:
 
 
 def _check_parameter(name: str, parameter: Mapping[str, Any], menu: Menu) -> None:
-    if name in OURS or name.split(".")[0] == "hydra":
+    if name in OF_THE_SWEEP or name.split(".")[0] == "hydra":
         raise UserError(f"parameters.{name}: it is not a run's to choose; type it behind the file, for all runs")
     for value in _probes(name, parameter):
         if "None" in str(value):

@@ -13,11 +13,11 @@ from contextlib import contextmanager, redirect_stdout, suppress
 from typing import TYPE_CHECKING, Any
 
 from spec_lab.program.ending import guarded, leave, print_trouble
-from spec_lab.train.menu import train_folder, train_menu
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
+    from spec_lab.program.options import Menu
     from spec_lab.record.schema import Status
     from spec_lab.train.config import TrainConfig
 
@@ -41,14 +41,21 @@ With one of these a training for target=hf or target=smollm2_135m does something
 def main(arguments: Sequence[str] | None = None) -> int:
     """Train what `arguments` (default: those of the process) say and return the exit code."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    return guarded(lambda: _run(arguments), train_menu(), "interrupted; the same command goes on from here")
+    return guarded(lambda: _run(arguments), _menu, "interrupted; the same command goes on from here")
+
+
+def _menu() -> Menu:
+    """Return what may be chosen; the import takes a second, in which Ctrl-C is to be answered already."""
+    from spec_lab.train.menu import train_menu
+
+    return train_menu()
 
 
 def _run(arguments: Sequence[str]) -> int:
     if "--help" in arguments or "-h" in arguments:
         from spec_lab.program.help import describe_menu
 
-        print(f"{INTRODUCTION}\n{describe_menu(train_menu())}")
+        print(f"{INTRODUCTION}\n{describe_menu(_menu())}")
         return 0
     if "--version" in arguments:
         from spec_lab.program.help import version_text
@@ -61,10 +68,11 @@ def _run(arguments: Sequence[str]) -> int:
     from spec_lab.program.launchers import refuse_launcher
     from spec_lab.program.overrides import check_arguments
     from spec_lab.program.own_options import check_own_options, typed_folders
+    from spec_lab.train.menu import train_folder
     from spec_lab.train.options import SCHEMAS
 
     arguments, action = action_of(arguments)
-    menu = train_menu()
+    menu = _menu()
     checked = check_arguments(arguments, menu)
     check_own_options(typed_folders(checked), train_folder(), menu.groups)
     refuse_launcher(checked, "a training")
@@ -82,6 +90,7 @@ def _refuse_to_share(arguments: Sequence[str]) -> None:
     from spec_lab.cli.session import call_hydra
     from spec_lab.core.errors import UserError
     from spec_lab.program.flags import FLAGS_THAT_SHOW
+    from spec_lab.train.menu import train_folder
     from spec_lab.train.sharing import refuse_to_share
 
     is_multirun = any(text in ("-m", "--multirun") or text.startswith("hydra.mode=") for text in arguments)
@@ -134,6 +143,7 @@ def _train(composed: DictConfig, action: Action) -> Status:
     """Hydra's task: one composed training. Errors become a status, so that a multirun goes on."""
     from hydra.core.hydra_config import HydraConfig
 
+    from spec_lab.core.errors import is_interruption
     from spec_lab.train.checks import refuse
 
     try:
@@ -144,7 +154,9 @@ def _train(composed: DictConfig, action: Action) -> Status:
 
         action(build_pipeline(config))
     except Exception as error:
-        return print_trouble(error, train_menu())
+        if is_interruption(error):
+            raise KeyboardInterrupt from error
+        return print_trouble(error, _menu())
     return "finished"
 
 
@@ -157,7 +169,7 @@ def config_of(composed: DictConfig) -> TrainConfig:
     from spec_lab.program.compose import to_typed
     from spec_lab.train.config import TrainConfig
 
-    config = to_typed(composed, train_menu())
+    config = to_typed(composed, _menu())
     assert isinstance(config, TrainConfig)
     return config
 

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from spec_lab.checkpoints.checkpoint_files import INDEX_FILE
+from spec_lab.train.reading import reading
 
 MOST_FILE_BYTES = 15 * 10**6
 """Larger files do not go into a repository; a tensor that is larger still has a file of its own."""
@@ -52,11 +53,16 @@ def load_drafter(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def load_weights(folder: Path) -> dict[str, Tensor]:
-    """Load the tensors of all files."""
-    files = sorted(folder.glob(WEIGHTS))
-    if not files:
-        raise FileNotFoundError(folder / "model.safetensors")
-    return {name: tensor for file in files for name, tensor in load_file(file).items()}
+    """Load the tensors of all files.
+
+    Raises:
+        UserError: there are none, or one cannot be read.
+    """
+    with reading(folder):
+        files = sorted(folder.glob(WEIGHTS))
+        if not files:
+            raise FileNotFoundError(WEIGHTS)
+        return {name: tensor for file in files for name, tensor in load_file(file).items()}
 
 
 def num_weight_bytes(folder: Path) -> int:

@@ -16,7 +16,7 @@ from spec_lab.checkpoints.config import ModelConfig
 from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.core.errors import UserError
 from spec_lab.menu.bounds import out_of_bounds
-from spec_lab.menu.choices import Dtype
+from spec_lab.menu.choices import Dtype, LoggerMode
 from spec_lab.menu.refusals.run import refuse_output_dir
 from spec_lab.options.shipped import ZOO
 from spec_lab.record.wandb_settings import entity_problem, key_problem, project_problem, settings_problem
@@ -25,7 +25,7 @@ from spec_lab.train.fitting import Fitting, TargetSizes, filled
 from spec_lab.train.module_config import LayerConfig, OptimisationConfig
 from spec_lab.train.options import TARGETS, drafter_option, target_option
 from spec_lab.train.texts.prompts import read_prompts, refuse_missing
-from spec_lab.train.texts.settings import no_temperature
+from spec_lab.train.texts.settings import sampling_problem
 
 SHIPPED_TARGET = ZOO / "pocket"
 
@@ -135,6 +135,11 @@ def frozen_target(config: TrainConfig) -> str | None:
     positions, row_length = found.max_position_embeddings, config.packing.row_length
     if row_length > positions:
         return f"packing.row_length={row_length} is over the target's {positions} positions; lower it to {positions}"
+    if config.evaluation.max_new_tokens >= positions:
+        return (
+            f"evaluation.max_new_tokens={config.evaluation.max_new_tokens} leaves no room for a prompt in the target's "
+            f"{positions} positions; use evaluation.max_new_tokens={positions // 2}"
+        )
     return None
 
 
@@ -163,14 +168,16 @@ def texts_folder(config: TrainConfig) -> str | None:
             return None
         return f"texts={config.texts} is no folder; write some with python -m spec_lab.train.texts, or leave texts out"
     refuse_missing(config.prompts)
-    return next(iter(no_temperature(config.writing, "writing.")), None)
+    return sampling_problem(config.writing, "writing.")
 
 
 def tracking(config: TrainConfig) -> str | None:
     """W&B takes names and settings; it follows drafters of targets that are taken as they lie."""
     logger = config.logger
     if logger.project is None:
-        return None
+        unread = {"entity": logger.entity is not None, "mode": logger.mode != LoggerMode.auto}
+        name = next((name for name, is_set in unread.items() if is_set), None)
+        return name and f"logger.{name} is not read without a project; leave it out, or add logger.project=spec_lab"
     if target_option(config.target).path is None:
         return "logger.project is not read by this target; leave it out, or choose target=hf"
     found = (
@@ -203,8 +210,11 @@ def evaluation_prompts(config: TrainConfig) -> str | None:
     for file in config.evaluation.prompts:
         if not Path(file).is_file():
             return f"evaluation.prompts: there is no file {file}; give JSON Lines with turns, messages or prompt"
-        if not read_prompts([file], 0, allow_tests=True)[0]:
+        questions = read_prompts([file], 0, allow_tests=True)[0]
+        if not questions:
             return f"evaluation.prompts: {file} holds no question; give JSON Lines with turns, messages or prompt"
+        if any(question.category == "all" for question in questions):
+            return f"evaluation.prompts: {file} has a category all, as a card calls all of them; give it another name"
     return None
 
 

@@ -51,7 +51,8 @@ def collect(path: Path, config: CollectConfig) -> Path:
     free = shutil.disk_usage(output).free
     if total > free:
         fitting = int(len(texts) * free / total)
-        raise UserError(f"output_dir={output} has room for {free / 1e9:.2f} GB; use num_texts={fitting}")
+        remedy = f"use num_texts={fitting}" if fitting else "choose another one"
+        raise UserError(f"output_dir={output} has room for {free / 1e9:.2f} GB; {remedy}")
     header = {
         "weights": texts.header.written_by.weights,
         "layers": {name: spelling.write(taps) for name, spelling in SPELLINGS.items()},
@@ -80,8 +81,14 @@ def _write(path: Path, texts: Texts, taps: tuple[Tap, ...], config: CollectConfi
 
 
 def _is_whole(file: Path, part: Texts) -> bool:
-    """Tell whether a file holds the states of `part`; one that was cut short is written again."""
-    if not file.exists():
+    """Tell whether a file holds the states of `part`; one that was cut short is written again.
+
+    Raises:
+        UserError: a folder or a pipe has its name.
+    """
+    if not file.is_file():
+        if file.exists():
+            raise UserError(f"output_dir={file.parent}: {file.name} is no file; name a folder of its own")
         return False
     try:
         with safe_open(file, "pt") as opened:

@@ -141,8 +141,7 @@ class TrainConfig:
     device: str = knob("auto", "auto, cpu, cuda or cuda:N; auto takes a GPU if there is one")
     dtype: Dtype = knob(
         Dtype.auto,
-        "what a target that is taken as it lies, and the products of its drafter, compute in: float32 or bfloat16; "
-        "auto is bfloat16 on a GPU",
+        "what a target that is taken as it lies, and the products of its drafter, compute in; float16 is refused",
     )
     num_workers: int | None = knob(None, "processes that prepare text; null: one a core", least=1, most=1024)
     output_dir: str = knob(

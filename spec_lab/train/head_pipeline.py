@@ -24,7 +24,7 @@ from spec_lab.train.head_texts import HeadTexts, facts_of_texts, texts_identity
 from spec_lab.train.head_training import HeadTraining, forget
 from spec_lab.train.options import drafter_option, target_option
 from spec_lab.train.output import output_folder
-from spec_lab.train.stages import RunFolder, run_stage, write_json
+from spec_lab.train.stages import RunFolder, run_stage, write_json, write_text
 from spec_lab.train.tracking import tracked
 from spec_lab.wiring.models import resolve_dtype
 
@@ -153,7 +153,7 @@ class HeadPipeline:
             write_json(folder.evaluation(output), measured)
         record = json.loads(folder.record(output).read_text(encoding="utf-8"))
         card = head_card(output, folder.target.name, recipe.describe(output), record, measured)
-        (output / "README.md").write_text(card, encoding="utf-8")
+        write_text(output / "README.md", card)
 
     def _batch_size(self) -> int:
         drafter = self.config.trained_drafter

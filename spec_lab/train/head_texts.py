@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.core.errors import UserError
 from spec_lab.menu.chosen import Chosen
 from spec_lab.program.overrides import as_override
@@ -27,6 +28,8 @@ from spec_lab.train.texts.settings import TextsConfig, settings_of_texts
 from spec_lab.train.texts.write import Writer, choose_target
 
 SECONDS_BETWEEN_LOOKS = 1.0
+MOST_PROMPTS = 64
+"""Held-out prompts that are decoded as a training goes on."""
 STAND_INS = 512
 """Texts of random tokens that a plan is probed with where none are written yet."""
 
@@ -118,7 +121,26 @@ class HeadTexts:
                 f"texts={self.root}: {texts.num_written_tokens} of {len(texts.tokens)} tokens count, and prompts "
                 "must be told from answers; write them again"
             )
+        self._refuse_lengths(learnt, held_out)
         return texts, learnt, held_out
+
+    def _refuse_lengths(self, learnt: Texts, held_out: Texts) -> None:
+        """Raise UserError where rows have no room for what counts, or the target none for what it is to decode."""
+        row_length, knobs = self.config.packing.row_length, self.config.evaluation
+        positions = read_model_config(self.path).max_position_embeddings
+        for part in (learnt, held_out):
+            if int(part.prompt_lengths.min()) >= row_length:
+                longest = min(positions, int(part.lengths.max()))
+                raise UserError(
+                    f"packing.row_length={row_length} has room for prompts alone, and none counts; use "
+                    f"packing.row_length={longest}"
+                )
+        prompt = int(held_out.prompt_lengths[:MOST_PROMPTS].max())
+        if prompt + knobs.max_new_tokens > positions:
+            raise UserError(
+                f"evaluation.max_new_tokens={knobs.max_new_tokens} behind a held-out prompt of {prompt} tokens is more "
+                f"than the target's {positions} positions; use evaluation.max_new_tokens={max(1, positions - prompt)}"
+            )
 
     def plan(self) -> tuple[StagePlan, Texts]:
         """Say by a probe what writing them will take, and return texts of random tokens that are as long.

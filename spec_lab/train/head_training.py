@@ -18,7 +18,7 @@ from spec_lab.train.drafter_config import PackedTrainingConfig
 from spec_lab.train.frozen_target import FrozenTarget
 from spec_lab.train.group import ALONE, TrainingGroup
 from spec_lab.train.head_recipe import HeadRecipe
-from spec_lab.train.head_texts import for_a_while
+from spec_lab.train.head_texts import MOST_PROMPTS, for_a_while
 from spec_lab.train.layouts import WrittenFor
 from spec_lab.train.loop import Watch
 from spec_lab.train.options import drafter_option
@@ -30,7 +30,7 @@ from spec_lab.train.truth import Tracker, Truth
 
 log = logging.getLogger(__name__)
 
-MOST_ROWS, MOST_PROMPTS = 64, 64
+MOST_ROWS = 64
 """Held-out rows that teacher forcing reckons on, and held-out prompts that are decoded behind."""
 
 

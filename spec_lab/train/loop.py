@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from spec_lab.core.errors import Breakdown
+from spec_lab.core.regular import open_regular
 from spec_lab.train.module_config import OptimisationConfig
 from spec_lab.train.optimisers import Several
 from spec_lab.train.reading import reading
@@ -222,7 +223,8 @@ def _resume(
     if not checkpoint.exists():
         return TrainingState(0, [], 0.0, (0.0, 0))
     with reading(checkpoint):
-        content = torch.load(checkpoint, map_location=device, weights_only=True)
+        with open_regular(checkpoint) as opened:
+            content = torch.load(opened, map_location=device, weights_only=True)
         module.load_state_dict(content["module"])
         optimiser.load_state_dict(content["optimiser"])
         total, number = content.get("summed", (0.0, 0))

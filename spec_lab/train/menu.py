@@ -9,10 +9,10 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_type_hints
 
 from spec_lab.menu.bounds import default_of
-from spec_lab.program.options import Key, Menu, conf_folder, groups_in
+from spec_lab.program.options import Key, Menu, choices_of, conf_folder, groups_in
 from spec_lab.train.config import TrainConfig
 from spec_lab.train.options import SCHEMAS
 
@@ -62,4 +62,6 @@ def _key(name: str, by_option: Mapping[str, Leaf]) -> Key:
     field = next(iter(by_option.values())).field
     schemas = tuple(dict.fromkeys(leaf.schema for leaf in by_option.values()))
     type_name = str(field.type).replace(" | None", " or null")
-    return Key(name, field.metadata["help"], type_name, schemas, {o: leaf.default for o, leaf in by_option.items()})
+    defaults = {option: leaf.default for option, leaf in by_option.items()}
+    choices = choices_of(get_type_hints(schemas[0])[field.name])
+    return Key(name, field.metadata["help"], type_name, schemas, defaults, choices)

@@ -34,7 +34,7 @@ from spec_lab.train.group import training_device
 from spec_lab.train.loop import CurvePoint
 from spec_lab.train.output import output_folder
 from spec_lab.train.sharing import stage_settings
-from spec_lab.train.stages import RunFolder, run_stage, write_json
+from spec_lab.train.stages import RunFolder, run_stage, write_json, write_text
 from spec_lab.train.target import TargetRecipe, load_target, without_progress_bars
 from spec_lab.train.target_config import DecoderTrainingConfig
 from spec_lab.train.tokenizer import train_tokenizer
@@ -193,10 +193,10 @@ class Pipeline:
             description = self.drafter.describe(measured)
             kind = description.kind
             card = drafter_card(folder, measured, description, self.command())
-            (measured / "README.md").write_text(card, encoding="utf-8")
+            write_text(measured / "README.md", card)
         if self.target is not None:
             card = target_card(folder, self.target.describe(folder.target), measured, kind, self.command())
-            (folder.target / "README.md").write_text(card, encoding="utf-8")
+            write_text(folder.target / "README.md", card)
 
     def plan(self) -> str:
         """Refuse: the stages of a pocket target are not planned."""

@@ -18,6 +18,7 @@ from typing import Any, TextIO
 import torch
 
 from spec_lab.core.errors import Breakdown, UserError
+from spec_lab.core.regular import without_waiting
 from spec_lab.train.reading import read_record
 
 log = logging.getLogger(__name__)
@@ -102,6 +103,7 @@ def run_stage(
     with _locked(folder.record(output).with_suffix(".lock")):
         _refuse_another_recipe(folder.record(output), output, recipe)
         if output.exists():
+            _refuse_without_record(folder.record(output), output)
             log.info("%s exists: skipped", output)
             return
         log.info("building %s", output)
@@ -154,7 +156,7 @@ def _locked(file: Path) -> Iterator[None]:
     """
     while True:
         file.parent.mkdir(parents=True, exist_ok=True)
-        with file.open("w") as opened:
+        with os.fdopen(without_waiting(file, os.O_WRONLY | os.O_CREAT), "w") as opened:
             fcntl.flock(opened, fcntl.LOCK_EX)
             if not _lies_at(file, opened):
                 continue
@@ -188,11 +190,21 @@ def _refuse_another_recipe(record_file: Path, output: Path, recipe: dict[str, An
         )
 
 
+def _refuse_without_record(record_file: Path, output: Path) -> None:
+    if not record_file.exists():
+        raise UserError(f"{output} is here, but no {record_file} that says what it is; choose another output_dir")
+
+
 def write_json(file: Path, content: Any) -> None:
-    """Write one file of the records, its folder made where it is missing; a kill leaves the old file or the new one."""
+    """Write one file of the records."""
+    write_text(file, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+
+
+def write_text(file: Path, text: str) -> None:
+    """Write a file, its folder made where it is missing; a kill leaves the old file or the new one."""
     file.parent.mkdir(parents=True, exist_ok=True)
     unfinished = file.with_suffix(".tmp")
-    unfinished.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    unfinished.write_text(text, encoding="utf-8")
     unfinished.replace(file)
 
 

@@ -18,6 +18,9 @@ from spec_lab.workloads.conversations import require_room
 from spec_lab.workloads.tokenizer import IdsAlone, TargetTokenizer, Tokenizer
 from spec_lab.workloads.unusable import keep_usable
 
+ALL = "all"
+"""What reports call all categories together."""
+
 
 def open_workload(chosen: Chosen) -> tuple[Tokenizer, list[Request]]:
     """Return the tokenizer of the target, and the requests of the workload, which its embedding has rows for.
@@ -99,13 +102,18 @@ def _refuse_too_long(config: RunConfig, target: ModelConfig) -> None:
 
 def check_requests(requests: list[Request], target: ModelConfig, folder: Path) -> None:
     """Raise UserError for a prompt with a token that the target has no embedding of, for two requests of one id, and
-    for names that a terminal would obey."""
+    for names that a terminal would obey or that a report gives to all of them."""
     _refuse_duplicates(requests)
     for request in requests:
         if not (request.request_id + request.category).isprintable():
             raise UserError(
                 f"workload: id and category of the prompt {request.request_id!r} ({request.category!r}) must be "
                 "printable; take out their control codes"
+            )
+        if request.category == ALL:
+            raise UserError(
+                f"workload: the category of the prompt {request.request_id!r} is {ALL!r}, which reports call all "
+                "categories together; give it another name"
             )
         if request.prompt_ids and max(request.prompt_ids) >= target.vocab_size:
             raise UserError(

@@ -152,6 +152,7 @@ class TargetTokenizer:
 
 
 def _from_json(path: Path) -> tokenizers.Tokenizer:
+    """Read a `tokenizer.json`. Where it says to cut or to fill up texts, which is for training, nobody does that."""
     from tokenizers import Tokenizer
 
     if not path.is_file():
@@ -159,7 +160,10 @@ def _from_json(path: Path) -> tokenizers.Tokenizer:
             f"{path} is missing; target.path must be a checkpoint folder with a tokenizer.json, or take "
             "workload=random_ids, which needs none"
         )
-    return Tokenizer.from_file(str(path))
+    tokenizer = Tokenizer.from_file(str(path))
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
 
 
 @contextmanager

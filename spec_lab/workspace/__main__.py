@@ -38,6 +38,8 @@ def _parser() -> argparse.ArgumentParser:
 def _run(arguments: Sequence[str]) -> int:
     options = _parser().parse_args(arguments)
     entity, project = _place(options.place)
+    if not options.name.strip():
+        raise UserError("--name='': a view needs a name; leave it out for spec_lab")
     from spec_lab.workspace.layout import build_workspace
 
     workspace = build_workspace(entity, project, options.name)

@@ -30,7 +30,9 @@ class SyntheticConfig(AcceptanceConfig):
 def synthetic_rates(config: RunConfig) -> str | None:
     """The rates are some that a rule can impose, and one of the two knobs gives them."""
     rule: Any = config.acceptance
-    if (rule.rates is None) == (rule.mean_length is None):
+    if rule.rates is None and rule.mean_length is None:
+        return "acceptance.mean_length=null acceptance.rates=null: none sets the rates; use acceptance.mean_length=2.5"
+    if rule.rates is not None and rule.mean_length is not None:
         return (
             f"acceptance.mean_length={rule.mean_length} and acceptance.rates={rule.rates}: one of them sets the rates; "
             "set the other to null"

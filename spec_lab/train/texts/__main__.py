@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from spec_lab.core.errors import UserError
+from spec_lab.menu.refusals.run import refuse_output_dir
 from spec_lab.program.ending import guarded, leave
-from spec_lab.train.texts.settings import TextsConfig, no_temperature
+from spec_lab.train.texts.settings import TextsConfig, sampling_problem
 
 if TYPE_CHECKING:
     from spec_lab.menu.chosen import Chosen
@@ -139,9 +140,8 @@ def parse(arguments: Sequence[str]) -> tuple[TextsConfig, Path, list[str]]:
     if not folders or not folders[-1]:
         raise UserError("output_dir has no value; set output_dir=DIR, the folder of the texts")
     config = read_words(TextsConfig, mine)
-    found = no_temperature(config, "")
-    if found:
-        raise UserError(found[0])
+    if found := sampling_problem(config, "") or refuse_output_dir(folders[-1]):
+        raise UserError(found)
     others = [word for word in arguments if word not in mine and not word.startswith("output_dir=")]
     _refuse_unread(others)
     return config, Path(folders[-1]), others

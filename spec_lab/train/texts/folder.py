@@ -20,7 +20,7 @@ from spec_lab.core.errors import UserError
 from spec_lab.core.regular import regular_text
 from spec_lab.train.data import smallest_id_type
 from spec_lab.train.reading import reading
-from spec_lab.train.texts.header import HEADER, TextsHeader
+from spec_lab.train.texts.header import HEADER, WRITE_AGAIN, TextsHeader
 from spec_lab.train.texts.packing import PackedTexts, pack
 from spec_lab.train.texts.prompts import Conversation
 
@@ -94,6 +94,8 @@ class Texts:
             raise UserError(f"{folder} holds no answers yet; let the command that began it end")
         parts = [_read(folder / name) for name in names]
         joined = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
+        if int(joined["tokens"].max()) >= header.written_by.vocab_size:
+            raise UserError(f"{folder} holds tokens that its target has not; {WRITE_AGAIN}")
         return cls(
             torch.from_numpy(joined["tokens"].astype(np.int32)),
             _starts(torch.from_numpy(joined["lengths"])),
@@ -239,4 +241,6 @@ def _read(file: Path) -> dict[str, np.ndarray]:
             raise ValueError("no texts")
         if len(part["tokens"]) != part["lengths"].sum():
             raise ValueError("lengths do not fit")
+        if not ((part["prompt_lengths"] > 0) & (part["prompt_lengths"] <= part["lengths"])).all():
+            raise ValueError("prompts do not fit")
     return part

@@ -20,6 +20,7 @@ FORMAT = 1
 NUM_BLOCKS, BLOCK = 64, 2**16
 MAY_DIFFER = ("seed", "prompts", "num_texts", "texts_per_file")
 """What writers that stand side by side may have otherwise."""
+WRITE_AGAIN = "name another folder, or write the texts again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +78,12 @@ class TextsHeader:
             raise UserError(
                 f"{folder} holds no texts ({HEADER} is missing); write some with python -m spec_lab.train.texts"
             )
-        with reading(file):
+        with reading(file, WRITE_AGAIN):
             content = parse_json(regular_text(file))
+            if not isinstance(content, dict) or not {"format", "written_by"} <= content.keys():
+                raise UserError(
+                    f"{file} is no header of texts; name a folder that python -m spec_lab.train.texts wrote"
+                )
             if content["format"] != FORMAT:
                 raise UserError(
                     f"{file} is of format {content['format']!r}, and this reads {FORMAT}; write the texts again"

@@ -242,7 +242,7 @@ class TextsJob:
                 if counts["asked"] > FEWEST_ASKED and counts["kept"] < LEAST_SHARE * counts["asked"]:
                     raise UserError(
                         f"prompts=[]: of {counts['asked']} prompts that the target wrote {counts['kept']} can be used; "
-                        "give others with prompts=[FILE.jsonl]"
+                        "give others with prompts=[FILE.jsonl], or raise max_prompt_tokens"
                     )
 
     def _answers_by_conversation(self, turn: str) -> dict[int, str]:

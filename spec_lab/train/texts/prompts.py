@@ -155,12 +155,14 @@ def task_and_count(source: str) -> tuple[str, int]:
 
 
 def _conversation(row: Mapping[str, Any], line: TextLine, stem: str) -> Conversation | None:
-    """Return what a line holds; None where no user says anything."""
+    """Return what a line holds; None where no user says anything, as in a text that is to go on."""
+    if row.get("form") == "continue":
+        return None
     if isinstance(row.get("prompt"), str):
         said = [("user", row["prompt"])]
     else:
         said = list(_said(row.get("messages") or row.get("conversations") or row.get("turns") or ()))
-    told = [text for role, text in said if role == "system"]
+    told = [text for role, text in [("system", row.get("system")), *said] if role == "system" and isinstance(text, str)]
     asked = [text for role, text in said if role == "user" and text.strip()]
     if not asked:
         return None

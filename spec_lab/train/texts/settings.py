@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from spec_lab.menu.config import knob
+from spec_lab.menu.refusals.run import LEAST_TEMPERATURE, LEAST_TOP_P
 
 MOST_TEXTS = 10**8
 LONGEST = 2**17
@@ -64,10 +65,14 @@ def settings_of_texts(config: WritingConfig) -> dict[str, Any]:
     return {name: value for name, value in asdict(config).items() if name not in NOT_OF_THE_TEXTS}
 
 
-def no_temperature(config: WritingConfig, prefix: str) -> list[str]:
-    """Return a line for each list of temperatures that is empty; keys are named behind `prefix`."""
-    return [
-        f"{prefix}{name}=[]: texts are written at one temperature at least; use {prefix}{name}=[{example}]"
-        for name, example in (("temperatures", 0), ("prompt_temperatures", 1))
-        if not getattr(config, name)
-    ]
+def sampling_problem(config: WritingConfig, prefix: str) -> str | None:
+    """Say what no text is written at: no temperature, and values that a run refuses; keys are named behind `prefix`."""
+    for name, example in (("temperatures", 0), ("prompt_temperatures", 1)):
+        given = getattr(config, name)
+        if not given:
+            return f"{prefix}{name}=[]: texts are written at one temperature at least; use {prefix}{name}=[{example}]"
+        if least := [each for each in given if 0 < each < LEAST_TEMPERATURE]:
+            return f"{prefix}{name}: {least[0]} is under {LEAST_TEMPERATURE}; use {prefix}{name}=[{example}]"
+    if config.top_p is not None and config.top_p < LEAST_TOP_P:
+        return f"{prefix}top_p={config.top_p} is under {LEAST_TOP_P}; use {prefix}temperatures=[0], which is greedy"
+    return None
