@@ -70,9 +70,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
 
 
-def pytest_collection_finish() -> None:
-    """Keep the collector off what imports left behind: a run collects garbage before each pass it times, and through
-    the modules of torch and transformers that takes longer than the tiny pass."""
+@pytest.fixture(autouse=True, scope="module")
+def frozen() -> None:
+    """Keep the collector off what imports and other files' tests left behind: a run collects garbage before each pass
+    it times, and through the modules of torch and transformers that takes longer than the tiny pass."""
     gc.collect()
     gc.freeze()
 
