@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from operator import index
 from types import FunctionType
 from typing import Any
 
@@ -78,10 +79,24 @@ def _make_tensor(self: tl.tensor, handle: TensorHandle, type: tl.dtype) -> None:
     self.numel, self.shape = _SHAPES[shape]
 
 
+_BLOCKS: dict[tuple[str, tuple[int, ...]], tuple[tl.tuple, int, str]] = {}
+"""Shape, size and name of a block by the name of its elements' type and by its shape."""
+
+
+def _make_block(self: tl.block_type, element_ty: tl.dtype, shape: Any, make: Any = tl.block_type.__init__) -> None:
+    key = element_ty.name, tuple(map(index, shape))
+    if key not in _BLOCKS:
+        make(self, element_ty, shape)
+        _BLOCKS[key] = self.shape, self.numel, self.name
+    self.element_ty = element_ty
+    self.shape, self.numel, self.name = _BLOCKS[key]
+
+
 def install() -> None:
     """Have every kernel of this process run so, if it is interpreted."""
     InterpreterBuilder.create_dot = _create_dot
     tl.tensor.__init__ = _make_tensor
+    tl.block_type.__init__ = _make_block
     builder = interpreter.interpreter_builder
     builder.options = dataclasses.replace(builder.options, sanitize_overflow=False)
     interpreter._patch_lang = _PatchedOnce()
