@@ -1,7 +1,7 @@
 """Triton's interpreter as the tests run it: quick, and with the bits of one row and one column on any machine.
 
 A third of its time goes to patching `triton.language` anew at each call of each function, and as much to looking for
-overflow of addresses, which no tensor of a test is large enough for. Of the rest a fifth goes to making the same shapes.
+overflow of addresses, which no tensor of a test is large enough for. A fifth of the rest makes the same shapes again.
 """
 
 from __future__ import annotations

@@ -281,7 +281,7 @@ def test_every_run_of_a_multirun_carries_its_sweep_and_its_factors(
     root = Path(__file__).parents[1]
     drafters = {"random", "ngram"}
     typed = f"-m drafter={','.join(drafters)} logger=wandb logger.mode=offline name=a_study "
-    typed += "debug=smoke kernels=torch references=[]"
+    typed += "debug=smoke kernels=torch references=[] profile_rounds=0"
     monkeypatch.setattr(sys, "argv", ["spec_lab", *typed.split()])
     assert main(typed.split()) == 0
     [sweep] = workplace.glob("outputs/a_study-sweep-*")
