@@ -37,17 +37,18 @@ CHEAP = ("debug=smoke", "references=[]", "profile_rounds=0", "workload.limit=1",
 TWO_AND_A_REFUSED_ONE = ("drafter=mtp_vanilla", "drafter.num_draft_tokens=1,2,5", *CHEAP)
 PROBE = """
 import os, signal, sys
+from types import ModuleType
 from spec_lab.menu.option import LoggerOption
-from tests import recorded_runner
+from tests.fake_runner import FakeRunner
 
 def run(chosen, choices, folder):
     (folder / "worker.txt").write_text(f"{os.environ.get('CUDA_VISIBLE_DEVICES')} {os.getpid()}")
     if chosen.config.seed == 13:
         os.kill(os.getpid(), signal.SIGKILL)
-    return recorded_runner.run(chosen, choices, folder)
+    return FakeRunner().run(chosen, choices, folder)
 
 def register(registry):
-    module = recorded_runner.stand_in()
+    module = ModuleType("spec_lab.measure.runner")
     module.run = run
     sys.modules["spec_lab.measure.runner"] = module
     registry.add(LoggerOption(name="probe", sinks=lambda options: []))
