@@ -85,6 +85,14 @@ def install() -> None:
             CONFIGS[id(defaults)] = defaults, made
         return copy.deepcopy(CONFIGS[id(defaults)][1])
 
+    map_anew = defaults_list._create_interpolation_map
+
+    def map_where_read(overrides: Any, entries: list[Any], self_added: bool) -> DictConfig | None:
+        is_read = any(entry.is_interpolation() for entry in entries)
+        return map_anew(overrides, entries, self_added) if is_read else None
+
+    # Hydra makes it for each file, and reads it where an entry names another's choice.
+    defaults_list._create_interpolation_map = map_where_read  # type: ignore[assignment]
     # Hydra copies the places where it looks each time, and with one of them all types that it was told of.
     ConfigStore.__deepcopy__ = lambda self, memo: self  # type: ignore[attr-defined]
     remember_files(own)

@@ -70,9 +70,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
 
 
-def pytest_collection_finish() -> None:
-    """Keep the collector off what imports left behind: a run collects garbage before each pass it times, and through
-    the modules of torch and transformers that takes longer than the tiny pass."""
+@pytest.fixture(autouse=True, scope="module")
+def frozen() -> None:
+    """Keep the collector off what imports and other files' tests left behind: a run collects garbage before each pass
+    it times, and through the modules of torch and transformers that takes longer than the tiny pass."""
     gc.collect()
     gc.freeze()
 
@@ -84,6 +85,12 @@ def one_thread() -> None:
     import torch
 
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def search_code() -> None:
+    """W&B's search code, which takes two seconds to import: only where a test of it runs."""
+    pytest.importorskip("sweeps", reason="needs the extra `sweep`")
 
 
 @pytest.fixture

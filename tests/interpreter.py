@@ -1,12 +1,14 @@
 """Triton's interpreter as the tests run it: quick, and with the bits of one row and one column on any machine.
 
 A third of its time goes to patching `triton.language` anew at each call of each function, and as much to looking for
-overflow of addresses, which no tensor of a test is large enough for.
+overflow of addresses, which no tensor of a test is large enough for. A fifth of the rest makes the same shapes again.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
+from operator import index
 from types import FunctionType
 from typing import Any
 
@@ -65,9 +67,36 @@ class _NumpyTypes:
         return self._found[scalar.name]
 
 
+_SHAPES: dict[tuple[int, ...], tuple[tl.constexpr, tl.tuple]] = {}
+"""What the interpreter makes of a shape for each value: its size, and its constants."""
+
+
+def _make_tensor(self: tl.tensor, handle: TensorHandle, type: tl.dtype) -> None:
+    self.handle, self.type, self.dtype = handle, type, type.scalar
+    shape = tuple(type.shape) if type.is_block() else ()
+    if shape not in _SHAPES:
+        _SHAPES[shape] = tl.constexpr(math.prod(shape)), tl.tuple([tl.constexpr(size) for size in shape])
+    self.numel, self.shape = _SHAPES[shape]
+
+
+_BLOCKS: dict[tuple[str, tuple[int, ...]], tuple[tl.tuple, int, str]] = {}
+"""Shape, size and name of a block by the name of its elements' type and by its shape."""
+
+
+def _make_block(self: tl.block_type, element_ty: tl.dtype, shape: Any, make: Any = tl.block_type.__init__) -> None:
+    key = element_ty.name, tuple(map(index, shape))
+    if key not in _BLOCKS:
+        make(self, element_ty, shape)
+        _BLOCKS[key] = self.shape, self.numel, self.name
+    self.element_ty = element_ty
+    self.shape, self.numel, self.name = _BLOCKS[key]
+
+
 def install() -> None:
     """Have every kernel of this process run so, if it is interpreted."""
     InterpreterBuilder.create_dot = _create_dot
+    tl.tensor.__init__ = _make_tensor
+    tl.block_type.__init__ = _make_block
     builder = interpreter.interpreter_builder
     builder.options = dataclasses.replace(builder.options, sanitize_overflow=False)
     interpreter._patch_lang = _PatchedOnce()

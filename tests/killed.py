@@ -16,20 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import matplotlib.figure  # noqa: F401
-import seaborn  # noqa: F401
-
-import spec_lab.__main__
-import spec_lab.sweep.plan
-import spec_lab.sweep.table  # noqa: F401
-from spec_lab.sweep.library import quiet
 from tests import recorded_runner
 
-with quiet():
-    import sweeps.bayes_search
-    import sweeps.grid_search
-    import sweeps.random_search  # noqa: F401
-
+IMPORTED = (
+    *("matplotlib.figure", "seaborn", "spec_lab.__main__", "spec_lab.sweep.plan", "spec_lab.sweep.table"),
+    *("sweeps.bayes_search", "sweeps.grid_search", "sweeps.random_search"),
+)
 CHANGES = ("os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.link", "os.truncate")
 SECONDS_TO_END = 120
 
@@ -56,7 +48,7 @@ class Command:
     def start(self, folder: Path, death: Moment | None) -> Any:
         """A process that runs the command in `folder`, and kills itself at the moment of its death."""
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload([__name__])
+        context.set_forkserver_preload([__name__, *IMPORTED])
         process = context.Process(target=_run, args=(self.program, self.arguments, str(folder), death))
         process.start()
         return process

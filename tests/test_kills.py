@@ -15,12 +15,12 @@ import pandas as pd
 import pytest
 import yaml
 
-pytest.importorskip("sweeps", reason="needs the extra `sweep`")
-
 from spec_lab.record.reading import read_request_rows, read_round_rows, read_summary
 from spec_lab.record.runs import load_runs
 from spec_lab.report.__main__ import main as report
 from tests.killed import Command, Moment, end_of
+
+pytestmark = pytest.mark.usefixtures("search_code")
 
 KILLS = int(os.environ.get("SPEC_LAB_KILLS", "3"))
 MOST_CHANGES = 30

@@ -36,21 +36,22 @@ GPUS = ("GPU-aaaa-1", "GPU-bbbb-2")
 CHEAP = ("debug=smoke", "references=[]", "profile_rounds=0", "workload.limit=1", "max_new_tokens=4", "kernels=torch")
 TWO_AND_A_REFUSED_ONE = ("drafter=mtp_vanilla", "drafter.num_draft_tokens=1,2,5", *CHEAP)
 PROBE = """
-import os, signal
+import os, signal, sys
+from types import ModuleType
 from spec_lab.menu.option import LoggerOption
+from tests.fake_runner import FakeRunner
 
-class Probe:
-    def start(self, folder, summary):
-        (folder / "worker.txt").write_text(f"{os.environ.get('CUDA_VISIBLE_DEVICES')} {os.getpid()}")
-        if summary["config"]["seed"] == 13:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    def round(self, row): ...
-    def request(self, row): ...
-    def finish(self, summary): ...
+def run(chosen, choices, folder):
+    (folder / "worker.txt").write_text(f"{os.environ.get('CUDA_VISIBLE_DEVICES')} {os.getpid()}")
+    if chosen.config.seed == 13:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return FakeRunner().run(chosen, choices, folder)
 
 def register(registry):
-    registry.add(LoggerOption(name="probe", sinks=lambda options: [Probe()]))
+    module = ModuleType("spec_lab.measure.runner")
+    module.run = run
+    sys.modules["spec_lab.measure.runner"] = module
+    registry.add(LoggerOption(name="probe", sinks=lambda options: []))
 """
 PROBE_OPTION = """# python -m spec_lab extensions=[probe] logger=probe
 # Notes in which process and on which GPU a run was; with seed 13 it dies.
@@ -312,7 +313,7 @@ def statuses_in(sweep: Path) -> list[str]:
 
 
 def test_joblib_gives_every_worker_a_gpu_and_the_folders_say_how_it_ended(host: Path) -> None:
-    """With an option of an extension, which the workers have to import."""
+    """With an extension, which the workers have to import: it decodes nothing, as workers of submitit do below."""
     pytest.importorskip("hydra_plugins.hydra_joblib_launcher", reason="needs the extra `launchers`")
     write_probe(host)
     launcher = ("-m", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "extensions=[probe]", "logger=probe")

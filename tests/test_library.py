@@ -337,7 +337,7 @@ def test_program_in_the_page_is_five_lines_and_runs_as_it_stands(
 
 
 def test_program_in_the_page_decodes(empty_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    program = page_program().replace('["', '["debug=smoke", "kernels=torch", "', 1)
+    program = page_program().replace('["', '["debug=smoke", "kernels=torch", "profile_rounds=0", "', 1)
     space: dict[str, Any] = {}
     exec(compile(program, "use.md", "exec"), space)
     assert space["result"].summary["status"] == "finished"

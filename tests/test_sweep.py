@@ -10,12 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
-
-pytest.importorskip("sweeps", reason="needs the extra `sweep`")
-
-import numpy as np
 
 from spec_lab.core.errors import UserError
 from spec_lab.menu.chosen import Chosen
@@ -27,6 +24,8 @@ from spec_lab.sweep.file import read_sweep_file
 from spec_lab.sweep.search import Search, Tried
 from tests import recorded_runner
 from tests.fake_runs import make_summary
+
+pytestmark = pytest.mark.usefixtures("search_code")
 
 COMMAND = ["${env}", "${interpreter}", "-m", "spec_lab", "profile_rounds=0", "${args_no_hyphens}"]
 GRID: dict[str, Any] = {

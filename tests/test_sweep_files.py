@@ -8,8 +8,6 @@ from typing import Any
 import pytest
 import yaml
 
-pytest.importorskip("sweeps", reason="needs the extra `sweep`")
-
 from spec_lab.menu.refusals.run import refusals
 from spec_lab.program.compose import compose_run
 from spec_lab.sweep.command import as_overrides
@@ -18,6 +16,8 @@ from spec_lab.sweep.library import quiet
 from spec_lab.sweep.plain import to_plain
 from spec_lab.sweep.plan import plan_sweep
 from spec_lab.sweep.space import check_space
+
+pytestmark = pytest.mark.usefixtures("search_code")
 
 FILES = sorted((Path(__file__).parents[1] / "sweeps").glob("*.yaml"))
 

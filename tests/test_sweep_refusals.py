@@ -14,12 +14,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from spec_lab.core.errors import UserError
+from spec_lab.sweep.__main__ import main
 from spec_lab.sweep.command import EXAMPLE
 from spec_lab.sweep.library import load_library
 
-pytest.importorskip("sweeps", reason="needs the extra `sweep`")
-
-from spec_lab.sweep.__main__ import main
+pytestmark = pytest.mark.usefixtures("search_code")
 
 COMMAND = ["${env}", "${interpreter}", "-m", "spec_lab", "${args_no_hyphens}"]
 GOOD: dict[str, Any] = {

@@ -116,7 +116,7 @@ def test_a_process_that_fails_ends_all_and_is_heard_once(place: Path) -> None:
 
 
 def test_what_all_processes_refuse_is_refused_once(place: Path) -> None:
-    ended = torchrun(place, "drafter=none", "output_dir=refused", size=4)
+    ended = torchrun(place, "drafter=none", "output_dir=refused", size=3)
     assert ended.returncode != 0
-    assert ended.stderr.count("refused: target.tensor_parallel=4 does not divide") == 1
+    assert ended.stderr.count("refused: target.tensor_parallel=3 does not divide") == 1
     assert not (place / "refused").exists()

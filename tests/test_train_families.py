@@ -31,7 +31,7 @@ def test_a_pair_is_trained_and_runs(target: str, tmp_path: Path) -> None:
     assert "rows that the target learned from" in card
     assert json.loads(folder.evaluation(head).read_text())["pooled"]["prompts"] == 9
     run = [f"target=hf target.path={folder.target} drafter={drafts_as} drafter.path={head} workload=pocket"]
-    run += ["max_new_tokens=8 workload.limit=3 device=cpu repeats=1 warmup_requests=0"]
+    run += ["max_new_tokens=8 workload.limit=3 device=cpu repeats=1 warmup_requests=0 profile_rounds=0"]
     result = spec_lab.run(spec_lab.compose([*" ".join(run).split(), f"output_dir={tmp_path / 'run'}"]))
     divergence = result.summary["divergence"]
     assert divergence is not None and divergence["requests"] == 3 and divergence["bugs"] == 0

@@ -219,30 +219,10 @@ def test_of_several_runs_at_once_one_builds_a_stage_and_the_others_wait(tmp_path
     assert len(num_built) == 1 and missing == [False] * 3
 
 
-def test_ctrl_c_after_a_checkpoint_goes_on_from_it(
+def test_what_ends_a_training_saves_no_weights_and_the_next_command_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = ["debug=smoke", f"output_dir={tmp_path}", "evaluation.limit_per_category=1"]
-
-    def interrupted(optimisation: Any, step: int, elapsed: float) -> float:
-        if step == 2:
-            raise KeyboardInterrupt
-        return learning_rate(optimisation, step, elapsed)
-
-    learning_rate = loop.learning_rate
-    with monkeypatch.context() as patch:
-        patch.setattr(loop, "learning_rate", interrupted)
-        assert main(arguments) == 130
-    assert "the same command goes on from here" in capsys.readouterr().err
-    assert (tmp_path / "checkpoints" / "pocket-eagle3.pt").exists() and not (tmp_path / "pocket-eagle3").exists()
-    assert main(arguments) == 0
-    assert "at step 2" in (tmp_path / "spec_lab.train.log").read_text()
-    assert (tmp_path / "pocket-eagle3" / "README.md").exists() and not list((tmp_path / "checkpoints").iterdir())
-
-
-def test_a_training_whose_loss_is_no_number_saves_nothing_and_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+    """A loss that is no number, and Ctrl-C behind a checkpoint."""
     arguments = ["debug=smoke", f"output_dir={tmp_path}"]
     with monkeypatch.context() as patch:
         patch.setitem(LOSSES, Loss.kl, lambda logits, _: logits.sum(-1) * float("nan"))
@@ -251,4 +231,19 @@ def test_a_training_whose_loss_is_no_number_saves_nothing_and_says_so(
     record = json.loads((tmp_path / "records" / "pocket-eagle3.json").read_text())
     assert record["failure"].startswith("the loss of step 1 is nan")
     assert not list(tmp_path.glob("pocket-eagle3*")) and not list((tmp_path / "records").glob("*-evaluation.json"))
-    assert main([*arguments, "drafter.optimisation.peak_learning_rate=1e-3"]) == 0
+
+    def interrupted(optimisation: Any, step: int, elapsed: float) -> float:
+        if step == 2:
+            raise KeyboardInterrupt
+        return learning_rate(optimisation, step, elapsed)
+
+    learning_rate = loop.learning_rate
+    arguments.append("drafter.optimisation.peak_learning_rate=1e-3")
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "learning_rate", interrupted)
+        assert main(arguments) == 130
+    assert "the same command goes on from here" in capsys.readouterr().err
+    assert (tmp_path / "checkpoints" / "pocket-eagle3.pt").exists() and not (tmp_path / "pocket-eagle3").exists()
+    assert main(arguments) == 0
+    assert "at step 2" in (tmp_path / "spec_lab.train.log").read_text()
+    assert (tmp_path / "pocket-eagle3" / "README.md").exists() and not list((tmp_path / "checkpoints").iterdir())

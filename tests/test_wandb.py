@@ -16,6 +16,7 @@ import wandb
 from PIL import Image
 from wandb.proto.wandb_internal_pb2 import Record  # type: ignore[attr-defined]
 
+from spec_lab.__main__ import main
 from spec_lab.core.errors import UserError
 from spec_lab.menu.refusals.run import refusals
 from spec_lab.program.compose import compose_run
@@ -273,15 +274,16 @@ def test_a_run_of_wandbs_own_agent_has_its_sweep_as_group(workplace: Path, monke
     assert run.run_group == "a1b2c3"
 
 
-def test_every_run_of_a_multirun_carries_its_sweep_and_its_factors(workplace: Path) -> None:
-    """By the command line in a process of its own, with the real figures."""
+def test_every_run_of_a_multirun_carries_its_sweep_and_its_factors(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the command line, with the real figures."""
     root = Path(__file__).parents[1]
-    environment = os.environ | {"PYTHONPATH": f"{root}:{root / 'kernels'}"}
     drafters = {"random", "ngram"}
     typed = f"-m drafter={','.join(drafters)} logger=wandb logger.mode=offline name=a_study "
-    typed += "debug=smoke kernels=torch references=[]"
-    done = subprocess.run([sys.executable, "-m", "spec_lab", *typed.split()], env=environment, check=False)
-    assert done.returncode == 0
+    typed += "debug=smoke kernels=torch references=[] profile_rounds=0"
+    monkeypatch.setattr(sys, "argv", ["spec_lab", *typed.split()])
+    assert main(typed.split()) == 0
     [sweep] = workplace.glob("outputs/a_study-sweep-*")
     folders = [path.parent for path in sweep.glob("*/summary.json")]
     runs = []

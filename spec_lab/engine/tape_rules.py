@@ -4,6 +4,7 @@ instead."""
 from __future__ import annotations
 
 import sys
+from functools import cache
 from types import FrameType
 from typing import Any
 
@@ -113,9 +114,15 @@ def _reason_against(func: Any, bound: dict[str, Any]) -> str | None:
 
 def _bound(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments by name, defaults included."""
-    bound = {a.name: a.default_value for a in schema_of(func).arguments if a.has_default_value()}
-    names = [argument.name for argument in schema_of(func).arguments]
-    return bound | dict(zip(names, args, strict=False)) | kwargs
+    names, defaults = _declared(func)
+    return defaults | dict(zip(names, args, strict=False)) | kwargs
+
+
+@cache
+def _declared(func: Any) -> tuple[list[str], dict[str, Any]]:
+    """Return the names of all arguments, and the values of those that have a default."""
+    arguments = schema_of(func).arguments
+    return [a.name for a in arguments], {a.name: a.default_value for a in arguments if a.has_default_value()}
 
 
 def _is_text(value: Any) -> bool:

@@ -7,6 +7,7 @@ pyproject.toml bounds torch from above because of them and of the packed product
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -28,6 +29,7 @@ class OperatorMode(TorchDispatchMode):
         return False
 
 
+@cache
 def is_composite(func: Any) -> bool:
     """Return whether an operator is only a name for others, which a dispatch mode may ask to see instead."""
     return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), COMPOSITE))

@@ -11,8 +11,9 @@ import dataclasses
 import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
 from itertools import islice
-from typing import Any
+from typing import Any, get_type_hints
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, ValueType
@@ -235,10 +236,18 @@ def _accepts(schema: type, field: str, value: Any) -> bool:
         if any(isinstance(entry, list | dict | bool) for entry in entries):
             return False
     try:
-        OmegaConf.update(OmegaConf.structured(schema), field, value)
+        OmegaConf.update(OmegaConf.structured(_alone(schema, field)), field, value)
     except OmegaConfBaseException:
         return False
     return True
+
+
+@cache
+def _alone(schema: type, field: str) -> type:
+    """A schema of one field of `schema`: OmegaConf makes a node of every field, which takes as long as composing."""
+    [known] = (known for known in dataclasses.fields(schema) if known.name == field)
+    default: Any = dataclasses.field(default=known.default, default_factory=known.default_factory)
+    return dataclasses.make_dataclass(schema.__name__, [(field, get_type_hints(schema)[field], default)])
 
 
 def _values(override: Override) -> Iterator[Any]:
