@@ -123,14 +123,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run what is missing, and print the table; 2 where a cell was refused or failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--only", default="", help="cells whose name has this in it")
+    parser.add_argument("--only", nargs="*", default=(), help="cells whose name has all of these in it")
     parser.add_argument("--with", nargs="*", default=(), dest="changes", help="overrides of every cell")
     parser.add_argument("--dry-run", action="store_true", help="compose and check, run nothing")
     parser.add_argument("--show", action="store_true", help="run nothing")
     options = parser.parse_args(arguments)
     table = options.folder / "rounds.csv"
     failed = False
-    cells = chosen([replace(cell, changes=tuple(options.changes)) for cell in CELLS], [options.only])
+    cells = chosen([replace(cell, changes=tuple(options.changes)) for cell in CELLS], options.only)
     if options.dry_run:
         return refused(cells)
     for cell in cells if not options.show else ():

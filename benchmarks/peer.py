@@ -96,7 +96,9 @@ def theirs(cell: Cell, folder: Path) -> tuple[float | None, float | None]:
     target = NAMES[cell.target]
     files = [file for file in folder.glob("theirs-*.json") if target in file.name]
     rows = [row for file in files for row in json.loads(file.read_text(encoding="utf-8"))]
-    same = [row for row in rows if (row["bs"], row["spec"]) == (cell.batch_size, cell.num_draft_tokens)]
+    shape = cell.batch_size, cell.prompt_tokens, cell.num_draft_tokens
+    same = [row for row in rows if (row["bs"], row["inlen"], row["spec"]) == shape]
+    same = [row for row in same if not cell.num_draft_tokens or row["acc"] == cell.mean_length]
     if not same:
         return None, None
     prompts = [1e3 * row["prefill_s"] / row["bs"] for row in same]

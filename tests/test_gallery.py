@@ -387,15 +387,16 @@ def test_the_page_of_a_gallery(tmp_path: Path) -> None:
 
 def test_a_page_keeps_what_it_has_of_other_notebooks(tmp_path: Path) -> None:
     def write(name: str, about: str, note: str) -> str:
-        shown = Shown(tmp_path / f"{name}.ipynb", f"Title {name}", about, {name: b"png"}, f"So is {name}.")
+        conclusion = f"So is {name}.\n\n## Also\n\nMore of {name}."
+        shown = Shown(tmp_path / f"{name}.ipynb", f"Title {name}", about, {name: b"png"}, conclusion)
         return write_gallery(tmp_path / "gallery", [shown], "a command", note)[-1].read_text()
 
     write("b", "old runs", "A note.\n\nAnd more.")
     first = write("a", "runs", "")
     assert first.index("## Title a") < first.index("## Title b") and "A note.\n\nAnd more." in first
     second = write("b", "new runs", "Another.")
-    assert "new runs" in second and "old runs" not in second and "So is a." in second and "A note." not in second
-    assert second.count("## ") == 2 and write("b", "new runs", "") == second
+    assert "new runs" in second and "old runs" not in second and "More of a." in second and "A note." not in second
+    assert second.count("## ") == 4 and write("b", "new runs", "") == second
 
 
 @pytest.mark.parametrize(

@@ -133,6 +133,18 @@ def test_a_target_gives_what_it_gives_without(config: ModelConfig) -> None:
     assert_alike(caches[1], caches[0])
 
 
+@pytest.mark.parametrize("num_rows", [4, 20, 66])
+def test_rows_of_prompts_give_what_they_give_without(llama: ModelConfig, num_rows: int) -> None:
+    """Few rows or many: all go to the library, behind norms of their own."""
+    lane, outputs = Lane.of(llama.layers), []
+    rows, metadata = prompt(1, num_rows).flatten(), lane.metadata([0], num_rows)
+    for products in (PLAIN, TritonProducts()):
+        target = make_target(llama, lane, products)
+        with products.prompts.products():
+            outputs.append(target.logits(target.forward(rows, lane.cache, metadata, AllRows(), FEATURES).hidden))
+    assert_alike(outputs[1], outputs[0])
+
+
 @pytest.mark.parametrize("num_rows", [10, 33])
 def test_more_rows_give_what_they_give_without(llama: ModelConfig, num_rows: int) -> None:
     """20 rows have our MLP and the library's attention, 66 rows go to the library."""

@@ -54,6 +54,9 @@ class PromptRounding:
         return (PromptSpan(slot, -num_missing, 0, is_last=False),) if num_missing > 0 else ()
 
 
+NO_ROUNDING = PromptRounding()
+
+
 @dataclass(frozen=True, slots=True)
 class LiveRows:
     """The rows of a forward whose output somebody reads: the last one of each prompt that ends in it.

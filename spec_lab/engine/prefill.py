@@ -6,17 +6,16 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import accumulate
+from typing import Any
 
 import torch
 
-from spec_lab.core.prompts import LiveRows, PromptEnds, PromptPack, PromptRounding, PromptSpan
+from spec_lab.core.prompts import NO_ROUNDING, LiveRows, PromptEnds, PromptPack, PromptRounding, PromptSpan
 from spec_lab.core.pruning_protocols import PrunePolicy
 from spec_lab.core.ragged import build_metadata, even_batches
 from spec_lab.core.results import RowCounts
 from spec_lab.core.types import AttentionMetadata, Sequence, TargetOutput
 from spec_lab.engine.round import DecodeRound
-
-NO_ROUNDING = PromptRounding()
 
 
 class PromptPass:
@@ -86,9 +85,13 @@ class PromptPass:
         What it does to the slots and caches stays on the device.
         """
         with self.rounding.products():
-            return self._forward(rows)
+            ends, state, computed = self._forward(rows)
+        if ends is not None:
+            assert state is not None
+            self._round.start(ends, state)
+        return ends, computed
 
-    def _forward(self, rows: PromptRows) -> tuple[PromptEnds | None, RowsComputed]:
+    def _forward(self, rows: PromptRows) -> tuple[PromptEnds | None, Any, RowsComputed]:
         parts, ended = self._parts, rows.ended
         live = None if ended is None else ended.live
         features = parts.drafter.requirements.features
@@ -113,10 +116,7 @@ class PromptPass:
                 ends,
             )
         )
-        if ends is not None:
-            assert state is not None
-            self._round.start(ends, state)
-        return ends, RowsComputed.by(output, rows.token_ids.shape[0], hidden.shape[0])
+        return ends, state, RowsComputed.by(output, rows.token_ids.shape[0], hidden.shape[0])
 
     def _next_chunk(self, sequence: Sequence) -> PromptSpan:
         start, length = sequence.num_prefilled, len(sequence.request.prompt_ids)

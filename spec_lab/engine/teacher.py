@@ -10,13 +10,12 @@ import torch
 from spec_lab.core.errors import UserError
 from spec_lab.core.kv_cache import NUM_RESERVED_PAGES, PagedKVCache
 from spec_lab.core.layer_protocols import AttentionBackend, RowSelection
-from spec_lab.core.prompts import LiveRows, PromptRounding, PromptSpan
+from spec_lab.core.prompts import NO_ROUNDING, LiveRows, PromptRounding, PromptSpan
 from spec_lab.core.protocols import Target
 from spec_lab.core.ragged import build_metadata
 from spec_lab.core.selection import AllRows, LastPromptRow, NoRows
 from spec_lab.core.types import AttentionMetadata, FeatureSpec
 from spec_lab.engine.pages import PageTable
-from spec_lab.engine.prefill import NO_ROUNDING
 from spec_lab.engine.states import slot_states
 
 MOST_LOGIT_ROWS = 512
@@ -152,7 +151,9 @@ class TeacherForcing:
             unread = [0] * sum(filling.num_rows for filling in spans[1:])
             with self._rounding.products():
                 hidden = self._forward([*prompt_ids[start:end], *unread], start, attention, selection)
-        yield self._target.logits(hidden).float()
+                logits = self._target.logits(hidden).float() if span.is_last else None
+        assert logits is not None, "a prompt has a token"
+        yield logits
         for first in range(0, len(fed_ids), step):
             yield self._target.logits(self._hidden(fed_ids[first : first + step], length + first)).float()
 

@@ -21,7 +21,9 @@ INSTALL = "pip install -c constraints.txt -e '.[notebook]'"
 KERNEL = "python3"
 CELL_TIMEOUT_SECONDS = 300
 PARAMETERS, RUNS, CONCLUSION = "parameters", "runs", "conclusion"
-SECTION, NOTEBOOK = "\n## ", re.compile(r"\[`(.+?\.ipynb)`\]")
+NOTEBOOK = re.compile(r"\[`(.+?\.ipynb)`\]")
+SECTION = re.compile(r"\n## (?=[^\n]+\n\n\[`[^`]+\.ipynb`\])")
+"""Headings that a link to a notebook stands under; a conclusion may have others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +154,7 @@ def write_gallery(folder: Path, shown: Sequence[Shown], command: str, note: str)
             files.append(folder / f"{name}.png")
             replace_bytes(files[-1], picture)
     files.append(page := folder / "README.md")
-    head, *kept = page.read_text().split(SECTION) if page.is_file() else [""]
+    head, *kept = SECTION.split(page.read_text(encoding="utf-8")) if page.is_file() else [""]
     sections = {found[1]: text.strip() for text in kept if (found := NOTEBOOK.search(text))}
     sections |= {each.path.name: _section(folder, each) for each in shown}
     about = f"What the notebooks show, executed by `{command}`. Text below a picture was computed by its notebook."

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
 from spec_lab.checkpoints.plan import LayerPlan
-from spec_lab.core.prompts import PromptRounding
+from spec_lab.core.prompts import NO_ROUNDING, PromptRounding
 from spec_lab.models.clusters import TokenClusters
 from spec_lab.models.draft_parts import (
     DraftInput,
@@ -77,7 +77,7 @@ class PlainProducts:
     """Leaves every part as it is."""
 
     invariant_rows = 1
-    prompts = PromptRounding()
+    prompts = NO_ROUNDING
 
     def is_row_invariant(self, plan: LayerPlan) -> bool:
         return False

@@ -18,7 +18,7 @@ from spec_kernels.early import early_launches
 from spec_kernels.product_tiles import INVARIANT_ROWS, MAX_ROWS
 from spec_lab.checkpoints.plan import LayerPlan
 from spec_lab.core.layer_protocols import RowSelection
-from spec_lab.core.prompts import PromptRounding
+from spec_lab.core.prompts import NO_ROUNDING
 from spec_lab.core.types import AttentionMetadata
 from spec_lab.models.clusters import TokenClusters
 from spec_lab.models.draft_parts import (
@@ -46,7 +46,7 @@ from spec_lab.models.sandwich import (
     SandwichParts,
 )
 from spec_lab.operators.promises import has_dense_mlp, triton_rows_are_invariant
-from spec_lab.operators.prompt_rounding import PROMPTS_ALIKE
+from spec_lab.operators.prompt_rounding import PROMPTS_ALIKE, are_few
 from spec_lab.operators.triton_drafting import FusedDraftInput, FusedLikeliest, TritonClusters
 from spec_lab.operators.triton_experts import AddExperts, ResidualExperts, fits_few_rows
 from spec_lab.operators.triton_linear import (
@@ -96,7 +96,7 @@ class TwoWays:
         selection: RowSelection,
         rows: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        way = self.few if stream.shape[0] <= self.max_rows else self.many
+        way = self.few if are_few(stream, self.max_rows) else self.many
         return way(stream, rotary, cache, metadata, selection, rows)
 
 
@@ -110,7 +110,7 @@ class TritonProducts:
     def __init__(self, row_invariant: bool = True) -> None:
         self.invariant_rows = self._few = INVARIANT_ROWS if row_invariant else 0
         self._max_rows = MAX_ROWS if row_invariant else 0
-        self.prompts = PROMPTS_ALIKE if row_invariant else PromptRounding()
+        self.prompts = PROMPTS_ALIKE if row_invariant else NO_ROUNDING
 
     def is_row_invariant(self, plan: LayerPlan) -> bool:
         return self._max_rows > 0 and triton_rows_are_invariant(plan)

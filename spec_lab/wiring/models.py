@@ -13,7 +13,7 @@ from spec_lab.checkpoints.config import ModelConfig
 from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.core.errors import UserError
 from spec_lab.core.layer_protocols import AttentionBackend
-from spec_lab.core.prompts import PromptRounding
+from spec_lab.core.prompts import NO_ROUNDING, PromptRounding
 from spec_lab.engine.experts_read import ExpertsRead
 from spec_lab.menu.choices import WeightDtype, Weights
 from spec_lab.menu.chosen import Chosen
@@ -108,7 +108,7 @@ class TargetBuild:
     @property
     def prompt_rounding(self) -> PromptRounding:
         """Say how prompt rows round alike in every pack, where few rows do in every round."""
-        return self.target.products.prompts if self.row_invariant else PromptRounding()
+        return self.target.products.prompts if self.row_invariant else NO_ROUNDING
 
     @property
     def of_drafters(self) -> DrafterBuild:

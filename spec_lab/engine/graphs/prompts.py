@@ -10,12 +10,12 @@ from collections.abc import Iterable
 
 import torch
 
-from spec_lab.core.prompts import LiveRows, PromptRounding, PromptSpan
+from spec_lab.core.prompts import NO_ROUNDING, LiveRows, PromptRounding, PromptSpan
 from spec_lab.core.pruning_protocols import PrunePolicy
 from spec_lab.core.results import RowCounts
 from spec_lab.core.types import Sequence
 from spec_lab.engine.capture import CapturedGraph, GraphRecorder
-from spec_lab.engine.prefill import NO_ROUNDING, EndedPrompts, PromptPass, PromptRows, RowsComputed
+from spec_lab.engine.prefill import EndedPrompts, PromptPass, PromptRows, RowsComputed
 from spec_lab.engine.round import DecodeRound
 
 LEAST_ROWS, MOST_ROWS = 16, 512
