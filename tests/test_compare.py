@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import random
@@ -322,6 +323,18 @@ def test_no_cost_without_plain_decoding_or_drafts(tmp_path: Path) -> None:
     record(tmp_path / "a", 0, references={})
     record(tmp_path / "b", 1, main=measure(PLAIN), references={})
     assert read_costs(numbered(find_runs([tmp_path]))) == []
+
+
+def test_figures_that_were_asked_for_and_not_saved_are_a_failure(
+    pair: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("spec_lab.report.saved_plots.replace_bytes", full)
+    assert main([str(pair), "--figures", str(pair / "figures")]) == 1
+    said = capsys.readouterr()
+    assert "acceptance_lengths.png (No space left on device)" in said.err and "acceptance length" in said.out
 
 
 def test_csv_and_figures(pair: Path, capsys: pytest.CaptureFixture[str]) -> None:
