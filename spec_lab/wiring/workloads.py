@@ -61,7 +61,10 @@ def _tokenizer(chosen: Chosen, folder: Path, vocab_size: int) -> Tokenizer:
 
 def load_requests(chosen: Chosen, tokenizer: Tokenizer) -> list[Request]:
     """Return the requests of the workload; UserError when none is left or a file is not what it should be."""
-    requests = chosen.workload.load(chosen.config, tokenizer)
+    requests = list(chosen.workload.load(chosen.config, tokenizer) or ())
+    for number, request in enumerate(requests):
+        if problem := _malformed(request):
+            raise UserError(f"workload={chosen.workload.name}: request {number} {problem}; mend what its row loads")
     if not requests:
         raise UserError(
             f"workload={chosen.workload.name} is empty; check workload.limit, workload.categories and workload.path"
@@ -75,6 +78,25 @@ def load_requests(chosen: Chosen, tokenizer: Tokenizer) -> list[Request]:
                 f"{name} reads; mend it, or choose another checker"
             )
     return requests
+
+
+def _malformed(request: object) -> str | None:
+    """Say what of a request is of another type than it should be: a workload may be somebody else's code."""
+    if not isinstance(request, Request):
+        return f"is {request!r}, no Request"
+    if not isinstance(request.request_id, str) or not request.request_id.strip():
+        return f"has request_id={request.request_id!r}, which is no name"
+    if not isinstance(request.category, str):
+        return f"has category={request.category!r}, which is no text"
+    numbers = {"prompt_ids": request.prompt_ids, "max_new_tokens": (request.max_new_tokens,)}
+    for name, values in numbers.items():
+        if wrong := [value for value in values if type(value) is not int or value < 0]:
+            return f"has {wrong[0]!r} in {name}, which is no whole number from 0 on"
+    texts = {"answer": request.answer, "system": request.system, "checker": request.checker}
+    for name, text in texts.items():
+        if text is not None and not isinstance(text, str):
+            return f"has {name}={text!r}, which is no text"
+    return None
 
 
 def _fitting(requests: list[Request], max_seq_len: int, config: RunConfig) -> list[Request]:
