@@ -88,8 +88,9 @@ def test_the_frame_has_a_row_a_part_and_the_columns_it_promises(pair: Path) -> N
 @pytest.mark.parametrize("folder", [None, 5, [], [None], b"runs", "runs\0", "nowhere"], ids=repr)
 def test_a_frame_of_what_is_no_folder_is_refused(folder: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError):
+    with pytest.raises(UserError) as caught:
         load_frame(folder)
+    assert isinstance(folder, str | list) or repr(folder) in str(caught.value)
 
 
 @pytest.mark.parametrize("version", WRITERS)

@@ -201,7 +201,9 @@ def _plots(
     try:
         options.figures.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"--figures={options.figures} cannot be made ({describe_os_error(error)})") from error
+        raise UserError(
+            f"--figures={options.figures} cannot be made ({describe_os_error(error)}); name another one"
+        ) from error
     return saved(_all_drawings(found, knobs), options.figures)
 
 
