@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
+from typing import Any
 
 from spec_lab.checkpoints.config import ModelConfig
 from spec_lab.checkpoints.families.table import read_model_config
@@ -84,18 +86,14 @@ def _malformed(request: object) -> str | None:
     """Say what of a request is of another type than it should be: a workload may be somebody else's code."""
     if not isinstance(request, Request):
         return f"is {request!r}, no Request"
-    if not isinstance(request.request_id, str) or not request.request_id.strip():
-        return f"has request_id={request.request_id!r}, which is no name"
-    if not isinstance(request.category, str):
-        return f"has category={request.category!r}, which is no text"
-    numbers = {"prompt_ids": request.prompt_ids, "max_new_tokens": (request.max_new_tokens,)}
-    for name, values in numbers.items():
+    held: dict[str, Any] = dataclasses.asdict(request)
+    for name in ("request_id", "category", "answer", "system", "checker"):
+        is_name = name in ("request_id", "category")
+        if not isinstance(held[name], str if is_name else str | None) or (is_name and not held[name].strip()):
+            return f"has {name}={held[name]!r}, which is no text that says something"
+    for name, values in {"prompt_ids": held["prompt_ids"], "max_new_tokens": [held["max_new_tokens"]]}.items():
         if wrong := [value for value in values if type(value) is not int or value < 0]:
             return f"has {wrong[0]!r} in {name}, which is no whole number from 0 on"
-    texts = {"answer": request.answer, "system": request.system, "checker": request.checker}
-    for name, text in texts.items():
-        if text is not None and not isinstance(text, str):
-            return f"has {name}={text!r}, which is no text"
     return None
 
 
