@@ -54,6 +54,8 @@ def test_a_process_of_its_own_is_the_only_rank(monkeypatch: pytest.MonkeyPatch, 
     assert ranks().rank == 0, "or it would print and keep nothing"
     started(4, rank=3)
     assert ranks() == Ranks(3, 4, 3, 4)
+    started(0)
+    assert ranks().size == 1
 
 
 @pytest.mark.parametrize(

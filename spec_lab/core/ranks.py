@@ -27,7 +27,7 @@ class Ranks:
 
 def ranks() -> Ranks:
     """Read the variables; a process that was started on its own is the only one."""
-    size = _number("WORLD_SIZE", 1)
+    size = max(1, _number("WORLD_SIZE", 1))
     rank = _number("RANK", 0) if size > 1 else 0
     return Ranks(rank, size, _number("LOCAL_RANK", 0), _number("LOCAL_WORLD_SIZE", size))
 
