@@ -332,6 +332,17 @@ def test_hydras_own_flags_work(empty_folder: Path, capsys: pytest.CaptureFixture
     assert "max_ngram: 4" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("flags", [["--package", "drafter"], ["-p", "x"]])
+@pytest.mark.parametrize("program", [main, train])
+def test_a_flag_that_only_printing_reads_is_refused_elsewhere(
+    program: Callable[[list[str]], int], flags: list[str], empty_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert program(flags) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert flags[0] in line and "--cfg job" in line
+    assert program([flags[0], "drafter", "--cfg", "job"]) == 0
+
+
 def test_arguments_of_the_process_are_restored(runner: FakeRunner, empty_folder: Path) -> None:
     before = list(sys.argv)
     main(["batchsize=3"])

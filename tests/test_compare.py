@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import random
@@ -87,8 +88,9 @@ def test_the_frame_has_a_row_a_part_and_the_columns_it_promises(pair: Path) -> N
 @pytest.mark.parametrize("folder", [None, 5, [], [None], b"runs", "runs\0", "nowhere"], ids=repr)
 def test_a_frame_of_what_is_no_folder_is_refused(folder: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError):
+    with pytest.raises(UserError) as caught:
         load_frame(folder)
+    assert isinstance(folder, str | list) or repr(folder) in str(caught.value)
 
 
 @pytest.mark.parametrize("version", WRITERS)
@@ -322,6 +324,18 @@ def test_no_cost_without_plain_decoding_or_drafts(tmp_path: Path) -> None:
     record(tmp_path / "a", 0, references={})
     record(tmp_path / "b", 1, main=measure(PLAIN), references={})
     assert read_costs(numbered(find_runs([tmp_path]))) == []
+
+
+def test_figures_that_were_asked_for_and_not_saved_are_a_failure(
+    pair: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("spec_lab.report.saved_plots.replace_bytes", full)
+    assert main([str(pair), "--figures", str(pair / "figures")]) == 1
+    said = capsys.readouterr()
+    assert "acceptance_lengths.png (No space left on device)" in said.err and "acceptance length" in said.out
 
 
 def test_csv_and_figures(pair: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,11 +6,13 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 
 from spec_lab.__main__ import main
@@ -38,7 +40,8 @@ from spec_lab.record.scalars import scalars
 from spec_lab.report.__main__ import main as report
 from spec_lab.report.frame import load_frame
 from spec_lab.rescore.judge import rescore
-from spec_lab.workloads.tokenizer import TargetTokenizer
+from spec_lab.wiring.workloads import load_requests
+from spec_lab.workloads.tokenizer import IdsAlone, TargetTokenizer
 from tests.fake_runs import FakeEngine
 from tests.lab import generate, make_config
 from tests.test_train_heads import write_texts
@@ -167,7 +170,8 @@ def test_a_metric_that_fails_has_no_value_and_says_so_once(capsys: pytest.Captur
     metrics = OwnMetrics([fails, infinite])
     result = FakeEngine(3, {}).generate(2)
     assert metrics.of_run(result) == {"broken": None, "infinite": None}
-    assert capsys.readouterr().err.count("metric broken has no value") == 1
+    said = capsys.readouterr().err
+    assert all(said.count(f"metric {name} has no value") == 1 for name in ("broken", "infinite"))
 
 
 @needs_weights
@@ -431,6 +435,16 @@ BROKEN = {
         "def register(registry):\n    registry.add(DrafterOption(name='mine', schema=dict, load=len))",
         "drafter=mine: its schema must be a dataclass derived from DrafterConfig, not <class 'dict'>",
     ),
+    "no_function_of_a_metric": (
+        "from spec_lab.extend import MetricOption\n"
+        "def register(registry):\n    registry.add(MetricOption(name='mine', definition='A number.'))",
+        "metric=mine: nothing computes it; give it a function, as of_round or of_run",
+    ),
+    "no_definition": (
+        "from spec_lab.extend import MetricOption\n"
+        "def register(registry):\n    registry.add(MetricOption(name='mine', definition=' ', of_run=len))",
+        "metric=mine: its definition says nothing",
+    ),
     "no_refusals": (
         "from spec_lab.extend import CatchupPruningOption\n"
         "def register(registry):\n    registry.add(CatchupPruningOption(name='mine', make=len, refusals=len))",
@@ -495,3 +509,33 @@ def test_an_installed_extension_needs_not_be_named(tmp_path: Path) -> None:
         )
         assert done.returncode == 0, done.stderr
     assert "'version': '0.4'" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        (lambda: [1], "request 0 is 1, no Request"),
+        (lambda: [Request("", "c", (5,), 4)], "request_id=''"),
+        (lambda: [Request("a", None, (5,), 4)], "category=None"),  # type: ignore[arg-type]
+        (lambda: [Request("a", "c", (5, -1), 4)], "-1 in prompt_ids"),
+        (lambda: [Request("a", "c", (5.5,), 4)], r"5\.5 in prompt_ids"),  # type: ignore[arg-type]
+        (lambda: [Request("a", "c", tuple(np.array([5])), 4)], "int64.* in prompt_ids"),
+        (lambda: [Request("a", "c", (5,), 4.0)], r"4\.0 in max_new_tokens"),  # type: ignore[arg-type]
+        (lambda: [Request("a", "c", (5,), 4, answer=7)], "answer=7"),  # type: ignore[arg-type]
+        (lambda: None, "workload=mine is empty"),
+    ],
+)
+def test_a_request_that_a_workload_got_wrong_is_refused(made: Callable[[], Any], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        load_requests(chosen_with(made), IdsAlone(9))
+
+
+def test_a_workload_may_make_its_requests_one_after_the_other() -> None:
+    requests = load_requests(chosen_with(lambda: (Request(str(i), "c", (5,), 4) for i in range(2))), IdsAlone(9))
+    assert [request.request_id for request in requests] == ["0", "1"]
+
+
+def chosen_with(made: Callable[[], Any]) -> Any:
+    row = SimpleNamespace(name="mine", load=lambda config, tokenizer: made())
+    config = SimpleNamespace(workload=SimpleNamespace(checker="answer"))
+    return SimpleNamespace(workload=row, config=config, registry=registry.load(()))

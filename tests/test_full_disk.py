@@ -15,13 +15,18 @@ import pytest
 import torch
 
 from spec_lab.__main__ import main
-from spec_lab.core.errors import UserError
+from spec_lab.attention.torch_backend import TorchAttention
+from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.core.errors import Breakdown, UserError
+from spec_lab.models.target_loader import WeightSource, load_target
+from spec_lab.program.folder import room_under
 from spec_lab.record import amend
 from spec_lab.record.amend import amend_status
 from spec_lab.record.sinks import SUMMARY_FILE
 from spec_lab.wiring.memory import memory_of, room_for
 from tests.covering import each_value
 from tests.fake_runner import FakeRunner, summaries
+from tests.tiny_checkpoints import make_tiny_target
 
 FULL = [errno.ENOSPC, errno.EDQUOT, errno.EFBIG]
 OUT_OF_MEMORY = [MemoryError(), RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: error 12")]
@@ -149,6 +154,32 @@ def test_a_cache_for_which_there_is_no_room_left_is_refused(error: Exception) ->
     room = room_for(1, "a cache", torch.device("cpu"))
     with pytest.raises(UserError, match=r"has less left; use cache.num_pages=null"), room:
         raise error
+
+
+@pytest.mark.parametrize("error", OUT_OF_MEMORY)
+def test_weights_for_which_there_is_no_room_are_refused_with_what_makes_them_smaller(
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_room(*_: Any, **__: Any) -> None:
+        raise error
+
+    make_tiny_target(tmp_path, "llama")
+    monkeypatch.setattr("spec_lab.models.target_loader.open_tensors", no_room)
+    source = WeightSource(tmp_path, torch.float32, torch.device("cpu"))
+    with pytest.raises(UserError, match=rf"weights of {tmp_path}; use a smaller model or dtype=bfloat16$"):
+        load_target(read_model_config(tmp_path), source, TorchAttention(4, 64), 64)
+
+
+@pytest.mark.parametrize("error", [full(), RuntimeError("while serializing: No space left on device (os error 28)")])
+def test_a_disk_that_fills_up_under_texts_or_a_training_names_the_folder(error: Exception) -> None:
+    with (
+        pytest.raises(Breakdown, match=r"^output_dir=out: .*No space left.*make room"),
+        room_under(Path("out")),
+    ):
+        raise error
+    another = PermissionError(errno.EACCES, "Permission denied")
+    with pytest.raises(PermissionError), room_under(Path("out")):
+        raise another
 
 
 def test_another_error_in_making_a_cache_is_ours() -> None:

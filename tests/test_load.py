@@ -51,6 +51,10 @@ def test_a_chat_is_told_what_its_line_says_else_what_the_workload_says(tmp_path:
     config = compose_run(["workload=spec_bench", f"workload.path={bench}", "workload.system=all"])[0]
     assert [request.system for request in spec_bench_requests(config, tokenizer)] == ["all"]
     assert asked == [("a", "own"), ("b", "all"), ("c", None), ("d", "all")]
+    own.write_text('{"prompt": "c", "form": "continue"}\n')
+    config = compose_run(["workload=jsonl", f"workload.path={own}", "workload.system=all"])[0]
+    with pytest.raises(UserError, match=r"workload\.system is told to chats, and no prompt is one; leave it out"):
+        jsonl_requests(config, tokenizer)
 
 
 def test_a_line_may_hold_separators_that_are_no_line_feed_and_a_file_a_byte_order_mark(tmp_path: Path) -> None:

@@ -233,6 +233,8 @@ def test_any_byte_of_a_header_may_be_wrong(kind: str, folders: dict[str, Path], 
         ({"norm": "/etc/passwd"}, "passwd"),
         ({"norm": "a\0b"}, "plain"),
         ({"norm": ["model-1.safetensors"]}, "plain"),
+        ({"norm": ""}, "plain"),
+        ({"norm": ".."}, "plain"),
         ({"norm": "missing.safetensors"}, "missing.safetensors"),
     ],
 )

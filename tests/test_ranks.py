@@ -18,7 +18,7 @@ from spec_lab.__main__ import main
 from spec_lab.cli import follower
 from spec_lab.cli.follower import Adapt, on_this_rank
 from spec_lab.core.errors import UserError
-from spec_lab.core.ranks import Ranks, ranks
+from spec_lab.core.ranks import Ranks, ranks, refuse_unless_they_meet
 from spec_lab.library import Composed
 from spec_lab.menu.config import RunConfig
 from spec_lab.menu.refusals.run import refusals
@@ -54,6 +54,27 @@ def test_a_process_of_its_own_is_the_only_rank(monkeypatch: pytest.MonkeyPatch, 
     assert ranks().rank == 0, "or it would print and keep nothing"
     started(4, rank=3)
     assert ranks() == Ranks(3, 4, 3, 4)
+    started(0)
+    assert ranks().size == 1
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [("MASTER_PORT", None), ("MASTER_PORT", "x"), ("MASTER_PORT", "99999"), ("RANK", "2"), ("MASTER_ADDR", None)],
+)
+def test_processes_that_cannot_meet_are_refused_by_the_variable(
+    variable: str, value: str | None, monkeypatch: pytest.MonkeyPatch, started: Start
+) -> None:
+    started(2)
+    monkeypatch.setenv("MASTER_ADDR", "localhost")
+    monkeypatch.setenv("MASTER_PORT", "29500")
+    refuse_unless_they_meet()
+    if value is None:
+        monkeypatch.delenv(variable)
+    else:
+        monkeypatch.setenv(variable, value)
+    with pytest.raises(UserError, match=rf"^{variable}.*start them with torchrun, or unset WORLD_SIZE"):
+        refuse_unless_they_meet()
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import threading
 import time
@@ -355,3 +356,14 @@ def test_a_missing_or_broken_file_is_named(content: str | None, tmp_path: Path) 
         (tmp_path / "tokenizer.json").write_text(content)
     with pytest.raises(UserError, match=r"tokenizer\.json (is missing|cannot be read)"):
         TargetTokenizer(tmp_path)
+
+
+@pytest.mark.parametrize("template", [None, "{{ messages[-1].content }}"])
+def test_a_template_that_does_not_ask_whether_to_think_is_not_told(template: str | None, tmp_path: Path) -> None:
+    shutil.copy(ZOO / "pocket" / "tokenizer.json", tmp_path)
+    if template is not None:
+        (tmp_path / "chat_template.jinja").write_text(template)
+    with pytest.raises(UserError, match=r"thinking=False: .* has no such choice; use thinking=null"):
+        TargetTokenizer(tmp_path, thinking=False)
+    (tmp_path / "chat_template.jinja").write_text("{{ enable_thinking }} {{ messages[-1].content }}")
+    assert TargetTokenizer(tmp_path, thinking=False).encode_prompt("chat", "a", None)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from spec_lab.collect.__main__ import main as collect
 from spec_lab.core.errors import UserError
 from spec_lab.options.drafters.block_keys import Form, Head
 from spec_lab.options.shipped import ZOO
@@ -27,7 +28,7 @@ from spec_lab.train.fitting import MIN_TAPPED_LAYERS
 from spec_lab.train.menu import train_menu
 from spec_lab.train.options import DRAFTERS as OPTIONS
 from spec_lab.train.target import tapped_layers
-from spec_lab.train.target_config import HfTarget, PocketTrainingConfig, ShippedTarget, TargetChoice
+from spec_lab.train.target_config import HfTarget, PocketTrainingConfig, ShippedTarget, SmolLm2Target, TargetChoice
 from tests.tiny_checkpoints import refused
 
 DRAFTERS: list[type[Any]] = [
@@ -230,3 +231,11 @@ def test_every_option_has_a_row_that_trains_what_its_schema_says() -> None:
 def test_a_target_that_is_not_named_is_refused_whichever_check_asks_first(drafter: type[Any]) -> None:
     with pytest.raises(UserError, match=r"target=hf needs a checkpoint; add target.path="):
         refusals(training(drafter(), HfTarget()))
+
+
+def test_another_model_is_not_called_smollm2(capsys: pytest.CaptureFixture[str]) -> None:
+    another = str(ZOO / "pocket")
+    remedy = f"use target=hf target.path={another}"
+    assert any(remedy in line for line in refusals(training(Eagle3TrainingConfig(), SmolLm2Target(path=another))))
+    assert collect(["target=smollm2_135m", f"target.path={another}", "texts=texts", "output_dir=out"]) == 2
+    assert remedy in capsys.readouterr().err

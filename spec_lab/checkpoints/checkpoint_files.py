@@ -67,7 +67,7 @@ def checkpoint_files(folder: Path) -> dict[Path, list[str]]:
         raise UserError(f"{index}: has no weight_map; fetch the file again")
     files: dict[Path, list[str]] = {}
     for name, file in weight_map.items():
-        if not isinstance(file, str) or Path(file).name != file or "\0" in file:
+        if not isinstance(file, str) or Path(file).name != file or file in ("", "..") or "\0" in file:
             raise UserError(f"{index}: weight_map must name plain files beside it, names {shown(file)}; fetch it again")
         files.setdefault(folder / file, []).append(name)
     missing = [file.name for file in files if not file.exists()]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import errno
 import json
 import os
 import shutil
@@ -19,7 +18,7 @@ from spec_lab.menu.config import RunConfig
 from spec_lab.menu.refusals.run import admit, refusals, refuse_name
 from spec_lab.program.dry_run import describe
 from spec_lab.program.ending import EXIT_CODES, explained, print_ending
-from spec_lab.program.folder import folder_name, make_folder, missing_folders, remove_empty
+from spec_lab.program.folder import folder_name, full_disk, make_folder, missing_folders, remove_empty
 from spec_lab.program.interrupts import Interrupts
 from spec_lab.record.amend import amend_status
 from spec_lab.record.measured import RunInfo
@@ -29,7 +28,6 @@ from spec_lab.record.schema import Status
 from spec_lab.record.sinks import REQUESTS_FILE, SUMMARY_FILE
 
 LOADING = "it was killed while its models were loaded"
-DISK_IS_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def worst_exit_code(statuses: Iterable[Status]) -> int:
@@ -135,9 +133,8 @@ def end(job: Job, folder: Path | None, error: BaseException) -> tuple[JobOutcome
 
 
 def _trouble(job: Job, error: BaseException, has_begun: bool) -> Trouble | None:
-    if isinstance(error, OSError) and error.errno in DISK_IS_FULL:
-        place = f" ({error.filename})" if error.filename else ""
-        return Trouble(f"output_dir={job.config.output_dir}: {error.strerror}{place}; make room there", "failed")
+    if (reason := full_disk(job.config.output_dir, error)) is not None:
+        return Trouble(reason, "failed")
     if not has_begun:
         return explained(error)
     is_not_ours = isinstance(error, (OSError, UserError)) or is_out_of_memory(error)

@@ -123,6 +123,16 @@ def refuse_moved_folders(place: SweepPlace) -> None:
         raise UserError(f"{key} is set by a file of options, and the lab names its folders itself; use output_dir=DIR")
 
 
+def refuse_unread_sweep() -> None:
+    """Raise UserError where a file of options sweeps, and nothing makes a multirun of it."""
+    settings = HydraConfig.get()
+    if settings.sweeper.get("params") and OmegaConf.is_missing(settings.job, "num"):
+        raise UserError(
+            "hydra.sweeper.params sweeps, and this is one run, which does not read it; add -m, or mode: MULTIRUN below "
+            "hydra: in the file"
+        )
+
+
 def leave_out(composed: DictConfig) -> bool:
     """Tell whether a job is a cell that its sweep leaves out, and say so in a line."""
     settings = HydraConfig.get()
@@ -142,6 +152,7 @@ def run_composed(composed: DictConfig, place: SweepPlace, adapt: Adapt, extensio
         if launcher != IN_PROCESS and not in_sweep:
             raise UserError(f"hydra/launcher={launcher}: a single run has nothing to launch; leave it out, or add -m")
         refuse_moved_folders(place)
+        refuse_unread_sweep()
         config = adapt(to_run_config(composed))
         refuse_unread_extensions(config.extensions, registry.load(extensions))
         if in_sweep:

@@ -6,6 +6,7 @@ import errno
 import re
 import traceback
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -40,6 +41,7 @@ class Trouble:
 
 WORN_OUT = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ESTALE}
 """The machine's answers that have nothing to do with what was asked for, such as a full disk."""
+DISK_IS_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 KERNELS = "spec_kernels"
 OURS = ("spec_lab", KERNELS)
 NO_KERNELS = f"the package {KERNELS} cannot be imported; install the lab, or put kernels/ on PYTHONPATH"
@@ -82,11 +84,30 @@ def trouble_of(error: BaseException) -> Trouble | None:
     return None
 
 
+def is_full_disk(error: BaseException) -> bool:
+    """Tells whether a file has no room to grow, whether Python says so or a library in Rust."""
+    if isinstance(error, OSError):
+        return error.errno in DISK_IS_FULL
+    number = OF_RUST.search(str(error))
+    return number is not None and int(number[1]) in DISK_IS_FULL
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Tells whether an allocation failed, on the host or on a GPU; torch raises a RuntimeError for either."""
     if isinstance(error, MemoryError):
         return True
     return isinstance(error, RuntimeError) and any(words in str(error).lower() for words in OUT_OF_MEMORY)
+
+
+@contextmanager
+def enough_memory(problem: str) -> Iterator[None]:
+    """Raise UserError with `problem`, which says what helps, where an allocation inside fails."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise UserError(problem) from error
 
 
 def is_of_composing(error: BaseException) -> bool:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
+from spec_lab.core.errors import UserError
+
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
@@ -25,9 +27,26 @@ class Ranks:
 
 def ranks() -> Ranks:
     """Read the variables; a process that was started on its own is the only one."""
-    size = _number("WORLD_SIZE", 1)
+    size = max(1, _number("WORLD_SIZE", 1))
     rank = _number("RANK", 0) if size > 1 else 0
     return Ranks(rank, size, _number("LOCAL_RANK", 0), _number("LOCAL_WORLD_SIZE", size))
+
+
+def refuse_unless_they_meet() -> None:
+    """Raise UserError where a variable that the processes find one another by is missing or is none."""
+    own = ranks()
+    bounds = {"RANK": own.size - 1, "MASTER_PORT": 2**16 - 1}
+    for name, most in bounds.items():
+        value = os.environ.get(name, "")
+        if not value.isdecimal() or int(value) > most:
+            raise UserError(
+                f"{name}={value} is none of 0 to {most}, and WORLD_SIZE={own.size} processes meet by it; start them "
+                "with torchrun, or unset WORLD_SIZE for one"
+            )
+    if not os.environ.get("MASTER_ADDR"):
+        raise UserError(
+            "MASTER_ADDR is not set, by which processes meet; start them with torchrun, or unset WORLD_SIZE"
+        )
 
 
 def _number(variable: str, alone: int) -> int:

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from spec_lab.core.errors import UserError
-from spec_lab.core.ranks import Ranks, ranks
+from spec_lab.core.ranks import Ranks, ranks, refuse_unless_they_meet
 from spec_lab.core.results import GenerationResult
 from spec_lab.measure.shared_failure import failures_shared
 from spec_lab.menu.config import RunConfig
@@ -93,6 +93,7 @@ def world_of(config: RunConfig, folder: Path) -> Iterator[World]:
         return
     own = ranks()
     device = _own_device(config, own)
+    refuse_unless_they_meet()
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     with failures_shared(own, folder):
         yield Together(TensorParallel(own.rank, own.size, TorchCollectives(own.size)), device)

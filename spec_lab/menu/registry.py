@@ -159,7 +159,7 @@ class Registry:
 
 
 def _refuse_broken(option: Option) -> None:
-    """Raise UserError where a row's schema or refusals are of another kind than what reads them."""
+    """Raise UserError where what a row holds is of another kind than what reads it."""
     typed = f"{KNOBS.get(type(option), METRIC)}={option.name}"
     if hasattr(option, "schema"):
         base = get_type_hints(RunConfig)[KNOBS[type(option)]]
@@ -168,6 +168,11 @@ def _refuse_broken(option: Option) -> None:
             raise UserError(f"{typed}: its schema must be a dataclass derived from {base.__name__}, not {schema!r}")
     if not isinstance(option.refusals, tuple) or not all(map(callable, option.refusals)):
         raise UserError(f"{typed}: its refusals must be a tuple of functions, not {option.refusals!r}")
+    if isinstance(option, MetricOption):
+        if not callable(option.of_round) and not callable(option.of_run):
+            raise UserError(f"{typed}: nothing computes it; give it a function, as of_round or of_run")
+        if not isinstance(option.definition, str) or not option.definition.strip():
+            raise UserError(f"{typed}: its definition says nothing; write what it is, in a sentence")
 
 
 def chosen_name(config: RunConfig, kind: type[Option]) -> str:

@@ -16,6 +16,7 @@ from spec_lab.checkpoints.hybrid_checkpoint import counts_from_one, hybrid_tenso
 from spec_lab.checkpoints.keep_fp8 import with_narrow_products, with_wide_products
 from spec_lab.checkpoints.random_weights import random_tensors
 from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes
+from spec_lab.core.errors import enough_memory
 from spec_lab.core.layer_protocols import AttentionBackend
 from spec_lab.models.decoder import Decoder, DecoderTarget
 from spec_lab.models.gemma4 import Gemma4Target
@@ -119,9 +120,21 @@ def load_target(
     """Make a target, each part of which `products` gives as soon as it is made.
 
     Raises:
-        UserError: the checkpoint is not what its config says, or cannot be split as `source.partition` wants.
+        UserError: the checkpoint is not what its config says, cannot be split as `source.partition` wants, or the
+            device has no room for the weights.
     """
     for plan in config.layers:
         source.partition.share(plan)  # what cannot be split is refused before it is read
     family = FAMILIES[config.family]
-    return family.target(config, family.read(config, source), backend, max_positions, source.partition, products)
+    with enough_memory(_without_room(config, source)):
+        return family.target(config, family.read(config, source), backend, max_positions, source.partition, products)
+
+
+def _without_room(config: ModelConfig, source: WeightSource) -> str:
+    smaller = ["a smaller model"]
+    if source.dtype.itemsize > 2:
+        smaller.append("dtype=bfloat16")
+    if source.device.type == "cuda" and not source.is_fp8:
+        smaller.append("target.weight_dtype=fp8")
+    weights = f"the weights of {config.family if source.folder is None else source.folder}"
+    return f"{source.device} has too little memory for {weights}; use {' or '.join(smaller)}"

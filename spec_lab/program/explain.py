@@ -12,7 +12,7 @@ from typing import Any
 
 from hydra.errors import MissingConfigException
 from omegaconf import DictConfig, ListConfig, OmegaConf
-from omegaconf.errors import ConfigKeyError, OmegaConfBaseException, ValidationError
+from omegaconf.errors import ConfigKeyError, InterpolationResolutionError, OmegaConfBaseException, ValidationError
 
 from spec_lab.core.errors import behind
 from spec_lab.menu import registry
@@ -29,6 +29,9 @@ NO_OPTION = re.compile(r"In '(?P<place>[^']+)': Could not (find|load) '")
 INTERVAL = "BasicSweeper does not support sweep type"
 """Hydra's own sweeper says so of an interval alone."""
 LAYOUT = "KEY: VALUE on lines of its own, below a line '# @package _global_' where it sets keys of several groups"
+CHOICE = "a line `- override /drafter: ngram` below `defaults:` chooses one option of a group"
+NO_CHOICE = re.compile(r"Merge error: \w+ is not a subclass of \w+|field '\w+' is not Optional")
+"""OmegaConf says so of what stands in the place of a group."""
 LOADER = "hydra._internal.config_loader_impl"
 DEFAULTS_LISTS = "hydra._internal.defaults_list"
 LONGEST_CAUSE = 200
@@ -135,6 +138,11 @@ def _in_its_file(error: Exception, first: str, menu: Menu) -> str:
 def _wrong_key(error: OmegaConfBaseException, group: str, menu: Menu) -> str:
     """Explain an error of OmegaConf; `group` is that of the file that brought it, empty where none did."""
     key, cause = str(error.full_key or ""), _cause(error)
+    if isinstance(error, InterpolationResolutionError):
+        return f"{key}: {cause}; write a value in its place"
+    no_choice = NO_CHOICE.match(cause)
+    if no_choice and (not key or key in menu.groups):
+        return f"its contents do not fit ({no_choice[0]}); write {LAYOUT}, and {CHOICE}"
     if isinstance(error, ConfigKeyError) and key in menu.keys:
         return not_read(key, menu)
     if isinstance(error, ConfigKeyError) and key and key != group:

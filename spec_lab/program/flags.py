@@ -28,13 +28,15 @@ FLAGS_THAT_SHOW = (
     *("--help", "-h", "--hydra-help", "--version", "--cfg", "-c", "--info", "-i", "--shell-completion", "-sc"),
 )
 """Nothing runs with one of these."""
+OF_CFG = ("--package", "-p")
+"""Hydra reads these where it prints a configuration, and drops them without a word elsewhere."""
 
 
 def split_flags(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return flags with their values, each a list item, and the overrides.
 
     Raises:
-        UserError: there is no such flag, its value is missing, or an argument would run code.
+        UserError: there is no such flag, its value is missing, nothing reads it, or an argument would run code.
     """
     flags: list[str] = []
     overrides: list[str] = []
@@ -46,6 +48,9 @@ def split_flags(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
             flags += _take_flag(argument, pending)
         else:
             overrides.append(argument)
+    of_cfg = next((flag for flag in OF_CFG if flag in flags), None)
+    if of_cfg is not None and not {"--cfg", "-c"} & set(flags):
+        raise UserError(f"{of_cfg} is read beside --cfg alone; add --cfg job, or leave it out")
     return flags, overrides
 
 

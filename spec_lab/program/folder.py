@@ -15,12 +15,19 @@ import os
 import shutil
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from spec_lab.core.errors import WORN_OUT, UserError, without_folders
+from spec_lab.core.errors import (
+    WORN_OUT,
+    Breakdown,
+    UserError,
+    is_full_disk,
+    one_line,
+    without_folders,
+)
 from spec_lab.core.regular import regular_text
 from spec_lab.menu.choices import Rollback
 from spec_lab.menu.config import RunConfig
@@ -90,6 +97,32 @@ def remove_empty(folders: Iterable[Path]) -> None:
     with suppress(OSError):
         for folder in folders:
             folder.rmdir()
+
+
+def full_disk(output_dir: object, error: BaseException) -> str | None:
+    """Say which folder's disk is full, if that is what the error means."""
+    if not is_full_disk(error):
+        return None
+    reason, place = one_line(error), None
+    if isinstance(error, OSError):
+        reason, place = error.strerror or reason, error.filename
+    return f"output_dir={output_dir}: {reason}{f' ({place})' if place else ''}; make room there"
+
+
+@contextmanager
+def room_under(output_dir: Path) -> Iterator[None]:
+    """Stand around the writing of a folder, and name it where its disk is full.
+
+    Raises:
+        Breakdown: the disk is full.
+    """
+    try:
+        yield
+    except Exception as error:
+        reason = full_disk(output_dir, error)
+        if reason is None:
+            raise
+        raise Breakdown(reason) from error
 
 
 def make_output_dir(folder: Path) -> None:

@@ -6,6 +6,7 @@ what stands once: a file of a few lines may stand for more than a memory holds.
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from itertools import pairwise
@@ -50,10 +51,17 @@ def check_own_options(folders: Iterable[Path], conf: Path, groups: Iterable[str]
                     raise UserError(
                         f"{file}: the lab has a file {file.relative_to(folder)}, which is read instead; rename it"
                     )
-                if file.is_file() and num_nodes(regular_bytes(file).decode(errors="replace")) > MOST_NODES:
-                    raise UserError(f"{file}: its aliases stand for more than {MOST_NODES} values; write them out")
                 if file.is_file():
+                    _refuse_unread_contents(file)
                     _refuse_many_jobs_of(file)
+
+
+def _refuse_unread_contents(file: Path) -> None:
+    contents = regular_bytes(file)
+    if contents.startswith(codecs.BOM_UTF8):
+        raise UserError(f"{file}: begins with a byte order mark, behind which no '# @package' is read; save it without")
+    if num_nodes(contents.decode(errors="replace")) > MOST_NODES:
+        raise UserError(f"{file}: its aliases stand for more than {MOST_NODES} values; write them out")
 
 
 def _refuse_many_jobs_of(file: Path) -> None:

@@ -64,9 +64,11 @@ class OwnMetrics:
         try:
             value = None if compute is None else compute(of)
             number = None if value is None else float(value)
+            if number is not None and not math.isfinite(number):
+                raise ValueError(f"{number} is no finite number")
         except Exception as error:  # it is somebody else's code, and the run is done
             if metric.name not in self._failed:
                 print(f"metric {metric.name} has no value: {describe_error(error)}", file=sys.stderr)
             self._failed.add(metric.name)
             return None
-        return number if number is not None and math.isfinite(number) else None
+        return number

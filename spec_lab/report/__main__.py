@@ -152,7 +152,8 @@ def _report(options: argparse.Namespace) -> int:
     _say(plot.problem for plot in plots if plot.problem is not None)
     written = _write_csv(runs, options.csv) if options.csv is not None else []
     print(_text(runs, found, studies, plots, written))
-    return EXIT_CODES["finished"]
+    is_missing = options.figures is not None and any(plot.problem is not None for plot in plots)
+    return EXIT_CODES["failed" if is_missing else "finished"]
 
 
 def _markdown(runs: Sequence[Run], anyway: bool) -> str:
@@ -200,7 +201,9 @@ def _plots(
     try:
         options.figures.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"--figures={options.figures} cannot be made ({describe_os_error(error)})") from error
+        raise UserError(
+            f"--figures={options.figures} cannot be made ({describe_os_error(error)}); name another one"
+        ) from error
     return saved(_all_drawings(found, knobs), options.figures)
 
 

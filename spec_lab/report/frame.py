@@ -137,7 +137,7 @@ def load_frame(folders: str | os.PathLike[str] | Sequence[str | os.PathLike[str]
     Raises:
         UserError: a folder is missing or has no run.
     """
-    several = isinstance(folders, Iterable) and not isinstance(folders, str)
+    several = isinstance(folders, Iterable) and not isinstance(folders, str | bytes)
     named = [folder_of(folder) for folder in (folders if several else [folders])]  # type: ignore[union-attr, arg-type]
     if not named:
         raise UserError("load_frame([]) names no folder; use one such as load_frame('outputs')")

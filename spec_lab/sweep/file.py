@@ -16,6 +16,7 @@ from spec_lab.sweep.command import fixed_overrides
 from spec_lab.sweep.library import load_library, quiet
 from spec_lab.sweep.plain import plain_problem
 
+PARAMETER = "write value: X, values: [X, Y] or min: and max:, the numbers within what their distribution takes"
 LARGEST_FILE = 1_000_000
 RUN_CAP = "run_cap"
 """W&B's server knows this key, the schema of its search code does not."""
@@ -122,7 +123,8 @@ def _check_against_schema(config: dict[str, Any]) -> None:
         _check_parameter_keys(name, parameter, sweep_config_jsonschema["definitions"])
     for error in validator.iter_errors(config):
         place = ".".join(map(str, error.absolute_path))
-        raise UserError(f"{place}: {_short(error.message)}" if place else _short(error.message))
+        remedy = f"; {PARAMETER}" if place.startswith("parameters.") and error.context else ""
+        raise UserError((f"{place}: {_short(error.message)}" if place else _short(error.message)) + remedy)
     try:
         with quiet():
             violations = library.schema_violations_from_proposed_config(config)

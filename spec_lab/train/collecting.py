@@ -20,7 +20,7 @@ from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.checkpoints.json_input import read_json
 from spec_lab.checkpoints.taps import SPELLINGS, Tap, taps_of_inputs
 from spec_lab.core.errors import UserError
-from spec_lab.program.folder import make_output_dir
+from spec_lab.program.folder import make_output_dir, room_under
 from spec_lab.program.sweep_lock import alone_in
 from spec_lab.train.collect_config import CollectConfig
 from spec_lab.train.frozen_target import FrozenTarget
@@ -60,7 +60,7 @@ def collect(path: Path, config: CollectConfig) -> Path:
         "num_texts": len(texts),
         "tokens_per_file": config.tokens_per_file,
     }
-    with alone_in(output):
+    with room_under(output), alone_in(output):
         _begin(output / "header.json", header)
         _write(path, texts, taps, config, device)
     return output

@@ -11,6 +11,8 @@ from spec_lab.options.shipped import missing_folder
 from spec_lab.train.target_config import HfTarget, SmolLm2Target
 
 SMOLLM2 = "smollm2_135m"
+SMOLLM2_SIZES = (576, 30, 49152)
+"""Its width, layers and vocabulary."""
 
 
 def needs_a_path(target: HfTarget) -> str | None:
@@ -25,9 +27,20 @@ def needs_a_path(target: HfTarget) -> str | None:
 def package_is_here(target: SmolLm2Target) -> str | None:
     """The file comes in a package, if it is not named."""
     if target.path:
-        return missing(target.path)
+        return missing(target.path) or _another_model(target.path)
     found = PACKAGED[SMOLLM2].find()
     return None if found else f"target={SMOLLM2}: its package is not here; {PACKAGED[SMOLLM2].command}"
+
+
+def _another_model(path: str) -> str | None:
+    """A head is named after its target, and another model's sizes tell that it is no SmolLM2."""
+    from spec_lab.checkpoints.families.table import read_model_config
+
+    config = read_model_config(Path(path))
+    sizes = config.hidden_size, config.num_layers, config.vocab_size
+    if sizes == SMOLLM2_SIZES:
+        return None
+    return f"target={SMOLLM2}: target.path={path} is another model; use target=hf target.path={path}"
 
 
 def missing(path: str) -> str | None:

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from spec_lab.core.errors import UserError, describe_os_error
+from spec_lab.program.folder import room_under
 
 LOG_FILE = "spec_lab.train.log"
 BOOKKEEPING = ("records", "checkpoints")
@@ -24,10 +25,11 @@ def output_folder(root: Path) -> Iterator[None]:
 
     Raises:
         UserError: `root` cannot be made or written.
+        Breakdown: its disk is full.
     """
     made = _make(root)
     try:
-        with _logging_to(root / LOG_FILE):
+        with room_under(root), _logging_to(root / LOG_FILE):
             yield
     except UserError:
         if made:

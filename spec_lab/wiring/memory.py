@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import torch
 
-from spec_lab.core.errors import UserError, is_out_of_memory
+from spec_lab.core.errors import UserError, enough_memory
 
 GIBI = 2**30
 
@@ -35,9 +35,5 @@ def room_for(num_bytes: int, what: str, device: torch.device) -> Iterator[None]:
     total = memory_of(device)
     if num_bytes > total:
         raise UserError(f"{what} needs {num_bytes / GIBI:.1f} GiB, {device} has {total / GIBI:.1f} GiB; {remedy}")
-    try:
+    with enough_memory(f"{what} needs {num_bytes / GIBI:.1f} GiB, {device} has less left; {remedy}"):
         yield
-    except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error):
-            raise
-        raise UserError(f"{what} needs {num_bytes / GIBI:.1f} GiB, {device} has less left; {remedy}") from error

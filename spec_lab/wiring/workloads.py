@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
+from typing import Any
 
 from spec_lab.checkpoints.config import ModelConfig
 from spec_lab.checkpoints.families.table import read_model_config
@@ -61,7 +63,10 @@ def _tokenizer(chosen: Chosen, folder: Path, vocab_size: int) -> Tokenizer:
 
 def load_requests(chosen: Chosen, tokenizer: Tokenizer) -> list[Request]:
     """Return the requests of the workload; UserError when none is left or a file is not what it should be."""
-    requests = chosen.workload.load(chosen.config, tokenizer)
+    requests = list(chosen.workload.load(chosen.config, tokenizer) or ())
+    for number, request in enumerate(requests):
+        if problem := _malformed(request):
+            raise UserError(f"workload={chosen.workload.name}: request {number} {problem}; mend what its row loads")
     if not requests:
         raise UserError(
             f"workload={chosen.workload.name} is empty; check workload.limit, workload.categories and workload.path"
@@ -75,6 +80,21 @@ def load_requests(chosen: Chosen, tokenizer: Tokenizer) -> list[Request]:
                 f"{name} reads; mend it, or choose another checker"
             )
     return requests
+
+
+def _malformed(request: object) -> str | None:
+    """Say what of a request is of another type than it should be: a workload may be somebody else's code."""
+    if not isinstance(request, Request):
+        return f"is {request!r}, no Request"
+    held: dict[str, Any] = dataclasses.asdict(request)
+    for name in ("request_id", "category", "answer", "system", "checker"):
+        is_name = name in ("request_id", "category")
+        if not isinstance(held[name], str if is_name else str | None) or (is_name and not held[name].strip()):
+            return f"has {name}={held[name]!r}, which is no text that says something"
+    for name, values in {"prompt_ids": held["prompt_ids"], "max_new_tokens": [held["max_new_tokens"]]}.items():
+        if wrong := [value for value in values if type(value) is not int or value < 0]:
+            return f"has {wrong[0]!r} in {name}, which is no whole number from 0 on"
+    return None
 
 
 def _fitting(requests: list[Request], max_seq_len: int, config: RunConfig) -> list[Request]:

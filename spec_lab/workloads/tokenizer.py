@@ -88,7 +88,10 @@ class TargetTokenizer:
             self._tokenizer = gguf_tokenizer(folder) if is_gguf(folder) else _from_json(self._path)
         self.vocab_size: int = self._tokenizer.get_vocab_size()
         has_markers = all(self.special_id(token) is not None for token in SPECIAL_TOKENS)
-        is_ours = has_markers and stored_template(folder) in (None, CHAT_TEMPLATE)
+        template = stored_template(folder)
+        if thinking is not None and "enable_thinking" not in (template or ""):
+            raise UserError(f"thinking={thinking}: the chat template of {folder} has no such choice; use thinking=null")
+        is_ours = has_markers and template in (None, CHAT_TEMPLATE)
         self._render: Render = _render_ours if is_ours else ChatTemplate(folder, thinking=thinking)
 
     def special_id(self, token: str) -> int | None:

@@ -133,8 +133,8 @@ def cache_holds_a_request(chosen: Chosen) -> str | None:
     num_usable = (cache.num_pages or 0) - NUM_RESERVED_PAGES
     if cache.num_pages is not None and cache.page_size > 0 and num_usable * cache.page_size < needed_in_pages:
         return (
-            f"cache.num_pages={cache.num_pages} of {cache.page_size} tokens do not hold a request of {needed} tokens; "
-            "use cache.num_pages=null"
+            f"cache.num_pages={cache.num_pages} of {cache.page_size} tokens, {NUM_RESERVED_PAGES} of them reserved, do "
+            f"not hold {needed} tokens of a request and {needed_in_pages - needed} of drafts; use cache.num_pages=null"
         )
     return None
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from spec_lab.core.errors import UserError
 from spec_lab.core.results import RequestRecord
 from spec_lab.core.types import FinishReason, Request
-from spec_lab.program.folder import make_output_dir, missing_folders, remove_empty
+from spec_lab.program.folder import make_output_dir, missing_folders, remove_empty, room_under
 from spec_lab.program.sweep_lock import alone_in
 from spec_lab.train.texts.chat import ChatForm
 from spec_lab.train.texts.folder import ANSWERS, FOLLOW_UPS, MOST_FILE_BYTES, PROMPTS, Answered, TextsFolder
@@ -52,7 +52,7 @@ def write_texts(writer: Writer, config: TextsConfig, root: Path) -> TextsFolder:
     missing = missing_folders(root)
     make_output_dir(root)
     try:
-        with alone_in(root):
+        with room_under(root), alone_in(root):
             return _write_new(writer, config, root, header, form)
     except UserError:
         remove_empty(missing)
