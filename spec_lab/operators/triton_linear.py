@@ -133,7 +133,9 @@ class TritonGatedMLP:
     def add_to(self, stream: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         """Add it to `stream`, in place: the library's product does so as it writes, and one pass less is made. A few
         rows of prompts are copied."""
-        return self.down.add_to(filled(stream), self._inner(filled(rows)))[: len(stream)]
+        whole = filled(stream)
+        added = self.down.add_to(whole, self._inner(filled(rows)))
+        return added if whole is stream else added[: len(stream)]
 
     def _inner(self, rows: torch.Tensor) -> torch.Tensor:
         gate, up = self.gate_up(rows).chunk(2, dim=-1)
