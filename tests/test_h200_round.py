@@ -86,7 +86,7 @@ def test_what_is_there_is_not_measured_again(
     assert asked == [*names, names[1]]
     rows = rounds.read_rows(tmp_path / "rounds.csv")
     assert [row["nodes"] for row in rows] == ["7"] * (len(names) + 1)
-    assert [row["acceptance length"] for row in rows] == ["-"] * 4, "plain decoding has none"
+    assert {row["acceptance length"] for row in rows} == {"-"}, "plain decoding has none"
     assert rows[0]["share"] == f"{100 * rounds.CELLS[0].floor_ms() / 8:.0f} %"
 
 
