@@ -21,13 +21,12 @@ from typing import Any
 
 import floor
 from cell_checks import chosen, refused
-from measured_rows import append_row, read_rows
+from measured_rows import read_rows, run_missing
 
 import spec_lab
 from spec_lab.checkpoints.eagle3_checkpoint import eagle3_tensor_shapes
 from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.checkpoints.random_weights import random_eagle3_config
-from spec_lab.core.errors import UserError
 from spec_lab.program.ending import guarded
 from spec_lab.record.wording import number
 from spec_lab.report.table import format_table
@@ -129,17 +128,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--show", action="store_true", help="run nothing")
     options = parser.parse_args(arguments)
     table = options.folder / "rounds.csv"
-    failed = False
     cells = chosen([replace(cell, changes=tuple(options.changes)) for cell in CELLS], options.only)
     if options.dry_run:
         return refused(cells)
-    for cell in cells if not options.show else ():
-        if cell.name not in {row["cell"] for row in read_rows(table)}:
-            try:
-                append_row(table, measured(cell, options.folder))
-            except UserError as error:
-                print(f"{cell.name}: {error}", file=sys.stderr)
-                failed = True
+    failed = not options.show and run_missing(cells, table, lambda cell: measured(cell, options.folder))
     rows = read_rows(table)
     print(format_table(COLUMNS[:-1], [[row[name] for name in COLUMNS[:-1]] for row in rows], left=("cell",)))
     return 2 if failed else 0

@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import csv
+import sys
+from collections.abc import Callable, Iterable
 from pathlib import Path
+
+from cell_checks import ACell
+
+from spec_lab.core.errors import UserError
 
 
 def read_rows(table: Path) -> list[dict[str, str]]:
@@ -23,3 +29,16 @@ def append_row(table: Path, row: dict[str, str]) -> None:
         if is_new:
             writer.writeheader()
         writer.writerow(row)
+
+
+def run_missing(cells: Iterable[ACell], table: Path, measure: Callable[[ACell], dict[str, str]]) -> bool:
+    """Measure the cells that have no line in the table yet, one after another; return whether any was refused."""
+    failed = False
+    for cell in cells:
+        if cell.name not in {row["cell"] for row in read_rows(table)}:
+            try:
+                append_row(table, measure(cell))
+            except UserError as error:
+                print(f"{cell.name}: {error}", file=sys.stderr)
+                failed = True
+    return failed

@@ -20,10 +20,9 @@ from pathlib import Path
 
 from cell_checks import chosen, refused
 from h200_round import Cell
-from measured_rows import append_row, read_rows
+from measured_rows import read_rows, run_missing
 
 import spec_lab
-from spec_lab.core.errors import UserError
 from spec_lab.program.ending import guarded
 from spec_lab.report.table import format_table
 
@@ -47,17 +46,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--dry-run", action="store_true", help="compose and check, run nothing")
     parser.add_argument("--show", action="store_true", help="run nothing")
     options = parser.parse_args(arguments)
-    table, failed = options.folder / "ours.csv", False
+    table = options.folder / "ours.csv"
     cells = chosen(CELLS, options.only)
     if options.dry_run:
         return refused(cells)
-    for cell in cells if not options.show else ():
-        if cell.name not in {row["cell"] for row in read_rows(table)}:
-            try:
-                append_row(table, measured(cell, options.folder))
-            except UserError as error:
-                print(f"{cell.name}: {error}", file=sys.stderr)
-                failed = True
+    failed = not options.show and run_missing(cells, table, lambda cell: measured(cell, options.folder))
     print(format_table(HEADERS, lines(cells, table, options.folder), left=("cell",)))
     return 2 if failed else 0
 

@@ -8,6 +8,7 @@ from types import ModuleType
 
 import pytest
 
+from spec_lab.core.errors import UserError
 from spec_lab.menu.refusals.run import refusals
 from spec_lab.program.compose import compose_run
 from tests.bench_modules import imported
@@ -73,7 +74,7 @@ def test_what_is_there_is_not_measured_again(
     def measured(cell: object, folder: Path) -> dict[str, str]:
         asked.append(cell.name)  # type: ignore[attr-defined]
         if len(asked) == 2:
-            raise rounds.UserError("the GPU is gone; run again")
+            raise UserError("the GPU is gone; run again")
         return dict(rounds.line(cell, summary, "somewhere"))
 
     monkeypatch.setattr(rounds, "measured", measured)

@@ -140,7 +140,7 @@ def test_rows_of_prompts_give_what_they_give_without(llama: ModelConfig, num_row
     rows, metadata = prompt(1, num_rows).flatten(), lane.metadata([0], num_rows)
     for products in (PLAIN, TritonProducts()):
         target = make_target(llama, lane, products)
-        with products.prompts.products():
+        with products.prompt_rounding.products():
             outputs.append(target.logits(target.forward(rows, lane.cache, metadata, AllRows(), FEATURES).hidden))
     assert_alike(outputs[1], outputs[0])
 

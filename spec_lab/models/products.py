@@ -32,11 +32,11 @@ class Products(Protocol):
 
     Attributes:
         invariant_rows: the most rows of a forward that `is_row_invariant` speaks of.
-        prompts: how the rows of prompts round alike, through layers of which it says so.
+        prompt_rounding: how the rows of prompts round alike, through layers of which it says so.
     """
 
     invariant_rows: int
-    prompts: PromptRounding
+    prompt_rounding: PromptRounding
 
     def is_row_invariant(self, plan: LayerPlan) -> bool:
         """Tell whether a row of such a layer does not depend on the others, of up to `invariant_rows`."""
@@ -77,7 +77,7 @@ class PlainProducts:
     """Leaves every part as it is."""
 
     invariant_rows = 1
-    prompts = NO_ROUNDING
+    prompt_rounding = NO_ROUNDING
 
     def is_row_invariant(self, plan: LayerPlan) -> bool:
         return False

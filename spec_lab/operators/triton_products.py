@@ -110,7 +110,7 @@ class TritonProducts:
     def __init__(self, row_invariant: bool = True) -> None:
         self.invariant_rows = self._few = INVARIANT_ROWS if row_invariant else 0
         self._max_rows = MAX_ROWS if row_invariant else 0
-        self.prompts = PROMPTS_ALIKE if row_invariant else NO_ROUNDING
+        self.prompt_rounding = PROMPTS_ALIKE if row_invariant else NO_ROUNDING
 
     def is_row_invariant(self, plan: LayerPlan) -> bool:
         return self._max_rows > 0 and triton_rows_are_invariant(plan)

@@ -108,7 +108,7 @@ class TargetBuild:
     @property
     def prompt_rounding(self) -> PromptRounding:
         """Say how prompt rows round alike in every pack, where few rows do in every round."""
-        return self.target.products.prompts if self.row_invariant else NO_ROUNDING
+        return self.target.products.prompt_rounding if self.row_invariant else NO_ROUNDING
 
     @property
     def of_drafters(self) -> DrafterBuild:
