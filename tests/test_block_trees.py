@@ -14,8 +14,8 @@ from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.core.draft_paths import DraftPaths
 from spec_lab.core.types import Request
 from spec_lab.menu.choices import DraftSampling
+from spec_lab.menu.chosen import with_depth_as_k
 from spec_lab.menu.config import RunConfig, SamplingConfig
-from spec_lab.menu.tree_sizes import with_depth_as_k
 from spec_lab.options.rules.rejection import RejectionConfig
 from spec_lab.options.rules.synthetic import SyntheticConfig
 from spec_lab.options.trees.dynamic import DynamicTreeConfig

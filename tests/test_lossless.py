@@ -21,9 +21,9 @@ from spec_lab.core.types import Request
 from spec_lab.drafters.oracle import OracleDrafter
 from spec_lab.engine.engine import Engine
 from spec_lab.menu import registry
+from spec_lab.menu.chosen import with_depth_as_k
 from spec_lab.menu.config import SamplingConfig, VerifyConfig
 from spec_lab.menu.option import DrafterOption
-from spec_lab.menu.tree_sizes import with_depth_as_k
 from spec_lab.options.rules.rejection import RejectionConfig
 from spec_lab.options.trees.dynamic import DynamicTreeConfig
 from spec_lab.options.trees.static import StaticTreeConfig

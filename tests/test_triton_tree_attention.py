@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from spec_lab.attention.torch_tree import TorchTreeAttention
-from spec_lab.attention.triton_backend import TritonTreeAttention
+from spec_lab.attention.triton_backend import TritonAttention
 from spec_lab.core.draft_tree import TreeRows, climb
 from spec_lab.core.kv_cache import LayerCache, cache_slots
 from spec_lab.core.types import AttentionMetadata
@@ -152,7 +152,7 @@ def test_the_backend_places_a_tree_as_the_one_in_torch(lens: tuple[int, ...]) ->
     prefixes = torch.tensor(lens, device=DEVICE)
     trees = [[0, 0, 1, 1, 3, 5], [0, 1, 0, 2, 0, 4], [0, 0, 1, 2, 3, 4]][:batch]
     parents = torch.tensor(trees, device=DEVICE)
-    backends = TritonTreeAttention(page_size, 64), TorchTreeAttention(page_size, 64)
+    backends = TritonAttention(page_size, 64), TorchTreeAttention(page_size, 64)
     built = [of.build_tree(parents, 5, prefixes, paged.page_table, max(lens) + num_rows) for of in backends]
     assert as_seen(built[0], page_size) == as_seen(built[1], page_size)
     assert built[0].positions.view(batch, -1)[0].tolist() == [min(lens[0] + d, 63) for d in (0, 1, 2, 2, 3, 0)]
@@ -175,7 +175,7 @@ def test_the_backend_places_branches_as_the_one_in_torch() -> None:
         torch.tensor([1, 0, 1, 1], device=DEVICE).expand(2, -1),
     ]
     before: list[Any] = [None, None]
-    backends = TritonTreeAttention(4, 64), TorchTreeAttention(4, 64)
+    backends = TritonAttention(4, 64), TorchTreeAttention(4, 64)
     queries = randn(2 * 4, 4, 16, seed=1)
     for came_from in levels:
         built = [

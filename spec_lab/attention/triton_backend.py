@@ -23,7 +23,10 @@ from spec_lab.core.types import AttentionMetadata
 
 class TritonAttention:
     """An `AttentionBackend` of Triton. The kernel derives windows and key positions from `seq_lens` and the page table,
-    so that metadata has no derived tensors. A row's output does not depend on what is computed beside it."""
+    so that metadata has no derived tensors. A row's output does not depend on what is computed beside it.
+
+    A tree's row has the bits of the chain that leads to it.
+    """
 
     prewrite = True
     supports_in_place_update = True
@@ -98,10 +101,6 @@ class TritonAttention:
             *(() if tree is None else (tree.path_slots, tree.depths, tree.num_tail)),
         )
         return out
-
-
-class TritonTreeAttention(TritonAttention):
-    """Attention along trees in Triton. A tree's row has the bits of the chain that leads to it."""
 
     def build_tree(
         self, parents: torch.Tensor, depth: int, prefix_lens: torch.Tensor, page_table: torch.Tensor, max_seq_len: int

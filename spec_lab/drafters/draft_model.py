@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
+from typing import Any
 
 import torch
 
@@ -20,9 +21,13 @@ from spec_lab.core.protocols import DrafterRequirements, Target
 from spec_lab.core.pruning_protocols import PrunePolicy
 from spec_lab.core.ragged import build_metadata
 from spec_lab.core.selection import AllRows
+from spec_lab.core.tree_protocols import TreeAttentionBackend
 from spec_lab.core.types import AttentionMetadata, DraftStep, FeatureSpec, Request, VerifiedRound
+from spec_lab.drafters.branching import BranchDrafter
 from spec_lab.drafters.catchup import CaughtUp, catchup_planner
+from spec_lab.drafters.growth import Branches, TreeShape
 from spec_lab.drafters.picking import DraftedRows, DraftPicker
+from spec_lab.drafters.siblings import SiblingPicker
 from spec_lab.models.scored_tokens import ScoredTokens, top_probability
 from spec_lab.operators.kernel_set import TORCH_FORMS, KernelSet
 
@@ -159,3 +164,24 @@ class DraftModelDrafter(DraftModelCatchup):
 
     def _start(self, live: CaughtUp) -> DraftModelState:
         return DraftModelState(self.picker.first(self.head, live.hidden, live.rows), live.attention, live.rows)
+
+
+class DraftModelTreeDrafter(DraftModelCatchup, BranchDrafter):
+    """Drafts a tree with a small model. What a branch knows of its ancestors is their KV alone."""
+
+    def __init__(
+        self,
+        shape: TreeShape[Any],
+        siblings: SiblingPicker,
+        model: Target,
+        cache: PagedKVCache,
+        backend: TreeAttentionBackend,
+        prune: PrunePolicy,
+    ) -> None:
+        super().__init__(shape.depth, model, cache, backend, prune)
+        self.shape = shape
+        self.siblings = siblings
+        self.tree_backend = backend
+
+    def run_branches(self, branches: Branches, attention: AttentionMetadata) -> torch.Tensor:
+        return self._forward(branches.tokens.reshape(-1), attention, AllRows())

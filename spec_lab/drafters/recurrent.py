@@ -5,7 +5,7 @@ its own output. EAGLE-3 (arXiv 2503.01840) and TensorRT-LLM's MTP-Eagle are this
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -15,9 +15,13 @@ from spec_lab.core.prompts import PromptPack
 from spec_lab.core.protocols import DrafterRequirements
 from spec_lab.core.pruning_protocols import PrunePolicy
 from spec_lab.core.selection import AllRows
+from spec_lab.core.tree_protocols import TreeAttentionBackend
 from spec_lab.core.types import AttentionMetadata, DraftStep, FeatureSpec, Request, VerifiedRound
+from spec_lab.drafters.branching import BranchDrafter
 from spec_lab.drafters.catchup import CaughtUp, catchup_planner
+from spec_lab.drafters.growth import Branches, TreeShape
 from spec_lab.drafters.picking import DraftedRows, DraftHead, DraftPicker
+from spec_lab.drafters.siblings import SiblingPicker
 from spec_lab.models.draft_parts import ChainAtOnce
 from spec_lab.operators.kernel_set import TORCH_FORMS, KernelSet
 
@@ -161,3 +165,25 @@ class RecurrentDrafter(RecurrentCatchup):
     def _begin(self, live: CaughtUp) -> RecurrentState:
         tokens = self.picker.first(self.head, live.hidden, live.rows)
         return RecurrentState(tokens, live.hidden, live.attention, live.rows)
+
+
+class RecurrentTreeDrafter(RecurrentCatchup, BranchDrafter):
+    """Drafts a tree with a layer that is reused."""
+
+    def __init__(
+        self,
+        shape: TreeShape[Any],
+        siblings: SiblingPicker,
+        head: RecurrentHead,
+        features: FeatureSpec,
+        cache: LayerCache,
+        backend: TreeAttentionBackend,
+        prune: PrunePolicy,
+    ) -> None:
+        super().__init__(shape.depth, head, features, cache, backend, prune)
+        self.shape = shape
+        self.siblings = siblings
+        self.tree_backend = backend
+
+    def run_branches(self, branches: Branches, attention: AttentionMetadata) -> torch.Tensor:
+        return self.head.forward(branches.tokens.reshape(-1), branches.hidden, self.cache, attention, AllRows())

@@ -5,10 +5,12 @@ Imports no torch.
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 
 from spec_lab.menu import registry
+from spec_lab.menu.choices import DraftSampling
 from spec_lab.menu.config import RunConfig
 from spec_lab.menu.offers import RunOffers, run_offers
 from spec_lab.menu.option import (
@@ -23,10 +25,10 @@ from spec_lab.menu.option import (
     RuleOption,
     TargetOption,
     TreeOption,
+    TreeSizes,
     WorkloadOption,
 )
 from spec_lab.menu.registry import Registry, Row, chosen_name
-from spec_lab.menu.tree_sizes import TreeSizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,3 +115,23 @@ def _resolve(config: RunConfig, options: Registry) -> Chosen:
         sizes=None if tree.sizes is None else tree.sizes(config.tree),
         offers=run_offers(config, drafter.drafts_on_host),
     )
+
+
+def with_depth_as_k(config: RunConfig) -> RunConfig:
+    """Return the same run with K as deep as its tree, unless somebody set K: what then differs is refused."""
+    name = config.tree.name
+    options = registry.load(config.extensions).options(TreeOption)
+    if name not in options or (sizes := options[name].sizes) is None:
+        return config
+    drafter = config.drafter
+    usual = next(field.default for field in dataclasses.fields(drafter) if field.name == "num_draft_tokens")
+    if drafter.num_draft_tokens != usual or usual == 0:
+        return config
+    drafter = dataclasses.replace(drafter, num_draft_tokens=sizes(config.tree).depth)
+    return dataclasses.replace(config, drafter=drafter)
+
+
+def drafts_are_drawn(config: RunConfig) -> bool:
+    """Tell whether the drafts of a run are sampled."""
+    sampling = getattr(config.drafter, "draft_sampling", DraftSampling.greedy)
+    return bool(sampling != DraftSampling.greedy)

@@ -14,14 +14,10 @@ from importlib import import_module, metadata
 from inspect import iscoroutinefunction
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
 
 from spec_lab.core.errors import UserError, describe_error
 from spec_lab.record.provenance import git_revision
 from spec_lab.record.schema import ExtensionOrigin
-
-if TYPE_CHECKING:
-    from spec_lab.menu.registry import Registry
 
 ENTRY_POINTS = "spec_lab.extensions"
 """The group under which an installed package names its module."""
@@ -55,8 +51,8 @@ class Extension:
         version = getattr(self.module, "__version__", None)
         return None if version is None else str(version)
 
-    def register(self, registry: Registry) -> None:
-        """Let the module add its options.
+    def register(self, registry: object) -> None:
+        """Let the module add its options to the registry, of which nothing else is known here.
 
         Raises:
             UserError: it has no such function, or the function fails.

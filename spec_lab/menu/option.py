@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from spec_lab.drafters.growth import TreeShape
     from spec_lab.engine.graphs.mode import GraphMode
     from spec_lab.menu.readings import Aspect
-    from spec_lab.menu.tree_sizes import TreeSizes
     from spec_lab.record.sinks import Sink
 
 Refusal = Callable[[RunConfig], str | None]
@@ -109,6 +108,29 @@ class DrafterOption(Option):
     drafts_on_host: bool = False
     preset_of: str | None = None
     rows_written: Callable[[RunConfig], int] | None = None
+
+
+MAX_ROWS, MAX_TOPK, MAX_DEPTH = 64, 16, 16
+"""The bounds of a tree's sizes."""
+
+
+@dataclass(frozen=True, slots=True)
+class TreeSizes:
+    """The fixed sizes of a tree, whatever tokens are in it.
+
+    Attributes:
+        depth: drafts on its longest path, which stand for K: a round emits 1..depth + 1 tokens.
+        num_rows: rows a request that verify runs: the pending token, which is the root, and the drafts.
+        topk: likeliest continuations that are looked at of a drafted token.
+        width: rows a request of the widest draft step.
+        spine: drafts on the path of likeliest ones, as far as a tree is bound to have a place for them.
+    """
+
+    depth: int
+    num_rows: int
+    topk: int
+    width: int
+    spine: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,10 +18,10 @@ from omegaconf.errors import OmegaConfBaseException
 from spec_lab.core.errors import UserError
 from spec_lab.menu import registry
 from spec_lab.menu.auto import with_auto_chosen
+from spec_lab.menu.chosen import with_depth_as_k
 from spec_lab.menu.config import RunConfig
 from spec_lab.menu.offers import with_largest_k
 from spec_lab.menu.registry import Registry
-from spec_lab.menu.tree_sizes import with_depth_as_k
 from spec_lab.program.explain import explain, first_line, not_read, read_too_late
 from spec_lab.program.labels import name_groups
 from spec_lab.program.options import Menu, conf_folder, read_groups, run_menu

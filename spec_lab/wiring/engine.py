@@ -1,20 +1,30 @@
-"""This module makes the engine of a configuration."""
+"""Makes the engine of a configuration, and its rounds: of a chain or a tree, of all drafts or of those offered."""
 
 from __future__ import annotations
 
 import dataclasses
 
+from spec_lab.acceptance.confidences import DraftConfidences, RowConfidences
 from spec_lab.acceptance.noise import SlotSeeds
 from spec_lab.core.errors import UserError
 from spec_lab.core.pruning_protocols import PrunePolicy
+from spec_lab.engine.capture import GraphRecorder
+from spec_lab.engine.drafts import Chain, Tree, TreeParts
 from spec_lab.engine.engine import Engine
+from spec_lab.engine.host_drafts import HostDrafts
+from spec_lab.engine.offered import DraftOffers, RowOffers
+from spec_lab.engine.offers import AllOffered, Counted, CountedRows
 from spec_lab.engine.pages import PageAllocator, PageTable
 from spec_lab.engine.parts import Parts
+from spec_lab.engine.plain_round import PlainRound
+from spec_lab.engine.request_k import GivenK, RequestK, RequestLimits, RunningK
+from spec_lab.engine.round import DecodeRound, Rounds
 from spec_lab.engine.scheduler import Scheduler
 from spec_lab.engine.slots import SlotState
 from spec_lab.engine.states import slot_states
 from spec_lab.engine.teacher import TeacherForcing
 from spec_lab.engine.timing import make_timer
+from spec_lab.menu.choices import ByRequest
 from spec_lab.menu.chosen import Chosen
 from spec_lab.menu.config import RunConfig
 from spec_lab.wiring.caches import build_cache
@@ -22,7 +32,6 @@ from spec_lab.wiring.drafting import DrafterFactory, DrafterResources
 from spec_lab.wiring.graphs import build_graph_mode, build_mover, prompt_pass_maker
 from spec_lab.wiring.limits import Limits, overlaps
 from spec_lab.wiring.models import TargetBuild
-from spec_lab.wiring.rounds import build_confidences, build_rounds, build_row_confidences
 from spec_lab.wiring.rules import RuleBuild, build_rule
 
 
@@ -77,6 +86,60 @@ def build_engine(chosen: Chosen, built: TargetBuild, make_drafter: DrafterFactor
         overlaps(config),
         prompt_pass_maker(chosen, built),
     )
+
+
+def build_confidences(chosen: Chosen, limits: Limits, built: TargetBuild) -> DraftConfidences | None:
+    """Make the place where the drafter notes how sure it is of its drafts; None where nothing asks."""
+    if not chosen.offers.read_confidences or chosen.sizes is not None:
+        return None
+    sizes = limits.num_slots, chosen.config.drafter.num_draft_tokens
+    offers = chosen.offers
+    return DraftConfidences(*sizes, built.device, offers.threshold, built.kernels, offers.temperatures)
+
+
+def build_row_confidences(chosen: Chosen, limits: Limits, built: TargetBuild) -> RowConfidences | None:
+    """Make the same for the rows of a tree."""
+    if not chosen.offers.read_confidences or chosen.sizes is None:
+        return None
+    return RowConfidences(limits.num_slots, chosen.sizes.num_rows, built.device, chosen.offers.threshold)
+
+
+def build_rounds(
+    chosen: Chosen,
+    parts: Parts,
+    resources: DrafterResources,
+    recorder: GraphRecorder | None,
+    built: TargetBuild,
+) -> Rounds:
+    """Make the rounds of an engine, of which `recorder` captures stretches: one, or one for each K of a schedule."""
+    most, offers = parts.drafter.num_draft_tokens, chosen.offers
+    if chosen.sizes is not None:
+        tree = TreeParts.of(parts, built.kernels)
+        drafts = Tree(parts, tree, chosen.sizes.num_rows, resources.limits.page_size)
+        if resources.row_confidences is None:
+            return Rounds(DecodeRound(parts, drafts, AllOffered(most)))
+        rows = RowOffers(resources.row_confidences, offers.budget)
+        return Rounds(DecodeRound(parts, drafts, CountedRows(parts, rows, most, recorder)))
+    chain = Chain(parts)
+    if not offers.may_be_fewer:
+        return Rounds(DecodeRound(parts, chain, AllOffered(most)))
+    is_own = offers.by_request != ByRequest.same
+    sizes = resources.limits.num_slots, built.device
+    offered = DraftOffers(*sizes, resources.confidences, offers.budget, built.kernels, by_request=is_own)
+    choices = (most,) if offers.schedule is None else offers.schedule.choices
+    assert choices[0] == most, "the largest K is what slots have room for"
+    finder = parts.drafter.requirements.on_host
+    if finder is not None and finder.num_on_device not in choices:
+        choices = (*choices, finder.num_on_device)
+    rounds = {k: DecodeRound(parts, chain, Counted(parts, offered, k, recorder)) for k in choices}
+    host = None if finder is None else HostDrafts(finder, parts.slots, offered)
+    limits = RequestLimits(_request_k(chosen, most), offered) if is_own else None
+    return Rounds(rounds[most], offers.schedule, rounds, host, limits, PlainRound(parts, chain) if is_own else None)
+
+
+def _request_k(chosen: Chosen, most: int) -> RequestK:
+    given, drafter = GivenK(most), chosen.config.drafter
+    return given if drafter.by_request == ByRequest.given else RunningK(given, drafter.off_below)
 
 
 def _rule_build(chosen: Chosen, built: TargetBuild, limits: Limits, seeds: SlotSeeds) -> RuleBuild:

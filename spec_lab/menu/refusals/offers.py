@@ -10,8 +10,8 @@ from functools import wraps
 from typing import Any
 
 from spec_lab.engine.k_schedule import problem_of
-from spec_lab.menu.choices import ByRequest, DraftSampling
-from spec_lab.menu.chosen import Chosen
+from spec_lab.menu.choices import ByRequest
+from spec_lab.menu.chosen import Chosen, drafts_are_drawn
 from spec_lab.menu.offers import MAX_DRAFT_TOKENS
 from spec_lab.menu.refusals.drafters import lossless_rule
 
@@ -138,7 +138,7 @@ def rows_are_noted(chosen: Chosen) -> str | None:
             f"{chosen.offers.named} leaves out rows, and tree={chosen.tree.name} notes none; use "
             f"{chosen.offers.offers_all}"
         )
-    if getattr(chosen.config.drafter, "draft_sampling", DraftSampling.greedy) == DraftSampling.greedy:
+    if not drafts_are_drawn(chosen.config):
         return None
     return (
         f"{chosen.offers.named} would leave out rows of tree={chosen.tree.name} by what was drawn, and so bend the law "

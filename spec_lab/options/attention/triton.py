@@ -22,16 +22,6 @@ def triton_attention(context: BackendContext) -> AttentionBackend:
     return TritonAttention(context.page_size, context.max_positions, context.rope_write, _library(context))
 
 
-def triton_tree_attention(context: BackendContext) -> AttentionBackend:
-    """Make the backend of paged kernels, with masks for the rows of trees."""
-    from spec_lab.wiring.triton import require_triton
-
-    require_triton("attention", context.device, context.dtype)
-    from spec_lab.attention.triton_backend import TritonTreeAttention
-
-    return TritonTreeAttention(context.page_size, context.max_positions, context.rope_write, _library(context))
-
-
 def _library(context: BackendContext) -> AttendPiece | None:
     """Choose what attends in long prompts: cuDNN's kernel is for 16 bits."""
     import torch
@@ -42,4 +32,4 @@ def _library(context: BackendContext) -> AttendPiece | None:
     return attend_by_cudnn if is_there and context.dtype != torch.float32 else None
 
 
-ROW = AttentionOption(name="triton", make=triton_attention, make_for_trees=triton_tree_attention, needs_triton=True)
+ROW = AttentionOption(name="triton", make=triton_attention, make_for_trees=triton_attention, needs_triton=True)

@@ -23,9 +23,16 @@ from spec_lab.menu.config import RunConfig
 from spec_lab.models.blocks.model import BlockModel
 from spec_lab.options.drafters.block_keys import BLOCK_SIZE, BlockDrafterConfig, Form, fewer_drafts
 from spec_lab.wiring.caches import build_cache
-from spec_lab.wiring.drafting import DrafterFactory, DrafterResources, make_picker
+from spec_lab.wiring.drafting import (
+    DrafterFactory,
+    DrafterResources,
+    build_siblings,
+    build_tree_shape,
+    make_picker,
+    refuse_few_tokens,
+    shape_of_engine,
+)
 from spec_lab.wiring.models import DrafterBuild
-from spec_lab.wiring.trees import build_siblings, build_tree_shape, refuse_few_tokens, shape_of_engine
 
 PassMaker = Callable[[DrafterResources], BlockPass]
 

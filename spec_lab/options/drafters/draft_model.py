@@ -50,8 +50,8 @@ def load(chosen: Chosen, options: DraftModelDrafterConfig, build: DrafterBuild) 
 
 def load_tree(chosen: Chosen, options: DraftModelDrafterConfig, build: DrafterBuild) -> DrafterFactory:
     """Load the same model, which drafts the branches of a tree."""
-    from spec_lab.drafters.draft_model_tree import DraftModelTreeDrafter
-    from spec_lab.wiring.trees import build_siblings, build_tree_shape, shape_of_engine, tree_backend
+    from spec_lab.drafters.draft_model import DraftModelTreeDrafter
+    from spec_lab.wiring.drafting import build_siblings, build_tree_shape, shape_of_engine, tree_backend
 
     model, make_cache = _load(chosen, options, build)
     shape = build_tree_shape(chosen, build)

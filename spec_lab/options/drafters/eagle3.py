@@ -71,9 +71,15 @@ def load(chosen: Chosen, options: Eagle3DrafterConfig, build: DrafterBuild) -> D
 
 def load_tree(chosen: Chosen, options: Eagle3DrafterConfig, build: DrafterBuild) -> DrafterFactory:
     """Load the same head, which drafts the branches of a tree."""
-    from spec_lab.drafters.recurrent_tree import RecurrentTreeDrafter
+    from spec_lab.drafters.recurrent import RecurrentTreeDrafter
     from spec_lab.wiring.caches import build_cache
-    from spec_lab.wiring.trees import build_siblings, build_tree_shape, refuse_few_tokens, shape_of_engine, tree_backend
+    from spec_lab.wiring.drafting import (
+        build_siblings,
+        build_tree_shape,
+        refuse_few_tokens,
+        shape_of_engine,
+        tree_backend,
+    )
 
     head_config, tensors = read_eagle3(chosen, options, build)
     head, features = _head(options, build, head_config, tensors)

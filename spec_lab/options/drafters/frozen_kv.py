@@ -86,7 +86,7 @@ def load_tree(chosen: Chosen, options: FrozenKvDrafterConfig, build: DrafterBuil
     """Load the same head, which drafts the branches of a tree."""
     from spec_lab.drafters.frozen_kv import ANCHORS
     from spec_lab.drafters.frozen_kv_tree import FrozenKVTreeDrafter
-    from spec_lab.wiring.trees import build_siblings, build_tree_shape, shape_of_engine
+    from spec_lab.wiring.drafting import build_siblings, build_tree_shape, shape_of_engine
 
     assistant, tensors = read_assistant(chosen, options, build)
     anchor = ANCHORS[options.position]

@@ -41,9 +41,9 @@ def load(chosen: Chosen, options: MtpEagleDrafterConfig, build: DrafterBuild) ->
 def load_tree(chosen: Chosen, options: MtpEagleDrafterConfig, build: DrafterBuild) -> DrafterFactory:
     """Load the same module, which drafts the branches of a tree."""
     from spec_lab.core.types import FeatureSpec
-    from spec_lab.drafters.recurrent_tree import RecurrentTreeDrafter
+    from spec_lab.drafters.recurrent import RecurrentTreeDrafter
     from spec_lab.wiring.caches import build_cache
-    from spec_lab.wiring.trees import build_siblings, build_tree_shape, shape_of_engine, tree_backend
+    from spec_lab.wiring.drafting import build_siblings, build_tree_shape, shape_of_engine, tree_backend
 
     mtp, tensors = read_mtp_modules(chosen, options, build, 1)
     (module,) = build_mtp_modules(mtp, tensors, build)

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 from spec_lab.menu import registry
 from spec_lab.menu.bounds import out_of_bounds
 from spec_lab.menu.choices import Choice
+from spec_lab.menu.chosen import drafts_are_drawn
 from spec_lab.menu.config import RunConfig, TreeConfig, knob
-from spec_lab.menu.option import DrafterOption, TreeOption
-from spec_lab.menu.tree_sizes import MAX_DEPTH, MAX_ROWS, MAX_TOPK, TreeSizes, branches_are_drawn
+from spec_lab.menu.option import MAX_DEPTH, MAX_ROWS, MAX_TOPK, DrafterOption, TreeOption, TreeSizes
 
 if TYPE_CHECKING:
     from spec_lab.acceptance.confidences import RowConfidences
@@ -71,7 +71,7 @@ def branches_have_keys(config: RunConfig) -> str | None:
 
 def drawn_branches_are_not_chosen(config: RunConfig) -> str | None:
     """A choice among drawn drafts by their probability would leave those that are not what the drafter's law says."""
-    if not branches_are_drawn(config):
+    if not drafts_are_drawn(config):
         return None
     return (
         "drafter.draft_sampling=distribution with tree=dynamic, which keeps the likeliest of what was drawn, would "

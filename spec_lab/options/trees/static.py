@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
+from spec_lab.menu.chosen import drafts_are_drawn
 from spec_lab.menu.config import RunConfig, TreeConfig, knob
-from spec_lab.menu.option import TreeOption
-from spec_lab.menu.tree_sizes import MAX_DEPTH, MAX_ROWS, MAX_TOPK, TreeSizes, branches_are_drawn
+from spec_lab.menu.option import MAX_DEPTH, MAX_ROWS, MAX_TOPK, TreeOption, TreeSizes
 
 if TYPE_CHECKING:
     from spec_lab.acceptance.confidences import RowConfidences
@@ -74,7 +74,7 @@ def paths_are_a_tree(config: RunConfig) -> str | None:
 def siblings_are_drawn(config: RunConfig) -> str | None:
     """The likeliest tokens differ anyway."""
     options: Any = config.tree
-    if not options.replacement or branches_are_drawn(config):
+    if not options.replacement or drafts_are_drawn(config):
         return None
     is_greedy = config.sampling.temperature <= 0
     drawn = " sampling.temperature=1 acceptance=rejection acceptance.method=traversal" if is_greedy else ""
@@ -87,7 +87,7 @@ def siblings_are_drawn(config: RunConfig) -> str | None:
 def drawn_ranks_have_no_gap(config: RunConfig) -> str | None:
     """A drawn sibling was drawn from what those before it left, all of which must be there to be read."""
     options: Any = config.tree
-    if not branches_are_drawn(config):
+    if not drafts_are_drawn(config):
         return None
     paths = {tuple(path) for path in options.paths}
     for path in options.paths:
