@@ -18,11 +18,10 @@ import argparse
 import itertools
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 
 import torch
 from attention import BANDWIDTH, REPEATS, microseconds
-from figures import Figure, require_gpu, write_figures
+from figures import Figure, options_of, write_figures
 
 from spec_kernels.noise_reference import round_key
 from spec_lab.acceptance.draft_sampling import sample_and_keep
@@ -76,9 +75,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, default in (("batch", [1, 16, 64]), ("vocab", [128256, 151936]), ("rows", [4])):
         parser.add_argument(f"--{name}", type=int, nargs="+", default=default)
-    parser.add_argument("--csv", type=Path, help="write the measurements there, for notebooks/kernels.ipynb")
-    options = parser.parse_args()
-    require_gpu()
+    options = options_of(parser)
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, bfloat16 logits, medians of {REPEATS} replays")
     print("batch   vocab rows  what         kernel us   torch us   floor us")
     figures = []
@@ -89,8 +86,7 @@ def main() -> None:
             print(f"{batch:5}{vocab_size:8}{num_rows:5}  {name:10}{times}")
             shape = f"batch {batch}, vocabulary {vocab_size}, {num_rows} rows"
             figures.append(Figure(NAMES[name], shape, num_bytes, None, kernel_us, torch_us))
-    if options.csv is not None:
-        write_figures(options.csv, figures)
+    write_figures(options.csv, figures)
 
 
 if __name__ == "__main__":

@@ -21,11 +21,10 @@ import argparse
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from figures import Figure, require_gpu, write_figures
+from figures import Figure, options_of, write_figures
 
 from spec_kernels.attention import paged_attention
 from spec_kernels.attention_tiles import choose_split_keys
@@ -155,9 +154,7 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--window", type=int)
     parser.add_argument("--tree", action="store_true", help="time rows of a binary tree too, in a last column")
-    parser.add_argument("--csv", type=Path, help="write the measurements there, for notebooks/kernels.ipynb")
-    options = parser.parse_args()
-    require_gpu()
+    options = options_of(parser)
     torch.backends.cuda.enable_cudnn_sdp(False)  # plans anew for every shape
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, bfloat16, medians of {REPEATS} replays")
     print("batch   keys  rows  split   kernel us    sdpa us   floor us   of floor" + "    tree us" * options.tree)
@@ -172,8 +169,7 @@ def main() -> None:
             tree = f"{kernel_time(shape, split_keys, of_tree=True):11.2f}" if options.tree else ""
             print(f"{batch:5}{keys:7}{rows:6}{split_keys:7} {cells}{tree}")
             figures.append(Figure("paged attention", str(shape), shape.kv_bytes, shape.flops, kernel, sdpa))
-    if options.csv is not None:
-        write_figures(options.csv, figures)
+    write_figures(options.csv, figures)
 
 
 if __name__ == "__main__":

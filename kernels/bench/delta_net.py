@@ -16,12 +16,11 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from acceptance import Call
 from attention import BANDWIDTH, L2_BYTES, LAUNCHES, REPEATS, microseconds
-from figures import Figure, require_gpu, write_figures
+from figures import Figure, options_of, write_figures
 
 from spec_kernels import delta_inputs, delta_kept, delta_reference, delta_rule, gated_norm
 
@@ -151,9 +150,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="+", default=[4])
     parser.add_argument("--prompts", type=int, nargs="+", default=[512], help="rows of one prompt's chunk")
     parser.add_argument("--tiles", nargs="+", default=[""], help="VALUE_TILE:NUM_WARPS of the rule, in turn")
-    parser.add_argument("--csv", type=Path, help="write the measurements there, for notebooks/kernels.ipynb")
-    options = parser.parse_args()
-    require_gpu()
+    options = options_of(parser)
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, medians of {REPEATS} replays")
     print("tile   batch  rows  what          kernel us   torch us   floor us")
     net, figures = Net(), []
@@ -172,8 +169,7 @@ def main() -> None:
                 what = f"batch {batch}, {num_rows} rows{' of a prompt' if is_prompt else ''}"
                 name = f"delta net, {case.name}"
                 figures.append(Figure(name, what, case.num_bytes, None, kernel_us, reference_us))
-    if options.csv is not None:
-        write_figures(options.csv, figures)
+    write_figures(options.csv, figures)
 
 
 if __name__ == "__main__":

@@ -17,12 +17,11 @@ import argparse
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from attention import BANDWIDTH, L2_BYTES, LAUNCHES, microseconds
-from figures import Figure, require_gpu, write_figures
+from figures import Figure, options_of, write_figures
 
 from spec_kernels.experts import routed_experts
 
@@ -118,9 +117,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", nargs="+", choices=SHAPES, default=list(SHAPES))
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 4, 16, 64, 256])
-    parser.add_argument("--csv", type=Path, help="write the measurements there, for notebooks/kernels.ipynb")
-    options = parser.parse_args()
-    require_gpu()
+    options = options_of(parser)
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, bfloat16, medians of replays")
     print("shape            rows  experts read   kernel us  grouped us    floor us    of floor")
     figures = []
@@ -134,8 +131,7 @@ def main() -> None:
         flops = 2 * num_rows * shape.num_chosen * shape.expert_bytes // 2
         figures.append(Figure("routed experts", f"{name}, {num_rows} rows", num_bytes, flops, kernel, grouped))
         del layers
-    if options.csv is not None:
-        write_figures(options.csv, figures)
+    write_figures(options.csv, figures)
 
 
 if __name__ == "__main__":

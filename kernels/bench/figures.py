@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import csv
 import sys
 from collections.abc import Iterable
@@ -18,6 +19,14 @@ def require_gpu() -> None:
         sys.exit("what is timed here runs on a GPU, and torch sees none")
 
 
+def options_of(parser: argparse.ArgumentParser) -> argparse.Namespace:
+    """Read the command line, which may also say where `write_figures` writes, and require a GPU."""
+    parser.add_argument("--csv", type=Path, help="write the measurements there, for notebooks/kernels.ipynb")
+    options = parser.parse_args()
+    require_gpu()
+    return options
+
+
 class Figure(NamedTuple):
     """One measurement: what has to move and to be multiplied, and how long the kernel and its reference took."""
 
@@ -29,8 +38,10 @@ class Figure(NamedTuple):
     reference_us: float
 
 
-def write_figures(path: Path, figures: Iterable[Figure]) -> None:
-    """Write the measurements with the machine, the versions, the day and the command."""
+def write_figures(path: Path | None, figures: Iterable[Figure]) -> None:
+    """Write the measurements with the machine, the versions, the day and the command; nothing without a path."""
+    if path is None:
+        return
     import triton
 
     command = " ".join(["python", *sys.argv])

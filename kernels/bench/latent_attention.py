@@ -13,12 +13,11 @@ from __future__ import annotations
 import argparse
 import itertools
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from attention import BANDWIDTH, L2_BYTES, LAUNCHES, microseconds
-from figures import Figure, require_gpu, write_figures
+from figures import Figure, options_of, write_figures
 
 from spec_kernels.attention_tiles import choose_latent_split_keys
 from spec_kernels.latent_attention import latent_attention
@@ -98,9 +97,7 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=int, nargs="+", default=default)
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 2, 4, 8, 16])
     parser.add_argument("--split-keys", type=int, nargs="+", help="splits to try; default: that of --keys positions")
-    parser.add_argument("--csv", type=Path, help="write the measurements there, for notebooks/kernels.ipynb")
-    options = parser.parse_args()
-    require_gpu()
+    options = options_of(parser)
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, bfloat16, medians of replays")
     print("heads batch   keys  rows  split   kernel us     sdpa us    floor us    of floor  TFLOP/s")
     figures = []
@@ -113,8 +110,7 @@ def main() -> None:
             cells = f"{kernel:12.1f}{sdpa:12.1f}{floor:12.1f}{floor / kernel:12.0%}{shape.flops / kernel / 1e6:9.0f}"
             print(f"{sizes[0]:5}{sizes[1]:6}{sizes[2]:7}{sizes[3]:6}{split_keys:7}{cells}", flush=True)
             figures.append(Figure("latent attention", str(shape), shape.num_bytes, shape.flops, kernel, sdpa))
-    if options.csv is not None:
-        write_figures(options.csv, figures)
+    write_figures(options.csv, figures)
 
 
 if __name__ == "__main__":

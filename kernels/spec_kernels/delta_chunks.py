@@ -14,8 +14,9 @@ import torch
 import triton
 import triton.language as tl
 
+from spec_kernels.delta_rule import assert_rows
 from spec_kernels.operators import operator
-from spec_kernels.utils import assert_rows_of, launch_on
+from spec_kernels.utils import launch_on
 
 CHUNK = 64
 """Rows of a chunk. A prompt that is cut at multiples of it gets the same bits however it is cut here."""
@@ -185,14 +186,8 @@ def delta_chunks(
         slot_ids, committed: [batch] int64; requests may share the scratch slot alone.
     """
     batch, num_rows, num_value_heads, value_head_dim = out.shape
-    assert_rows_of(mixed, batch, num_rows, mixed.shape[2])
-    assert_rows_of(log_decay, batch, num_rows, num_value_heads)
-    assert_rows_of(strength, batch, num_rows, num_value_heads)
-    assert_rows_of(slot_ids, batch)
-    assert_rows_of(committed, batch)
-    given = (out, states, mixed, log_decay, strength, slot_ids, committed)
-    assert all(tensor.is_contiguous() for tensor in given)
-    assert all(tensor.dtype == torch.float32 for tensor in given[:-2])
+    assert_rows(out, mixed, log_decay, strength, slot_ids, committed)
+    assert states.is_contiguous() and states.dtype == log_decay.dtype == strength.dtype == torch.float32
     num_chunks, key_head_dim = triton.cdiv(num_rows, CHUNK), states.shape[-2]
     shape = (2, batch, num_value_heads, num_chunks, CHUNK, CHUNK)
     systems, reads = torch.empty(shape, dtype=torch.float32, device=out.device)

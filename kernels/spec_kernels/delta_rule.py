@@ -177,7 +177,7 @@ def delta_rule(
         mixed, log_decay, strength: as `delta_inputs` writes them.
         slot_ids, committed: [batch] int64; requests may share the scratch slot alone.
     """
-    _assert_rows(out, mixed, log_decay, strength, slot_ids, committed)
+    assert_rows(out, mixed, log_decay, strength, slot_ids, committed)
     assert states.is_contiguous() and states.dtype == torch.float32
     assert is_prompt or out.shape[1] <= states.shape[1]
     unread = (mixed, mixed, log_decay, strength)
@@ -219,7 +219,7 @@ def delta_replay(
         values: [num_slots + 1, N, num_value_heads, value_head_dim].
         kept_log_decay, kept_strength: [num_slots + 1, N, num_value_heads].
     """
-    _assert_rows(out, mixed, log_decay, strength, slot_ids, committed)
+    assert_rows(out, mixed, log_decay, strength, slot_ids, committed)
     kept = (keys, values, kept_log_decay, kept_strength)
     assert all(tensor.is_contiguous() and tensor.dtype == torch.float32 for tensor in (states, *kept))
     num_rows, num_key_heads = keys.shape[1:3]
@@ -228,7 +228,7 @@ def delta_replay(
     )
 
 
-def _assert_rows(
+def assert_rows(
     out: torch.Tensor,
     mixed: torch.Tensor,
     log_decay: torch.Tensor,
@@ -236,6 +236,7 @@ def _assert_rows(
     slot_ids: torch.Tensor,
     committed: torch.Tensor,
 ) -> None:
+    """Assert what the rule takes for granted of its rows, in chunks too."""
     batch, num_rows, num_value_heads, _ = out.shape
     assert_rows_of(mixed, batch, num_rows, mixed.shape[2])
     assert_rows_of(log_decay, batch, num_rows, num_value_heads)

@@ -6,6 +6,7 @@ They are defined by name, and not by `torch.library.custom_op`, whose wrapper ta
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import ParamSpec
 
 import torch
@@ -15,34 +16,26 @@ Parameters = ParamSpec("Parameters")
 _operators = torch.library.Library("spec_kernels", "FRAGMENT")
 
 
-def operator(name: str, mutates_args: tuple[str, ...]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def operator(
+    name: str, mutates_args: tuple[str, ...], devices: str = "CompositeExplicitAutograd"
+) -> Callable[[Callable[Parameters, None]], Callable[Parameters, None]]:
     """Register the function below as `torch.ops.spec_kernels.NAME` for tensors of any device, and return the operator.
 
     `mutates_args` are the arguments that it writes to; it reads the others, and returns nothing. It is for inference.
+    `devices` is a dispatch key of torch.
     """
 
-    def register(function: Callable[..., None]) -> Callable[..., None]:
-        schema = name + torch.library.infer_schema(function, mutates_args=mutates_args)
-        return _registered(schema, function, "CompositeExplicitAutograd")
-
-    return register
-
-
-def cpu_operator(schema: str) -> Callable[[Callable[Parameters, None]], Callable[Parameters, None]]:
-    """Register the function below as the operator of `schema` on a CPU, and return the operator."""
-
     def register(function: Callable[Parameters, None]) -> Callable[Parameters, None]:
-        return _registered(schema, function, "CPU")
+        _operators.define(name + torch.library.infer_schema(function, mutates_args=mutates_args))
+        _operators.impl(name, function, devices)
+        registered: Callable[Parameters, None] = getattr(torch.ops.spec_kernels, name).default
+        return registered
 
     return register
 
 
-def _registered(schema: str, function: Callable[Parameters, None], key: str) -> Callable[Parameters, None]:
-    name = schema.partition("(")[0]
-    _operators.define(schema)
-    _operators.impl(name, function, key)
-    operator: Callable[Parameters, None] = getattr(torch.ops.spec_kernels, name).default
-    return operator
+cpu_operator = partial(operator, devices="CPU")
+"""The same for tensors of a CPU."""
 
 
 def empty_verdict(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -138,6 +138,8 @@ def _unfilled(rows: TreeRows, page_table: torch.Tensor, max_seq_len: int) -> Att
     return AttentionMetadata(positions, slots, lens, page_table, num_queries, max_seq_len, tree=rows)
 
 
-def _places(metadata: AttentionMetadata, rows: TreeRows) -> tuple[torch.Tensor, ...]:
+def _places(
+    metadata: AttentionMetadata, rows: TreeRows
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Name what the kernels write of it, in their order."""
     return metadata.positions, metadata.slot_mapping, metadata.seq_lens, rows.depths, rows.path_slots

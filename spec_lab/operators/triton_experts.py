@@ -77,8 +77,8 @@ class TritonExperts:
         weights = (self._gate_up, self._down, routing.expert_ids.contiguous(), routing.weights)
         activation = ACTIVATIONS[self._activation]
         if 0 < len(rows) <= MAX_INVARIANT_ROWS:
-            both = (None, None) if shared is None else (shared.gate_up, shared.down)
-            few_experts(out, rows, *weights, *both, stream, self._arrivals, activation)
+            gate_up, down = (None, None) if shared is None else (shared.gate_up, shared.down)
+            few_experts(out, rows, *weights, gate_up, down, stream, self._arrivals, activation)
         else:
             assert shared is None, "it is an expert of its own where rows are many"
             routed_experts(out, rows, *weights, activation, stream)
@@ -121,9 +121,8 @@ class TritonRouter:
         self, rows: torch.Tensor, normed: torch.Tensor | None, norm_weight: torch.Tensor | None, eps: float
     ) -> Routing:
         routing = self._empty(rows)
-        norm = (normed, rows, norm_weight, eps)
-        gate = (self._weight, self._bias, self._arrivals)
-        route(routing.expert_ids, routing.weights, *norm, *gate, *self._options())
+        gate, bias, arrivals, options = self._weight, self._bias, self._arrivals, self._options()
+        route(routing.expert_ids, routing.weights, normed, rows, norm_weight, eps, gate, bias, arrivals, *options)
         return routing
 
     def _empty(self, rows: torch.Tensor) -> Routing:

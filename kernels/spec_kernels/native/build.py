@@ -45,11 +45,6 @@ def problem() -> str | None:
     return None
 
 
-def can_build() -> bool:
-    """Tell whether the library is there, or can be compiled."""
-    return problem() is None
-
-
 def _said(error: OSError, found: str) -> str:
     if error.errno in _FULL:
         return f"the disk of {error.filename} is full: make room there"

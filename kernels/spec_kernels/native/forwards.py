@@ -113,10 +113,7 @@ def _turn_by(place: Any, table: torch.Tensor) -> None:
     place.signed_sin = place.cos + rotary_dim * table.element_size()
 
 
-@cpu_operator(
-    "native_layers(Tensor(a!) streams, Tensor(b!) kv, Tensor stream, Tensor table, Tensor positions, Tensor slots,"
-    " Tensor pages, Tensor lengths, int num_queries, int layers) -> ()"
-)
+@cpu_operator("native_layers", mutates_args=("streams", "kv"))
 def decoder_layers(
     streams: torch.Tensor,
     kv: torch.Tensor,
@@ -147,10 +144,7 @@ def decoder_layers(
     check(library().native_layers(layers, streams.shape[0], ctypes.addressof(place), *pointers, stream.shape[0]))
 
 
-@cpu_operator(
-    "native_draft_layer(Tensor(a!) out, Tensor(b!) kv, Tensor tokens, Tensor hidden, Tensor table, Tensor positions,"
-    " Tensor slots, Tensor pages, Tensor lengths, Tensor? live, int num_queries, int layer) -> ()"
-)
+@cpu_operator("native_draft_layer", mutates_args=("out", "kv"))
 def draft_layer(
     out: torch.Tensor,
     kv: torch.Tensor,
@@ -176,11 +170,7 @@ def draft_layer(
     check(library().native_draft_layer(layer, ctypes.addressof(place), *pointers, tokens.shape[0], out.shape[0]))
 
 
-@cpu_operator(
-    "native_draft_start(Tensor(a!) places, Tensor(b!) hiddens, Tensor(c!) kv, Tensor features, Tensor tokens,"
-    " Tensor kv_lens, Tensor num_emitted, Tensor table, Tensor pages, bool is_pruned, int layer, int fuse,"
-    " Tensor? token_map, int norm, int head) -> ()"
-)
+@cpu_operator("native_draft_start", mutates_args=("places", "hiddens", "kv"))
 def draft_start(
     places: torch.Tensor,
     hiddens: torch.Tensor,
@@ -219,11 +209,7 @@ def draft_start(
     check(library().native_draft_start(*parts, *written, *read, *tokens.shape, table.shape[0], is_pruned))
 
 
-@cpu_operator(
-    "native_draft_steps(Tensor(a!) drafts, Tensor(b!) hiddens, Tensor(c!) kv, Tensor(d!) positions, Tensor(e!) slots,"
-    " Tensor(f!) lengths, Tensor tokens, Tensor hidden, Tensor table, Tensor pages, int layer,"
-    " Tensor? token_map, int norm, int head) -> ()"
-)
+@cpu_operator("native_draft_steps", mutates_args=("drafts", "hiddens", "kv", "positions", "slots", "lengths"))
 def draft_steps(
     drafts: torch.Tensor,
     hiddens: torch.Tensor,

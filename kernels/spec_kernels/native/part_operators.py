@@ -11,10 +11,7 @@ from spec_kernels.native.compiled import check, describe_place, float_rows, poin
 from spec_kernels.operators import cpu_operator
 
 
-@cpu_operator(
-    "native_layer(Tensor(a!) out, Tensor(b!) kv, Tensor rows, Tensor residual, Tensor cos, Tensor signed_sin,"
-    " Tensor slots, Tensor pages, Tensor lengths, Tensor? live, int num_queries, int layer) -> ()"
-)
+@cpu_operator("native_layer", mutates_args=("out", "kv"))
 def decoder_layer(
     out: torch.Tensor,
     kv: torch.Tensor,
@@ -48,10 +45,7 @@ def decoder_layer(
     check(library().native_layer(layer, ctypes.addressof(place), *pointers, rows.shape[0], out.shape[0]))
 
 
-@cpu_operator(
-    "native_project(Tensor(a!) heads, Tensor(b!) kv, Tensor rows, Tensor cos, Tensor signed_sin, Tensor slots,"
-    " int layer) -> ()"
-)
+@cpu_operator("native_project", mutates_args=("heads", "kv"))
 def project(
     heads: torch.Tensor,
     kv: torch.Tensor,
@@ -67,10 +61,7 @@ def project(
     check(library().native_project(layer, ctypes.addressof(place), *pointers, rows.shape[0]))
 
 
-@cpu_operator(
-    "native_attend(Tensor(a!) out, Tensor kv, Tensor queries, Tensor pages, Tensor lengths, int num_queries,"
-    " int layer) -> ()"
-)
+@cpu_operator("native_attend", mutates_args=("out",))
 def attend(
     out: torch.Tensor,
     kv: torch.Tensor,
@@ -87,36 +78,33 @@ def attend(
     check(library().native_attend(layer, ctypes.addressof(place), *pointers, queries.stride(0), queries.shape[0]))
 
 
-@cpu_operator("native_finish(Tensor(a!) out, Tensor attended, Tensor residual, int layer) -> ()")
+@cpu_operator("native_finish", mutates_args=("out",))
 def finish(out: torch.Tensor, attended: torch.Tensor, residual: torch.Tensor, layer: int) -> None:
     """Run the last part: out [rows, hidden_size] of what attention gave, and the stream in front of the layer."""
     pointers = out.data_ptr(), float_rows(attended), float_rows(residual)
     check(library().native_finish(layer, *pointers, residual.shape[0]))
 
 
-@cpu_operator("native_norm(Tensor(a!) out, Tensor rows, int norm) -> ()")
+@cpu_operator("native_norm", mutates_args=("out",))
 def rms_norm(out: torch.Tensor, rows: torch.Tensor, norm: int) -> None:
     """Norm rows; `norm` is `NativeNorm.address`."""
     library().native_norm(norm, out.data_ptr(), float_rows(rows), rows.shape[1], rows.shape[0])
 
 
-@cpu_operator("native_product(Tensor(a!) out, Tensor rows, int product) -> ()")
+@cpu_operator("native_product", mutates_args=("out",))
 def multiply(out: torch.Tensor, rows: torch.Tensor, product: int) -> None:
     """Multiply rows by a weight; `product` is `NativeProduct.address`."""
     check(library().native_product(product, out.data_ptr(), float_rows(rows), rows.shape[0]))
 
 
-@cpu_operator("native_likeliest(Tensor(a!) tokens, Tensor rows, Tensor? token_map, int norm, int head) -> ()")
+@cpu_operator("native_likeliest", mutates_args=("tokens",))
 def likeliest(tokens: torch.Tensor, rows: torch.Tensor, token_map: torch.Tensor | None, norm: int, head: int) -> None:
     """Write the likeliest token of each row, the lowest id of equal ones: of `head`'s product with the normed rows."""
     pointers = pointer_to(token_map), tokens.data_ptr(), float_rows(rows)
     check(library().native_likeliest(head, norm, *pointers, rows.shape[0]))
 
 
-@cpu_operator(
-    "native_draft_input(Tensor(a!) out, Tensor tokens, Tensor hidden, Tensor embedding, int embedding_norm,"
-    " int hidden_norm) -> ()"
-)
+@cpu_operator("native_draft_input", mutates_args=("out",))
 def draft_input(
     out: torch.Tensor,
     tokens: torch.Tensor,

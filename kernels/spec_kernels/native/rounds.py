@@ -9,10 +9,7 @@ from spec_kernels.native.compiled import check_places, float_rows, pointer_to
 from spec_kernels.operators import cpu_operator, empty_verdict
 
 
-@cpu_operator(
-    "native_strict(Tensor(a!) tokens, Tensor(b!) num_emitted, Tensor logits, Tensor draft_tokens, Tensor active,"
-    " Tensor? num_drafts=None) -> ()"
-)
+@cpu_operator("native_strict", mutates_args=("tokens", "num_emitted"))
 def write_strict(
     tokens: torch.Tensor,
     num_emitted: torch.Tensor,
@@ -49,10 +46,7 @@ def strict_accept(
     return tokens, num_emitted
 
 
-@cpu_operator(
-    "native_catchup(Tensor(a!) places, Tensor kv_lens, Tensor num_emitted, Tensor pages, int first, int num_rows,"
-    " int page_size, int num_positions) -> ()"
-)
+@cpu_operator("native_catchup", mutates_args=("places",))
 def write_places(
     places: torch.Tensor,
     kv_lens: torch.Tensor,
@@ -93,10 +87,7 @@ def catchup_places(
     return places.split(parts)
 
 
-@cpu_operator(
-    "native_commit(Tensor(a!) kv_lens, Tensor(b!) input_ids, Tensor(c!) last, Tensor slot_ids, Tensor tokens,"
-    " Tensor num_emitted, Tensor draft_tokens) -> ()"
-)
+@cpu_operator("native_commit", mutates_args=("kv_lens", "input_ids", "last"))
 def commit_into(
     kv_lens: torch.Tensor,
     input_ids: torch.Tensor,
@@ -130,10 +121,7 @@ def commit_rows(
     return last
 
 
-@cpu_operator(
-    "native_build(Tensor(a!) positions, Tensor(b!) slots, Tensor(c!) lengths, Tensor wanted, Tensor keys,"
-    " Tensor pages, int page_size, int num_positions) -> ()"
-)
+@cpu_operator("native_build", mutates_args=("positions", "slots", "lengths"))
 def build_metadata(
     positions: torch.Tensor,
     slots: torch.Tensor,
@@ -153,10 +141,7 @@ def build_metadata(
     library().native_build(*pointers, *wanted.shape, pages.shape[1], page_size, num_positions)
 
 
-@cpu_operator(
-    "native_advance(Tensor(a!) positions, Tensor(b!) slots, Tensor(c!) lengths, Tensor pages, int page_size,"
-    " int num_positions) -> ()"
-)
+@cpu_operator("native_advance", mutates_args=("positions", "slots", "lengths"))
 def advance_metadata(
     positions: torch.Tensor,
     slots: torch.Tensor,
@@ -171,10 +156,7 @@ def advance_metadata(
     library().native_advance(*pointers, *pages.shape, page_size, num_positions)
 
 
-@cpu_operator(
-    "native_look_up(Tensor(a!) drafts, Tensor(b!) texts, Tensor slot_ids, Tensor starts, Tensor tokens, Tensor counts,"
-    " int max_ngram, int min_ngram) -> ()"
-)
+@cpu_operator("native_look_up", mutates_args=("drafts", "texts"))
 def _look_up_into(
     drafts: torch.Tensor,
     texts: torch.Tensor,
