@@ -20,9 +20,9 @@ from spec_lab.measure.lab import MAIN, load_lab
 from spec_lab.menu.chosen import choose
 from spec_lab.program.compose import compose_run
 from spec_lab.program.ending import guarded
+from spec_lab.program.table import format_table
 from spec_lab.record import acceptance_metrics
 from spec_lab.record.wording import number, percent
-from spec_lab.report.table import format_table
 
 Way = Callable[[Sequence[RequestRecord], int], float | None]
 

@@ -20,7 +20,7 @@ from spec_lab.menu.chosen import choose
 from spec_lab.paper.reliability import calibration_error
 from spec_lab.program.compose import compose_run
 from spec_lab.program.ending import guarded
-from spec_lab.report.table import format_table
+from spec_lab.program.table import format_table
 
 ALL_OFFERED = ("drafter.stop=confidence", "drafter.stop_threshold=1e-9", "references=[]", "graph=eager")
 GRID = torch.logspace(-1, 1, 81, base=5.0).tolist()

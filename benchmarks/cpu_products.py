@@ -23,7 +23,7 @@ from spec_kernels.native.part_operators import multiply
 from spec_kernels.native.parts import NativeProduct
 from spec_lab.models.linear import PackedLinear
 from spec_lab.program.ending import guarded
-from spec_lab.report.table import format_table
+from spec_lab.program.table import format_table
 
 NUM_TURNS = 30
 ROWS = (1, 4)

@@ -39,10 +39,10 @@ from spec_lab.menu.chosen import choose
 from spec_lab.menu.config import RunConfig
 from spec_lab.program.compose import compose_run
 from spec_lab.program.ending import guarded
+from spec_lab.program.table import format_table
 from spec_lab.record import acceptance_metrics, averages, time_metrics
 from spec_lab.record.paired import of_turns
 from spec_lab.record.wording import number, with_range
-from spec_lab.report.table import format_table
 from spec_lab.workloads.prompt_files import shipped_prompts
 
 DRAFTERS = ("eagle3", "ngram", "oracle", "random")

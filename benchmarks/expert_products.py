@@ -21,7 +21,7 @@ from spec_lab.models.experts import RoutedExperts, SortedExperts
 from spec_lab.models.linear import make_linear
 from spec_lab.models.routers import Routing, SoftmaxRouter
 from spec_lab.program.ending import guarded
-from spec_lab.report.table import format_table
+from spec_lab.program.table import format_table
 
 
 def main() -> None:

@@ -21,7 +21,7 @@ from spec_lab.core.kv_cache import NUM_RESERVED_PAGES, LayerCache
 from spec_lab.core.types import AttentionMetadata
 from spec_lab.models.latent import each_head
 from spec_lab.program.ending import guarded
-from spec_lab.report.table import format_table
+from spec_lab.program.table import format_table
 
 PAGE_SIZE = 16
 CASES = ((1, 1024), (4, 128), (4, 1024), (16, 1024), (64, 1024), (32, 32), (128, 128), (512, 512))

@@ -31,7 +31,7 @@ from spec_lab.core.results import GenerationResult
 from spec_lab.core.types import Request
 from spec_lab.engine.engine import Engine
 from spec_lab.program.ending import guarded
-from spec_lab.report.table import format_table
+from spec_lab.program.table import format_table
 
 COLUMNS = (
     *("cell", "round ms", "floor ms", "verify ms", "catchup ms", "recur ms"),

@@ -24,7 +24,7 @@ from measured_rows import read_rows, run_missing
 
 import spec_lab
 from spec_lab.program.ending import guarded
-from spec_lab.report.table import format_table
+from spec_lab.program.table import format_table
 
 NAMES = {"llama3_8b": "llama8b", "qwen3_30b_a3b": "qwen3_30b_a3b"}
 """Our shapes, and the folders of theirs."""

@@ -33,7 +33,7 @@ from spec_lab.menu.chosen import choose
 from spec_lab.menu.config import PruneConfig
 from spec_lab.program.compose import compose_run
 from spec_lab.program.ending import guarded
-from spec_lab.report.table import format_table
+from spec_lab.program.table import format_table
 from spec_lab.wiring.drafting import load_drafter
 from spec_lab.wiring.engine import build_engine
 from spec_lab.wiring.limits import engine_limits

@@ -24,7 +24,7 @@ from spec_lab.core.selection import AllRows, BeforeAttention
 from spec_lab.core.types import FeatureSpec
 from spec_lab.models.target_loader import WeightSource, load_target
 from spec_lab.program.ending import guarded
-from spec_lab.report.table import format_table
+from spec_lab.program.table import format_table
 from spec_lab.wiring.caches import cache_row
 
 NUM_TURNS, PAGE_SIZE, VOCAB = 12, 16, 1000

@@ -25,7 +25,7 @@ from spec_lab.measure.lab import MAIN, load_lab
 from spec_lab.menu.chosen import choose
 from spec_lab.program.compose import compose_run
 from spec_lab.program.ending import guarded
-from spec_lab.report.table import format_table
+from spec_lab.program.table import format_table
 
 NUM_TURNS = 60
 ROWS = (1, 2, 4, 8)

@@ -15,7 +15,7 @@ from spec_lab.core.results import GenerationResult, GraphCounts, PrefillRecord, 
 from spec_lab.core.types import FinishReason
 from spec_lab.record.measured import Divergence, Measured, RunInfo
 from spec_lab.record.provenance import Provenance
-from spec_lab.record.recorder import Recorder
+from spec_lab.record.recorder import Recorder, request_row
 from spec_lab.record.schema import Kernel, Summary
 from spec_lab.record.sinks import Sink
 from spec_lab.record.summary import build_summary
@@ -200,6 +200,8 @@ def record_run(folder: Path, sinks: Sequence[Sink] = (), info: RunInfo | None = 
             recorder.rounds(index, result.rounds)
         for record in main.requests:
             found = divergence if record.request_id == divergence.request_id else None
-            recorder.request(record, f"text of {record.request_id}", main.correct.get(record.request_id), found)
+            recorder.request(
+                request_row(record, f"text of {record.request_id}", main.correct.get(record.request_id), found)
+            )
         recorder.finish(summary)
     return summary

@@ -12,7 +12,7 @@ from types import ModuleType
 
 from spec_lab.menu.chosen import Chosen
 from spec_lab.record.measured import RunInfo
-from spec_lab.record.recorder import Recorder, utc_now
+from spec_lab.record.recorder import Recorder, request_row, utc_now
 from spec_lab.record.schema import Summary
 from spec_lab.record.summary import build_summary
 from tests.fake_runs import PLAIN, PROVENANCE, FakeEngine, measure
@@ -28,7 +28,9 @@ def run(chosen: Chosen, choices: dict[str, str], folder: Path) -> Summary:
     main = measure(engine, (1.0,), config.seed)
     with Recorder(folder, info) as recorder:
         for record in main.requests:
-            recorder.request(record, f"text of {record.request_id}", main.correct.get(record.request_id), None)
+            recorder.request(
+                request_row(record, f"text of {record.request_id}", main.correct.get(record.request_id), None)
+            )
         recorder.rounds(0, main.rounds)
         references = {"plain": measure(PLAIN, (1.0,), config.seed)}
         if "unpruned" in config.references:

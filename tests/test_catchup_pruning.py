@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from spec_lab.attention.torch_backend import TorchAttention
-from spec_lab.checkpoints.checkpoint import load_tensors
+from spec_lab.checkpoints.checkpoint import open_tensors
 from spec_lab.checkpoints.eagle3_checkpoint import load_eagle3
 from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes
@@ -45,7 +45,7 @@ class Models:
 
     def head(self, backend: AttentionBackend, window: int | None) -> Eagle3Head:
         config = read_model_config(self.pair[0])
-        target = load_tensors(self.pair[0], decoder_tensor_shapes(config), torch.float32, "cpu")
+        target = dict(open_tensors(self.pair[0], decoder_tensor_shapes(config), torch.float32, "cpu"))
         head_config, tensors = load_eagle3(self.pair[1], config, torch.float32, "cpu")
         embedding, head = target["model.embed_tokens.weight"], target["lm_head.weight"]
         return Eagle3Head(head_config, tensors, embedding, head, backend, MAX_SEQ_LEN, window)

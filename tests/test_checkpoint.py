@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from spec_lab.checkpoints.checkpoint import load_tensors
+from spec_lab.checkpoints.checkpoint import open_tensors
 from spec_lab.checkpoints.families.plain import Family
 from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.checkpoints.possible_values import is_finite
@@ -28,7 +28,7 @@ KINDS: dict[str, tuple[Family, dict[str, Any]]] = {
 
 
 def load(folder: Path, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
-    return load_tensors(folder, decoder_tensor_shapes(read_model_config(folder)), dtype, "cpu")
+    return dict(open_tensors(folder, decoder_tensor_shapes(read_model_config(folder)), dtype, "cpu"))
 
 
 @pytest.mark.parametrize("max_shard_size", ["5GB", "30KB"])
@@ -69,7 +69,9 @@ def test_optional_tensors_may_be_absent(tmp_path: Path) -> None:
     make_tiny_target(tmp_path, "llama")
     rewrite_tensors(tmp_path, {}, drop=("lm_head.weight",))
     wanted = decoder_tensor_shapes(read_model_config(tmp_path))
-    tensors = load_tensors(tmp_path, wanted, torch.float32, "cpu", optional=("lm_head.weight", "model.norm.weight"))
+    tensors = dict(
+        open_tensors(tmp_path, wanted, torch.float32, "cpu", optional=("lm_head.weight", "model.norm.weight"))
+    )
     assert set(wanted) - set(tensors) == {"lm_head.weight"}
 
 
@@ -191,7 +193,7 @@ def test_refuses_folders_without_safetensors(tmp_path: Path) -> None:
     with refused(tmp_path, "pytorch_model.bin only", "convert it to model.safetensors"):
         load(tmp_path)
     with refused(tmp_path / "nowhere", "no such folder"):
-        load_tensors(tmp_path / "nowhere", wanted, torch.float32, "cpu")
+        dict(open_tensors(tmp_path / "nowhere", wanted, torch.float32, "cpu"))
 
 
 @pytest.mark.parametrize("name", ["model.embed_tokens.weight", "model.layers.3.mlp.up_proj.weight", "lm_head.weight"])

@@ -14,7 +14,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from spec_lab.attention.torch_backend import TorchAttention
-from spec_lab.checkpoints.checkpoint import load_tensors
+from spec_lab.checkpoints.checkpoint import open_tensors
 from spec_lab.checkpoints.families.plain import Family
 from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes
@@ -94,7 +94,7 @@ class Lane:
 def make_lane(folder: Path, num_requests: int = 1, dtype: torch.dtype = torch.float32) -> Lane:
     config = read_model_config(folder)
     backend = TorchAttention(PAGE_SIZE, config.max_position_embeddings)
-    tensors = load_tensors(folder, decoder_tensor_shapes(config), dtype, "cpu")
+    tensors = dict(open_tensors(folder, decoder_tensor_shapes(config), dtype, "cpu"))
     device = torch.device("cpu")
     columns = -(-LENGTH // PAGE_SIZE)
     table = PageTable(num_requests, LENGTH, PAGE_SIZE, device)

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from spec_lab.checkpoints.block_fp8 import dequantised, with_products_as_stored
-from spec_lab.checkpoints.checkpoint import load_tensors, read_tensors, stored_tensors
+from spec_lab.checkpoints.checkpoint import open_tensors, read_tensors, stored_tensors
 from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.checkpoints.mtp_checkpoint import load_mtp
 from spec_lab.checkpoints.slices import Part
@@ -71,7 +71,7 @@ def checkpoint(tmp_path: Path) -> Path:
 
 def load(folder: Path, **options: Any) -> dict[str, torch.Tensor]:
     shapes = decoder_tensor_shapes(read_model_config(folder))
-    return load_tensors(folder, shapes, options.pop("dtype", torch.float32), "cpu", **options)
+    return dict(open_tensors(folder, shapes, options.pop("dtype", torch.float32), "cpu", **options))
 
 
 @pytest.mark.parametrize("shape", [(192, 256), (576, 512), (200, 130), (128, 128), (3, 500)])

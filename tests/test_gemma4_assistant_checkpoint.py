@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from spec_lab.options.shipped import ZOO
 from tests.lab import make_config, make_engine, random_requests
 from tests.tiny_assistant import FULL, SLIDING, make_tiny_assistant
 from tests.tiny_checkpoints import make_tiny_target, refused, rewrite_config, rewrite_tensors
+from tests.tiny_gemma4 import rewrite_text
 
 TWO_TYPES = (SLIDING, FULL)
 CENTROIDS = {"use_ordered_embeddings": True, "num_centroids": 16, "centroid_intermediate_top_k": 3}
@@ -54,12 +54,6 @@ def read(folder: Path, target: ModelConfig) -> AssistantConfig:
 
 def load(folder: Path, target: ModelConfig) -> dict[str, torch.Tensor]:
     return load_assistant(folder, AssistantTarget.from_model_config(target), torch.float32, "cpu")[1]
-
-
-def rewrite_text(folder: Path, drop: tuple[str, ...] = (), **changes: Any) -> None:
-    """Change keys of text_config in place."""
-    text = json.loads((folder / "config.json").read_text())["text_config"] | changes
-    rewrite_config(folder, text_config={key: value for key, value in text.items() if key not in drop})
 
 
 def sources(config: AssistantConfig) -> list[int]:

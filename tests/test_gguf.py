@@ -11,7 +11,7 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
 
-from spec_lab.checkpoints.checkpoint import load_tensors
+from spec_lab.checkpoints.checkpoint import open_tensors
 from spec_lab.checkpoints.families.plain import Family
 from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.checkpoints.gguf import gguf_tensors
@@ -44,7 +44,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def read(path: Path, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
-    return load_tensors(path, decoder_tensor_shapes(read_model_config(path)), dtype, "cpu")
+    return dict(open_tensors(path, decoder_tensor_shapes(read_model_config(path)), dtype, "cpu"))
 
 
 @pytest.mark.parametrize("kind", [Kind.F32, Kind.F16, Kind.BF16, Kind.Q8_0, Kind.Q4_1])
@@ -261,7 +261,7 @@ def test_a_part_is_cut_from_rows_in_order(models: dict[str, Any], tmp_path: Path
     path = write_gguf(tmp_path / "model.gguf", models["llama"])
     wanted = decoder_tensor_shapes(read_model_config(path))
     name = "model.layers.0.self_attn.q_proj.weight"
-    part = load_tensors(path, wanted, torch.float32, "cpu", slices=FirstRows())[name]
+    part = dict(open_tensors(path, wanted, torch.float32, "cpu", slices=FirstRows()))[name]
     assert torch.equal(part, models["llama"].state_dict()[name][:16])
     assert gguf_tensors(path)[name].shape == wanted[name]
 

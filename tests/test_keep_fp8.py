@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 
 from spec_lab.__main__ import main
-from spec_lab.checkpoints.checkpoint import load_tensors
+from spec_lab.checkpoints.checkpoint import open_tensors
 from spec_lab.checkpoints.config import ModelConfig
 from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.checkpoints.keep_fp8 import (
@@ -108,7 +108,7 @@ def shapes_of(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 
 def kept(folder: Path) -> dict[str, torch.Tensor]:
-    return load_tensors(folder, shapes_of(read_model_config(folder)), torch.bfloat16, CPU, narrow=True)
+    return dict(open_tensors(folder, shapes_of(read_model_config(folder)), torch.bfloat16, CPU, narrow=True))
 
 
 def test_on_a_cpu_products_have_the_values_of_e4m3_in_the_runs_dtype(folder: Path) -> None:

@@ -13,7 +13,7 @@ import torch
 
 from spec_lab.attention import torch_backend
 from spec_lab.attention.torch_backend import TorchAttention
-from spec_lab.checkpoints.checkpoint import load_tensors
+from spec_lab.checkpoints.checkpoint import open_tensors
 from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.checkpoints.gemma4_assistant_config import AssistantTarget
 from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes
@@ -61,7 +61,7 @@ class Ran:
 def run(folder: Path, token_ids: torch.Tensor, parts: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Ran:
     config = read_model_config(folder)
     backend, device = TorchAttention(PAGE_SIZE, config.max_position_embeddings), torch.device("cpu")
-    tensors = load_tensors(folder, decoder_tensor_shapes(config), dtype, "cpu")
+    tensors = dict(open_tensors(folder, decoder_tensor_shapes(config), dtype, "cpu"))
     target = DecoderTarget(config, tensors, backend)
     num_pages = 2 + LENGTH // PAGE_SIZE
     table = PageTable(1, LENGTH, PAGE_SIZE, device)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from spec_lab.core.results import GenerationResult, GraphCounts
-from spec_lab.record.recorder import Recorder
+from spec_lab.record.recorder import Recorder, request_row
 from spec_lab.record.runs import find_runs
 from spec_lab.record.summary import Measured, build_summary
 from spec_lab.report.lossy_table import format_prices, read_prices
@@ -34,7 +34,7 @@ def record(folder: Path, acceptance: dict[str, object], accepted: Sequence[int],
     summary = build_summary(info, Measured([result], correct, None), seconds=1.0, acceptance_lossless=not apart)
     with Recorder(folder, info) as recorder:
         for request in requests:
-            recorder.request(request, "text", correct[request.request_id], None, None)
+            recorder.request(request_row(request, "text", correct[request.request_id], None, None))
         recorder.finish(summary)
 
 

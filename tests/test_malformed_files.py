@@ -13,7 +13,7 @@ import torch
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from spec_lab.checkpoints.checkpoint import load_tensors, stored_tensors
+from spec_lab.checkpoints.checkpoint import open_tensors, stored_tensors
 from spec_lab.checkpoints.config import ModelConfig, read_num_mtp_modules
 from spec_lab.checkpoints.eagle3_checkpoint import load_eagle3
 from spec_lab.checkpoints.eagle3_config import read_eagle3_config
@@ -211,7 +211,7 @@ def test_any_byte_of_a_header_may_be_wrong(kind: str, folders: dict[str, Path], 
         if kind == "eagle3":
             load_eagle3(tmp_path, target, torch.float32, "cpu")
         else:
-            load_tensors(tmp_path, decoder_tensor_shapes(read_model_config(tmp_path)), torch.float32, "cpu")
+            dict(open_tensors(tmp_path, decoder_tensor_shapes(read_model_config(tmp_path)), torch.float32, "cpu"))
 
     @few
     @given(st.integers(0, length - 1), st.binary(min_size=1, max_size=4), st.integers(0, len(whole)))
@@ -253,4 +253,4 @@ def test_millions_of_layers_are_refused_before_anything_is_built(tmp_path: Path)
         read_model_config(tmp_path)
     rewrite_config(tmp_path, num_hidden_layers=10_000)
     with pytest.raises(UserError, match=r"do not fit config\.json \(89991 missing"):
-        load_tensors(tmp_path, decoder_tensor_shapes(read_model_config(tmp_path)), torch.float32, "cpu")
+        dict(open_tensors(tmp_path, decoder_tensor_shapes(read_model_config(tmp_path)), torch.float32, "cpu"))

@@ -19,8 +19,8 @@ from spec_lab.program.sweep_lock import SweepLock, was_left
 from spec_lab.program.yaml_file import read_yaml
 from spec_lab.record.reading import read_request_rows, read_round_rows, read_summary
 from spec_lab.record.trace import read_trace_file
+from spec_lab.record.verify_rows import load_verify_rows
 from spec_lab.report.__main__ import main as report
-from spec_lab.rescore.verify_rows import load_verify_rows
 from spec_lab.show.__main__ import main as show
 from spec_lab.sweep.ledger import Ledger
 from spec_lab.train.reading import read_record

@@ -26,20 +26,21 @@ from spec_lab.core.results import GenerationResult
 from spec_lab.core.types import Request
 from spec_lab.drafters.random import RandomDrafter
 from spec_lab.engine.engine import Engine
+from spec_lab.measure import trajectory
+from spec_lab.measure.trajectory import fitting, likeliest, record_verify_rows
 from spec_lab.menu.config import AcceptanceConfig
 from spec_lab.options.rules.fly import FlyConfig
 from spec_lab.options.rules.rejection import RejectionConfig
 from spec_lab.options.rules.relaxed_thinking import RelaxedThinkingConfig
 from spec_lab.options.rules.strict import StrictAcceptanceConfig
+from spec_lab.record import verify_rows
 from spec_lab.record.measured import Measured
 from spec_lab.record.recorder import Recorder, request_row
 from spec_lab.record.sinks import LineFile
 from spec_lab.record.summary import build_summary
-from spec_lab.rescore import trajectory, verify_rows
+from spec_lab.record.verify_rows import load_verify_rows, num_bytes_per_round, save_verify_rows
 from spec_lab.rescore.__main__ import main
 from spec_lab.rescore.judge import rescore
-from spec_lab.rescore.trajectory import fitting, likeliest, record_verify_rows
-from spec_lab.rescore.verify_rows import load_verify_rows, num_bytes_per_round, save_verify_rows
 from spec_lab.wiring.rules import RuleContext, build_deterministic_rule
 from tests.fake_runs import make_info
 from tests.fake_target import FakeTarget, PaddedGraph, make_fake_engine
@@ -218,7 +219,7 @@ def write_run(folder: Path, options: AcceptanceConfig, num_draft_tokens: int = 3
     with Recorder(folder, info) as recorder:
         for request in result.requests:
             request.category = "odd" if request.request_id in ("r1", "r3") else "even"
-            recorder.request(request, "", None, None)
+            recorder.request(request_row(request, "", None, None))
         recorder.finish(build_summary(info, Measured([result]), seconds=1.0))
     save_verify_rows(folder, record_verify_rows(engine, requests, RECORDED, MARKERS, CHUNK))
     return result

@@ -79,7 +79,7 @@ class FakeRun:
         )
         with Recorder(folder, info) as recorder:
             for request in requests:
-                recorder.request(request, "text", correct[request.request_id], None, 4)
+                recorder.request(request_row(request, "text", correct[request.request_id], None, 4))
             recorder.finish(summary)
         return summary
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from spec_lab.checkpoints.checkpoint import load_tensors
+from spec_lab.checkpoints.checkpoint import open_tensors
 from spec_lab.checkpoints.config import ModelConfig
 from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.checkpoints.random_weights import random_tensors
@@ -42,7 +42,7 @@ CPU = torch.device("cpu")
 
 def load(folder: Path, partition: Partition) -> tuple[ModelConfig, dict[str, torch.Tensor]]:
     config = read_model_config(folder)
-    return config, load_tensors(folder, decoder_tensor_shapes(config), torch.float32, CPU, slices=partition)
+    return config, dict(open_tensors(folder, decoder_tensor_shapes(config), torch.float32, CPU, slices=partition))
 
 
 def split_engine(config: RunConfig, requests: list[Request], partition: Partition) -> Engine:

@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from spec_lab.attention.torch_backend import TorchAttention
-from spec_lab.checkpoints.checkpoint import load_tensors
+from spec_lab.checkpoints.checkpoint import open_tensors
 from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes
 from spec_lab.core.kv_cache import PagedKVCache
@@ -104,7 +104,7 @@ def decoder_logits(folder: Path, tokens: torch.Tensor) -> torch.Tensor:
     """The logits `[length, vocab]` of the lab's own decoder."""
     config = read_model_config(folder)
     backend = TorchAttention(4, config.max_position_embeddings)
-    tensors = load_tensors(folder, decoder_tensor_shapes(config), torch.float32, "cpu")
+    tensors = dict(open_tensors(folder, decoder_tensor_shapes(config), torch.float32, "cpu"))
     table = PageTable(1, len(tokens), 4, CPU)
     table.assign(0, [5, 4, 3, 2])
     cache = PagedKVCache([cache_row(plan) for plan in config.layers], 6, 4, torch.float32, CPU)

@@ -234,12 +234,12 @@ def test_any_absolute_path_inside_text_is_cut(text: str, expected: str, workplac
 KILLED_RUN = """
 import os, sys
 from pathlib import Path
-from spec_lab.record.recorder import Recorder
+from spec_lab.record.recorder import Recorder, request_row
 from spec_lab.record.wandb_sink import WandbSink
 from tests.fake_runs import MAIN, make_info, measure
 with Recorder(Path(sys.argv[1]), make_info(), [WandbSink("p", mode="offline")]) as recorder:
     for record in measure(MAIN).requests:
-        recorder.request(record, "text", None, None)
+        recorder.request(request_row(record, "text", None, None))
     os.kill(os.getpid(), 9)
 """
 

@@ -38,7 +38,7 @@ def without_mtp(stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
 OwnTensors = Callable[[Mapping[str, StoredTensor]], dict[str, StoredTensor]]
 
 
-def load_tensors(
+def open_tensors(
     folder: Path,
     wanted: Mapping[str, tuple[int, ...]],
     dtype: torch.dtype,
@@ -47,9 +47,10 @@ def load_tensors(
     slices: Slices = WHOLE_TENSORS,
     own: OwnTensors = without_mtp,
     narrow: bool = False,
-) -> dict[str, torch.Tensor]:
-    """Read the wanted tensors of a folder or a GGUF file, of each what `slices` keep, cast to `dtype`, in the
-    order of `wanted`.
+) -> LazyTensors:
+    """Check the wanted tensors of a folder or a GGUF file; each is read when it is asked for.
+
+    They come in the order of `wanted`, of each what `slices` keep, cast to `dtype`.
 
     Ignored without a word: rotary buffers of old exports, an `lm_head.weight` equal to the embedding it is tied to, and
     multi-token prediction modules, which stand beside the trunk and are a drafter's (`mtp_checkpoint`).
@@ -63,20 +64,6 @@ def load_tensors(
     Raises:
         UserError: a missing, unreadable or incomplete file, or tensors missing, of another shape or not expected.
     """
-    return dict(open_tensors(folder, wanted, dtype, device, optional, slices, own, narrow))
-
-
-def open_tensors(
-    folder: Path,
-    wanted: Mapping[str, tuple[int, ...]],
-    dtype: torch.dtype,
-    device: torch.device | str,
-    optional: Collection[str] = (),
-    slices: Slices = WHOLE_TENSORS,
-    own: OwnTensors = without_mtp,
-    narrow: bool = False,
-) -> LazyTensors:
-    """Check all that `load_tensors` checks, but for the numbers; each tensor is read when it is asked for."""
     if is_gguf(folder):
         return _open_gguf(folder, wanted, dtype, device, slices)
     stored = own(stored_tensors(folder))

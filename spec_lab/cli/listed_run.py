@@ -1,9 +1,10 @@
-"""Runs one of a list of runs, each in a folder of its own, or finds how it ended before."""
+"""Runs one of a list of runs, each in a folder of its own, or finds how it ended before; holds the folder of all."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from spec_lab.cli.job import Job, JobOutcome, run_job
@@ -11,8 +12,27 @@ from spec_lab.core.errors import UserError
 from spec_lab.options.loggers import join_sweep
 from spec_lab.program.compose import compose_run
 from spec_lab.program.ending import print_refusal
-from spec_lab.program.folder import display, find_ended, folder_name
+from spec_lab.program.folder import display, find_ended, folder_name, make_output_dir
+from spec_lab.program.ground import Ground, keep_ground
 from spec_lab.program.mixed import MixNote
+from spec_lab.program.sweep_lock import SweepLock
+
+
+@contextmanager
+def held_sweep(folder: Path, ground: Ground) -> Iterator[None]:
+    """Make the folder of a list, and hold its lock while the list runs.
+
+    Raises:
+        UserError: the folder cannot be written, or another process runs this list.
+    """
+    make_output_dir(folder)
+    lock = SweepLock(folder)
+    lock.take()
+    keep_ground(folder, ground)
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def run_listed(number: int, overrides: Sequence[str], folder: Path, mix: MixNote) -> JobOutcome:

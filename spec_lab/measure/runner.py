@@ -20,6 +20,7 @@ from spec_lab.measure.audit import audit
 from spec_lab.measure.lab import MAIN, Lab, load_lab, plain_engine
 from spec_lab.measure.memory import MemoryWatch
 from spec_lab.measure.profiling import RoundProfile, profile_rounds
+from spec_lab.measure.trajectory import fitting, record_verify_rows
 from spec_lab.measure.world import World, world_of
 from spec_lab.menu.choices import WeightDtype, Weights
 from spec_lab.menu.chosen import Chosen
@@ -29,13 +30,12 @@ from spec_lab.record.metrics import OwnMetrics
 from spec_lab.record.paired import order_of_turn
 from spec_lab.record.progress import Progress, said_to_go_on
 from spec_lab.record.provenance import Provenance, collect_provenance
-from spec_lab.record.recorder import Recorder, utc_now
+from spec_lab.record.recorder import Recorder, request_row, utc_now
 from spec_lab.record.schema import Summary
 from spec_lab.record.sinks import Sink
 from spec_lab.record.summary import build_summary
+from spec_lab.record.verify_rows import save_verify_rows
 from spec_lab.report.run_table import format_run
-from spec_lab.rescore.trajectory import fitting, record_verify_rows
-from spec_lab.rescore.verify_rows import save_verify_rows
 from spec_lab.wiring.limits import engine_limits
 from spec_lab.workloads.chat_template import NO_TEMPLATE, template_digest
 from spec_lab.workloads.checker import Checked
@@ -251,14 +251,16 @@ def _record_requests(
         text = lab.tokenizer.decode(record.output_ids)
         answer = checked[request_id]
         recorder.request(
-            record,
-            text,
-            None if answer is None else answer.correct,
-            by_request.get(request_id),
-            (thinking or {}).get(request_id),
-            text_ends(lab.tokenizer, record.output_ids, text),
-            None if answer is None else answer.checker,
-            None if answer is None else answer.read,
+            request_row(
+                record,
+                text,
+                None if answer is None else answer.correct,
+                by_request.get(request_id),
+                (thinking or {}).get(request_id),
+                text_ends(lab.tokenizer, record.output_ids, text),
+                None if answer is None else answer.checker,
+                None if answer is None else answer.read,
+            )
         )
 
 

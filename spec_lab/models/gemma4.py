@@ -70,37 +70,27 @@ class Gemma4Target(Decoder):
         features: FeatureSpec,
     ) -> TargetOutput:
         with self._launching():
-            return self._forward(token_ids, cache, attention, selection, features)
-
-    def _forward(
-        self,
-        token_ids: torch.Tensor,
-        cache: PagedKVCache,
-        attention: AttentionMetadata,
-        selection: RowSelection,
-        features: FeatureSpec,
-    ) -> TargetOutput:
-        stream = F.embedding(token_ids, self.embedding) * self._embedding_scale
-        of_layers = None if self._embed_per_layer is None else self._embed_per_layer(token_ids, stream)
-        rows = self._rows(attention, of_layers)
-        behind = selection.behind(attention)
-        cut = self._cut(behind, features)
-        taps: list[torch.Tensor] = []
-        all_rows = AllRows()
-        for index, layer in enumerate(self.layers):
-            if index in features.layer_inputs:
-                taps.append(stream)
-            kept = selection if index == cut else all_rows
-            rotary = rows.rotary[self._table_of_layer[index]]
-            stream = layer(stream, rows.embedded(index), rotary, cache.layers[index], rows.attention, kept)
-            if index == cut:
-                if selection.is_empty:
-                    break
-                if behind is not None and behind is not attention:
-                    rows = self._rows(behind, None if of_layers is None else selection.residual(of_layers))
-        hidden, num_rows = self._norm(stream), token_ids.shape[0]
-        read = read_features(features, taps, stream, hidden, num_rows)
-        return TargetOutput(hidden, read, self._num_shared_rows(cut, num_rows, hidden.shape[0]))
+            stream = F.embedding(token_ids, self.embedding) * self._embedding_scale
+            of_layers = None if self._embed_per_layer is None else self._embed_per_layer(token_ids, stream)
+            rows = self._rows(attention, of_layers)
+            behind = selection.behind(attention)
+            cut = self._cut(behind, features)
+            taps: list[torch.Tensor] = []
+            all_rows = AllRows()
+            for index, layer in enumerate(self.layers):
+                if index in features.layer_inputs:
+                    taps.append(stream)
+                kept = selection if index == cut else all_rows
+                rotary = rows.rotary[self._table_of_layer[index]]
+                stream = layer(stream, rows.embedded(index), rotary, cache.layers[index], rows.attention, kept)
+                if index == cut:
+                    if selection.is_empty:
+                        break
+                    if behind is not None and behind is not attention:
+                        rows = self._rows(behind, None if of_layers is None else selection.residual(of_layers))
+            hidden, num_rows = self._norm(stream), token_ids.shape[0]
+            read = read_features(features, taps, stream, hidden, num_rows)
+            return TargetOutput(hidden, read, self._num_shared_rows(cut, num_rows, hidden.shape[0]))
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         logits = self._head(hidden)

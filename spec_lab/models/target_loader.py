@@ -48,7 +48,7 @@ class WeightSource:
     def read(
         self, shapes: Shapes, own: OwnTensors = without_mtp, in_float32: Callable[[str], bool] = lambda name: False
     ) -> Tensors:
-        """Read, or draw, tensors of these names and shapes; `own` as in `load_tensors`, and `in_float32` says of drawn
+        """Read, or draw, tensors of these names and shapes; `own` as in `open_tensors`, and `in_float32` says of drawn
         ones what `own` says of those that are read."""
         to = self.dtype, self.device
         tensors: Tensors

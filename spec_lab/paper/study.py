@@ -8,17 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from spec_lab.cli.job import JobOutcome
-from spec_lab.cli.listed_run import run_listed
+from spec_lab.cli.listed_run import held_sweep, run_listed
 from spec_lab.core.errors import UserError, one_line
 from spec_lab.menu.refusals.run import admit
 from spec_lab.paper.file import PaperFile
 from spec_lab.paper.plan import PlannedCell
 from spec_lab.program.compose import compose_run
-from spec_lab.program.folder import Study, close_sweep, find_ended, folder_name, make_output_dir, study_place
-from spec_lab.program.ground import Ground, ground_of, keep_ground
+from spec_lab.program.folder import Study, close_sweep, find_ended, folder_name, study_place
+from spec_lab.program.ground import Ground, ground_of
 from spec_lab.program.mixed import MixNote
 from spec_lab.program.overrides import extensions_in
-from spec_lab.program.sweep_lock import SweepLock
 from spec_lab.program.sweep_progress import SweepProgress
 from spec_lab.record.reading import read_summary
 
@@ -48,14 +47,8 @@ class PaperStudy:
         Raises:
             UserError: the folder cannot be written, or another process runs this paper.
         """
-        make_output_dir(self.folder)
-        lock = SweepLock(self.folder)
-        lock.take()
-        keep_ground(self.folder, self.ground)
-        try:
+        with held_sweep(self.folder, self.ground):
             return self._run_all()
-        finally:
-            lock.release()
 
     def _run_all(self) -> list[Ended]:
         mix, progress = MixNote(), SweepProgress()

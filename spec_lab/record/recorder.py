@@ -79,20 +79,8 @@ class Recorder:
             for sink in self._started:
                 sink.round(row)
 
-    def request(
-        self,
-        record: RequestRecord,
-        text: str,
-        correct: bool | None,
-        divergence: Divergence | None,
-        num_thinking_tokens: int | None = None,
-        text_ends: Sequence[int] | None = None,
-        checker: str | None = None,
-        answer_read: str | None = None,
-    ) -> None:
-        """Record a finished request of the first repeat, with its decoded output and what the checks said of it."""
-        found = (correct, divergence, num_thinking_tokens, text_ends, checker, answer_read)
-        row = request_row(record, text, *found)
+    def request(self, row: RequestRow) -> None:
+        """Record a finished request of the first repeat, as `request_row` has it."""
         for sink in self._started:
             sink.request(row)
 
@@ -137,7 +125,7 @@ def request_row(
     checker: str | None = None,
     answer_read: str | None = None,
 ) -> RequestRow:
-    """Make the line of `requests.jsonl` for a request."""
+    """Make the line of `requests.jsonl` for a request, with its decoded output and what the checks said of it."""
     return RequestRow(
         id=record.request_id,
         category=record.category,

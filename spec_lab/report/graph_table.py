@@ -8,6 +8,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from spec_lab.program.table import format_table, paragraph
 from spec_lab.record.paired import PairedRatio, over_reference
 from spec_lab.record.runs import Run
 from spec_lab.record.schema import Summary
@@ -16,7 +17,6 @@ from spec_lab.report.cells import ratio_cell
 from spec_lab.report.known_options import EAGER, describe_mode, place_of_mode
 from spec_lab.report.lines_plot import PlottedNumber, ends_of
 from spec_lab.report.study import NOT_COMPARED
-from spec_lab.report.table import format_table, paragraph
 
 NOTE = """\
 round: median over turns of the mean time of a round; to eager: that over the same run's without capture, which takes

@@ -78,11 +78,6 @@ def as_svg(drawing: Drawing) -> tuple[Figure, str]:
     return figure, re.sub(r"<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.DOTALL)
 
 
-def plots_of(studies: Sequence[list[Point]], comparisons: Sequence[list[Cell]], folder: Path) -> list[Plot]:
-    """Save the plots of every study and comparison in `folder`."""
-    return saved(study_drawings(studies, comparisons), folder)
-
-
 def knob_drawings(studies: Sequence[tuple[KnobStudy, list[Run]]]) -> Iterator[Drawing]:
     """Yield the plot of every study of knobs, under the name of its experiment."""
     drawn: Counter[str] = Counter()

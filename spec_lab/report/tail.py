@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from spec_lab.core.errors import UserError, one_line
+from spec_lab.program.table import paragraph
 from spec_lab.record.reading import read_summary
 from spec_lab.record.recorder import STILL_RUNNING
 from spec_lab.record.runs import Run, run_folders
 from spec_lab.record.sinks import SUMMARY_FILE, SWEEP_FILE
-from spec_lab.report.table import paragraph
 
 SECONDS_BETWEEN_LOOKS = 0.5
 

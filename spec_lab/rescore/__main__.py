@@ -21,8 +21,8 @@ from spec_lab.core.errors import UserError
 from spec_lab.program.ending import EXIT_CODES, LineParser, guarded
 from spec_lab.program.named_rules import is_of_a_rule, read_rules
 from spec_lab.record.reading import read_request_rows, read_summary
+from spec_lab.record.verify_rows import VerifyRows, load_verify_rows
 from spec_lab.rescore.table import Judgement, format_judgements
-from spec_lab.rescore.verify_rows import VerifyRows, load_verify_rows
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -22,7 +22,7 @@ from spec_lab.core.types import Request
 from spec_lab.menu.config import AcceptanceConfig
 from spec_lab.record.reading import read_request_rows
 from spec_lab.record.sinks import REQUESTS_FILE
-from spec_lab.rescore.verify_rows import VERIFY_ROWS_FILE, VerifyRows, load_verify_rows
+from spec_lab.record.verify_rows import VERIFY_ROWS_FILE, VerifyRows, load_verify_rows
 from spec_lab.wiring.rules import RuleContext, build_deterministic_rule
 
 Indices = np.ndarray[Any, Any]

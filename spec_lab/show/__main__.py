@@ -18,10 +18,10 @@ from pathlib import Path
 
 from spec_lab.core.errors import UserError
 from spec_lab.program.ending import EXIT_CODES, LineParser, guarded
+from spec_lab.program.table import format_table
 from spec_lab.record.reading import read_request_rows, read_summary
 from spec_lab.record.sinks import write_asked
 from spec_lab.record.wording import number
-from spec_lab.report.table import format_table
 from spec_lab.show.html import page
 from spec_lab.show.rounds import load_request
 from spec_lab.show.terminal import format_request, wants_colour

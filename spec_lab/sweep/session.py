@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from spec_lab.cli.job import JobOutcome
-from spec_lab.cli.listed_run import run_listed
-from spec_lab.program.folder import close_sweep, make_output_dir
-from spec_lab.program.ground import Ground, keep_ground
+from spec_lab.cli.listed_run import held_sweep, run_listed
+from spec_lab.program.folder import close_sweep
+from spec_lab.program.ground import Ground
 from spec_lab.program.mixed import MixNote
-from spec_lab.program.sweep_lock import SweepLock
 from spec_lab.program.sweep_progress import SweepProgress
 from spec_lab.record.reading import read_summary
 from spec_lab.record.scalars import scalar
@@ -56,14 +55,8 @@ class Sweep:
         Raises:
             UserError: the folder cannot be written, or another process runs this sweep.
         """
-        make_output_dir(self.folder)
-        lock = SweepLock(self.folder)
-        lock.take()
-        keep_ground(self.folder, self.ground)
-        try:
+        with held_sweep(self.folder, self.ground):
             return self._run_all()
-        finally:
-            lock.release()
 
     def _run_all(self) -> list[Trial]:
         mix = MixNote()

@@ -7,8 +7,8 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
+from spec_lab.program.table import format_table
 from spec_lab.record.wording import number
-from spec_lab.report.table import format_table
 from spec_lab.sweep.file import SweepFile
 from spec_lab.sweep.ledger import LEDGER_FILE
 from spec_lab.sweep.session import Trial

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from spec_lab.checkpoints.plan import LayerPlan
@@ -20,7 +19,7 @@ from spec_lab.core.errors import UserError
 from spec_lab.train.chain import unroll_chain
 from spec_lab.train.layers import AttentionShape, RotaryFrequencies, SelfAttention, SwiGLU, TrainableRMSNorm
 from spec_lab.train.packed_rows import RowPlaces
-from spec_lab.train.unroll import TapsRead, UnrolledDrafter
+from spec_lab.train.unroll import UnderFrozenHead
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +73,8 @@ class TrainableMtpModule(nn.Module):
         return self.shared_head.norm(hidden)
 
 
-class MtpDrafter(UnrolledDrafter):
+class MtpDrafter(UnderFrozenHead):
     """Modules and the target's frozen head; a single module takes every step, several one step each."""
-
-    head_weight: Tensor
 
     def __init__(self, shape: ModuleShape, num_modules: int, head_weight: Tensor) -> None:
         """`head_weight` `[vocab, hidden]`: the target's."""
@@ -86,18 +83,6 @@ class MtpDrafter(UnrolledDrafter):
         self.modules_in_order = nn.ModuleList(TrainableMtpModule(shape) for _ in range(num_modules))
         self.register_buffer("head_weight", head_weight.detach(), persistent=False)
         self.rotary = RotaryFrequencies(shape.plan.rope, shape.plan.head_dim)
-
-    def features(self, outputs: TapsRead) -> tuple[Tensor, ...]:
-        """Return the final hidden state after the norm, `[batch, rows, hidden]`."""
-        return (outputs.final_hidden[:, :-1],)
-
-    def draft_token_ids(self) -> Tensor:
-        """Return the whole vocabulary."""
-        return torch.arange(len(self.head_weight), device=self.head_weight.device)
-
-    def draft_logits(self, state: Tensor) -> Tensor:
-        """Return `[..., vocab]` from the module's output, which is normed already."""
-        return F.linear(state.to(self.head_weight.dtype), self.head_weight)
 
     def unroll(
         self, embeddings: Tensor, features: tuple[Tensor, ...], num_steps: int, rows: RowPlaces | None = None

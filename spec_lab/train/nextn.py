@@ -16,7 +16,7 @@ from spec_lab.train.chain import attend_chain
 from spec_lab.train.experts import balance_experts
 from spec_lab.train.packed_rows import RowPlaces
 from spec_lab.train.target import new_model
-from spec_lab.train.unroll import TapsRead, UnrolledDrafter
+from spec_lab.train.unroll import UnderFrozenHead
 
 IN_CHAINS = "spec_lab_in_chains"
 """The name under which transformers finds `attend_in_chains`."""
@@ -56,11 +56,9 @@ def one_layer_of(target: Any, intermediate_size: int) -> Any:
     return new_model(keys | first, attn_implementation=IN_CHAINS)
 
 
-class TargetKindModule(UnrolledDrafter):
+class TargetKindModule(UnderFrozenHead):
     """One module, which takes every draft step, and the target's frozen head. The norm before the head begins as the
     target's: it feeds the same head."""
-
-    head_weight: Tensor
 
     def __init__(self, target: Any, intermediate_size: int) -> None:
         super().__init__()
@@ -75,18 +73,6 @@ class TargetKindModule(UnrolledDrafter):
         self.shared_head = nn.ModuleDict({"norm": copy.deepcopy(target.model.norm).requires_grad_(True)})
         self.register_buffer("head_weight", target.get_output_embeddings().weight.detach(), persistent=False)
         balance_experts(self.layer)
-
-    def features(self, outputs: TapsRead) -> tuple[Tensor, ...]:
-        """Return the final hidden state after the norm, `[batch, rows, hidden]`."""
-        return (outputs.final_hidden[:, :-1],)
-
-    def draft_token_ids(self) -> Tensor:
-        """Return the whole vocabulary."""
-        return torch.arange(len(self.head_weight), device=self.head_weight.device)
-
-    def draft_logits(self, state: Tensor) -> Tensor:
-        """Return `[..., vocab]` from the module's output, which is normed already."""
-        return F.linear(state.to(self.head_weight.dtype), self.head_weight)
 
     def unroll(
         self, embeddings: Tensor, features: tuple[Tensor, ...], num_steps: int, rows: RowPlaces | None = None

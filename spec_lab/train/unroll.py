@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from spec_lab.train.drafter import DraftMatcher, TrainingTask
@@ -60,6 +61,28 @@ class UnrolledDrafter(nn.Module, ABC):
     @abstractmethod
     def draft_token_ids(self) -> Tensor:
         """Return `[draft_vocab_size]`: the target id of every draft id."""
+
+
+class UnderFrozenHead(UnrolledDrafter):
+    """Modules that read the target's final hidden state, and whose output its own head reads.
+
+    Attributes:
+        head_weight: `[vocab, hidden]` of the target.
+    """
+
+    head_weight: Tensor
+
+    def features(self, outputs: TapsRead) -> tuple[Tensor, ...]:
+        """Return the final hidden state after the norm, `[batch, rows, hidden]`."""
+        return (outputs.final_hidden[:, :-1],)
+
+    def draft_token_ids(self) -> Tensor:
+        """Return the whole vocabulary."""
+        return torch.arange(len(self.head_weight), device=self.head_weight.device)
+
+    def draft_logits(self, state: Tensor) -> Tensor:
+        """Return `[..., vocab]` from the module's output, which is normed already."""
+        return F.linear(state.to(self.head_weight.dtype), self.head_weight)
 
 
 def train_unrolled(drafter: UnrolledDrafter, config: UnrolledTrainingConfig, task: TrainingTask) -> list[CurvePoint]:

@@ -12,7 +12,7 @@ from spec_lab.core.protocols import AcceptanceRule
 from spec_lab.core.results import RequestRecord
 from spec_lab.core.types import AcceptanceInputs, Request, Verification
 from spec_lab.engine.engine import Engine
-from spec_lab.rescore.verify_rows import MAX_BYTES, RowsOrigin, VerifyRows, num_bytes_per_round
+from spec_lab.record.verify_rows import MAX_BYTES, RowsOrigin, VerifyRows, num_bytes_per_round
 
 
 class RowKeeper:
