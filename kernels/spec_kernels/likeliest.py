@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 
 from spec_kernels.operators import operator
+from spec_kernels.product import product_reference
 from spec_kernels.product_steps import load_norm, load_rows, load_weight, multiply
 from spec_kernels.product_tiles import choose_tiles, row_tile
 from spec_kernels.utils import assert_rows_of, launch_on
@@ -181,13 +182,8 @@ def likeliest_reference(
     probabilities: torch.Tensor | None,
 ) -> None:
     """Do what `likeliest` does."""
-    wide = rows.float()
-    if norm_weight is not None:
-        scale = torch.rsqrt(wide.square().mean(1, keepdim=True) + eps)
-        sums = (wide * norm_weight).to(rows.dtype).float() @ weight.float().T * scale
-    else:
-        sums = wide @ weight.float().T
-    logits = sums.to(weight.dtype)
+    logits = rows.new_empty(rows.shape[0], weight.shape[0])
+    product_reference(logits, rows, weight, arrivals, None, norm_weight, eps, None, False)
     ids = logits.argmax(dim=1)
     tokens.copy_(ids if token_map is None else token_map[ids])
     if probabilities is not None:
