@@ -162,6 +162,65 @@ def add_product(
 
 
 @triton.jit
+def sums_of_rows(
+    rows_ptr: tl.tensor,
+    weight_ptr: tl.tensor,
+    norm_ptr: tl.tensor,
+    first_row: tl.tensor,
+    column: tl.tensor,
+    num_rows: tl.tensor,
+    out_features: tl.tensor,
+    rows_stride: tl.tensor,
+    IN_FEATURES: tl.constexpr,
+    ROW_TILE: tl.constexpr,
+    COLUMN_TILE: tl.constexpr,
+    DEPTH: tl.constexpr,
+    WHOLE_TILES: tl.constexpr,
+    NORMED: tl.constexpr,
+    GATED: tl.constexpr,
+    EARLY: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """Multiply each row by itself with a part of a small weight, which is on its way before the program waits: what
+    `tile_sums` returns, without tensor cores, whose steps wait for one another longer than the bytes take."""
+    STEPS: tl.constexpr = (IN_FEATURES + DEPTH - 1) // DEPTH
+    first = first_row * 0
+    if NORMED:
+        norms = load_norms(norm_ptr, first, IN_FEATURES, DEPTH, STEPS)
+    weights = load_weights(weight_ptr, column, first, out_features, IN_FEATURES, DEPTH, STEPS, WHOLE_TILES)
+    if GATED:
+        up_ptr = weight_ptr + out_features.to(tl.int64) * IN_FEATURES
+        ups = load_weights(up_ptr, column, first, out_features, IN_FEATURES, DEPTH, STEPS, WHOLE_TILES)
+    wait_for_inputs(EARLY)
+    place = tl.arange(0, ROW_TILE)
+    sums = tl.zeros((ROW_TILE, COLUMN_TILE), tl.float32)
+    up_sums = tl.zeros((ROW_TILE, COLUMN_TILE), tl.float32)
+    square_sums = tl.zeros((ROW_TILE,), tl.float32)
+    for at in tl.static_range(ROW_TILE):
+        products = tl.zeros((COLUMN_TILE, DEPTH), tl.float32)
+        up_products = tl.zeros((COLUMN_TILE, DEPTH), tl.float32)
+        squares = tl.zeros((DEPTH,), tl.float32)
+        for step in tl.static_range(STEPS):
+            inputs = step * DEPTH + tl.arange(0, DEPTH)
+            is_there = (first_row + at < num_rows) & (inputs < IN_FEATURES)
+            row = tl.load(rows_ptr + (first_row + at) * rows_stride + inputs, mask=is_there, other=0.0)
+            wide = row.to(tl.float32)
+            if NORMED:
+                squares = tl.fma(wide, wide, squares)
+                wide = (wide * norms[step]).to(row.dtype).to(tl.float32)
+            wide = tl.broadcast_to(wide[None, :], (COLUMN_TILE, DEPTH))
+            products = tl.fma(weights[step].to(tl.float32), wide, products)
+            if GATED:
+                up_products = tl.fma(ups[step].to(tl.float32), wide, up_products)
+        is_it = (place == at)[:, None]
+        sums = tl.where(is_it, tl.sum(products, 1)[None, :], sums)
+        if GATED:
+            up_sums = tl.where(is_it, tl.sum(up_products, 1)[None, :], up_sums)
+        if NORMED:
+            square_sums = tl.where(place == at, tl.sum(squares, 0), square_sums)
+    return sums, up_sums, square_sums
+
+
+@triton.jit
 def tile_sums(
     rows_ptr: tl.tensor,
     weight_ptr: tl.tensor,

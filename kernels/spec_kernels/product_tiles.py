@@ -26,6 +26,7 @@ class SkinnyTiles:
         splits: programs that share the inputs of a tile of outputs.
         stages: steps whose loads are in flight, of which one is being computed.
         turned: the weight is the left operand, which Hopper's tensor cores read from shared memory.
+        by_row: rows are multiplied one by one, without tensor cores.
     """
 
     columns: int
@@ -34,6 +35,7 @@ class SkinnyTiles:
     stages: int = 4
     num_warps: int = 4
     turned: bool = False
+    by_row: bool = False
 
     def fits_ahead(self, in_features: int) -> bool:
         """Tell whether all that a program reads of a weight fits shared memory beside another program's."""
@@ -70,6 +72,11 @@ LARGE = 2**26
 def most_rows(out_features: int, in_features: int, is_fp8: bool = False) -> int:
     """Return the number of rows up to which a plain product is ours: all, where the library has none."""
     return MAX_ROWS if is_fp8 or out_features * in_features > LARGE else INVARIANT_ROWS
+
+
+def rows_at_once(num_rows: int) -> int:
+    """Return the number of rows of a program that multiplies them one by one; no bit depends on it."""
+    return 1 if num_rows == 1 else 4
 
 
 def row_tile(num_rows: int) -> int:

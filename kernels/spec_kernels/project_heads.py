@@ -13,10 +13,11 @@ import triton
 import triton.language as tl
 
 from spec_kernels.block_fp8_reference import BLOCK_SIZE, rows_of_scale
+from spec_kernels.early import placed
 from spec_kernels.operators import operator
 from spec_kernels.product import product_reference
-from spec_kernels.product_steps import tile_sums
-from spec_kernels.product_tiles import INVARIANT_ROWS, choose_tiles
+from spec_kernels.product_steps import sums_of_rows, tile_sums
+from spec_kernels.product_tiles import INVARIANT_ROWS, choose_tiles, rows_at_once
 from spec_kernels.rope_write import rope_write_reference
 from spec_kernels.utils import assert_rows_of, launch_on
 
@@ -55,6 +56,8 @@ def _project_heads(
     SCALE_ROWS: tl.constexpr,
     NORMED: tl.constexpr,
     HAS_BIAS: tl.constexpr,
+    BY_ROW: tl.constexpr,
+    EARLY: tl.constexpr,
 ) -> None:
     """Computes one split of a tile of channels, of which every other one is its neighbour's partner; the split that
     ends last turns them, and writes them. A head has two halves."""
@@ -66,27 +69,42 @@ def _project_heads(
     pairs = tl.program_id(0) * PAIR_TILE + tl.arange(0, PAIR_TILE)
     head = pairs // HALF
     channel = (pairs % HALF)[None, :]
-    row = tl.arange(0, ROW_TILE)
+    first_row = tl.program_id(1) * ROW_TILE if BY_ROW else 0
+    row = first_row + tl.arange(0, ROW_TILE)
     is_row = row < num_rows
     is_pair = is_row[:, None] & (head < NUM_QKV_HEADS)[None, :]
 
-    sums, _, square_sum, is_last = tile_sums(
-        *(rows_ptr, weight_ptr, scales_ptr, norm_ptr, partial_ptr, arrivals_ptr),
-        *(column, num_rows, NUM_QKV_HEADS * HEAD_DIM, rows_stride),
-        IN_FEATURES=IN_FEATURES,
-        SPLITS=SPLITS,
-        ROW_TILE=ROW_TILE,
-        COLUMN_TILE=COLUMN_TILE,
-        DEPTH=DEPTH,
-        STAGES=STAGES,
-        TURNED=TURNED,
-        WHOLE_TILES=WHOLE_TILES,
-        SCALE_ROWS=SCALE_ROWS,
-        NORMED=NORMED,
-        GATED=False,
-        AHEAD=False,
-        EARLY=False,
-    )
+    is_last = True
+    if BY_ROW:
+        sums, _, square_sum = sums_of_rows(
+            *(rows_ptr, weight_ptr, norm_ptr, first_row, column, num_rows, NUM_QKV_HEADS * HEAD_DIM, rows_stride),
+            IN_FEATURES=IN_FEATURES,
+            ROW_TILE=ROW_TILE,
+            COLUMN_TILE=COLUMN_TILE,
+            DEPTH=DEPTH,
+            WHOLE_TILES=WHOLE_TILES,
+            NORMED=NORMED,
+            GATED=False,
+            EARLY=EARLY,
+        )
+    else:
+        sums, _, square_sum, is_last = tile_sums(
+            *(rows_ptr, weight_ptr, scales_ptr, norm_ptr, partial_ptr, arrivals_ptr),
+            *(column, num_rows, NUM_QKV_HEADS * HEAD_DIM, rows_stride),
+            IN_FEATURES=IN_FEATURES,
+            SPLITS=SPLITS,
+            ROW_TILE=ROW_TILE,
+            COLUMN_TILE=COLUMN_TILE,
+            DEPTH=DEPTH,
+            STAGES=STAGES,
+            TURNED=TURNED,
+            WHOLE_TILES=WHOLE_TILES,
+            SCALE_ROWS=SCALE_ROWS,
+            NORMED=NORMED,
+            GATED=False,
+            AHEAD=False,
+            EARLY=False,
+        )
     if is_last:
         # On their way together with the sums of the other splits. Both halves of a head turn by the same angles.
         cos_ptrs = cos_ptr + (row * cos_row_stride)[:, None] + channel
@@ -165,12 +183,15 @@ def project_heads(
     assert queries.dtype == kv.dtype == rows.dtype and (scales is None or fits_scales(head_dim))
     rows_of = 0 if scales is None else rows_of_scale(weight, scales, out_features, in_features)
     tiles = choose_tiles(INVARIANT_ROWS, out_features, in_features, False, scales is not None)
-    num_tiles = triton.cdiv(out_features, tiles.columns)
+    num_tiles, num_groups, tile_rows = triton.cdiv(out_features, tiles.columns), tiles.splits, INVARIANT_ROWS
+    if tiles.by_row:
+        tile_rows = rows_at_once(num_rows)
+        num_groups = triton.cdiv(num_rows, tile_rows)
     assert arrivals.shape[0] >= num_tiles or tiles.splits == 1
     part_size = INVARIANT_ROWS * (tiles.columns + 1)
     partial = rows.new_empty(num_tiles * tiles.splits * part_size if tiles.splits > 1 else 1, dtype=torch.float32)
     with launch_on(rows):
-        _project_heads[(num_tiles, tiles.splits)](
+        _project_heads[(num_tiles, num_groups)](
             *(queries, kv, rows, weight, queries if scales is None else scales, queries if bias is None else bias),
             *(queries if norm_weight is None else norm_weight, cos, signed_sin, slot_mapping, partial, arrivals),
             *(num_rows, rows.stride(0), cos.stride(0), signed_sin.stride(0), kv.stride(0), eps),
@@ -179,7 +200,7 @@ def project_heads(
             HALF=head_dim // 2,
             IN_FEATURES=in_features,
             SPLITS=tiles.splits,
-            ROW_TILE=INVARIANT_ROWS,
+            ROW_TILE=tile_rows,
             COLUMN_TILE=tiles.columns,
             DEPTH=tiles.depth,
             STAGES=tiles.stages,
@@ -188,6 +209,8 @@ def project_heads(
             SCALE_ROWS=rows_of,
             NORMED=norm_weight is not None,
             HAS_BIAS=bias is not None,
+            BY_ROW=tiles.by_row,
+            **(placed(True) if tiles.by_row else {"EARLY": False}),
             num_warps=tiles.num_warps,
         )
 
