@@ -16,8 +16,8 @@ from spec_kernels.block_fp8_reference import dequantise_reference, rows_of_scale
 from spec_kernels.early import loads_ahead, placed
 from spec_kernels.gate import ACTIVATIONS, activate, activate_reference
 from spec_kernels.operators import operator
-from spec_kernels.product_steps import sums_of_rows, tile_sums
-from spec_kernels.product_tiles import choose_tiles, row_tile, rows_at_once
+from spec_kernels.product_steps import tile_sums
+from spec_kernels.product_tiles import choose_tiles, row_tile, small_tiles
 from spec_kernels.utils import assert_rows_of, launch_on
 
 
@@ -41,9 +41,11 @@ def _product(
     eps: tl.tensor,
     IN_FEATURES: tl.constexpr,
     SPLITS: tl.constexpr,
+    GROUPS: tl.constexpr,
     ROW_TILE: tl.constexpr,
     COLUMN_TILE: tl.constexpr,
     DEPTH: tl.constexpr,
+    REST: tl.constexpr,
     STAGES: tl.constexpr,
     TURNED: tl.constexpr,
     WHOLE_TILES: tl.constexpr,
@@ -54,47 +56,33 @@ def _product(
     HAS_BIAS: tl.constexpr,
     HAS_MULTIPLIED: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
-    BY_ROW: tl.constexpr,
     AHEAD: tl.constexpr,
     EARLY: tl.constexpr,
 ) -> None:
     """Computes one split of one tile of outputs; the split that ends last adds all of them up, in their order."""
-    first_row = tl.program_id(1) * ROW_TILE if BY_ROW else 0
-    row = first_row + tl.arange(0, ROW_TILE)
+    row = tl.arange(0, ROW_TILE)
     column = tl.program_id(0) * COLUMN_TILE + tl.arange(0, COLUMN_TILE)
     is_row = row < num_rows
     is_entry = is_row[:, None] & (column < out_features)[None, :]
-    is_last = True
-    if BY_ROW:
-        sums, up_sums, square_sum = sums_of_rows(
-            *(rows_ptr, weight_ptr, norm_ptr, first_row, column, num_rows, out_features, rows_stride),
-            IN_FEATURES=IN_FEATURES,
-            ROW_TILE=ROW_TILE,
-            COLUMN_TILE=COLUMN_TILE,
-            DEPTH=DEPTH,
-            WHOLE_TILES=WHOLE_TILES,
-            NORMED=NORMED,
-            GATED=GATED,
-            EARLY=EARLY,
-        )
-    else:
-        sums, up_sums, square_sum, is_last = tile_sums(
-            *(rows_ptr, weight_ptr, scales_ptr, norm_ptr, partial_ptr, arrivals_ptr),
-            *(column, num_rows, out_features, rows_stride),
-            IN_FEATURES=IN_FEATURES,
-            SPLITS=SPLITS,
-            ROW_TILE=ROW_TILE,
-            COLUMN_TILE=COLUMN_TILE,
-            DEPTH=DEPTH,
-            STAGES=STAGES,
-            TURNED=TURNED,
-            WHOLE_TILES=WHOLE_TILES,
-            SCALE_ROWS=SCALE_ROWS,
-            NORMED=NORMED,
-            GATED=GATED,
-            AHEAD=AHEAD,
-            EARLY=EARLY,
-        )
+    sums, up_sums, square_sum, is_last = tile_sums(
+        *(rows_ptr, weight_ptr, scales_ptr, norm_ptr, partial_ptr, arrivals_ptr),
+        *(column, num_rows, out_features, rows_stride),
+        IN_FEATURES=IN_FEATURES,
+        SPLITS=SPLITS,
+        GROUPS=GROUPS,
+        ROW_TILE=ROW_TILE,
+        COLUMN_TILE=COLUMN_TILE,
+        DEPTH=DEPTH,
+        REST=REST,
+        STAGES=STAGES,
+        TURNED=TURNED,
+        WHOLE_TILES=WHOLE_TILES,
+        SCALE_ROWS=SCALE_ROWS,
+        NORMED=NORMED,
+        GATED=GATED,
+        AHEAD=AHEAD,
+        EARLY=EARLY,
+    )
     if is_last:
         if NORMED:
             scale = tl.rsqrt(square_sum / IN_FEATURES + eps)[:, None]
@@ -159,17 +147,17 @@ def product(
         assert entries is None or (entries.shape == out.shape and entries.stride(1) == 1)
     tile_rows = row_tile(num_rows)
     rows_of = 0 if scales is None else rows_of_scale(weight, scales, height, in_features)
-    tiles = choose_tiles(tile_rows, out_features, in_features, gated, scales is not None)
-    num_tiles, num_groups = triton.cdiv(out_features, tiles.columns), tiles.splits
-    if tiles.by_row:
-        tile_rows = rows_at_once(num_rows)
-        num_groups = triton.cdiv(num_rows, tile_rows)
+    sizes = tile_rows, out_features, in_features, gated
+    tiles = small_tiles(*sizes, scales is None and weight.element_size() == 2) or choose_tiles(
+        *sizes, scales is not None
+    )
+    num_tiles = triton.cdiv(out_features, tiles.columns)
     assert arrivals.shape[0] >= num_tiles or tiles.splits == 1
     part_size = tile_rows * (tiles.columns * (2 if gated else 1) + 1)
     partial = out.new_empty(num_tiles * tiles.splits * part_size if tiles.splits > 1 else 1, dtype=torch.float32)
-    is_ahead = loads_ahead() and (tiles.by_row or (not gated and scales is None and tiles.fits_ahead(in_features)))
+    is_ahead = loads_ahead() and scales is None and tiles.fits_ahead(in_features, gated)
     with launch_on(rows):
-        _product[(num_tiles, num_groups)](
+        _product[(num_tiles, tiles.splits)](
             *(out, rows, weight, out if scales is None else scales, out if bias is None else bias),
             *(out if norm_weight is None else norm_weight,),
             *(out if multiplied is None else multiplied, out if residual is None else residual, partial, arrivals),
@@ -177,12 +165,14 @@ def product(
             *(0 if residual is None else residual.stride(0), eps),
             IN_FEATURES=in_features,
             SPLITS=tiles.splits,
+            GROUPS=tiles.groups,
             ROW_TILE=tile_rows,
             COLUMN_TILE=tiles.columns,
             DEPTH=tiles.depth,
+            REST=tiles.rest,
             STAGES=tiles.stages,
             TURNED=tiles.turned,
-            WHOLE_TILES=out_features % tiles.columns == 0 and in_features % (tiles.splits * tiles.depth) == 0,
+            WHOLE_TILES=tiles.are_whole(out_features, in_features),
             SCALE_ROWS=rows_of,
             NORMED=norm_weight is not None,
             GATED=gated,
@@ -190,7 +180,6 @@ def product(
             HAS_BIAS=bias is not None,
             HAS_MULTIPLIED=multiplied is not None,
             HAS_RESIDUAL=residual is not None,
-            BY_ROW=tiles.by_row,
             AHEAD=is_ahead,
             **placed(is_ahead),
             num_warps=tiles.num_warps,

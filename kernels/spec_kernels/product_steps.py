@@ -162,66 +162,84 @@ def add_product(
 
 
 @triton.jit
-def sums_of_rows(
+def in_groups(tile: tl.tensor, GROUPS: tl.constexpr) -> tl.tensor:
+    """Cut the inputs of a tile [rows, inputs] into as many groups: [groups, rows, inputs / groups]."""
+    return tl.permute(tl.reshape(tile, (tile.shape[0], GROUPS, tile.shape[1] // GROUPS)), (1, 0, 2))
+
+
+@triton.jit
+def multiply_groups(rows: tl.tensor, weight: tl.tensor, sums: tl.tensor) -> tl.tensor:
+    """Add the product of groups [groups, rows, inputs] with those of a weight [columns, inputs] to float32 sums [groups,
+    rows, columns]. Each warp has a group: its steps wait for one another, and are a quarter of the product's."""
+    groups = tl.permute(in_groups(weight, rows.shape[0]), (0, 2, 1))
+    return tl.dot(rows, groups, sums, input_precision="ieee")
+
+
+@triton.jit
+def sums_at_once(
     rows_ptr: tl.tensor,
     weight_ptr: tl.tensor,
     norm_ptr: tl.tensor,
-    first_row: tl.tensor,
     column: tl.tensor,
     num_rows: tl.tensor,
     out_features: tl.tensor,
     rows_stride: tl.tensor,
     IN_FEATURES: tl.constexpr,
     ROW_TILE: tl.constexpr,
-    COLUMN_TILE: tl.constexpr,
     DEPTH: tl.constexpr,
+    REST: tl.constexpr,
+    GROUPS: tl.constexpr,
     WHOLE_TILES: tl.constexpr,
     NORMED: tl.constexpr,
     GATED: tl.constexpr,
     EARLY: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """Multiply each row by itself with a part of a small weight, which is on its way before the program waits: what
-    `tile_sums` returns, without tensor cores, whose steps wait for one another longer than the bytes take."""
-    STEPS: tl.constexpr = (IN_FEATURES + DEPTH - 1) // DEPTH
-    first = first_row * 0
-    if NORMED:
-        norms = load_norms(norm_ptr, first, IN_FEATURES, DEPTH, STEPS)
-    weights = load_weights(weight_ptr, column, first, out_features, IN_FEATURES, DEPTH, STEPS, WHOLE_TILES)
+    """Return what `tile_sums` returns, of a small weight: all inputs of a program's outputs are asked for before it waits,
+    DEPTH of them and the REST, and its warps share them."""
+    row = tl.arange(0, ROW_TILE)
+    first = tl.arange(0, DEPTH)
+    weight = load_weight(weight_ptr, column, first, out_features, IN_FEATURES, WHOLE_TILES)
+    up_ptr = weight_ptr + out_features * IN_FEATURES
     if GATED:
-        up_ptr = weight_ptr + out_features.to(tl.int64) * IN_FEATURES
-        ups = load_weights(up_ptr, column, first, out_features, IN_FEATURES, DEPTH, STEPS, WHOLE_TILES)
-    wait_for_inputs(EARLY)
-    place = tl.arange(0, ROW_TILE)
-    sums = tl.zeros((ROW_TILE, COLUMN_TILE), tl.float32)
-    up_sums = tl.zeros((ROW_TILE, COLUMN_TILE), tl.float32)
-    square_sums = tl.zeros((ROW_TILE,), tl.float32)
-    for at in tl.static_range(ROW_TILE):
-        products = tl.zeros((COLUMN_TILE, DEPTH), tl.float32)
-        up_products = tl.zeros((COLUMN_TILE, DEPTH), tl.float32)
-        squares = tl.zeros((DEPTH,), tl.float32)
-        for step in tl.static_range(STEPS):
-            inputs = step * DEPTH + tl.arange(0, DEPTH)
-            is_there = (first_row + at < num_rows) & (inputs < IN_FEATURES)
-            row = tl.load(rows_ptr + (first_row + at) * rows_stride + inputs, mask=is_there, other=0.0)
-            wide = row.to(tl.float32)
-            if NORMED:
-                squares = tl.fma(wide, wide, squares)
-                wide = (wide * norms[step]).to(row.dtype).to(tl.float32)
-            wide = tl.broadcast_to(wide[None, :], (COLUMN_TILE, DEPTH))
-            products = tl.fma(weights[step].to(tl.float32), wide, products)
-            if GATED:
-                up_products = tl.fma(ups[step].to(tl.float32), wide, up_products)
-        is_it = (place == at)[:, None]
-        sums = tl.where(is_it, tl.sum(products, 1)[None, :], sums)
+        up_weight = load_weight(up_ptr, column, first, out_features, IN_FEATURES, WHOLE_TILES)
+    if NORMED:
+        norm = load_norm(norm_ptr, first, IN_FEATURES)
+    if REST > 0:
+        last = DEPTH + tl.arange(0, REST)
+        last_weight = load_weight(weight_ptr, column, last, out_features, IN_FEATURES, WHOLE_TILES)
         if GATED:
-            up_sums = tl.where(is_it, tl.sum(up_products, 1)[None, :], up_sums)
+            last_up_weight = load_weight(up_ptr, column, last, out_features, IN_FEATURES, WHOLE_TILES)
         if NORMED:
-            square_sums = tl.where(place == at, tl.sum(squares, 0), square_sums)
-    return sums, up_sums, square_sums
+            last_norm = load_norm(norm_ptr, last, IN_FEATURES)
+    wait_for_inputs(EARLY)
+    sums = tl.zeros((GROUPS, ROW_TILE, column.shape[0]), tl.float32)
+    up_sums = tl.zeros((GROUPS, ROW_TILE, column.shape[0]), tl.float32)
+    square_sum = tl.zeros((ROW_TILE,), tl.float32)
+    rows = load_rows(rows_ptr, row, first, num_rows, rows_stride, IN_FEATURES, WHOLE_TILES)
+    if REST > 0:
+        last_rows = load_rows(rows_ptr, row, last, num_rows, rows_stride, IN_FEATURES, WHOLE_TILES)
+    if NORMED:
+        wide = rows.to(tl.float32)
+        square_sum = tl.sum(wide * wide, 1)
+        rows = (wide * norm[None, :]).to(rows.dtype)
+        if REST > 0:
+            last_wide = last_rows.to(tl.float32)
+            square_sum += tl.sum(last_wide * last_wide, 1)
+            last_rows = (last_wide * last_norm[None, :]).to(rows.dtype)
+    groups = in_groups(rows, GROUPS)
+    sums = multiply_groups(groups, weight, sums)
+    if GATED:
+        up_sums = multiply_groups(groups, up_weight, up_sums)
+    if REST > 0:
+        last_groups = in_groups(last_rows, GROUPS)
+        sums = multiply_groups(last_groups, last_weight, sums)
+        if GATED:
+            up_sums = multiply_groups(last_groups, last_up_weight, up_sums)
+    return tl.sum(sums, 0), tl.sum(up_sums, 0), square_sum
 
 
 @triton.jit
-def tile_sums(
+def split_sums(
     rows_ptr: tl.tensor,
     weight_ptr: tl.tensor,
     scales_ptr: tl.tensor,
@@ -246,12 +264,8 @@ def tile_sums(
     AHEAD: tl.constexpr,
     EARLY: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
-    """Multiply one split of a tile of outputs [rows, column], and where it is the split that ends last, add all of them
-    up, in their order. It waits as `early.py` says, AHEAD with its part of the weight loaded.
-
-    Returns the sums, those of the other half of the outputs where gated, the sum of each row's squares where normed,
-    and whether this is the split that ends last: no other has all of the sums.
-    """
+    """Return what `tile_sums` returns, of one split of the inputs, step by step; of the split that ends last what all of
+    them have, added up in their order. It waits AHEAD with its part of the weight loaded."""
     tile = tl.program_id(0)
     split = tl.program_id(1)
     row = tl.arange(0, ROW_TILE)
@@ -345,3 +359,72 @@ def tile_sums(
                     square_sum += tl.load(square_ptrs, mask=is_row, other=0.0, cache_modifier=".cg")
             tl.store(arrivals_ptr + tile, 0)
     return sums, up_sums, square_sum, is_last
+
+
+@triton.jit
+def tile_sums(
+    rows_ptr: tl.tensor,
+    weight_ptr: tl.tensor,
+    scales_ptr: tl.tensor,
+    norm_ptr: tl.tensor,
+    partial_ptr: tl.tensor,
+    arrivals_ptr: tl.tensor,
+    column: tl.tensor,
+    num_rows: tl.tensor,
+    out_features: tl.tensor,
+    rows_stride: tl.tensor,
+    IN_FEATURES: tl.constexpr,
+    SPLITS: tl.constexpr,
+    GROUPS: tl.constexpr,
+    ROW_TILE: tl.constexpr,
+    COLUMN_TILE: tl.constexpr,
+    DEPTH: tl.constexpr,
+    REST: tl.constexpr,
+    STAGES: tl.constexpr,
+    TURNED: tl.constexpr,
+    WHOLE_TILES: tl.constexpr,
+    SCALE_ROWS: tl.constexpr,
+    NORMED: tl.constexpr,
+    GATED: tl.constexpr,
+    AHEAD: tl.constexpr,
+    EARLY: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
+    """Multiply a tile of outputs [rows, column]: by the warps of one program, where there are GROUPS, else by that of each
+    split of the inputs. It waits as `early.py` says.
+
+    Returns the sums, those of the other half of the outputs where gated, the sum of each row's squares where normed,
+    and whether this program has all of them.
+    """
+    if GROUPS > 0:
+        sums, up_sums, square_sum = sums_at_once(
+            *(rows_ptr, weight_ptr, norm_ptr, column, num_rows, out_features, rows_stride),
+            IN_FEATURES=IN_FEATURES,
+            ROW_TILE=ROW_TILE,
+            DEPTH=DEPTH,
+            REST=REST,
+            GROUPS=GROUPS,
+            WHOLE_TILES=WHOLE_TILES,
+            NORMED=NORMED,
+            GATED=GATED,
+            EARLY=EARLY,
+        )
+        has_all = True
+    else:
+        sums, up_sums, square_sum, has_all = split_sums(
+            *(rows_ptr, weight_ptr, scales_ptr, norm_ptr, partial_ptr, arrivals_ptr),
+            *(column, num_rows, out_features, rows_stride),
+            IN_FEATURES=IN_FEATURES,
+            SPLITS=SPLITS,
+            ROW_TILE=ROW_TILE,
+            COLUMN_TILE=COLUMN_TILE,
+            DEPTH=DEPTH,
+            STAGES=STAGES,
+            TURNED=TURNED,
+            WHOLE_TILES=WHOLE_TILES,
+            SCALE_ROWS=SCALE_ROWS,
+            NORMED=NORMED,
+            GATED=GATED,
+            AHEAD=AHEAD,
+            EARLY=EARLY,
+        )
+    return sums, up_sums, square_sum, has_all

@@ -26,7 +26,8 @@ class SkinnyTiles:
         splits: programs that share the inputs of a tile of outputs.
         stages: steps whose loads are in flight, of which one is being computed.
         turned: the weight is the left operand, which Hopper's tensor cores read from shared memory.
-        by_row: rows are multiplied one by one, without tensor cores.
+        groups: a program loads all of its part of a weight at once, `depth` inputs and the `rest` of them, and so many
+            groups of warps share the inputs. 0 where it goes step by step.
     """
 
     columns: int
@@ -35,12 +36,20 @@ class SkinnyTiles:
     stages: int = 4
     num_warps: int = 4
     turned: bool = False
-    by_row: bool = False
+    groups: int = 0
+    rest: int = 0
 
-    def fits_ahead(self, in_features: int) -> bool:
+    def are_whole(self, out_features: int, in_features: int) -> bool:
+        """Tell whether no tile reaches beyond the weight."""
+        inputs = self.depth + self.rest if self.groups else self.splits * self.depth
+        return out_features % self.columns == 0 and in_features % inputs == 0
+
+    def fits_ahead(self, in_features: int, gated: bool) -> bool:
         """Tell whether all that a program reads of a weight fits shared memory beside another program's."""
+        if self.groups:
+            return True
         steps, rest = divmod(in_features, self.splits * self.depth)
-        return rest == 0 and steps <= MOST_STEPS_AHEAD
+        return not gated and rest == 0 and steps <= MOST_STEPS_AHEAD
 
 
 TUNED = {
@@ -74,11 +83,6 @@ def most_rows(out_features: int, in_features: int, is_fp8: bool = False) -> int:
     return MAX_ROWS if is_fp8 or out_features * in_features > LARGE else INVARIANT_ROWS
 
 
-def rows_at_once(num_rows: int) -> int:
-    """Return the number of rows of a program that multiplies them one by one; no bit depends on it."""
-    return 1 if num_rows == 1 else 4
-
-
 def row_tile(num_rows: int) -> int:
     """Return the number of rows that a program computes, of which `num_rows` are kept."""
     assert 0 < num_rows <= MAX_ROWS
@@ -104,6 +108,26 @@ def choose_tiles(rows: int, out_features: int, in_features: int, gated: bool, is
         splits *= 2
     stages = 3 if gated else 5 if splits > 1 and rows <= INVARIANT_ROWS else 4
     return SkinnyTiles(64, depth, splits, stages, turned=True)
+
+
+_GROUPS, _COLUMNS = 4, 8
+_SMALL = 2**21
+"""A weight of up to so many numbers is small: its product waits for its launch and its steps, and not for its bytes."""
+_MOST_INPUTS = 3072
+"""So many inputs of `_COLUMNS` outputs fit the registers of a program."""
+
+
+@cache
+def small_tiles(rows: int, out_features: int, in_features: int, gated: bool, is_16_bit: bool) -> SkinnyTiles | None:
+    """Return the tiles of a small 16-bit weight for up to 16 rows; None of others."""
+    height = 2 if gated else 1
+    is_small = in_features * height <= _MOST_INPUTS and height * out_features * in_features <= _SMALL
+    if rows > INVARIANT_ROWS or not is_16_bit or not is_small:
+        return None
+    least = 16 * _GROUPS
+    depth = max(_power_of_two(in_features + 1) // 2, least)
+    rest = max(_power_of_two(in_features - depth), least) if in_features > depth else 0
+    return SkinnyTiles(_COLUMNS, depth, groups=_GROUPS, rest=rest)
 
 
 def num_arrivals(out_features: int) -> int:

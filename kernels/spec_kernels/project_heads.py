@@ -16,8 +16,8 @@ from spec_kernels.block_fp8_reference import BLOCK_SIZE, rows_of_scale
 from spec_kernels.early import placed
 from spec_kernels.operators import operator
 from spec_kernels.product import product_reference
-from spec_kernels.product_steps import sums_of_rows, tile_sums
-from spec_kernels.product_tiles import INVARIANT_ROWS, choose_tiles, rows_at_once
+from spec_kernels.product_steps import tile_sums
+from spec_kernels.product_tiles import INVARIANT_ROWS, choose_tiles, small_tiles
 from spec_kernels.rope_write import rope_write_reference
 from spec_kernels.utils import assert_rows_of, launch_on
 
@@ -47,16 +47,17 @@ def _project_heads(
     HALF: tl.constexpr,
     IN_FEATURES: tl.constexpr,
     SPLITS: tl.constexpr,
+    GROUPS: tl.constexpr,
     ROW_TILE: tl.constexpr,
     COLUMN_TILE: tl.constexpr,
     DEPTH: tl.constexpr,
+    REST: tl.constexpr,
     STAGES: tl.constexpr,
     TURNED: tl.constexpr,
     WHOLE_TILES: tl.constexpr,
     SCALE_ROWS: tl.constexpr,
     NORMED: tl.constexpr,
     HAS_BIAS: tl.constexpr,
-    BY_ROW: tl.constexpr,
     EARLY: tl.constexpr,
 ) -> None:
     """Computes one split of a tile of channels, of which every other one is its neighbour's partner; the split that
@@ -69,42 +70,29 @@ def _project_heads(
     pairs = tl.program_id(0) * PAIR_TILE + tl.arange(0, PAIR_TILE)
     head = pairs // HALF
     channel = (pairs % HALF)[None, :]
-    first_row = tl.program_id(1) * ROW_TILE if BY_ROW else 0
-    row = first_row + tl.arange(0, ROW_TILE)
+    row = tl.arange(0, ROW_TILE)
     is_row = row < num_rows
     is_pair = is_row[:, None] & (head < NUM_QKV_HEADS)[None, :]
 
-    is_last = True
-    if BY_ROW:
-        sums, _, square_sum = sums_of_rows(
-            *(rows_ptr, weight_ptr, norm_ptr, first_row, column, num_rows, NUM_QKV_HEADS * HEAD_DIM, rows_stride),
-            IN_FEATURES=IN_FEATURES,
-            ROW_TILE=ROW_TILE,
-            COLUMN_TILE=COLUMN_TILE,
-            DEPTH=DEPTH,
-            WHOLE_TILES=WHOLE_TILES,
-            NORMED=NORMED,
-            GATED=False,
-            EARLY=EARLY,
-        )
-    else:
-        sums, _, square_sum, is_last = tile_sums(
-            *(rows_ptr, weight_ptr, scales_ptr, norm_ptr, partial_ptr, arrivals_ptr),
-            *(column, num_rows, NUM_QKV_HEADS * HEAD_DIM, rows_stride),
-            IN_FEATURES=IN_FEATURES,
-            SPLITS=SPLITS,
-            ROW_TILE=ROW_TILE,
-            COLUMN_TILE=COLUMN_TILE,
-            DEPTH=DEPTH,
-            STAGES=STAGES,
-            TURNED=TURNED,
-            WHOLE_TILES=WHOLE_TILES,
-            SCALE_ROWS=SCALE_ROWS,
-            NORMED=NORMED,
-            GATED=False,
-            AHEAD=False,
-            EARLY=False,
-        )
+    sums, _, square_sum, is_last = tile_sums(
+        *(rows_ptr, weight_ptr, scales_ptr, norm_ptr, partial_ptr, arrivals_ptr),
+        *(column, num_rows, NUM_QKV_HEADS * HEAD_DIM, rows_stride),
+        IN_FEATURES=IN_FEATURES,
+        SPLITS=SPLITS,
+        GROUPS=GROUPS,
+        ROW_TILE=ROW_TILE,
+        COLUMN_TILE=COLUMN_TILE,
+        DEPTH=DEPTH,
+        REST=REST,
+        STAGES=STAGES,
+        TURNED=TURNED,
+        WHOLE_TILES=WHOLE_TILES,
+        SCALE_ROWS=SCALE_ROWS,
+        NORMED=NORMED,
+        GATED=False,
+        AHEAD=False,
+        EARLY=EARLY,
+    )
     if is_last:
         # On their way together with the sums of the other splits. Both halves of a head turn by the same angles.
         cos_ptrs = cos_ptr + (row * cos_row_stride)[:, None] + channel
@@ -182,16 +170,16 @@ def project_heads(
     assert queries.is_contiguous() and kv.is_contiguous() and weight.is_contiguous()
     assert queries.dtype == kv.dtype == rows.dtype and (scales is None or fits_scales(head_dim))
     rows_of = 0 if scales is None else rows_of_scale(weight, scales, out_features, in_features)
-    tiles = choose_tiles(INVARIANT_ROWS, out_features, in_features, False, scales is not None)
-    num_tiles, num_groups, tile_rows = triton.cdiv(out_features, tiles.columns), tiles.splits, INVARIANT_ROWS
-    if tiles.by_row:
-        tile_rows = rows_at_once(num_rows)
-        num_groups = triton.cdiv(num_rows, tile_rows)
+    sizes = INVARIANT_ROWS, out_features, in_features, False
+    tiles = small_tiles(*sizes, scales is None and weight.element_size() == 2) or choose_tiles(
+        *sizes, scales is not None
+    )
+    num_tiles = triton.cdiv(out_features, tiles.columns)
     assert arrivals.shape[0] >= num_tiles or tiles.splits == 1
     part_size = INVARIANT_ROWS * (tiles.columns + 1)
     partial = rows.new_empty(num_tiles * tiles.splits * part_size if tiles.splits > 1 else 1, dtype=torch.float32)
     with launch_on(rows):
-        _project_heads[(num_tiles, num_groups)](
+        _project_heads[(num_tiles, tiles.splits)](
             *(queries, kv, rows, weight, queries if scales is None else scales, queries if bias is None else bias),
             *(queries if norm_weight is None else norm_weight, cos, signed_sin, slot_mapping, partial, arrivals),
             *(num_rows, rows.stride(0), cos.stride(0), signed_sin.stride(0), kv.stride(0), eps),
@@ -200,17 +188,18 @@ def project_heads(
             HALF=head_dim // 2,
             IN_FEATURES=in_features,
             SPLITS=tiles.splits,
-            ROW_TILE=tile_rows,
+            GROUPS=tiles.groups,
+            ROW_TILE=INVARIANT_ROWS,
             COLUMN_TILE=tiles.columns,
             DEPTH=tiles.depth,
+            REST=tiles.rest,
             STAGES=tiles.stages,
             TURNED=tiles.turned,
-            WHOLE_TILES=out_features % tiles.columns == 0 and in_features % (tiles.splits * tiles.depth) == 0,
+            WHOLE_TILES=tiles.are_whole(out_features, in_features),
             SCALE_ROWS=rows_of,
             NORMED=norm_weight is not None,
             HAS_BIAS=bias is not None,
-            BY_ROW=tiles.by_row,
-            **(placed(True) if tiles.by_row else {"EARLY": False}),
+            **placed(tiles.groups > 0),
             num_warps=tiles.num_warps,
         )
 
