@@ -8,7 +8,7 @@ import torch
 from spec_kernels import product_tiles
 from spec_kernels.early import early_launches
 from spec_kernels.product import product, product_reference
-from spec_kernels.product_tiles import INVARIANT_ROWS, SkinnyTiles, choose_tiles, small_tiles
+from spec_kernels.product_tiles import INVARIANT_ROWS, SkinnyTiles, choose_tiles, tiles_of_product
 from tests.kernel_lab import DEVICE, DTYPES, assert_near, randn
 
 EPS = 1e-5
@@ -47,9 +47,8 @@ def tiles(monkeypatch: pytest.MonkeyPatch) -> object:
 
     def use(*chosen: int, turned: bool = False) -> None:
         columns, depth, splits = chosen
-        monkeypatch.setattr("spec_kernels.product.small_tiles", lambda *_: None)
         monkeypatch.setattr(
-            "spec_kernels.product.choose_tiles",
+            "spec_kernels.product.tiles_of_product",
             lambda *_: SkinnyTiles(columns, depth, splits, stages=2, turned=turned),
         )
 
@@ -123,8 +122,8 @@ def test_a_small_weight_is_multiplied_at_once(dtype: torch.dtype, in_features: i
         "bias": {"bias": randn(40, seed=2, dtype=dtype), "norm_weight": norm_weight},
         "residual": {"residual": randn(INVARIANT_ROWS, 40, seed=2, dtype=dtype)},
     }[fused]
-    chosen = small_tiles(16, 40, in_features, gated, True)
-    assert chosen is not None
+    chosen = tiles_of_product(16, 40, in_features, gated, 2, False)
+    assert chosen.groups
     assert chosen.depth <= max(in_features, 64) <= chosen.depth + chosen.rest + 63
     whole = run(product, rows, weight, **parts)  # type: ignore[arg-type]
     assert_near(whole, run(product_reference, rows, weight, **parts))  # type: ignore[arg-type]

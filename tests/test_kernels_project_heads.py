@@ -71,8 +71,7 @@ def tiles(monkeypatch: pytest.MonkeyPatch) -> object:
     def use(columns: int, splits: int, turned: bool = False, depth: int = 16) -> None:
         chosen = SkinnyTiles(columns, depth, splits, stages=2, turned=turned)
         for module in ("product", "project_heads"):
-            monkeypatch.setattr(f"spec_kernels.{module}.small_tiles", lambda *_: None)
-            monkeypatch.setattr(f"spec_kernels.{module}.choose_tiles", lambda *_, **__: chosen)
+            monkeypatch.setattr(f"spec_kernels.{module}.tiles_of_product", lambda *_, **__: chosen)
 
     return use
 

@@ -17,7 +17,7 @@ from spec_kernels.early import loads_ahead, placed
 from spec_kernels.gate import ACTIVATIONS, activate, activate_reference
 from spec_kernels.operators import operator
 from spec_kernels.product_steps import tile_sums
-from spec_kernels.product_tiles import choose_tiles, row_tile, small_tiles
+from spec_kernels.product_tiles import row_tile, tiles_of_product
 from spec_kernels.utils import assert_rows_of, launch_on
 
 
@@ -147,10 +147,8 @@ def product(
         assert entries is None or (entries.shape == out.shape and entries.stride(1) == 1)
     tile_rows = row_tile(num_rows)
     rows_of = 0 if scales is None else rows_of_scale(weight, scales, height, in_features)
-    sizes = tile_rows, out_features, in_features, gated
-    tiles = small_tiles(*sizes, scales is None and weight.element_size() == 2) or choose_tiles(
-        *sizes, scales is not None
-    )
+    sizes = tile_rows, out_features, in_features, gated, weight.element_size()
+    tiles = tiles_of_product(*sizes, scales is not None)
     num_tiles = triton.cdiv(out_features, tiles.columns)
     assert arrivals.shape[0] >= num_tiles or tiles.splits == 1
     part_size = tile_rows * (tiles.columns * (2 if gated else 1) + 1)

@@ -8,102 +8,8 @@ import triton.language as tl
 
 from spec_kernels.block_fp8 import BLOCK, load_scale, multiplier, widened
 from spec_kernels.early import wait_for_inputs
-
-
-@triton.jit
-def load_weight(
-    weight_ptr: tl.tensor,
-    columns: tl.tensor,
-    inputs: tl.tensor,
-    out_features: tl.tensor,
-    IN_FEATURES: tl.constexpr,
-    WHOLE_TILES: tl.constexpr,
-) -> tl.tensor:
-    """Load a tile of a weight [columns, inputs], which is read once: it need not stay in L2."""
-    at = weight_ptr + columns.to(tl.int64)[:, None] * IN_FEATURES + inputs[None, :]
-    if WHOLE_TILES:
-        weight = tl.load(at, eviction_policy="evict_first")
-    else:
-        inside = (columns < out_features)[:, None] & (inputs < IN_FEATURES)[None, :]
-        weight = tl.load(at, mask=inside, other=0.0, eviction_policy="evict_first")
-    return weight
-
-
-@triton.jit
-def load_rows(
-    rows_ptr: tl.tensor,
-    row: tl.tensor,
-    inputs: tl.tensor,
-    num_rows: tl.tensor,
-    rows_stride: tl.tensor,
-    IN_FEATURES: tl.constexpr,
-    WHOLE_TILES: tl.constexpr,
-) -> tl.tensor:
-    """Load a tile of the rows [row, inputs], zeros past the last one."""
-    at = rows_ptr + row[:, None] * rows_stride + inputs[None, :]
-    if WHOLE_TILES:
-        rows = tl.load(at, mask=(row < num_rows)[:, None], other=0.0)
-    else:
-        rows = tl.load(at, mask=(row < num_rows)[:, None] & (inputs < IN_FEATURES)[None, :], other=0.0)
-    return rows
-
-
-@triton.jit
-def load_norm(norm_ptr: tl.tensor, inputs: tl.tensor, IN_FEATURES: tl.constexpr) -> tl.tensor:
-    """Load some of a norm's weights, which multiply the rows; what the norm divides by is known when all inputs have
-    been seen. They are asked for a step before their use: the compiler does that for operands of products alone."""
-    return tl.load(norm_ptr + inputs, mask=inputs < IN_FEATURES, other=0.0)
-
-
-@triton.jit
-def load_weights(
-    weight_ptr: tl.tensor,
-    columns: tl.tensor,
-    first: tl.tensor,
-    out_features: tl.tensor,
-    IN_FEATURES: tl.constexpr,
-    DEPTH: tl.constexpr,
-    STEPS: tl.constexpr,
-    WHOLE_TILES: tl.constexpr,
-) -> tl.tuple:
-    """Load the tiles of some steps, each as `load_weight` does."""
-    inputs = first + tl.arange(0, DEPTH)
-    tiles = (load_weight(weight_ptr, columns, inputs, out_features, IN_FEATURES, WHOLE_TILES),)
-    for step in tl.static_range(1, STEPS):
-        tiles += (load_weight(weight_ptr, columns, inputs + step * DEPTH, out_features, IN_FEATURES, WHOLE_TILES),)  # type: ignore[assignment]
-    return tiles
-
-
-@triton.jit
-def load_steps(
-    rows_ptr: tl.tensor,
-    row: tl.tensor,
-    first: tl.tensor,
-    num_rows: tl.tensor,
-    rows_stride: tl.tensor,
-    IN_FEATURES: tl.constexpr,
-    DEPTH: tl.constexpr,
-    STEPS: tl.constexpr,
-    WHOLE_TILES: tl.constexpr,
-) -> tl.tuple:
-    """Load the rows of some steps, each as `load_rows` does."""
-    inputs = first + tl.arange(0, DEPTH)
-    tiles = (load_rows(rows_ptr, row, inputs, num_rows, rows_stride, IN_FEATURES, WHOLE_TILES),)
-    for step in tl.static_range(1, STEPS):
-        tiles += (load_rows(rows_ptr, row, inputs + step * DEPTH, num_rows, rows_stride, IN_FEATURES, WHOLE_TILES),)  # type: ignore[assignment]
-    return tiles
-
-
-@triton.jit
-def load_norms(
-    norm_ptr: tl.tensor, first: tl.tensor, IN_FEATURES: tl.constexpr, DEPTH: tl.constexpr, STEPS: tl.constexpr
-) -> tl.tuple:
-    """Load the norm's weights of some steps, each as `load_norm` does."""
-    inputs = first + tl.arange(0, DEPTH)
-    parts = (load_norm(norm_ptr, inputs, IN_FEATURES),)
-    for step in tl.static_range(1, STEPS):
-        parts += (load_norm(norm_ptr, inputs + step * DEPTH, IN_FEATURES),)  # type: ignore[assignment]
-    return parts
+from spec_kernels.product_at_once import sums_at_once
+from spec_kernels.product_loads import load_norm, load_norms, load_rows, load_steps, load_weight, load_weights
 
 
 @triton.jit
@@ -162,83 +68,6 @@ def add_product(
 
 
 @triton.jit
-def in_groups(tile: tl.tensor, GROUPS: tl.constexpr) -> tl.tensor:
-    """Cut the inputs of a tile [rows, inputs] into as many groups: [groups, rows, inputs / groups]."""
-    return tl.permute(tl.reshape(tile, (tile.shape[0], GROUPS, tile.shape[1] // GROUPS)), (1, 0, 2))
-
-
-@triton.jit
-def multiply_groups(rows: tl.tensor, weight: tl.tensor, sums: tl.tensor) -> tl.tensor:
-    """Add the product of groups [groups, rows, inputs] with those of a weight [columns, inputs] to float32 sums [groups,
-    rows, columns]. Each warp has a group: its steps wait for one another, and are a quarter of the product's."""
-    groups = tl.permute(in_groups(weight, rows.shape[0]), (0, 2, 1))
-    return tl.dot(rows, groups, sums, input_precision="ieee")
-
-
-@triton.jit
-def sums_at_once(
-    rows_ptr: tl.tensor,
-    weight_ptr: tl.tensor,
-    norm_ptr: tl.tensor,
-    column: tl.tensor,
-    num_rows: tl.tensor,
-    out_features: tl.tensor,
-    rows_stride: tl.tensor,
-    IN_FEATURES: tl.constexpr,
-    ROW_TILE: tl.constexpr,
-    DEPTH: tl.constexpr,
-    REST: tl.constexpr,
-    GROUPS: tl.constexpr,
-    WHOLE_TILES: tl.constexpr,
-    NORMED: tl.constexpr,
-    GATED: tl.constexpr,
-    EARLY: tl.constexpr,
-) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """Return what `tile_sums` returns, of a small weight: all inputs of a program's outputs are asked for before it waits,
-    DEPTH of them and the REST, and its warps share them."""
-    row = tl.arange(0, ROW_TILE)
-    first = tl.arange(0, DEPTH)
-    weight = load_weight(weight_ptr, column, first, out_features, IN_FEATURES, WHOLE_TILES)
-    up_ptr = weight_ptr + out_features * IN_FEATURES
-    if GATED:
-        up_weight = load_weight(up_ptr, column, first, out_features, IN_FEATURES, WHOLE_TILES)
-    if NORMED:
-        norm = load_norm(norm_ptr, first, IN_FEATURES)
-    if REST > 0:
-        last = DEPTH + tl.arange(0, REST)
-        last_weight = load_weight(weight_ptr, column, last, out_features, IN_FEATURES, WHOLE_TILES)
-        if GATED:
-            last_up_weight = load_weight(up_ptr, column, last, out_features, IN_FEATURES, WHOLE_TILES)
-        if NORMED:
-            last_norm = load_norm(norm_ptr, last, IN_FEATURES)
-    wait_for_inputs(EARLY)
-    sums = tl.zeros((GROUPS, ROW_TILE, column.shape[0]), tl.float32)
-    up_sums = tl.zeros((GROUPS, ROW_TILE, column.shape[0]), tl.float32)
-    square_sum = tl.zeros((ROW_TILE,), tl.float32)
-    rows = load_rows(rows_ptr, row, first, num_rows, rows_stride, IN_FEATURES, WHOLE_TILES)
-    if REST > 0:
-        last_rows = load_rows(rows_ptr, row, last, num_rows, rows_stride, IN_FEATURES, WHOLE_TILES)
-    if NORMED:
-        wide = rows.to(tl.float32)
-        square_sum = tl.sum(wide * wide, 1)
-        rows = (wide * norm[None, :]).to(rows.dtype)
-        if REST > 0:
-            last_wide = last_rows.to(tl.float32)
-            square_sum += tl.sum(last_wide * last_wide, 1)
-            last_rows = (last_wide * last_norm[None, :]).to(rows.dtype)
-    groups = in_groups(rows, GROUPS)
-    sums = multiply_groups(groups, weight, sums)
-    if GATED:
-        up_sums = multiply_groups(groups, up_weight, up_sums)
-    if REST > 0:
-        last_groups = in_groups(last_rows, GROUPS)
-        sums = multiply_groups(last_groups, last_weight, sums)
-        if GATED:
-            up_sums = multiply_groups(last_groups, last_up_weight, up_sums)
-    return tl.sum(sums, 0), tl.sum(up_sums, 0), square_sum
-
-
-@triton.jit
 def split_sums(
     rows_ptr: tl.tensor,
     weight_ptr: tl.tensor,
@@ -264,8 +93,8 @@ def split_sums(
     AHEAD: tl.constexpr,
     EARLY: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
-    """Return what `tile_sums` returns, of one split of the inputs, step by step; of the split that ends last what all of
-    them have, added up in their order. It waits AHEAD with its part of the weight loaded."""
+    """Return what `tile_sums` returns, of one split of the inputs, step by step; in the one that ends last, the sums of
+    all splits, in their order. It waits AHEAD with its part of the weight loaded."""
     tile = tl.program_id(0)
     split = tl.program_id(1)
     row = tl.arange(0, ROW_TILE)
@@ -389,8 +218,8 @@ def tile_sums(
     AHEAD: tl.constexpr,
     EARLY: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
-    """Multiply a tile of outputs [rows, column]: by the warps of one program, where there are GROUPS, else by that of each
-    split of the inputs. It waits as `early.py` says.
+    """Multiply a tile of outputs [rows, column]: at once where there are GROUPS, else by a program for each split of
+    the inputs. It waits as `early.py` says.
 
     Returns the sums, those of the other half of the outputs where gated, the sum of each row's squares where normed,
     and whether this program has all of them.

@@ -118,12 +118,14 @@ _MOST_INPUTS = 3072
 
 
 @cache
-def small_tiles(rows: int, out_features: int, in_features: int, gated: bool, is_16_bit: bool) -> SkinnyTiles | None:
-    """Return the tiles of a small 16-bit weight for up to 16 rows; None of others."""
+def tiles_of_product(
+    rows: int, out_features: int, in_features: int, gated: bool, element_size: int, is_fp8: bool
+) -> SkinnyTiles:
+    """Return the tiles of a product: of a small 16-bit weight at once, else those of `choose_tiles`."""
     height = 2 if gated else 1
     is_small = in_features * height <= _MOST_INPUTS and height * out_features * in_features <= _SMALL
-    if rows > INVARIANT_ROWS or not is_16_bit or not is_small:
-        return None
+    if rows > INVARIANT_ROWS or is_fp8 or element_size != 2 or not is_small:
+        return choose_tiles(rows, out_features, in_features, gated, is_fp8)
     least = 16 * _GROUPS
     depth = max(_power_of_two(in_features + 1) // 2, least)
     rest = max(_power_of_two(in_features - depth), least) if in_features > depth else 0

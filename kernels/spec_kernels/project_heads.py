@@ -17,7 +17,7 @@ from spec_kernels.early import placed
 from spec_kernels.operators import operator
 from spec_kernels.product import product_reference
 from spec_kernels.product_steps import tile_sums
-from spec_kernels.product_tiles import INVARIANT_ROWS, choose_tiles, small_tiles
+from spec_kernels.product_tiles import INVARIANT_ROWS, tiles_of_product
 from spec_kernels.rope_write import rope_write_reference
 from spec_kernels.utils import assert_rows_of, launch_on
 
@@ -170,10 +170,8 @@ def project_heads(
     assert queries.is_contiguous() and kv.is_contiguous() and weight.is_contiguous()
     assert queries.dtype == kv.dtype == rows.dtype and (scales is None or fits_scales(head_dim))
     rows_of = 0 if scales is None else rows_of_scale(weight, scales, out_features, in_features)
-    sizes = INVARIANT_ROWS, out_features, in_features, False
-    tiles = small_tiles(*sizes, scales is None and weight.element_size() == 2) or choose_tiles(
-        *sizes, scales is not None
-    )
+    sizes = INVARIANT_ROWS, out_features, in_features, False, weight.element_size()
+    tiles = tiles_of_product(*sizes, scales is not None)
     num_tiles = triton.cdiv(out_features, tiles.columns)
     assert arrivals.shape[0] >= num_tiles or tiles.splits == 1
     part_size = INVARIANT_ROWS * (tiles.columns + 1)
