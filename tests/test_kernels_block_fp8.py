@@ -58,7 +58,7 @@ def tiles(monkeypatch: pytest.MonkeyPatch) -> object:
 
     def use(columns: int, splits: int, turned: bool = False) -> None:
         chosen = SkinnyTiles(columns, 128, splits, stages=2, turned=turned)
-        monkeypatch.setattr("spec_kernels.product.choose_tiles", lambda *_: chosen)
+        monkeypatch.setattr("spec_kernels.product.tiles_of_product", lambda *_: chosen)
 
     return use
 

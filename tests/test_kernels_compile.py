@@ -458,9 +458,9 @@ def compile_product(dtype: str, rows: int, columns: int, splits: int, **constant
         ("TURNED", "NORMED", "GATED", "IS_GELU", "HAS_BIAS", "HAS_MULTIPLIED", "HAS_RESIDUAL"), False
     )
     sizes = {"IN_FEATURES": 4096, "SPLITS": splits, "ROW_TILE": rows, "COLUMN_TILE": columns, "DEPTH": 128}
-    options |= {"SCALE_ROWS": 0, "AHEAD": False, **constants}
+    options |= {"SCALE_ROWS": 0, "AHEAD": False, "GROUPS": 0, "REST": 0, **constants}
     both = {**sizes, **options}
-    ahead = ("weight", "norm") if both["AHEAD"] else ()
+    ahead = ("weight", "norm") if both["AHEAD"] or both["GROUPS"] else ()
     return compile_kernel(product, dtype, ahead=ahead, STAGES=3, WHOLE_TILES=True, **both)
 
 
@@ -471,6 +471,7 @@ def compile_fp8_products() -> None:
     pairs = {"weight": "*i16", "scales": "*fp32"}
     for gated in (False, True):
         sizes = {"IN_FEATURES": 4096, "SPLITS": 1, "ROW_TILE": 16, "COLUMN_TILE": 64, "DEPTH": 128, "STAGES": 4}
+        sizes |= {"GROUPS": 0, "REST": 0}
         options = {"TURNED": True, "WHOLE_TILES": True, "SCALE_ROWS": 128, "NORMED": True, "GATED": gated}
         rest = dict.fromkeys(("HAS_BIAS", "HAS_MULTIPLIED", "IS_GELU", "AHEAD"), False) | {"HAS_RESIDUAL": not gated}
         ptx = compile_kernel(product, "bf16", 4, pointers=pairs, **sizes, **options, **rest)
@@ -486,6 +487,7 @@ def compile_project_heads() -> None:
     from spec_kernels import project_heads
 
     tiles = {"IN_FEATURES": 4096, "SPLITS": 2, "ROW_TILE": 16, "COLUMN_TILE": 64, "DEPTH": 128, "STAGES": 4}
+    tiles |= {"GROUPS": 0, "REST": 0}
     heads = {"NUM_HEADS": 32, "NUM_KV_HEADS": 8, "HALF": 64}
     for bias in (False, True):
         modes = {"TURNED": True, "WHOLE_TILES": True, "SCALE_ROWS": 0, "NORMED": not bias, "HAS_BIAS": bias}
@@ -507,6 +509,10 @@ def compile_products() -> None:
     compile_product("fp16", 64, 64, 4, NORMED=True)
     compile_product("bf16", 16, 64, 4, TURNED=True, IS_GELU=True, HAS_MULTIPLIED=True)
     compile_project_heads()
+    small = {"IN_FEATURES": 576, "DEPTH": 512, "REST": 64, "GROUPS": 4}
+    at_once = compile_product("bf16", 16, 8, 1, NORMED=True, GATED=True, **small)
+    assert at_once.rindex("evict_first") < at_once.index("griddepcontrol.wait"), "weights do not wait"
+    assert "mma.sync" in at_once
     ahead = compile_product("bf16", 16, 64, 4, TURNED=True, NORMED=True, AHEAD=True, IN_FEATURES=2560)
     waits = ahead.index("griddepcontrol.wait")
     assert ahead.index("st.shared") < waits < ahead.index("wgmma.mma"), "weights do not wait"

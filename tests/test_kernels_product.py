@@ -8,7 +8,7 @@ import torch
 from spec_kernels import product_tiles
 from spec_kernels.early import early_launches
 from spec_kernels.product import product, product_reference
-from spec_kernels.product_tiles import INVARIANT_ROWS, SkinnyTiles, choose_tiles
+from spec_kernels.product_tiles import INVARIANT_ROWS, SkinnyTiles, choose_tiles, tiles_of_product
 from tests.kernel_lab import DEVICE, DTYPES, assert_near, randn
 
 EPS = 1e-5
@@ -48,7 +48,7 @@ def tiles(monkeypatch: pytest.MonkeyPatch) -> object:
     def use(*chosen: int, turned: bool = False) -> None:
         columns, depth, splits = chosen
         monkeypatch.setattr(
-            "spec_kernels.product.choose_tiles",
+            "spec_kernels.product.tiles_of_product",
             lambda *_: SkinnyTiles(columns, depth, splits, stages=2, turned=turned),
         )
 
@@ -106,6 +106,30 @@ def test_a_row_does_not_depend_on_the_rows_beside_it(
     whole = run(product, rows, weight, norm_weight=norm_weight)
     for num_rows in (1, 2, 5, 15):
         assert torch.equal(run(product, rows[:num_rows], weight, norm_weight=norm_weight), whole[:num_rows])
+
+
+@pytest.mark.parametrize("dtype", [dtype for dtype in DTYPES if dtype.itemsize == 2])
+@pytest.mark.parametrize("in_features", [64, 40, 192, 200, 576])
+@pytest.mark.parametrize("fused", ["norm", "gated", "bias", "residual"])
+def test_a_small_weight_is_multiplied_at_once(dtype: torch.dtype, in_features: int, fused: str) -> None:
+    """Inputs of one part and of two, whole or not; a row has the same bits beside others and placed early."""
+    rows, gated = 3 * randn(INVARIANT_ROWS, in_features, dtype=dtype), fused == "gated"
+    weight = weights(80 if gated else 40, in_features, dtype)
+    norm_weight = randn(in_features, seed=2)
+    parts = {
+        "norm": {"norm_weight": norm_weight},
+        "gated": {"gated": True, "norm_weight": norm_weight},
+        "bias": {"bias": randn(40, seed=2, dtype=dtype), "norm_weight": norm_weight},
+        "residual": {"residual": randn(INVARIANT_ROWS, 40, seed=2, dtype=dtype)},
+    }[fused]
+    chosen = tiles_of_product(16, 40, in_features, gated, 2, False)
+    assert chosen.groups
+    assert chosen.depth <= max(in_features, 64) <= chosen.depth + chosen.rest + 63
+    whole = run(product, rows, weight, **parts)  # type: ignore[arg-type]
+    assert_near(whole, run(product_reference, rows, weight, **parts))  # type: ignore[arg-type]
+    few = parts | {"residual": parts["residual"][:3]} if fused == "residual" else parts  # type: ignore[index]
+    with early_launches():
+        assert torch.equal(run(product, rows[:3], weight, **few), whole[:3])  # type: ignore[arg-type]
 
 
 def test_tiles_follow_from_the_weight_alone_up_to_sixteen_rows() -> None:

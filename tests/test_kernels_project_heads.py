@@ -71,7 +71,7 @@ def tiles(monkeypatch: pytest.MonkeyPatch) -> object:
     def use(columns: int, splits: int, turned: bool = False, depth: int = 16) -> None:
         chosen = SkinnyTiles(columns, depth, splits, stages=2, turned=turned)
         for module in ("product", "project_heads"):
-            monkeypatch.setattr(f"spec_kernels.{module}.choose_tiles", lambda *_, **__: chosen)
+            monkeypatch.setattr(f"spec_kernels.{module}.tiles_of_product", lambda *_, **__: chosen)
 
     return use
 
@@ -109,14 +109,20 @@ def test_heads_equal_their_reference(
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     ("sizes", "in_features", "columns", "depth"),
-    [((2, 1, 16), 64, 16, 16), ((1, 1, 128), 256, 64, 128)],
+    [((2, 1, 16), 64, 16, 16), ((1, 1, 128), 256, 64, 128), ((2, 1, 16), 72, None, None)],
 )
 def test_heads_are_those_of_two_launches_and_do_not_depend_on_the_rows_beside_them(
-    tiles: object, dtype: torch.dtype, sizes: tuple[int, int, int], in_features: int, columns: int, depth: int
+    tiles: object,
+    dtype: torch.dtype,
+    sizes: tuple[int, int, int],
+    in_features: int,
+    columns: int | None,
+    depth: int | None,
 ) -> None:
     """Bit for bit: a prompt's rows go through the two launches. The wide tile is that of a layer of Llama-3.1-8B, where
-    the compiler has several pairs a thread."""
-    tiles(columns, 2, turned=columns == 64, depth=depth)  # type: ignore[operator]
+    the compiler has several pairs a thread; without one the tiles are those of a small weight."""
+    if columns is not None:
+        tiles(columns, 2, turned=columns == 64, depth=depth)  # type: ignore[operator]
     rows, weight = randn(INVARIANT_ROWS, in_features, dtype=dtype), weights(*sizes, in_features, dtype)
     norm_weight = randn(in_features, seed=3)
     queries, kv = run(project_heads, rows, weight, sizes, norm_weight=norm_weight)

@@ -14,7 +14,8 @@ import triton.language as tl
 
 from spec_kernels.operators import operator
 from spec_kernels.product import product_reference
-from spec_kernels.product_steps import load_norm, load_rows, load_weight, multiply
+from spec_kernels.product_loads import load_norm, load_rows, load_weight
+from spec_kernels.product_steps import multiply
 from spec_kernels.product_tiles import choose_tiles, row_tile
 from spec_kernels.utils import assert_rows_of, launch_on
 from spec_kernels.vocabulary import NO_TOKEN, add_sums, finite_or_zero, lowest_top, merge_sums, nan_as_largest

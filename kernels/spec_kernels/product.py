@@ -17,7 +17,7 @@ from spec_kernels.early import loads_ahead, placed
 from spec_kernels.gate import ACTIVATIONS, activate, activate_reference
 from spec_kernels.operators import operator
 from spec_kernels.product_steps import tile_sums
-from spec_kernels.product_tiles import choose_tiles, row_tile
+from spec_kernels.product_tiles import row_tile, tiles_of_product
 from spec_kernels.utils import assert_rows_of, launch_on
 
 
@@ -41,9 +41,11 @@ def _product(
     eps: tl.tensor,
     IN_FEATURES: tl.constexpr,
     SPLITS: tl.constexpr,
+    GROUPS: tl.constexpr,
     ROW_TILE: tl.constexpr,
     COLUMN_TILE: tl.constexpr,
     DEPTH: tl.constexpr,
+    REST: tl.constexpr,
     STAGES: tl.constexpr,
     TURNED: tl.constexpr,
     WHOLE_TILES: tl.constexpr,
@@ -67,9 +69,11 @@ def _product(
         *(column, num_rows, out_features, rows_stride),
         IN_FEATURES=IN_FEATURES,
         SPLITS=SPLITS,
+        GROUPS=GROUPS,
         ROW_TILE=ROW_TILE,
         COLUMN_TILE=COLUMN_TILE,
         DEPTH=DEPTH,
+        REST=REST,
         STAGES=STAGES,
         TURNED=TURNED,
         WHOLE_TILES=WHOLE_TILES,
@@ -143,12 +147,13 @@ def product(
         assert entries is None or (entries.shape == out.shape and entries.stride(1) == 1)
     tile_rows = row_tile(num_rows)
     rows_of = 0 if scales is None else rows_of_scale(weight, scales, height, in_features)
-    tiles = choose_tiles(tile_rows, out_features, in_features, gated, scales is not None)
+    sizes = tile_rows, out_features, in_features, gated, weight.element_size()
+    tiles = tiles_of_product(*sizes, scales is not None)
     num_tiles = triton.cdiv(out_features, tiles.columns)
     assert arrivals.shape[0] >= num_tiles or tiles.splits == 1
     part_size = tile_rows * (tiles.columns * (2 if gated else 1) + 1)
     partial = out.new_empty(num_tiles * tiles.splits * part_size if tiles.splits > 1 else 1, dtype=torch.float32)
-    is_ahead = loads_ahead() and not gated and scales is None and tiles.fits_ahead(in_features)
+    is_ahead = loads_ahead() and scales is None and tiles.fits_ahead(in_features, gated)
     with launch_on(rows):
         _product[(num_tiles, tiles.splits)](
             *(out, rows, weight, out if scales is None else scales, out if bias is None else bias),
@@ -158,12 +163,14 @@ def product(
             *(0 if residual is None else residual.stride(0), eps),
             IN_FEATURES=in_features,
             SPLITS=tiles.splits,
+            GROUPS=tiles.groups,
             ROW_TILE=tile_rows,
             COLUMN_TILE=tiles.columns,
             DEPTH=tiles.depth,
+            REST=tiles.rest,
             STAGES=tiles.stages,
             TURNED=tiles.turned,
-            WHOLE_TILES=out_features % tiles.columns == 0 and in_features % (tiles.splits * tiles.depth) == 0,
+            WHOLE_TILES=tiles.are_whole(out_features, in_features),
             SCALE_ROWS=rows_of,
             NORMED=norm_weight is not None,
             GATED=gated,

@@ -8,102 +8,8 @@ import triton.language as tl
 
 from spec_kernels.block_fp8 import BLOCK, load_scale, multiplier, widened
 from spec_kernels.early import wait_for_inputs
-
-
-@triton.jit
-def load_weight(
-    weight_ptr: tl.tensor,
-    columns: tl.tensor,
-    inputs: tl.tensor,
-    out_features: tl.tensor,
-    IN_FEATURES: tl.constexpr,
-    WHOLE_TILES: tl.constexpr,
-) -> tl.tensor:
-    """Load a tile of a weight [columns, inputs], which is read once: it need not stay in L2."""
-    at = weight_ptr + columns.to(tl.int64)[:, None] * IN_FEATURES + inputs[None, :]
-    if WHOLE_TILES:
-        weight = tl.load(at, eviction_policy="evict_first")
-    else:
-        inside = (columns < out_features)[:, None] & (inputs < IN_FEATURES)[None, :]
-        weight = tl.load(at, mask=inside, other=0.0, eviction_policy="evict_first")
-    return weight
-
-
-@triton.jit
-def load_rows(
-    rows_ptr: tl.tensor,
-    row: tl.tensor,
-    inputs: tl.tensor,
-    num_rows: tl.tensor,
-    rows_stride: tl.tensor,
-    IN_FEATURES: tl.constexpr,
-    WHOLE_TILES: tl.constexpr,
-) -> tl.tensor:
-    """Load a tile of the rows [row, inputs], zeros past the last one."""
-    at = rows_ptr + row[:, None] * rows_stride + inputs[None, :]
-    if WHOLE_TILES:
-        rows = tl.load(at, mask=(row < num_rows)[:, None], other=0.0)
-    else:
-        rows = tl.load(at, mask=(row < num_rows)[:, None] & (inputs < IN_FEATURES)[None, :], other=0.0)
-    return rows
-
-
-@triton.jit
-def load_norm(norm_ptr: tl.tensor, inputs: tl.tensor, IN_FEATURES: tl.constexpr) -> tl.tensor:
-    """Load some of a norm's weights, which multiply the rows; what the norm divides by is known when all inputs have
-    been seen. They are asked for a step before their use: the compiler does that for operands of products alone."""
-    return tl.load(norm_ptr + inputs, mask=inputs < IN_FEATURES, other=0.0)
-
-
-@triton.jit
-def load_weights(
-    weight_ptr: tl.tensor,
-    columns: tl.tensor,
-    first: tl.tensor,
-    out_features: tl.tensor,
-    IN_FEATURES: tl.constexpr,
-    DEPTH: tl.constexpr,
-    STEPS: tl.constexpr,
-    WHOLE_TILES: tl.constexpr,
-) -> tl.tuple:
-    """Load the tiles of some steps, each as `load_weight` does."""
-    inputs = first + tl.arange(0, DEPTH)
-    tiles = (load_weight(weight_ptr, columns, inputs, out_features, IN_FEATURES, WHOLE_TILES),)
-    for step in tl.static_range(1, STEPS):
-        tiles += (load_weight(weight_ptr, columns, inputs + step * DEPTH, out_features, IN_FEATURES, WHOLE_TILES),)  # type: ignore[assignment]
-    return tiles
-
-
-@triton.jit
-def load_steps(
-    rows_ptr: tl.tensor,
-    row: tl.tensor,
-    first: tl.tensor,
-    num_rows: tl.tensor,
-    rows_stride: tl.tensor,
-    IN_FEATURES: tl.constexpr,
-    DEPTH: tl.constexpr,
-    STEPS: tl.constexpr,
-    WHOLE_TILES: tl.constexpr,
-) -> tl.tuple:
-    """Load the rows of some steps, each as `load_rows` does."""
-    inputs = first + tl.arange(0, DEPTH)
-    tiles = (load_rows(rows_ptr, row, inputs, num_rows, rows_stride, IN_FEATURES, WHOLE_TILES),)
-    for step in tl.static_range(1, STEPS):
-        tiles += (load_rows(rows_ptr, row, inputs + step * DEPTH, num_rows, rows_stride, IN_FEATURES, WHOLE_TILES),)  # type: ignore[assignment]
-    return tiles
-
-
-@triton.jit
-def load_norms(
-    norm_ptr: tl.tensor, first: tl.tensor, IN_FEATURES: tl.constexpr, DEPTH: tl.constexpr, STEPS: tl.constexpr
-) -> tl.tuple:
-    """Load the norm's weights of some steps, each as `load_norm` does."""
-    inputs = first + tl.arange(0, DEPTH)
-    parts = (load_norm(norm_ptr, inputs, IN_FEATURES),)
-    for step in tl.static_range(1, STEPS):
-        parts += (load_norm(norm_ptr, inputs + step * DEPTH, IN_FEATURES),)  # type: ignore[assignment]
-    return parts
+from spec_kernels.product_at_once import sums_at_once
+from spec_kernels.product_loads import load_norm, load_norms, load_rows, load_steps, load_weight, load_weights
 
 
 @triton.jit
@@ -162,7 +68,7 @@ def add_product(
 
 
 @triton.jit
-def tile_sums(
+def split_sums(
     rows_ptr: tl.tensor,
     weight_ptr: tl.tensor,
     scales_ptr: tl.tensor,
@@ -187,12 +93,8 @@ def tile_sums(
     AHEAD: tl.constexpr,
     EARLY: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
-    """Multiply one split of a tile of outputs [rows, column], and where it is the split that ends last, add all of them
-    up, in their order. It waits as `early.py` says, AHEAD with its part of the weight loaded.
-
-    Returns the sums, those of the other half of the outputs where gated, the sum of each row's squares where normed,
-    and whether this is the split that ends last: no other has all of the sums.
-    """
+    """Return what `tile_sums` returns, of one split of the inputs, step by step; in the one that ends last, the sums of
+    all splits, in their order. It waits AHEAD with its part of the weight loaded."""
     tile = tl.program_id(0)
     split = tl.program_id(1)
     row = tl.arange(0, ROW_TILE)
@@ -286,3 +188,72 @@ def tile_sums(
                     square_sum += tl.load(square_ptrs, mask=is_row, other=0.0, cache_modifier=".cg")
             tl.store(arrivals_ptr + tile, 0)
     return sums, up_sums, square_sum, is_last
+
+
+@triton.jit
+def tile_sums(
+    rows_ptr: tl.tensor,
+    weight_ptr: tl.tensor,
+    scales_ptr: tl.tensor,
+    norm_ptr: tl.tensor,
+    partial_ptr: tl.tensor,
+    arrivals_ptr: tl.tensor,
+    column: tl.tensor,
+    num_rows: tl.tensor,
+    out_features: tl.tensor,
+    rows_stride: tl.tensor,
+    IN_FEATURES: tl.constexpr,
+    SPLITS: tl.constexpr,
+    GROUPS: tl.constexpr,
+    ROW_TILE: tl.constexpr,
+    COLUMN_TILE: tl.constexpr,
+    DEPTH: tl.constexpr,
+    REST: tl.constexpr,
+    STAGES: tl.constexpr,
+    TURNED: tl.constexpr,
+    WHOLE_TILES: tl.constexpr,
+    SCALE_ROWS: tl.constexpr,
+    NORMED: tl.constexpr,
+    GATED: tl.constexpr,
+    AHEAD: tl.constexpr,
+    EARLY: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
+    """Multiply a tile of outputs [rows, column]: at once where there are GROUPS, else by a program for each split of
+    the inputs. It waits as `early.py` says.
+
+    Returns the sums, those of the other half of the outputs where gated, the sum of each row's squares where normed,
+    and whether this program has all of them.
+    """
+    if GROUPS > 0:
+        sums, up_sums, square_sum = sums_at_once(
+            *(rows_ptr, weight_ptr, norm_ptr, column, num_rows, out_features, rows_stride),
+            IN_FEATURES=IN_FEATURES,
+            ROW_TILE=ROW_TILE,
+            DEPTH=DEPTH,
+            REST=REST,
+            GROUPS=GROUPS,
+            WHOLE_TILES=WHOLE_TILES,
+            NORMED=NORMED,
+            GATED=GATED,
+            EARLY=EARLY,
+        )
+        has_all = True
+    else:
+        sums, up_sums, square_sum, has_all = split_sums(
+            *(rows_ptr, weight_ptr, scales_ptr, norm_ptr, partial_ptr, arrivals_ptr),
+            *(column, num_rows, out_features, rows_stride),
+            IN_FEATURES=IN_FEATURES,
+            SPLITS=SPLITS,
+            ROW_TILE=ROW_TILE,
+            COLUMN_TILE=COLUMN_TILE,
+            DEPTH=DEPTH,
+            STAGES=STAGES,
+            TURNED=TURNED,
+            WHOLE_TILES=WHOLE_TILES,
+            SCALE_ROWS=SCALE_ROWS,
+            NORMED=NORMED,
+            GATED=GATED,
+            AHEAD=AHEAD,
+            EARLY=EARLY,
+        )
+    return sums, up_sums, square_sum, has_all

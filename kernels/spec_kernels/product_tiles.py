@@ -26,6 +26,8 @@ class SkinnyTiles:
         splits: programs that share the inputs of a tile of outputs.
         stages: steps whose loads are in flight, of which one is being computed.
         turned: the weight is the left operand, which Hopper's tensor cores read from shared memory.
+        groups: a program loads all of its part of a weight at once, `depth` inputs and the `rest` of them, and so many
+            groups of warps share the inputs. 0 where it goes step by step.
     """
 
     columns: int
@@ -34,11 +36,20 @@ class SkinnyTiles:
     stages: int = 4
     num_warps: int = 4
     turned: bool = False
+    groups: int = 0
+    rest: int = 0
 
-    def fits_ahead(self, in_features: int) -> bool:
+    def are_whole(self, out_features: int, in_features: int) -> bool:
+        """Tell whether no tile reaches beyond the weight."""
+        inputs = self.depth + self.rest if self.groups else self.splits * self.depth
+        return out_features % self.columns == 0 and in_features % inputs == 0
+
+    def fits_ahead(self, in_features: int, gated: bool) -> bool:
         """Tell whether all that a program reads of a weight fits shared memory beside another program's."""
+        if self.groups:
+            return True
         steps, rest = divmod(in_features, self.splits * self.depth)
-        return rest == 0 and steps <= MOST_STEPS_AHEAD
+        return not gated and rest == 0 and steps <= MOST_STEPS_AHEAD
 
 
 TUNED = {
@@ -97,6 +108,28 @@ def choose_tiles(rows: int, out_features: int, in_features: int, gated: bool, is
         splits *= 2
     stages = 3 if gated else 5 if splits > 1 and rows <= INVARIANT_ROWS else 4
     return SkinnyTiles(64, depth, splits, stages, turned=True)
+
+
+_GROUPS, _COLUMNS = 4, 8
+_SMALL = 2**21
+"""A weight of up to so many numbers is small: its product waits for its launch and its steps, and not for its bytes."""
+_MOST_INPUTS = 3072
+"""So many inputs of `_COLUMNS` outputs fit the registers of a program."""
+
+
+@cache
+def tiles_of_product(
+    rows: int, out_features: int, in_features: int, gated: bool, element_size: int, is_fp8: bool
+) -> SkinnyTiles:
+    """Return the tiles of a product: of a small 16-bit weight at once, else those of `choose_tiles`."""
+    height = 2 if gated else 1
+    is_small = in_features * height <= _MOST_INPUTS and height * out_features * in_features <= _SMALL
+    if rows > INVARIANT_ROWS or is_fp8 or element_size != 2 or not is_small:
+        return choose_tiles(rows, out_features, in_features, gated, is_fp8)
+    least = 16 * _GROUPS
+    depth = max(_power_of_two(in_features + 1) // 2, least)
+    rest = max(_power_of_two(in_features - depth), least) if in_features > depth else 0
+    return SkinnyTiles(_COLUMNS, depth, groups=_GROUPS, rest=rest)
 
 
 def num_arrivals(out_features: int) -> int:

@@ -13,10 +13,11 @@ import triton
 import triton.language as tl
 
 from spec_kernels.block_fp8_reference import BLOCK_SIZE, rows_of_scale
+from spec_kernels.early import placed
 from spec_kernels.operators import operator
 from spec_kernels.product import product_reference
 from spec_kernels.product_steps import tile_sums
-from spec_kernels.product_tiles import INVARIANT_ROWS, choose_tiles
+from spec_kernels.product_tiles import INVARIANT_ROWS, tiles_of_product
 from spec_kernels.rope_write import rope_write_reference
 from spec_kernels.utils import assert_rows_of, launch_on
 
@@ -46,15 +47,18 @@ def _project_heads(
     HALF: tl.constexpr,
     IN_FEATURES: tl.constexpr,
     SPLITS: tl.constexpr,
+    GROUPS: tl.constexpr,
     ROW_TILE: tl.constexpr,
     COLUMN_TILE: tl.constexpr,
     DEPTH: tl.constexpr,
+    REST: tl.constexpr,
     STAGES: tl.constexpr,
     TURNED: tl.constexpr,
     WHOLE_TILES: tl.constexpr,
     SCALE_ROWS: tl.constexpr,
     NORMED: tl.constexpr,
     HAS_BIAS: tl.constexpr,
+    EARLY: tl.constexpr,
 ) -> None:
     """Computes one split of a tile of channels, of which every other one is its neighbour's partner; the split that
     ends last turns them, and writes them. A head has two halves."""
@@ -75,9 +79,11 @@ def _project_heads(
         *(column, num_rows, NUM_QKV_HEADS * HEAD_DIM, rows_stride),
         IN_FEATURES=IN_FEATURES,
         SPLITS=SPLITS,
+        GROUPS=GROUPS,
         ROW_TILE=ROW_TILE,
         COLUMN_TILE=COLUMN_TILE,
         DEPTH=DEPTH,
+        REST=REST,
         STAGES=STAGES,
         TURNED=TURNED,
         WHOLE_TILES=WHOLE_TILES,
@@ -85,7 +91,7 @@ def _project_heads(
         NORMED=NORMED,
         GATED=False,
         AHEAD=False,
-        EARLY=False,
+        EARLY=EARLY,
     )
     if is_last:
         # On their way together with the sums of the other splits. Both halves of a head turn by the same angles.
@@ -164,7 +170,8 @@ def project_heads(
     assert queries.is_contiguous() and kv.is_contiguous() and weight.is_contiguous()
     assert queries.dtype == kv.dtype == rows.dtype and (scales is None or fits_scales(head_dim))
     rows_of = 0 if scales is None else rows_of_scale(weight, scales, out_features, in_features)
-    tiles = choose_tiles(INVARIANT_ROWS, out_features, in_features, False, scales is not None)
+    sizes = INVARIANT_ROWS, out_features, in_features, False, weight.element_size()
+    tiles = tiles_of_product(*sizes, scales is not None)
     num_tiles = triton.cdiv(out_features, tiles.columns)
     assert arrivals.shape[0] >= num_tiles or tiles.splits == 1
     part_size = INVARIANT_ROWS * (tiles.columns + 1)
@@ -179,15 +186,18 @@ def project_heads(
             HALF=head_dim // 2,
             IN_FEATURES=in_features,
             SPLITS=tiles.splits,
+            GROUPS=tiles.groups,
             ROW_TILE=INVARIANT_ROWS,
             COLUMN_TILE=tiles.columns,
             DEPTH=tiles.depth,
+            REST=tiles.rest,
             STAGES=tiles.stages,
             TURNED=tiles.turned,
-            WHOLE_TILES=out_features % tiles.columns == 0 and in_features % (tiles.splits * tiles.depth) == 0,
+            WHOLE_TILES=tiles.are_whole(out_features, in_features),
             SCALE_ROWS=rows_of,
             NORMED=norm_weight is not None,
             HAS_BIAS=bias is not None,
+            **placed(tiles.groups > 0),
             num_warps=tiles.num_warps,
         )
 

@@ -20,7 +20,7 @@ from spec_lab.models.draft_parts import DraftInput, LikeliestToken, RecurrentPar
 from spec_lab.models.layer_builder import build_layer
 from spec_lab.models.linear import make_linear
 from spec_lab.models.norms import RMSNorm
-from spec_lab.models.products import PLAIN, Products
+from spec_lab.models.products import PLAIN, Products, launching_of
 from spec_lab.models.rope import RotaryTable, rotary_table
 from spec_lab.models.scored_tokens import ScoredTokens
 
@@ -70,6 +70,7 @@ class Eagle3Head:
             residual_is_normed=config.norm_before_residual,
             output_is_normed=config.norm_output,
         )
+        self._launching = launching_of(products, (plan,))
         made = products.recurrent(parts, plan)
         self._fc, self._likeliest, self._run, self.chain = made.fuse, made.likeliest, made.run, made.chain
         self.layer = made.layer.layer
@@ -87,7 +88,8 @@ class Eagle3Head:
         selection: RowSelection,
     ) -> torch.Tensor:
         """Turn [rows] tokens and [rows, hidden_size] features into the live rows' output [live rows, hidden_size]."""
-        out = self._run(token_ids, hidden, cache, attention, selection)
+        with self._launching(token_ids.shape[0]):
+            out = self._run(token_ids, hidden, cache, attention, selection)
         return self._norm(out) if self.config.norm_output and not selection.is_empty else out
 
     def draft_logits(self, hidden: torch.Tensor) -> torch.Tensor:
