@@ -37,7 +37,8 @@ class SlowBlock:
         rows = self._norm(self._body(context, text[-1]), "norm")[self.block.first_row :]
         table = self.reference.model.lm_head.weight
         if self.block.draft_vocab_size is not None:
-            table = self.tensors["lm_head.weight"]
+            kept = self.tensors["d2t"] + torch.arange(self.block.draft_vocab_size)
+            table = table[kept] if self.block.shares_head else self.tensors["lm_head.weight"]
         return self._walk(rows[: self.block.most_drafts], rows @ table.T, context, text[-1], drafts)
 
     def _body(self, context: torch.Tensor, pending: int) -> torch.Tensor:

@@ -45,8 +45,12 @@ BLOCKS: dict[str, TinyBlock] = {
     "deepspec": TinyBlock(layout="deepspec", head="markov", anchor_first=True),
     "speculators": TinyBlock(layout="speculators"),
     "speculators_dspark": TinyBlock(layout="speculators", head="markov", anchor_first=True, draft_vocab_size=100),
+    "rows_of_the_targets_head": TinyBlock(layout="speculators", head="markov", draft_vocab_size=90, shares_head=True),
     "speculators_dflash2": TinyBlock(layout="speculators", head="selector", conv=True, window=5),
 }
+
+
+KINDS = "none", "dflash"
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +69,17 @@ def run_against_slow_block(
 ) -> ScriptedRule:
     """Prompts of one token and of several chunks, page borders, padded rows, slots that are used again."""
     tensors = write_block(folder, block, read_model_config(target[0]))
+    return run_against(SlowBlock(tensors, block, target[1]), target, folder, num_drafts, kernels)
+
+
+def run_against(
+    slow: SlowBlock,
+    target: tuple[Path, Reference],
+    folder: Path,
+    num_drafts: int = 3,
+    kernels: KernelsChoice = KernelsChoice.torch,
+) -> ScriptedRule:
+    """Do so with the drafter in a folder, and what it should draft."""
     requests = [
         Request(r.request_id, r.category, r.prompt_ids, 11, ignore_eos=True)
         for r in random_requests(4, lengths=(1, 12), seed=2)
@@ -76,11 +91,11 @@ def run_against_slow_block(
         num_drafts,
         batch_size=3,
         cache={"page_size": 4, "prefill_chunk": 5},
-        options=block.options,
+        options=slow.block.options,
         kernels=kernels,
     )
     engine = make_engine(config, requests)
-    rule = install(engine, SlowBlock(tensors, block, target[1]))
+    rule = install(engine, slow)
     engine.graph = PaddedGraph(4)
     poison(engine)
     for record in engine.generate(requests).rounds:
@@ -94,6 +109,18 @@ def test_drafts_equal_the_block_recomputed(target: tuple[Path, Reference], tmp_p
     """Every slot's law is compared, after prompts and after rounds of every n."""
     rule = run_against_slow_block(target, tmp_path, BLOCKS[name])
     assert set(rule.accepted) == {0, 1, 2, 3} and rule.compared > 30
+
+
+@pytest.mark.parametrize("name", ["gated", "gru", "lattice"])
+def test_a_head_that_is_left_out_leaves_the_body(target: tuple[Path, Reference], tmp_path: Path, name: str) -> None:
+    """As if the file had none; and the text is plain decoding's."""
+    block = BLOCKS[name]
+    tensors = write_block(tmp_path, block, read_model_config(target[0]))
+    slow = SlowBlock(tensors, replace(block, head="none"), target[1])
+    assert run_against(slow, target, tmp_path).compared > 30
+    requests = random_requests(2, 12, seed=3)
+    texts = [make_engine(make_config((target[0], tmp_path), kind), requests).generate(requests) for kind in KINDS]
+    assert len({tuple(tuple(each.output_ids) for each in text.requests) for text in texts}) == 1
 
 
 @pytest.mark.parametrize("num_drafts", [1, 6])

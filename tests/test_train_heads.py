@@ -27,10 +27,18 @@ from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.checkpoints.taps import Tap
 from spec_lab.collect.__main__ import main as collect
 from spec_lab.models.tensor_parallel import TensorParallel
+from spec_lab.options.drafters.block_keys import Head
 from spec_lab.options.shipped import ZOO
 from spec_lab.program.sweep_lock import alone_in
 from spec_lab.train.__main__ import main
-from spec_lab.train.block_config import DsparkTrainingConfig, LilicorrTrainingConfig, PEagleTrainingConfig
+from spec_lab.train.block_config import (
+    BlockTrainingConfig,
+    Dflash2TrainingConfig,
+    DsparkTrainingConfig,
+    LilicorrTrainingConfig,
+    PEagleTrainingConfig,
+    StoredAs,
+)
 from spec_lab.train.blocks.p_eagle_recipe import PEagleRecipe
 from spec_lab.train.blocks.recipe import BlockRecipe
 from spec_lab.train.checkpoint import load_drafter, load_weights, save_drafter
@@ -79,6 +87,7 @@ CPU = torch.device("cpu")
 DRAWING = Lock()
 """Threads that stand for processes share one generator."""
 OF_BLOCKS: dict[str, Any] = {"draft_vocab_size": 40, "num_anchors": 6}
+OF_MARKOV: dict[str, Any] = {"head": Head.markov, "head_rank": 8, "alone_loss": 1.0, "stored_as": StoredAs.fp8}
 OF_KV: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 24, "num_unrolled_steps": 2, "kv_source_layers": []}
 RECIPES: dict[str, Any] = {
     "eagle3": Eagle3Recipe(
@@ -88,6 +97,8 @@ RECIPES: dict[str, Any] = {
     "draft_model": DraftModelRecipe(DraftModelTrainingConfig(intermediate_size=24, head_dim=8, hidden_size=16)),
     "frozen_kv": FrozenKVRecipe(FrozenKvTrainingConfig(**OF_KV)),
     "dspark": BlockRecipe(DsparkTrainingConfig(block_size=4, head_rank=8, num_anchors=6)),
+    "dflash": BlockRecipe(BlockTrainingConfig(**OF_BLOCKS, **OF_MARKOV)),
+    "dflash2": BlockRecipe(Dflash2TrainingConfig(block_size=5, head_rank=8, head_topk=4, **OF_BLOCKS)),
     "lilicorr": BlockRecipe(LilicorrTrainingConfig(block_size=5, head_rank=8, head_topk=4, **OF_BLOCKS)),
     "p_eagle": PEagleRecipe(PEagleTrainingConfig(num_drafts=4, **OF_BLOCKS)),
 }
@@ -207,6 +218,8 @@ def test_a_large_drafter_lies_in_several_files(tmp_path: Path, monkeypatch: pyte
         ("gemma4", "frozen_kv"),
         ("llama", "dspark"),
         ("qwen3", "lilicorr"),
+        ("llama", "dflash"),
+        ("qwen3", "dflash2"),
         ("gemma4", "p_eagle"),
     ],
 )
@@ -228,7 +241,7 @@ def test_heads_for_tiny_targets_of_all_families_are_proved_before_and_behind_tra
     after = prover.prove(drafter, tmp_path / "after")
     layouts = [name for name, each in drafter_option(config).layouts.items() if each.lacks(config) is None]
     write_layouts(layouts, config, tmp_path / "after", WrittenFor(target, "it", recipe.taps(target)), prover)
-    expected = {"eagle3": ["speculators"], "dspark": ["speculators", "deepspec"]}
+    expected = {"eagle3": ["speculators"], "dspark": ["speculators", "deepspec"], "dflash2": ["speculators"]}
     assert layouts == expected.get(drafter, [])
     assert len(after.differences) == 4 and after.largest_logit != before.largest_logit > 0.1
 
@@ -477,7 +490,7 @@ def test_questions_that_are_too_long_behind_a_training_end_nothing(llama: Path, 
     write_tokenizer(llama / "target")
     (tmp_path / "questions.jsonl").write_text('{"prompt": "How many?"}')
     knobs = EvaluationConfig(prompts=[str(tmp_path / "questions.jsonl")], max_new_tokens=512)
-    assert evaluated(llama / "target", torch.device("cpu"), "eagle3", tmp_path, knobs, None) == {}
+    assert evaluated(llama / "target", CPU, RECIPES["eagle3"].config, tmp_path, knobs, None) == {}
 
 
 def test_a_plan_says_what_a_training_takes_and_texts_are_shown(

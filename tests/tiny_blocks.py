@@ -41,6 +41,7 @@ class TinyBlock:
     sliding: tuple[int, ...] = (0,)
     non_causal: bool = True
     draft_vocab_size: int | None = None
+    shares_head: bool = False
     shift_label: bool = False
     seed: int = 0
     rank: int = RANK
@@ -237,7 +238,7 @@ def _shapes(block: TinyBlock, target: ModelConfig) -> dict[str, tuple[int, ...]]
         shapes |= {"confidence_head.proj.weight": (1, width), "confidence_head.proj.bias": (1,)}
     if block.layout == "deepspec":
         shapes |= {"embed_tokens.weight": (vocab, hidden), "lm_head.weight": (vocab, hidden)}
-    if block.draft_vocab_size is not None:
+    if block.draft_vocab_size is not None and not block.shares_head:
         shapes["lm_head.weight"] = (draft_vocab, hidden)
     return shapes
 

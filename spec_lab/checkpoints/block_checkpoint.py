@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from spec_lab.checkpoints.block_config import BlockConfig, ConvSizes
-from spec_lab.checkpoints.block_heads import Shapes, linear_shapes
+from spec_lab.checkpoints.block_heads import NoHead, Shapes, linear_shapes
 from spec_lab.checkpoints.block_layouts import KNOB, BlockLayout, read_block_config
 from spec_lab.checkpoints.checkpoint import check_floating, check_tensors, read_tensors, stored_tensors
 from spec_lab.checkpoints.checkpoint_files import StoredTensor
@@ -27,8 +27,8 @@ def load_block(
 ) -> tuple[BlockConfig, dict[str, torch.Tensor]]:
     """Read a block drafter for a target: its config, and its tensors.
 
-    Left out where the target's serve: `embed_tokens.weight` and, with the whole vocabulary, `lm_head.weight`. `d2t` is
-    as of `load_eagle3`.
+    Left out where the file has none, and the target's serve: `embed_tokens.weight` and `lm_head.weight`, of which a
+    draft vocabulary takes the rows that `d2t` names. `d2t` is as of `load_eagle3`.
 
     Raises:
         UserError: what `read_block_config` refuses; tensors missing, of another shape or not expected; a vocabulary map
@@ -82,10 +82,20 @@ def _table_shapes(config: BlockConfig) -> Shapes:
 
 def _optional(config: BlockConfig, target: ModelConfig) -> set[str]:
     """Name the tables that the target's can stand in for."""
-    if config.body.hidden_size != target.hidden_size:
-        return set()
-    is_whole = config.draft_vocab_size == target.vocab_size
-    return {"embed_tokens.weight"} | ({"lm_head.weight"} if is_whole else set())
+    return set(_table_shapes(config)) if config.body.hidden_size == target.hidden_size else set()
+
+
+def without_head(
+    config: BlockConfig, tensors: Mapping[str, torch.Tensor]
+) -> tuple[BlockConfig, dict[str, torch.Tensor]]:
+    """Leave the head of a block drafter out, so that each slot stands for itself.
+
+    A confidence head that reads the Markov head's embedding goes with it.
+    """
+    reads = config.confidence_reads
+    alone = replace(config, head=NoHead(), confidence_reads=reads if reads == config.body.hidden_size else 0)
+    kept = block_tensor_shapes(alone) | _table_shapes(alone)
+    return alone, {name: tensor for name, tensor in tensors.items() if name in kept or name in MAPS}
 
 
 def block_tensor_shapes(config: BlockConfig) -> Shapes:

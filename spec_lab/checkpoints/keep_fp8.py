@@ -27,7 +27,17 @@ def is_product(name: str) -> bool:
 
 
 def narrowed(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Round a weight [rows, inputs] to e4m3 times a scale for each block, which takes the block's largest to 448."""
+    """Do what `narrowed_in_blocks` does, and give each row its scales."""
+    values, scales = narrowed_in_blocks(weight)
+    return values, of_each_row(scales, BLOCK_SIZE, weight.shape[0])
+
+
+def narrowed_in_blocks(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Round a weight [rows, inputs] to e4m3 times a scale for each block, which takes the block's largest to 448.
+
+    Returns:
+        The weight, and the scales [blocks of rows, blocks of inputs], as files have them.
+    """
     rows, columns = weight.shape
     row_blocks, column_blocks = num_blocks(rows), num_blocks(columns)
     padded = F.pad(weight.float(), (0, column_blocks * BLOCK_SIZE - columns, 0, row_blocks * BLOCK_SIZE - rows))
@@ -35,7 +45,7 @@ def narrowed(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     scales = blocks.abs().amax(dim=(1, 3), keepdim=True) / LARGEST
     scales = torch.where(scales > 0, scales, 1.0)
     values = (blocks / scales).view_as(padded)[:rows, :columns].to(torch.float8_e4m3fn)
-    return values, of_each_row(scales.view(row_blocks, column_blocks), BLOCK_SIZE, rows)
+    return values, scales.view(row_blocks, column_blocks)
 
 
 def of_each_row(scales: torch.Tensor, block_rows: int, num_rows: int) -> torch.Tensor:

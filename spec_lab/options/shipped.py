@@ -21,7 +21,7 @@ SHIPPED: Mapping[str, tuple[str, ...]] = {
     "pocket_moe": ("mtp_eagle",),
 }
 """The targets whose weights are in this package, and the drafters that have weights for each."""
-SHIPPED_HEADS: Mapping[str, tuple[str, ...]] = {"smollm2_135m": ("eagle3", "mtp_eagle")}
+SHIPPED_HEADS: Mapping[str, tuple[str, ...]] = {"smollm2_135m": ("eagle3", "mtp_eagle", "dflash")}
 """Likewise for targets whose own weights come from elsewhere."""
 
 

@@ -33,6 +33,13 @@ class Normaliser(Choice):
     slots = "slots", "how many slots they are of, so that weights change the size of a step"
 
 
+class StoredAs(Choice):
+    """The types that the matrices of a finished drafter are written in."""
+
+    bfloat16 = "bfloat16"
+    fp8 = "fp8", "e4m3 with a float32 scale for 128 x 128; norms, biases and convolutions in bfloat16"
+
+
 @dataclass
 class SlotTrainingConfig(PackedTrainingConfig):
     """The keys of a drafter that drafts all slots of a block in one pass."""
@@ -45,8 +52,9 @@ class SlotTrainingConfig(PackedTrainingConfig):
         None, "token that stands in the rows to fill; null: the one that the target writes least", least=0
     )
     draft_vocab_size: int | None = knob(
-        None, "tokens that can be drafted, those the target writes most; null: all, by the target's own head", least=2
+        None, "tokens that can be drafted, those the target writes most, by its own head's rows; null: all", least=2
     )
+    stored_as: StoredAs = knob(StoredAs.bfloat16, "what its matrices are written in; they are widened as they are read")
     num_layers: int = knob(2, "layers of the body", least=1, most=64)
 
     @property
@@ -91,6 +99,11 @@ class BlockTrainingConfig(SlotTrainingConfig):
     @property
     def num_trained_drafts(self) -> int:
         return self.block_size - (self.slots == RowReading.mask_first)
+
+    @property
+    def drafter_words(self) -> tuple[str, ...]:
+        parts = {name: getattr(self, name) for name in ("head", "slots", "conv", "confidence", "markov_form")}
+        return tuple(f"drafter.{name}={str(value).lower()}" for name, value in parts.items())
 
     @property
     def makes_drafts(self) -> str:

@@ -10,10 +10,12 @@ from typing import Any
 
 import torch
 
+from spec_lab.checkpoints.quantization import SCALES_SUFFIX
 from spec_lab.train.checkpoint import load_weights, num_weight_bytes
 from spec_lab.train.drafter import DrafterDescription
 from spec_lab.train.evaluate import format_table
 from spec_lab.train.module_config import moved_by
+from spec_lab.train.narrow import stored_words
 from spec_lab.train.stages import RunFolder
 from spec_lab.train.target import TargetDescription
 
@@ -89,8 +91,8 @@ def drafter_card(folder: RunFolder, output: Path, description: DrafterDescriptio
     share = _num_parameters(output) / _num_parameters(folder.target)
     card = f"""# {output.name}: a drafter for {folder.target.name}
 
-{kind} of {_num_parameters(output) / 1e6:.2f} M parameters in bf16 ({_megabytes(output):.1f} MB), {share:.0%} of the
-target's. {description.reading}
+{kind} of {_num_parameters(output) / 1e6:.2f} M parameters {stored_words(output)} ({_megabytes(output):.1f} MB),
+{share:.0%} of the target's. {description.reading}
 
 ## Training
 {_drafter_data(folder)} against the target's own probabilities, {description.loss}.
@@ -136,7 +138,7 @@ def evaluation_section(report: dict[str, Any], kind: str | None) -> str:
     """Write the section of a card that says what `spec_lab.train.evaluate` measured; `kind`: of the drafter, if any."""
     return reflow(f"""## Evaluation
 {report["pooled"]["prompts"]} prompts (`spec_lab/workloads/prompts`), greedy, at most {report["max_new_tokens"]} new
-tokens, float32 from the bf16 weights. {"" if kind is None else _drafts(report, kind)} Rows <
+tokens, float32 from the stored weights. {"" if kind is None else _drafts(report, kind)} Rows <
 {report["uncertain_below"]}: share of written tokens whose most likely token had less probability, in thinking and
 elsewhere.
 
@@ -204,7 +206,8 @@ def _shapes(output: Path) -> dict[str, torch.Size]:
 
 
 def _num_parameters(output: Path) -> int:
-    return sum(prod(shape) for name, shape in _shapes(output).items() if name not in ("d2t", "t2d"))
+    none = "d2t", "t2d", SCALES_SUFFIX
+    return sum(prod(shape) for name, shape in _shapes(output).items() if not name.endswith(none))
 
 
 def _megabytes(output: Path) -> float:

@@ -72,6 +72,11 @@ class PackedTrainingConfig(DrafterTrainingConfig):
         """The drafts of a round that training sees."""
         raise NotImplementedError
 
+    @property
+    def drafter_words(self) -> tuple[str, ...]:
+        """What a run must be told beside `drafter=`, so that it drafts with all that was trained."""
+        return ()
+
 
 @dataclass
 class UnrolledTrainingConfig(PackedTrainingConfig):

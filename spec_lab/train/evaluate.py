@@ -1,6 +1,6 @@
 """Measures the pair on the shipped evaluation prompts: is it good enough, and is it unsaturated?
 
-Everything is computed in float32 from the bf16 weights, as the runtime does on a CPU.
+Everything is computed in float32 from the stored weights, as the runtime does on a CPU.
 """
 
 from __future__ import annotations

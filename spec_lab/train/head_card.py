@@ -10,6 +10,7 @@ from spec_lab.train.card import MAX_CURVE_ROWS, reflow
 from spec_lab.train.checkpoint import num_weight_bytes
 from spec_lab.train.drafter import DrafterDescription
 from spec_lab.train.module_config import moved_by
+from spec_lab.train.narrow import stored_words
 
 
 def head_card(
@@ -28,8 +29,8 @@ def head_card(
     rounds = ", ".join(f"{difference:.1e}" for difference in proof["differences"])
     return reflow(f"""# {output.name}: a drafter for {target}
 
-{kind} of {record["num_parameters"] / 1e6:.2f} M parameters in bf16 ({num_weight_bytes(output) / 1e6:.1f} MB).
-{description.reading}
+{kind} of {record["num_parameters"] / 1e6:.2f} M parameters {stored_words(output)}
+({num_weight_bytes(output) / 1e6:.1f} MB). {description.reading}
 
 ## Training
 On {record["num_texts"]:,} texts with {texts["written_tokens"]:,} tokens that the target wrote ({texts["settings"]}),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.core.types import Request
 from spec_lab.train.config import EvaluationConfig
 from spec_lab.train.decoded import decoded
+from spec_lab.train.drafter_config import PackedTrainingConfig
 from spec_lab.train.head_training import serving_of
 from spec_lab.train.texts.prompts import read_prompts
 from spec_lab.workloads.tokenizer import TargetTokenizer
@@ -23,7 +25,12 @@ LONGEST_PROMPT = 4096
 
 
 def evaluated(
-    path: Path, device: torch.device, name: str, drafter: Path, knobs: EvaluationConfig, thinking: bool | None
+    path: Path,
+    device: torch.device,
+    trained: PackedTrainingConfig,
+    drafter: Path,
+    knobs: EvaluationConfig,
+    thinking: bool | None,
 ) -> dict[str, Any]:
     """Decode the first turn of each question, with the drafter and with lookup beside it; {} where all are too long.
 
@@ -48,7 +55,8 @@ def evaluated(
             *(len(requests), knobs.max_new_tokens),
         )
         return {}
-    serving = serving_of(path, device, kept, knobs.num_draft_tokens, min(knobs.batch_size, 64))
+    few = replace(knobs, batch_size=min(knobs.batch_size, 64))
+    serving, name = serving_of(path, device, kept, few, trained.drafter_words), trained.drafts_as
     return {
         "files": [Path(file).name for file in knobs.prompts],
         "unread": unread,

@@ -148,8 +148,7 @@ class HeadPipeline:
         """Measure by category, where there are questions, and write the card."""
         knobs, measured = self.config.evaluation, {}
         if knobs.prompts:
-            name = recipe.config.drafts_as
-            measured = evaluated(self._path(), self.device, name, output, knobs, thinking)
+            measured = evaluated(self._path(), self.device, recipe.config, output, knobs, thinking)
             write_json(folder.evaluation(output), measured)
         record = json.loads(folder.record(output).read_text(encoding="utf-8"))
         card = head_card(output, folder.target.name, recipe.describe(output), record, measured)

@@ -13,7 +13,7 @@ import torch
 
 from spec_lab.core.types import Request
 from spec_lab.menu.choices import Dtype
-from spec_lab.train.config import TrainConfig
+from spec_lab.train.config import EvaluationConfig, TrainConfig
 from spec_lab.train.drafter_config import PackedTrainingConfig
 from spec_lab.train.frozen_target import FrozenTarget
 from spec_lab.train.group import ALONE, TrainingGroup
@@ -84,7 +84,7 @@ class HeadTraining:
         }
 
     def _write_layouts(self, output: Path, prover: Prover) -> None:
-        written_for = WrittenFor(self.target, self.path.name, self.recipe.taps(self.target))
+        written_for = WrittenFor(prover.target, self.path.name, self.recipe.taps(self.target))
         write_layouts(self.config.layouts, self.recipe.config, output, written_for, prover)
 
     def follow(self) -> None:
@@ -129,7 +129,10 @@ class HeadTraining:
             return None
         num_drafts, longest = prover.serving.num_draft_tokens, prover.serving.longest
         length = len(longest.prompt_ids) + longest.max_new_tokens
-        serving = Serving.load(self.path, self.device, "bfloat16", num_drafts, 1, length, "kernels=torch")
+        words = self.recipe.config.drafter_words
+        serving = Serving.load(
+            self.path, self.device, "bfloat16", num_drafts, 1, length, "kernels=torch", of_drafter=words
+        )
         apart = prover.prove_rounded(self.recipe.config.drafts_as, folder, serving)
         log.info("proved: served in bfloat16 it is %.3f of what logits vary by from the training forward", apart)
         return apart
@@ -152,7 +155,7 @@ class HeadTraining:
         return Truth(
             every=knobs.every,
             name=recipe.config.drafts_as,
-            serving=serving_of(self.path, self.device, requests, knobs.num_draft_tokens, knobs.batch_size),
+            serving=serving_of(self.path, self.device, requests, knobs, recipe.config.drafter_words),
             requests=requests,
             export=export,
             forced=forced,
@@ -185,11 +188,12 @@ def forget(work: Path) -> None:
 
 
 def serving_of(
-    path: Path, device: torch.device, requests: list[Request], num_draft_tokens: int, batch_size: int
+    path: Path, device: torch.device, requests: list[Request], knobs: EvaluationConfig, of_drafter: tuple[str, ...]
 ) -> Serving:
-    """Load the runtime for some requests."""
+    """Load the runtime for some requests, and for a drafter of these words."""
     longest = max(len(request.prompt_ids) + request.max_new_tokens for request in requests)
-    return Serving.load(path, device, "auto", num_draft_tokens, min(batch_size, len(requests)), longest)
+    sizes = knobs.num_draft_tokens, min(knobs.batch_size, len(requests)), longest
+    return Serving.load(path, device, "auto", *sizes, of_drafter=of_drafter)
 
 
 def held_out_requests(texts: Any, max_new_tokens: int) -> list[Request]:

@@ -17,6 +17,8 @@ from spec_lab.checkpoints.block_checkpoint import load_block
 from spec_lab.checkpoints.block_layouts import DEEPSPEC, SPECULATORS, BlockLayout
 from spec_lab.checkpoints.block_writing import TABLES, write_block
 from spec_lab.checkpoints.taps import SPELLINGS, Tap
+from spec_lab.models.blocks.model import drafted_rows
+from spec_lab.models.eagle3 import draft_to_target_ids
 from spec_lab.train.checkpoint import load_drafter, load_weights, save_drafter
 from spec_lab.train.frozen_target import FrozenTarget
 
@@ -42,7 +44,7 @@ class OtherLayout:
     Attributes:
         write: takes a drafter's folder, that to write, and what it is for.
         renamed: returns how it names a tensor.
-        copies: tensors of the target that it holds besides.
+        copies: tensors of the target that it may hold besides.
     """
 
     write: Callable[[Path, Path, WrittenFor], None]
@@ -51,9 +53,10 @@ class OtherLayout:
 
     def holds(self, folder: Path, other: Path) -> bool:
         """Tell whether two folders, ours and one in this layout, hold the same tensors."""
-        ours, theirs = load_weights(folder), load_weights(other)
-        return {self.renamed(name) for name in ours} == set(theirs) - self.copies and all(
-            torch.equal(tensor, theirs[self.renamed(name)]) for name, tensor in ours.items()
+        ours = {self.renamed(name): tensor for name, tensor in load_weights(folder).items()}
+        theirs = load_weights(other)
+        return set(theirs) - set(ours) <= self.copies and all(
+            name in theirs and torch.equal(tensor, theirs[name]) for name, tensor in ours.items()
         )
 
 
@@ -63,7 +66,16 @@ def _write_block(layout: BlockLayout, folder: Path, output: Path, written_for: W
     tables = {"embed_tokens.weight": target.decoder.embedding, "lm_head.weight": target.head_weight}
     # A file may not hold one tensor under two names, as tied ones would be.
     copies = {name: table.bfloat16().clone() for name, table in tables.items()} if layout is DEEPSPEC else {}
+    token_map = draft_to_target_ids(tensors.get("d2t"))
+    if layout is SPECULATORS and token_map is not None:
+        copies["lm_head.weight"] = _as_narrow_as_it_is(drafted_rows(target.head_weight.cpu(), token_map))
     write_block(output, config, copies | tensors, target.config.num_layers, layout)
+
+
+def _as_narrow_as_it_is(table: torch.Tensor) -> torch.Tensor:
+    """Return rows of the target's head in bf16 where that loses nothing, so that what is read back is the same."""
+    narrow = table.bfloat16()
+    return narrow if torch.equal(narrow.to(table), table) else table
 
 
 def _write_eagle3(folder: Path, output: Path, written_for: WrittenFor) -> None:
@@ -113,7 +125,7 @@ def in_speculators(name: str) -> str:
 
 LAYOUTS: Mapping[tuple[str, str], OtherLayout] = {
     ("eagle3", "speculators"): OtherLayout(_write_eagle3, in_speculators),
-    ("block", "speculators"): OtherLayout(partial(_write_block, SPECULATORS)),
+    ("block", "speculators"): OtherLayout(partial(_write_block, SPECULATORS), copies=frozenset({"lm_head.weight"})),
     ("block", "deepspec"): OtherLayout(partial(_write_block, DEEPSPEC), copies=TABLES),
 }
 """By kind of drafter and name. An EAGLE-3 head is written as vLLM's speculators has it in version 0.9."""

@@ -20,6 +20,7 @@ from spec_lab.train.block_config import (
     DsparkTrainingConfig,
     LilicorrTrainingConfig,
     PEagleTrainingConfig,
+    StoredAs,
 )
 from spec_lab.train.config import TrainConfig
 from spec_lab.train.drafter_config import (
@@ -191,7 +192,9 @@ def other_layout(kind: str, name: str) -> OtherLayout:
 
 
 def lacks_a_place(layout: str, drafter: BlockTrainingConfig) -> str | None:
-    """Name the part of a block drafter that a layout has no place for, as it is typed."""
+    """Name the part of a block drafter that a layout has no place for, as it is typed. All are written in bfloat16."""
+    if drafter.stored_as == StoredAs.fp8:
+        return "drafter.stored_as=fp8"
     head, slots = HeadKind(drafter.head.value), Slots(drafter.slots.value)
     knob = no_place(layout, head, slots, drafter.conv, drafter.draft_vocab_size is not None)
     return None if knob is None else f"drafter.{knob}={getattr(drafter, knob)}"

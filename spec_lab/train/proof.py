@@ -107,7 +107,9 @@ class Prover:
         cpu, longest = torch.device("cpu"), max(TEXT_LENGTHS) + ORACLE_ROUNDS * (num_draft_tokens + 1)
         longest += num_draft_tokens
         target = FrozenTarget.load(path, cpu, torch.float32, longest)
-        serving = Serving.load(path, cpu, "float32", num_draft_tokens, 1, longest, "kernels=torch")
+        serving = Serving.load(
+            path, cpu, "float32", num_draft_tokens, 1, longest, "kernels=torch", of_drafter=recipe.config.drafter_words
+        )
         # A folder with little text repeats itself: what the text says does not matter here.
         text = tokens.long().repeat(-(-sum(TEXT_LENGTHS) // len(tokens)))[: sum(TEXT_LENGTHS)]
         return cls(target, serving, text.split(list(TEXT_LENGTHS)), recipe)

@@ -54,6 +54,7 @@ class Serving:
     Attributes:
         words: the run that is composed for each drafter, but for `drafter=`.
         longest: a request as long as any.
+        of_drafter: words beside `drafter=` of one that lies in a folder.
         _composed: the run of each drafter, composed once.
     """
 
@@ -61,6 +62,7 @@ class Serving:
     models: TargetBuild
     num_draft_tokens: int
     longest: Request
+    of_drafter: tuple[str, ...] = ()
     _composed: dict[str, Chosen] = field(default_factory=dict)
 
     @classmethod
@@ -73,15 +75,17 @@ class Serving:
         batch_size: int,
         max_tokens: int,
         *more: str,
+        of_drafter: tuple[str, ...] = (),
     ) -> Serving:
-        """Load the target of `path` for sequences of up to `max_tokens`; `more` are words of the run."""
+        """Load the target of `path` for sequences of up to `max_tokens`; `more` are words of the run, `of_drafter`
+        those of the drafter that is trained."""
         words = (
             *("target=hf", as_override("target.path", path), f"device={device}", f"dtype={dtype}"),
             *("references=[]", f"batch_size={batch_size}", "prune=none", "graph=eager", *more),
         )
         longest = Request("longest", "", (0,) * (max_tokens // 2), max_tokens - max_tokens // 2)
         chosen = admit(compose([*words, "drafter=none"]).config)
-        return cls(words, load_models(chosen, max_tokens), num_draft_tokens, longest, {"none": chosen})
+        return cls(words, load_models(chosen, max_tokens), num_draft_tokens, longest, of_drafter, {"none": chosen})
 
     def engine(self, drafter: str, folder: Path | None = None) -> Engine:
         """Make an engine that drafts with what lies in `folder`, or with a drafter that has no weights."""
@@ -102,7 +106,7 @@ class Serving:
             if drafter != "none":
                 words.append(f"drafter.num_draft_tokens={self.num_draft_tokens}")
             if folder is not None:
-                words.append(as_override("drafter.path", folder))
+                words += [as_override("drafter.path", folder), *self.of_drafter]
             self._composed[drafter] = admit(compose(words).config)
         chosen = self._composed[drafter]
         if folder is not None:

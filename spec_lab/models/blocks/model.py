@@ -53,6 +53,11 @@ def build_confidence(parts: HeadParts) -> ConfidenceHead | None:
     return ConfidenceHead(parts.linear("confidence_head.proj"), embedding)
 
 
+def drafted_rows(target_head: torch.Tensor, token_map: torch.Tensor | None) -> torch.Tensor:
+    """Return the rows of the target's head [vocab, hidden_size] of the tokens that can be drafted; None is all."""
+    return target_head if token_map is None else target_head[token_map]
+
+
 class BlockModel:
     """Drafts the slots of a block; no state between calls.
 
@@ -72,7 +77,8 @@ class BlockModel:
         max_positions: int,
         products: Products = PLAIN,
     ) -> None:
-        """`embedding` and `target_head` [vocab, hidden_size] are the target's, used where the checkpoint has none."""
+        """`embedding` and `target_head` [vocab, hidden_size] are the target's, used where the checkpoint has none; with
+        a draft vocabulary the rows of its tokens are."""
         self.config = config
         self.body = BlockBody(config, tensors, embedding, backend, max_positions, products)
         token_map = draft_to_target_ids(tensors.get("d2t"))
@@ -80,7 +86,8 @@ class BlockModel:
         parts = HeadParts(config, tensors, table, token_map)
         self.head: BlockHead = build_head(parts)
         self.confidence = build_confidence(parts)
-        self._logits = products.linear(make_linear(tensors.get("lm_head.weight", target_head)))
+        head = tensors.get("lm_head.weight")
+        self._logits = products.linear(make_linear(drafted_rows(target_head, token_map) if head is None else head))
 
     def run(
         self, pending: torch.Tensor, context: torch.Tensor, place: BlockPlace, cache: PagedKVCache, num_drafts: int

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import torch
 
 from spec_lab.acceptance.confidences import DraftConfidences
-from spec_lab.checkpoints.block_checkpoint import load_block
+from spec_lab.checkpoints.block_checkpoint import load_block, without_head
 from spec_lab.checkpoints.block_config import BlockConfig, Slots
 from spec_lab.checkpoints.block_heads import HeadKind, MarkovForm
 from spec_lab.checkpoints.random_blocks import BlockParts, random_block
@@ -21,7 +22,7 @@ from spec_lab.menu.choices import Weights
 from spec_lab.menu.chosen import Chosen
 from spec_lab.menu.config import RunConfig
 from spec_lab.models.blocks.model import BlockModel
-from spec_lab.options.drafters.block_keys import BLOCK_SIZE, BlockDrafterConfig, Form, fewer_drafts
+from spec_lab.options.drafters.block_keys import BLOCK_SIZE, BlockDrafterConfig, Form, Head, fewer_drafts
 from spec_lab.wiring.caches import build_cache
 from spec_lab.wiring.drafting import (
     DrafterFactory,
@@ -33,6 +34,8 @@ from spec_lab.wiring.drafting import (
     shape_of_engine,
 )
 from spec_lab.wiring.models import DrafterBuild
+
+log = logging.getLogger(__name__)
 
 PassMaker = Callable[[DrafterResources], BlockPass]
 
@@ -95,24 +98,33 @@ def read_block(
     else:
         config, tensors = load_block(chosen.drafter_folder, target, build.dtype, build.device)
         refuse_other_parts(config, options, str(chosen.drafter_folder), chosen.config)
+        if options.head == Head.none and config.head.kind != HeadKind.none:
+            kind = config.head.kind
+            log.info("%s: its head is left out; drafter.head=%s drafts with it", chosen.drafter_folder, kind)
+            config, tensors = without_head(config, tensors)
     return _with_window(config, options.window), tensors
 
 
 def refuse_other_parts(config: BlockConfig, options: BlockDrafterConfig, source: str, run: RunConfig) -> None:
-    """The parts that a run names are those of its checkpoint: another reading costs acceptance, and raises no error."""
+    """The parts that a run names are those of its checkpoint: another reading costs acceptance, and raises no error.
+
+    A head alone can be left out.
+    """
     has: dict[str, str | bool] = {
         "head": config.head.kind.value,
         "slots": config.slots.name,
         "conv": config.conv is not None,
     }
     if options.confidence:
-        has["confidence"] = config.confidence_reads > 0
+        served = without_head(config, {})[0] if options.head == Head.none else config
+        has["confidence"] = served.confidence_reads > 0
     if options.markov_form != Form.vanilla:  # the form of a head is the checkpoint's where nobody names one
         has["markov_form"] = getattr(config.head, "form", MarkovForm.vanilla).value
-    wrong = [f"drafter.{name}={str(value).lower()}" for name, value in has.items() if getattr(options, name) != value]
-    if wrong:
+    wrong = {name: str(value).lower() for name, value in has.items() if getattr(options, name) != value}
+    if wrong and not (wrong.keys() == {"head"} and options.head == Head.none):
+        words = " ".join(f"drafter.{name}={value}" for name, value in wrong.items())
         raise UserError(
-            f"{source}: the checkpoint is not what drafter={options.name} says; use {' '.join(wrong)}, or set "
+            f"{source}: the checkpoint is not what drafter={options.name} says; use {words}, or set "
             "drafter.path to another one"
         )
     most = config.slots.most_drafts

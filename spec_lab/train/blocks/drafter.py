@@ -16,7 +16,7 @@ from spec_lab.checkpoints.plan import LayerPlan
 from spec_lab.models.blocks.body import BlockBody, BlockPlace
 from spec_lab.models.blocks.confidence import ConfidenceHead
 from spec_lab.models.blocks.heads import BlockHead, BlockRows, HeadParts
-from spec_lab.models.blocks.model import build_confidence, build_head
+from spec_lab.models.blocks.model import build_confidence, build_head, drafted_rows
 from spec_lab.models.blocks.scores import SlotScores
 from spec_lab.models.eagle3 import draft_to_target_ids
 from spec_lab.models.linear import DenseLinear, Linear
@@ -127,11 +127,13 @@ class SlotDrafter(WeightsByName, ABC):
 
 
 class TrainableBlock(SlotDrafter):
-    """A body and the head that joins its slots."""
+    """A body and the head that joins its slots. Embedding and output head are the target's, and stay as they are; an
+    output head among the tensors is trained."""
 
     def __init__(self, config: BlockConfig, tensors: Mapping[str, Tensor], target: FrozenTarget) -> None:
         super().__init__(config.slots.most_drafts, tensors, target)
         self.config = config
+        self._frozen_head = drafted_rows(self._target_head, self.token_map)
 
     def slots(self, rows: AnchoredRows, tapped: Tensor) -> tuple[Tensor, Tensor]:
         config, num_layers = self.config, self.config.body.num_layers
@@ -149,7 +151,7 @@ class TrainableBlock(SlotDrafter):
     def joining(self) -> Joining:
         tensors = self.tensors()
         parts = HeadParts(self.config, tensors, self._embedding, self.token_map)
-        logits = DenseLinear(tensors.get("lm_head.weight", self._target_head), None)
+        logits = DenseLinear(tensors.get("lm_head.weight", self._frozen_head), None)
         return Joining(logits, build_head(parts), build_confidence(parts))
 
 

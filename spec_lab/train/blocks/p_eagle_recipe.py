@@ -36,6 +36,9 @@ class PEagleRecipe(SlotRecipe):
         """Make a head that is not trained; its last norm, and a head of its own, begin as the target's."""
         vocab_size = target.config.vocab_size
         kept = self.vocabulary(target, texts, [*target.config.eos_token_ids, *always_drafted])
+        if kept:
+            ids = kept["d2t"] + torch.arange(len(kept["d2t"]))
+            kept["lm_head.weight"] = target.head_weight[ids.to(target.device)].float().cpu()  # which is trained
         num_drafted = len(kept["d2t"]) if kept else vocab_size
         config = self._sizes(target, num_drafted, self.mask_token(texts, vocab_size))
         shapes = eagle3_tensor_shapes(config)
@@ -49,8 +52,8 @@ class PEagleRecipe(SlotRecipe):
         """Return what it reads: what an EAGLE-3 head does."""
         return taps_of_inputs(default_tap_layer_inputs(target.config.num_layers))
 
-    def save(self, drafter: TrainablePEagle, target: FrozenTarget, folder: Path) -> None:
-        """Write it as the runtime and vLLM load it."""
+    def write(self, drafter: TrainablePEagle, target: FrozenTarget, folder: Path) -> None:
+        """Write it in the layout of speculators, which vLLM reads."""
         config = drafter.config
         layer = {**decoder_keys(config), **rope_keys(config.layer.only_layer.rope)}
         keys = {

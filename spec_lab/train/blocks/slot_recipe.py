@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from spec_lab.checkpoints.taps import Tap
-from spec_lab.train.block_config import SlotTrainingConfig
+from spec_lab.train.block_config import SlotTrainingConfig, StoredAs
 from spec_lab.train.blocks.training import (
     BLOCK_FORM,
     GENERATED_ROW_LENGTH,
@@ -26,6 +26,7 @@ from spec_lab.train.frozen_target import FrozenTarget
 from spec_lab.train.generations import Generations
 from spec_lab.train.head_recipe import PackedForm
 from spec_lab.train.loop import CurvePoint
+from spec_lab.train.narrow import store_in_fp8
 from spec_lab.train.packed_training import PackedTask
 
 if TYPE_CHECKING:
@@ -51,12 +52,18 @@ class SlotRecipe(ABC):
         """Return the hidden states that it reads."""
 
     @abstractmethod
-    def save(self, drafter: Any, target: FrozenTarget, folder: Path) -> None:
-        """Write it as the runtime loads it."""
+    def write(self, drafter: Any, target: FrozenTarget, folder: Path) -> None:
+        """Write it in the layout of its kind: matrices and norms in bf16, maps as they are."""
 
     @abstractmethod
     def load(self, folder: Path, target: FrozenTarget) -> Any:
         """Read what `save` wrote, its weights held in float32."""
+
+    def save(self, drafter: Any, target: FrozenTarget, folder: Path) -> None:
+        """Write it as the runtime and other engines load it."""
+        self.write(drafter, target, folder)
+        if self.config.stored_as == StoredAs.fp8:
+            store_in_fp8(folder)
 
     def train(self, task: TrainingTask, folder: Path) -> list[CurvePoint]:
         """Train the drafter and save it, as `DrafterRecipe` says."""
@@ -85,12 +92,11 @@ class SlotRecipe(ABC):
         return int(texts.count_written_tokens(vocab_size).argmin())
 
     def vocabulary(self, target: FrozenTarget, texts: CountedTexts, always_drafted: Sequence[int]) -> dict[str, Tensor]:
-        """Return the maps of a vocabulary that is cut, and the rows of the target's head that it begins with."""
+        """Return the maps of a vocabulary that is cut; {} where it is whole."""
         if self.config.draft_vocab_size is None:
             return {}
         vocab_size = target.config.vocab_size
         kept = list(dict.fromkeys(always_drafted))
         ids = most_frequent_tokens(texts, vocab_size, self.config.draft_vocab_size, kept)
         is_drafted = torch.zeros(vocab_size, dtype=torch.bool).index_fill(0, ids, True)
-        head = target.head_weight[ids.to(target.device)].float().cpu()
-        return {"d2t": ids - torch.arange(len(ids)), "t2d": is_drafted, "lm_head.weight": head}
+        return {"d2t": ids - torch.arange(len(ids)), "t2d": is_drafted}

@@ -1,0 +1,62 @@
+"""Storing a drafter's matrices in e4m3, 8 bits, with a scale for each block, as fp8 checkpoints have them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from torch import Tensor
+
+from spec_kernels.block_fp8_reference import BLOCK_SIZE
+from spec_lab.checkpoints.checkpoint_files import INDEX_FILE
+from spec_lab.checkpoints.config import read_config_json
+from spec_lab.checkpoints.keep_fp8 import narrowed_in_blocks
+from spec_lab.checkpoints.quantization import SCALES_SUFFIX
+from spec_lab.core.errors import UserError
+from spec_lab.train.checkpoint import WEIGHTS, load_weights, save_config, save_weights
+
+KEY = "quantization_config"
+SCHEME = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [BLOCK_SIZE, BLOCK_SIZE]}
+LEAST_SIDE = 32
+"""Smaller matrices, such as a confidence head, weigh little."""
+
+
+def store_in_fp8(folder: Path, output: Path | None = None) -> None:
+    """Write the checkpoint in `folder` with narrow matrices to `output`, or in its own place; readers widen them.
+
+    Norms, biases, convolutions and vocabulary maps stay as they are.
+
+    Raises:
+        UserError: there is no checkpoint, or it is narrow already.
+    """
+    config = read_config_json(folder, "FOLDER")
+    if KEY in config:
+        raise UserError(f"{folder}: its config.json has a {KEY} already; take the checkpoint in bfloat16")
+    tensors = with_narrow_matrices(load_weights(folder))
+    output = output or folder
+    output.mkdir(parents=True, exist_ok=True)
+    for file in (*output.glob(WEIGHTS), output / INDEX_FILE):  # there may be fewer of them now
+        file.unlink(missing_ok=True)
+    save_weights(tensors, output)
+    save_config({**config, KEY: SCHEME}, output)
+
+
+def with_narrow_matrices(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Narrow every matrix that is large enough, and put its scales beside it."""
+    result = dict(tensors)
+    for name, tensor in tensors.items():
+        if is_narrowed(name, tensor):
+            result[name], result[f"{name}{SCALES_SUFFIX}"] = narrowed_in_blocks(tensor)
+    return result
+
+
+def is_narrowed(name: str, tensor: Tensor) -> bool:
+    """Tell whether a tensor is a large matrix, and no convolution's."""
+    is_matrix = tensor.is_floating_point() and tensor.ndim == 2 and min(tensor.shape) >= LEAST_SIDE
+    return is_matrix and "_conv." not in name
+
+
+def stored_words(folder: Path) -> str:
+    """Say for a card how the weights in a folder are stored."""
+    is_narrow = KEY in read_config_json(folder, "FOLDER")
+    return "in e4m3 with a scale for each block of 128 x 128" if is_narrow else "in bf16"
