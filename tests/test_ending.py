@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,7 @@ from safetensors import SafetensorError
 
 from spec_lab.cli.session import call_hydra
 from spec_lab.core.errors import UserError
+from spec_lab.menu import registry
 from spec_lab.program.ending import guarded
 from spec_lab.program.interrupts import Interrupts
 
@@ -104,6 +107,35 @@ def test_what_is_not_ours_is_one_line(
 def test_a_mistake_of_ours_is_a_traceback(error: Exception, capsys: pytest.CaptureFixture[str]) -> None:
     assert guarded(raises(error)) == 1
     assert "Traceback" in capsys.readouterr().err
+
+
+def test_the_traceback_of_an_extension_ends_with_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whether its own code raises, or what that calls; of the lab's own mistakes it says nothing."""
+    (tmp_path / "broken_lab").mkdir()
+    (tmp_path / "broken_lab" / "__init__.py").write_text("def register(registry):\n    pass\n")
+    (tmp_path / "broken_lab" / "drafts.py").write_text("import json\ndef draft():\n    return json.dumps({1})\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    registry.load(("broken_lab",))
+    assert guarded(import_module("broken_lab.drafts").draft) == 1
+    *_, last = capsys.readouterr().err.splitlines()
+    assert "extension broken_lab" in last
+    assert "not the lab's" in last
+    assert guarded(raises(KeyError("x"))) == 1
+    assert "extension" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("variables", [{"TORCH_LOGS": "nosuch"}, {"TORCH_LOGS_FORMAT": "x", "TORCH_LOGS": "-,+"}])
+def test_a_variable_that_torch_does_not_take_is_refused(variables: dict[str, str]) -> None:
+    code = (
+        "import sys; from spec_lab.program.ending import guarded; sys.exit(guarded(lambda: __import__('torch') and 0))"
+    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | variables)
+    assert done.returncode == 2, done.stderr
+    [line] = done.stderr.splitlines()
+    assert all(name in line.partition("unset")[2] for name in variables), line
 
 
 def test_ctrl_c_is_not_an_error(capsys: pytest.CaptureFixture[str]) -> None:

@@ -90,9 +90,13 @@ def print_trouble(error: BaseException, menu: Menu | None = None) -> Status:
 
 
 def print_ending(error: BaseException, trouble: Trouble | None) -> None:
-    """Print the line of `trouble`, or, of a mistake of ours, the traceback of `error`, on stderr."""
+    """Print the line of `trouble`, or, of a mistake in code, the traceback of `error` and whose it is, on stderr."""
     if trouble is None:
+        from spec_lab.menu.extensions import extension_behind
+
         traceback.print_exception(error)
+        if (extension := extension_behind(error)) is not None:
+            print(f"failed: this is code of the extension {extension}, not the lab's; mend it there", file=sys.stderr)
     else:
         print(f"{trouble.status}: {one_line(trouble.line)}", file=sys.stderr)
 
