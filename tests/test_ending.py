@@ -22,6 +22,7 @@ from spec_lab.core.errors import UserError
 from spec_lab.menu import registry
 from spec_lab.program.ending import guarded
 from spec_lab.program.interrupts import Interrupts
+from spec_lab.report.__main__ import main as report
 
 PROGRAMS = ("spec_lab", "spec_lab.doctor", "spec_lab.train")
 
@@ -136,6 +137,12 @@ def test_a_variable_that_torch_does_not_take_is_refused(variables: dict[str, str
     assert done.returncode == 2, done.stderr
     [line] = done.stderr.splitlines()
     assert all(name in line.partition("unset")[2] for name in variables), line
+
+
+@pytest.mark.parametrize("arguments", [[""], ["--figures", ""], ["--csv="], ["x", ""], ["--html=", "x"]])
+def test_an_empty_path_is_not_the_working_folder(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert report(arguments) == 2
+    assert "an empty text is no path" in capsys.readouterr().err
 
 
 def test_ctrl_c_is_not_an_error(capsys: pytest.CaptureFixture[str]) -> None:

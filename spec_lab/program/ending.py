@@ -20,7 +20,8 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NoReturn
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from spec_lab.core.errors import Trouble, UserError, behind, is_interruption, is_of_composing, one_line, trouble_of
 from spec_lab.program.console import patient_console, raise_lost
@@ -127,7 +128,7 @@ def _is_of_a_file(error: BaseException) -> bool:
 
 
 class LineParser(argparse.ArgumentParser):
-    """Raises what argparse would print below the usage, which `--help` shows."""
+    """Raises what argparse would print below the usage, which `--help` shows, and what it would take in silence."""
 
     def error(self, message: str) -> NoReturn:
         """Refuse the arguments.
@@ -136,3 +137,9 @@ class LineParser(argparse.ArgumentParser):
             UserError: always, with the message and where to look.
         """
         raise UserError(f"{message}; {self.prog} --help shows what there is")
+
+    def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
+        """Refuse an empty path, which would be the working folder."""
+        if action.type is Path and not arg_string:
+            self.error(f"{'/'.join(action.option_strings) or action.metavar}: an empty text is no path")
+        return super()._get_value(action, arg_string)
