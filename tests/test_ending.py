@@ -17,6 +17,7 @@ import pytest
 from omegaconf import OmegaConf
 from safetensors import SafetensorError
 
+from spec_lab.__main__ import main as spec_lab_main
 from spec_lab.cli.session import call_hydra
 from spec_lab.core.errors import UserError
 from spec_lab.menu import registry
@@ -143,6 +144,16 @@ def test_a_variable_that_torch_does_not_take_is_refused(variables: dict[str, str
 def test_an_empty_path_is_not_the_working_folder(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert report(arguments) == 2
     assert "an empty text is no path" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("program", [spec_lab_main, report])
+def test_a_working_folder_that_is_gone_is_refused(
+    program: Callable[[list[str]], int], empty_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    empty_folder.rmdir()
+    assert program(["--dry-run"] if program is spec_lab_main else []) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("refused: the working folder is not there any more")
 
 
 def test_ctrl_c_is_not_an_error(capsys: pytest.CaptureFixture[str]) -> None:

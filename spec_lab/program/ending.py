@@ -48,6 +48,7 @@ def guarded(
     with patient_console():
         try:
             with Interrupts() as interrupts:
+                _refuse_no_folder()
                 code = run()
                 if sys.stdout is not None:
                     sys.stdout.flush()
@@ -62,6 +63,14 @@ def guarded(
         if status == "interrupted":
             print(interrupted, file=sys.stderr)
         return EXIT_CODES[status]
+
+
+def _refuse_no_folder() -> None:
+    """Raise UserError in a working folder that was deleted: imports would fail in ways that name something else."""
+    try:
+        Path.cwd()
+    except FileNotFoundError as error:
+        raise UserError("the working folder is not there any more; change into one that is (cd)") from error
 
 
 def leave(code: int) -> NoReturn:

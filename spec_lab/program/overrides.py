@@ -123,7 +123,8 @@ def parse_override(parser: OverridesParser, text: str, menu: Menu) -> Override:
         owners = [f"{group.name}={text}" for group in menu.groups.values() if text in group.options]
         near = nearest(text, [*menu.groups, *menu.keys])
         suggestion = hint(" or ".join(owners) or (f"{near}=VALUE" if near else None))
-        blank = "" if owners or near else ". A blank ends a value: write KEY=1,3"
+        is_word = text.isidentifier() or text.startswith("-")
+        blank = "" if owners or near or is_word or not text else ". A blank ends a value: write KEY=1,3"
         raise UserError(f"{text or repr(text)}: not of the form KEY=VALUE{suggestion}{blank}")
     try:
         return parser.parse_override(text)
