@@ -156,6 +156,13 @@ def test_a_working_folder_that_is_gone_is_refused(
     assert line.startswith("refused: the working folder is not there any more")
 
 
+def test_python_without_docstrings_is_refused() -> None:
+    """Records would define their numbers by empty texts."""
+    command = [sys.executable, "-OO", "-m", "spec_lab", "--dry-run"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2 and done.stderr.startswith("refused: python -OO "), done.stderr
+
+
 def test_ctrl_c_is_not_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert guarded(raises(KeyboardInterrupt()), interrupted="interrupted; the same command goes on") == 130
     assert capsys.readouterr().err == "interrupted; the same command goes on\n"

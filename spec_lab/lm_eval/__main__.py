@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(typed: list[str]) -> int:
     if not typed or "--help" in typed or "-h" in typed:
-        print(__doc__ or "no help is left under python -OO; see docs/paper.md")
+        print(__doc__)
         return EXIT_CODES["finished"]
     if any(text == "--model" or text.startswith("--model=") for text in typed):
         raise UserError(f"--model is {MODEL} here; leave it out, and name target and drafter in --model_args")

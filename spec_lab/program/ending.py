@@ -48,7 +48,7 @@ def guarded(
     with patient_console():
         try:
             with Interrupts() as interrupts:
-                _refuse_no_folder()
+                _refuse_process()
                 code = run()
                 if sys.stdout is not None:
                     sys.stdout.flush()
@@ -65,8 +65,14 @@ def guarded(
         return EXIT_CODES[status]
 
 
-def _refuse_no_folder() -> None:
-    """Raise UserError in a working folder that was deleted: imports would fail in ways that name something else."""
+def _refuse_process() -> None:
+    """Raise UserError where nothing can be done right: without docstrings, or in a working folder that was deleted.
+
+    The first are what help shows and what records define their numbers by. In the second, imports fail in ways that
+    name something else.
+    """
+    if sys.flags.optimize > 1:
+        raise UserError("python -OO takes away the texts that define a record's numbers; use python -O, or neither")
     try:
         Path.cwd()
     except FileNotFoundError as error:
