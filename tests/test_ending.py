@@ -84,6 +84,7 @@ def test_a_signal_ends_every_program_in_one_line(
         (OSError(errno.ELOOP, "Too many levels of symbolic links", "x"), 2, "refused: x: Too many levels of"),
         (MemoryError(), 2, "refused: there is not enough memory (nothing is left); lower the sizes"),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"), 2, "not enough"),
+        (RuntimeError("unable to mmap 8 bytes from file <x>: Cannot allocate memory (12)"), 2, "not enough memory"),
         (RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB."), 2, "not enough memory (CUDA out of memory"),
         (OverflowError("Python int too large to convert to C long"), 2, "refused: a number is too large (Python int"),
     ],

@@ -57,7 +57,10 @@ LONGEST_OF_TORCH = 80
 """Letters of what torch says, which goes on for pages."""
 NULL_IN_A_PATH = "embedded null "
 """Python's ValueError begins so, and has no other mark."""
-OUT_OF_MEMORY = ("not enough memory", "can't allocate memory", "out of memory", "failed to allocate")
+OUT_OF_MEMORY = (
+    *("not enough memory", "can't allocate memory", "cannot allocate memory"),
+    *("out of memory", "failed to allocate"),
+)
 
 
 def trouble_of(error: BaseException) -> Trouble | None:
@@ -97,7 +100,7 @@ def _breaks_torch(error: BaseException) -> bool:
 
 def _torch_is_broken(error: BaseException) -> str:
     named = [name for name in sorted(os.environ) if name.startswith(("TORCH", "PYTORCH"))]
-    remedy = f"unset {', '.join(named)}" if named else "install it anew"
+    remedy = f"unset {', '.join(named)}" if named else "install it anew, or give it more memory"
     return f"torch cannot be imported ({without_folders(one_line(error))[:LONGEST_OF_TORCH]}); {remedy}"
 
 
