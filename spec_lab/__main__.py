@@ -6,6 +6,11 @@ ends with the code of its worst job. Composing and refusing never import torch.
 
 from __future__ import annotations
 
+from spec_lab.program.interrupts import end_at_signals
+
+if __name__ == "__main__":
+    end_at_signals()
+
 import sys
 from collections.abc import Sequence
 from typing import NoReturn

@@ -171,9 +171,10 @@ def _torch_as_it_was(chosen: Chosen) -> Iterator[None]:
         torch.set_num_threads(num_threads)
         torch.set_rng_state(random_state)
         if chosen.config.kernels == KernelsChoice.native:
-            from spec_kernels.native import compiled
+            from spec_kernels.native import build, compiled
 
-            compiled.use_threads(1)  # only a run gives it more
+            if build.can_build():
+                compiled.use_threads(1)  # only a run gives it more
 
 
 def _table(header: Sequence[str], body: Sequence[Sequence[str]]) -> str:

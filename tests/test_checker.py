@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,11 +21,12 @@ from spec_lab.menu.config import RunConfig
 from spec_lab.menu.refusals.run import refusals
 from spec_lab.options.workloads import CHECKERS
 from spec_lab.program.compose import compose_run
-from spec_lab.wiring.workloads import load_requests
+from spec_lab.wiring.workloads import load_requests, open_workload
 from spec_lab.workloads.checker import Checked, check, is_correct, reply_of
 from spec_lab.workloads.prompt_files import read_jsonl
 from spec_lab.workloads.tokenizer import IdsAlone
 from tests.fake_runs import make_request
+from tests.tiny_runs import write_prompts
 
 ROWS = {option.name: option for option in CHECKERS}
 
@@ -252,3 +254,22 @@ class IdsOfLetters(IdsAlone):
 )
 def test_an_answer_that_no_output_can_give_is_known_before_the_run(checker: str, expected: str, known: bool) -> None:
     assert ROWS[checker].expects(expected) is known
+
+
+@pytest.mark.parametrize(
+    ("row", "checker", "reason"),
+    [
+        ({"checker": "exact"}, "answer", "prompt q has checker exact and no answer to check"),
+        ({}, "exact", "workload.checker=exact: no prompt has an answer to check"),
+        ({"answer": "3", "checker": "exact"}, "exact", None),
+        ({}, "answer", None),
+    ],
+)
+def test_a_checker_that_has_nothing_to_check_is_refused(
+    row: dict[str, str], checker: str, reason: str | None, tmp_path: Path
+) -> None:
+    prompts = write_prompts(tmp_path / "prompts.jsonl", [{"id": "q", "prompt": "x", "form": "continue", **row}])
+    words = ["workload=jsonl", f"workload.path={prompts}", f"workload.checker={checker}"]
+    chosen = choose(compose_run(words)[0])
+    with nullcontext() if reason is None else pytest.raises(UserError, match=reason):
+        open_workload(chosen)

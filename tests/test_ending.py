@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 from omegaconf import OmegaConf
 from safetensors import SafetensorError
 
+from spec_lab.__main__ import main as spec_lab_main
 from spec_lab.cli.session import call_hydra
 from spec_lab.core.errors import UserError
+from spec_lab.menu import registry
 from spec_lab.program.ending import guarded
 from spec_lab.program.interrupts import Interrupts
+from spec_lab.report.__main__ import main as report
 
 PROGRAMS = ("spec_lab", "spec_lab.doctor", "spec_lab.train")
 
@@ -79,6 +84,7 @@ def test_a_signal_ends_every_program_in_one_line(
         (OSError(errno.ELOOP, "Too many levels of symbolic links", "x"), 2, "refused: x: Too many levels of"),
         (MemoryError(), 2, "refused: there is not enough memory (nothing is left); lower the sizes"),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"), 2, "not enough"),
+        (RuntimeError("unable to mmap 8 bytes from file <x>: Cannot allocate memory (12)"), 2, "not enough memory"),
         (RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB."), 2, "not enough memory (CUDA out of memory"),
         (OverflowError("Python int too large to convert to C long"), 2, "refused: a number is too large (Python int"),
     ],
@@ -104,6 +110,58 @@ def test_what_is_not_ours_is_one_line(
 def test_a_mistake_of_ours_is_a_traceback(error: Exception, capsys: pytest.CaptureFixture[str]) -> None:
     assert guarded(raises(error)) == 1
     assert "Traceback" in capsys.readouterr().err
+
+
+def test_the_traceback_of_an_extension_ends_with_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whether its own code raises, or what that calls; of the lab's own mistakes it says nothing."""
+    (tmp_path / "broken_lab").mkdir()
+    (tmp_path / "broken_lab" / "__init__.py").write_text("def register(registry):\n    pass\n")
+    (tmp_path / "broken_lab" / "drafts.py").write_text("import json\ndef draft():\n    return json.dumps({1})\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    registry.load(("broken_lab",))
+    assert guarded(import_module("broken_lab.drafts").draft) == 1
+    *_, last = capsys.readouterr().err.splitlines()
+    assert "extension broken_lab" in last
+    assert "not the lab's" in last
+    assert guarded(raises(KeyError("x"))) == 1
+    assert "extension" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("variables", [{"TORCH_LOGS": "nosuch"}, {"TORCH_LOGS_FORMAT": "x", "TORCH_LOGS": "-,+"}])
+def test_a_variable_that_torch_does_not_take_is_refused(variables: dict[str, str]) -> None:
+    code = (
+        "import sys; from spec_lab.program.ending import guarded; sys.exit(guarded(lambda: __import__('torch') and 0))"
+    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | variables)
+    assert done.returncode == 2, done.stderr
+    [line] = done.stderr.splitlines()
+    assert all(name in line.partition("unset")[2] for name in variables), line
+
+
+@pytest.mark.parametrize("arguments", [[""], ["--figures", ""], ["--csv="], ["x", ""], ["--html=", "x"]])
+def test_an_empty_path_is_not_the_working_folder(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert report(arguments) == 2
+    assert "an empty text is no path" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("program", [spec_lab_main, report])
+def test_a_working_folder_that_is_gone_is_refused(
+    program: Callable[[list[str]], int], empty_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    empty_folder.rmdir()
+    assert program(["--dry-run"] if program is spec_lab_main else []) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("refused: the working folder is not there any more")
+
+
+def test_python_without_docstrings_is_refused() -> None:
+    """Records would define their numbers by empty texts."""
+    command = [sys.executable, "-OO", "-m", "spec_lab", "--dry-run"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2 and done.stderr.startswith("refused: python -OO "), done.stderr
 
 
 def test_ctrl_c_is_not_an_error(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from nbformat.v4 import new_code_cell, new_notebook
 
 from spec_lab.core.errors import UserError
 from spec_lab.gallery import acceptance, acceptance_plot, graph_modes, kernel_times, pruning, relaxed, roofline, studies
@@ -405,12 +406,21 @@ def test_a_page_keeps_what_it_has_of_other_notebooks(tmp_path: Path) -> None:
         ([], "notebooks: no notebook in it; call this in the repository's folder, or name one"),
         (["none.ipynb"], "none.ipynb: No such file or directory"),
         (["text.ipynb"], "text.ipynb: not a notebook"),
+        (["list.ipynb"], "list.ipynb: not a notebook"),
+        (["cells.ipynb"], "cells.ipynb: not a notebook"),
+        (["untagged.ipynb"], "needs one code cell with the tag parameters"),
+        (["twice.ipynb"], "has the name 'x'; name each picture once"),
+        (["path.ipynb"], "has the name '../x'; name each picture once"),
     ],
 )
 def test_what_is_no_notebook_is_refused_in_a_line(
     arguments: list[str], complaint: str, empty_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (empty_folder / "text.ipynb").write_text("text")
+    (empty_folder / "list.ipynb").write_text("[]")
+    for file, cells in {"cells": [3], "untagged": ["x"], "twice": ["x", "x"], "path": ["../x"]}.items():
+        written = [new_code_cell("1", metadata={"name": name}) if isinstance(name, str) else name for name in cells]
+        (empty_folder / f"{file}.ipynb").write_text(json.dumps(new_notebook() | {"cells": written}))
     assert main(arguments) == 2
     [line] = capsys.readouterr().err.splitlines()
     assert complaint in line

@@ -21,6 +21,7 @@ from omegaconf import OmegaConf
 import spec_lab
 from spec_kernels.native import build
 from spec_kernels.native.compiled import use_threads
+from spec_kernels.native.compiler import BuildError
 from spec_lab.core.errors import UserError
 from spec_lab.menu.config import DrafterConfig, RunConfig
 from spec_lab.record import progress
@@ -343,3 +344,18 @@ def test_program_in_the_page_decodes(empty_folder: Path, monkeypatch: pytest.Mon
     assert space["result"].summary["status"] == "finished"
     assert space["result"].requests[0]["output_ids"]
     assert spec_lab.examine(space["config"])
+
+
+def test_kernels_in_c_without_a_compiler_are_refused(empty_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever asks for them first."""
+
+    def library() -> None:
+        raise BuildError("there is no C compiler")
+
+    monkeypatch.setattr(build, "library", library)
+    build.problem.cache_clear()
+    try:
+        with pytest.raises(UserError, match="kernels=native: there is no C compiler; use kernels=torch"):
+            spec_lab.run(spec_lab.compose(["debug=smoke", "kernels=native"]))
+    finally:
+        build.problem.cache_clear()

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+import spec_lab
 from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.checkpoints.packaged import PACKAGED
 from spec_lab.core.errors import UserError
@@ -236,3 +241,23 @@ def test_a_file_that_is_no_option_is_named_in_a_line(content: bytes, said: str, 
     with pytest.raises(UserError, match=said) as caught:
         read_option(file, {})
     assert str(file) in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_the_configuration_is_that_of_the_package_that_runs(tmp_path: Path) -> None:
+    """Not of another install, which Python may find under the name spec_lab.conf; without its own it is refused."""
+    package = Path(spec_lab.__file__).parent
+    code = "from spec_lab.program.options import conf_folder; print(conf_folder())"
+    (tmp_path / "spec_lab").mkdir()
+    for entry in package.iterdir():
+        if entry.name != "program":
+            (tmp_path / "spec_lab" / entry.name).symlink_to(entry)
+    shutil.copytree(package / "program", tmp_path / "spec_lab" / "program")
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+
+    def asked() -> subprocess.CompletedProcess[str]:
+        return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+
+    assert "UserError" in asked().stderr
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf" / "config.yaml").touch()
+    assert asked().stdout.strip() == str(tmp_path / "conf")

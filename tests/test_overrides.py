@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hydra._internal.utils import get_args_parser
 
 from spec_lab.core.errors import UserError
 from spec_lab.program import flags
 from spec_lab.program.overrides import as_override, check_arguments, value_of
+from spec_lab.program.own_options import typed_folders
 from spec_lab.program.unsafe import UNPICKLES
 
 REFUSED = [
@@ -56,6 +59,8 @@ REFUSED = [
     ("hydra.sweeper.max_batch_size=0", "must be at least 1"),
     ("output_dir=a,b", "output_dir is read once for all jobs; give it one value"),
     ("fresh=true,false", "fresh is read once for all jobs"),
+    ("batch_size=1,", "write values without blanks"),
+    ("3", "A blank ends a value"),
     ("--dryrun", "did you mean --dry-run?"),
     ("--mulitrun", "did you mean --multirun?"),
 ]
@@ -88,6 +93,13 @@ def test_mistakes_are_refused_in_one_line(argument: str, message: str) -> None:
         check_arguments([argument])
     assert str(refused.value).startswith(argument.partition("=")[0])
     assert message in str(refused.value)
+
+
+@pytest.mark.parametrize("folder", ["nowhere", "", "file"])
+def test_a_folder_of_options_that_is_none_is_refused(folder: str, empty_folder: Path) -> None:
+    Path("file").touch()
+    with pytest.raises(UserError, match=r"there is no such folder; name one"):
+        typed_folders(["--config-dir", folder, "batch_size=3"])
 
 
 def test_an_empty_word_is_shown() -> None:

@@ -83,6 +83,22 @@ def test_the_example_lists_every_line_at_its_temperatures() -> None:
     assert "drafter.draft_sampling=distribution" not in sampled.overrides
 
 
+@pytest.mark.parametrize(
+    "typed",
+    [
+        "drafter=ngram",
+        "prune=none",
+        "sampling.temperature=0",
+        "workload.categories=[code]",
+        "batch_size=2",
+        "+drafter=none",
+    ],
+)
+def test_what_tells_runs_apart_is_not_typed_for_all(typed: str) -> None:
+    with pytest.raises(UserError, match="change it in the file"):
+        cells_of(read_paper(EXAMPLE), [typed])
+
+
 def test_a_paper_of_more_runs_than_anyone_waits_for_is_refused() -> None:
     paper = dataclasses.replace(read_paper(EXAMPLE), temperatures=tuple(n / 1000 for n in range(1000)))
     with pytest.raises(UserError, match=r"comes to \d+ runs, and 1000 are the most"):
@@ -100,6 +116,14 @@ def test_a_paper_of_more_runs_than_anyone_waits_for_is_refused() -> None:
         ({"tasks": {"t": ["output_dir=x"]}}, "tasks.t: output_dir=x is not a run's to choose"),
         ({"name": "../x"}, r"name='\.\./x' is part of a folder's name"),
         ({"speed": {"batch_sizes": [0], "draft_tokens": [1]}}, "speed.batch_sizes"),
+        ({"speed": {"batch_sizes": [1], "draft_tokens": [1], "lines": "EAGLE-3"}}, "speed.lines must be a list"),
+        ({"speed": {"batch_sizes": [1], "draft_tokens": [1], "lines": []}}, "speed.lines must be a list"),
+        ({"temperatures": []}, "temperatures must hold numbers"),
+        ({"temperatures": [float("inf")]}, "temperatures must hold numbers"),
+        ({"temperatures": [1]}, "relaxed.temperatures: 0 is none of the paper's"),
+        ({"minutes": [1, 2]}, "minutes must be one"),
+        ({"ablations": {"nothing": []}}, "ablations.nothing changes nothing"),
+        ({"tasks": {"a\nb": []}}, "tasks must hold printable names"),
     ],
 )
 def test_a_broken_file_is_refused_in_a_line(tmp_path: Path, change: dict[str, Any], reason: str) -> None:

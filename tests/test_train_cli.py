@@ -45,6 +45,7 @@ REFUSED = [
     *((f"{HF} {word}", "or choose target=shipped") for word in ("generations.max_new_tokens=8", "num_workers=2")),
     (f"{HF} tokenizer.vocab_size=999", "or choose target=pocket"),
     (f"{HF} --plan --show-data=3", "each does something else"),
+    (f"{HF} --plan=3", "write --plan"),
     ("drafter=none", "nothing to train; choose target=pocket"),
     ("drafter=eagle3,mtp_eagle", "add -m"),
     ("drafter.num_modules=2", "must be drafter.num_modules=2"),

@@ -163,3 +163,13 @@ def test_what_a_shell_would_have_written_out_names_no_folder(place: str) -> None
     message = refuse_output_dir(place)
     assert message is not None and message.endswith("write the path in full")
     assert refuse_output_dir(f"a/{place}") is None
+
+
+@pytest.mark.parametrize("place", ["file", "file/x/y", "link"])
+def test_a_folder_that_a_file_stands_in_the_way_of_is_refused_by_a_dry_run_too(
+    place: str, empty_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("file").touch()
+    Path("link").symlink_to("file")
+    assert main(["--dry-run", f"output_dir={place}"]) == 2
+    assert "is a file); choose another one" in capsys.readouterr().out

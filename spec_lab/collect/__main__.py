@@ -5,6 +5,11 @@ python -m spec_lab.collect target=hf target.path=DIR texts=FOLDER output_dir=DIR
 
 from __future__ import annotations
 
+from spec_lab.program.interrupts import end_at_signals
+
+if __name__ == "__main__":
+    end_at_signals()
+
 import dataclasses
 import sys
 from collections.abc import Sequence

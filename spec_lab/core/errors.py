@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import re
 import traceback
 from collections.abc import Iterator
@@ -52,9 +53,14 @@ QUOTED_PATH = re.compile(r"(?P<before>['\"])/[^'\"\n]*/(?P<name>[^'\"/\n]+)(?=['
 BARE_PATH = re.compile(r"(?P<before>(?<![\w./:~-]))/(?:[^\s/'\",:;()\[\]]+/)+(?P<name>[^\s/'\",:;()\[\]]*)")
 OF_RUST = re.compile(r"\(os error (\d+)\)$")
 """A library in Rust, such as safetensors, puts the number of what the system said at the end of its own words."""
+LONGEST_OF_TORCH = 80
+"""Letters of what torch says, which goes on for pages."""
 NULL_IN_A_PATH = "embedded null "
 """Python's ValueError begins so, and has no other mark."""
-OUT_OF_MEMORY = ("not enough memory", "can't allocate memory", "out of memory", "failed to allocate")
+OUT_OF_MEMORY = (
+    *("not enough memory", "can't allocate memory", "cannot allocate memory"),
+    *("out of memory", "failed to allocate"),
+)
 
 
 def trouble_of(error: BaseException) -> Trouble | None:
@@ -66,6 +72,8 @@ def trouble_of(error: BaseException) -> Trouble | None:
         return Trouble(str(error), "refused")
     if isinstance(error, Breakdown):
         return Trouble(str(error), "failed")
+    if _breaks_torch(error):
+        return Trouble(_torch_is_broken(error), "refused")
     if isinstance(error, OSError) and error.errno is not None:
         return Trouble(describe_os_error(error), "failed" if error.errno in WORN_OUT else "refused")
     if (number := OF_RUST.search(str(error))) is not None:
@@ -82,6 +90,18 @@ def trouble_of(error: BaseException) -> Trouble | None:
     if is_of_composing(error):
         return Trouble(one_line(error) or type(error).__name__, "refused")
     return None
+
+
+def _breaks_torch(error: BaseException) -> bool:
+    """Tells whether torch raised `error` while it was imported, as it does for some of its environment variables."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return any(frame.f_globals.get("__name__") == "torch" and frame.f_code.co_name == "<module>" for frame in frames)
+
+
+def _torch_is_broken(error: BaseException) -> str:
+    named = [name for name in sorted(os.environ) if name.startswith(("TORCH", "PYTORCH"))]
+    remedy = f"unset {', '.join(named)}" if named else "install it anew, or give it more memory"
+    return f"torch cannot be imported ({without_folders(one_line(error))[:LONGEST_OF_TORCH]}); {remedy}"
 
 
 def is_full_disk(error: BaseException) -> bool:

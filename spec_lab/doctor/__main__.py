@@ -5,6 +5,11 @@ Exit codes: 0 no fault found, 1 a fault found, 2 refused. Nothing is written.
 
 from __future__ import annotations
 
+from spec_lab.program.interrupts import end_at_signals
+
+if __name__ == "__main__":
+    end_at_signals()
+
 import sys
 from collections.abc import Sequence
 

@@ -8,6 +8,11 @@ Called in the repository's folder. The runs are those below --runs; where one is
 
 from __future__ import annotations
 
+from spec_lab.program.interrupts import end_at_signals
+
+if __name__ == "__main__":
+    end_at_signals()
+
 import argparse
 import sys
 from collections.abc import Sequence

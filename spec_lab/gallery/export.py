@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from spec_lab.core.errors import UserError
+from spec_lab.core.errors import UserError, one_line
 from spec_lab.record.sinks import replace_bytes, replace_text
 
 INSTALL = "pip install -c constraints.txt -e '.[notebook]'"
@@ -54,11 +54,28 @@ def read_notebook(path: Path) -> Any:
     except ImportError as error:
         raise UserError(f"reading notebooks needs nbformat ({error}); {INSTALL}") from error
     try:
-        return nbformat.read(path, as_version=4)
+        notebook = nbformat.read(path, as_version=4)
+        nbformat.validate(notebook)
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}") from error
-    except (ValueError, nbformat.ValidationError, nbformat.reader.NotJSONError) as error:
-        raise UserError(f"{path}: not a notebook ({error})") from error
+    except Exception as error:  # of odd JSON nbformat raises whatever it stumbles over
+        raise UserError(f"{path}: not a notebook ({one_line(error)}); name one that Jupyter opens") from error
+    _check_cells(path, notebook)
+    return notebook
+
+
+def _check_cells(path: Path, notebook: Any) -> None:
+    """Raise UserError where a notebook cannot be told its runs, has no heading, or names a picture as no file is."""
+    names = [cell.metadata["name"] for cell in notebook.cells if "name" in cell.metadata]
+    if not names:
+        return
+    wrong = [name for name in names if not isinstance(name, str) or not name.isidentifier() or names.count(name) > 1]
+    if wrong:
+        raise UserError(f"{path}: a cell has the name {wrong[0]!r}; name each picture once, in letters, digits and _")
+    if sum(PARAMETERS in _tags(cell) for cell in _code_cells(notebook)) != 1:
+        raise UserError(f"{path}: needs one code cell with the tag {PARAMETERS}, as those in notebooks/ have")
+    if not notebook.cells[0].source.strip():
+        raise UserError(f"{path}: its first cell is empty; begin with a heading, as those in notebooks/ do")
 
 
 def set_parameters(notebook: Any, parameters: Mapping[str, str]) -> None:

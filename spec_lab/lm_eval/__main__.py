@@ -11,6 +11,11 @@ lab's engine. `--model_args` takes overrides of python -m spec_lab, separated by
 
 from __future__ import annotations
 
+from spec_lab.program.interrupts import end_at_signals
+
+if __name__ == "__main__":
+    end_at_signals()
+
 import sys
 from collections.abc import Sequence
 

@@ -23,6 +23,7 @@ from spec_lab.record.progress import Progress
 from spec_lab.record.schema import THIS_RUN
 from spec_lab.wiring.drafting import load_drafter
 from spec_lab.wiring.engine import build_engine, build_teacher
+from spec_lab.wiring.kernels import require_native
 from spec_lab.wiring.limits import Limits, engine_limits
 from spec_lab.wiring.models import TargetBuild, load_models, thinking_markers
 from spec_lab.wiring.workloads import check_requests, longest_sequence, open_workload
@@ -87,6 +88,7 @@ def use_threads(chosen: Chosen) -> None:
     num_threads = chosen.config.num_threads or default_num_threads(chosen)
     torch.set_num_threads(num_threads)
     if chosen.config.kernels == KernelsChoice.native:
+        require_native()
         from spec_kernels.native import compiled
 
         if (given := compiled.use_threads(num_threads)) < num_threads:

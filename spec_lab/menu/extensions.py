@@ -7,6 +7,7 @@ experiments; it joins the search path.
 from __future__ import annotations
 
 import os
+import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,12 +16,14 @@ from inspect import iscoroutinefunction
 from pathlib import Path
 from types import ModuleType
 
-from spec_lab.core.errors import UserError, describe_error
+from spec_lab.core.errors import OURS, UserError, describe_error
 from spec_lab.record.provenance import git_revision
 from spec_lab.record.schema import ExtensionOrigin
 
 ENTRY_POINTS = "spec_lab.extensions"
 """The group under which an installed package names its module."""
+IMPORTED: set[str] = set()
+"""Names of the modules imported so far; Python, too, keeps one set of modules a process."""
 ENDINGS = (Exception, SystemExit, GeneratorExit)
 
 
@@ -86,6 +89,14 @@ def find_extension(name: str) -> Extension:
     return Extension(name, _import(name))
 
 
+def extension_behind(error: BaseException) -> str | None:
+    """Name the extension whose code, or that of its package, stands innermost in a traceback; None where none does."""
+    by_package = {name.partition(".")[0]: name for name in sorted(IMPORTED)}
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    packages = [frame.f_globals.get("__name__", "").partition(".")[0] for frame in reversed(frames)]
+    return next((by_package[package] for package in packages if package in by_package and package not in OURS), None)
+
+
 def _import(name: str) -> ModuleType:
     if not all(part.isidentifier() for part in name.split(".")):
         raise UserError(
@@ -94,7 +105,9 @@ def _import(name: str) -> ModuleType:
         )
     try:
         with _staying(name):
-            return import_module(name)
+            module = import_module(name)
+        IMPORTED.add(name)
+        return module
     except UserError:
         raise
     except ModuleNotFoundError as error:

@@ -10,6 +10,11 @@ made of that each table as LaTeX (booktabs), Markdown and CSV, and figures as PD
 
 from __future__ import annotations
 
+from spec_lab.program.interrupts import end_at_signals
+
+if __name__ == "__main__":
+    end_at_signals()
+
 import argparse
 import shlex
 import sys

@@ -18,6 +18,8 @@ KEYS = (
     *("tasks", "temperatures", "ablations", "speed"),
 )
 LINE_KEYS = ("always", "greedy", "sampled", "temperatures")
+LARGEST = 1e9
+"""No temperature, batch size or number of minutes is larger."""
 SPEED_KEYS = ("always", "batch_sizes", "draft_tokens", "lines")
 
 
@@ -99,22 +101,36 @@ def read_paper(path: Path) -> PaperFile:
     base = fields.text("base", lines[0].name)
     if base not in {line.name for line in lines}:
         raise UserError(f"{path}: base: {_no_line(base, [line.name for line in lines])}")
+    minutes, temperatures = fields.numbers("minutes"), fields.numbers("temperatures") or (0.0,)
+    if len(minutes) > 1:
+        raise UserError(f"{path}: minutes must be one number")
     tasks = fields.mapping("tasks", required=True)
-    ablations = fields.mapping("ablations")
+    ablations = [_line(path, "ablations", key, value) for key, value in fields.mapping("ablations").items()]
+    _refuse_idle(path, lines, ablations, temperatures)
     return PaperFile(
         path=path,
         name=name,
-        minutes=next(iter(fields.numbers("minutes")), None),
+        minutes=next(iter(minutes), None),
         always=fields.overrides("always"),
         greedy=fields.overrides("greedy"),
         sampled=fields.overrides("sampled"),
         base=base,
         lines=lines,
         tasks={name: overrides_in(path, f"tasks.{name}", value) for name, value in tasks.items()},
-        temperatures=fields.numbers("temperatures") or (0.0,),
-        ablations=tuple(_line(path, "ablations", name, value) for name, value in ablations.items()),
+        temperatures=temperatures,
+        ablations=tuple(ablations),
         speed=_speed(path, fields.values["speed"], lines) if "speed" in fields.values else None,
     )
+
+
+def _refuse_idle(path: Path, lines: Sequence[Line], ablations: Sequence[Line], temperatures: Sequence[float]) -> None:
+    """Raise UserError for a line at a temperature that no table has, and for an ablation that changes nothing."""
+    for line in lines:
+        if other := [each for each in line.temperatures or () if each not in temperatures]:
+            raise UserError(f"{path}: lines.{line.name}.temperatures: {other[0]:g} is none of the paper's temperatures")
+    for ablation in ablations:
+        if not (ablation.always or ablation.greedy or ablation.sampled):
+            raise UserError(f"{path}: ablations.{ablation.name} changes nothing; name what it does, as in [prune=none]")
 
 
 def _no_line(name: str, names: Sequence[str]) -> str:
@@ -159,8 +175,8 @@ class Fields:
         """Return one number or a list of them, none below 0."""
         value = self.values.get(key, [])
         listed = value if isinstance(value, list) else [value]
-        if not all(isinstance(item, (int, float)) and not isinstance(item, bool) and item >= 0 for item in listed):
-            raise UserError(f"{self.path}: {self.place}{key} must hold numbers of 0 or more")
+        if (key in self.values and not listed) or not all(map(_is_number, listed)):
+            raise UserError(f"{self.path}: {self.place}{key} must hold numbers of 0 or more; mend it or leave it out")
         return tuple(dict.fromkeys(float(item) for item in listed))
 
     def counts(self, key: str) -> tuple[int, ...]:
@@ -169,6 +185,10 @@ class Fields:
         if not found or any(item < 1 or item != int(item) for item in found):
             raise UserError(f"{self.path}: {self.place}{key} must hold whole numbers of 1 or more")
         return tuple(map(int, found))
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and 0 <= value <= LARGEST
 
 
 def overrides_in(path: Path, place: str, value: Any) -> tuple[str, ...]:
@@ -200,15 +220,26 @@ def _speed(path: Path, value: Any, lines: Sequence[Line]) -> SpeedPart:
     fields = Fields(path, "speed.", _mapping(path, "speed", value), SPEED_KEYS)
     names = [line.name for line in lines]
     chosen = fields.values.get("lines", names)
-    for name in chosen if isinstance(chosen, list) else [chosen]:
+    if not isinstance(chosen, list) or not chosen:
+        raise UserError(f"{path}: speed.lines must be a list of lines, such as [{names[0]}]")
+    for name in chosen:
         if name not in names:
             raise UserError(f"{path}: speed.lines: {_no_line(str(name), names)}")
     return SpeedPart(
-        fields.overrides("always"), fields.counts("batch_sizes"), fields.counts("draft_tokens"), tuple(chosen)
+        always=fields.overrides("always"),
+        batch_sizes=fields.counts("batch_sizes"),
+        draft_tokens=fields.counts("draft_tokens"),
+        lines=tuple(dict.fromkeys(chosen)),
     )
 
 
 def _mapping(path: Path, place: str, value: Any) -> Mapping[str, Any]:
-    if not isinstance(value, dict) or not all(isinstance(key, str) and key.strip() for key in value):
-        raise UserError(f"{path}: {place} must hold names with what belongs to each, as conf/paper/pocket.yaml does")
+    if not isinstance(value, dict) or not all(map(_is_name, value)):
+        raise UserError(
+            f"{path}: {place} must hold printable names with what belongs to each, as conf/paper/pocket.yaml does"
+        )
     return value
+
+
+def _is_name(key: object) -> bool:
+    return isinstance(key, str) and key.isprintable() and bool(key.strip())

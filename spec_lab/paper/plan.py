@@ -11,6 +11,8 @@ from spec_lab.paper.file import Line, PaperFile
 
 Part = Literal["acceptance", "ablation", "speed"]
 MOST_RUNS = 1000
+MAY_BE_LEVELLED = ("references",)
+"""Keys that runs differ in, and that no line is named for."""
 DRAFT_TOKENS = "drafter.num_draft_tokens"
 GREEDY = ("references=[plain]",)
 SAMPLED = ("references=[]", "sampling=sampled")
@@ -38,12 +40,34 @@ def cells_of(paper: PaperFile, typed: Iterable[str] = ()) -> list[PlannedCell]:
     """Return the runs of a paper in their order; what was `typed` behind the file holds for every run.
 
     Raises:
-        UserError: they are more than anyone waits for, and composing each takes a while.
+        UserError: they are more than anyone waits for, and composing each takes a while; or what was typed sets what
+            the tables tell apart.
     """
-    cells = [*_acceptance(paper, tuple(typed)), *_ablations(paper, tuple(typed)), *_speed(paper, tuple(typed))]
+    typed = tuple(typed)
+    _refuse_levelling(paper, typed)
+    cells = _cells(paper, typed)
     if len(cells) > MOST_RUNS:
         raise UserError(f"{paper.path}: it comes to {len(cells)} runs, and {MOST_RUNS} are the most; leave some out")
     return cells
+
+
+def _cells(paper: PaperFile, typed: tuple[str, ...]) -> list[PlannedCell]:
+    return [*_acceptance(paper, typed), *_ablations(paper, typed), *_speed(paper, typed)]
+
+
+def _refuse_levelling(paper: PaperFile, typed: Iterable[str]) -> None:
+    """Refuse what would make cells of other names the same: a drafter for every run, where each line has its own."""
+    cells = [{_key(text): text for text in cell.overrides} | {"": cell.part} for cell in _cells(paper, ())]
+    for text in typed:
+        key = _key(text)
+        for parts in (("acceptance", "ablation"), ("speed",)):
+            chosen = sorted({str(cell.get(key)) for cell in cells if cell[""] in parts})
+            if len(chosen) > 1 and key not in MAY_BE_LEVELLED:
+                raise UserError(f"{text}: runs of {paper.path} differ in {key}; change it in the file")
+
+
+def _key(override: str) -> str:
+    return override.lstrip("+").partition("=")[0]
 
 
 def merged(*parts: Iterable[str]) -> tuple[str, ...]:
@@ -53,7 +77,7 @@ def merged(*parts: Iterable[str]) -> tuple[str, ...]:
     """
     by_key: dict[str, str] = {}
     for text in (text for part in parts for text in part):
-        by_key[text.lstrip("+").partition("=")[0]] = text
+        by_key[_key(text)] = text
     return tuple(by_key.values())
 
 

@@ -20,7 +20,8 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NoReturn
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from spec_lab.core.errors import Trouble, UserError, behind, is_interruption, is_of_composing, one_line, trouble_of
 from spec_lab.program.console import patient_console, raise_lost
@@ -47,6 +48,7 @@ def guarded(
     with patient_console():
         try:
             with Interrupts() as interrupts:
+                _refuse_process()
                 code = run()
                 if sys.stdout is not None:
                     sys.stdout.flush()
@@ -61,6 +63,20 @@ def guarded(
         if status == "interrupted":
             print(interrupted, file=sys.stderr)
         return EXIT_CODES[status]
+
+
+def _refuse_process() -> None:
+    """Raise UserError where nothing can be done right: without docstrings, or in a working folder that was deleted.
+
+    The first are what help shows and what records define their numbers by. In the second, imports fail in ways that
+    name something else.
+    """
+    if sys.flags.optimize > 1:
+        raise UserError("python -OO takes away the texts that define a record's numbers; use python -O, or neither")
+    try:
+        Path.cwd()
+    except FileNotFoundError as error:
+        raise UserError("the working folder is not there any more; change into one that is (cd)") from error
 
 
 def leave(code: int) -> NoReturn:
@@ -90,9 +106,13 @@ def print_trouble(error: BaseException, menu: Menu | None = None) -> Status:
 
 
 def print_ending(error: BaseException, trouble: Trouble | None) -> None:
-    """Print the line of `trouble`, or, of a mistake of ours, the traceback of `error`, on stderr."""
+    """Print the line of `trouble`, or, of a mistake in code, the traceback of `error` and whose it is, on stderr."""
     if trouble is None:
+        from spec_lab.menu.extensions import extension_behind
+
         traceback.print_exception(error)
+        if (extension := extension_behind(error)) is not None:
+            print(f"failed: this is code of the extension {extension}, not the lab's; mend it there", file=sys.stderr)
     else:
         print(f"{trouble.status}: {one_line(trouble.line)}", file=sys.stderr)
 
@@ -123,7 +143,7 @@ def _is_of_a_file(error: BaseException) -> bool:
 
 
 class LineParser(argparse.ArgumentParser):
-    """Raises what argparse would print below the usage, which `--help` shows."""
+    """Raises what argparse would print below the usage, which `--help` shows, and what it would take in silence."""
 
     def error(self, message: str) -> NoReturn:
         """Refuse the arguments.
@@ -132,3 +152,9 @@ class LineParser(argparse.ArgumentParser):
             UserError: always, with the message and where to look.
         """
         raise UserError(f"{message}; {self.prog} --help shows what there is")
+
+    def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
+        """Refuse an empty path, which would be the working folder."""
+        if action.type is Path and not arg_string:
+            self.error(f"{'/'.join(action.option_strings) or action.metavar}: an empty text is no path")
+        return super()._get_value(action, arg_string)

@@ -26,6 +26,8 @@ PLACE = re.compile(r"In '(?P<option>[^']+)': ")
 UNMATCHED = re.compile(r"Could not override '(?P<name>[^'@]+)")
 NO_SCHEMA = re.compile(r"In '(?P<option>[^']+)': Could not load '(?P<schema>schema/[^']+)'")
 NO_OPTION = re.compile(r"In '(?P<place>[^']+)': Could not (find|load) '")
+NO_PRIMARY = ("Primary config", "Cannot find primary config")
+"""Hydra says so where a flag names another folder, and where the lab's is taken away while it starts."""
 INTERVAL = "BasicSweeper does not support sweep type"
 """Hydra's own sweeper says so of an interval alone."""
 LAYOUT = "KEY: VALUE on lines of its own, below a line '# @package _global_' where it sets keys of several groups"
@@ -52,6 +54,8 @@ def explain(error: Exception, menu: Menu | None = None) -> str:
     if first.startswith("Ambiguous value for argument"):
         argument = first.split("'")[1]
         return f"{argument} gives several values; add -m to run them all"
+    if first.startswith(NO_PRIMARY):
+        return f"{first.removesuffix('.')}; leave out --config-path and --config-name, or install the lab anew"
     if first.startswith(INTERVAL):
         return "interval(...) has no number of values; sweep some, as in KEY=0.1,0.5 or KEY=range(0,1,0.1)"
     no_option = NO_OPTION.match(first)

@@ -2,14 +2,45 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
+from collections.abc import Callable
+from contextlib import suppress
 from types import FrameType, TracebackType
+from typing import Any
 
 from spec_lab.core.ranks import ranks
 
+DEFAULTS: dict[signal.Signals, Callable[[int, FrameType | None], Any] | signal.Handlers] = {
+    signal.SIGINT: signal.default_int_handler,
+    signal.SIGTERM: signal.SIG_DFL,
+}
 SECONDS_TO_WAIT = 0.02
 """Until a signal that came within a finaliser is raised again."""
+
+
+def end_at_signals() -> None:
+    """End the process with 130 and a line at a signal, until `Interrupts` takes over, while a program imports.
+
+    There is nothing to close yet. A signal that is ignored (`nohup`), or somebody else's, stays so.
+    """
+    for number, default in DEFAULTS.items():
+        if signal.getsignal(number) is default:
+            signal.signal(number, _end)
+
+
+def take_signals_over() -> None:
+    """Undo `end_at_signals`."""
+    for number, default in DEFAULTS.items():
+        if signal.getsignal(number) is _end:
+            signal.signal(number, default)
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    with suppress(OSError):
+        os.write(2, b"interrupted\n")
+    os._exit(130)
 
 
 class Interrupts:
@@ -29,6 +60,7 @@ class Interrupts:
     def __init__(self) -> None:
         self.seen = self._watches = False
         self._again: threading.Timer | None = None
+        take_signals_over()
         self._before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
     def __enter__(self) -> Interrupts:

@@ -9,7 +9,6 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -78,11 +77,21 @@ class Menu:
 
 
 def conf_folder() -> Path:
-    """Find `conf/`: installed as the package spec_lab.conf, or beside the package in a raw checkout."""
-    spec = find_spec("spec_lab.conf")
-    if spec is not None and spec.submodule_search_locations:
-        return Path(next(iter(spec.submodule_search_locations)))
-    return Path(__file__).parents[2] / "conf"
+    """Find `conf/`: inside the package where it was installed, beside it in a checkout.
+
+    Never by the name spec_lab.conf: with two installs Python may find that of the other one.
+
+    Raises:
+        UserError: neither is there.
+    """
+    package = Path(__file__).parents[1]
+    folders = [package / "conf", package.parent / "conf"]
+    found = next((folder for folder in folders if (folder / "config.yaml").is_file()), None)
+    if found is None:
+        raise UserError(
+            f"{folders[1] / 'config.yaml'} is not there, or cannot be read; install the lab anew, or bring back conf/"
+        )
+    return found
 
 
 def run_menu(extensions: tuple[str, ...] = ()) -> Menu:

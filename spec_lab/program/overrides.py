@@ -123,10 +123,16 @@ def parse_override(parser: OverridesParser, text: str, menu: Menu) -> Override:
         owners = [f"{group.name}={text}" for group in menu.groups.values() if text in group.options]
         near = nearest(text, [*menu.groups, *menu.keys])
         suggestion = hint(" or ".join(owners) or (f"{near}=VALUE" if near else None))
-        raise UserError(f"{text or repr(text)}: not of the form KEY=VALUE{suggestion}")
+        is_word = text.isidentifier() or text.startswith("-")
+        blank = "" if owners or near or is_word or not text else ". A blank ends a value: write KEY=1,3"
+        raise UserError(f"{text or repr(text)}: not of the form KEY=VALUE{suggestion}{blank}")
     try:
         return parser.parse_override(text)
     except HydraException as error:
+        if text.endswith(","):
+            raise UserError(
+                f"{text}: nothing stands behind the last comma; write values without blanks: KEY=1,3"
+            ) from error
         reason = str(error).splitlines()[0]
         raise UserError(f"{text}: not of the form KEY=VALUE ({reason}); quote special characters") from error
 

@@ -28,10 +28,19 @@ MOST_NODES = 100_000
 
 
 def typed_folders(arguments: Sequence[str]) -> list[Path]:
-    """Return the folder that `--config-dir` names, if any; UserError for two, of which Hydra would read the last."""
+    """Return the folder that `--config-dir` names, if any.
+
+    Raises:
+        UserError: it is not there, or two are named, of which Hydra would read the last.
+    """
     typed = [value for flag, value in pairwise(arguments) if flag in FOLDER_FLAGS]
     if len(typed) > 1:
         raise UserError(f"--config-dir is given twice; use one, and hydra.searchpath=[{','.join(typed[1:])}]")
+    for folder in typed:
+        if not folder or not Path(folder).is_dir():
+            raise UserError(
+                f"--config-dir {folder!r}: there is no such folder; name one with options, laid out as conf/"
+            )
     return [Path(folder) for folder in typed]
 
 

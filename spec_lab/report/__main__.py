@@ -16,6 +16,11 @@ Runs with other definitions, prompts or versions are shown and not compared, unl
 
 from __future__ import annotations
 
+from spec_lab.program.interrupts import end_at_signals
+
+if __name__ == "__main__":
+    end_at_signals()
+
 import argparse
 import sys
 from collections.abc import Iterable, Iterator, Sequence

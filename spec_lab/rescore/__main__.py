@@ -13,6 +13,11 @@ extensions=[MODULE] names where rules from outside are. FOLDER may stand anywher
 
 from __future__ import annotations
 
+from spec_lab.program.interrupts import end_at_signals
+
+if __name__ == "__main__":
+    end_at_signals()
+
 import argparse
 from collections.abc import Sequence
 from pathlib import Path

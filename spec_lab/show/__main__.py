@@ -11,6 +11,11 @@ listed. Where there is no colour (NO_COLOR, no terminal), marks stand in front o
 
 from __future__ import annotations
 
+from spec_lab.program.interrupts import end_at_signals
+
+if __name__ == "__main__":
+    end_at_signals()
+
 import argparse
 import sys
 from collections.abc import Sequence

@@ -2,24 +2,12 @@
 
 from __future__ import annotations
 
-import os
-
-from spec_lab.record.runs import folder_of
 from spec_lab.record.wording import in_html
 from spec_lab.show.looks import LOOKS, OriginLook, counts
-from spec_lab.show.rounds import ShownRequest, Token, load_request
+from spec_lab.show.rounds import ShownRequest, Token
 
 CELL = "padding:1px 8px;vertical-align:top;white-space:nowrap;color:#555;text-align:left"
 TOKENS = "padding:1px 0;text-align:left;font-family:monospace;white-space:pre-wrap;overflow-wrap:anywhere"
-
-
-def request_html(run: str | os.PathLike[str], request_id: str) -> str:
-    """Write a fragment that shows one request of the run in the folder `run`, for `IPython.display.HTML`.
-
-    Raises:
-        UserError: there is no such run or request, or its record is broken.
-    """
-    return fragment(load_request(folder_of(run), str(request_id)))
 
 
 def page(request: ShownRequest) -> str:

@@ -6,6 +6,11 @@ those of `python -m spec_lab`.
 
 from __future__ import annotations
 
+from spec_lab.program.interrupts import end_at_signals
+
+if __name__ == "__main__":
+    end_at_signals()
+
 import argparse
 import sys
 from collections import Counter

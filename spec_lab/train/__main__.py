@@ -5,6 +5,11 @@ Exit codes are those of `python -m spec_lab`: 0 finished, 1 failed, 2 refused, 1
 
 from __future__ import annotations
 
+from spec_lab.program.interrupts import end_at_signals
+
+if __name__ == "__main__":
+    end_at_signals()
+
 import io
 import sys
 import tempfile
@@ -121,7 +126,7 @@ def action_of(arguments: Sequence[str]) -> tuple[list[str], Action]:
     """Return the arguments without the flag that says what else is done, and what that is: training, by default.
 
     Raises:
-        UserError: `--show-data` is not given a number.
+        UserError: `--show-data` is not given a number, or `--plan` is.
     """
     from spec_lab.core.errors import UserError
 
@@ -133,7 +138,9 @@ def action_of(arguments: Sequence[str]) -> tuple[list[str], Action]:
         raise UserError(f"{' '.join(flags)}: each does something else; give one of them")
     if flags[0] == "--plan":
         return kept, lambda pipeline: print(pipeline.plan())
-    number = flags[0].partition("=")[2]
+    flag, _, number = flags[0].partition("=")
+    if flag == "--plan":
+        raise UserError(f"{flags[0]}: --plan takes a few steps to find the rate, and no number; write --plan")
     if not number.isdecimal() or int(number) == 0:
         raise UserError(f"{flags[0]}: write --show-data=3, the number of texts to be shown")
     return kept, lambda pipeline: print(pipeline.show_data(int(number)))

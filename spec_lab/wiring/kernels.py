@@ -76,16 +76,22 @@ def _triton(device: torch.device, dtype: torch.dtype, row_invariant: bool = True
     )
 
 
-def _native(device: torch.device, dtype: torch.dtype, row_invariant: bool = True) -> Kernels:
+def require_native() -> None:
+    """Raise UserError where the kernels in C cannot be compiled; nothing of them is called before."""
     from spec_kernels.native.build import library
     from spec_kernels.native.compiler import BuildError
-    from spec_lab.attention.native_backend import NativeAttention
-    from spec_lab.operators.native_set import NATIVE_FUNCTIONS, NativeProducts
 
     try:
         library()
     except BuildError as error:
         raise UserError(f"kernels=native: {error}; use kernels=torch") from error
+
+
+def _native(device: torch.device, dtype: torch.dtype, row_invariant: bool = True) -> Kernels:
+    require_native()
+    from spec_lab.attention.native_backend import NativeAttention
+    from spec_lab.operators.native_set import NATIVE_FUNCTIONS, NativeProducts
+
     products = NativeProducts()
     return replace(
         TORCH,

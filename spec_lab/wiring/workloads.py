@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from spec_lab.core.errors import UserError
 from spec_lab.core.types import Request
 from spec_lab.menu.choices import ByRequest, Unusable, Weights
 from spec_lab.menu.chosen import Chosen
-from spec_lab.menu.config import DrafterConfig, RunConfig
+from spec_lab.menu.config import DrafterConfig, RunConfig, WorkloadConfig
 from spec_lab.menu.option import CheckerOption
 from spec_lab.workloads.conversations import require_room
 from spec_lab.workloads.tokenizer import IdsAlone, TargetTokenizer, Tokenizer
@@ -71,6 +72,7 @@ def load_requests(chosen: Chosen, tokenizer: Tokenizer) -> list[Request]:
         raise UserError(
             f"workload={chosen.workload.name} is empty; check workload.limit, workload.categories and workload.path"
         )
+    _refuse_idle_checkers(requests, chosen.config.workload)
     for request in requests:
         name = request.checker or chosen.config.workload.checker
         checker = chosen.registry.find(CheckerOption, name)
@@ -80,6 +82,18 @@ def load_requests(chosen: Chosen, tokenizer: Tokenizer) -> list[Request]:
                 f"{name} reads; mend it, or choose another checker"
             )
     return requests
+
+
+def _refuse_idle_checkers(requests: Sequence[Request], workload: WorkloadConfig) -> None:
+    """Raise UserError for a checker that was named and has no answer to check."""
+    unanswered = [request for request in requests if request.answer is None]
+    if named := [request for request in unanswered if request.checker is not None]:
+        raise UserError(
+            f"workload: prompt {named[0].request_id} has checker {named[0].checker} and no answer to check; give it an "
+            "answer, or leave the checker out"
+        )
+    if workload.checker != WorkloadConfig.checker and len(unanswered) == len(requests):
+        raise UserError(f"workload.checker={workload.checker}: no prompt has an answer to check; leave it out")
 
 
 def _malformed(request: object) -> str | None:

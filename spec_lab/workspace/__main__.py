@@ -6,6 +6,11 @@ network and prints the view as JSON.
 
 from __future__ import annotations
 
+from spec_lab.program.interrupts import end_at_signals
+
+if __name__ == "__main__":
+    end_at_signals()
+
 import argparse
 import json
 import sys

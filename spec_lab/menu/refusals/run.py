@@ -10,6 +10,8 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 
 from spec_lab.core.errors import UserError
 from spec_lab.menu.bounds import out_of_bounds
@@ -240,6 +242,11 @@ def refuse_output_dir(output_dir: str) -> str | None:
     """Say what speaks against `output_dir=...` before anything is made, in a line; None where nothing does."""
     if output_dir.startswith(("~", "$")):
         return f"output_dir={output_dir!r} begins with what a shell leaves alone in quotes; write the path in full"
-    if output_dir.strip() and output_dir.isprintable():
-        return None
-    return f"output_dir={output_dir!r} is no path that can be read in a line; use one such as output_dir=outputs"
+    if not (output_dir.strip() and output_dir.isprintable()):
+        return f"output_dir={output_dir!r} is no path that can be read in a line; use one such as output_dir=outputs"
+    with suppress(OSError):  # what else is wrong with a path is said where it is made
+        path = Path(output_dir)
+        there = next((place for place in (path, *path.parents) if place.exists()), path.parent)
+        if not there.is_dir():
+            return f"output_dir={output_dir} cannot be written ({there} is a file); choose another one"
+    return None

@@ -5,6 +5,11 @@ python -m spec_lab.train.texts target=smollm2_135m num_texts=100 output_dir=text
 
 from __future__ import annotations
 
+from spec_lab.program.interrupts import end_at_signals
+
+if __name__ == "__main__":
+    end_at_signals()
+
 import dataclasses
 import re
 import sys
