@@ -1,4 +1,5 @@
-"""Which forwards are launched early: few rows of layers with experts or latent attention, outside of IF nodes."""
+"""Which forwards are launched early: few rows of small layers, and of layers with experts or latent attention, outside of
+IF nodes."""
 
 from __future__ import annotations
 
@@ -29,6 +30,7 @@ from tests.test_triton_products import DTYPE, FEATURES, MAX_POSITIONS, Lane, mak
 from tests.tiny_latent import SIZES
 
 DENSE = LayerPlan(4, 2, 16, RopeConfig(1e4, "none"), 64)
+LARGE = replace(DENSE, intermediate_size=14336)
 EXPERTS = replace(DENSE, experts=ExpertSizes(8, 2, 32, RouterScores.SOFTMAX))
 LATENT = replace(DENSE, latent=LatentSizes(None, 16, 8, 8, 8))
 DELTA = replace(DENSE, delta_net=DeltaNetSizes(2, 4, 16, 16, 4))
@@ -41,7 +43,9 @@ DELTA = replace(DENSE, delta_net=DeltaNetSizes(2, 4, 16, 16, 4))
         ((DENSE, EXPERTS), 16, True),
         ((LATENT,), 4, True),
         ((DENSE, EXPERTS), 17, False),
-        ((DENSE, DENSE), 1, False),
+        ((DENSE, DENSE), 1, True),
+        ((DENSE, DENSE), 17, False),
+        ((DENSE, LARGE), 1, False),
         ((DELTA, EXPERTS), 1, False),
     ],
 )
