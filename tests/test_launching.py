@@ -1,5 +1,5 @@
-"""Which forwards are launched early: few rows of small layers, and of layers with experts or latent attention, outside of
-IF nodes."""
+"""Which forwards are launched early: few rows of small layers, and of layers with experts or latent attention, outside
+of IF nodes."""
 
 from __future__ import annotations
 

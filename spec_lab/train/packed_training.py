@@ -209,8 +209,8 @@ def counting(hidden: Tensor, weights: Tensor, states: Sequence[Tensor]) -> tuple
 def chunks(num_rows: int, vocab_size: int) -> list[slice]:
     """Cut rows into parts whose logits are no more than `MOST_LOGITS`; no rows are one part.
 
-    They have one size where up to twice as many parts as are needed allow it. Of two sizes a GPU compiles two functions,
-    and may recompute for gradients by one what the other computed, which PyTorch refuses.
+    They have one size where up to twice as many parts as are needed allow it. Of two sizes a GPU compiles two
+    functions, and may recompute for gradients by one what the other computed, which PyTorch refuses.
     """
     needed = max(1, -(-num_rows * vocab_size // MOST_LOGITS))
     num_chunks = next((parts for parts in range(needed, 2 * needed + 1) if num_rows % parts == 0), needed)
