@@ -173,7 +173,7 @@ def _torch_as_it_was(chosen: Chosen) -> Iterator[None]:
         if chosen.config.kernels == KernelsChoice.native:
             from spec_kernels.native import build, compiled
 
-            if build.can_build():
+            if build.problem() is None:
                 compiled.use_threads(1)  # only a run gives it more
 
 
