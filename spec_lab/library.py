@@ -25,6 +25,7 @@ from spec_lab.menu.refusals.ranks import refuse_split
 from spec_lab.menu.refusals.run import admit, refusals
 from spec_lab.program.compose import compose_with_hydra, name_options, retyped, to_config_and_options
 from spec_lab.program.dry_run import describe
+from spec_lab.program.ending import refuse_process
 from spec_lab.program.interrupts import Interrupts
 from spec_lab.record.reading import read_all_request_rows
 from spec_lab.record.row_schema import RequestRow
@@ -132,7 +133,8 @@ def examine(composed: Composed) -> list[Finding]:
 
 
 def _config_of(composed: object, caller: str) -> RunConfig:
-    """Return the run that was composed, typed again; UserError where it is none."""
+    """Return the run that was composed, typed again; UserError where it is none, or this process can do nothing."""
+    refuse_process()
     if not isinstance(composed, Composed):
         raise UserError(f"{caller} takes a composed run, not {composed!r}; use {caller}(spec_lab.compose([...]))")
     return retyped(composed.config)
@@ -173,7 +175,7 @@ def _torch_as_it_was(chosen: Chosen) -> Iterator[None]:
         if chosen.config.kernels == KernelsChoice.native:
             from spec_kernels.native import build, compiled
 
-            if build.can_build():
+            if build.problem() is None:
                 compiled.use_threads(1)  # only a run gives it more
 
 

@@ -185,6 +185,19 @@ def test_a_head_lies_in_the_layouts_of_others(whole: Path) -> None:
     assert "layers.0.hidden_norm.weight" in load_weights(head / "speculators")
 
 
+def test_a_layout_that_a_finished_training_did_not_write_is_refused(
+    whole: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    head, again = whole / "out" / "hf-eagle3", words(whole, *EAGLE3, "layouts=[speculators]")
+    assert main(again) == 0
+    (head / "speculators").rename(whole / "elsewhere")
+    try:
+        assert main(again) == 2
+        assert "layouts=[speculators] is not in" in capsys.readouterr().err
+    finally:
+        (whole / "elsewhere").rename(head / "speculators")
+
+
 def test_a_head_that_reads_another_layer_than_it_is_served_is_not_trained(
     llama: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

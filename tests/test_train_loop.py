@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 import torch
@@ -67,8 +68,8 @@ def test_a_kill_while_writing_leaves_the_previous_checkpoint(tmp_path: Path, mon
     with pytest.raises(Interrupted):
         run(Batches(interrupt_at=6), tmp_path / "state.pt")
 
-    def killed(state: object, file: Path) -> None:
-        file.write_bytes(b"half a checkpoint")
+    def killed(state: object, file: BinaryIO) -> None:
+        file.write(b"half a checkpoint")
         raise Interrupted
 
     with monkeypatch.context() as patch, pytest.raises(Interrupted):

@@ -213,7 +213,8 @@ def _save(
         "summed": list(state.summed),
     }
     unfinished = checkpoint.with_suffix(".tmp")
-    torch.save(content, unfinished)
+    with unfinished.open("wb") as opened:  # whose error says that the disk is full; torch's own does not
+        torch.save(content, opened)
     unfinished.replace(checkpoint)
 
 
