@@ -414,6 +414,11 @@ def test_torchrun_trains_what_one_process_does(llama: Path, whole: Path) -> None
         ("drafter=draft_model drafter.prompt_loss_weight=0.1", "use drafter.prompt_loss_weight=0"),
         ("drafter.draft_vocab_size=161", "more than the target's 160"),
         ("dtype=float16", "no room for small gradients"),
+        ("drafter.num_unrolled_steps=48", "packing.row_length=48 has no room for drafter.num_unrolled_steps=48"),
+        (
+            "drafter=mtp_eagle drafter.num_unrolled_steps=64",
+            "; use packing.row_length=65",
+        ),
         ("packing.row_length=513", "over the target's 512 positions"),
         ("evaluation.max_new_tokens=512", "leaves no room for a prompt in the target's 512 positions"),
         ("evaluation.max_new_tokens=511", "behind a held-out prompt of"),

@@ -175,12 +175,17 @@ def test_a_finished_stage_whose_weights_were_cut_is_not_skipped(cut: int, tmp_pa
 
     def build(unfinished: Path) -> dict[str, Any]:
         save_file({"weight": torch.ones(4)}, unfinished / "model.safetensors")
+        (unfinished / "config.json").write_text("{}")
         return {}
 
     stage = folder, folder.drafter("eagle3"), {"seed": 0}, CPU, build
     run_stage(*stage)
     run_stage(*stage)
     file = folder.drafter("eagle3") / "model.safetensors"
+    (file.parent / "config.json").rename(file.parent / "config")
+    with pytest.raises(UserError, match=r"has no config\.json; delete it and what was made with it"):
+        run_stage(*stage)
+    (file.parent / "config").rename(file.parent / "config.json")
     file.write_bytes(file.read_bytes()[:cut])
     with pytest.raises(UserError, match=r"model\.safetensors cannot be read .*; delete it and what was made with it"):
         run_stage(*stage)

@@ -53,7 +53,9 @@ def reading(file: Path, remedy: str = TRAIN_AGAIN) -> Iterator[None]:
 
 
 def refuse_damaged(folder: Path) -> None:
-    """Raise UserError where a file of weights in a folder ends too soon or holds no tensors."""
+    """Raise UserError where a file of tensors in a folder ends too soon, or a checkpoint has no config."""
+    if any(folder.glob("model*.safetensors")) and not (folder / "config.json").exists():
+        raise UserError(f"{folder} has no config.json; {TRAIN_AGAIN}")
     for file in sorted(folder.glob("*.safetensors")):
         with reading(file), safe_open(file, "pt"):
             pass
