@@ -80,6 +80,13 @@ def test_a_kill_while_writing_leaves_the_previous_checkpoint(tmp_path: Path, mon
     assert batches.steps[0] == 5
 
 
+def test_a_full_disk_under_a_checkpoint_says_so(tmp_path: Path) -> None:
+    """Torch's own error, which hides it, is of a position in the file."""
+    (tmp_path / "state.tmp").symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left on device"):
+        run(Batches(), tmp_path / "state.pt")
+
+
 def test_learning_rate_rises_then_falls_to_zero() -> None:
     rates = [learning_rate(OPTIMISATION, step) for step in range(12)]
     assert rates[:3] == pytest.approx([0.05 / 3, 0.1 / 3, 0.05])
