@@ -17,7 +17,7 @@ from spec_lab.train.narrow import store_in_fp8
 
 def main(arguments: list[str]) -> None:
     """Convert one folder."""
-    if len(arguments) != 2:
+    if len(arguments) != 2 or not all(arguments):
         raise UserError("give two folders: that of a checkpoint, and that to write")
     store_in_fp8(*map(Path, arguments))
 

@@ -25,7 +25,9 @@ from spec_lab.menu.refusals.ranks import refuse_split
 from spec_lab.menu.refusals.run import admit, refusals
 from spec_lab.program.compose import compose_with_hydra, name_options, retyped, to_config_and_options
 from spec_lab.program.dry_run import describe
+from spec_lab.program.ending import refuse_process
 from spec_lab.program.interrupts import Interrupts
+from spec_lab.program.options import read_groups
 from spec_lab.record.reading import read_all_request_rows
 from spec_lab.record.row_schema import RequestRow
 from spec_lab.record.schema import Summary
@@ -55,7 +57,14 @@ class Composed:
 
     @property
     def choices(self) -> dict[str, str]:
-        """Returns what each group is called in records and names of folders, such as `prune: catchup`."""
+        """Returns what each group is called in records and names of folders, such as `prune: catchup`.
+
+        Raises:
+            UserError: a group was put into `options`, or taken out.
+        """
+        groups = read_groups(tuple(self.config.extensions))
+        if not {name for name in groups if hasattr(self.config, name)} <= self.options.keys() <= groups.keys():
+            raise UserError("options names what was composed of each group; to change it, use spec_lab.compose([...])")
         return name_options(retyped(self.config), self.options)
 
     def __str__(self) -> str:
@@ -132,7 +141,8 @@ def examine(composed: Composed) -> list[Finding]:
 
 
 def _config_of(composed: object, caller: str) -> RunConfig:
-    """Return the run that was composed, typed again; UserError where it is none."""
+    """Return the run that was composed, typed again; UserError where it is none, or this process can do nothing."""
+    refuse_process()
     if not isinstance(composed, Composed):
         raise UserError(f"{caller} takes a composed run, not {composed!r}; use {caller}(spec_lab.compose([...]))")
     return retyped(composed.config)
@@ -161,13 +171,22 @@ def _run(job: Job) -> Result:
 
 @contextmanager
 def _torch_as_it_was(chosen: Chosen) -> Iterator[None]:
-    """A run seeds torch and sets how many threads compute, in C too; whoever called it finds them as they were."""
+    """A run seeds torch and sets how many threads compute, in C too; whoever called it finds them as they were.
+
+    The default device and type of tensors are those of a process of its own meanwhile.
+    """
     import torch
 
     num_threads, random_state = torch.get_num_threads(), torch.get_rng_state()
+    device, dtype = torch.get_default_device(), torch.get_default_dtype()
+    torch.set_default_device(None)
+    torch.set_default_dtype(torch.float32)
     try:
         yield
     finally:
+        torch.set_default_dtype(dtype)
+        if device.type != "cpu":
+            torch.set_default_device(device)
         torch.set_num_threads(num_threads)
         torch.set_rng_state(random_state)
         if chosen.config.kernels == KernelsChoice.native:

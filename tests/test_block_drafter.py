@@ -9,11 +9,15 @@ from typing import Any
 import pytest
 import torch
 
+from spec_lab.checkpoints.block_checkpoint import load_block
 from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.core.errors import UserError
 from spec_lab.core.types import AcceptanceInputs, Request, Sequence
 from spec_lab.drafters.picking import GreedyPicker
 from spec_lab.menu.choices import DraftSampling, DraftStop, KernelsChoice
 from spec_lab.menu.config import GraphConfig, SamplingConfig
+from spec_lab.options.drafters.block_keys import Head
+from spec_lab.options.drafters.block_loading import refuse_other_parts
 from spec_lab.options.graphs.eager import EagerGraphConfig
 from spec_lab.options.graphs.full_loop import FullLoopGraphConfig
 from spec_lab.options.graphs.round import RoundGraphConfig
@@ -25,7 +29,7 @@ from tests.fake_target import PaddedGraph
 from tests.lab import Reference, make_config, make_engine, random_requests
 from tests.scripted_rule import ScriptedAcceptance, ScriptedRule, install
 from tests.slow_block import SlowBlock
-from tests.tiny_blocks import TinyBlock, write_block
+from tests.tiny_blocks import TINY_PRESETS, TinyBlock, write_block
 from tests.tiny_checkpoints import make_tiny_target, rewrite_tensors
 
 BLOCKS: dict[str, TinyBlock] = {
@@ -226,3 +230,28 @@ def test_drafts_are_recorded_with_the_law_behind_the_head(
     engine.generate(requests)
     assert len(rule.accepted) > 4
     assert len(set(rule.offered)) > 1 or not block.confidence
+
+
+@pytest.mark.parametrize(
+    ("drafter", "words", "remedy"),
+    [
+        ("dspark", {"head": Head.none}, "use drafter.confidence=false, or"),
+        ("dspark", {"head": Head.none, "confidence": False}, None),
+        ("domino", {"head": Head.none}, None),
+        ("domino", {"head": Head.none, "conv": True}, "use drafter.conv=false, or"),
+        ("domino", {"head": Head.markov}, "use drafter.head=gru, or"),
+    ],
+)
+def test_a_remedy_keeps_a_head_that_is_left_out(
+    drafter: str, words: dict[str, Any], remedy: str | None, target: tuple[Path, Reference], tmp_path: Path
+) -> None:
+    of_target = read_model_config(target[0])
+    write_block(tmp_path, TINY_PRESETS[drafter], of_target)
+    config, _ = load_block(tmp_path, of_target, torch.float32, "cpu")
+    run = make_config((target[0], tmp_path), drafter, 2, options=words)
+    options: Any = run.drafter
+    if remedy is None:
+        refuse_other_parts(config, options, "folder", run)
+    else:
+        with pytest.raises(UserError, match=remedy):
+            refuse_other_parts(config, options, "folder", run)

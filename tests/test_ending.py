@@ -162,6 +162,9 @@ def test_python_without_docstrings_is_refused() -> None:
     command = [sys.executable, "-OO", "-m", "spec_lab", "--dry-run"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 2 and done.stderr.startswith("refused: python -OO "), done.stderr
+    command = [sys.executable, "-OO", "-c", "import spec_lab; spec_lab.run(spec_lab.compose([]))"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.stderr.splitlines()[-1].startswith("spec_lab.core.errors.UserError: python -OO "), done.stderr
 
 
 def test_ctrl_c_is_not_an_error(capsys: pytest.CaptureFixture[str]) -> None:

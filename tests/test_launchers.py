@@ -143,6 +143,8 @@ def test_as_many_jobs_as_cores_are_counted(host: Path, monkeypatch: pytest.Monke
     with pytest.raises(UserError, match="n_jobs=-1: 8 jobs at a time"):
         refuse_sharing({"n_jobs": -1}, "auto")
     refuse_sharing({"n_jobs": -7}, "auto")
+    with pytest.raises(UserError, match="n_jobs=0 runs no job; use hydra"):
+        refuse_sharing({"n_jobs": 0}, "auto")
 
 
 def test_jobs_that_would_share_are_refused_in_a_line_that_leaves_nothing(

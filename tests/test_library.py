@@ -243,6 +243,38 @@ def test_torch_is_left_as_it_was(runner: ModuleType) -> None:
     assert torch.get_num_threads() == num_threads
 
 
+@pytest.mark.parametrize(
+    ("device", "dtype"), [("meta", torch.float32), ("cpu", torch.float64), ("meta", torch.float16)]
+)
+def test_defaults_of_tensors_are_a_process_s_own_meanwhile(device: str, dtype: torch.dtype, runner: ModuleType) -> None:
+    def made(*arguments: Any) -> Any:
+        inside.append(torch.ones(1))
+        return recorded_runner.run(*arguments)
+
+    inside: list[torch.Tensor] = []
+    runner.record_run = made  # type: ignore[attr-defined]
+    torch.set_default_device(device)
+    torch.set_default_dtype(dtype)
+    try:
+        spec_lab.run(spec_lab.compose())
+        assert torch.ones(1).device.type == device and torch.ones(1).dtype == dtype
+    finally:
+        torch.set_default_device(None)
+        torch.set_default_dtype(torch.float32)
+    assert [(tensor.device.type, tensor.dtype) for tensor in inside] == [("cpu", torch.float32)]
+
+
+@pytest.mark.parametrize("change", [lambda options: options.pop("drafter"), lambda options: options.update(zz="1")])
+def test_groups_that_were_taken_out_or_put_in_are_refused(
+    change: Callable[[dict[str, str]], None], runner: ModuleType
+) -> None:
+    composed = spec_lab.compose()
+    change(composed.options)
+    with pytest.raises(UserError, match=r"options names what was composed of each group; .*spec_lab\.compose"):
+        spec_lab.run(composed)
+    assert "refused: options" in str(composed)
+
+
 @pytest.mark.skipif(build.problem() is not None, reason="needs a C compiler")
 def test_threads_in_c_end_with_their_run(runner: ModuleType) -> None:
     inside: list[int] = []

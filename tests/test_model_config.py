@@ -69,7 +69,6 @@ def test_reads_what_transformers_reads(tmp_path: Path, family: Family, spelling:
     assert plan.head_dim == model.model.layers[0].self_attn.head_dim == (8 if family == "qwen2" else 16)
     assert plan.rope == RopeConfig(theta=5000.0, scaling="linear", factor=2.0)
     assert config.eos_token_ids == (2,)
-    assert config.torch_dtype == "float32"
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -228,12 +227,6 @@ def test_a_null_first_window_layer_matters_only_where_windows_are_on(family: Fam
     assert windows(read(family, use_sliding_window=True, sliding_window=24)) == (None,) * 8
 
 
-def test_declared_dtype_in_both_spellings() -> None:
-    assert read(dtype="bfloat16").torch_dtype == "bfloat16"
-    assert read(torch_dtype="float16").torch_dtype == "float16"
-    assert read().torch_dtype == "float32"
-
-
 @pytest.mark.parametrize(
     ("changes", "fragments"),
     [
@@ -279,7 +272,6 @@ def test_declared_dtype_in_both_spellings() -> None:
         ({"architectures": "LlamaForCausalLM"}, ("architectures must be a list of strings, is 'LlamaForCausalLM'",)),
         ({"architectures": [["LlamaForCausalLM"]]}, ("architectures must be a list of strings, is a list of 1",)),
         ({"hidden_act": ["silu"]}, ("hidden_act must be a string, is a list of 1",)),
-        ({"torch_dtype": 16}, ("torch_dtype must be a string, is 16",)),
         ({"num_hidden_layers": 10**7}, ("num_hidden_layers must be at most 10000, is 10000000",)),
         ({"num_hidden_layers": 10**12}, ("num_hidden_layers must be at most 10000",)),
         ({"vocab_size": 10**12}, ("vocab_size must be at most",)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,8 @@ from spec_lab.checkpoints.block_checkpoint import load_block
 from spec_lab.checkpoints.config import ModelConfig
 from spec_lab.checkpoints.eagle3_checkpoint import load_eagle3
 from spec_lab.checkpoints.families.table import read_model_config
-from spec_lab.core.errors import UserError
+from spec_lab.core.errors import Breakdown, UserError
+from spec_lab.train import narrow
 from spec_lab.train.narrow import store_in_fp8
 from tests.test_fp8_checkpoint import quantise
 from tests.tiny_blocks import TINY_PRESETS, TinyBlock, make_tiny_p_eagle, write_block
@@ -97,3 +99,29 @@ def test_what_is_narrow_is_not_narrowed_again(folder: Path, tmp_path: Path) -> N
         store_in_fp8(folder)
     with pytest.raises(UserError, match="no such folder"):
         store_in_fp8(tmp_path / "nowhere")
+
+
+def test_narrowing_replaces_nothing_before_all_is_written(
+    target: ModelConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(tensors: object, folder: Path) -> None:
+        (folder / "model.safetensors").write_bytes(b"half of it")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    wide = write_block(tmp_path / "it", TinyBlock(), target)
+    with monkeypatch.context() as patch, pytest.raises(Breakdown, match="No space left"):
+        patch.setattr(narrow, "save_weights", full)
+        store_in_fp8(tmp_path / "it")
+    assert sorted(file.name for file in (tmp_path / "it").iterdir()) == ["config.json", "model.safetensors"]
+    assert load_file(tmp_path / "it" / "model.safetensors").keys() == wide.keys()
+    load_block(tmp_path / "it", target, torch.float32, "cpu")
+
+
+def test_a_folder_of_something_else_is_not_written_to(target: ModelConfig, tmp_path: Path) -> None:
+    write_block(tmp_path / "it", TinyBlock(), target)
+    make_tiny_target(tmp_path / "target", "qwen3")
+    before = {file.name: file.read_bytes() for file in (tmp_path / "target").iterdir()}
+    for output in (tmp_path / "target", tmp_path / "target" / "config.json"):
+        with pytest.raises(UserError, match="holds something already; name a new folder"):
+            store_in_fp8(tmp_path / "it", output)
+    assert {file.name: file.read_bytes() for file in (tmp_path / "target").iterdir()} == before

@@ -41,6 +41,15 @@ def test_a_stage_that_takes_long_is_said_to_go_on() -> None:
     assert stream.getvalue().splitlines() == lines, "nothing is said behind its end"
 
 
+def test_nothing_is_said_without_a_standard_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a process that was started without one."""
+    monkeypatch.setattr("sys.stderr", None)
+    with Progress(3, "request", seconds=BEAT) as progress:
+        progress.stage("plain")
+        progress.advance()
+        time.sleep(2 * BEAT)
+
+
 def test_items_of_a_stage_are_counted_while_it_goes_on() -> None:
     stream = io.StringIO()
     with Progress(3, "request", stream, seconds=BEAT) as progress:

@@ -23,6 +23,7 @@ from spec_lab.library import Composed
 from spec_lab.menu.config import RunConfig
 from spec_lab.menu.refusals.run import refusals
 from spec_lab.options.loggers import WandbConfig
+from spec_lab.report.__main__ import main as report
 
 Start = Callable[..., None]
 
@@ -75,6 +76,25 @@ def test_processes_that_cannot_meet_are_refused_by_the_variable(
         monkeypatch.setenv(variable, value)
     with pytest.raises(UserError, match=rf"^{variable}.*start them with torchrun, or unset WORLD_SIZE"):
         refuse_unless_they_meet()
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [("WORLD_SIZE", "x"), ("WORLD_SIZE", "-2"), ("WORLD_SIZE", "2.0"), ("RANK", "one"), ("LOCAL_RANK", "x")],
+)
+def test_what_is_no_number_of_processes_is_not_one_process(
+    variable: str,
+    value: str,
+    monkeypatch: pytest.MonkeyPatch,
+    started: Start,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    started(2)
+    monkeypatch.setenv(variable, value)
+    assert main(["--help"]) == 2
+    assert f"refused: {variable}={value} is no number" in capsys.readouterr().err
+    assert report(["--last=1"]) == 2
+    assert f"refused: {variable}={value} is no number" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -259,6 +259,21 @@ def test_a_plan_says_what_the_texts_take_and_refuses_a_full_disk(
     assert "num_texts" in capsys.readouterr().err
 
 
+def test_a_plan_counts_the_prompts_that_there_are(
+    target: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def planned(*lines: str) -> int:
+        (tmp_path / "prompts.jsonl").write_text("\n".join(lines))
+        return write(target, tmp_path / "out", f"prompts=[{tmp_path / 'prompts.jsonl'}]", "--plan=100")
+
+    assert planned('{"prompt": "one"}', '{"prompt": "One!"}', "{", '{"messages": [], "prompt": "two"}') == 0
+    assert f" {2 * (200 + 6):,} " in capsys.readouterr().out
+    for lines in (["{"], [""], ['{"turns": ["one"]}']):
+        assert planned(*lines) == 2
+        assert "refused: " in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_plan_at_no_tokens_a_second_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["target=pocket", f"output_dir={tmp_path}", "--plan=0"]) == 2
     assert "--plan=0 is no option" in capsys.readouterr().err

@@ -185,6 +185,19 @@ def test_a_head_lies_in_the_layouts_of_others(whole: Path) -> None:
     assert "layers.0.hidden_norm.weight" in load_weights(head / "speculators")
 
 
+def test_a_layout_that_a_finished_training_did_not_write_is_refused(
+    whole: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    head, again = whole / "out" / "hf-eagle3", words(whole, *EAGLE3, "layouts=[speculators]")
+    assert main(again) == 0
+    (head / "speculators").rename(whole / "elsewhere")
+    try:
+        assert main(again) == 2
+        assert "layouts=[speculators] is not in" in capsys.readouterr().err
+    finally:
+        (whole / "elsewhere").rename(head / "speculators")
+
+
 def test_a_head_that_reads_another_layer_than_it_is_served_is_not_trained(
     llama: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -401,6 +414,11 @@ def test_torchrun_trains_what_one_process_does(llama: Path, whole: Path) -> None
         ("drafter=draft_model drafter.prompt_loss_weight=0.1", "use drafter.prompt_loss_weight=0"),
         ("drafter.draft_vocab_size=161", "more than the target's 160"),
         ("dtype=float16", "no room for small gradients"),
+        ("drafter.num_unrolled_steps=48", "packing.row_length=48 has no room for drafter.num_unrolled_steps=48"),
+        (
+            "drafter=mtp_eagle drafter.num_unrolled_steps=64",
+            "; use packing.row_length=65",
+        ),
         ("packing.row_length=513", "over the target's 512 positions"),
         ("evaluation.max_new_tokens=512", "leaves no room for a prompt in the target's 512 positions"),
         ("evaluation.max_new_tokens=511", "behind a held-out prompt of"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 import torch
@@ -67,8 +68,8 @@ def test_a_kill_while_writing_leaves_the_previous_checkpoint(tmp_path: Path, mon
     with pytest.raises(Interrupted):
         run(Batches(interrupt_at=6), tmp_path / "state.pt")
 
-    def killed(state: object, file: Path) -> None:
-        file.write_bytes(b"half a checkpoint")
+    def killed(state: object, file: BinaryIO) -> None:
+        file.write(b"half a checkpoint")
         raise Interrupted
 
     with monkeypatch.context() as patch, pytest.raises(Interrupted):
@@ -77,6 +78,13 @@ def test_a_kill_while_writing_leaves_the_previous_checkpoint(tmp_path: Path, mon
     batches = Batches()
     run(batches, tmp_path / "state.pt")
     assert batches.steps[0] == 5
+
+
+def test_a_full_disk_under_a_checkpoint_says_so(tmp_path: Path) -> None:
+    """Torch's own error, which hides it, is of a position in the file."""
+    (tmp_path / "state.tmp").symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left on device"):
+        run(Batches(), tmp_path / "state.pt")
 
 
 def test_learning_rate_rises_then_falls_to_zero() -> None:

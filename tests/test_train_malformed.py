@@ -14,6 +14,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from safetensors.torch import save_file
 
 from spec_lab.core.errors import UserError
 from spec_lab.train.checkpoint import load_weights
@@ -166,6 +167,28 @@ def test_a_pipe_in_the_place_of_a_log_or_a_checkpoint_keeps_nobody_waiting(tmp_p
     os.mkfifo(tmp_path / "checkpoint")
     with pytest.raises(UserError, match="checkpoint cannot be read"):
         read_checkpoint(tmp_path / "checkpoint")
+
+
+@pytest.mark.parametrize("cut", [0, 3, -1])
+def test_a_finished_stage_whose_weights_were_cut_is_not_skipped(cut: int, tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+
+    def build(unfinished: Path) -> dict[str, Any]:
+        save_file({"weight": torch.ones(4)}, unfinished / "model.safetensors")
+        (unfinished / "config.json").write_text("{}")
+        return {}
+
+    stage = folder, folder.drafter("eagle3"), {"seed": 0}, CPU, build
+    run_stage(*stage)
+    run_stage(*stage)
+    file = folder.drafter("eagle3") / "model.safetensors"
+    (file.parent / "config.json").rename(file.parent / "config")
+    with pytest.raises(UserError, match=r"has no config\.json; delete it and what was made with it"):
+        run_stage(*stage)
+    (file.parent / "config").rename(file.parent / "config.json")
+    file.write_bytes(file.read_bytes()[:cut])
+    with pytest.raises(UserError, match=r"model\.safetensors cannot be read .*; delete it and what was made with it"):
+        run_stage(*stage)
 
 
 def test_an_output_without_weights_is_refused(tmp_path: Path) -> None:

@@ -390,6 +390,16 @@ def test_settings_that_wandb_cannot_read_are_refused(
     assert refusals(config) == [], "nobody asked W&B"
 
 
+@pytest.mark.parametrize("key", ["sixchr", "a-short", "bad key " + "0" * 40])
+def test_a_key_that_wandb_would_not_send_is_refused(key: str, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """W&B says so itself, but only once everything has been decoded."""
+    monkeypatch.setenv("WANDB_API_KEY", key)
+    for mode in ("auto", "online"):
+        [refused] = logger_refusals(f"logger.mode={mode}")
+        assert refused.startswith("WANDB_API_KEY") and "use logger.mode=offline" in refused and key not in refused
+    assert logger_refusals("logger.mode=offline") == logger_refusals("logger.mode=disabled") == []
+
+
 def test_no_message_holds_a_key(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     secret = "a-secret-value"
     monkeypatch.setenv("WANDB_API_KEY", secret)

@@ -46,7 +46,6 @@ class ModelConfig:
         family: whose tensors and forward it has.
         layers: one plan a layer.
         eos_token_ids: every id that ends a request, empty when the checkpoint names none.
-        torch_dtype: name of the dtype the config declares, "float32" when it declares none.
         gemma4: what Gemma 4 has besides; None in other families.
         max_dense_positions: up to which every key is attended; past them the model chooses keys (DeepSeek-V3.2's sparse
             attention), which this code does not. None is no limit.
@@ -61,7 +60,6 @@ class ModelConfig:
     layers: tuple[LayerPlan, ...]
     eos_token_ids: tuple[int, ...]
     bos_token_id: int | None
-    torch_dtype: str
     gemma4: Gemma4Sizes | None = None
     max_dense_positions: int | None = None
 

@@ -71,7 +71,6 @@ def gguf_config(path: Path) -> dict[str, Any]:
         "mlp_bias": "blk.0.ffn_gate.bias" in biases,
         "bos_token_id": next(iter(file.integers("tokenizer.ggml.bos_token_id")), None),
         "eos_token_id": _end_tokens(file),
-        "torch_dtype": "float32",
     }
 
 

@@ -14,9 +14,10 @@ from contextlib import redirect_stderr, redirect_stdout
 from functools import partial
 from tempfile import TemporaryDirectory
 
+from spec_lab.core.errors import UserError
 from spec_lab.core.ranks import ranks
 from spec_lab.menu.config import LoggerConfig, RunConfig
-from spec_lab.program.ending import EXIT_CODES
+from spec_lab.program.ending import EXIT_CODES, print_refusal
 
 Adapt = Callable[[RunConfig], RunConfig]
 """It changes what was composed before it runs."""
@@ -29,7 +30,11 @@ def on_this_rank(run: Callable[[Adapt], int]) -> int:
 
     An error that only this rank has is printed after all.
     """
-    rank = ranks().rank
+    try:
+        rank = ranks().rank
+    except UserError as error:
+        print_refusal(error)
+        return EXIT_CODES["refused"]
     if rank == 0:
         return run(lambda config: config)
     said = io.StringIO()

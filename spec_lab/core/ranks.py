@@ -26,10 +26,15 @@ class Ranks:
 
 
 def ranks() -> Ranks:
-    """Read the variables; a process that was started on its own is the only one."""
+    """Read the variables; a process that was started on its own is the only one.
+
+    Raises:
+        UserError: one of them is no number.
+    """
     size = max(1, _number("WORLD_SIZE", 1))
-    rank = _number("RANK", 0) if size > 1 else 0
-    return Ranks(rank, size, _number("LOCAL_RANK", 0), _number("LOCAL_WORLD_SIZE", size))
+    if size == 1:
+        return Ranks(0, 1, 0, 1)
+    return Ranks(_number("RANK", 0), size, _number("LOCAL_RANK", 0), _number("LOCAL_WORLD_SIZE", size))
 
 
 def refuse_unless_they_meet() -> None:
@@ -51,4 +56,6 @@ def refuse_unless_they_meet() -> None:
 
 def _number(variable: str, alone: int) -> int:
     value = os.environ.get(variable, "")
-    return int(value) if value.isdecimal() else alone
+    if value and not value.isdecimal():
+        raise UserError(f"{variable}={value} is no number of processes; start them with torchrun, or unset {variable}")
+    return int(value or alone)

@@ -48,7 +48,7 @@ def guarded(
     with patient_console():
         try:
             with Interrupts() as interrupts:
-                _refuse_process()
+                refuse_process()
                 code = run()
                 if sys.stdout is not None:
                     sys.stdout.flush()
@@ -65,7 +65,7 @@ def guarded(
         return EXIT_CODES[status]
 
 
-def _refuse_process() -> None:
+def refuse_process() -> None:
     """Raise UserError where nothing can be done right: without docstrings, or in a working folder that was deleted.
 
     The first are what help shows and what records define their numbers by. In the second, imports fail in ways that

@@ -48,6 +48,8 @@ def refuse_sharing(launcher: Mapping[str, Any], device: str) -> None:
         launcher: Hydra's node of that name.
         device: of the jobs, where they do not set it themselves.
     """
+    if launcher.get("n_jobs") == 0:
+        raise UserError("hydra.launcher.n_jobs=0 runs no job; use hydra.launcher.n_jobs=1")
     num_workers = _num_workers(launcher.get("n_jobs"))
     gpus = [] if device == CPU else visible_gpus()
     num_devices = len(gpus) or 1

@@ -43,7 +43,7 @@ class Progress:
                 from tqdm.auto import tqdm
 
             self._bar = tqdm(total=self._total, unit=self._unit, leave=False)
-        elif self._stream.isatty():
+        elif self._stream is not None and self._stream.isatty():
             from tqdm import tqdm
 
             tqdm.monitor_interval = 0
@@ -80,6 +80,8 @@ class Progress:
             self._print(f"{self._name}, goes on")
 
     def _print(self, what: str) -> None:
+        if self._stream is None:  # a process without a standard error
+            return
         seconds = time.perf_counter() - self._started_at
         print(f"[{seconds:5.1f} s] {self._done}/{self._total} {self._unit}s: {what}", file=self._stream, flush=True)
 

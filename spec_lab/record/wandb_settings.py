@@ -78,12 +78,24 @@ def settings_problem() -> str | None:
 
 def key_problem(mode: str) -> str | None:
     """Say why a run cannot go online as `logger.mode` or, where that is auto, WANDB_MODE insists."""
-    insists = "logger.mode=online" if mode == "online" else "WANDB_MODE=online"
-    if mode_of_run(mode) != "online" or has_key():
+    if mode_of_run(mode) != "online":
         return None
+    if (key := load_settings().api_key) and (problem := malformed(key)):
+        return f"WANDB_API_KEY, or the key in W&B's settings: {problem}; correct it, or use logger.mode=offline"
+    if has_key():
+        return None
+    insists = "logger.mode=online" if mode == "online" else "WANDB_MODE=online"
     return (
         f"{insists} needs a key, and none is configured; set WANDB_API_KEY, run wandb login, or use logger.mode=offline"
     )
+
+
+def malformed(key: str) -> str | None:
+    """Return what W&B says of a key that it would not even send, without the key."""
+    from wandb.sdk.lib.wbauth.validation import check_api_key
+
+    problem = check_api_key(key)
+    return problem and problem.removesuffix(".")
 
 
 def mode_of_run(mode: str) -> str:

@@ -135,6 +135,12 @@ def frozen_target(config: TrainConfig) -> str | None:
     positions, row_length = found.max_position_embeddings, config.packing.row_length
     if row_length > positions:
         return f"packing.row_length={row_length} is over the target's {positions} positions; lower it to {positions}"
+    num_steps = getattr(config.drafter, "num_unrolled_steps", 1)
+    if num_steps >= row_length:
+        return (
+            f"packing.row_length={row_length} has no room for drafter.num_unrolled_steps={num_steps}; use "
+            f"packing.row_length={num_steps + 1}"
+        )
     if config.evaluation.max_new_tokens >= positions:
         return (
             f"evaluation.max_new_tokens={config.evaluation.max_new_tokens} leaves no room for a prompt in the target's "

@@ -98,6 +98,11 @@ class HeadPipeline:
             return {**facts, "texts": facts_of_texts(learnt)}
 
         run_stage(folder, output, settings, self.device, build)
+        if missing := [name for name in config.layouts if not (output / name).exists()]:
+            raise UserError(
+                f"layouts=[{','.join(missing)}] is not in {output}, whose training has ended; leave it out, or choose "
+                "another output_dir"
+            )
         forget(work)
         write_json(folder.config(output), asdict(config))
         self._describe(recipe, folder, output, texts.header.settings.get("thinking"))

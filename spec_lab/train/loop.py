@@ -213,7 +213,13 @@ def _save(
         "summed": list(state.summed),
     }
     unfinished = checkpoint.with_suffix(".tmp")
-    torch.save(content, unfinished)
+    with unfinished.open("wb") as opened:
+        try:
+            torch.save(content, opened)
+        except RuntimeError as error:  # torch's own stands before the file's, which says that the disk is full
+            if isinstance(error.__context__, OSError):
+                raise error.__context__ from None
+            raise
     unfinished.replace(checkpoint)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from spec_lab.checkpoints.config import read_config_json
 from spec_lab.checkpoints.keep_fp8 import narrowed_in_blocks
 from spec_lab.checkpoints.quantization import SCALES_SUFFIX
 from spec_lab.core.errors import UserError
+from spec_lab.program.folder import room_under
 from spec_lab.train.checkpoint import WEIGHTS, load_weights, save_config, save_weights
 
 KEY = "quantization_config"
@@ -24,21 +26,30 @@ LEAST_SIDE = 32
 def store_in_fp8(folder: Path, output: Path | None = None) -> None:
     """Write the checkpoint in `folder` with narrow matrices to `output`, or in its own place; readers widen them.
 
-    Norms, biases, convolutions and vocabulary maps stay as they are.
+    Norms, biases, convolutions and vocabulary maps stay as they are. What lies there stays until all is written.
 
     Raises:
-        UserError: there is no checkpoint, or it is narrow already.
+        UserError: there is no checkpoint, it is narrow already, or `output` holds something else.
+        Breakdown: the disk is full.
     """
     config = read_config_json(folder, "FOLDER")
     if KEY in config:
         raise UserError(f"{folder}: its config.json has a {KEY} already; take the checkpoint in bfloat16")
     tensors = with_narrow_matrices(load_weights(folder))
     output = output or folder
+    if output.exists() and not output.samefile(folder) and (not output.is_dir() or any(output.iterdir())):
+        raise UserError(f"{output} holds something already; name a new folder, or {folder} itself")
     output.mkdir(parents=True, exist_ok=True)
-    for file in (*output.glob(WEIGHTS), output / INDEX_FILE):  # there may be fewer of them now
-        file.unlink(missing_ok=True)
-    save_weights(tensors, output)
-    save_config({**config, KEY: SCHEME}, output)
+    with room_under(output), tempfile.TemporaryDirectory(dir=output, prefix=".narrow-") as beside:
+        unfinished = Path(beside)
+        save_weights(tensors, unfinished)
+        save_config({**config, KEY: SCHEME}, unfinished)
+        written = {file.name for file in unfinished.iterdir()}
+        for name in sorted(written):
+            (unfinished / name).replace(output / name)
+        for file in (*output.glob(WEIGHTS), output / INDEX_FILE):  # there may be fewer of them now
+            if file.name not in written:
+                file.unlink(missing_ok=True)
 
 
 def with_narrow_matrices(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 
 from spec_lab.checkpoints.json_input import parse_json
 from spec_lab.core.errors import UserError, is_out_of_memory
@@ -50,6 +50,15 @@ def reading(file: Path, remedy: str = TRAIN_AGAIN) -> Iterator[None]:
         if is_out_of_memory(error):
             raise
         raise UserError(f"{file} cannot be read ({type(error).__name__}); {remedy}") from error
+
+
+def refuse_damaged(folder: Path) -> None:
+    """Raise UserError where a file of tensors in a folder ends too soon, or a checkpoint has no config."""
+    if any(folder.glob("model*.safetensors")) and not (folder / "config.json").exists():
+        raise UserError(f"{folder} has no config.json; {TRAIN_AGAIN}")
+    for file in sorted(folder.glob("*.safetensors")):
+        with reading(file), safe_open(file, "pt"):
+            pass
 
 
 def read_record(file: Path) -> dict[str, Any]:

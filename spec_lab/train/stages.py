@@ -19,7 +19,7 @@ import torch
 
 from spec_lab.core.errors import Breakdown, UserError
 from spec_lab.core.regular import without_waiting
-from spec_lab.train.reading import read_record
+from spec_lab.train.reading import read_record, refuse_damaged
 
 log = logging.getLogger(__name__)
 
@@ -104,6 +104,7 @@ def run_stage(
         _refuse_another_recipe(folder.record(output), output, recipe)
         if output.exists():
             _refuse_without_record(folder.record(output), output)
+            refuse_damaged(output)
             log.info("%s exists: skipped", output)
             return
         log.info("building %s", output)

@@ -12,7 +12,7 @@ from typing import Any
 
 from spec_lab.checkpoints.config import MAX_LAYERS, ModelConfig
 from spec_lab.checkpoints.families.experts import read_sigmoid_experts
-from spec_lab.checkpoints.families.plain import declared_dtype, refuse_unsupported
+from spec_lab.checkpoints.families.plain import refuse_unsupported
 from spec_lab.checkpoints.families.yarn import read_rope_or_yarn
 from spec_lab.checkpoints.json_input import ConfigFields, shown
 from spec_lab.checkpoints.latent_sizes import LatentSizes
@@ -97,7 +97,6 @@ def _read(config: Mapping[str, Any], source: str, family: str, defaults: Mapping
         layers=tuple(replace(plan, experts=experts) if sparse else plan for sparse in is_sparse),
         eos_token_ids=fields.token_ids("eos_token_id", vocab_size),
         bos_token_id=fields.optional_integer("bos_token_id") if "bos_token_id" in fields.values else 0,
-        torch_dtype=declared_dtype(fields),
         max_dense_positions=fields.integer("index_topk") if fields.has("index_topk") else None,
     )
 

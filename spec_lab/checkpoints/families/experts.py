@@ -10,7 +10,7 @@ from typing import Any
 
 from spec_lab.checkpoints.config import MAX_LAYERS, ModelConfig
 from spec_lab.checkpoints.expert_sizes import ExpertSizes, RouterScores
-from spec_lab.checkpoints.families.plain import declared_dtype, read_rope, refuse_unsupported
+from spec_lab.checkpoints.families.plain import read_rope, refuse_unsupported
 from spec_lab.checkpoints.json_input import ConfigFields, shown
 from spec_lab.checkpoints.plan import LayerPlan
 from spec_lab.core.errors import UserError
@@ -156,5 +156,4 @@ def _model(fields: ConfigFields, family: str, layers: tuple[LayerPlan, ...]) -> 
         layers=layers,
         eos_token_ids=fields.token_ids("eos_token_id", vocab_size),
         bos_token_id=fields.optional_integer("bos_token_id"),
-        torch_dtype=declared_dtype(fields),
     )

@@ -41,7 +41,6 @@ def read_gemma4(config: dict[str, Any], source: str) -> ModelConfig:
         keys_are_values=text.flag("attention_k_eq_v"),
     )
     ends = text if text.has("eos_token_id") else outer
-    dtypes = (fields.values.get(key) for fields in (text, outer) for key in ("dtype", "torch_dtype"))
     return ModelConfig(
         family=FAMILY,
         vocab_size=vocab_size,
@@ -52,7 +51,6 @@ def read_gemma4(config: dict[str, Any], source: str) -> ModelConfig:
         layers=_layers(text),
         eos_token_ids=ends.token_ids("eos_token_id", vocab_size),
         bos_token_id=text.optional_integer("bos_token_id") if "bos_token_id" in text.values else 2,
-        torch_dtype=next((str(dtype) for dtype in dtypes if dtype is not None), "float32").removeprefix("torch."),
         gemma4=sizes,
     )
 

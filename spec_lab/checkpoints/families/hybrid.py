@@ -14,7 +14,7 @@ from spec_lab.checkpoints.config import MAX_LAYERS, ModelConfig, text_part
 from spec_lab.checkpoints.delta_sizes import DeltaNetSizes
 from spec_lab.checkpoints.expert_sizes import ExpertSizes
 from spec_lab.checkpoints.families.experts import read_softmax_experts, with_defaults
-from spec_lab.checkpoints.families.plain import declared_dtype, read_rope, refuse_unsupported
+from spec_lab.checkpoints.families.plain import read_rope, refuse_unsupported
 from spec_lab.checkpoints.json_input import ConfigFields, shown
 from spec_lab.checkpoints.plan import LayerPlan
 from spec_lab.core.errors import UserError
@@ -92,7 +92,6 @@ def _read(config: dict[str, Any], source: str, defaults: Mapping[str, Any], has_
         layers=_layers(fields, max_positions, has_experts),
         eos_token_ids=fields.token_ids("eos_token_id", vocab_size) or whole.token_ids("eos_token_id", vocab_size),
         bos_token_id=fields.optional_integer("bos_token_id"),
-        torch_dtype=declared_dtype(fields if fields.has("dtype") or fields.has("torch_dtype") else whole),
     )
 
 

@@ -1,6 +1,6 @@
 """The configs of Llama, Qwen2, Qwen3 and MiMo: decoders whose layers are all alike, but for Qwen's windows.
 
-Both spellings are read: the one of the files on the hub (`rope_theta`, `rope_scaling`, `torch_dtype`) and the one that
+Both spellings are read: the one of the files on the hub (`rope_theta`, `rope_scaling`) and the one that
 transformers 5 writes (`rope_parameters`, `dtype`). A key the file leaves out has the value transformers gives it; an
 option that would change the forward pass and that the lean code lacks is refused, never skipped.
 """
@@ -51,7 +51,6 @@ def _read(fields: ConfigFields, family: Family) -> ModelConfig:
         layers=tuple(replace(plan, window=window) for window in _layer_windows(fields, num_layers, family)),
         eos_token_ids=fields.token_ids("eos_token_id", vocab_size),
         bos_token_id=fields.optional_integer("bos_token_id") if qwen or "bos_token_id" in fields.values else 1,
-        torch_dtype=declared_dtype(fields),
     )
 
 
@@ -82,11 +81,6 @@ def _plan(fields: ConfigFields, family: Family, max_positions: int) -> LayerPlan
         mlp_bias=family == "llama" and fields.flag("mlp_bias"),
         qk_norm=family == "qwen3",
     )
-
-
-def declared_dtype(fields: ConfigFields) -> str:
-    """Return the name of the dtype that a config declares."""
-    return fields.text("dtype", fields.text("torch_dtype", "float32")).removeprefix("torch.")
 
 
 def refuse_unsupported(fields: ConfigFields) -> None:

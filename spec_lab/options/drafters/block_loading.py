@@ -120,8 +120,10 @@ def refuse_other_parts(config: BlockConfig, options: BlockDrafterConfig, source:
         has["confidence"] = served.confidence_reads > 0
     if options.markov_form != Form.vanilla:  # the form of a head is the checkpoint's where nobody names one
         has["markov_form"] = getattr(config.head, "form", MarkovForm.vanilla).value
+    if options.head == Head.none:
+        del has["head"]
     wrong = {name: str(value).lower() for name, value in has.items() if getattr(options, name) != value}
-    if wrong and not (wrong.keys() == {"head"} and options.head == Head.none):
+    if wrong:
         words = " ".join(f"drafter.{name}={value}" for name, value in wrong.items())
         raise UserError(
             f"{source}: the checkpoint is not what drafter={options.name} says; use {words}, or set "

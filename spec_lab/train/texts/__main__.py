@@ -98,10 +98,12 @@ def _write(chosen: Chosen, config: TextsConfig, output_dir: Path) -> None:
 def _plan(chosen: Chosen, config: TextsConfig, output_dir: Path, rate: int | None) -> None:
     from spec_lab.train.texts.job import probe
     from spec_lab.train.texts.plan import Rate, format_plan, plan_texts, refuse_what_does_not_fit
+    from spec_lab.train.texts.prompts import as_many_as_prompts
     from spec_lab.train.texts.write import Writer
     from spec_lab.wiring.memory import memory_of
     from spec_lab.wiring.models import resolve_device
 
+    config = as_many_as_prompts(config)
     if rate is None:
         found = probe(Writer.load(chosen, config), config)
         print(

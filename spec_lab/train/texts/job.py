@@ -18,7 +18,7 @@ from spec_lab.train.texts.folder import ANSWERS, FOLLOW_UPS, MOST_FILE_BYTES, PR
 from spec_lab.train.texts.header import HEADER, TextsHeader, digest_of_file
 from spec_lab.train.texts.own_prompts import BegunTurn, begin_follow_ups, begin_prompts, end_turns
 from spec_lab.train.texts.plan import Rate
-from spec_lab.train.texts.prompts import GENERATED, Conversation, Seen, read_prompts, refuse_missing
+from spec_lab.train.texts.prompts import GENERATED, Conversation, Seen, in_words, read_prompts, refuse_missing
 from spec_lab.train.texts.settings import TextsConfig, settings_of_texts
 from spec_lab.train.texts.write import TextProgress, Writer
 from spec_lab.workloads.conversations import before_end
@@ -135,18 +135,12 @@ class TextsJob:
         # Answers of one temperature stand together, and prompts of one temperature must not meet them alone.
         random.Random(self.config.seed).shuffle(asked)
         if not asked:
-            raise UserError(f"prompts: none is left ({self._left_out()}); give others")
+            raise UserError(f"prompts: none is left ({in_words(self.folder.header.counts(PROMPTS))}); give others")
         self._answer("a", asked, asked)
         if self.num_second_turns:
             self._write_follow_ups(asked)
             self._answer("b", self.folder.read_prompts(FOLLOW_UPS)[: self.num_second_turns], asked)
         return self.folder
-
-    def _left_out(self) -> str:
-        """Say how many prompts were left out, and why."""
-        counts = self.folder.header.counts(PROMPTS)
-        why = [f"{count} {name.replace('_', ' ')}" for name, count in counts.items() if count and name != "tokens"]
-        return ", ".join(why) or "there were none"
 
     def _read_prompts(self, number: int) -> None:
         if self.folder.names(PROMPTS):

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from spec_lab.core.errors import UserError
+from spec_lab.train.texts.settings import TextsConfig
 from spec_lab.workloads.chat_formats import ROLES
 from spec_lab.workloads.json_lines import TextLine, json_object, text_lines
 from spec_lab.workloads.reasoning_gym import made_questions
@@ -104,6 +105,31 @@ def read_prompts(sources: Iterable[str], seed: int, allow_tests: bool) -> tuple[
             counts["without_a_user"] += conversation is None
             kept += [] if conversation is None else [conversation]
     return named_apart(kept), counts
+
+
+def as_many_as_prompts(config: TextsConfig) -> TextsConfig:
+    """Return the settings with the number of texts that there are prompts for, but for those that are too long.
+
+    Raises:
+        UserError: a file cannot be read or is for testing, or there is no prompt.
+    """
+    if not config.prompts:
+        return config
+    seen = Seen()
+    found, counts = read_prompts(config.prompts, config.seed, config.test_prompts)
+    kept = [conversation for conversation in found if seen.is_new(conversation)]
+    if not kept:
+        raise UserError(f"prompts: none is left ({in_words(counts)}); give others")
+    num_second = round(config.num_texts * config.second_turns)
+    first = kept[: config.num_texts - num_second]
+    going_on = sum(bool(conversation.later_turns) for conversation in first)
+    return replace(config, num_texts=len(first) + min(num_second, going_on))
+
+
+def in_words(counts: Counter[str]) -> str:
+    """Say how many prompts were left out, and why."""
+    why = [f"{count} {name.replace('_', ' ')}" for name, count in counts.items() if count and name != "tokens"]
+    return ", ".join(why) or "there were none"
 
 
 def named_apart(conversations: Iterable[Conversation]) -> list[Conversation]:
