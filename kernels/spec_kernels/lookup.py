@@ -1,8 +1,10 @@
-"""Prompt lookup in one launch: the text of each request grows by a round's tokens, its last n tokens are matched with
-what stands before, and the K tokens behind the match are copied.
+"""Prompt lookup in one launch, for every request of a batch.
 
-Torch needs some forty small operators for it. A program reads one text up to its end, in tiles. To every place it
-counts how many tokens in front of it agree with the text's end; the longest match wins, and of equal ones the latest.
+It appends a round's tokens to the text of each request, and looks for an earlier copy of the text's last n tokens. The
+K tokens behind that copy become the draft tokens.
+
+Torch needs some forty small operators for this. A program reads one text up to its end, in tiles. For every place it
+counts how many tokens before it agree with the text's end. The longest match wins, and of equally long ones the latest.
 """
 
 # mypy: allow-untyped-decorators
@@ -36,7 +38,7 @@ def _look_up(
     DRAFT_TILE: tl.constexpr,
     PLACE_TILE: tl.constexpr,
 ) -> None:
-    """Sees to one request."""
+    """Finds the drafts of one request."""
     request = tl.program_id(0).to(tl.int64)
     start, count = tl.load(starts_ptr + request), tl.load(counts_ptr + request)
     text_ptr = texts_ptr + tl.load(slot_ids_ptr + request) * capacity
@@ -108,18 +110,21 @@ def extend_and_look_up(
     min_ngram: int,
     num_draft_tokens: int,
 ) -> torch.Tensor:
-    """Write new tokens to the texts of slots, and return what followed the longest suffix when it last came before.
+    """Append new tokens to the texts of slots, and return draft tokens by prompt lookup.
+
+    The longest end of a text that also stands earlier in it is matched, at its latest place. The drafts are the tokens
+    behind that match.
 
     Args:
         texts: [num_slots + 1, capacity] int64, contiguous, written at `slot_ids`; the last column is scratch.
         slot_ids: [batch] int64; requests may share a slot only where `counts` is 0.
         starts: [batch] int64, where the new tokens of a text stand.
         tokens: [batch, width] int64.
-        counts: [batch] int64, how many of them are new, 0 to width.
-        max_ngram: the longest suffix that is matched; `min_ngram`, 1 or more, the shortest.
+        counts: [batch] int64, how many of `tokens` are new, 0 to width.
+        max_ngram: the most tokens of the text's end that are matched; `min_ngram`, 1 or more, the fewest.
 
     Returns:
-        [batch, num_draft_tokens], 0 where nothing matches, and behind the end of the text.
+        [batch, num_draft_tokens] int64: 0 where nothing matches, and past the end of the text.
     """
     drafts = slot_ids.new_empty((slot_ids.shape[0], num_draft_tokens))
     _launch(drafts, texts, slot_ids, starts, tokens, counts, max_ngram, min_ngram)

@@ -1,4 +1,4 @@
-"""Rules that decide without drawing need to know no more than the standing of the drafts."""
+"""Protocols of deterministic acceptance rules. These draw no random numbers: `DraftStanding` is all they read."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ class DraftJudge(Protocol):
         ...
 
     def matches(self, standing: DraftStanding, slot_ids: torch.Tensor, draft_tokens: torch.Tensor) -> torch.Tensor:
-        """Say of each draft [batch, K] whether it would be accepted if it were reached."""
+        """Return bool [batch, K]: whether each draft would be accepted if all drafts before it were."""
         ...
 
     def advance(self, slot_ids: torch.Tensor, tokens: torch.Tensor, num_emitted: torch.Tensor) -> None:
-        """Take the first `num_emitted` [batch] of `tokens` [batch, N] as the text that follows."""
+        """Update the slots' state with the emitted tokens: the first `num_emitted` [batch] of `tokens` [batch, N]."""
         ...
 
 
 class DeterministicRule(AcceptanceRule, DraftJudge, Protocol):
-    """A rule that can be re-scored, and runs as well."""
+    """An acceptance rule of a run that can also judge recorded verify rows (`spec_lab.rescore`)."""

@@ -1,8 +1,8 @@
 """graph.metadata=stale: attention metadata that stops following the draft loop after its first step, on purpose.
 
-Before vLLM #41162 a captured draft loop kept what backends derive from the length (window starts, schedules) as
-it was at step 1. The source reports an illegal access; here it shows as drafts that differ from those of a fresh build,
-and the more so the smaller the window. The output stays right: verify does not read this.
+Backends derive window starts and schedules from seq_lens. Before vLLM #41162, a captured draft loop kept those of
+step 1 for all steps. vLLM's report is of an illegal memory access. Here the draft tokens differ from those with fresh
+metadata, and they differ more where the window is smaller. The output stays right, since verify has its own metadata.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from spec_lab.core.types import AttentionMetadata
 
 
 class StaleMover:
-    """A `MetadataMover` that does it wrong: positions and slots move, lengths and what follows from them stay."""
+    """A `MetadataMover` with a bug on purpose: it advances positions and slot_mapping, and leaves seq_lens behind."""
 
     def __init__(self, backend: AttentionBackend) -> None:
         self._backend = backend

@@ -1,8 +1,8 @@
-"""Drafts with queries only, over the target's own KV: SGLang's FROZEN_KV_MTP (#24436, #25539).
+"""Drafts with queries only, over the target's own KV cache: SGLang's FROZEN_KV_MTP (#24436, #25539).
 
-The drafter writes nothing, so from its side the cache stands still for the round: every step has the same position, the
-same keys and the same metadata. What it knows of its own drafts is the last one's token and a vector that it hands to
-itself. There is no prompt pass, no cache and no slot of its own, and nothing to roll back.
+The drafter writes no keys or values. So every step of a round has the same position, the same keys and the same
+attention metadata. A step hands two things to the next: its draft token, and a recurrent vector made of its output. The
+drafter has no prompt pass, no KV cache and no slots of its own, so there is nothing to roll back.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from spec_lab.drafters.picking import DraftedRows, DraftHead, DraftPicker
 
 
 class FrozenHead(DraftHead, Protocol):
-    """A model that reads another model's KV; `greedy` and `project` take what `forward` returns."""
+    """A draft head that reads the target's KV cache. `greedy` and `project` take what `forward` returns."""
 
     def forward(
         self,
@@ -49,10 +49,10 @@ class FrozenHead(DraftHead, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Anchor:
-    """Places the queries of a round, against the committed length L; they see keys 0..L-1 wherever they stand.
+    """Sets the position of a round's queries, where L is the committed length. They see keys 0..L-1 in any case.
 
     Attributes:
-        positions_past_last_key: 0 is L - 1, the newest key's position; 1 is L, that of the bonus token.
+        positions_past_last_key: 0 for position L - 1, that of the newest key; 1 for L, that of the bonus token.
         extra_window_keys: keys that a sliding layer sees beyond its window.
     """
 
@@ -67,11 +67,11 @@ ANCHORS: Mapping[str, Anchor] = {"last": Anchor(0, 0), "bonus": Anchor(1, 1)}
 
 @dataclass(slots=True)
 class FirstStepOutput:
-    """The outcome of the first step of a round, with which drafting goes on.
+    """The result of a round's first draft step. The later steps start from it.
 
     Attributes:
         hidden: [batch, hidden_size] the model's output.
-        attention: one-query metadata over the committed keys, which holds for every step of the round.
+        attention: metadata of one query a request over the committed keys. Every step of the round uses it.
     """
 
     hidden: torch.Tensor
@@ -80,11 +80,11 @@ class FirstStepOutput:
 
 
 class FrozenFirstStep:
-    """Takes the first step of every frozen-KV drafter: from the newest emitted token and the target's hidden state.
+    """Runs the first step of every frozen-KV drafter, on the newest emitted token and the target's hidden state.
 
     SGLang calls it the seed step; nothing about it is random.
 
-    `caches` are the target's: for each layer of the head the one it reads.
+    `caches` has an entry for each layer of the head: the KV cache of the target's layer that it reads.
     """
 
     def __init__(
@@ -107,12 +107,12 @@ class FrozenFirstStep:
         """Do nothing: there is no state between rounds."""
 
     def take_prompts(self, pack: PromptPack) -> FirstStepOutput | None:
-        """Do nothing before a prompt's last chunk; then run the first step from its last row."""
+        """Run the first step of the prompts that end in this pack, from their last row. Return None if none ends."""
         ends = pack.ends
         if ends is None:
             return None
         assert pack.features is not None
-        target_hidden = ends.live.of(pack.features)  # earlier rows may have been pruned or not
+        target_hidden = ends.live.of(pack.features)  # `features` may hold every row, or the last rows only
         rows, pages = DraftedRows.of_prompts(ends), ends.live.attention.page_table
         return self._take_first_step(ends.tokens, target_hidden, rows, pages, ends.max_kv_len)
 
@@ -136,10 +136,10 @@ class FrozenFirstStep:
         page_table: torch.Tensor,
         max_kv_len: int,
     ) -> FirstStepOutput:
-        """Build the round's metadata over `rows.kv_lens` committed keys, and draft once.
+        """Build the round's attention metadata over `rows.kv_lens` committed keys, and run one step.
 
-        Built as a plain decode of that length: with one key more a step would read a slot that was never written, or
-        a rejected token's.
+        `seq_lens` does not count the query, since its key is never written. With one more, a step would read a slot
+        that is unwritten or a rejected token's.
         """
         attention = self.backend.build(
             positions=(rows.kv_lens - 1 + self._anchor.positions_past_last_key).unsqueeze(1),
@@ -157,7 +157,8 @@ class FrozenState:
     Attributes:
         tokens: [batch] the newest draft.
         hidden: [batch, hidden_size] the model's newest output.
-        frozen_attention: one-query metadata of every step; `attention`, which the loop would move, is None.
+        frozen_attention: metadata of one query a request, which every step uses.
+        attention: None, so that the draft loop advances no metadata.
     """
 
     tokens: torch.Tensor
@@ -168,7 +169,7 @@ class FrozenState:
 
 
 class FrozenKVDrafter(FrozenFirstStep):
-    """Drafts a chain over the target's KV."""
+    """Drafts a chain of tokens over the target's KV cache."""
 
     def __init__(
         self,

@@ -1,10 +1,10 @@
-"""This module counts, on the device, how many different experts the rounds of a pass read, and their bytes.
+"""Counts, on the device, how many distinct experts the decode rounds read, and the bytes of their weights.
 
-A product of few rows takes as long as its weights take to be read, and of experts only the chosen ones are: so what
-verifying N rows costs, and what dropping dead rows saves, is the number of different experts among the rows' choices.
+A matrix product of few rows takes as long as reading its weights, and only the chosen experts are read. So the number
+of distinct experts decides what verifying N rows costs. It also decides what dropping dead rows saves.
 
-Each layer's choices are kept until its stage ends, and are then counted together: eight small operators a stage, and
-none that asks the host for anything. The sums are read once, after the last round.
+The choices of all layers are kept until a stage ends, and are then counted together. That takes eight small operators
+a stage, without a sync with the host. The sums are read once, after the last round.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from spec_lab.models.routers import Routing
 
 
 class ReadingStage(IntEnum):
-    """The stages of a round that run rows through layers, by their place among the counts."""
+    """The stages of a round that run layers; the values are rows of the counts."""
 
     VERIFY = 0
     CATCHUP = 1
@@ -29,17 +29,18 @@ class ReadingStage(IntEnum):
 
 
 class ExpertsRead:
-    """Counts for the models of a run, which its engines share: one pass at a time.
+    """A `RoutingObserver` that counts the experts read by the models of a run.
 
-    It keeps the protocol `RoutingObserver`. Outside a stage, in the prompt pass for one, it counts nothing.
+    The engines of the run share it, so it counts for one pass at a time. Outside a stage, as in the prompt pass, it
+    counts nothing.
     """
 
     def __init__(self, device: torch.device, max_requests: int) -> None:
-        """`max_requests`: the most requests that a round has, padding with them."""
-        # Experts and bytes of each stage.
+        """`max_requests`: the most requests of a round, padding included."""
+        # [stages, 2]: the experts and the bytes of each stage.
         self._counts = torch.zeros((len(ReadingStage), 2), dtype=torch.int64, device=device)
         self._expert_and_bytes: dict[int, torch.Tensor] = {}
-        # At fixed addresses: a graph of a later stage reads what that of verify left.
+        # At fixed addresses, since the graph of a later stage reads what the graph of verify wrote.
         self._active = torch.zeros(max_requests, dtype=torch.bool, device=device)
         self._num_requests = torch.zeros(1, dtype=torch.int64, device=device)
         self._is_watching = False
@@ -58,21 +59,21 @@ class ExpertsRead:
         self._counts.zero_()
 
     def read(self) -> ExpertCounts | None:
-        """Wait for the device, and return the sums; None where no layer has experts."""
+        """Wait for the device, and return the number of experts of each stage; None where no layer has experts."""
         return ExpertCounts(*self._counts[:, 0].tolist()) if self._is_watching else None
 
     def read_bytes(self) -> ExpertCounts | None:
-        """Return the same of the bytes of their weights."""
+        """Return the bytes of these experts' weights in the same way."""
         return ExpertCounts(*self._counts[:, 1].tolist()) if self._is_watching else None
 
     def begin_round(self, active: torch.Tensor) -> None:
-        """Note which of the batch's requests are no padding, from [batch] bool."""
+        """Note which requests of the batch count: `active` [batch] bool is False for padding."""
         if self._is_watching:
             self._active[: len(active)].copy_(active)
             self._num_requests.fill_(len(active))
 
     def stage(self, stage: ReadingStage) -> AbstractContextManager[None]:
-        """Count what the layers choose meanwhile, each for equally many rows of every request."""
+        """Count the experts that layers choose inside the context. Every request has equally many rows."""
         return self._stage(stage) if self._is_watching else nullcontext()
 
     def saw(self, routing: Routing, num_experts: int, expert_bytes: int) -> None:
@@ -96,11 +97,11 @@ class ExpertsRead:
 
 
 def count_distinct(expert_ids: torch.Tensor, num_experts: int, counts: torch.Tensor) -> torch.Tensor:
-    """Count the different experts of each layer, and add the layers up: a tensor of one number.
+    """Count the distinct experts of each layer, and return their sum over layers as a tensor of one number.
 
     Args:
-        expert_ids: [layers, rows, chosen].
-        counts: [rows] bool; the others are left out.
+        expert_ids: [layers, rows, top_k] the chosen experts.
+        counts: [rows] bool, whether a row counts.
     """
     chosen = torch.where(counts.view(1, -1, 1), expert_ids, num_experts).flatten(1)
     is_read = torch.zeros((len(expert_ids), num_experts + 1), dtype=torch.int64, device=expert_ids.device)

@@ -1,9 +1,10 @@
-"""`python -m spec_lab.lm_eval --model_args target=...,drafter=eagle3,acceptance=fly --tasks TASK`: quality by
-EleutherAI's lm-evaluation-harness.
+"""`python -m spec_lab.lm_eval --model_args target=...,drafter=eagle3,acceptance=fly --tasks TASK`: measures
+quality with EleutherAI's lm-evaluation-harness.
 
-All arguments are the harness's own (`lm-eval run --help`), which runs the tasks and prints the scores; the model is the
-lab's engine. `--model_args` takes overrides of python -m spec_lab, separated by commas; in a list write ; for a comma.
-`--batch_size` is the run's batch_size. Tasks that generate can be run; each prints acceptance length and speed.
+The harness runs the tasks and prints the scores; the lab's engine is its model. All arguments are those of the harness
+(`lm-eval run --help`). `--model_args` takes overrides of python -m spec_lab, separated by commas. Inside a list, write
+; instead of a comma. `--batch_size` is the run's batch_size. Only tasks that generate text can be run. Each prints
+acceptance length and speed.
 
   python -m spec_lab.lm_eval --model_args target=pocket,drafter=eagle3,acceptance=relaxed_thinking --tasks sums \\
       --include_path my_tasks --apply_chat_template --batch_size 4
@@ -47,7 +48,7 @@ def _run(typed: list[str]) -> int:
     import spec_lab.lm_eval.model  # noqa: F401  registers the model
 
     argv = sys.argv
-    device = [] if "--device" in typed else ["--device", "auto"]  # the harness would take the first GPU, there or not
+    device = [] if "--device" in typed else ["--device", "auto"]  # the harness takes cuda:0, even without a GPU
     sys.argv = ["lm-eval", "run", "--model", MODEL, *device, *typed]
     try:
         cli = harness.HarnessCLI()

@@ -1,4 +1,4 @@
-"""Has the answers of a configuration checked, each by the checker of its prompt."""
+"""Checks the answers of a run, each with its prompt's own checker or that of `workload.checker`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from spec_lab.workloads.conversations import before_end
 
 
 def check_answers(lab: Lab, name: str, records: Iterable[RequestRecord]) -> dict[str, Checked | None]:
-    """Check each answer; None where there is none to check, or none that a model gave."""
+    """Check each answer: None for a prompt without an expected answer, and for all where acceptance is imposed."""
     requests = {request.request_id: request for request in lab.requests}
     is_imposed = lab.engines[name].parts.rule.traits.imposed
     return {
@@ -32,7 +32,7 @@ def correct_of(checked: Mapping[str, Checked | None]) -> dict[str, bool | None]:
 
 
 def note_unread(records: Iterable[RequestRecord], checked: Mapping[str, Checked | None]) -> None:
-    """Say where a checker found no answer in outputs that ended by themselves: it may be the wrong one."""
+    """Warn where a checker found no answer in outputs that ended with an EOS token: it may be the wrong checker."""
     ended = [record.request_id for record in records if record.finish_reason == FinishReason.EOS]
     found = [one for request_id in ended if (one := checked[request_id]) is not None]
     for name in dict.fromkeys(one.checker for one in found):
@@ -54,7 +54,7 @@ def _check(lab: Lab, request: Request, record: RequestRecord) -> Checked:
     markers = lab.models.markers
     try:
         return check(checker, record.answer, text, markers is not None and markers.leave_open(record.prompt_ids))
-    except Exception as error:  # one of an extension raises what it likes
+    except Exception as error:  # an extension's checker may raise anything
         raise UserError(
             f"workload.checker={name} fails on the output of {record.request_id} ({describe_error(error)}); mend it"
         ) from error

@@ -1,7 +1,8 @@
 """The layers of a Gemma 4 target (Google, 2026; `gemma4` in transformers, SGLang and vLLM).
 
-Each half is normed before and after, and the whole stream is scaled behind them. Queries, keys and values are normed,
-so that attention needs no scale. All norms multiply by their weight in float32 and round once.
+Attention and MLP each have a norm before and a norm after them. At the layer's end the residual stream is multiplied
+by a scalar. Queries, keys and values are normed, so attention needs no scale. Every norm multiplies by its weight in
+float32 and rounds once.
 """
 
 from __future__ import annotations
@@ -40,13 +41,13 @@ ATTENTION_SCALE = 1.0
 
 @dataclass(frozen=True, slots=True)
 class NormedRopeAndWrite:
-    """Norms heads of every kind, rotates queries and keys, and writes KV.
+    """Norms queries, keys and values, rotates queries and keys, and writes keys and values to the KV cache.
 
-    Values are the last `num_kv_heads` of the product: v_proj's, or those of k_proj where the layer has no v_proj. They
-    have a norm without a weight, and no rotation.
+    The last `num_kv_heads` heads of the fused projection are the values. They come from v_proj, or from k_proj where
+    the layer has no v_proj. Their norm has no weight, and they are not rotated.
 
     Attributes:
-        weight: [num_heads + num_kv_heads, head_dim] float32, of the queries' norm and of the keys'.
+        weight: [num_heads + num_kv_heads, head_dim] float32, the weights of the queries' norm and of the keys'.
     """
 
     num_heads: int
@@ -67,10 +68,11 @@ class NormedRopeAndWrite:
 
 @dataclass(frozen=True, slots=True)
 class Gemma4Layer:
-    """A layer whose first half attends, and whose second and third work on each row; the third may be missing.
+    """A layer of up to three parts: attention, the MLP, and a gate with the layer's own embedding.
 
     Attributes:
-        beside: the experts beside the dense MLP; None where there are none.
+        parts: norms, projections and MLP; `parts.gate` is None in models without per-layer embeddings.
+        beside: the experts that run beside the dense MLP; None in a dense layer.
     """
 
     attention: Attention
@@ -86,9 +88,9 @@ class Gemma4Layer:
         metadata: AttentionMetadata,
         selection: RowSelection,
     ) -> torch.Tensor:
-        """Turn the [rows, hidden_size] residual stream into [kept rows, hidden_size], which may be no row at all.
+        """Turn the [rows, hidden_size] residual stream into [selected rows, hidden_size], possibly no rows.
 
-        `embedded` is the layer's own embedding [rows, per_layer_width].
+        `embedded` [rows, per_layer_width] is the layer's own embedding of the tokens.
         """
         parts = self.parts
         projected = parts.project(stream)
@@ -122,7 +124,7 @@ def build_gemma4_layer(
 ) -> Gemma4Layer:
     """Build a layer from Hugging Face names below `prefix`, which ends in a dot.
 
-    `plan` and `tensors` are those of the process's share, as `partition` cuts them.
+    `plan` and `tensors` hold this process's share of the layer, as `partition` splits it.
     """
     eps = config.rms_norm_eps
     attention = _build_attention(plan, eps, tensors, f"{prefix}self_attn.", backend, partition)
@@ -171,7 +173,7 @@ def _build_attention(
     backend: AttentionBackend,
     partition: Partition,
 ) -> Attention:
-    """Fuse the projections that the layer has: q, k and v; q and k, where values are keys; or q alone."""
+    """Fuse the layer's projections: q, k and v; q and k, where k_proj makes the values too; or q alone."""
     projections = [tensors[name] for part in "qkv" if (name := f"{prefix}{part}_proj.weight") in tensors]
     return Attention(
         qkv=fused_linear(projections),
@@ -188,7 +190,7 @@ def _build_attention(
 def _rope_and_write(
     plan: LayerPlan, eps: float, tensors: Mapping[str, torch.Tensor], prefix: str, backend: AttentionBackend
 ) -> RopeAndWrite:
-    """Take the backend's kernel where it has one."""
+    """Choose what norms, rotates and writes: the backend's fused kernel if it has one, else torch."""
     query_weight = tensors[f"{prefix}q_norm.weight"]
     if plan.kv_owner is not None:
         return norm_and_turn_queries(Float32Norm(query_weight, eps), plan.num_heads, backend)

@@ -1,4 +1,4 @@
-"""Ctrl-C is not forgotten, whatever swallows it, and SIGTERM ends a program as it does."""
+"""Remembers Ctrl-C even where a library swallows the KeyboardInterrupt. SIGTERM is treated the same way."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ DEFAULTS: dict[signal.Signals, Callable[[int, FrameType | None], Any] | signal.H
     signal.SIGTERM: signal.SIG_DFL,
 }
 SECONDS_TO_WAIT = 0.02
-"""Until a signal that came within a finaliser is raised again."""
+"""How long a signal that came during a finaliser (`__del__`) waits before it is raised again."""
 
 
 def end_at_signals() -> None:
-    """End the process with 130 and a line at a signal, until `Interrupts` takes over, while a program imports.
+    """Make Ctrl-C and SIGTERM end the process at once, with a line and exit code 130.
 
-    There is nothing to close yet. A signal that is ignored (`nohup`), or somebody else's, stays so.
+    This serves while a program imports, since there is nothing to close yet. Then `Interrupts` takes over. A signal
+    that is ignored (`nohup`), or that another library handles, stays as it is.
     """
     for number, default in DEFAULTS.items():
         if signal.getsignal(number) is default:
@@ -46,15 +47,16 @@ def _end(number: int, frame: FrameType | None) -> None:
 class Interrupts:
     """Remembers whether Ctrl-C was pressed: `with Interrupts() as interrupts: ...; if interrupts.seen: ...`.
 
-    Python raises KeyboardInterrupt wherever the program stands, and drops it in a callback; a library may catch it with
-    everything else. In a finaliser, of which a collection runs many, the signal waits until that is through.
+    Python raises KeyboardInterrupt wherever the program stands. It drops the exception in callbacks and in finalisers
+    (`__del__`), and a library may catch it. Garbage collection runs many finalisers. A signal that comes in one is
+    raised again, until none is running.
 
-    SIGTERM raises it too, so that what was decoded is kept; not in the processes of torchrun, which may wait for one
-    another. Where a signal is ignored (`nohup`), or somebody else's, or outside the main thread, nothing changes.
-    One inside another sees it too.
+    SIGTERM raises KeyboardInterrupt too, so that what was decoded is kept. It does not under torchrun, whose processes
+    may wait for one another. A signal that is ignored (`nohup`) stays ignored. A handler of another library still gets
+    its signal. Outside the main thread nothing changes. Of two `Interrupts`, one inside the other, both see the signal.
 
     Attributes:
-        seen: whether it was pressed, or SIGTERM came.
+        seen: whether Ctrl-C was pressed or SIGTERM came.
     """
 
     def __init__(self) -> None:
@@ -73,7 +75,7 @@ class Interrupts:
         is_pending = self._again is not None and self._again.is_alive()
         if self._again is not None:
             self._again.cancel()
-            self._again.join()  # it may strike while there is still somebody to take it
+            self._again.join()  # if it fires now, our handler is still set
         self._watches = False
         for number in self._watched():
             signal.signal(number, self._before[number])

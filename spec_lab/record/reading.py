@@ -1,6 +1,6 @@
-"""Reads the files of one run and refuses, with the file and the reason, what does not fit their layout.
+"""Reads the recorded files of one run and checks them. A refusal names the file and the reason.
 
-Whoever reads a record reads it here, so that no table or plot has to doubt what it is given.
+Everything that uses a record reads it through this module, so tables and plots need no checks of their own.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def read_summary(folder: Path) -> Summary:
     """Read the record of the run in `folder`.
 
     Raises:
-        UserError: it is no record of ours, is broken, or was written in a layout this version does not read.
+        UserError: the file is no record of a run, is broken, or has a layout that this version does not read.
     """
     path = folder / SUMMARY_FILE
     try:
@@ -66,10 +66,10 @@ def read_request_rows(folder: Path) -> list[RequestRow]:
 
 
 def read_all_request_rows(folder: Path, summary: Summary) -> list[RequestRow]:
-    """Read what `read_request_rows` does, where none of the run's requests may be missing.
+    """Read the lines of `requests.jsonl`, and check that they are all there and accepted no more than K drafts a round.
 
     Raises:
-        UserError: the file is missing, broken, or was cut.
+        UserError: the file is missing or broken, lacks requests, or disagrees with the summary's K.
     """
     rows = read_request_rows(folder)
     if len(rows) != summary["num_requests"]:
@@ -86,7 +86,7 @@ def read_all_request_rows(folder: Path, summary: Summary) -> list[RequestRow]:
 
 
 def _token_problems(row: RequestRow) -> Iterator[str]:
-    """Whatever is said of each output token must be said of each, and in letters that are known."""
+    """Say where the per-token fields do not match the output tokens or the text, or hold an unknown letter."""
     num_tokens = len(row["output_ids"])
     origins, ends = row.get("token_origins"), row.get("text_ends")
     if origins is not None and len(origins) != num_tokens:
@@ -114,7 +114,7 @@ def read_round_rows(folder: Path) -> list[RoundRow]:
 
 
 def _read_rows(path: Path, layout: Any) -> Iterator[Any]:
-    """Read the lines of a file; a last one that was torn, by a kill or a full disk, is dropped."""
+    """Read the lines of a file. A last line that a kill or a full disk cut short is dropped."""
     try:
         lines = regular_bytes(path).split(b"\n")
     except FileNotFoundError as error:
@@ -129,7 +129,7 @@ def _read_rows(path: Path, layout: Any) -> Iterator[Any]:
 
 
 def _is_whole(line: bytes) -> bool:
-    """No part of a JSON object that ends before it is one itself."""
+    """Tell whether a line is a whole JSON object. One that was cut short never parses."""
     try:
         parse_json(line)
     except ValueError:
@@ -184,7 +184,7 @@ def _repeat_problems(summary: Summary) -> Iterator[str]:
 
 
 def _position_problems(summary: Summary) -> Iterator[str]:
-    """Every draft position has its rate. A run without results has none, and says no K either."""
+    """Say where there is not one rate for each draft position. A run without results has no K and no rates."""
     outcomes: dict[str, Outcome] = {"": summary} | {
         f"by_category.{name}.": outcome for name, outcome in summary["by_category"].items()
     }

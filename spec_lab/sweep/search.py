@@ -20,12 +20,12 @@ STATES: dict[Status, str] = {
     "refused": "failed",
     "interrupted": "killed",
 }
-"""W&B's search knows the ends of our runs by these words; of one without a metric it thinks as `impute` says."""
+"""W&B's words for how a run ended. The sweep file's `impute` says how W&B counts a run without a metric."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """The facts that the search knows of an earlier run. `metric` is None where the run has none."""
+    """What the search is told of an earlier run. `metric` is None where the run has none."""
 
     parameters: dict[str, Any]
     status: Status
@@ -40,10 +40,10 @@ class Search:
     seed: int
 
     def propose(self, number: int, tried: Sequence[Tried]) -> dict[str, Any] | None:
-        """Parameters of run `number`, or None where a grid has no more.
+        """Return the parameters of run `number`, or None at the end of a grid.
 
-        W&B draws from the global generators, so they are set for each run apart and put back afterwards: what is
-        proposed does not depend on how often the sweep was stopped.
+        W&B draws from the global random generators. They are seeded for each run, and restored afterwards. So the
+        proposals do not depend on how often the sweep was stopped.
         """
         library = load_library()
         runs = [self._as_library_run(library, trial) for trial in tried]
@@ -55,16 +55,16 @@ class Search:
         return {name: to_plain(entry["value"], parameters[name].get("q")) for name, entry in proposal.config.items()}
 
     def rehearse(self) -> None:
-        """Let the search propose twice, so that what it cannot handle shows before anything runs.
+        """Propose twice, so that a sweep file that W&B cannot handle is refused before anything runs.
 
         Raises:
-            UserError: it cannot handle the file.
+            UserError: W&B's search fails on the file.
         """
         tried: list[Tried] = []
         for number in range(2):
             try:
                 parameters = self.propose(number, tried)
-            except Exception as error:  # the library raises what it stumbles over, of any class
+            except Exception as error:  # the library may raise any class
                 reason = " ".join(str(error).split()) or type(error).__name__
                 raise UserError(f"{self.file.path}: W&B's search cannot use it ({reason})") from error
             if parameters is None:

@@ -1,6 +1,7 @@
-"""Truth inside a training: every so many steps the drafter is decoded with, on held-out prompts, by the lab's engine.
+"""Measures a drafter during its training: every few steps the lab's engine decodes held-out prompts with it.
 
-Beside what real decoding reaches stands what teacher forcing reckons. The best weights are those that decode best.
+The real acceptance length is recorded beside the one that teacher forcing estimates. The weights with the largest real
+one are kept as the best.
 """
 
 from __future__ import annotations
@@ -24,22 +25,23 @@ log = logging.getLogger(__name__)
 
 
 class Tracker(Protocol):
-    """Takes figures as they come, as W&B does."""
+    """Receives the figures of a training while it runs, such as W&B."""
 
     def log(self, step: int, figures: Mapping[str, float | None]) -> None:
-        """Take the figures of a step."""
+        """Record the figures of a step."""
 
 
 @dataclass(slots=True)
 class Truth:
-    """Measures a training by real runs. What was measured stands in a file, the best weights in a folder beside it.
+    """Measures a drafter in training by decoding with it, and keeps the best weights in `folder`.
 
     Attributes:
-        name: the drafter, as a run names it.
-        export: writes it as it is now.
-        forced: returns the report of teacher forcing, as it is now.
-        lines: what a drafter without weights and the untrained one reach, by their names.
-        points: what was measured at each step.
+        every: training steps between two measurements.
+        name: the drafter's option, as in `drafter=NAME`.
+        export: writes the drafter's current weights to a folder.
+        forced: returns the report of teacher forcing with the current weights.
+        lines: the figures of two baselines, `ngram` and the untrained drafter, by name.
+        points: the figures of each step that was measured.
     """
 
     every: int
@@ -55,11 +57,11 @@ class Truth:
 
     @property
     def file(self) -> Path:
-        """Where the figures are kept."""
+        """The JSON file of all figures, beside the folder of the best weights."""
         return self.folder.with_suffix(".json")
 
     def begin(self) -> None:
-        """Measure what the drafter is held against, unless a killed run has."""
+        """Measure the baselines. A resumed training reads them, and its earlier figures, from the file."""
         if self.file.exists():
             kept = json.loads(self.file.read_text())
             self.lines, self.points = kept["lines"], kept["points"]
@@ -78,11 +80,11 @@ class Truth:
             self.tracker.log(point.step, {"loss": point.loss})
 
     def look(self, step: int) -> None:
-        """Decode, and keep the weights if they are the best so far."""
-        # A training that goes on measures again what it had measured behind its checkpoint.
+        """Decode with the current weights, and keep them if they are the best so far."""
+        # A resumed training starts at its checkpoint, so it measures the steps after that again.
         self.points = [point for point in self.points if point["step"] < step]
         now = self.folder.with_name(f"{self.folder.name}-{step}")
-        shutil.rmtree(now, ignore_errors=True)  # of a training that was killed here
+        shutil.rmtree(now, ignore_errors=True)  # a training that was killed here left it
         self.export(now)
         real = decoded(self.serving, self.name, now, self.requests)
         forced = self.forced()
@@ -97,13 +99,16 @@ class Truth:
         gc.collect()  # an engine and its caches hold one another
         log.info(
             "step %d: %.3f tokens a round decoded, %s; %.3f reckoned",
-            *(step, length_of(self.points[-1]), of_interval(real["interval"]), forced["acceptance_length"]),
+            step,
+            length_of(self.points[-1]),
+            of_interval(real["interval"]),
+            forced["acceptance_length"],
         )
         if self.tracker is not None:
             self.tracker.log(step, self._figures())
 
     def report(self) -> dict[str, Any]:
-        """Return all that was measured, and the step whose weights are the best."""
+        """Return the figures of baselines and steps, and the step with the best weights."""
         best = max(self.points, key=length_of)
         return {"lines": self.lines, "points": self.points, "best_step": best["step"]}
 

@@ -1,4 +1,7 @@
-"""Makes the engine of a configuration, and its rounds: of a chain or a tree, of all drafts or of those offered."""
+"""Builds the engine of a configuration, and its decode rounds.
+
+A round drafts a chain or a tree. It verifies all drafts, or those alone that each request offers.
+"""
 
 from __future__ import annotations
 
@@ -36,12 +39,12 @@ from spec_lab.wiring.rules import RuleBuild, build_rule
 
 
 def build_prune_policy(chosen: Chosen) -> PrunePolicy:
-    """Makes the policy that `prune.prefill` and `prune.catchup` name."""
+    """Make the policy that `prune.prefill` and `prune.catchup` name."""
     return PrunePolicy(chosen.prefill.make(), chosen.catchup.make(), chosen.catchup.drop)
 
 
 def build_engine(chosen: Chosen, built: TargetBuild, make_drafter: DrafterFactory, limits: Limits) -> Engine:
-    """Make an engine with caches of its own."""
+    """Make an engine with its own KV cache, slots and scheduler. The loaded target is shared."""
     config, sizes = chosen.config, chosen.sizes
     prune = build_prune_policy(chosen)
     if prune.needs_prewrite and not built.backend.prewrite:
@@ -89,16 +92,21 @@ def build_engine(chosen: Chosen, built: TargetBuild, make_drafter: DrafterFactor
 
 
 def build_confidences(chosen: Chosen, limits: Limits, built: TargetBuild) -> DraftConfidences | None:
-    """Make the place where the drafter notes how sure it is of its drafts; None where nothing asks."""
+    """Make the buffers for the drafter's confidences in a chain; None for a tree, or where no option reads them."""
     if not chosen.offers.read_confidences or chosen.sizes is not None:
         return None
-    sizes = limits.num_slots, chosen.config.drafter.num_draft_tokens
-    offers = chosen.offers
-    return DraftConfidences(*sizes, built.device, offers.threshold, built.kernels, offers.temperatures)
+    return DraftConfidences(
+        limits.num_slots,
+        chosen.config.drafter.num_draft_tokens,
+        built.device,
+        threshold=chosen.offers.threshold,
+        kernels=built.kernels,
+        temperatures=chosen.offers.temperatures,
+    )
 
 
 def build_row_confidences(chosen: Chosen, limits: Limits, built: TargetBuild) -> RowConfidences | None:
-    """Make the same for the rows of a tree."""
+    """Make the buffers for the drafter's confidences in a tree; None for a chain, or where no option reads them."""
     if not chosen.offers.read_confidences or chosen.sizes is None:
         return None
     return RowConfidences(limits.num_slots, chosen.sizes.num_rows, built.device, chosen.offers.threshold)
@@ -111,7 +119,10 @@ def build_rounds(
     recorder: GraphRecorder | None,
     built: TargetBuild,
 ) -> Rounds:
-    """Make the rounds of an engine, of which `recorder` captures stretches: one, or one for each K of a schedule."""
+    """Make the decode rounds of an engine: one, or one for each K of a schedule.
+
+    `recorder` captures stretches of a round as graphs; None captures nothing.
+    """
     most, offers = parts.drafter.num_draft_tokens, chosen.offers
     if chosen.sizes is not None:
         tree = TreeParts.of(parts, built.kernels)
@@ -124,8 +135,14 @@ def build_rounds(
     if not offers.may_be_fewer:
         return Rounds(DecodeRound(parts, chain, AllOffered(most)))
     is_own = offers.by_request != ByRequest.same
-    sizes = resources.limits.num_slots, built.device
-    offered = DraftOffers(*sizes, resources.confidences, offers.budget, built.kernels, by_request=is_own)
+    offered = DraftOffers(
+        resources.limits.num_slots,
+        built.device,
+        confidences=resources.confidences,
+        budget=offers.budget,
+        kernels=built.kernels,
+        by_request=is_own,
+    )
     choices = (most,) if offers.schedule is None else offers.schedule.choices
     assert choices[0] == most, "the largest K is what slots have room for"
     finder = parts.drafter.requirements.on_host
@@ -155,8 +172,15 @@ def _rule_build(chosen: Chosen, built: TargetBuild, limits: Limits, seeds: SlotS
 
 
 def build_teacher(config: RunConfig, built: TargetBuild, limits: Limits) -> TeacherForcing:
-    """Make the judge of texts, over a cache that holds one of them at a time."""
+    """Make the teacher-forcing pass of the target, with a KV cache that holds one text at a time."""
     one_sequence = limits.one_sequence()
     cache = build_cache(built.target.layer_plans, one_sequence, built)
-    sizes = limits.page_size, config.cache.chunk_size, built.invariant_rows
-    return TeacherForcing(built.target, built.backend, cache, *sizes, built.prompt_rounding)
+    return TeacherForcing(
+        built.target,
+        built.backend,
+        cache,
+        page_size=limits.page_size,
+        chunk_size=config.cache.chunk_size,
+        invariant_rows=built.invariant_rows,
+        rounding=built.prompt_rounding,
+    )

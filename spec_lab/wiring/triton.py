@@ -1,4 +1,4 @@
-"""Tells whether Triton kernels can run here: shared by every knob that asks for them."""
+"""Refuses runs that ask for Triton kernels where these cannot run."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from spec_lab.core.errors import UserError
 
 
 def require_triton(knob: str, device: torch.device, dtype: torch.dtype) -> None:
-    """Refuse to go on where Triton's kernels cannot run; `knob`, attention or kernels, is the one that asked for them.
-    Triton, which is on Linux alone, is imported here and not before.
+    """Raise an error where Triton kernels cannot run. `knob` is the option that asks for them: attention or kernels.
+
+    Triton exists for Linux only, so it is imported here and not before.
 
     Raises:
-        UserError: nothing here can run the kernels, or the interpreter would get them wrong.
+        UserError: Triton is missing, the device cannot run its kernels, or the interpreter computes `dtype` wrong.
     """
     try:
         from spec_kernels.utils import INTERPRETED

@@ -1,4 +1,4 @@
-"""This module finds which stretch of a decoded text each token wrote."""
+"""Finds where the text of each token ends in a decoded output."""
 
 from __future__ import annotations
 
@@ -7,15 +7,18 @@ from collections.abc import Sequence
 from spec_lab.workloads.tokenizer import Tokenizer
 
 UNFINISHED = "\ufffd"
-"""This says what a decoder writes for the first bytes of a character whose last ones stand in the next token."""
+"""What a tokenizer decodes the first bytes of a character to, where its last bytes are in the next token."""
 
 
 def text_ends(tokenizer: Tokenizer, token_ids: Sequence[int], text: str) -> list[int] | None:
-    """Count for each token how many characters of `text` stand once it is decoded; None where that cannot be said.
+    """Return for each token how many characters of `text` are written once it is decoded.
 
-    A token that only begins a character adds none; the one that completes it adds the character. Decoding goes on from
-    the last place where a token ended on a whole character, with the token before it in front, since decoders treat
-    the first token of a text as a case of its own.
+    A token that only begins a character adds none; the token that completes it adds the character. A piece is
+    the tokens up to the next whole character. It is decoded together with the piece before it, since tokenizers treat
+    the first token of a text differently.
+
+    Returns:
+        One number a token; None where the pieces do not add up to `text`.
     """
     ends: list[int] = []
     written = ""

@@ -1,7 +1,7 @@
-"""The configs of Qwen3.5 and Qwen3-Next: three layers with a gated delta net to one with full, gated attention.
+"""Reads config.json of Qwen3.5 and Qwen3-Next. Three of four layers have a gated delta net, one has full attention.
 
-The text model's keys stand in `text_config` where the checkpoint also sees. A key the file leaves out has the value
-transformers gives it.
+In a checkpoint with a vision tower, the text model's keys are in `text_config`. A key that the file leaves out has the
+default of transformers.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ QWEN3_5_MOE: Mapping[str, Any] = {
     "moe_intermediate_size": 512,
     "shared_expert_intermediate_size": 512,
     "norm_topk_prob": True,
-    "intermediate_size": 512,  # of no layer
+    "intermediate_size": 512,  # no layer has a dense MLP
 }
 QWEN3_NEXT: Mapping[str, Any] = {
     "num_experts": 512,
@@ -37,21 +37,21 @@ QWEN3_NEXT: Mapping[str, Any] = {
     "norm_topk_prob": True,
     "intermediate_size": 5632,
 }
-"""The values that transformers gives to keys which a file leaves out."""
+"""The defaults of transformers, for keys that a file leaves out."""
 
 
 def read_qwen3_5(config: dict[str, Any], source: str) -> ModelConfig:
-    """Read a dense Qwen3.5, with or without eyes."""
+    """Read a dense Qwen3.5, with or without a vision tower."""
     return _read(config, source, {}, _no_layer)
 
 
 def read_qwen3_5_moe(config: dict[str, Any], source: str) -> ModelConfig:
-    """Read a Qwen3.5 of which every layer has experts."""
+    """Read a Qwen3.5 mixture, where every layer has experts."""
     return _read(config, source, QWEN3_5_MOE, _every_layer)
 
 
 def read_qwen3_next(config: dict[str, Any], source: str) -> ModelConfig:
-    """Read a Qwen3-Next, of which a layer has experts unless the file makes it dense."""
+    """Read a Qwen3-Next, where a layer has experts unless the file makes it dense."""
     return _read(config, source, QWEN3_NEXT, _layers_not_dense)
 
 
@@ -71,7 +71,7 @@ def _layers_not_dense(fields: ConfigFields, num_layers: int) -> tuple[bool, ...]
 
 
 HasExperts = Callable[[ConfigFields, int], tuple[bool, ...]]
-"""Says of each of so many layers whether it has experts."""
+"""Returns for each of `num_layers` layers whether it has experts."""
 
 
 def _read(config: dict[str, Any], source: str, defaults: Mapping[str, Any], has_experts: HasExperts) -> ModelConfig:
@@ -96,7 +96,7 @@ def _read(config: dict[str, Any], source: str, defaults: Mapping[str, Any], has_
 
 
 def _refuse_other_gates(fields: ConfigFields) -> None:
-    """Refuse gates of attention or of the delta nets that no published model has, and the forward code neither."""
+    """Refuse gates that the forward code lacks. No published model has them either."""
     if not fields.flag("attn_output_gate", True):
         raise UserError(f"{fields.source}: attn_output_gate false is not supported; supported is true")
     gate = fields.text("output_gate_type", SILU_GATES[0])
@@ -119,14 +119,14 @@ def _layers(fields: ConfigFields, max_positions: int, has_experts: HasExperts) -
 
 
 def _experts(fields: ConfigFields) -> ExpertSizes:
-    """Read the experts, and the shared one beside them, of which each row takes a part."""
+    """Read the routed experts and the shared one, whose output a gate scales for each row."""
     shared = fields.integer("shared_expert_intermediate_size")
     routed = read_softmax_experts(fields)
     return replace(routed, shared_intermediate_size=shared, shared_name="shared_expert", shared_gate=True)
 
 
 def _layer_types(fields: ConfigFields) -> tuple[str, ...]:
-    """Read the kind of each layer; where the file names none, every fourth one is full."""
+    """Read the type of each layer. Where the file names none, every fourth layer has full attention by default."""
     num_layers = fields.integer("num_hidden_layers", most=MAX_LAYERS)
     if not fields.has("layer_types"):
         interval = fields.integer("full_attention_interval", 4)

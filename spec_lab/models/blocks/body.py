@@ -1,7 +1,9 @@
-"""The body of a block drafter (DFlash, arXiv 2602.06036): layers whose context are the target's hidden states.
+"""The body of a block drafter (DFlash, arXiv 2602.06036): decoder layers that attend to the target's hidden
+states.
 
-Of the rows that the target has run, a layer has keys and values alone, made of the target's tapped hidden states. A
-block is the pending token and mask tokens behind it. Its rows see all of the context and the whole block.
+The context of a request is its committed rows. For these a layer computes keys and values only, from the target's
+tapped hidden states. A block is the pending token followed by mask tokens. Its rows see the whole context and the
+whole block.
 """
 
 from __future__ import annotations
@@ -30,10 +32,10 @@ from spec_lab.models.rope import RotaryTable, rotary_table
 
 @dataclass(frozen=True, slots=True)
 class BlockPlace:
-    """Where the blocks of requests stand: behind the L' tokens that each has, of which the newest one is pending.
+    """Where the blocks of requests begin: behind the L' context rows of each. The pending token is at position L'.
 
     Attributes:
-        lengths: [batch] L', the context rows of each request, at which its block begins.
+        lengths: [batch] L', the number of context rows of each request.
         page_table: [batch, num_pages + 1].
         max_length: upper bound of `lengths` known to the host.
     """
@@ -86,8 +88,10 @@ class BlockBody:
         self._rotary = rotary or rotary_table(plan.rope, plan.head_dim, max_positions, like.dtype, like.device)
 
     def write(self, features: torch.Tensor, cache: PagedKVCache, attention: AttentionMetadata) -> torch.Tensor:
-        """Write the context of rows [rows, taps * target_hidden_size] in all layers, and return it: [rows,
-        hidden_size]."""
+        """Write keys and values of context rows to the KV cache of all layers, and return the rows [rows, hidden_size].
+
+        `features` [rows, taps * target_hidden_size] are the target's tapped hidden states.
+        """
         context = self._context_norm(self._fc(features))
         heads, values = self._context(context)
         keys = self._rotary.rows(attention.positions)(heads).unflatten(1, (len(self._layers), -1))
@@ -98,16 +102,20 @@ class BlockBody:
     def slots(
         self, pending: torch.Tensor, place: BlockPlace, cache: PagedKVCache, first_row: int, num_slots: int
     ) -> torch.Tensor:
-        """Run the blocks that begin with `pending` [batch], and return what some of their rows leave behind the final
-        norm: [batch, num_slots, hidden_size]."""
+        """Run the blocks that begin with `pending` [batch], and return `num_slots` rows of each, from `first_row` on.
+
+        Returns:
+            [batch, num_slots, hidden_size], behind the final norm.
+        """
         rows = self._forward(pending, place, cache)[:, first_row : first_row + num_slots]
-        # Of one slot a request the rows would be every so many of a block's.
+        # Made contiguous: with one slot a request, the slice would step over the other rows of each block.
         return self._norm(rows.flatten(0, 1).contiguous()).view(*rows.shape[:2], -1)
 
     def _forward(self, pending: torch.Tensor, place: BlockPlace, cache: PagedKVCache) -> torch.Tensor:
         """Run whole blocks: [batch, block_size, hidden_size] before the final norm.
 
-        Their keys and values lie behind the context, over those of rejected rows, until context is written there.
+        The keys and values of a block are written to the cache behind the context, over those of rejected rows. Later
+        context overwrites them.
         """
         num_requests, size = pending.shape[0], self.block_size
         ends, max_length = place.lengths + size, place.max_length + size
@@ -147,8 +155,12 @@ class ContextHeads:
             self._key_norm = per_head_norm(torch.cat(weights), eps, plan.float32_norms)
 
     def __call__(self, context: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Turn [rows, hidden_size] into keys [rows, layers * kv heads, head_dim], normed and not rotated, and values
-        [rows, layers, kv heads, head_dim]."""
+        """Turn context [rows, hidden_size] into keys and values of all layers.
+
+        Returns:
+            Keys [rows, layers * kv heads, head_dim], normed but not yet rotated, and values [rows, layers, kv heads,
+            head_dim].
+        """
         keys, values = self._product(context).unflatten(1, self._shape).unbind(1)
         if self._key_norm is not None:
             keys = self._key_norm(keys)
@@ -156,10 +168,10 @@ class ContextHeads:
 
 
 def _seen(plan: LayerPlan, config: BlockConfig) -> LayerPlan:
-    """Return the plan of a layer with the window that its attention is given.
+    """Return the layer's plan with the sliding window that the attention backend has to be given.
 
-    A window of W shows a block W rows of context. Rows that attend as one see them from the block's last row. A causal
-    layer is an ordinary one, as engines run it: each of its rows sees W rows and itself.
+    A window of W lets a block see W rows of context. The rows of a block attend as if all stood at its last row, so
+    the backend's window is W + block_size. In a causal layer each row sees W rows and itself: W + 1.
     """
     if plan.window is None:
         return plan

@@ -1,4 +1,4 @@
-"""acceptance=mentored: its keys, what it refuses, and its maker."""
+"""The option acceptance=mentored: its keys, refusals and loader."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 @dataclass
 class MentoredConfig(AcceptanceConfig):
-    """acceptance=mentored: the most drafts within a bound of KL from the target. Lossy."""
+    """acceptance=mentored: accepts as many drafts as a bound on the KL divergence from the target allows. Lossy."""
 
     name: str = "mentored"
     bound: float = knob(0.1, "KL of the emitted law from the target, in nats a token; 0 is lossless", least=0)
 
 
 def build_rule(chosen: Chosen, options: MentoredConfig, build: RuleBuild) -> AcceptanceRule:
-    """Make acceptance=mentored."""
+    """Make the rule of acceptance=mentored."""
     from spec_lab.acceptance.token_laws import Mentored, OverlapLaw
 
     return make_lossy(chosen, build, OverlapLaw(Mentored(options.bound)))

@@ -1,7 +1,7 @@
-"""The attention of blocks that hang on packed rows of texts, without a paged cache.
+"""Attention for training block drafters on packed texts, without a paged KV cache.
 
-The runtime's block drafters call a backend to write keys and values and to attend. This one keeps them as they come,
-with their gradients. So what is trained is the model that drafts.
+A block drafter calls an attention backend to write keys and values, and to attend. This backend keeps keys and values
+as they come, with their gradients. So the code that is trained is the code that drafts.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from spec_lab.train.packed_attention import by_heads
 
 @dataclass(slots=True)
 class AnchoredKV:
-    """The keys and values of one layer, [rows, num_kv_heads, head_dim] each: those of the texts are written first."""
+    """The keys and values of one layer, each [rows, num_kv_heads, head_dim]: first the texts', then the blocks'."""
 
     context: tuple[Tensor, Tensor] | None = None
     blocks: tuple[Tensor, Tensor] | None = None
 
 
 class AnchoredCache:
-    """What stands in a cache's place for one forward: an `AnchoredKV` a layer."""
+    """Replaces the KV cache during one forward: an `AnchoredKV` for each layer."""
 
     def __init__(self, num_layers: int) -> None:
         self.layers = tuple(AnchoredKV() for _ in range(num_layers))
 
 
 class AnchoredAttention:
-    """The part of an attention backend that block drafters use. A request is an anchor.
+    """The part of an attention backend that block drafters use. Each anchor is a request.
 
-    A row of a block sees the tokens of its document before the anchor, and its block up to its own position. Rows that
-    attend as one stand at the last position, and so see all of it.
+    A row of a block sees the tokens of its document before the anchor, and the rows of its block up to its own
+    position. In a non-causal layer all rows attend from the block's last position, so they see the whole block.
     """
 
     prewrite = True
@@ -78,7 +78,7 @@ class AnchoredAttention:
         metadata: AttentionMetadata,
         window: int | None,
     ) -> Tensor:
-        """Attend to [batch, kv heads, length, head_dim] of the texts, and to the rows of one's own block."""
+        """Attend to the texts' keys and values [batch, kv heads, length, head_dim], and to those of the row's block."""
         (batch, num_anchors), num_queries = self._rows.anchors.shape, metadata.num_queries
         num_kv_heads = context[0].shape[1]
         # [batch, kv heads, anchors, rows, heads of a KV head, head_dim]
@@ -102,7 +102,7 @@ class AnchoredAttention:
         return mixed.permute(0, 2, 3, 1, 4, 5).reshape(queries.shape[0], -1)
 
     def _before(self, positions: Tensor, window: int | None) -> Tensor:
-        """Return bool [batch, anchors, rows, length]: which tokens of the texts the rows of blocks see."""
+        """Return bool [batch, anchors, rows, length]: which tokens of the texts each row of a block sees."""
         rows = self._rows
         column = torch.arange(rows.tokens.shape[1], device=positions.device)
         document = rows.segments.gather(1, rows.anchors).unsqueeze(2)
@@ -113,7 +113,7 @@ class AnchoredAttention:
         return seen & (rows.positions[:, None, None, :] > positions.unsqueeze(3) - window)
 
     def _within(self, positions: Tensor, size: int, window: int | None) -> Tensor:
-        """Return bool [batch, anchors, rows, block size]: which rows of their blocks they see."""
+        """Return bool [batch, anchors, rows, block size]: which rows of its own block each row sees."""
         first = self._rows.positions.gather(1, self._rows.anchors)[:, :, None, None]
         own = first + torch.arange(size, device=positions.device)
         seen = own <= positions.unsqueeze(3)

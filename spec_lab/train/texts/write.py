@@ -1,4 +1,4 @@
-"""The target as a writer of texts: loaded once, with an engine for each temperature, many texts at a time."""
+"""Lets a target write many texts at a time. Its weights are loaded once, and each temperature has an engine."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ from spec_lab.workloads.tokenizer import TargetTokenizer
 
 
 def choose_target(words: Sequence[str], config: TextsConfig, prefix: str = "") -> Chosen:
-    """Return the run of plain decoding that `words`, such as `target=hf target.path=DIR`, name for these texts.
+    """Make the plain-decoding run that writes the texts, from overrides such as `target=hf target.path=DIR`.
 
-    `prefix`: what stands in front of the keys of the texts as they are typed.
+    `prefix` is what a user types in front of the keys of `TextsConfig`. Refusals name the keys with it.
 
     Raises:
-        UserError: a word is mistyped, the run is refused, or the target has fewer positions than a text.
+        UserError: a word is mistyped, the run is refused, or a text may be longer than the target's positions.
     """
     own = ["drafter=none", "prune=prefill", "references=[]", "row_invariant=false", f"batch_size={config.batch_size}"]
     named = {word.partition("=")[0] for word in words}
@@ -68,7 +68,7 @@ def choose_target(words: Sequence[str], config: TextsConfig, prefix: str = "") -
 
 @dataclass(slots=True)
 class Writer:
-    """Writes behind prompts. Its engines share the target; each has caches and graphs of its own."""
+    """Continues prompts with the target. Its engines share the weights; each has its own KV cache and graphs."""
 
     chosen: Chosen
     tokenizer: TargetTokenizer
@@ -81,7 +81,7 @@ class Writer:
         """Load tokenizer and weights.
 
         Raises:
-            UserError: they are not what they should be.
+            UserError: the tokenizer or the weights are missing or cannot be used.
         """
         use_threads(chosen)
         tokenizer = TargetTokenizer(chosen.target_folder, config.thinking)
@@ -93,7 +93,7 @@ class Writer:
         return self.models.target.eos_token_ids
 
     def written_by(self) -> WrittenBy:
-        """Say whose texts these are."""
+        """Identify the target: its name, digests of its files, and the size of its vocabulary."""
         folder = self.chosen.target_folder
         name = self.chosen.config.target.path or self.chosen.config.target.name
         template = digest_of_text(stored_template(folder))
@@ -101,10 +101,10 @@ class Writer:
         return WrittenBy(Path(name).name, digest_of_weights(folder), self.tokenizer.digest(), template, vocab_size)
 
     def write(self, requests: list[Request], temperature: float, progress: TextProgress) -> list[RequestRecord]:
-        """Return what the target writes behind each prompt, in their order.
+        """Return the target's continuation of each request's prompt, in the order of `requests`.
 
-        Prompts of one length are begun together, since rows of one length attend together. What is written does not
-        depend on the order, but for rounding.
+        Prompts of one length start together, since attention takes requests with equally many rows in one call. Apart
+        from rounding, the texts do not depend on that order.
         """
         by_length = sorted(requests, key=lambda request: (-request.max_new_tokens, len(request.prompt_ids)))
         engine = self._engine(temperature)
@@ -114,7 +114,10 @@ class Writer:
         return [found[request.request_id] for request in requests]
 
     def _engine(self, temperature: float) -> Engine:
-        """Return the engine of a temperature; one more is kept only where the device has room for it."""
+        """Return the engine of a temperature.
+
+        On a CPU, or on a GPU with less than half its memory free, the engines of other temperatures are dropped first.
+        """
         if temperature not in self._engines:
             if self._is_tight():
                 self._engines.clear()
@@ -135,8 +138,11 @@ class Writer:
 
 @contextmanager
 def _without_collecting() -> Iterator[None]:
-    """Let no garbage be looked for meanwhile: a list a token makes Python look through all objects again and again,
-    which takes as long as the accounts themselves."""
+    """Switch Python's garbage collector off for a while.
+
+    Every token allocates a list, so the collector would go through all objects again and again. That takes as long as
+    the bookkeeping of the tokens itself.
+    """
     gc.collect()
     was_enabled = gc.isenabled()
     gc.disable()
@@ -148,7 +154,7 @@ def _without_collecting() -> Iterator[None]:
 
 
 class TextProgress:
-    """Counts finished texts, and says every ten seconds on stderr how many there are, how fast, and how long it takes.
+    """Counts finished texts. Every ten seconds it prints their number, the speed and the time left to stderr.
 
     `with TextProgress("answers", num_texts, done) as progress: ...`
     """
@@ -171,7 +177,7 @@ class TextProgress:
 
     @property
     def seconds(self) -> float:
-        """The time since it began."""
+        """Seconds since the start."""
         return time.perf_counter() - self._began_at
 
     def count(self, record: RequestRecord) -> None:
@@ -180,7 +186,7 @@ class TextProgress:
         self.num_tokens += len(record.output_ids)
 
     def say(self) -> None:
-        """Print where it stands."""
+        """Print the progress line."""
         seconds, num_new = max(self.seconds, 1e-9), self._num_done - self._num_before
         num_texts = max(self._num_texts, self._num_done)
         remaining = f", {seconds / num_new * (num_texts - self._num_done):.0f} s to go" if num_new else ""
