@@ -78,7 +78,7 @@ def _floats(filled: torch.Tensor) -> torch.Tensor:
 
 
 def _halves(filled: torch.Tensor) -> torch.Tensor:
-    """Make pairs of inputs the halves of a lane, each of which is widened by one instruction; fill inputs up as well."""
+    """Make pairs of inputs the halves of a lane, each widened by one instruction, and fill inputs up as well."""
     num_outputs, num_inputs = filled.shape
     num_blocks = -(-num_inputs // BLOCK_INPUTS)
     wide = torch.nn.functional.pad(filled.bfloat16(), (0, num_blocks * BLOCK_INPUTS - num_inputs))
