@@ -56,7 +56,7 @@ class TargetConfig:
     weights: Weights = knob(Weights.checkpoint, "where the weights come from")
     weight_dtype: WeightDtype = knob(
         WeightDtype.auto,
-        "what the products of its layers keep their weights in; the drafter, and with fp8 embedding and head, stay in dtype",
+        "what its products keep their weights in; the drafter stays in dtype, and of fp8 embedding and head do",
     )
     tensor_parallel: int = knob(1, "processes that the layers are split over, as torchrun starts them", least=1)
 

@@ -35,9 +35,9 @@ class WeightSource:
     Attributes:
         folder: a checkpoint; None for random weights.
         partition: what of each tensor is kept.
-        kept_in: what weights are kept in, `dtype` where it is None. In e4m3 are the products of layers (`keep_fp8`); on a
-            CPU, which has no product for it, they are in `dtype`, with the values of e4m3. All matrices have values of
-            bfloat16, in `dtype`: kernels=native packs such numbers in 16 bits.
+        kept_in: what weights are kept in; None for `dtype`. e4m3 is for the products of layers (`keep_fp8`), which on a
+            CPU, where no product takes it, have its values in `dtype`. bfloat16 is for all matrices, which have its
+            values in `dtype`: kernels=native packs such numbers in 16 bits.
     """
 
     folder: Path | None
