@@ -170,7 +170,7 @@ class CacheConfig:
     )
     prefill_tokens: int | None = knob(
         None,
-        "prompt rows of all requests a forward, 1 for one each; null is 8192 on CUDA, else 2048",
+        "prompt rows of all requests a forward, 1 for one each; null is 8192 on CUDA, 1 in C, else 2048",
         least=1,
     )
 
