@@ -1,4 +1,4 @@
-"""Decode rates on a CPU: transformers' `generate`, our plain decoding, and every drafter, on the pocket target.
+"""Decode rates on a CPU: transformers' `generate`, our plain decoding, and drafters, on a shipped or packaged target.
 
 Decoding one row of a small model is bound by the cost of calling operators and streaming weights through the caches,
 not by arithmetic, so a round of K + 1 rows costs little more than a plain step. That is what drafting lives on: it pays
@@ -13,7 +13,11 @@ and plain are compared with their prompt passes (`generate` offers no rate of it
 compute logits for the last row alone; drafters are compared with plain by decode rate, prompt passes left out.
 
     python benchmarks/cpu_vs_transformers.py [--turns 5] [--prompts 9] [--prompts-per-category 8]
-        [--max-new-tokens 128] [--batch-sizes 1 8] [--num-threads 1] [--kernels auto]
+        [--max-new-tokens 128] [--batch-sizes 1 8] [--num-threads 1] [--kernels auto] [--drafters eagle3 ...]
+        [--target pocket] [KEY=VALUE ...]
+
+`--drafters` without a name compares plain decoding alone. Words with `=` are overrides of our runs, and not of
+transformers': `target.weight_dtype=bfloat16` keeps our weights in 16 bits, and theirs stay in float32.
 
 The last line is one JSON document.
 """
@@ -24,13 +28,17 @@ import argparse
 import gc
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from statistics import median
 from time import perf_counter
 from typing import Any
 
 import torch
 
+from spec_lab.checkpoints.checkpoint import open_tensors
+from spec_lab.checkpoints.families.table import read_model_config
+from spec_lab.checkpoints.gguf_file import is_gguf
+from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes
 from spec_lab.core.results import GenerationResult
 from spec_lab.core.types import Request
 from spec_lab.engine.engine import Engine
@@ -61,8 +69,11 @@ def main() -> None:
     parser.add_argument("--batch-sizes", type=int, nargs="+", default=[1, 8])
     parser.add_argument("--num-threads", type=int, default=1)
     parser.add_argument("--kernels", default="auto")
+    parser.add_argument("--target", default="pocket")
+    parser.add_argument("--drafters", nargs="*", choices=DRAFTERS, default=DRAFTERS)
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
     options = parser.parse_args()
-    acceptance = measure_acceptance(options)
+    acceptance = measure_acceptance(options) if options.drafters else {}
     speed = [measure_speed(batch_size, options) for batch_size in options.batch_sizes]
     print(json.dumps({"num_threads": options.num_threads, "acceptance_length": acceptance, "speed": speed}))
 
@@ -71,7 +82,7 @@ def measure_acceptance(options: argparse.Namespace) -> dict[str, dict[str, float
     """Print and return the acceptance length of each drafter by category."""
     num_prompts = options.prompts_per_category * len({prompt.category for prompt in shipped_prompts()})
     _, engines, requests = load(BATCH_SIZE_FOR_ACCEPTANCE, num_prompts, options)
-    results = {name: engines[name].generate(requests) for name in DRAFTERS}
+    results = {name: engines[name].generate(requests) for name in options.drafters}
     table: dict[str, dict[str, float | None]] = {}
     for category in [*sorted({request.category for request in requests}), "all"]:
         table[category] = {
@@ -82,7 +93,7 @@ def measure_acceptance(options: argparse.Namespace) -> dict[str, dict[str, float
         }
     print(f"acceptance length, {len(requests)} prompts")
     body = [[category, *map(number, lengths.values())] for category, lengths in table.items()]
-    print(format_table(["category", *DRAFTERS], body, left=["category"]))
+    print(format_table(["category", *options.drafters], body, left=["category"]))
     return table
 
 
@@ -97,7 +108,7 @@ def measure_speed(batch_size: int, options: argparse.Namespace) -> dict[str, Any
     for run in contestants.values():
         run(requests[:batch_size])
     turns = [take_turns(contestants, requests, turn) for turn in range(options.turns)]
-    return report(batch_size, len(requests), turns)
+    return report(batch_size, len(requests), turns, options.drafters)
 
 
 def load(
@@ -105,6 +116,7 @@ def load(
 ) -> tuple[RunConfig, dict[str, Engine], list[Request]]:
     """Load `plain` and every drafter, with the oracle taught, and prompts of all categories in turn."""
     common = [
+        f"target={options.target}",
         "device=cpu",
         "dtype=float32",
         f"num_threads={options.num_threads}",
@@ -112,12 +124,15 @@ def load(
         f"batch_size={batch_size}",
         f"max_new_tokens={options.max_new_tokens}",
         f"workload.limit={num_prompts}",
-        "references=[plain]",
         "prune=catchup",
+        *options.overrides,
     ]
-    labs = {name: load_lab(choose(compose_run([*common, f"drafter={name}"])[0])) for name in DRAFTERS}
-    first = labs[DRAFTERS[0]]
-    engines = {"plain": first.engines["plain"]} | {name: lab.engines[MAIN] for name, lab in labs.items()}
+    labs = {
+        name: load_lab(choose(compose_run([*common, f"drafter={drafter}", "references=[]"])[0]))
+        for name, drafter in {"plain": "none", **{name: name for name in options.drafters}}.items()
+    }
+    first = labs["plain"]
+    engines = {name: lab.engines[MAIN] for name, lab in labs.items()}
     plain = {record.request_id: record.output_ids for record in engines["plain"].generate(first.requests).requests}
     for engine in engines.values():
         learn = engine.parts.drafter.requirements.learn_continuations
@@ -128,13 +143,18 @@ def load(
 
 def transformers_generate(config: RunConfig) -> Callable[[list[Request]], float]:
     """Return a function that runs `generate` on requests in batches and gives its tokens/s."""
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()
-    model = AutoModelForCausalLM.from_pretrained(
-        choose(config).target_folder, dtype=torch.float32, trust_remote_code=False
-    ).eval()
+    path = choose(config).target_folder
+    where = {"gguf_file": path.name} if is_gguf(path) else {}
+    read_config = AutoConfig.from_pretrained(path.parent if where else path, trust_remote_code=False, **where)
+    model = AutoModelForCausalLM.from_config(read_config, dtype=torch.float32).eval()
+    # Our reading of the file, since theirs of GGUF asks for accelerate. A tied head is not in it.
+    shapes = decoder_tensor_shapes(read_model_config(path))
+    model.load_state_dict(dict(open_tensors(path, shapes, torch.float32, "cpu")), strict=False)
+    model.tie_weights()
 
     def run(requests: list[Request]) -> float:
         num_tokens, start = 0, perf_counter()
@@ -182,7 +202,7 @@ def take_turns(contestants: dict[str, Callable[[list[Request]], Any]], requests:
     return results
 
 
-def report(batch_size: int, num_prompts: int, turns: list[Turn]) -> dict[str, Any]:
+def report(batch_size: int, num_prompts: int, turns: list[Turn], drafters: Sequence[str]) -> dict[str, Any]:
     """Print the table of one batch size; return its numbers."""
     theirs = [turn["transformers"] for turn in turns]
     ours: list[Any] = [time_metrics.end_to_end_tokens_per_second(turn["plain"]) for turn in turns]
@@ -190,9 +210,11 @@ def report(batch_size: int, num_prompts: int, turns: list[Turn]) -> dict[str, An
     print(f"\nbatch size {batch_size}, {torch.get_num_threads()} threads, {num_prompts} prompts, {len(turns)} turns")
     print(f"transformers generate {number(median(theirs), 1)} tokens/s, plain {number(median(ours), 1)}, ", end="")
     print(f"ratio {with_range(*against)}")
-    rows = {name: drafter_row([turn[name] for turn in turns], [turn["plain"] for turn in turns]) for name in DRAFTERS}
+    print(f"plain step {number(median(time_metrics.round_ms(turn['plain'].rounds) for turn in turns), 2)} ms")
+    rows = {name: drafter_row([turn[name] for turn in turns], [turn["plain"] for turn in turns]) for name in drafters}
     header = ["drafter", "decode tok/s", "over plain", "acceptance length", "break-even", "round ms"]
-    print(format_table(header, [[name, *cells(row)] for name, row in rows.items()], left=["drafter"]))
+    if rows:
+        print(format_table(header, [[name, *cells(row)] for name, row in rows.items()], left=["drafter"]))
     return {
         "batch_size": batch_size,
         "prompts": num_prompts,

@@ -140,7 +140,8 @@ def test_a_gpu_has_what_is_fast_and_not_refused(overrides: list[str], expected: 
 @pytest.mark.parametrize(
     ("overrides", "expected"),
     [
-        (["device=cpu"], 2048),
+        (["device=cpu", "kernels=torch"], 2048),
+        (["device=cpu", "kernels=native"], 1),
         (["device=cuda"], 8192),
         (["device=cuda", "batch_size=5"], 8192),
         (["device=cuda", "kernels=torch"], 8192),

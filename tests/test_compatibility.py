@@ -313,6 +313,17 @@ FORBIDDEN = [
         "dtype=float32 takes products",
         "dtype=bfloat16",
     ),
+    (
+        ["target.weight_dtype=bfloat16", "kernels=torch", "device=cpu"],
+        "weight_dtype=bfloat16 is for kernels=native, not kernels=torch",
+        "kernels=native",
+    ),
+    (["target.weight_dtype=bfloat16", "kernels=triton", "device=cuda"], "native, not kernels=triton", "dtype=bfloat16"),
+    (
+        ["target=pocket_moe", "drafter=none", "target.weight_dtype=bfloat16", "kernels=native"],
+        "the target has layers of experts",
+        "target.weight_dtype=auto",
+    ),
     (["target.weight_dtype=fp8", "target.tensor_parallel=2"], "splits no weights in fp8", "target.tensor_parallel=1"),
     (["kernels=native", "device=cuda"], "float32 chains on a CPU, not device=cuda", "device=cpu"),
     (

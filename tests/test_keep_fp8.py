@@ -100,7 +100,8 @@ def folder(tmp_path: Path) -> Path:
 
 
 def read(folder: Path, is_fp8: bool = True, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
-    return dict(WeightSource(folder, dtype, CPU, is_fp8=is_fp8).read(shapes_of(read_model_config(folder))))
+    source = WeightSource(folder, dtype, CPU, kept_in=FP8 if is_fp8 else None)
+    return dict(source.read(shapes_of(read_model_config(folder))))
 
 
 def shapes_of(config: ModelConfig) -> dict[str, tuple[int, ...]]:

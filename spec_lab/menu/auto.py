@@ -29,6 +29,8 @@ from spec_lab.record.mixed import RUNS_ANYWHERE
 AUTO = "auto"
 CPU_PREFILL_TOKENS, CUDA_PREFILL_TOKENS = 2048, 8192
 """More rows a forward bring little on either: docs/log/prompt_passes.md. vLLM has 8192 on GPUs of this size."""
+NATIVE_PREFILL_TOKENS = 1
+"""A prompt alone runs its layers in C, and packs of prompts do not: docs/log/cpu.md."""
 SHORT_CHUNK, LONG_CHUNK = 512, 8192
 """The long one is for attention without masks, which are as large as a chunk times all keys before it."""
 
@@ -108,7 +110,8 @@ def _with_prompt_sizes(config: RunConfig, on_cuda: bool) -> CacheConfig:
         is_long = on_cuda and config.attention.name == KNOBS["attention"].fast and not reads_chunks
         cache = dataclasses.replace(cache, prefill_chunk=LONG_CHUNK if is_long else SHORT_CHUNK)
     if cache.prefill_tokens is None:
-        cache = dataclasses.replace(cache, prefill_tokens=CUDA_PREFILL_TOKENS if on_cuda else CPU_PREFILL_TOKENS)
+        of_cpu = NATIVE_PREFILL_TOKENS if config.kernels == KernelsChoice.native else CPU_PREFILL_TOKENS
+        cache = dataclasses.replace(cache, prefill_tokens=CUDA_PREFILL_TOKENS if on_cuda else of_cpu)
     return cache
 
 

@@ -71,10 +71,11 @@ class Weights(Choice):
 
 
 class WeightDtype(Choice):
-    """The types that the weights of the products of a target's layers can be kept in."""
+    """The types that the weights of a target can be kept in."""
 
     auto = "auto", "dtype"
-    fp8 = "fp8", "e4m3 with a float32 scale for 128 x 128, widened as it is read"
+    fp8 = "fp8", "products of layers in e4m3 with a float32 scale for 128 x 128, widened as it is read"
+    bfloat16 = "bfloat16", "products of layers, embedding and head; for kernels=native, which computes in float32"
 
 
 class Rollback(Choice):

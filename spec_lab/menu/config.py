@@ -56,7 +56,7 @@ class TargetConfig:
     weights: Weights = knob(Weights.checkpoint, "where the weights come from")
     weight_dtype: WeightDtype = knob(
         WeightDtype.auto,
-        "what the products of its layers keep their weights in; embedding, head and drafter stay in dtype",
+        "what its products keep their weights in; the drafter stays in dtype, and of fp8 embedding and head do",
     )
     tensor_parallel: int = knob(1, "processes that the layers are split over, as torchrun starts them", least=1)
 
@@ -170,7 +170,7 @@ class CacheConfig:
     )
     prefill_tokens: int | None = knob(
         None,
-        "prompt rows of all requests a forward, 1 for one each; null is 8192 on CUDA, else 2048",
+        "prompt rows of all requests a forward, 1 for one each; null is 8192 on CUDA, 1 in C, else 2048",
         least=1,
     )
 

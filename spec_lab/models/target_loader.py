@@ -14,6 +14,7 @@ from spec_lab.checkpoints.config import ModelConfig
 from spec_lab.checkpoints.gemma4_checkpoint import gemma4_tensor_shapes, own_tensors
 from spec_lab.checkpoints.hybrid_checkpoint import counts_from_one, hybrid_tensors
 from spec_lab.checkpoints.keep_fp8 import with_narrow_products, with_wide_products
+from spec_lab.checkpoints.lazy_tensors import LazyTensors
 from spec_lab.checkpoints.random_weights import random_tensors
 from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes
 from spec_lab.core.errors import enough_memory
@@ -34,8 +35,9 @@ class WeightSource:
     Attributes:
         folder: a checkpoint; None for random weights.
         partition: what of each tensor is kept.
-        is_fp8: the products of layers are in e4m3 (`keep_fp8`). On a CPU, which has no product for it, they are in
-            `dtype`, with the values of e4m3.
+        kept_in: what weights are kept in; None for `dtype`. e4m3 is for the products of layers (`keep_fp8`), which on a
+            CPU, where no product takes it, have its values in `dtype`. bfloat16 is for all matrices, which have its
+            values in `dtype`: kernels=native packs such numbers in 16 bits.
     """
 
     folder: Path | None
@@ -43,7 +45,11 @@ class WeightSource:
     device: torch.device
     partition: Partition = WHOLE
     seed: int = 0
-    is_fp8: bool = False
+    kept_in: torch.dtype | None = None
+
+    @property
+    def is_fp8(self) -> bool:
+        return self.kept_in is torch.float8_e4m3fn
 
     def read(
         self, shapes: Shapes, own: OwnTensors = without_mtp, in_float32: Callable[[str], bool] = lambda name: False
@@ -56,10 +62,22 @@ class WeightSource:
             tensors = random_tensors(shapes, *to, self.seed, self.partition, in_float32)
         else:
             tensors = open_tensors(self.folder, shapes, *to, slices=self.partition, own=own, narrow=self.is_fp8)
+        if self.kept_in is torch.bfloat16:
+            return with_rounded_matrices(tensors, torch.bfloat16)
         if not self.is_fp8:
             return tensors
         narrow = with_narrow_products(tensors)
         return with_wide_products(narrow, self.dtype) if self.device.type == "cpu" else narrow
+
+
+def with_rounded_matrices(tensors: Tensors, dtype: torch.dtype) -> Tensors:
+    """Give matrices the values of a narrower type, each as it is asked for; norms and biases stay as they are."""
+
+    def read(name: str) -> torch.Tensor:
+        tensor = tensors[name]
+        return tensor.to(dtype).to(tensor.dtype) if tensor.ndim == 2 else tensor
+
+    return LazyTensors(tensors.keys(), read)
 
 
 def read_plain(config: ModelConfig, source: WeightSource) -> Tensors:

@@ -176,7 +176,8 @@ DEFINITIONS: dict[str, str] = {
     "num_threads": "Threads that computed on the CPU.",
     "weight_dtype": (
         "What the weights of the products of the target's layers are kept in: `dtype`, or fp8, e4m3 with a float32 "
-        "scale for each block of 128 x 128; a CPU keeps those in `dtype`, rounded to what e4m3 has."
+        "scale for each block of 128 x 128; a CPU keeps those in `dtype`, rounded to what e4m3 has. bfloat16 holds "
+        "for all of the target's matrices."
     ),
     "stored_types": (
         "Types that the file's weights have, the one with the most numbers first, where it is GGUF; `dtype` is what "

@@ -29,6 +29,12 @@ from spec_lab.workloads.checker import THINKING_MARKERS
 from spec_lab.workloads.tokenizer import Tokenizer
 
 Beside = TypeVar("Beside")
+KEPT_IN: Mapping[WeightDtype, torch.dtype | None] = {
+    WeightDtype.auto: None,
+    WeightDtype.fp8: torch.float8_e4m3fn,
+    WeightDtype.bfloat16: torch.bfloat16,
+}
+"""What `WeightSource` is told of `target.weight_dtype`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,8 +184,8 @@ def load_models(
     )
     backend = _make_backend(chosen, model_config, context)
     checkpoint = None if config.target.weights == Weights.random else folder
-    is_fp8 = config.target.weight_dtype == WeightDtype.fp8
-    source = WeightSource(checkpoint, dtype, device, partition, config.seed, is_fp8)
+    kept_in = KEPT_IN[config.target.weight_dtype]
+    source = WeightSource(checkpoint, dtype, device, partition, config.seed, kept_in)
     products = kernels.products if partition is WHOLE else PLAIN
     target = load_target(model_config, source, backend, max_positions, products)
     build = TargetBuild(target, backend, kernels, device, dtype, ExpertsRead(device, config.batch_size), markers)

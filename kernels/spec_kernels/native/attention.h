@@ -68,9 +68,6 @@ static span_t seen_by(const layer_t *layer, const place_t *place, int64_t query,
 
 enum { PAIR = 2, CHUNK = 64 }; /* heads that share what they read, and keys whose values stay in the first cache */
 
-/* Written out where they are called, for each number of heads. */
-#define STEP static inline __attribute__((always_inline))
-
 static const ints LANE = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 
 /* The products of 8 keys with the queries of `num_heads` heads, `dim` apart, each key's summed up but for two lanes. */

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from enum import IntEnum
 
 import torch
 
-PANEL, LANES, TILE_INPUTS = 64, 16, 32
+PANEL, LANES, BLOCK_INPUTS = 64, 16, 32
 BLOCK = 64 * PANEL
 """So many outputs are laid out at once, so that a large weight needs little memory beside itself and its panels."""
 RESERVED = 2**26
@@ -18,13 +17,13 @@ class Layout(IntEnum):
     """Names what panels hold; products.h numbers it likewise."""
 
     FLOATS = 0
-    """[panel][input][64] float32."""
+    """[panel][4][input][16] float32."""
 
     HALVES = 1
-    """The same in bfloat16, outputs j and j + 16 of each 32 side by side."""
+    """[panel][4][32 inputs][16 pairs of inputs][16 outputs][2], bfloat16."""
 
     TILES = 2
-    """[panel][32 inputs][4 tiles][16 pairs of inputs][16 outputs][2], bfloat16: as tile registers take them."""
+    """The same, for tile registers."""
 
 
 def pack(weight: torch.Tensor, has_tiles: bool) -> tuple[torch.Tensor, Layout]:
@@ -37,7 +36,7 @@ def pack(weight: torch.Tensor, has_tiles: bool) -> tuple[torch.Tensor, Layout]:
     layout = narrow_layout if is_narrow else Layout.FLOATS
     panels: torch.Tensor | None = None
     for first, block in zip(range(0, len(weight), BLOCK), weight.split(BLOCK), strict=True):
-        laid = _LAID[layout](_filled(block))
+        laid = (_halves if is_narrow else _floats)(_filled(block))
         if panels is None:
             panels = laid.new_empty(-(-len(weight) // PANEL), *laid.shape[1:])
         panels[first // PANEL : first // PANEL + len(laid)] = laid
@@ -48,11 +47,9 @@ def pack(weight: torch.Tensor, has_tiles: bool) -> tuple[torch.Tensor, Layout]:
 def unpack(panels: torch.Tensor, layout: Layout, num_outputs: int, num_inputs: int) -> torch.Tensor:
     """Return the weight [outputs, inputs] that was laid out so, in float32."""
     if layout is Layout.FLOATS:
-        rows = panels.transpose(1, 2).reshape(-1, num_inputs)
-    elif layout is Layout.HALVES:
-        rows = panels.permute(0, 2, 4, 3, 1).reshape(-1, num_inputs)
+        rows = panels.transpose(2, 3).reshape(-1, num_inputs)
     else:
-        rows = panels.permute(0, 2, 4, 1, 3, 5).reshape(len(panels) * PANEL, -1)
+        rows = panels.permute(0, 1, 4, 2, 3, 5).reshape(len(panels) * PANEL, -1)
     return rows[:num_outputs, :num_inputs].float().contiguous()
 
 
@@ -77,26 +74,13 @@ def _filled(block: torch.Tensor) -> torch.Tensor:
 
 
 def _floats(filled: torch.Tensor) -> torch.Tensor:
-    return filled.view(-1, PANEL, filled.shape[1]).transpose(1, 2)
+    return filled.view(-1, PANEL // LANES, LANES, filled.shape[1]).transpose(2, 3)
 
 
 def _halves(filled: torch.Tensor) -> torch.Tensor:
-    """Make outputs j and j + 16 the halves of one lane, each of which is widened by one instruction."""
-    parts = filled.bfloat16().view(-1, PANEL // (2 * LANES), 2, LANES, filled.shape[1])
-    return parts.permute(0, 4, 1, 3, 2)
-
-
-def _tiles(filled: torch.Tensor) -> torch.Tensor:
-    """Return [outputs, inputs] in tiles, inputs filled up with zeros as well."""
+    """Make pairs of inputs the halves of a lane, each widened by one instruction, and fill inputs up as well."""
     num_outputs, num_inputs = filled.shape
-    num_blocks = -(-num_inputs // TILE_INPUTS)
-    wide = torch.nn.functional.pad(filled.bfloat16(), (0, num_blocks * TILE_INPUTS - num_inputs))
-    pairs = wide.view(num_outputs // PANEL, PANEL // LANES, LANES, num_blocks, TILE_INPUTS // 2, 2)
-    return pairs.permute(0, 3, 1, 4, 2, 5)
-
-
-_LAID: Mapping[Layout, Callable[[torch.Tensor], torch.Tensor]] = {
-    Layout.FLOATS: _floats,
-    Layout.HALVES: _halves,
-    Layout.TILES: _tiles,
-}
+    num_blocks = -(-num_inputs // BLOCK_INPUTS)
+    wide = torch.nn.functional.pad(filled.bfloat16(), (0, num_blocks * BLOCK_INPUTS - num_inputs))
+    pairs = wide.view(num_outputs // PANEL, PANEL // LANES, LANES, num_blocks, BLOCK_INPUTS // 2, 2)
+    return pairs.permute(0, 1, 3, 4, 2, 5)

@@ -1,10 +1,12 @@
 /* Products of a few rows with a weight, and norms.
 
-   A weight lies in panels of 64 outputs, [panel][input][64], so that it is read front to back and an output's sum needs
-   no reduction across lanes. Where it loses nothing a weight is kept in bfloat16, and widened as it is read: outputs j
-   and j + 16 of each 32 lie side by side then; or in tiles, for processors that have registers for them (tiles.h). */
+   A weight lies in panels of 64 outputs, so that an output's sum needs no reduction across lanes, and a panel in columns of
+   16, [panel][4][input][16]: a core that reads in four pages of memory at once waits less than in one. Where it loses
+   nothing a weight is kept in bfloat16, two inputs side by side, and widened as it is read: [panel][4][pair of inputs]
+   [16][2], inputs filled up to whole tiles with zeros. Processors with registers for tiles take it as it is (tiles.h). */
 
 enum { FLOATS, HALVES, TILES }; /* as packing.py has them */
+enum { TILE_INPUTS = 32 };
 
 typedef struct {
     const void *panels;
@@ -12,56 +14,72 @@ typedef struct {
     int64_t num_outputs, num_inputs, layout;
 } product_t;
 
+/* How far apart the columns of 16 outputs lie that a panel is read in. */
+static int64_t column_of(const product_t *p) {
+    return LANES * (p->layout == FLOATS ? p->num_inputs : filled_up(p->num_inputs, TILE_INPUTS));
+}
+
 typedef struct {
     const float *weight; /* [size], or NULL for a norm that is not there */
     float eps;
 } norm_t;
 
-static inline void load_floats(vec *to, const float *panel) {
-    for (int v = 0; v < VECTORS; v++) to[v] = *(const vec *)(panel + v * LANES);
+/* Written out where they are called, for each number of rows. */
+#define STEP static inline __attribute__((always_inline))
+
+/* The weights of one input for 64 outputs. */
+STEP void load_floats(vec w[][VECTORS], const float *panel, int64_t column, int64_t input) {
+    for (int v = 0; v < VECTORS; v++) w[0][v] = *(const vec *)(panel + v * column + input * LANES);
 }
 
-/* The panels behind are asked for ahead: memory is read page by page, and each page anew. */
-static inline void load_halves(vec *to, const uint16_t *panel) {
-    __builtin_prefetch(panel + 64 * PANEL);
-    __builtin_prefetch(panel + 64 * PANEL + PANEL / 2);
-    for (int v = 0; v < VECTORS; v += 2) {
-        const ints pair = *(const ints *)(panel + v * LANES);
-        to[v] = low_half(pair);
-        to[v + 1] = high_half(pair);
+/* The same of two inputs; those of 32 further ones are asked for, since memory is read page by page, and each page anew. */
+STEP void load_halves(vec w[][VECTORS], const uint16_t *panel, int64_t column, int64_t input) {
+    for (int v = 0; v < VECTORS; v++) {
+        const uint16_t *at = panel + v * column + input * LANES;
+        __builtin_prefetch(at + 32 * LANES);
+        const ints pair = *(const ints *)at;
+        w[0][v] = low_half(pair);
+        w[1][v] = high_half(pair);
     }
 }
 
-/* out [rows, 64], rows `stride` apart: one panel of a product. */
-#define PRODUCT_TILE(name, weight_t, load, rows)                                                                      \
-    static void name(float *out, int64_t stride, const float *x, const weight_t *panel, int64_t num_inputs) {          \
-        vec sums[rows][VECTORS];                                                                                       \
+/* out [rows, 64], rows `stride` apart: one panel of a product, `inputs` at a time. */
+#define PRODUCT_TILE(name, weight_t, load, inputs, rows)                                                               \
+    static void name(float *out, int64_t stride, const float *x, const weight_t *panel, int64_t column,                \
+                     int64_t num_inputs) {                                                                             \
+        vec sums[rows][VECTORS], w[inputs][VECTORS];                                                                   \
         for (int r = 0; r < rows; r++)                                                                                 \
             for (int v = 0; v < VECTORS; v++) sums[r][v] = (vec){};                                                    \
-        for (int64_t k = 0; k < num_inputs; k++, panel += PANEL) {                                                     \
-            vec w[VECTORS];                                                                                            \
-            load(w, panel);                                                                                            \
+        int64_t k = 0;                                                                                                 \
+        for (; k + inputs <= num_inputs; k += inputs) {                                                                \
+            load(w, panel, column, k);                                                                                 \
+            for (int i = 0; i < inputs; i++)                                                                           \
+                for (int r = 0; r < rows; r++)                                                                         \
+                    for (int v = 0; v < VECTORS; v++) sums[r][v] += w[i][v] * x[r * num_inputs + k + i];               \
+        }                                                                                                              \
+        if (k < num_inputs) {                                                                                          \
+            load(w, panel, column, k);                                                                                 \
             for (int r = 0; r < rows; r++)                                                                             \
-                for (int v = 0; v < VECTORS; v++) sums[r][v] += w[v] * x[r * num_inputs + k];                          \
+                for (int v = 0; v < VECTORS; v++) sums[r][v] += w[0][v] * x[r * num_inputs + k];                       \
         }                                                                                                              \
         for (int r = 0; r < rows; r++)                                                                                 \
             for (int v = 0; v < VECTORS; v++) *(vec *)(out + r * stride + v * LANES) = sums[r][v];                     \
     }
-PRODUCT_TILE(floats_1, float, load_floats, 1)
-PRODUCT_TILE(floats_2, float, load_floats, 2)
-PRODUCT_TILE(floats_4, float, load_floats, 4)
-PRODUCT_TILE(halves_1, uint16_t, load_halves, 1)
-PRODUCT_TILE(halves_2, uint16_t, load_halves, 2)
-PRODUCT_TILE(halves_4, uint16_t, load_halves, 4)
+PRODUCT_TILE(floats_1, float, load_floats, 1, 1)
+PRODUCT_TILE(floats_2, float, load_floats, 1, 2)
+PRODUCT_TILE(floats_4, float, load_floats, 1, 4)
+PRODUCT_TILE(halves_1, uint16_t, load_halves, 2, 1)
+PRODUCT_TILE(halves_2, uint16_t, load_halves, 2, 2)
+PRODUCT_TILE(halves_4, uint16_t, load_halves, 2, 4)
 
 static void product_tile(float *out, int64_t stride, const float *x, const product_t *p, int64_t panel, int rows) {
-    const int64_t first = panel * PANEL * p->num_inputs;
-    if (p->layout == HALVES) {
-        const uint16_t *at = (const uint16_t *)p->panels + first;
-        (rows == 4 ? halves_4 : rows == 2 ? halves_2 : halves_1)(out, stride, x, at, p->num_inputs);
-    } else {
+    const int64_t column = column_of(p), first = panel * VECTORS * column;
+    if (p->layout == FLOATS) {
         const float *at = (const float *)p->panels + first;
-        (rows == 4 ? floats_4 : rows == 2 ? floats_2 : floats_1)(out, stride, x, at, p->num_inputs);
+        (rows == 4 ? floats_4 : rows == 2 ? floats_2 : floats_1)(out, stride, x, at, column, p->num_inputs);
+    } else {
+        const uint16_t *at = (const uint16_t *)p->panels + first;
+        (rows == 4 ? halves_4 : rows == 2 ? halves_2 : halves_1)(out, stride, x, at, column, p->num_inputs);
     }
 }
 

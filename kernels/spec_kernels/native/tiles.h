@@ -2,10 +2,7 @@
 
    TDPBF16PS multiplies bfloat16 numbers and adds up in float32. A weight of such numbers goes in as it is. A float32 row
    goes in as three parts, each 8 bits of the significand, whose sum it is: so every product is that of the float32
-   numbers, and sums alone are rounded. Parts and sums below 2^-126 count as 0.
-
-   A weight lies in tiles of 32 inputs and 16 outputs, in the order in which they are read: [panel of 64 outputs][32 inputs]
-   [4 tiles][16 pairs of inputs][16 outputs][2], inputs filled up with zeros. */
+   numbers, and sums alone are rounded. Parts and sums below 2^-126 count as 0. */
 
 #if defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(__linux__)
 
@@ -13,7 +10,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-enum { TILE_ROWS = 16, TILE_INPUTS = 32, TILE = TILE_ROWS * TILE_INPUTS, TILES_A_PANEL = PANEL / LANES, PARTS = 3 };
+enum { TILE_ROWS = 16, TILE = TILE_ROWS * TILE_INPUTS, AHEAD = 2, PARTS = 3 };
 
 typedef uint16_t shorts __attribute__((vector_size(4 * LANES), aligned(2), may_alias));
 
@@ -68,29 +65,31 @@ static void split_rows(uint16_t *parts, const float *x, int64_t num_inputs, int6
         }
 }
 
-/* Add the products of three parts and a tile; weights are asked for ahead of their turn. */
-#define ADD_PRODUCTS(sums, at)                                                                                        \
+/* Add the products of three parts and a tile; weights are asked for `ahead` of their turn. */
+#define ADD_PRODUCTS(sums, at, ahead)                                                                                 \
     _tile_loadd(7, at, 64);                                                                                            \
-    for (int row = 0; row < TILE_ROWS; row++) __builtin_prefetch((at) + 3 * TILE + row * TILE_INPUTS);                 \
+    for (int row = 0; row < TILE_ROWS; row++) __builtin_prefetch((at) + (ahead) + row * TILE_INPUTS);                    \
     _tile_dpbf16ps(sums, 4, 7);                                                                                        \
     _tile_dpbf16ps(sums, 5, 7);                                                                                        \
     _tile_dpbf16ps(sums, 6, 7)
 
-/* 64 outputs of up to 16 rows, which lie `stride` floats apart. */
+/* 64 outputs of up to 16 rows, which lie `stride` floats apart. The next panel's weights follow those of this one. */
 static void multiply_panel(float *out, int64_t stride, const uint16_t *parts, const uint16_t *weights,
                            int64_t num_inputs) {
+    const int64_t column = num_inputs * LANES;
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
     _tile_zero(3);
-    for (int64_t k = 0; k < num_inputs; k += TILE_INPUTS, parts += PARTS * TILE, weights += TILES_A_PANEL * TILE) {
+    for (int64_t k = 0; k < num_inputs; k += TILE_INPUTS, parts += PARTS * TILE, weights += TILE) {
         _tile_loadd(4, parts, 64);
         _tile_loadd(5, parts + TILE, 64);
         _tile_loadd(6, parts + 2 * TILE, 64);
-        ADD_PRODUCTS(0, weights);
-        ADD_PRODUCTS(1, weights + TILE);
-        ADD_PRODUCTS(2, weights + 2 * TILE);
-        ADD_PRODUCTS(3, weights + 3 * TILE);
+        const int64_t ahead = AHEAD * TILE + (k + AHEAD * TILE_INPUTS < num_inputs ? 0 : 3 * column);
+        ADD_PRODUCTS(0, weights, ahead);
+        ADD_PRODUCTS(1, weights + column, ahead);
+        ADD_PRODUCTS(2, weights + 2 * column, ahead);
+        ADD_PRODUCTS(3, weights + 3 * column, ahead);
     }
     const int64_t bytes = stride * (int64_t)sizeof(float);
     _tile_stored(0, out, bytes);

@@ -26,16 +26,28 @@ def model_of(chosen: Chosen) -> ModelConfig | None:
         return None
 
 
-def fp8_layers(chosen: Chosen) -> str | None:
-    """Every layer must have products in e4m3, as its config.json says."""
-    model = model_of(chosen) if chosen.config.target.weight_dtype == WeightDtype.fp8 else None
+def narrow_layers(chosen: Chosen) -> str | None:
+    """Every layer must have products of narrow weights, as its config.json says."""
+    narrow = chosen.config.target.weight_dtype
+    model = model_of(chosen) if narrow != WeightDtype.auto else None
     if model is None:
         return None
     problem = problem_of_fp8(model)
     return (
         None
         if problem is None
-        else f"target.weight_dtype=fp8 is for plain attention and MLPs, and the target has {problem}; {REMEDY}"
+        else f"target.weight_dtype={narrow} is for plain attention and MLPs, and the target has {problem}; {REMEDY}"
+    )
+
+
+def bfloat16_in_c(chosen: Chosen) -> str | None:
+    """Other products take weights of their rows' own type."""
+    config = chosen.config
+    if config.target.weight_dtype != WeightDtype.bfloat16 or config.kernels == KernelsChoice.native:
+        return None
+    return (
+        f"target.weight_dtype=bfloat16 is for kernels=native, not kernels={config.kernels}; use kernels=native "
+        "device=cpu, or dtype=bfloat16 target.weight_dtype=auto"
     )
 
 
@@ -67,4 +79,9 @@ def fp8_by_our_products(chosen: Chosen) -> str | None:
     )
 
 
-WEIGHT_CHECKS: tuple[Callable[[Chosen], str | None], ...] = (fp8_layers, fp8_in_one_process, fp8_by_our_products)
+WEIGHT_CHECKS: tuple[Callable[[Chosen], str | None], ...] = (
+    narrow_layers,
+    bfloat16_in_c,
+    fp8_in_one_process,
+    fp8_by_our_products,
+)
