@@ -22,7 +22,10 @@ from spec_kernels.attention_tiles import choose_split_keys
 from spec_kernels.early import early_launches
 from spec_kernels.product_tiles import choose_tiles, tiles_of_product
 
-SHAPES = ("30,576,1536,9,3,64", "8,256,768,4,2,64", "32,960,2560,15,5,64", "28,1024,3072,16,8,128")
+SHAPES = (
+    *("30,576,1536,9,3,64", "8,256,768,4,2,64", "28,1024,3072,16,8,128"),
+    *("24,896,4864,14,2,64", "16,2048,8192,32,8,64"),
+)
 CELLS = ((1, 1), (1, 4), (4, 4), (16, 1))
 PAGE_SIZE, MAX_POSITIONS, REPEATS = 16, 1024, 60
 OPTIONS = {"device": "cuda", "dtype": torch.bfloat16}

@@ -23,8 +23,8 @@ parts=() runs=('')
 for word in "$@"; do
     case $word in
     drafter.head=none) ;;
-    drafter.head=*) runs=("$word" drafter.head=none) ;;
-    device=* | drafter.slots=* | drafter.conv=* | drafter.markov_form=*) parts+=("$word") ;;
+    drafter.head=* | drafter.markov_form=*) runs=("${runs[0]} $word" drafter.head=none) ;;
+    device=* | drafter.slots=* | drafter.conv=*) parts+=("$word") ;;
     esac
 done
 python3 -m spec_lab.train target=smollm2_135m "target.path=$model" device=cuda "drafter=$step" "texts=$folder/texts" \
@@ -35,5 +35,5 @@ for head in "${runs[@]}"; do
     python3 -m spec_lab target=hf "target.path=$model" device=cuda "drafter=$step" "drafter.path=$folder/heads/smollm2_135m-$step" \
         "drafter.num_draft_tokens=$num_drafts" "prune=$prune" graph=round 'references=[plain]' repeats=1 workload=spec_bench \
         "workload.path=$questions" workload.turns=1 workload.unusable=skip max_new_tokens=128 profile_rounds=0 "output_dir=$folder/runs" \
-        ${head:+"$head"} "${parts[@]}"
+        $head "${parts[@]}"
 done

@@ -2,7 +2,8 @@
 
     python scripts/store_in_fp8.py FOLDER OUTPUT    # OUTPUT may be FOLDER
 
-Norms, biases, convolutions and what is no weight stay as they are. Every reader of such drafters widens the matrices.
+Norms, biases, convolutions and what is no weight stay as they are. Readers widen the matrices.
+An assistant of Gemma 4 is refused, since its reader takes none.
 """
 
 from __future__ import annotations

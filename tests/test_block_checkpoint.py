@@ -123,7 +123,12 @@ def test_files_for_something_else_are_refused(
     [
         ({"anchor_first": True}, {}, "use drafter.slots=anchor_first"),
         ({"head": "gru"}, {"head": Head.markov}, "use drafter.head=gru"),
-        ({"head": "gru", "anchor_first": True}, {}, "use drafter.head=gru drafter.slots=anchor_first"),
+        ({"head": "gru", "anchor_first": True}, {}, "use drafter.slots=anchor_first"),
+        (
+            {"head": "gru", "anchor_first": True},
+            {"head": Head.markov},
+            "use drafter.head=gru drafter.slots=anchor_first",
+        ),
         ({"head": "markov", "confidence": True}, {"confidence": True}, "drafter.confidence=false"),
         ({"conv": True}, {}, "use drafter.conv=true"),
         ({"block_size": 3}, {}, "more than the 2 drafts of its block of 3 rows"),

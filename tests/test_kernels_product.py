@@ -109,7 +109,7 @@ def test_a_row_does_not_depend_on_the_rows_beside_it(
 
 
 @pytest.mark.parametrize("dtype", [dtype for dtype in DTYPES if dtype.itemsize == 2])
-@pytest.mark.parametrize("in_features", [64, 40, 192, 200, 576])
+@pytest.mark.parametrize("in_features", [8, 64, 65, 200, 576, 1536])
 @pytest.mark.parametrize("fused", ["norm", "gated", "bias", "residual"])
 def test_a_small_weight_is_multiplied_at_once(dtype: torch.dtype, in_features: int, fused: str) -> None:
     """Inputs of one part and of two, whole or not; a row has the same bits beside others and placed early."""

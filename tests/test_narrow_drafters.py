@@ -97,8 +97,17 @@ def test_scales_that_no_config_tells_of_are_refused(target: ModelConfig, folder:
 def test_what_is_narrow_is_not_narrowed_again(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="quantization_config already"):
         store_in_fp8(folder)
+    rewrite_config(folder, drop=("quantization_config",))
+    with pytest.raises(UserError, match="8 bits already"):
+        store_in_fp8(folder)
     with pytest.raises(UserError, match="no such folder"):
         store_in_fp8(tmp_path / "nowhere")
+
+
+def test_a_drafter_whose_reader_takes_no_narrow_one_stays_as_it_is(folder: Path) -> None:
+    rewrite_config(folder, model_type="gemma4_assistant", drop=("quantization_config",))
+    with pytest.raises(UserError, match="an assistant of Gemma 4"):
+        store_in_fp8(folder)
 
 
 def test_narrowing_replaces_nothing_before_all_is_written(

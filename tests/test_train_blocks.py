@@ -36,7 +36,7 @@ from tests.engine_state import poison
 from tests.lab import make_config, make_engine
 from tests.scripted_rule import install
 from tests.test_block_drafter import BLOCKS
-from tests.tiny_blocks import TinyBlock, write_block
+from tests.tiny_blocks import TINY_PRESETS, TinyBlock, write_block
 from tests.tiny_checkpoints import make_tiny_target
 
 CPU = torch.device("cpu")
@@ -161,6 +161,20 @@ def test_a_head_on_a_trained_body_begins_as_that_body(target: tuple[Path, Frozen
     text = list(range(10, 22))
     for ours, its in zip(*(TrainedChain(each, frozen).draft(text, 3)[1] for each in (begun, body)), strict=True):
         torch.testing.assert_close(ours, its)
+
+
+@pytest.mark.parametrize("preset", sorted(TINY_PRESETS))
+def test_a_head_on_the_body_of_any_preset_is_read_back(
+    target: tuple[Path, FrozenTarget], tmp_path: Path, preset: str
+) -> None:
+    """What the other drafter's head, convolutions and confidence had stays behind."""
+    _, frozen = target
+    write_block(tmp_path / "body", TINY_PRESETS[preset], frozen.config)
+    sizes = {"body": str(tmp_path / "body"), "head_rank": 8, "block_size": TINY_PRESETS[preset].block_size}
+    for schema in BLOCK_SCHEMAS:
+        recipe, folder = BlockRecipe(schema(**sizes)), tmp_path / schema.name
+        recipe.write(recipe.build(frozen, Counted(torch.arange(40)), 0), frozen, folder)
+        load_block(folder, frozen.config, torch.float32, CPU)
 
 
 def test_slots_count_while_the_target_wrote_every_token_from_the_anchor_on() -> None:

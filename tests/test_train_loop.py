@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from spec_lab.train.loop import STEPS_BETWEEN_READS, CurvePoint, LossReader, TrainingDiverged, learning_rate, train
 from spec_lab.train.module_config import OptimisationConfig
+from spec_lab.train.packed_training import MOST_LOGITS, chunks
 
 OPTIMISATION = OptimisationConfig(
     num_steps=12, batch_size=4, peak_learning_rate=0.05, num_warmup_steps=3, checkpoint_every=5, log_every=4
@@ -85,6 +86,16 @@ def test_a_full_disk_under_a_checkpoint_says_so(tmp_path: Path) -> None:
     (tmp_path / "state.tmp").symlink_to("/dev/full")
     with pytest.raises(OSError, match="No space left on device"):
         run(Batches(), tmp_path / "state.pt")
+
+
+@pytest.mark.parametrize("num_rows", [0, 1, 7, 16384, 13 * 1021])
+def test_parts_hold_every_row_once_and_have_one_size_where_that_takes_few_more(num_rows: int) -> None:
+    vocab_size = 49152
+    parts = chunks(num_rows, vocab_size)
+    assert [row for part in parts for row in range(num_rows)[part]] == list(range(num_rows))
+    sizes = {part.stop - part.start for part in parts}
+    assert max(sizes) * vocab_size <= MOST_LOGITS + vocab_size
+    assert len(sizes) == 1 or num_rows == 13 * 1021
 
 
 def test_learning_rate_rises_then_falls_to_zero() -> None:

@@ -77,7 +77,8 @@ def _likeliest(
     if NORMED:
         sums = sums * tl.rsqrt(tl.sum(squares, 1) / IN_FEATURES + eps)[:, None]
 
-    # Logits are compared as the dtype rounds them, so that ties are those of the head and an argmax behind it.
+    # Logits are compared as the dtype rounds them, so that ties are those of the head and an argmax behind it. A small
+    # head goes at once, in another order of its sums: its draft may then differ, and drafts are verified.
     logits = nan_as_largest(sums.to(weight_ptr.dtype.element_ty).to(tl.float32))
     ids = tl.broadcast_to(token[None, :], (ROW_TILE, COLUMN_TILE))
     logits = tl.where((token < num_tokens)[None, :], logits, float("-inf"))

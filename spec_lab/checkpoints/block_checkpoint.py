@@ -94,8 +94,13 @@ def without_head(
     """
     reads = config.confidence_reads
     alone = replace(config, head=NoHead(), confidence_reads=reads if reads == config.body.hidden_size else 0)
-    kept = block_tensor_shapes(alone) | _table_shapes(alone)
-    return alone, {name: tensor for name, tensor in tensors.items() if name in kept or name in MAPS}
+    return alone, tensors_of(alone, tensors)
+
+
+def tensors_of(config: BlockConfig, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Keep the tensors that a block drafter of `config` has too, of one with other parts."""
+    shapes = block_tensor_shapes(config) | _table_shapes(config)
+    return {name: tensor for name, tensor in tensors.items() if name in MAPS or shapes.get(name) == tensor.shape}
 
 
 def block_tensor_shapes(config: BlockConfig) -> Shapes:

@@ -18,6 +18,7 @@ from spec_lab.program.folder import room_under
 from spec_lab.train.checkpoint import WEIGHTS, load_weights, save_config, save_weights
 
 KEY = "quantization_config"
+ASSISTANT = "gemma4_assistant"
 SCHEME = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [BLOCK_SIZE, BLOCK_SIZE]}
 LEAST_SIDE = 32
 """Smaller matrices, such as a confidence head, weigh little."""
@@ -29,13 +30,19 @@ def store_in_fp8(folder: Path, output: Path | None = None) -> None:
     Norms, biases, convolutions and vocabulary maps stay as they are. What lies there stays until all is written.
 
     Raises:
-        UserError: there is no checkpoint, it is narrow already, or `output` holds something else.
+        UserError: there is no checkpoint, it is narrow already, its reader takes no narrow one, or `output` holds
+            something else.
         Breakdown: the disk is full.
     """
     config = read_config_json(folder, "FOLDER")
     if KEY in config:
         raise UserError(f"{folder}: its config.json has a {KEY} already; take the checkpoint in bfloat16")
-    tensors = with_narrow_matrices(load_weights(folder))
+    if config.get("model_type") == ASSISTANT:
+        raise UserError(f"{folder}: an assistant of Gemma 4 is read in 16 bits or 32 alone; leave it as it is")
+    wide = load_weights(folder)
+    if narrow := [name for name, tensor in wide.items() if tensor.element_size() == 1 and tensor.is_floating_point()]:
+        raise UserError(f"{folder}: {narrow[0]} and others are in 8 bits already; take the checkpoint in bfloat16")
+    tensors = with_narrow_matrices(wide)
     output = output or folder
     if output.exists() and not output.samefile(folder) and (not output.is_dir() or any(output.iterdir())):
         raise UserError(f"{output} holds something already; name a new folder, or {folder} itself")

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from spec_lab.checkpoints.block_checkpoint import block_tensor_shapes, load_block
+from spec_lab.checkpoints.block_checkpoint import block_tensor_shapes, load_block, tensors_of
 from spec_lab.checkpoints.block_config import BlockConfig, Slots, default_taps
 from spec_lab.checkpoints.block_heads import HeadKind, MarkovForm
 from spec_lab.checkpoints.block_layouts import ZLAB
@@ -45,7 +45,7 @@ class BlockRecipe(SlotRecipe):
         fresh = random_tensors(shapes, torch.float32, torch.device("cpu"), seed)
         fresh["norm.weight"] = target.final_norm_weight.float().cpu()
         tensors = {name: begun_with(name, tensor) for name, tensor in fresh.items()}
-        tensors |= {name: tensor for name, tensor in body.items() if shapes.get(name, tensor.shape) == tensor.shape}
+        tensors |= tensors_of(config, body)
         return TrainableBlock(config, tensors, target)
 
     def taps(self, target: FrozenTarget) -> tuple[Tap, ...]:
