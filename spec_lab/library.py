@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,6 @@ from spec_lab.program.compose import compose_with_hydra, name_options, retyped, 
 from spec_lab.program.dry_run import describe
 from spec_lab.program.ending import refuse_process
 from spec_lab.program.interrupts import Interrupts
-from spec_lab.program.options import read_groups
 from spec_lab.record.reading import read_all_request_rows
 from spec_lab.record.row_schema import RequestRow
 from spec_lab.record.schema import Summary
@@ -43,15 +42,19 @@ class Composed:
 
     Attributes:
         config: typed, and free to be changed: it is checked when it runs.
-        options: the option chosen of each group.
+        options: the option chosen of each group, to be read.
     """
 
     config: RunConfig
     options: dict[str, str]
+    _as_composed: dict[str, str] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._as_composed = dict(self.options)
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Set what a new one is made of, once; a key of the run is one of its config's."""
-        if name not in ("config", "options") or hasattr(self, name):
+        if name not in ("config", "options", "_as_composed") or hasattr(self, name):
             raise UserError(f"{name} cannot be set here; set a key of the config, as in composed.config.batch_size = 4")
         object.__setattr__(self, name, value)
 
@@ -60,10 +63,9 @@ class Composed:
         """Returns what each group is called in records and names of folders, such as `prune: catchup`.
 
         Raises:
-            UserError: a group was put into `options`, or taken out.
+            UserError: `options` was changed.
         """
-        groups = read_groups(tuple(self.config.extensions))
-        if not {name for name in groups if hasattr(self.config, name)} <= self.options.keys() <= groups.keys():
+        if self.options != self._as_composed:
             raise UserError("options names what was composed of each group; to change it, use spec_lab.compose([...])")
         return name_options(retyped(self.config), self.options)
 

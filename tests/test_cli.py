@@ -195,6 +195,14 @@ def test_a_cell_that_is_left_out_of_a_sweep_is_not_run(
     assert "3 jobs: 3 finished" in out
 
 
+def test_a_typed_cell_that_no_job_is_is_said(
+    runner: FakeRunner, empty_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["-m", "drafter=ngram,random", "leave_out=['drafter=oracle', 'drafter=ngram']"]) == 0
+    err = capsys.readouterr().err
+    assert "leave_out: no job of the sweep is 'drafter=oracle'" in err and "'drafter=ngram'" not in err
+
+
 def test_a_cell_left_out_that_cannot_be_is_refused(
     runner: FakeRunner, empty_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

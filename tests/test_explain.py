@@ -102,3 +102,11 @@ def test_a_file_that_the_lab_has_itself_is_refused_as_it_would_not_be_read(
     assert "ngram.yaml: the lab has a file drafter/ngram.yaml, which is read instead" in capsys.readouterr().err
     assert main([*folder, *folder, "--dry-run"]) == 2
     assert "--config-dir is given twice" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("typed", ["acceptance=fly", "acceptance=rejection"])
+def test_an_option_typed_over_that_of_a_point_is_the_one_to_leave_out(
+    typed: str, empty_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["experiment=lossy", typed, "--dry-run"]) == 2
+    assert "leave acceptance=... out" in capsys.readouterr().err

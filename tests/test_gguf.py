@@ -23,6 +23,7 @@ from spec_lab.doctor.findings import Verdict
 from spec_lab.doctor.subject import load_subject
 from spec_lab.menu.chosen import choose
 from spec_lab.models.partition import WHOLE
+from spec_lab.options.shipped import missing_folder
 from tests.lab import Reference, generate, make_config, random_requests
 from tests.one_line import read_or_refused
 from tests.tiny_checkpoints import make_tiny_eagle3, make_tiny_target
@@ -284,3 +285,15 @@ def test_a_file_is_a_target_of_a_trained_head_and_the_doctor_reads_its_vocabular
     assert [len(record.output_ids) > 0 for record in subject.plain] == [True, True]
     finding = check_tokenizer(subject)
     assert finding.verdict is Verdict.OK and finding.measured.startswith("300 tokens for an embedding of 300 rows")
+
+
+def test_a_gguf_file_that_is_not_named_as_one_comes_with_its_remedy(models: dict[str, Any], tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "model.gguf", models["llama"])
+    with pytest.raises(UserError, match=rf"has no config.json; name the GGUF file in it, target.path={path}$"):
+        read_model_config(tmp_path)
+    for name in ("model.gguf.part", "model.bin", "model"):
+        renamed = path.rename(tmp_path / name)
+        assert "give it one that ends in .gguf" in str(missing_folder("target.path", str(renamed)))
+        path = renamed
+    (tmp_path / "notes.txt").write_text("GGU")
+    assert "is no folder" in str(missing_folder("target.path", str(tmp_path / "notes.txt")))

@@ -352,3 +352,11 @@ def test_submitit_leaves_outcomes_in_the_folders_and_its_jobs_take_turns(
     assert statuses_in(sweep) == ["finished", "finished", "refused"]
     waited = [path for path in sweep.glob(".submitit/**/*.err") if "waiting for cpu" in path.read_text()]
     assert len(waited) >= 1
+
+
+def test_a_cluster_that_is_not_here_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("spec_lab.program.launchers.find_spec", lambda _: True)
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(UserError, match=r"starts jobs with srun, which is not here; .*hydra/launcher=basic"):
+        refuse_missing_launcher(["hydra/launcher=submitit_slurm"])
+    refuse_missing_launcher(["hydra/launcher=submitit_local"])

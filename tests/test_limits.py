@@ -10,13 +10,16 @@ import pytest
 
 from spec_lab.core.kv_cache import NUM_RESERVED_PAGES
 from spec_lab.core.types import Request
+from spec_lab.library import compose
 from spec_lab.menu.chosen import choose
 from spec_lab.menu.config import GraphConfig, TreeConfig
+from spec_lab.menu.refusals.run import admit
 from spec_lab.options.graphs.eager import EagerGraphConfig
 from spec_lab.options.graphs.round import RoundGraphConfig
 from spec_lab.options.trees.dynamic import DynamicTreeConfig
 from spec_lab.options.trees.static import StaticTreeConfig
 from spec_lab.wiring.limits import Limits, engine_limits
+from spec_lab.wiring.models import load_models
 from tests.lab import make_config
 from tests.tiny_checkpoints import TINY_SIZES
 
@@ -68,3 +71,10 @@ def test_a_tree_reserves_the_rows_of_verify_or_of_its_widest_steps(
 def test_the_caches_of_one_sequence_hold_the_longest(tmp_path: Path) -> None:
     one = limits(tmp_path, batch_size=2).one_sequence()
     assert (one.num_slots, one.max_seq_len, one.num_pages) == (1, 30, 9 + NUM_RESERVED_PAGES)
+
+
+@pytest.mark.parametrize(("words", "behind"), [(["drafter=none"], 32), (["drafter.block_size=64"], K + 1 + 64)])
+def test_rotary_tables_reach_as_far_behind_a_sequence_as_a_block(words: list[str], behind: int) -> None:
+    block = ["drafter=dflash", "drafter.weights=random"] if "drafter=none" not in words else []
+    chosen = admit(compose([*block, *words, "kernels=torch", "device=cpu"]).config)
+    assert load_models(chosen, 40).target.num_positions == 40 + behind

@@ -120,6 +120,8 @@ def test_narrowing_replaces_nothing_before_all_is_written(
     wide = write_block(tmp_path / "it", TinyBlock(), target)
     with monkeypatch.context() as patch, pytest.raises(Breakdown, match="No space left"):
         patch.setattr(narrow, "save_weights", full)
+        with pytest.raises(Breakdown, match=r"^OUTPUT=.*No space left"):
+            store_in_fp8(tmp_path / "it", tmp_path / "narrow")
         store_in_fp8(tmp_path / "it")
     assert sorted(file.name for file in (tmp_path / "it").iterdir()) == ["config.json", "model.safetensors"]
     assert load_file(tmp_path / "it" / "model.safetensors").keys() == wide.keys()

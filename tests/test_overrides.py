@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,8 @@ from hydra._internal.utils import get_args_parser
 
 from spec_lab.core.errors import UserError
 from spec_lab.program import flags
-from spec_lab.program.overrides import as_override, check_arguments, value_of
+from spec_lab.program.override_text import as_override
+from spec_lab.program.overrides import check_arguments, value_of
 from spec_lab.program.own_options import typed_folders
 from spec_lab.program.unsafe import UNPICKLES
 
@@ -61,6 +63,10 @@ REFUSED = [
     ("fresh=true,false", "fresh is read once for all jobs"),
     ("batch_size=1,", "write values without blanks"),
     ("3", "A blank ends a value"),
+    ("/tmp/a-run", "not of the form KEY=VALUE; see --help"),
+    ("drafter:eagle3", "did you mean drafter=eagle3?"),
+    ("batch_size:4", "did you mean batch_size=4?"),
+    ("drafter=eagle3 prune=catchup", "give each as a word of its own: drafter=eagle3 prune=catchup"),
     ("--dryrun", "did you mean --dry-run?"),
     ("--mulitrun", "did you mean --multirun?"),
 ]
@@ -153,3 +159,13 @@ def test_flags_are_hydras_and_dry_run() -> None:
 )
 def test_any_path_is_read_as_it_was_given(path: str) -> None:
     assert value_of(as_override("target.path", path)) == path
+
+
+@pytest.mark.parametrize(
+    "path", ["/a (1)/b.gguf", "lr=3", "/\u00fcml\u00e4ut", "it's (2)", "50%!(", "/$x (1)", "a b=c", "[x](y)"]
+)
+def test_the_remedy_for_a_text_that_cannot_be_read_is_read(path: str) -> None:
+    with pytest.raises(UserError) as refused:
+        check_arguments([f"output_dir={path}"])
+    [typed] = shlex.split(str(refused.value).partition(", type ")[2])
+    assert check_arguments([typed]) == [typed] and value_of(typed) == path

@@ -225,3 +225,8 @@ def test_a_paper_runs_once_and_prints_from_its_json(
     assert printed.err.count("finished before") == 4 and "as vllm counts it" in printed.out
     assert paper.main(["small.yaml", "--plan"]) == 0
     assert capsys.readouterr().out.startswith("4 runs, 0 of them left")
+
+
+def test_cells_of_a_sweep_are_not_left_out_of_a_paper() -> None:
+    with pytest.raises(UserError, match=r"^leave_out=\[drafter=ngram\]: .*take the line or the task out of"):
+        cells_of(read_paper(EXAMPLE), ["leave_out=[drafter=ngram]"])

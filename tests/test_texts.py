@@ -347,3 +347,14 @@ def test_refused_texts_leave_a_folder_as_it_was(target: Path, tmp_path: Path) ->
     assert write(target, tmp_path / "a" / "b", f"prompts=[{tmp_path / 'some.jsonl'}]", "second_turns=0") == 0
     learnt, held_out = Texts.load(tmp_path / "a" / "b").split(0.01)
     assert (len(learnt), len(held_out)) == (1, 1), "of two conversations one is held out, however small the share"
+
+
+@pytest.mark.parametrize("name", ["prompts-00000.jsonl", "followups-00001.jsonl", "answers-a00000.safetensors"])
+def test_files_of_others_are_not_written_over(
+    name: str, target: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / name).write_text("mine")
+    assert write(target, tmp_path) == 2
+    assert f"has {name}, and no header.json; name a folder of its own" in capsys.readouterr().err
+    assert [file.name for file in tmp_path.iterdir() if file.suffix != ".lock"] == [name]
+    assert (tmp_path / name).read_text() == "mine"

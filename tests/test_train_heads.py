@@ -487,7 +487,14 @@ def test_hidden_states_are_collected_for_whoever_trains_elsewhere(
         make(files[0])
         assert collect(asked) == 2 and f"{files[0].name} is no file" in capsys.readouterr().err
         files[0].rename(llama / make.__name__)
+    unfinished, header = files[0].with_suffix(".unfinished"), llama / "states" / "header.json"
+    unfinished.mkdir()
+    assert collect(asked) == 2 and f"{unfinished.name} is no file" in capsys.readouterr().err
+    unfinished.rmdir()
     whole.rename(files[0])
+    header.rename(llama / "header")
+    assert collect(asked) == 2 and "and no header.json" in capsys.readouterr().err
+    (llama / "header").rename(header)
     parts = [load_file(file) for file in files]
     assert len(parts) > 1
     texts, model = (
@@ -531,3 +538,14 @@ def test_texts_of_another_target_are_refused(llama: Path, capsys: pytest.Capture
     make_tiny_target(llama / "target", "llama", seed=1)
     assert main(words(llama, *EAGLE3)) == 2
     assert "written by another target" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("drafter", "block_size"), [("dflash", 33), ("dflash", 64), ("dspark", 64)])
+def test_a_block_that_reaches_far_behind_a_sequence_is_proved(drafter: str, block_size: int, llama: Path) -> None:
+    path, target = llama / "target", FrozenTarget.load(llama / "target", CPU, torch.float32, 256)
+    sized = dataclasses.replace(RECIPES[drafter].config, block_size=block_size)
+    recipe = type(RECIPES[drafter])(filled(sized, sizes_of(target.config)))
+    texts = Texts.load(llama / "texts")
+    recipe.save(recipe.build(target, texts, seed=0), target, llama / "untrained")
+    proof = Prover.of(path, texts.tokens, 3, recipe).prove(drafter, llama / "untrained")
+    assert max(proof.differences) < 1e-5

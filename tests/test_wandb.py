@@ -470,3 +470,21 @@ def unreachable_server(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
     monkeypatch.setattr("spec_lab.record.wandb_sink.INIT_TIMEOUT_SECONDS", 1)
     wandb.teardown()
+
+
+@pytest.mark.parametrize(
+    ("named", "of_a_sweep", "is_said"), [("other", "", True), ("p", "", False), ("other", "s1", False)]
+)
+def test_a_project_of_the_environment_is_said_to_be_unread(
+    named: str,
+    of_a_sweep: str,
+    is_said: bool,
+    workplace: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("WANDB_PROJECT", named)
+    if of_a_sweep:
+        monkeypatch.setenv("WANDB_SWEEP_ID", of_a_sweep)
+    record_run(Path("run"), [WandbSink("p", mode="offline")])
+    assert ("WANDB_PROJECT=other is not read" in capsys.readouterr().err) == is_said

@@ -125,3 +125,13 @@ def test_a_missing_package_is_a_line_with_the_command(
     assert main([PLACE, "--dry-run"]) == 2
     [line] = capsys.readouterr().err.splitlines()
     assert "pip install -c constraints.txt -e '.[workspace]'" in line
+
+
+def test_a_key_that_is_none_is_refused_before_the_server_is_asked(
+    without_key: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", "abc123")
+    monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
+    assert main([PLACE]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("refused: WANDB_API_KEY") and "abc123" not in line

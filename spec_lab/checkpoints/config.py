@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from spec_lab.checkpoints.gguf_file import SUFFIX
 from spec_lab.checkpoints.json_input import ConfigFields, read_json
 from spec_lab.checkpoints.plan import LayerPlan
 from spec_lab.core.errors import UserError
@@ -85,7 +86,10 @@ def read_config_json(folder: Path, knob: str) -> dict[str, Any]:
         raise UserError(f"{folder}: no such folder; {knob} must name one with config.json and model.safetensors")
     path = folder / "config.json"
     if not path.is_file():
-        raise UserError(f"{folder}: has no config.json; {knob} must name a Hugging Face checkpoint folder")
+        files = sorted(folder.glob(f"*{SUFFIX}")) if knob == "target.path" else []
+        named = f"{knob} must name a Hugging Face checkpoint folder"
+        remedy = f"name the GGUF file in it, {knob}={files[0]}" if files else named
+        raise UserError(f"{folder}: has no config.json; {remedy}")
     return read_json(path)
 
 

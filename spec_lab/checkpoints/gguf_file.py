@@ -37,6 +37,14 @@ def is_gguf(path: Path) -> bool:
     return path.suffix.lower() == SUFFIX and not path.is_dir()
 
 
+def is_gguf_misnamed(path: Path) -> bool:
+    """Tell whether a GGUF file has a name that does not say so: a download that was renamed, or is not finished."""
+    if is_gguf(path) or not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(len(MAGIC)) == MAGIC
+
+
 @dataclass(frozen=True, slots=True)
 class TensorPlace:
     """A tensor's name, form and place in the file.

@@ -67,6 +67,8 @@ class Session:
             all_arguments = with_search_path(checked, registered)
             lost = self._launch(task, all_arguments)
             self._read_outcomes(task, lost)
+            if any(text.startswith("leave_out=") for text in checked):
+                say_unmatched(task)
             if lost is None:
                 check_came_to_jobs(len(self.outcomes), all_arguments)
                 self._close()
@@ -127,6 +129,16 @@ class Session:
     def _close(self) -> None:
         if self._sweep.folder is not None and any(outcome.folder is not None for outcome in self.outcomes):
             self._sweep.close([outcome.status for outcome in self.outcomes])
+
+
+def say_unmatched(task: JobTask) -> None:
+    """Say what of a typed `leave_out` no job was, of jobs that ran here."""
+    for cell in task.cells:
+        if cell not in task.left_out:
+            print(
+                f"leave_out: no job of the sweep is '{cell}', so nothing is left out for it; name what it sweeps",
+                file=sys.stderr,
+            )
 
 
 def _tables(folder: Path) -> str:

@@ -44,6 +44,7 @@ class JobTask:
         adapt: changes each composed run before it is checked.
         extensions: the modules that were typed, which the jobs are composed with.
         knobs: those that only some of the swept options have.
+        cells: what `leave_out` names, of which some jobs were `left_out`.
     """
 
     place: SweepPlace
@@ -53,10 +54,16 @@ class JobTask:
     knobs: tuple[str, ...] = ()
     mix: MixNote = field(default_factory=MixNote)
     progress: SweepProgress = field(default_factory=SweepProgress)
+    cells: dict[str, None] = field(default_factory=dict)
+    left_out: set[str] = field(default_factory=set)
     _seen: set[str] = field(default_factory=set)
 
     def __call__(self, composed: DictConfig) -> None:
-        if self._is_another(composed) or leave_out(composed):
+        if self._is_another(composed):
+            return
+        self.cells.update(dict.fromkeys(composed.leave_out))
+        if (cell := left_out(composed)) is not None:
+            self.left_out.add(cell)
             return
         job = HydraConfig.get().job
         in_sweep = not OmegaConf.is_missing(job, "num") and not composed.dry_run
@@ -99,7 +106,7 @@ class WorkerTask:
         refuse_moved_folders(self.place)
         take_out(composed, self.knobs)
         assert self.place.folder is not None, "a launcher starts jobs once their folder has a name"
-        if leave_out(composed):
+        if left_out(composed) is not None:
             return
         outcomes, number = Outcomes(self.place.folder), HydraConfig.get().job.num
         with sharing_lock(self.place.folder):
@@ -133,13 +140,13 @@ def refuse_unread_sweep() -> None:
         )
 
 
-def leave_out(composed: DictConfig) -> bool:
-    """Tell whether a job is a cell that its sweep leaves out, and say so in a line."""
+def left_out(composed: DictConfig) -> str | None:
+    """Return the cell of `leave_out` that a job is, and say so in a line; None for what runs."""
     settings = HydraConfig.get()
     cell = None if OmegaConf.is_missing(settings.job, "num") else cell_left_out(composed, settings.runtime.choices)
     if cell is not None:
         print(f"left out: {cell} (leave_out=[] runs it)")
-    return cell is not None
+    return cell
 
 
 def run_composed(composed: DictConfig, place: SweepPlace, adapt: Adapt, extensions: tuple[str, ...]) -> JobOutcome:

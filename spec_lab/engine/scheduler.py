@@ -78,7 +78,7 @@ class Scheduler:
             raise UserError(
                 f"request {request.request_id}: a prompt of {len(request.prompt_ids)} tokens and "
                 f"max_new_tokens={request.max_new_tokens} need {longest} positions, the cache has "
-                f"{self._max_seq_len}; raise cache.max_seq_len or lower max_new_tokens"
+                f"{self._max_seq_len}; raise cache.max_seq_len to {longest}"
             )
         if self._num_pages(request) > self.allocator.num_total:
             raise UserError(

@@ -57,7 +57,7 @@ def read_notebook(path: Path) -> Any:
         notebook = nbformat.read(path, as_version=4)
         nbformat.validate(notebook)
     except OSError as error:
-        raise UserError(f"{path}: {error.strerror}") from error
+        raise UserError(f"{path}: {error.strerror}; name a notebook, such as notebooks/pruning.ipynb") from error
     except Exception as error:  # of odd JSON nbformat raises whatever it stumbles over
         raise UserError(f"{path}: not a notebook ({one_line(error)}); name one that Jupyter opens") from error
     _check_cells(path, notebook)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from spec_lab.checkpoints.gguf_file import is_gguf_misnamed
 from spec_lab.core.errors import UserError
 from spec_lab.menu.config import DrafterConfig, RunConfig, TargetConfig, TrainedDrafterConfig
 
@@ -90,4 +91,8 @@ def path_beside_random_weights(options: TrainedDrafterConfig) -> str | None:
 
 def missing_folder(knob: str, path: str) -> str | None:
     """Return the refusal of a path that is no folder."""
-    return None if Path(path).is_dir() else f"{knob}={path} is no folder; give the folder of a checkpoint"
+    if Path(path).is_dir():
+        return None
+    if knob == "target.path" and is_gguf_misnamed(Path(path)):
+        return f"{knob}={path} is a GGUF file, and its name does not say so; give it one that ends in .gguf"
+    return f"{knob}={path} is no folder; give the folder of a checkpoint"

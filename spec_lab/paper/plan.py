@@ -13,6 +13,7 @@ Part = Literal["acceptance", "ablation", "speed"]
 MOST_RUNS = 1000
 MAY_BE_LEVELLED = ("references",)
 """Keys that runs differ in, and that no line is named for."""
+LEAVE_OUT = "leave_out"
 DRAFT_TOKENS = "drafter.num_draft_tokens"
 GREEDY = ("references=[plain]",)
 SAMPLED = ("references=[]", "sampling=sampled")
@@ -46,6 +47,10 @@ def cells_of(paper: PaperFile, typed: Iterable[str] = ()) -> list[PlannedCell]:
     typed = tuple(typed)
     _refuse_levelling(paper, typed)
     cells = _cells(paper, typed)
+    if found := next((text for cell in cells for text in cell.overrides if _key(text) == LEAVE_OUT), None):
+        raise UserError(
+            f"{found}: {LEAVE_OUT} is read for a sweep's grid; take the line or the task out of {paper.path}"
+        )
     if len(cells) > MOST_RUNS:
         raise UserError(f"{paper.path}: it comes to {len(cells)} runs, and {MOST_RUNS} are the most; leave some out")
     return cells

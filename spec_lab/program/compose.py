@@ -11,6 +11,7 @@ from typing import Any
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
@@ -25,6 +26,7 @@ from spec_lab.menu.registry import Registry
 from spec_lab.program.explain import explain, first_line, not_read, read_too_late
 from spec_lab.program.labels import name_groups
 from spec_lab.program.options import Menu, conf_folder, read_groups, run_menu
+from spec_lab.program.override_text import parse_override
 from spec_lab.program.overrides import check_overrides, explain_unknown, extensions_in, in_words, value_of
 from spec_lab.program.unsafe import refuse_argument
 
@@ -67,6 +69,7 @@ def compose_with_hydra(overrides: Sequence[str]) -> DictConfig:
         refuse_argument(override)
     extensions = extensions_in(overrides)
     check_overrides(overrides, menu=run_menu(extensions))
+    _refuse_several(overrides, extensions)
     registered = registry.load(extensions)
     register_schemas(registered)
     try:
@@ -77,6 +80,14 @@ def compose_with_hydra(overrides: Sequence[str]) -> DictConfig:
         return composed
     except (HydraException, OmegaConfBaseException) as error:
         raise UserError(explain(error)) from error
+
+
+def _refuse_several(overrides: Sequence[str], extensions: tuple[str, ...]) -> None:
+    """Refuse several values of a key, for which Hydra would advise a flag that nothing takes here."""
+    parser, menu = OverridesParser.create(), run_menu(extensions)
+    for text in overrides:
+        if parse_override(parser, text, menu).is_sweep_override():
+            raise UserError(f"{text} gives several values, and this is one run; give one of them")
 
 
 def _is_text(override: object) -> bool:

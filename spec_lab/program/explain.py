@@ -133,6 +133,11 @@ def _in_its_file(error: Exception, first: str, menu: Menu) -> str:
         name = unmatched["name"]
         return begin + (not_read(name, menu) if name in menu.keys else explain_unknown(name, menu))
     wrong = next((one for one in behind(error) if isinstance(one, OmegaConfBaseException)), None)
+    if isinstance(wrong, ConfigKeyError) and "/point/" in option:
+        group = str(wrong.full_key).partition(".")[0]
+        if str(wrong.full_key) in menu.keys and group in menu.groups:
+            said = f"{wrong.full_key} is not read by the {group} chosen, and the file is written for another"
+            return f"{begin}{said}; leave {group}=... out, or take the key out of the file"
     if wrong is not None:
         return begin + _wrong_key(wrong, option.rpartition("/")[0], menu)
     cause = str(error.__cause__ or "").partition("\n")[0]

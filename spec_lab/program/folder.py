@@ -99,18 +99,18 @@ def remove_empty(folders: Iterable[Path]) -> None:
             folder.rmdir()
 
 
-def full_disk(output_dir: object, error: BaseException) -> str | None:
+def full_disk(output_dir: object, error: BaseException, knob: str = "output_dir") -> str | None:
     """Say which folder's disk is full, if that is what the error means."""
     if not is_full_disk(error):
         return None
     reason, place = one_line(error), None
     if isinstance(error, OSError):
         reason, place = error.strerror or reason, error.filename
-    return f"output_dir={output_dir}: {reason}{f' ({place})' if place else ''}; make room there"
+    return f"{knob}={output_dir}: {reason}{f' ({place})' if place else ''}; make room there"
 
 
 @contextmanager
-def room_under(output_dir: Path) -> Iterator[None]:
+def room_under(output_dir: Path, knob: str = "output_dir") -> Iterator[None]:
     """Stand around the writing of a folder, and name it where its disk is full.
 
     Raises:
@@ -119,7 +119,7 @@ def room_under(output_dir: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        reason = full_disk(output_dir, error)
+        reason = full_disk(output_dir, error, knob)
         if reason is None:
             raise
         raise Breakdown(reason) from error

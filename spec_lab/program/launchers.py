@@ -7,6 +7,7 @@ worker leases its device (`spec_lab.program.lease`).
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterable, Mapping
 from concurrent.futures import BrokenExecutor
 from importlib.util import find_spec
@@ -24,12 +25,17 @@ PLUGINS = {
 
 
 def refuse_missing_launcher(arguments: Iterable[str]) -> None:
-    """Raise UserError where a launcher is asked for whose package is not installed."""
+    """Raise UserError where a launcher is asked for whose package, or whose cluster, is not here."""
     for argument in arguments:
         key, _, option = argument.partition("=")
         plugin = PLUGINS.get(option) if key.lstrip("+") == "hydra/launcher" else None
         if plugin is not None and (find_spec("hydra_plugins") is None or find_spec(f"hydra_plugins.{plugin}") is None):
             raise UserError(f"{argument} needs the package {plugin.replace('_', '-')}; {INSTALL}")
+        if plugin is not None and option == "submitit_slurm" and shutil.which("srun") is None:
+            raise UserError(
+                f"{argument} starts jobs with srun, which is not here; type it on a machine of the cluster, or use "
+                "hydra/launcher=basic"
+            )
 
 
 def refuse_launcher(arguments: Iterable[str], program: str) -> None:

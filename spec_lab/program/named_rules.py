@@ -15,7 +15,8 @@ from spec_lab.menu.config import RunConfig
 from spec_lab.menu.refusals.run import refusals
 from spec_lab.program.compose import compose_run
 from spec_lab.program.options import run_menu
-from spec_lab.program.overrides import extensions_in, parse_override
+from spec_lab.program.override_text import parse_override
+from spec_lab.program.overrides import extensions_in
 
 GROUP = "acceptance"
 EXTENSIONS = "extensions"

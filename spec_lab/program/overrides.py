@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from itertools import islice
@@ -26,6 +25,7 @@ from spec_lab.menu.nearest import hint, nearest, one_of
 from spec_lab.menu.registry import KNOBS
 from spec_lab.program.flags import DRY_RUN_FLAG, FLAGS_THAT_ADD_OPTIONS, split_flags
 from spec_lab.program.options import Group, Key, Menu, conf_folder, run_menu
+from spec_lab.program.override_text import parse_override
 from spec_lab.program.points import with_points
 
 LIST_OF_LISTS = "list[list["
@@ -113,30 +113,6 @@ def _check_size(overrides: Iterable[Override]) -> None:
         raise UserError(f"{chosen['size'].input_line}: only experiments that come in sizes read it; add {wanted}")
 
 
-def parse_override(parser: OverridesParser, text: str, menu: Menu) -> Override:
-    """Read a `KEY=VALUE` text as Hydra does.
-
-    Raises:
-        UserError: it is none.
-    """
-    if "=" not in text and not text.startswith("~"):
-        owners = [f"{group.name}={text}" for group in menu.groups.values() if text in group.options]
-        near = nearest(text, [*menu.groups, *menu.keys])
-        suggestion = hint(" or ".join(owners) or (f"{near}=VALUE" if near else None))
-        is_word = text.isidentifier() or text.startswith("-")
-        blank = "" if owners or near or is_word or not text else ". A blank ends a value: write KEY=1,3"
-        raise UserError(f"{text or repr(text)}: not of the form KEY=VALUE{suggestion}{blank}")
-    try:
-        return parser.parse_override(text)
-    except HydraException as error:
-        if text.endswith(","):
-            raise UserError(
-                f"{text}: nothing stands behind the last comma; write values without blanks: KEY=1,3"
-            ) from error
-        reason = str(error).splitlines()[0]
-        raise UserError(f"{text}: not of the form KEY=VALUE ({reason}); quote special characters") from error
-
-
 def _check_sign(override: Override, menu: Menu) -> None:
     name, text = override.key_or_group, str(override.input_line)
     if override.package is not None:
@@ -200,13 +176,6 @@ def value_of(text: str) -> Any:
     except HydraException:
         return None
     return None if override.is_sweep_override() else override.value()
-
-
-def as_override(key: str, value: object) -> str:
-    """Return `KEY=VALUE` that Hydra reads as the text of `value`, whatever signs it has: a path, for example."""
-    # Within quotes Hydra takes a backslash as it is, but in front of a quote.
-    quoted = re.sub(r"(\\*)('|$)", lambda found: 2 * found[1] + ("\\'" if found[2] else ""), str(value))
-    return f"{key}='{quoted}'"
 
 
 def _check_value(override: Override, menu: Menu) -> None:

@@ -11,7 +11,8 @@ from omegaconf import OmegaConf
 from spec_lab.core.errors import UserError
 from spec_lab.menu.bounds import out_of_bounds
 from spec_lab.program.options import Menu, keys_of
-from spec_lab.program.overrides import as_override, check_overrides, parse_override
+from spec_lab.program.override_text import as_override, parse_override
+from spec_lab.program.overrides import check_overrides
 
 Schema = TypeVar("Schema")
 

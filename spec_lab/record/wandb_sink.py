@@ -123,6 +123,10 @@ class WandbSink:
     def _open(self, folder: Path, summary: Summary) -> Any:
         import wandb
 
+        elsewhere = os.environ.get("WANDB_PROJECT")
+        if elsewhere not in (None, "", self._project) and not os.environ.get("WANDB_SWEEP_ID"):
+            said = f"WANDB_PROJECT={elsewhere} is not read: the run goes to logger.project={self._project}"
+            print(f"note: {said}", file=sys.stderr)
         try:
             return self._init(folder, summary, mode_of_run(self._mode))
         except (wandb.errors.Error, ValueError) as error:

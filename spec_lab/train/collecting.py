@@ -29,6 +29,7 @@ from spec_lab.train.head_texts import read_texts
 from spec_lab.train.packed_rows import PackedRows
 from spec_lab.train.stages import write_json
 from spec_lab.train.texts.folder import Texts
+from spec_lab.train.texts.header import refuse_without_header
 
 BYTES_OF_A_STATE, BYTES_OF_AN_ID = 2, 4
 
@@ -76,6 +77,7 @@ def _write(path: Path, texts: Texts, taps: tuple[Tap, ...], config: CollectConfi
         file = output / f"hidden-{number:05d}.safetensors"
         if not _is_whole(file, part):
             unfinished = file.with_suffix(".unfinished")
+            refuse_no_file(unfinished)
             save_file(states_of(target, part, taps, config.tokens_per_forward), unfinished)
             unfinished.replace(file)
 
@@ -86,9 +88,8 @@ def _is_whole(file: Path, part: Texts) -> bool:
     Raises:
         UserError: a folder or a pipe has its name.
     """
-    if not file.is_file():
-        if file.exists():
-            raise UserError(f"output_dir={file.parent}: {file.name} is no file; name a folder of its own")
+    refuse_no_file(file)
+    if not file.exists():
         return False
     try:
         with safe_open(file, "pt") as opened:
@@ -97,12 +98,19 @@ def _is_whole(file: Path, part: Texts) -> bool:
         return False
 
 
+def refuse_no_file(file: Path) -> None:
+    """Raise UserError where a folder or a pipe has the name of a file that is written."""
+    if file.exists() and not file.is_file():
+        raise UserError(f"output_dir={file.parent}: {file.name} is no file; name a folder of its own")
+
+
 def _begin(file: Path, header: dict[str, Any]) -> None:
     """Write the header, or find that what lies there goes on.
 
     Raises:
         UserError: something else lies there: texts, or states of other layers or texts.
     """
+    refuse_without_header(file, "hidden-*.safetensors")
     if file.exists() and read_json(file) != header:
         raise UserError(f"output_dir={file.parent} has a header.json of something else; name a folder of its own")
     write_json(file, header)

@@ -17,7 +17,7 @@ import torch
 from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.core.errors import UserError
 from spec_lab.menu.chosen import Chosen
-from spec_lab.program.overrides import as_override
+from spec_lab.program.override_text import as_override
 from spec_lab.train.config import TrainConfig
 from spec_lab.train.stages import RunFolder, run_stage
 from spec_lab.train.texts.folder import Texts

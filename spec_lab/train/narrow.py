@@ -43,11 +43,11 @@ def store_in_fp8(folder: Path, output: Path | None = None) -> None:
     if narrow := [name for name, tensor in wide.items() if tensor.element_size() == 1 and tensor.is_floating_point()]:
         raise UserError(f"{folder}: {narrow[0]} and others are in 8 bits already; take the checkpoint in bfloat16")
     tensors = with_narrow_matrices(wide)
-    output = output or folder
+    knob, output = "output_dir" if output is None else "OUTPUT", output or folder
     if output.exists() and not output.samefile(folder) and (not output.is_dir() or any(output.iterdir())):
         raise UserError(f"{output} holds something already; name a new folder, or {folder} itself")
     output.mkdir(parents=True, exist_ok=True)
-    with room_under(output), tempfile.TemporaryDirectory(dir=output, prefix=".narrow-") as beside:
+    with room_under(output, knob), tempfile.TemporaryDirectory(dir=output, prefix=".narrow-") as beside:
         unfinished = Path(beside)
         save_weights(tensors, unfinished)
         save_config({**config, KEY: SCHEME}, unfinished)

@@ -21,11 +21,14 @@ from spec_lab.engine.engine import Engine
 from spec_lab.library import compose
 from spec_lab.menu.chosen import Chosen
 from spec_lab.menu.refusals.run import admit
-from spec_lab.program.overrides import as_override
+from spec_lab.program.override_text import as_override
 from spec_lab.wiring.drafting import load_drafter
 from spec_lab.wiring.engine import build_engine
 from spec_lab.wiring.limits import Limits, engine_limits
 from spec_lab.wiring.models import TargetBuild, load_models
+
+ROWS_BEHIND = 2 * 64 + 1
+"""Positions past the longest request: the largest block of a training, behind the rows of its verify."""
 
 
 class Listener(GivenDrafts):
@@ -85,7 +88,8 @@ class Serving:
         )
         longest = Request("longest", "", (0,) * (max_tokens // 2), max_tokens - max_tokens // 2)
         chosen = admit(compose([*words, "drafter=none"]).config)
-        return cls(words, load_models(chosen, max_tokens), num_draft_tokens, longest, of_drafter, {"none": chosen})
+        models = load_models(chosen, max_tokens, behind=ROWS_BEHIND)
+        return cls(words, models, num_draft_tokens, longest, of_drafter, {"none": chosen})
 
     def engine(self, drafter: str, folder: Path | None = None) -> Engine:
         """Make an engine that drafts with what lies in `folder`, or with a drafter that has no weights."""

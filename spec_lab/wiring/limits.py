@@ -59,10 +59,10 @@ def engine_limits(chosen: Chosen, requests: list[Request], num_draft_tokens: int
             f"tokens: {_num_tokens(longest)} tokens are longer than the target's {num_positions} positions; "
             "lower max_new_tokens, use shorter prompts, or leave such prompts out with workload.unusable=skip"
         )
-    _refuse_sparse_attention(target, longest, _reach(chosen, num_draft_tokens))
+    _refuse_sparse_attention(target, longest, rows_behind(chosen, num_draft_tokens))
     max_seq_len = config.cache.max_seq_len or _num_tokens(longest)
     num_late_rows = num_draft_tokens + 1 if overlaps(config) and not sees_ends(config) else 0
-    margin = _reach(chosen, num_draft_tokens) + num_late_rows
+    margin = rows_behind(chosen, num_draft_tokens) + num_late_rows
     page_size = config.cache.page_size
     num_slots = min(config.batch_size, len(requests))
     pages_each = _num_pages(max_seq_len + margin, page_size)
@@ -80,7 +80,7 @@ def _refuse_sparse_attention(target: ModelConfig, longest: Request, reach: int) 
         )
 
 
-def _reach(chosen: Chosen, num_draft_tokens: int) -> int:
+def rows_behind(chosen: Chosen, num_draft_tokens: int) -> int:
     """Count the positions past its last token that a round may write: 2K of a chain, K + 1 of them by verify.
 
     A block drafter writes a whole block, whatever K is. The branches of a tree lie side by side: verify writes a slot a

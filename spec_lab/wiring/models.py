@@ -25,6 +25,7 @@ from spec_lab.models.products import PLAIN
 from spec_lab.models.target_loader import WeightSource, load_target
 from spec_lab.wiring.attention import BackendContext
 from spec_lab.wiring.kernels import KERNELS, Kernels
+from spec_lab.wiring.limits import rows_behind
 from spec_lab.workloads.checker import THINKING_MARKERS
 from spec_lab.workloads.tokenizer import Tokenizer
 
@@ -35,6 +36,10 @@ KEPT_IN: Mapping[WeightDtype, torch.dtype | None] = {
     WeightDtype.bfloat16: torch.bfloat16,
 }
 """What `WeightSource` is told of `target.weight_dtype`."""
+
+
+POSITIONS_BEHIND = 32
+"""Positions past the longest sequence that rotary tables have at least."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,9 +166,14 @@ def thinking_markers(tokenizer: Tokenizer) -> ThinkingMarkers | None:
 
 
 def load_models(
-    chosen: Chosen, max_seq_len: int, markers: ThinkingMarkers | None = None, partition: Partition = WHOLE
+    chosen: Chosen,
+    max_seq_len: int,
+    markers: ThinkingMarkers | None = None,
+    partition: Partition = WHOLE,
+    behind: int = POSITIONS_BEHIND,
 ) -> TargetBuild:
-    """Load what `partition` keeps of the target.
+    """Load what `partition` keeps of the target, for drafters that reach so far `behind` the longest sequence, or as
+    far as the one chosen does.
 
     Raises:
         UserError: the checkpoint is not what it should be, too short for `max_seq_len`, or cannot be split.
@@ -176,8 +186,9 @@ def load_models(
         torch.backends.cuda.enable_cudnn_sdp(False)
     model_config = read_model_config(folder)
     _refuse_target(chosen, model_config, max_seq_len)
-    # Draft positions may pass the end; they are clamped onto the last row of the table.
-    max_positions = min(model_config.max_position_embeddings, max_seq_len + 2 * 16)
+    # Drafts behind the target's last position are clamped onto the last row of the table.
+    behind = max(behind, rows_behind(chosen, config.drafter.num_draft_tokens))
+    max_positions = min(model_config.max_position_embeddings, max_seq_len + behind)
     kernels = KERNELS[config.kernels](device, dtype, config.row_invariant)
     context = BackendContext(
         config.cache.page_size, max_positions, device, dtype, kernels.rope_write, kernels.torch_attention

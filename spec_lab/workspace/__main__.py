@@ -69,11 +69,13 @@ def _save(workspace: Any) -> str:
     """Send a view to the server; returns its address."""
     import wandb
 
-    from spec_lab.record.wandb_settings import describe_wandb_error, has_key, load_settings, settings_problem
+    from spec_lab.record.wandb_settings import describe_wandb_error, has_key, load_settings, malformed, settings_problem
 
     problem = settings_problem()
     if problem is not None:
         raise UserError(problem)
+    if (key := load_settings().api_key) and (wrong := malformed(key)):
+        raise UserError(f"WANDB_API_KEY, or the key in W&B's settings: {wrong}; correct it, or print with --dry-run")
     if not has_key():
         raise UserError(
             "saving a workspace needs a key of W&B's server, and none is configured; set WANDB_API_KEY or run "

@@ -20,7 +20,7 @@ from spec_lab.core.errors import UserError
 from spec_lab.core.regular import regular_text
 from spec_lab.train.data import smallest_id_type
 from spec_lab.train.reading import reading
-from spec_lab.train.texts.header import HEADER, WRITE_AGAIN, TextsHeader
+from spec_lab.train.texts.header import HEADER, WRITE_AGAIN, TextsHeader, refuse_without_header
 from spec_lab.train.texts.packing import PackedTexts, pack
 from spec_lab.train.texts.prompts import Conversation
 
@@ -165,6 +165,7 @@ class TextsFolder:
         """
         self.root = root
         self.header = header
+        refuse_without_header(root / HEADER, *(f"{kind}-*" for kind in (PROMPTS, FOLLOW_UPS, ANSWERS)))
         if (root / HEADER).is_file():
             self.header = TextsHeader.read(root)
             self.header.refuse_another(header, root)

@@ -23,6 +23,14 @@ MAY_DIFFER = ("seed", "prompts", "num_texts", "texts_per_file")
 WRITE_AGAIN = "name another folder, or write the texts again"
 
 
+def refuse_without_header(header: Path, *patterns: str) -> None:
+    """Raise UserError where files of the names that are written lie in a folder, and no header says what they are."""
+    if header.exists():
+        return
+    for file in (file for pattern in patterns for file in header.parent.glob(pattern)):
+        raise UserError(f"output_dir={header.parent} has {file.name}, and no {HEADER}; name a folder of its own")
+
+
 @dataclass(frozen=True, slots=True)
 class WrittenBy:
     """The target of some texts.

@@ -1,0 +1,69 @@
+"""One `KEY=VALUE` text as Hydra reads it, and how a value must be written for Hydra to take it as it is."""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
+
+from spec_lab.core.errors import UserError
+from spec_lab.menu.nearest import hint, nearest
+from spec_lab.program.options import Menu
+
+
+def parse_override(parser: OverridesParser, text: str, menu: Menu) -> Override:
+    """Read a `KEY=VALUE` text as Hydra does.
+
+    Raises:
+        UserError: it is none.
+    """
+    if "=" not in text and not text.startswith("~"):
+        owners = [f"{group.name}={text}" for group in menu.groups.values() if text in group.options]
+        name, colon, value = text.partition(":")
+        if colon and (name in menu.groups or name in menu.keys):
+            owners = [f"{name}={value.strip() or 'VALUE'}"]
+        near = nearest(text, [*menu.groups, *menu.keys])
+        suggestion = hint(" or ".join(owners) or (f"{near}=VALUE" if near else None))
+        is_word = text.isidentifier() or text.startswith("-") or "/" in text
+        blank = "" if owners or near or is_word or not text else ". A blank ends a value: write KEY=1,3"
+        raise UserError(f"{text or repr(text)}: not of the form KEY=VALUE{suggestion}{blank}")
+    try:
+        return parser.parse_override(text)
+    except HydraException as error:
+        if text.endswith(","):
+            raise UserError(
+                f"{text}: nothing stands behind the last comma; write values without blanks: KEY=1,3"
+            ) from error
+        reason = str(error).splitlines()[0]
+        raise UserError(f"{text}: not of the form KEY=VALUE ({reason}); {_readable(text, menu)}") from error
+
+
+def _readable(text: str, menu: Menu) -> str:
+    """Return a remedy for a text that Hydra cannot read: several overrides, or signs that mean something to it."""
+    words = text.split()
+    if len(words) > 1 and all(_names_key(word, menu) for word in words):
+        return f"give each as a word of its own: {shlex.join(words)}"
+    key, _, value = text.partition("=")
+    if key in menu.keys and menu.keys[key].type_name.startswith("str") and value[:1] not in tuple("'\""):
+        return f"where the value is a text with such signs, type {_typed(as_override(key, value))}"
+    return "close its brackets and quotes, and quote special characters"
+
+
+def _typed(text: str) -> str:
+    """Return a text as a shell takes it, in double quotes where that is enough: it holds single ones."""
+    return shlex.quote(text) if set(text) & set('"$`\\!') else f'"{text}"'
+
+
+def _names_key(word: str, menu: Menu) -> bool:
+    key, sign, _ = word.lstrip("+").partition("=")
+    return bool(sign) and (key in menu.groups or key in menu.keys)
+
+
+def as_override(key: str, value: object) -> str:
+    """Return `KEY=VALUE` that Hydra reads as the text of `value`, whatever signs it has: a path, for example."""
+    # Within quotes Hydra takes a backslash as it is, but in front of a quote.
+    quoted = re.sub(r"(\\*)('|$)", lambda found: 2 * found[1] + ("\\'" if found[2] else ""), str(value))
+    return f"{key}='{quoted}'"
