@@ -255,7 +255,8 @@ def test_the_configuration_is_that_of_the_package_that_runs(tmp_path: Path) -> N
     environment = os.environ | {"PYTHONPATH": str(tmp_path)}
 
     def asked() -> subprocess.CompletedProcess[str]:
-        return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+        command = [sys.executable, "-c", code]
+        return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path)
 
     assert "UserError" in asked().stderr
     (tmp_path / "conf").mkdir()

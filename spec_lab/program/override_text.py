@@ -33,7 +33,7 @@ def parse_override(parser: OverridesParser, text: str, menu: Menu) -> Override:
     try:
         return parser.parse_override(text)
     except HydraException as error:
-        if text.endswith(","):
+        if text.endswith(",") and not any(bracket in text for bracket in "[{("):
             raise UserError(
                 f"{text}: nothing stands behind the last comma; write values without blanks: KEY=1,3"
             ) from error
