@@ -23,7 +23,8 @@ parts=() runs=('')
 for word in "$@"; do
     case $word in
     drafter.head=none) ;;
-    drafter.head=* | drafter.markov_form=*) runs=("${runs[0]} $word" drafter.head=none) ;;
+    drafter.head=*) runs=("${runs[0]} $word" drafter.head=none) ;;
+    drafter.markov_form=*) runs[0]+=" $word" ;;
     device=* | drafter.slots=* | drafter.conv=*) parts+=("$word") ;;
     esac
 done
