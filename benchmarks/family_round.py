@@ -124,8 +124,17 @@ class FamilyBench(Bench):
         if cell.rollback != "replay":  # type: ignore[attr-defined]
             return [first, *drafting]
         seq_len = cell.model.prompt_tokens + cell.num_emitted * NUM_ROUNDS / 2
-        verified = (self.models.target.config, cell.batch_size, cell.num_draft_tokens + 1, seq_len)
-        return [floor.target_work(*verified, experts["verify"], replays=True), *drafting]
+        return [
+            floor.target_work(
+                self.models.target.config,
+                cell.batch_size,
+                cell.num_draft_tokens + 1,
+                seq_len,
+                experts["verify"],
+                replays=True,
+            ),
+            *drafting,
+        ]
 
 
 class ProfilingBench(FamilyBench):

@@ -52,9 +52,11 @@ def ways_of(
     record: RequestRecord, teacher: TeacherForcing, others: dict[str, TeacherForcing]
 ) -> dict[str, torch.Tensor]:
     """Return the [tokens, vocab] logits of a text by each way of computing them."""
-    text = record.prompt_ids, record.output_ids[:-1]
-    ways = {DECODED: teacher._decoded(*text), CHUNKED: teacher._in_chunks(*text)}
-    ways |= {name: other._in_chunks(*text) for name, other in others.items()}
+    ways = {
+        DECODED: teacher._decoded(record.prompt_ids, record.output_ids[:-1]),
+        CHUNKED: teacher._in_chunks(record.prompt_ids, record.output_ids[:-1]),
+    }
+    ways |= {name: other._in_chunks(record.prompt_ids, record.output_ids[:-1]) for name, other in others.items()}
     return {name: torch.cat(list(blocks)).cpu() for name, blocks in ways.items()}
 
 

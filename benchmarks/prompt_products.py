@@ -105,8 +105,9 @@ def by_ours(weight: torch.Tensor) -> Way:
         source = TensorDescriptor.from_tensor(rows, [TILE["ROWS"], TILE["DEPTH"]])
         target = TensorDescriptor.from_tensor(out, [TILE["ROWS"], TILE["COLUMNS"]])
         num_tiles = triton.cdiv(len(rows), TILE["ROWS"]) * triton.cdiv(out_features, TILE["COLUMNS"])
-        sizes = (len(rows), out_features, in_features)
-        _tiles[(min(num_programs, num_tiles),)](source, brought, target, *sizes, **TILE, num_warps=8, num_stages=3)
+        _tiles[(min(num_programs, num_tiles),)](
+            source, brought, target, len(rows), out_features, in_features, **TILE, num_warps=8, num_stages=3
+        )
         return out
 
     return run

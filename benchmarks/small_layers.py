@@ -80,8 +80,9 @@ class Layers:
             middle, out = torch.empty_like(stream), torch.empty_like(stream)
             normed, plain, counts = (None, self._norm, 1e-5), (None, None, 0.0), self._arrivals
             heads.project_heads(queries, kv, stream, weights["qkv"], counts, *normed, turns, turns, slots)
-            where = lens, PAGE_SIZE, MAX_POSITIONS, split_keys, shape.head_dim**-0.5, None
-            paged_attention(mixed, queries, kv, table, *where)
+            paged_attention(
+                mixed, queries, kv, table, lens, PAGE_SIZE, MAX_POSITIONS, split_keys, shape.head_dim**-0.5, None
+            )
             products.product(middle, mixed, weights["o"], counts, *plain, stream, False)
             products.product(inner, middle, weights["gate_up"], counts, *normed, None, True)
             products.product(out, inner, weights["down"], counts, *plain, middle, False)

@@ -116,8 +116,19 @@ def kernel_time(shape: Shape, split_keys: int, of_tree: bool = False) -> float:
     tree = binary_tree(shape, page_table) if of_tree else ()
 
     def launch(index: int) -> None:
-        tables = (caches[index % len(caches)], page_table, seq_lens, shape.page_size)
-        paged_attention(out, queries, *tables, shape.keys, split_keys, shape.head_dim**-0.5, shape.window, *tree)
+        paged_attention(
+            out,
+            queries,
+            caches[index % len(caches)],
+            page_table,
+            seq_lens,
+            shape.page_size,
+            shape.keys,
+            split_keys,
+            shape.head_dim**-0.5,
+            shape.window,
+            *tree,
+        )
 
     return microseconds(launch)
 
@@ -160,8 +171,16 @@ def main() -> None:
     print("batch   keys  rows  split   kernel us    sdpa us   floor us   of floor" + "    tree us" * options.tree)
     figures = []
     for batch, keys, rows in itertools.product(options.batch, options.keys, options.rows):
-        heads = (options.num_heads, options.num_kv_heads, options.head_dim)
-        shape = Shape(batch, keys, rows, *heads, options.page_size, options.window)
+        shape = Shape(
+            batch,
+            keys,
+            rows,
+            options.num_heads,
+            options.num_kv_heads,
+            options.head_dim,
+            options.page_size,
+            options.window,
+        )
         floor, sdpa = shape.kv_bytes / BANDWIDTH * 1e6, sdpa_time(shape)
         for split_keys in options.split_keys or [choose_split_keys(keys)]:
             kernel = kernel_time(shape, split_keys)

@@ -135,12 +135,11 @@ def input_cases(net: Net, batch: int, num_rows: int, is_prompt: bool) -> Iterato
     gate = projected[..., net.conv_size : net.conv_size + value_size].reshape(outputs.shape)
     norm_weight = torch.ones(net.head_dim, device="cuda", dtype=torch.bfloat16)
     normed = torch.empty_like(outputs, dtype=torch.bfloat16)
-    norm = (normed, outputs, gate, norm_weight, 1e-6)
     yield Case(
         "gated norm",
         batch * num_rows * value_size * 8,
-        lambda index: gated_norm.gated_norm(*norm),
-        lambda index: gated_norm.gated_norm_reference(*norm),
+        lambda index: gated_norm.gated_norm(normed, outputs, gate, norm_weight, 1e-6),
+        lambda index: gated_norm.gated_norm_reference(normed, outputs, gate, norm_weight, 1e-6),
     )
 
 

@@ -60,8 +60,18 @@ def times(num_rows: int, out_features: int, in_features: int, fused: str, is_fp8
         product(whole, rows, weights[index % len(weights)], arrivals, None, None, 0.0, None, False, scales=scales)
 
     def with_all(index: int) -> None:
-        parts = None, norm_weight, 1e-5, residual if "residual" in fused else None, gated
-        product(half, rows, weights[index % len(weights)], arrivals, *parts, scales=scales)
+        product(
+            half,
+            rows,
+            weights[index % len(weights)],
+            arrivals,
+            None,
+            norm_weight,
+            1e-5,
+            residual if "residual" in fused else None,
+            gated,
+            scales=scales,
+        )
 
     def library(index: int) -> torch.Tensor:
         weight = weights[index % len(weights)]

@@ -59,9 +59,19 @@ def main() -> None:
         cells = ((columns + 2) * page_size, 2, options.num_kv_heads, options.head_dim)
         kv = torch.randn(cells, device="cuda", dtype=torch.bfloat16)
         out = queries.new_empty(rows, options.num_heads * options.head_dim)
-        tables = (kv, page_table, torch.full((1,), keys, device="cuda"), page_size)
-        sizes = (keys, choose_split_keys(keys), options.head_dim**-0.5, window)
-        kernel = microseconds(paged_attention, out, queries, *tables, *sizes)
+        kernel = microseconds(
+            paged_attention,
+            out,
+            queries,
+            kv,
+            page_table,
+            torch.full((1,), keys, device="cuda"),
+            page_size,
+            keys,
+            choose_split_keys(keys),
+            options.head_dim**-0.5,
+            window,
+        )
         sdpa = sdpa_time(queries, kv[:keys]) if window is None and options.head_dim <= 256 else float("nan")
         seen = keys - (rows - 1) / 2 if window is None else min(window, keys)
         floor = 4 * rows * seen * options.num_heads * options.head_dim / RATE * 1e6

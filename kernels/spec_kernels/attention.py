@@ -121,8 +121,8 @@ def _launch_splits(
     queries, kv, page_table, seq_lens = inputs
     batch, num_rows, num_heads, head_dim = page_table.shape[0], *queries.shape
     num_queries, group, num_kv_heads = num_rows // batch, heads["GROUP"], kv.shape[2]
-    sizes = num_queries * group, heads["CHANNEL_TILE"], kv.element_size()
-    tiles = tree_tiles(*sizes) if num_tail > 0 else decode_tiles(*sizes)
+    choose_tiles = tree_tiles if num_tail > 0 else decode_tiles
+    tiles = choose_tiles(num_queries * group, heads["CHANNEL_TILE"], kv.element_size())
     assert split_keys % tiles.keys == 0
     num_tiles = batch * triton.cdiv(num_queries * group, tiles.rows)
     num_splits = max(1, triton.cdiv(reach[0], split_keys))
@@ -138,9 +138,28 @@ def _launch_splits(
         grid = (num_own * own_splits + num_tiles * num_splits, num_kv_heads, 1)
     partials = empty_partials(num_entries, num_rows, num_heads, head_dim, out.device)
     attend_split[grid](
-        *(out, partials.acc, partials.sums, partials.maxima, *inputs, *tree),
-        *(num_queries, num_tail, path_len, num_own, num_tiles * num_splits, num_splits, *reach),
-        *(scale * _LOG2_E, *_strides(queries, kv, page_table), num_rows * num_heads, split_keys),
+        out,
+        partials.acc,
+        partials.sums,
+        partials.maxima,
+        queries,
+        kv,
+        page_table,
+        seq_lens,
+        tree[0],
+        tree[1],
+        num_queries,
+        num_tail,
+        path_len,
+        num_own,
+        num_tiles * num_splits,
+        num_splits,
+        reach[0],
+        reach[1],
+        scale * _LOG2_E,
+        *_strides(queries, kv, page_table),
+        num_rows * num_heads,
+        split_keys,
         **heads,
         ROW_TILE=tiles.rows,
         KEY_TILE=tiles.keys,
@@ -163,11 +182,20 @@ def _launch_chunk(
     heads: dict[str, int],
 ) -> None:
     """Launch a program for each row tile of each head of a prompt chunk."""
-    queries, kv, page_table, _ = inputs
+    queries, kv, page_table, seq_lens = inputs
     num_queries = queries.shape[0] // page_table.shape[0]
     tiles = prompt_tiles(heads["CHANNEL_TILE"], kv.element_size())
     attend_chunk[triton.cdiv(num_queries, tiles.rows), queries.shape[1], page_table.shape[0]](
-        *(out, *inputs, num_queries, *reach, scale * _LOG2_E, *_strides(queries, kv, page_table)),
+        out,
+        queries,
+        kv,
+        page_table,
+        seq_lens,
+        num_queries,
+        reach[0],
+        reach[1],
+        scale * _LOG2_E,
+        *_strides(queries, kv, page_table),
         **heads,
         ROW_TILE=tiles.rows,
         KEY_TILE=tiles.keys,

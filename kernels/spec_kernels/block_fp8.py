@@ -126,7 +126,10 @@ def dequantise(out: torch.Tensor, weight: torch.Tensor, scales: torch.Tensor) ->
     grid = triton.cdiv(num_rows, ROWS_OF_PROGRAM), triton.cdiv(in_features, BLOCK_SIZE)
     with launch_on(weight):
         _dequantise[grid](
-            *(out, weight, scales, num_rows),
+            out,
+            weight,
+            scales,
+            num_rows,
             IN_FEATURES=in_features,
             SCALE_ROWS=scale_rows,
             ROW_TILE=ROWS_OF_PROGRAM,

@@ -135,7 +135,9 @@ def likeliest_in_clusters(
     tops = torch.empty_like(chosen, dtype=torch.float32)
     with launch_on(rows):
         _choose_clusters[(num_rows, triton.cdiv(num_clusters, _CLUSTER_TILE))](
-            *(chosen, cluster_logits, cluster_logits.stride(0)),
+            chosen,
+            cluster_logits,
+            cluster_logits.stride(0),
             NUM_CLUSTERS=num_clusters,
             NUM_CHOSEN=num_chosen,
             CLUSTER_TILE=_CLUSTER_TILE,
@@ -143,7 +145,15 @@ def likeliest_in_clusters(
             **placed(True),
         )
         _best_of_clusters[(num_rows, num_chosen)](
-            *(tokens, rows, weight, token_ids, chosen, tops, torch.empty_like(chosen), arrivals, rows.stride(0)),
+            tokens,
+            rows,
+            weight,
+            token_ids,
+            chosen,
+            tops,
+            torch.empty_like(chosen),
+            arrivals,
+            rows.stride(0),
             HIDDEN=hidden_size,
             SIZE=size,
             SIZE_TILE=triton.next_power_of_2(size),

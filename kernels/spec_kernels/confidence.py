@@ -88,8 +88,17 @@ def note_confidence(
     assert slot_ids.is_contiguous()
     with launch_on(survival):
         _note[(1,)](
-            *(survival, running, num_drafted, num_going_on, slot_ids, probabilities),
-            *(slot_ids if column is None else column, threshold or 0.0, batch, num_slots, survival.stride(0)),
+            survival,
+            running,
+            num_drafted,
+            num_going_on,
+            slot_ids,
+            probabilities,
+            slot_ids if column is None else column,
+            threshold or 0.0,
+            batch,
+            num_slots,
+            survival.stride(0),
             IS_FIRST=column is None,
             MAY_STOP=threshold is not None,
             REQUEST_TILE=triton.next_power_of_2(batch),
@@ -210,8 +219,16 @@ def _launch(
         assert most <= survival.shape[1]
     with launch_on(num_drafted):
         _count_offered[(batch,)](
-            *(offered, slot_ids, active, num_drafted, num_drafted if survival is None else survival),
-            *(most, threshold or 0.0, budget or 0, batch, 0 if survival is None else survival.stride(0)),
+            offered,
+            slot_ids,
+            active,
+            num_drafted,
+            num_drafted if survival is None else survival,
+            most,
+            threshold or 0.0,
+            budget or 0,
+            batch,
+            0 if survival is None else survival.stride(0),
             MAY_STOP=threshold is not None,
             HAS_BUDGET=budget is not None,
             DRAFT_TILE=triton.next_power_of_2(max(most, 1)),

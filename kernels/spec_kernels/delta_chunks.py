@@ -202,11 +202,21 @@ def delta_chunks(
     value_tile = max(16, min(VALUE_TILE, triton.next_power_of_2(value_head_dim)))
     with launch_on(states):
         _invert_systems[(num_chunks, num_value_heads, batch)](
-            *(systems, reads, mixed, log_decay, strength, num_rows, num_chunks), **sizes, num_warps=SYSTEM_WARPS
+            systems, reads, mixed, log_decay, strength, num_rows, num_chunks, **sizes, num_warps=SYSTEM_WARPS
         )
         _walk_chunks[(triton.cdiv(value_head_dim, value_tile), num_value_heads, batch)](
-            *(out, states, systems, reads, mixed, log_decay, strength, slot_ids, committed),
-            *(num_rows, num_chunks, states.shape[1]),
+            out,
+            states,
+            systems,
+            reads,
+            mixed,
+            log_decay,
+            strength,
+            slot_ids,
+            committed,
+            num_rows,
+            num_chunks,
+            states.shape[1],
             **sizes,
             VALUE_TILE=value_tile,
             num_warps=CHUNK_WARPS,

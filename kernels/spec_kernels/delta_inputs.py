@@ -224,8 +224,19 @@ def delta_inputs(
     num_programs = 2 * num_key_heads + num_value_heads + 1
     with launch_on(projected):
         _delta_inputs[(num_programs, triton.cdiv(num_rows, _ROW_TILE), batch)](
-            *(mixed, log_decay, strength, windows, projected, conv_weight, rate, time_bias, slot_ids, committed),
-            *(num_rows, windows.shape[1], projected.stride(1)),
+            mixed,
+            log_decay,
+            strength,
+            windows,
+            projected,
+            conv_weight,
+            rate,
+            time_bias,
+            slot_ids,
+            committed,
+            num_rows,
+            windows.shape[1],
+            projected.stride(1),
             NUM_KEY_HEADS=num_key_heads,
             NUM_VALUE_HEADS=num_value_heads,
             KEY_DIM=key_head_dim,

@@ -71,7 +71,16 @@ def keep_delta_rows(
     assert all(tensor.is_contiguous() for tensor in everything)
     with launch_on(keys):
         _keep_rows[(batch * num_rows, triton.cdiv(key_size + value_size, _KEPT_TILE))](
-            *(*everything, num_rows, keys.shape[1]),
+            keys,
+            values,
+            kept_log_decay,
+            kept_strength,
+            mixed,
+            log_decay,
+            strength,
+            slot_ids,
+            num_rows,
+            keys.shape[1],
             KEY_SIZE=key_size,
             VALUE_SIZE=value_size,
             NUM_VALUE_HEADS=num_value_heads,

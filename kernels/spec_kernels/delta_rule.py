@@ -267,8 +267,18 @@ def _launch(
     value_tile = min(VALUE_TILE, triton.next_power_of_2(value_head_dim))
     with launch_on(states):
         _delta_rule[(triton.cdiv(value_head_dim, value_tile), num_value_heads, batch)](
-            *(out, states, mixed, log_decay, strength, slot_ids, committed, *kept, num_rows, rows_kept),
-            *(int(state_every_row), int(replays)),
+            out,
+            states,
+            mixed,
+            log_decay,
+            strength,
+            slot_ids,
+            committed,
+            *kept,
+            num_rows,
+            rows_kept,
+            int(state_every_row),
+            int(replays),
             NUM_KEY_HEADS=num_key_heads,
             NUM_VALUE_HEADS=num_value_heads,
             KEY_DIM=key_head_dim,

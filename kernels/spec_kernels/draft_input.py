@@ -72,8 +72,15 @@ def draft_input(
     assert out.is_contiguous() and embedding.is_contiguous() and tokens.is_contiguous()
     with launch_on(hidden):
         _draft_input[(num_rows, 2)](
-            *(out, tokens, embedding, embedding_norm, hidden, hidden_norm, hidden.stride(0)),
-            *(embedding_eps, hidden_eps),
+            out,
+            tokens,
+            embedding,
+            embedding_norm,
+            hidden,
+            hidden_norm,
+            hidden.stride(0),
+            embedding_eps,
+            hidden_eps,
             SIZE=size,
             SIZE_TILE=triton.next_power_of_2(size),
             num_warps=8 if size > 1024 else 4,

@@ -82,8 +82,16 @@ def update_draft_inputs(
     tile = min(_CHANNEL_TILE, triton.next_power_of_2(hidden_size))
     with launch_on(draft_tokens):
         _update[(batch, triton.cdiv(hidden_size, tile))](
-            *(draft_tokens, next_tokens, next_hidden, tokens, hidden, column, num_draft_tokens),
-            *(draft_tokens.stride(0), next_hidden.stride(0), hidden.stride(0)),
+            draft_tokens,
+            next_tokens,
+            next_hidden,
+            tokens,
+            hidden,
+            column,
+            num_draft_tokens,
+            draft_tokens.stride(0),
+            next_hidden.stride(0),
+            hidden.stride(0),
             HIDDEN_SIZE=hidden_size,
             CHANNEL_TILE=tile,
         )

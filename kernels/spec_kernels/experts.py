@@ -233,12 +233,20 @@ def routed_experts(
 
     with launch_on(out):
         _sort_pairs[(num_experts + 1,)](
-            *(order, starts, expert_ids, num_pairs),
+            order,
+            starts,
+            expert_ids,
+            num_pairs,
             PAIR_TILE=_PAIRS_AT_ONCE if is_exact else 4 * _PAIRS_AT_ONCE,
             NO_EXPERT=_NO_EXPERT,
         )
         _gate_up[(triton.cdiv(inner_size, tiles.gate_up.columns), num_tiles)](
-            *(inner, rows, tiles.gate_up.of(gate_up), order, starts, rows.stride(0)),
+            inner,
+            rows,
+            tiles.gate_up.of(gate_up),
+            order,
+            starts,
+            rows.stride(0),
             NUM_CHOSEN=num_chosen,
             IS_GELU=activation == "gelu_tanh",
             **sizes,
@@ -246,10 +254,13 @@ def routed_experts(
         )
         brought = TensorDescriptor.from_tensor(inner, [tiles.pairs, tiles.down.channels])
         _down[(triton.cdiv(hidden_size, tiles.down.columns), num_tiles)](
-            *(terms, brought, tiles.down.of(down), weights, order, starts), **sizes, **tiles.down.options
+            terms, brought, tiles.down.of(down), weights, order, starts, **sizes, **tiles.down.options
         )
         _add_terms[(num_rows, triton.cdiv(hidden_size, _CHANNELS_AT_ONCE))](
-            *(out, terms, out if residual is None else residual, 0 if residual is None else residual.stride(0)),
+            out,
+            terms,
+            out if residual is None else residual,
+            0 if residual is None else residual.stride(0),
             NUM_CHOSEN=num_chosen,
             HIDDEN=hidden_size,
             CHANNEL_TILE=_CHANNELS_AT_ONCE,

@@ -212,10 +212,22 @@ def few_experts(
     with launch_on(out):
         for has_gate_up, has_down in launches:
             _few_experts[((num_first * has_gate_up + num_second * has_down) * num_slots,)](
-                *(out, terms, inner, rows, gate_up, down),
-                *(gate_up if shared_gate_up is None else shared_gate_up, down if shared_down is None else shared_down),
-                *(out if residual is None else residual, weights, expert_ids, arrivals, num_rows, num_slots),
-                *(rows.stride(0), 0 if residual is None else residual.stride(0)),
+                out,
+                terms,
+                inner,
+                rows,
+                gate_up,
+                down,
+                gate_up if shared_gate_up is None else shared_gate_up,
+                down if shared_down is None else shared_down,
+                out if residual is None else residual,
+                weights,
+                expert_ids,
+                arrivals,
+                num_rows,
+                num_slots,
+                rows.stride(0),
+                0 if residual is None else residual.stride(0),
                 ROW_TILE=MAX_INVARIANT_ROWS,
                 NUM_CHOSEN=num_chosen,
                 CHOICE_TILE=triton.next_power_of_2(num_chosen),
@@ -262,6 +274,5 @@ def few_experts_reference(
         gate_up, down = (torch.cat((all_, one[None])) for all_, one in ((gate_up, shared_gate_up), (down, shared_down)))
         expert_ids = torch.cat((expert_ids, torch.full_like(expert_ids[:, :1], len(down) - 1)), dim=1)
         weights = torch.cat((weights, torch.ones_like(weights[:, :1])), dim=1)
-    parts = rows.float(), gate_up.float(), down.float()
-    out = routed_experts_reference(*parts, expert_ids, weights, activation)
+    out = routed_experts_reference(rows.float(), gate_up.float(), down.float(), expert_ids, weights, activation)
     return (out if residual is None else out + residual.float()).to(rows.dtype)

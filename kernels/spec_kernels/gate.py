@@ -65,7 +65,12 @@ def gated(out: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, activation: s
     assert out.is_contiguous() and activation in ACTIVATIONS
     with launch_on(out):
         _gate[(num_rows, triton.cdiv(size, _TILE))](
-            *(out, gate, up, gate.stride(0), up.stride(0), size),
+            out,
+            gate,
+            up,
+            gate.stride(0),
+            up.stride(0),
+            size,
             TILE=_TILE,
             IS_GELU=activation == "gelu_tanh",
         )

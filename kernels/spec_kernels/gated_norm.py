@@ -65,7 +65,13 @@ def gated_norm(out: torch.Tensor, outputs: torch.Tensor, gate: torch.Tensor, wei
     assert gate.dtype == weight.dtype == out.dtype
     with launch_on(out):
         _gated_norm[(triton.cdiv(num_rows * num_heads, _PAIR_TILE),)](
-            *(out, outputs, gate, weight, num_rows, gate.stride(0), eps),
+            out,
+            outputs,
+            gate,
+            weight,
+            num_rows,
+            gate.stride(0),
+            eps,
             NUM_HEADS=num_heads,
             HEAD_DIM=head_dim,
             PAIR_TILE=_PAIR_TILE,

@@ -56,7 +56,13 @@ def add_gated_share(
     assert out.is_contiguous() and added.is_contiguous()
     with launch_on(out):
         _add_gated_share[(num_rows,)](
-            *(out, stream, rows, gate, added, stream.stride(0), rows.stride(0)),
+            out,
+            stream,
+            rows,
+            gate,
+            added,
+            stream.stride(0),
+            rows.stride(0),
             SIZE=size,
             SIZE_TILE=triton.next_power_of_2(size),
             num_warps=8 if size > 1024 else 4,

@@ -127,8 +127,19 @@ def write_draft(
     score_ids = torch.empty_like(scores, dtype=torch.int32)
     with launch_on(logits):
         _race_in_tiles[(batch, num_tiles)](
-            *(scores, score_ids, kept_logits, logits, slot_ids, slot_seeds, kv_lens, column, temperature, vocab_size),
-            *(logits.stride(0), kept_logits.stride(0), kept_logits.stride(1)),
+            scores,
+            score_ids,
+            kept_logits,
+            logits,
+            slot_ids,
+            slot_seeds,
+            kv_lens,
+            column,
+            temperature,
+            vocab_size,
+            logits.stride(0),
+            kept_logits.stride(0),
+            kept_logits.stride(1),
             RACE_TILE=RACE_TILE,
         )
         finish_race[(batch,)](tokens, scores, score_ids, num_tiles, TILE_TILE=triton.next_power_of_2(num_tiles))

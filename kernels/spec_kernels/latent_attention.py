@@ -178,7 +178,7 @@ def latent_attention(
     num_queries = num_rows // batch
     num_readable = min(max_seq_len, (num_columns - 1) * page_size)
     num_splits = max(1, triton.cdiv(num_readable, split_keys))
-    reach = (num_readable, _EVERY_KEY if window is None else window)
+    window = _EVERY_KEY if window is None else window
     rank_tile = max(16, triton.next_power_of_2(rank))
     is_whole = num_splits == 1
     partials = empty_partials(0 if is_whole else num_splits, num_rows, num_heads, rank, out.device)
@@ -186,10 +186,22 @@ def latent_attention(
     num_tiles = batch * triton.cdiv(num_queries * num_heads, tiles.rows)
     with launch_on(out):
         _attend_latents[(num_tiles, num_splits)](
-            *(out if is_whole else partials.acc, partials.sums, partials.maxima),
-            *(queries, cache, page_table, seq_lens, num_queries, *reach),
-            *(scale * _LOG2_E, queries.stride(0), queries.stride(1), page_table.stride(0)),
-            *(num_rows * num_heads, split_keys),
+            out if is_whole else partials.acc,
+            partials.sums,
+            partials.maxima,
+            queries,
+            cache,
+            page_table,
+            seq_lens,
+            num_queries,
+            num_readable,
+            window,
+            scale * _LOG2_E,
+            queries.stride(0),
+            queries.stride(1),
+            page_table.stride(0),
+            num_rows * num_heads,
+            split_keys,
             NUM_HEADS=num_heads,
             RANK=rank,
             ROW_WIDTH=row_width,
@@ -206,7 +218,7 @@ def latent_attention(
         )
         if not is_whole:
             most_splits = triton.cdiv((num_columns - 1) * page_size, split_keys)
-            merge_latents(out, partials, seq_lens, reach, split_keys, most_splits)
+            merge_latents(out, partials, seq_lens, (num_readable, window), split_keys, most_splits)
 
 
 def _assert_shapes(out: torch.Tensor, queries: torch.Tensor, cache: torch.Tensor, page_table: torch.Tensor) -> None:

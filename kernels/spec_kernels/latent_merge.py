@@ -96,8 +96,16 @@ def merge_latents(
     channel_tile = min(_CHANNELS_AT_ONCE, max(16, triton.next_power_of_2(width)))
     grid = (num_rows * num_heads, triton.cdiv(width, channel_tile))
     merge_wide_splits[grid](
-        *(out, partials.acc, partials.sums, partials.maxima, seq_lens),
-        *(num_rows // seq_lens.shape[0], *reach, num_rows * num_heads, split_keys),
+        out,
+        partials.acc,
+        partials.sums,
+        partials.maxima,
+        seq_lens,
+        num_rows // seq_lens.shape[0],
+        reach[0],
+        reach[1],
+        num_rows * num_heads,
+        split_keys,
         NUM_HEADS=num_heads,
         RANK=width,
         SPLIT_TILE=min(_MAX_SPLITS_AT_ONCE, triton.next_power_of_2(most_splits)),

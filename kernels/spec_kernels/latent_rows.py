@@ -159,8 +159,15 @@ def write_latents(
     assert cache.is_contiguous() and rank + rotated == row_width and cos.stride() == signed_sin.stride()
     with launch_on(cache):
         _write_rows[(num_rows,)](
-            *(cache, projected, norm_weight, cos, signed_sin, slot_mapping, eps),
-            *(projected.stride(0), cos.stride(0)),
+            cache,
+            projected,
+            norm_weight,
+            cos,
+            signed_sin,
+            slot_mapping,
+            eps,
+            projected.stride(0),
+            cos.stride(0),
             RANK=rank,
             HALF=rotated // 2,
             RANK_TILE=triton.next_power_of_2(rank),
@@ -185,8 +192,15 @@ def turn_queries(queries: torch.Tensor, heads: torch.Tensor, cos: torch.Tensor, 
     assert queries.stride(2) == 1 and cos.stride() == signed_sin.stride()
     with launch_on(queries):
         _turn_queries[(num_rows, triton.cdiv(num_heads, _HEADS_AT_ONCE))](
-            *(queries[..., row_width - rotated :], heads[..., query_width - rotated :], cos, signed_sin),
-            *(queries.stride(0), queries.stride(1), heads.stride(0), heads.stride(1), cos.stride(0)),
+            queries[..., row_width - rotated :],
+            heads[..., query_width - rotated :],
+            cos,
+            signed_sin,
+            queries.stride(0),
+            queries.stride(1),
+            heads.stride(0),
+            heads.stride(1),
+            cos.stride(0),
             NUM_HEADS=num_heads,
             HALF=rotated // 2,
             HEAD_TILE=_HEADS_AT_ONCE,

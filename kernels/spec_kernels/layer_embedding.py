@@ -77,8 +77,16 @@ def layer_embeddings(
     assert out.is_contiguous() and table.is_contiguous() and tokens.is_contiguous()
     with launch_on(out):
         _layer_embeddings[(num_rows, num_layers)](
-            *(out, tokens, table, projected, weight, projected.stride(0)),
-            *(table_scale, projected_scale, scale, eps),
+            out,
+            tokens,
+            table,
+            projected,
+            weight,
+            projected.stride(0),
+            table_scale,
+            projected_scale,
+            scale,
+            eps,
             NUM_LAYERS=num_layers,
             WIDTH=width,
             WIDTH_TILE=triton.next_power_of_2(width),

@@ -90,8 +90,17 @@ def _launch(
     capacity = texts.shape[1]
     with launch_on(texts):
         _look_up[(batch,)](
-            *(drafts, texts, slot_ids, starts, tokens, counts),
-            *(capacity, tokens.stride(0), num_tokens, min_ngram, num_drafts),
+            drafts,
+            texts,
+            slot_ids,
+            starts,
+            tokens,
+            counts,
+            capacity,
+            tokens.stride(0),
+            num_tokens,
+            min_ngram,
+            num_drafts,
             MAX_NGRAM=max_ngram,
             TOKEN_TILE=triton.next_power_of_2(num_tokens),
             DRAFT_TILE=triton.next_power_of_2(num_drafts),

@@ -81,8 +81,14 @@ def merge_pieces(out: torch.Tensor, pieces: Sequence[torch.Tensor], totals: Sequ
         assert piece.stride() == pieces[0].stride() and total.stride() == totals[0].stride()
     with launch_on(out):
         merge_rows[triton.cdiv(num_rows, _ROW_TILE), num_heads](
-            *(out, tuple(pieces), tuple(totals), num_rows),
-            *(pieces[0].stride(0), pieces[0].stride(1), totals[0].stride(0), totals[0].stride(1)),
+            out,
+            tuple(pieces),
+            tuple(totals),
+            num_rows,
+            pieces[0].stride(0),
+            pieces[0].stride(1),
+            totals[0].stride(0),
+            totals[0].stride(1),
             NUM_HEADS=num_heads,
             HEAD_DIM=head_dim,
             ROW_TILE=_ROW_TILE,

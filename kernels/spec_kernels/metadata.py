@@ -75,8 +75,17 @@ def build_metadata(
     assert positions.is_contiguous() and page_table.shape[0] == batch
     with launch_on(seq_lens):
         _build[(triton.cdiv(num_rows, _REQUEST_TILE),)](
-            *(row_positions, slot_mapping, lens, positions, seq_lens, page_table, num_rows, num_queries),
-            *(page_table.shape[1] - 1, max_positions - 1, page_table.stride(0)),
+            row_positions,
+            slot_mapping,
+            lens,
+            positions,
+            seq_lens,
+            page_table,
+            num_rows,
+            num_queries,
+            page_table.shape[1] - 1,
+            max_positions - 1,
+            page_table.stride(0),
             PAGE_SIZE=page_size,
             ROW_TILE=_REQUEST_TILE,
         )
@@ -147,7 +156,13 @@ def advance_metadata(
         assert_rows_of(tensor, batch)
     with launch_on(seq_lens):
         _advance[(triton.cdiv(batch, _REQUEST_TILE),)](
-            *(positions, slot_mapping, seq_lens, page_table, batch, num_columns - 1, max_positions - 1),
+            positions,
+            slot_mapping,
+            seq_lens,
+            page_table,
+            batch,
+            num_columns - 1,
+            max_positions - 1,
             page_table.stride(0),
             PAGE_SIZE=page_size,
             REQUEST_TILE=_REQUEST_TILE,

@@ -94,8 +94,16 @@ def slide_windows(
     channel_tile = min(triton.next_power_of_2(hidden_size), max(16, _TILE_ELEMENTS // row_tile))
     with launch_on(window_hidden):
         _slide[(batch, triton.cdiv(hidden_size, channel_tile))](
-            *(window_tokens, window_hidden, tokens, hidden, slot_ids, num_valid, window_rows),
-            *(tokens.stride(0), hidden.stride(0), hidden.stride(1)),
+            window_tokens,
+            window_hidden,
+            tokens,
+            hidden,
+            slot_ids,
+            num_valid,
+            window_rows,
+            tokens.stride(0),
+            hidden.stride(0),
+            hidden.stride(1),
             HIDDEN_SIZE=hidden_size,
             ROW_TILE=row_tile,
             CHANNEL_TILE=channel_tile,

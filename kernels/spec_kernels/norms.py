@@ -75,7 +75,11 @@ def rms_norm(out: torch.Tensor, rows: torch.Tensor, weight: torch.Tensor, eps: f
     assert out.is_contiguous()
     with launch_on(rows):
         _rms_norm[(num_rows,)](
-            *(out, rows, weight, rows.stride(0), eps),
+            out,
+            rows,
+            weight,
+            rows.stride(0),
+            eps,
             SIZE=size,
             SIZE_TILE=triton.next_power_of_2(size),
             **placed_if_few(num_rows),
@@ -134,7 +138,14 @@ def add_rms_norm(
     assert out.is_contiguous() and stream.is_contiguous()
     with launch_on(rows):
         _add_rms_norm[(num_rows,)](
-            *(out, stream, rows, added, weight, rows.stride(0), added.stride(0), eps),
+            out,
+            stream,
+            rows,
+            added,
+            weight,
+            rows.stride(0),
+            added.stride(0),
+            eps,
             SIZE=size,
             SIZE_TILE=triton.next_power_of_2(size),
             **placed_if_few(num_rows),
@@ -220,8 +231,17 @@ def add_normed(
     assert out is None or (out.shape == stream.shape and out.is_contiguous())
     with launch_on(rows):
         _add_normed[(num_rows,)](
-            *(stream, stream if out is None else out, rows, added, weight, weight if scale is None else scale),
-            *(weight if next_weight is None else next_weight, rows.stride(0), added.stride(0), eps, next_eps),
+            stream,
+            stream if out is None else out,
+            rows,
+            added,
+            weight,
+            weight if scale is None else scale,
+            weight if next_weight is None else next_weight,
+            rows.stride(0),
+            added.stride(0),
+            eps,
+            next_eps,
             SIZE=size,
             SIZE_TILE=triton.next_power_of_2(size),
             SCALED=scale is not None,

@@ -65,8 +65,16 @@ def _product(
     is_row = row < num_rows
     is_entry = is_row[:, None] & (column < out_features)[None, :]
     sums, up_sums, square_sum, is_last = tile_sums(
-        *(rows_ptr, weight_ptr, scales_ptr, norm_ptr, partial_ptr, arrivals_ptr),
-        *(column, num_rows, out_features, rows_stride),
+        rows_ptr,
+        weight_ptr,
+        scales_ptr,
+        norm_ptr,
+        partial_ptr,
+        arrivals_ptr,
+        column,
+        num_rows,
+        out_features,
+        rows_stride,
         IN_FEATURES=IN_FEATURES,
         SPLITS=SPLITS,
         GROUPS=GROUPS,
@@ -147,8 +155,7 @@ def product(
         assert entries is None or (entries.shape == out.shape and entries.stride(1) == 1)
     tile_rows = row_tile(num_rows)
     rows_of = 0 if scales is None else rows_of_scale(weight, scales, height, in_features)
-    sizes = tile_rows, out_features, in_features, gated, weight.element_size()
-    tiles = tiles_of_product(*sizes, scales is not None)
+    tiles = tiles_of_product(tile_rows, out_features, in_features, gated, weight.element_size(), scales is not None)
     num_tiles = triton.cdiv(out_features, tiles.columns)
     assert arrivals.shape[0] >= num_tiles or tiles.splits == 1
     part_size = tile_rows * (tiles.columns * (2 if gated else 1) + 1)
@@ -156,11 +163,22 @@ def product(
     is_ahead = loads_ahead() and scales is None and tiles.fits_ahead(in_features, gated)
     with launch_on(rows):
         _product[(num_tiles, tiles.splits)](
-            *(out, rows, weight, out if scales is None else scales, out if bias is None else bias),
-            *(out if norm_weight is None else norm_weight,),
-            *(out if multiplied is None else multiplied, out if residual is None else residual, partial, arrivals),
-            *(num_rows, out_features, rows.stride(0), 0 if multiplied is None else multiplied.stride(0)),
-            *(0 if residual is None else residual.stride(0), eps),
+            out,
+            rows,
+            weight,
+            out if scales is None else scales,
+            out if bias is None else bias,
+            out if norm_weight is None else norm_weight,
+            out if multiplied is None else multiplied,
+            out if residual is None else residual,
+            partial,
+            arrivals,
+            num_rows,
+            out_features,
+            rows.stride(0),
+            0 if multiplied is None else multiplied.stride(0),
+            0 if residual is None else residual.stride(0),
+            eps,
             IN_FEATURES=in_features,
             SPLITS=tiles.splits,
             GROUPS=tiles.groups,

@@ -56,7 +56,11 @@ def add_product(
         weight = load_weight(weight_ptr, columns, pairs, out_features, WIDTH, WHOLE_TILES)
         of_block = multiply(rows, widened(weight, rows.dtype), tl.zeros(sums.shape, tl.float32), TURNED)
         scale = load_scale(
-            *(scales_ptr, first, columns, block, out_features),
+            scales_ptr,
+            first,
+            columns,
+            block,
+            out_features,
             IN_FEATURES=IN_FEATURES,
             SCALE_ROWS=SCALE_ROWS,
             COLUMN_TILE=COLUMN_TILE,
@@ -138,7 +142,14 @@ def split_sums(
                 rows = (wide * norm[None, :]).to(rows.dtype)
                 norm = load_norm(norm_ptr, inputs + DEPTH, IN_FEATURES)
             sums = add_product(
-                *(sums, rows, weight_ptr, scales_ptr, tile * 0, column, first_input, out_features),
+                sums,
+                rows,
+                weight_ptr,
+                scales_ptr,
+                tile * 0,
+                column,
+                first_input,
+                out_features,
                 IN_FEATURES=IN_FEATURES,
                 COLUMN_TILE=COLUMN_TILE,
                 DEPTH=DEPTH,
@@ -148,7 +159,14 @@ def split_sums(
             )
             if GATED:
                 up_sums = add_product(
-                    *(up_sums, rows, weight_ptr, scales_ptr, out_features, column, first_input, out_features),
+                    up_sums,
+                    rows,
+                    weight_ptr,
+                    scales_ptr,
+                    out_features,
+                    column,
+                    first_input,
+                    out_features,
                     IN_FEATURES=IN_FEATURES,
                     COLUMN_TILE=COLUMN_TILE,
                     DEPTH=DEPTH,
@@ -226,7 +244,13 @@ def tile_sums(
     """
     if GROUPS > 0:
         sums, up_sums, square_sum = sums_at_once(
-            *(rows_ptr, weight_ptr, norm_ptr, column, num_rows, out_features, rows_stride),
+            rows_ptr,
+            weight_ptr,
+            norm_ptr,
+            column,
+            num_rows,
+            out_features,
+            rows_stride,
             IN_FEATURES=IN_FEATURES,
             ROW_TILE=ROW_TILE,
             DEPTH=DEPTH,
@@ -240,8 +264,16 @@ def tile_sums(
         has_all = True
     else:
         sums, up_sums, square_sum, has_all = split_sums(
-            *(rows_ptr, weight_ptr, scales_ptr, norm_ptr, partial_ptr, arrivals_ptr),
-            *(column, num_rows, out_features, rows_stride),
+            rows_ptr,
+            weight_ptr,
+            scales_ptr,
+            norm_ptr,
+            partial_ptr,
+            arrivals_ptr,
+            column,
+            num_rows,
+            out_features,
+            rows_stride,
             IN_FEATURES=IN_FEATURES,
             SPLITS=SPLITS,
             ROW_TILE=ROW_TILE,

@@ -75,8 +75,16 @@ def _project_heads(
     is_pair = is_row[:, None] & (head < NUM_QKV_HEADS)[None, :]
 
     sums, _, square_sum, is_last = tile_sums(
-        *(rows_ptr, weight_ptr, scales_ptr, norm_ptr, partial_ptr, arrivals_ptr),
-        *(column, num_rows, NUM_QKV_HEADS * HEAD_DIM, rows_stride),
+        rows_ptr,
+        weight_ptr,
+        scales_ptr,
+        norm_ptr,
+        partial_ptr,
+        arrivals_ptr,
+        column,
+        num_rows,
+        NUM_QKV_HEADS * HEAD_DIM,
+        rows_stride,
         IN_FEATURES=IN_FEATURES,
         SPLITS=SPLITS,
         GROUPS=GROUPS,
@@ -170,17 +178,33 @@ def project_heads(
     assert queries.is_contiguous() and kv.is_contiguous() and weight.is_contiguous()
     assert queries.dtype == kv.dtype == rows.dtype and (scales is None or fits_scales(head_dim))
     rows_of = 0 if scales is None else rows_of_scale(weight, scales, out_features, in_features)
-    sizes = INVARIANT_ROWS, out_features, in_features, False, weight.element_size()
-    tiles = tiles_of_product(*sizes, scales is not None)
+    tiles = tiles_of_product(
+        INVARIANT_ROWS, out_features, in_features, False, weight.element_size(), scales is not None
+    )
     num_tiles = triton.cdiv(out_features, tiles.columns)
     assert arrivals.shape[0] >= num_tiles or tiles.splits == 1
     part_size = INVARIANT_ROWS * (tiles.columns + 1)
     partial = rows.new_empty(num_tiles * tiles.splits * part_size if tiles.splits > 1 else 1, dtype=torch.float32)
     with launch_on(rows):
         _project_heads[(num_tiles, tiles.splits)](
-            *(queries, kv, rows, weight, queries if scales is None else scales, queries if bias is None else bias),
-            *(queries if norm_weight is None else norm_weight, cos, signed_sin, slot_mapping, partial, arrivals),
-            *(num_rows, rows.stride(0), cos.stride(0), signed_sin.stride(0), kv.stride(0), eps),
+            queries,
+            kv,
+            rows,
+            weight,
+            queries if scales is None else scales,
+            queries if bias is None else bias,
+            queries if norm_weight is None else norm_weight,
+            cos,
+            signed_sin,
+            slot_mapping,
+            partial,
+            arrivals,
+            num_rows,
+            rows.stride(0),
+            cos.stride(0),
+            signed_sin.stride(0),
+            kv.stride(0),
+            eps,
             NUM_HEADS=num_heads,
             NUM_KV_HEADS=num_kv_heads,
             HALF=head_dim // 2,

@@ -241,21 +241,48 @@ def write_rejection(
         if is_sampled:
             softmax_in_tiles(q_tops, q_sums, q_logits, 1.0)
         _walk_drafts[(batch,)](
-            *(tokens, num_emitted, num_accepted, reached, tops, sums, q_tops, q_sums, logits, q_logits, draft_tokens),
-            *(active, *draws, num_tiles, *strides),
+            tokens,
+            num_emitted,
+            num_accepted,
+            reached,
+            tops,
+            sums,
+            q_tops,
+            q_sums,
+            logits,
+            q_logits,
+            draft_tokens,
+            active,
+            *draws,
+            num_tiles,
+            *strides,
             IS_SAMPLED=is_sampled,
             ALL_OFFERED=num_drafts is None,
             ROW_TILE=triton.next_power_of_2(num_rows),
             TILE_TILE=triton.next_power_of_2(num_tiles),
         )
         _race_in_tiles[(batch, num_race_tiles)](
-            *(ratios, winners, num_accepted, reached, logits, q_logits, draft_tokens, *draws, vocab_size, *strides),
+            ratios,
+            winners,
+            num_accepted,
+            reached,
+            logits,
+            q_logits,
+            draft_tokens,
+            *draws,
+            vocab_size,
+            *strides,
             IS_SAMPLED=is_sampled,
             ALL_OFFERED=num_drafts is None,
             RACE_TILE=RACE_TILE,
         )
         _put_last[(batch,)](
-            *(tokens, num_accepted, ratios, winners, num_rows, num_race_tiles),
+            tokens,
+            num_accepted,
+            ratios,
+            winners,
+            num_rows,
+            num_race_tiles,
             TILE_TILE=triton.next_power_of_2(num_race_tiles),
         )
 

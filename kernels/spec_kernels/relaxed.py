@@ -141,12 +141,32 @@ def write_standing(
     strides = (logits.stride(0), logits.stride(1), draft_tokens.stride(0))
     with launch_on(logits):
         _standing_in_tiles[(batch * num_rows, num_tiles)](
-            *(tops, sums, top_ids, num_ahead, logits, draft_tokens, num_rows, vocab_size, *strides),
+            tops,
+            sums,
+            top_ids,
+            num_ahead,
+            logits,
+            draft_tokens,
+            num_rows,
+            vocab_size,
+            *strides,
             VOCAB_TILE=VOCAB_TILE,
         )
         _merge_standing[(batch * num_rows,)](
-            *(is_top, rank, probability, top, top_tokens, tops, sums, top_ids, num_ahead, logits, draft_tokens),
-            *(num_rows, num_tiles, *strides),
+            is_top,
+            rank,
+            probability,
+            top,
+            top_tokens,
+            tops,
+            sums,
+            top_ids,
+            num_ahead,
+            logits,
+            draft_tokens,
+            num_rows,
+            num_tiles,
+            *strides,
             TILE_TILE=triton.next_power_of_2(num_tiles),
         )
 

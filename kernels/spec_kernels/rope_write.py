@@ -70,8 +70,16 @@ def write_kv(kv: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, slot_ma
     assert kv.is_contiguous() and keys.dtype == values.dtype == kv.dtype
     with launch_on(kv):
         _write_kv[(triton.cdiv(num_rows * num_kv_heads, _PAIR_TILE),)](
-            *(kv, keys, values, slot_mapping, num_rows),
-            *(keys.stride(0), keys.stride(1), values.stride(0), values.stride(1), kv.stride(0)),
+            kv,
+            keys,
+            values,
+            slot_mapping,
+            num_rows,
+            keys.stride(0),
+            keys.stride(1),
+            values.stride(0),
+            values.stride(1),
+            kv.stride(0),
             NUM_KV_HEADS=num_kv_heads,
             HEAD_DIM=head_dim,
             PAIR_TILE=_PAIR_TILE,
@@ -258,9 +266,19 @@ def rope_write(
     num_programs = triton.cdiv(num_rows * (num_heads + 2 * num_kv_heads), pair_tile)
     with launch_on(queries):
         _rope_write[(num_programs,)](
-            *(queries, queries if kv is None else kv, qkv, cos, signed_sin, slot_mapping),
-            *(queries if norm_weight is None else norm_weight, num_rows, qkv.stride(0), cos.stride(0)),
-            *(signed_sin.stride(0), 0 if kv is None else kv.stride(0), eps),
+            queries,
+            queries if kv is None else kv,
+            qkv,
+            cos,
+            signed_sin,
+            slot_mapping,
+            queries if norm_weight is None else norm_weight,
+            num_rows,
+            qkv.stride(0),
+            cos.stride(0),
+            signed_sin.stride(0),
+            0 if kv is None else kv.stride(0),
+            eps,
             NUM_HEADS=num_heads,
             NUM_KV_HEADS=num_kv_heads,
             HALF=rotary_dim // 2,

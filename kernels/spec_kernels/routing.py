@@ -242,9 +242,18 @@ def route(
     with launch_on(rows):
         at_once = 1 if num_rows <= _FEW_ROWS else _EXPERTS_AT_ONCE
         _route[(triton.cdiv(num_experts, at_once), num_rows)](
-            *(expert_ids, weights, logits if normed is None else normed, logits, rows),
-            *(logits if norm_weight is None else norm_weight, gate, logits if bias is None else bias, arrivals),
-            *(rows.stride(0), eps, scaling),
+            expert_ids,
+            weights,
+            logits if normed is None else normed,
+            logits,
+            rows,
+            logits if norm_weight is None else norm_weight,
+            gate,
+            logits if bias is None else bias,
+            arrivals,
+            rows.stride(0),
+            eps,
+            scaling,
             HIDDEN=hidden_size,
             HIDDEN_TILE=hidden_tile,
             NORMED=norm_weight is not None,
@@ -284,7 +293,11 @@ def choose_experts(
     choice = _choice(expert_ids, weights, logits, num_groups, num_chosen_groups, scores)
     with launch_on(logits):
         _choose[(len(logits),)](
-            *(expert_ids, weights, logits, logits if bias is None else bias, scaling),
+            expert_ids,
+            weights,
+            logits,
+            logits if bias is None else bias,
+            scaling,
             HAS_BIAS=bias is not None,
             IS_RENORMALIZED=renormalized,
             num_warps=1 if logits.shape[1] <= 128 else 2,

@@ -53,5 +53,6 @@ def route_reference(
         normed = torch.empty_like(rows)
         rms_norm_reference(normed, rows, norm_weight, eps)
     logits = normed.float() @ gate.float().t()
-    groups = num_chosen, num_groups, num_chosen_groups
-    return *choose_experts_reference(logits, bias, *groups, scores, renormalized, scaling), normed
+    return *choose_experts_reference(
+        logits, bias, num_chosen, num_groups, num_chosen_groups, scores, renormalized, scaling
+    ), normed

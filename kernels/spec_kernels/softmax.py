@@ -63,6 +63,13 @@ def softmax_in_tiles(tops: torch.Tensor, sums: torch.Tensor, logits: torch.Tenso
     """
     batch, num_rows, vocab_size = logits.shape
     _softmax_in_tiles[(batch * num_rows, num_tiles_of(vocab_size, VOCAB_TILE))](
-        *(tops, sums, logits, temperature, num_rows, vocab_size, logits.stride(0), logits.stride(1)),
+        tops,
+        sums,
+        logits,
+        temperature,
+        num_rows,
+        vocab_size,
+        logits.stride(0),
+        logits.stride(1),
         VOCAB_TILE=VOCAB_TILE,
     )

@@ -123,8 +123,18 @@ def merge_partials(
     head_tile = min(4, triton.next_power_of_2(num_heads))
     grid = (num_rows, triton.cdiv(num_heads, head_tile))
     merge_splits[grid](
-        *(out, partials.acc, partials.sums, partials.maxima, seq_lens, seq_lens if depths is None else depths),
-        *(num_rows // seq_lens.shape[0], num_tail, *reach, num_rows * num_heads, split_keys),
+        out,
+        partials.acc,
+        partials.sums,
+        partials.maxima,
+        seq_lens,
+        seq_lens if depths is None else depths,
+        num_rows // seq_lens.shape[0],
+        num_tail,
+        reach[0],
+        reach[1],
+        num_rows * num_heads,
+        split_keys,
         NUM_HEADS=num_heads,
         HEAD_DIM=width,
         HEAD_TILE=head_tile,

@@ -67,8 +67,17 @@ def _launch(
     assert tokens.is_contiguous() and eos_token_ids.is_contiguous()
     with launch_on(tokens):
         _going_on[(batch,)](
-            *(next_ids, slot_ids, tokens, num_emitted, kv_lens, end_lens, heeds_eos, eos_token_ids),
-            *(num_rows, num_ends, num_slots - 1),
+            next_ids,
+            slot_ids,
+            tokens,
+            num_emitted,
+            kv_lens,
+            end_lens,
+            heeds_eos,
+            eos_token_ids,
+            num_rows,
+            num_ends,
+            num_slots - 1,
             ROW_TILE=triton.next_power_of_2(num_rows),
             END_TILE=triton.next_power_of_2(max(num_ends, 1)),
             ONLY_LAST=only_last,

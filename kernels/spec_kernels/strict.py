@@ -85,7 +85,7 @@ def tops_of_tiles(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     tops = torch.empty((batch * num_rows, num_tiles), dtype=torch.float32, device=logits.device)
     top_ids = torch.empty_like(tops, dtype=torch.int32)
     _tops_of_tiles[(batch * num_rows, num_tiles)](
-        *(tops, top_ids, logits, num_rows, vocab_size, logits.stride(0), logits.stride(1)), VOCAB_TILE=VOCAB_TILE
+        tops, top_ids, logits, num_rows, vocab_size, logits.stride(0), logits.stride(1), VOCAB_TILE=VOCAB_TILE
     )
     return tops, top_ids
 
@@ -121,8 +121,16 @@ def write_strict(
     with launch_on(logits):
         tops, top_ids = tops_of_tiles(logits)
         _count_matches[(batch,)](
-            *(tokens, num_emitted, tops, top_ids, draft_tokens, active),
-            *(active if num_drafts is None else num_drafts, num_rows, tops.shape[1], draft_tokens.stride(0)),
+            tokens,
+            num_emitted,
+            tops,
+            top_ids,
+            draft_tokens,
+            active,
+            active if num_drafts is None else num_drafts,
+            num_rows,
+            tops.shape[1],
+            draft_tokens.stride(0),
             ALL_OFFERED=num_drafts is None,
             ROW_TILE=triton.next_power_of_2(num_rows),
             TILE_TILE=triton.next_power_of_2(tops.shape[1]),

@@ -92,8 +92,20 @@ def write_synthetic(
     with launch_on(logits):
         tops, top_ids = tops_of_tiles(logits)
         _accept_at_rates[(batch,)](
-            *(tokens, num_emitted, tops, top_ids, draft_tokens, rates, active, slot_ids, slot_seeds, kv_lens),
-            *(kv_lens if num_drafts is None else num_drafts, num_rows, tops.shape[1], draft_tokens.stride(0)),
+            tokens,
+            num_emitted,
+            tops,
+            top_ids,
+            draft_tokens,
+            rates,
+            active,
+            slot_ids,
+            slot_seeds,
+            kv_lens,
+            kv_lens if num_drafts is None else num_drafts,
+            num_rows,
+            tops.shape[1],
+            draft_tokens.stride(0),
             ALL_OFFERED=num_drafts is None,
             ROW_TILE=triton.next_power_of_2(num_rows),
             TILE_TILE=triton.next_power_of_2(tops.shape[1]),

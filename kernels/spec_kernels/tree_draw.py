@@ -70,12 +70,20 @@ def draw_rows(
     score_ids = torch.empty_like(scores, dtype=torch.int32)
     with launch_on(logits):
         _race_of_rows[(batch * num_rows, num_tiles)](
-            *(scores, score_ids, logits, slot_ids, slot_seeds, kv_lens, temperature, num_rows, vocab_size),
+            scores,
+            score_ids,
+            logits,
+            slot_ids,
+            slot_seeds,
+            kv_lens,
+            temperature,
+            num_rows,
+            vocab_size,
             *logits.stride()[:2],
             RACE_TILE=RACE_TILE,
         )
         finish_race[(batch * num_rows,)](
-            *(chosen, scores, score_ids, num_tiles), TILE_TILE=triton.next_power_of_2(num_tiles)
+            chosen, scores, score_ids, num_tiles, TILE_TILE=triton.next_power_of_2(num_tiles)
         )
 
 

@@ -104,10 +104,16 @@ def rank_tokens(
     places = triton.next_power_of_2(num_tiles * topk)
     with launch_on(logits):
         _rank_in_tiles[(num_rows, num_tiles)](
-            *(order, sums, maxima, logits, logits.stride(0), vocab_size), TOPK=topk, VOCAB_TILE=tile
+            order, sums, maxima, logits, logits.stride(0), vocab_size, TOPK=topk, VOCAB_TILE=tile
         )
         _merge_ranks[(num_rows,)](
-            *(tokens, log_probs, order, sums, maxima, tokens if token_map is None else token_map, num_tiles),
+            tokens,
+            log_probs,
+            order,
+            sums,
+            maxima,
+            tokens if token_map is None else token_map,
+            num_tiles,
             MAPPED=token_map is not None,
             TOPK=topk,
             TILE_TILE=triton.next_power_of_2(num_tiles),

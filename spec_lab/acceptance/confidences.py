@@ -89,8 +89,16 @@ class DraftConfidences:
     def _write(self, slot_ids: torch.Tensor, probability: torch.Tensor, column: torch.Tensor | None) -> None:
         if self._temperatures is not None:
             probability = self._scaled(probability, self._temperatures, column)
-        places = self.survival, self._running, self.num_drafted, self.num_going_on
-        self._note(*places, slot_ids, probability, column, self.threshold)
+        self._note(
+            self.survival,
+            self._running,
+            self.num_drafted,
+            self.num_going_on,
+            slot_ids,
+            probability,
+            column,
+            self.threshold,
+        )
 
     def _scaled(
         self, probability: torch.Tensor, temperatures: torch.Tensor, column: torch.Tensor | None

@@ -17,8 +17,9 @@ class NativeAttention(TorchAttention):
     ) -> AttentionMetadata:
         clamped, slots = (positions.new_empty(positions.numel()) for _ in range(2))
         lengths = torch.empty_like(seq_lens)
-        sizes = self.page_size, self.max_positions
-        build_metadata(clamped, slots, lengths, positions.contiguous(), seq_lens, page_table, *sizes)
+        build_metadata(
+            clamped, slots, lengths, positions.contiguous(), seq_lens, page_table, self.page_size, self.max_positions
+        )
         return AttentionMetadata(clamped, slots, lengths, page_table, positions.shape[1], max_seq_len)
 
     def advance(self, metadata: AttentionMetadata) -> None:
@@ -26,5 +27,11 @@ class NativeAttention(TorchAttention):
             super().advance(metadata)
             return
         assert metadata.num_queries == 1
-        moved = metadata.positions, metadata.slot_mapping, metadata.seq_lens
-        advance_metadata(*moved, metadata.page_table, self.page_size, self.max_positions)
+        advance_metadata(
+            metadata.positions,
+            metadata.slot_mapping,
+            metadata.seq_lens,
+            metadata.page_table,
+            self.page_size,
+            self.max_positions,
+        )

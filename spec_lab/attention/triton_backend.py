@@ -55,8 +55,10 @@ class TritonAttention:
     ) -> AttentionMetadata:
         batch, num_queries = positions.shape
         rows, slots = (positions.new_empty(batch * num_queries) for _ in range(2))
-        lens, sizes = torch.empty_like(seq_lens), (self._page_size, self._max_positions)
-        build_metadata(rows, slots, lens, positions.contiguous(), seq_lens, page_table, *sizes)
+        lens = torch.empty_like(seq_lens)
+        build_metadata(
+            rows, slots, lens, positions.contiguous(), seq_lens, page_table, self._page_size, self._max_positions
+        )
         return AttentionMetadata(rows, slots, lens, page_table, num_queries, max_seq_len)
 
     def advance(self, metadata: AttentionMetadata) -> None:
@@ -83,8 +85,7 @@ class TritonAttention:
     ) -> torch.Tensor:
         piece = self._attend_piece
         if piece is not None and window is None and (num_planned := rows_to_plan(metadata, queries.shape[2])):
-            sizes = self._page_size, scale
-            return attend_long_chunk(queries, cache, metadata, *sizes, piece, merge_pieces, num_planned)
+            return attend_long_chunk(queries, cache, metadata, self._page_size, scale, piece, merge_pieces, num_planned)
         out = queries.new_empty(queries.shape[0], queries.shape[1] * queries.shape[2])
         tree = metadata.tree
         paged_attention(
@@ -125,8 +126,16 @@ class TritonAttention:
         rows = TreeRows(paths, depths, num_before + width)
         metadata = _unfilled(rows, page_table, max_seq_len)
         slots_before = None if before is None else before.path_slots
-        sizes = num_before, self._page_size, self._max_positions
-        place_branches(*_places(metadata, rows), slots_before, came_from, prefix_lens, page_table, *sizes)
+        place_branches(
+            *_places(metadata, rows),
+            slots_before,
+            came_from,
+            prefix_lens,
+            page_table,
+            num_before,
+            self._page_size,
+            self._max_positions,
+        )
         return metadata
 
 

@@ -43,8 +43,9 @@ def load_block(
     check_tensors(stored, wanted | tables, _optional(config, target), source)
     check_floating(stored, source)
     tensors = read_tensors({name: stored[name] for name in wanted | tables if name in stored}, dtype, device)
-    sizes = config.draft_vocab_size, target.vocab_size
-    vocabulary = checked_vocabulary(read_tensors(maps, dtype, "cpu"), *sizes, source)
+    vocabulary = checked_vocabulary(
+        read_tensors(maps, dtype, "cpu"), config.draft_vocab_size, target.vocab_size, source
+    )
     return config, tensors | {name: tensor.to(device) for name, tensor in vocabulary.items()}
 
 

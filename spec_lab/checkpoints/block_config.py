@@ -104,8 +104,9 @@ class BlockConfig:
     def sizes(self) -> BodySizes:
         """What the head knows of the body."""
         body = self.body
-        sizes = body.hidden_size, body.vocab_size, self.draft_vocab_size
-        return BodySizes(*sizes, self.block_size, self.slots.most_drafts)
+        return BodySizes(
+            body.hidden_size, body.vocab_size, self.draft_vocab_size, self.block_size, self.slots.most_drafts
+        )
 
 
 def default_taps(num_target_layers: int, num_layers: int) -> tuple[Tap, ...]:

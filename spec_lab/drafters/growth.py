@@ -123,8 +123,14 @@ class DynamicTree:
         branches = Branches(tokens, came_from, hidden.new_empty(batch * self.topk, hidden.shape[2]))
         scores = growth.scores.new_empty((batch, self.topk))
         self._choose_branches(
-            *(growth.tokens, growth.scores, growth.parents),
-            *(tokens, came_from, numbers, scores, branches.hidden),
+            growth.tokens,
+            growth.scores,
+            growth.parents,
+            tokens,
+            came_from,
+            numbers,
+            scores,
+            branches.hidden,
             growth.newest.tokens,
             growth.newest.log_probs,
             growth.branches,
@@ -144,8 +150,16 @@ class DynamicTree:
         tokens = growth.tokens.new_empty((batch, self.num_rows - 1))
         tree = DraftTree(tokens, growth.parents.new_empty((batch, self.num_rows)))
         self._choose_rows(
-            *(tree.tokens, tree.parents, growth.tokens, growth.scores, growth.parents),
-            *(newest.tokens, newest.log_probs, growth.branches, growth.branch_scores, growth.num_before),
+            tree.tokens,
+            tree.parents,
+            growth.tokens,
+            growth.scores,
+            growth.parents,
+            newest.tokens,
+            newest.log_probs,
+            growth.branches,
+            growth.branch_scores,
+            growth.num_before,
         )
         return tree
 

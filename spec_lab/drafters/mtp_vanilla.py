@@ -95,13 +95,16 @@ class MtpVanillaDrafter:
         assert pack.features is not None
         ends, pruning = pack.ends, self.prune.prompt.drafter_selection
         self._slide(pack, pack.features)
-        rows, pages = (pack.next_token_ids, pack.features), pack.attention.page_table
         live = None if ends is None else ends.live
-        hidden = self.modules[0].forward(*rows, self.caches[0], pack.attention, pruning(live))
+        hidden = self.modules[0].forward(
+            pack.next_token_ids, pack.features, self.caches[0], pack.attention, pruning(live)
+        )
         for index in range(1, self.num_draft_tokens):
             spans = [replace(span, start=span.start - index, end=span.end - index) for span in pack.spans]
-            attention = build_metadata(self.backend, spans, pages)
-            self.modules[index].forward(*rows, self.caches[index], attention, pruning(None))
+            attention = build_metadata(self.backend, spans, pack.attention.page_table)
+            self.modules[index].forward(
+                pack.next_token_ids, pack.features, self.caches[index], attention, pruning(None)
+            )
         if ends is None:
             return None
         drafted = DraftedRows.of_prompts(ends)

@@ -102,15 +102,24 @@ class NgramDrafter(HistoryLookup[LookupState]):
         look_up: LookUp = extend_and_look_up,
     ) -> None:
         super().__init__(num_draft_tokens, history)
-        self._sizes = max_ngram, min_ngram, num_draft_tokens
+        self._max_ngram = max_ngram
+        self._min_ngram = min_ngram
         self._look_up = look_up
 
     def step(self, state: LookupState, step: DraftStep) -> None:
         state.take(step)
 
     def propose(self, new: NewTokens) -> LookupState:
-        places = new.slot_ids, new.starts, new.tokens, new.counts
-        proposals = self._look_up(self.history.tokens, *places, *self._sizes)
+        proposals = self._look_up(
+            self.history.tokens,
+            new.slot_ids,
+            new.starts,
+            new.tokens,
+            new.counts,
+            self._max_ngram,
+            self._min_ngram,
+            self.num_draft_tokens,
+        )
         return LookupState(proposals[:, 0], proposals)
 
 

@@ -151,9 +151,13 @@ class RoundAccounts:
         self.num_wasted_rounds += 0 if self._graph.skips_rounds else num_launched - len(results)
         if not results:
             self.rounds[-1].seconds += read.seconds  # a replay for nobody, which the round before it had brought about
-        shares = read.seconds / max(1, len(results)), launched.launch_seconds / max(1, len(results))
         for result, stages in zip(results, self._stage_seconds(launched, len(results)), strict=True):
-            self._record(launched, result, self._emit(launched, result, read.at), _Times(*shares, stages))
+            self._record(
+                launched,
+                result,
+                self._emit(launched, result, read.at),
+                _Times(read.seconds / max(1, len(results)), launched.launch_seconds / max(1, len(results)), stages),
+            )
         has_ended = [sequence.finish_reason is not None for sequence in launched.sequences]
         assert len(results) == num_launched or all(has_ended), "the device ended a request that goes on"
 

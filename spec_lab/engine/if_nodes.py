@@ -128,8 +128,14 @@ class IfNodes:
         params.any.conditional = _ConditionalParams(handle=handle, type=_IF, size=1, context=context)
         self._call("cuGraphAddNode_v2", ctypes.byref(node), *self._captured(stream), ctypes.byref(params))
         nodes = (ctypes.c_void_p * 1)(node)
-        dependencies = nodes, None, ctypes.c_size_t(1), _SET_DEPENDENCIES
-        self._call("cuStreamUpdateCaptureDependencies_v2", ctypes.c_void_p(stream.cuda_stream), *dependencies)
+        self._call(
+            "cuStreamUpdateCaptureDependencies_v2",
+            ctypes.c_void_p(stream.cuda_stream),
+            nodes,
+            None,
+            ctypes.c_size_t(1),
+            _SET_DEPENDENCIES,
+        )
         return int(params.any.conditional.bodies[0])
 
     def _captured(

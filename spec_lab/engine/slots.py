@@ -78,8 +78,9 @@ class SlotState:
 
     def commit(self, batch: RoundBatch, verification: Verification, draft_tokens: torch.Tensor) -> None:
         """Add n to L, and make the last emitted token the pending one. Inactive rows emit 0, so their L stays."""
-        emitted = verification.tokens, verification.num_emitted
-        last = self._commit(self.kv_lens, self.input_ids, batch.slot_ids, *emitted, draft_tokens)
+        last = self._commit(
+            self.kv_lens, self.input_ids, batch.slot_ids, verification.tokens, verification.num_emitted, draft_tokens
+        )
         self.states.commit(batch.slot_ids, last)
 
     def start(self, ends: PromptEnds, draft_tokens: torch.Tensor) -> None:

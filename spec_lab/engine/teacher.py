@@ -99,8 +99,10 @@ class TeacherForcing:
         more a few rows at a time, so that every rounding of every layer comes out another way.
         """
         start = max(1, len(token_ids) - NOISE_ROWS)
-        texts = list(token_ids[:start]), list(token_ids[start:])
-        one, other = (torch.cat(list(blocks(*texts))) for blocks in (self._decoded, self._in_chunks))
+        one, other = (
+            torch.cat(list(blocks(list(token_ids[:start]), list(token_ids[start:]))))
+            for blocks in (self._decoded, self._in_chunks)
+        )
         likeliest = one.topk(2, dim=-1).indices
         margins = (logits.gather(1, likeliest).diff(dim=1) for logits in (one, other))
         return float((next(margins) - next(margins)).square().mean().sqrt())

@@ -94,11 +94,10 @@ class OneStateSlots:
         def zeros(*shape: int) -> torch.Tensor:
             return torch.zeros((num_slots + 1, *shape), dtype=torch.float32, device=device)
 
-        heads = (num_rows, sizes.num_value_heads)
         self.states = zeros(*sizes.state_shape)
         self.keys = zeros(num_rows, sizes.num_key_heads, sizes.key_head_dim)
-        self.values = zeros(*heads, sizes.value_head_dim)
-        self.log_decay, self.strength = zeros(*heads), zeros(*heads)
+        self.values = zeros(num_rows, sizes.num_value_heads, sizes.value_head_dim)
+        self.log_decay, self.strength = zeros(num_rows, sizes.num_value_heads), zeros(num_rows, sizes.num_value_heads)
         num_columns = sizes.history + num_rows - 1
         self.windows = ConvWindows.zeros(num_slots, num_columns, sizes.conv_size, dtype, device)
 

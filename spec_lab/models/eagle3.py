@@ -54,8 +54,7 @@ class Eagle3Head:
         norm, head = RMSNorm(tensors["norm.weight"], eps), make_linear(tensors.get("lm_head.weight", target_head))
         self._norm, self._head = products.norm(norm), products.linear(head)
         self._draft_to_target = draft_to_target_ids(tensors.get("d2t"))
-        sizes = plan.rope, plan.head_dim, max_positions
-        self.rotary = rotary or rotary_table(*sizes, embedding.dtype, embedding.device)
+        self.rotary = rotary or rotary_table(plan.rope, plan.head_dim, max_positions, embedding.dtype, embedding.device)
         parts = RecurrentParts(
             fuse=make_linear(tensors["fc.weight"]),
             inputs=DraftInput(

@@ -159,9 +159,13 @@ def build_experts(
 ) -> ExpertMLP:
     """Build router, experts and shared expert from the names of `expert_tensor_shapes` below `prefix` (ending in
     `mlp.`)."""
-    weights = tensors[f"{prefix}experts.gate_up_proj"], tensors[f"{prefix}experts.down_proj"]
     router = build_router(sizes, tensors, f"{prefix}gate.")
-    return ExpertMLP(sizes, router, SortedExperts(*weights, activation), _shared_expert(sizes, tensors, prefix))
+    return ExpertMLP(
+        sizes,
+        router,
+        SortedExperts(tensors[f"{prefix}experts.gate_up_proj"], tensors[f"{prefix}experts.down_proj"], activation),
+        _shared_expert(sizes, tensors, prefix),
+    )
 
 
 def _shared_expert(sizes: ExpertSizes, tensors: Mapping[str, torch.Tensor], prefix: str) -> SharedExpert | None:

@@ -66,9 +66,10 @@ class Gemma4Assistant:
         self._embedding_scale = float(torch.tensor(config.target.embedding_scale, dtype=target_embedding.dtype))
         self._pre_projection = products.linear(make_linear(tensors["pre_projection.weight"]))
         self._post_projection = products.linear(make_linear(tensors["post_projection.weight"]))
-        shared = backend, extra_window_keys, partition, products
         self._layers = [
-            AssistantLayer(config, layer, tensors, f"model.layers.{index}.", *shared)
+            AssistantLayer(
+                config, layer, tensors, f"model.layers.{index}.", backend, extra_window_keys, partition, products
+            )
             for index, layer in enumerate(config.layers)
         ]
         self._norm = products.norm(RMSNorm(tensors["model.norm.weight"], config.rms_norm_eps))

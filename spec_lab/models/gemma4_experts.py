@@ -85,10 +85,12 @@ def build_experts_beside(
     def norm(name: str) -> Float32Norm:
         return Float32Norm(tensors[f"{prefix}{name}.weight"], eps)
 
-    weights = tensors[f"{prefix}experts.gate_up_proj"], tensors[f"{prefix}experts.down_proj"]
     experts = ExpertMLP(
         sizes,
         Gemma4Router(tensors, f"{prefix}router.", eps, sizes),
-        NormedExperts(norm("pre_feedforward_layernorm_2"), SortedExperts(*weights, gelu_tanh)),
+        NormedExperts(
+            norm("pre_feedforward_layernorm_2"),
+            SortedExperts(tensors[f"{prefix}experts.gate_up_proj"], tensors[f"{prefix}experts.down_proj"], gelu_tanh),
+        ),
     )
     return ExpertsBeside(norm("post_feedforward_layernorm_1"), experts, norm("post_feedforward_layernorm_2"))

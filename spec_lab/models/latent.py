@@ -150,10 +150,9 @@ class LatentAttention:
     ) -> torch.Tensor:
         plain, turning = self._parts(heads)
         queries, scale = torch.cat((plain, rotary(turning)), dim=-1), self.sizes.scale
-        maps = (self.key_map, self.value_map)
         return in_even_batches(
             lambda batch: self.backend.attend_unfolded(
-                queries[batch.rows], cache, batch.metadata, self.window, *maps, scale
+                queries[batch.rows], cache, batch.metadata, self.window, self.key_map, self.value_map, scale
             ),
             metadata,
         )
@@ -186,8 +185,15 @@ class FusedLatentAttention(LatentAttention):
     def write_projected(
         self, projected: torch.Tensor, rotary: RotaryRows, cache: LayerCache, metadata: AttentionMetadata
     ) -> None:
-        turns = (rotary.cos.squeeze(1), rotary.signed_sin.squeeze(1))
-        self.kernels.write(cache.kv, projected, self.norm.weight, *turns, metadata.slot_mapping, self.norm.eps)
+        self.kernels.write(
+            cache.kv,
+            projected,
+            self.norm.weight,
+            rotary.cos.squeeze(1),
+            rotary.signed_sin.squeeze(1),
+            metadata.slot_mapping,
+            self.norm.eps,
+        )
 
     def written_and_attended(
         self,
@@ -203,22 +209,31 @@ class FusedLatentAttention(LatentAttention):
             return super().written_and_attended(queries, projected, rotary, cache, metadata, selection)
         heads = queries.unflatten(-1, (-1, self.sizes.query_width))
         absorbed = heads.new_empty((*heads.shape[:2], self.sizes.row_width))
-        turns = (rotary.cos.squeeze(1), rotary.signed_sin.squeeze(1))
-        row_parts = (cache.kv, projected, self.norm.weight, metadata.slot_mapping, self.norm.eps)
-        self.kernels.absorb_and_write(absorbed, heads, self.key_map, *turns, *row_parts)
+        self.kernels.absorb_and_write(
+            absorbed,
+            heads,
+            self.key_map,
+            rotary.cos.squeeze(1),
+            rotary.signed_sin.squeeze(1),
+            cache.kv,
+            projected,
+            self.norm.weight,
+            metadata.slot_mapping,
+            self.norm.eps,
+        )
         latents = self._attend_absorbed(absorbed, cache, metadata)
         return self.values(selection.attended(latents)).flatten(1)
 
     def absorb(self, heads: torch.Tensor, rotary: RotaryRows) -> torch.Tensor:
         sizes = self.sizes
         queries = heads.new_empty((*heads.shape[:2], sizes.row_width))
-        turns = (rotary.cos.squeeze(1), rotary.signed_sin.squeeze(1))
+        cos, signed_sin = rotary.cos.squeeze(1), rotary.signed_sin.squeeze(1)
         if 0 < len(heads) <= self.kernels.max_head_rows:
-            self.kernels.multiply(queries, heads, self.key_map, *turns)
+            self.kernels.multiply(queries, heads, self.key_map, cos, signed_sin)
             return queries
         plain, latents = heads[..., : sizes.qk_nope_head_dim], queries[..., : sizes.kv_lora_rank]
         torch.bmm(plain.transpose(0, 1), self.key_map, out=latents.transpose(0, 1))
-        self.kernels.turn(queries, heads, *turns)
+        self.kernels.turn(queries, heads, cos, signed_sin)
         return queries
 
     def values(self, latents: torch.Tensor) -> torch.Tensor:

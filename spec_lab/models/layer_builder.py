@@ -88,8 +88,7 @@ def build_attention(
 
 def _output(tensors: Mapping[str, torch.Tensor], prefix: str, partition: Partition) -> Linear:
     """Make the product that ends an attention or an MLP, from the names below `prefix`."""
-    of_weight = tensors[f"{prefix}weight"], tensors.get(f"{prefix}bias"), tensors.get(f"{prefix}{SCALES}")
-    return partition.output(*of_weight)
+    return partition.output(tensors[f"{prefix}weight"], tensors.get(f"{prefix}bias"), tensors.get(f"{prefix}{SCALES}"))
 
 
 def _rope_and_write(

@@ -80,8 +80,9 @@ class FusedRopeAndWrite:
         cos, signed_sin = rotary.cos.squeeze(1), rotary.signed_sin.squeeze(1)
         kv = cache.kv if self.num_kv_heads else None
         read = heads[:, : self.num_heads + 2 * self.num_kv_heads]
-        norm = self.norm_weight, self.eps, self.norms_values
-        self.rope_write(queries, kv, read, cos, signed_sin, metadata.slot_mapping, *norm)
+        self.rope_write(
+            queries, kv, read, cos, signed_sin, metadata.slot_mapping, self.norm_weight, self.eps, self.norms_values
+        )
         return queries
 
 

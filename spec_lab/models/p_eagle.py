@@ -46,8 +46,9 @@ class PEagleHead:
         assert config.mask_token_id is not None
         # Nothing is fed back, so what would be has no side of the final norm.
         first = replace(config, norm_output=False)
-        of_target = embedding, target_head
-        self._first = Eagle3Head(first, tensors, *of_target, backend, max_positions, products=products, rotary=rotary)
+        self._first = Eagle3Head(
+            first, tensors, embedding, target_head, backend, max_positions, products=products, rotary=rotary
+        )
         eps = config.layer.rms_norm_eps
         self._layers = [
             DecoderLayer.of(build_layer(plan, eps, tensors, f"layers.{index}.", backend))

@@ -56,12 +56,13 @@ class WeightSource:
     ) -> Tensors:
         """Read, or draw, tensors of these names and shapes; `own` as in `open_tensors`, and `in_float32` says of drawn
         ones what `own` says of those that are read."""
-        to = self.dtype, self.device
         tensors: Tensors
         if self.folder is None:
-            tensors = random_tensors(shapes, *to, self.seed, self.partition, in_float32)
+            tensors = random_tensors(shapes, self.dtype, self.device, self.seed, self.partition, in_float32)
         else:
-            tensors = open_tensors(self.folder, shapes, *to, slices=self.partition, own=own, narrow=self.is_fp8)
+            tensors = open_tensors(
+                self.folder, shapes, self.dtype, self.device, slices=self.partition, own=own, narrow=self.is_fp8
+            )
         if self.kept_in is torch.bfloat16:
             return with_rounded_matrices(tensors, torch.bfloat16)
         if not self.is_fp8:

@@ -49,9 +49,18 @@ class NativeStack:
         if not is_whole or not are_few(stream, attention):
             return self._plain(stream, cache, attention, selection, tapped)
         streams = stream.new_empty(len(self._layers), *stream.shape)
-        place = self._table, attention.positions, attention.slot_mapping
-        keys = attention.page_table, attention.seq_lens, attention.num_queries
-        native.decoder_layers(streams, cache.kv, stream, *place, *keys, self._layers.address)
+        native.decoder_layers(
+            streams,
+            cache.kv,
+            stream,
+            self._table,
+            attention.positions,
+            attention.slot_mapping,
+            attention.page_table,
+            attention.seq_lens,
+            attention.num_queries,
+            self._layers.address,
+        )
         return streams[-1], [streams[index - 1] if index else stream for index in tapped]
 
 
@@ -84,10 +93,20 @@ class NativeHeadLayer:
             return self._parts(token_ids, hidden, cache, attention, selection)
         live_rows = None if behind is attention else selection.live_rows
         out = hidden.new_empty(len(token_ids) if live_rows is None else len(live_rows), hidden.shape[1])
-        place = self.table, attention.positions, attention.slot_mapping
-        keys = behind.page_table, behind.seq_lens
-        rows = token_ids, hidden.contiguous()
-        native.draft_layer(out, cache.kv, *rows, *place, *keys, live_rows, behind.num_queries, self.layer.address)
+        native.draft_layer(
+            out,
+            cache.kv,
+            token_ids,
+            hidden.contiguous(),
+            self.table,
+            attention.positions,
+            attention.slot_mapping,
+            behind.page_table,
+            behind.seq_lens,
+            live_rows,
+            behind.num_queries,
+            self.layer.address,
+        )
         return selection.live(out)
 
 
@@ -118,9 +137,21 @@ class NativeChain:
         places = batch.kv_lens.new_empty(sum(parts))
         num_hiddens = num_requests + all_rows * (1 if is_pruned else 2)
         hiddens = features.new_empty(num_hiddens, self._fuse.num_outputs)
-        rows = features, emitted.tokens, batch.kv_lens, emitted.num_emitted, table, batch.page_table
-        head = self._layer.layer.address, self._fuse.address, *self._head.arguments
-        native.draft_start(places, hiddens, cache.kv, *rows, is_pruned, *head)
+        native.draft_start(
+            places,
+            hiddens,
+            cache.kv,
+            features,
+            emitted.tokens,
+            batch.kv_lens,
+            emitted.num_emitted,
+            table,
+            batch.page_table,
+            is_pruned,
+            self._layer.layer.address,
+            self._fuse.address,
+            *self._head.arguments,
+        )
         _, positions, slots, lengths, _, live_lens, tokens = places.split(parts)
         max_len = batch.max_kv_len + num_rows + num_draft_tokens - 1
         attention = AttentionMetadata(positions, slots, lengths, batch.page_table, 1, max_len)
@@ -137,7 +168,18 @@ class NativeChain:
         batch_size, hidden_size = hidden.shape
         drafts = tokens.new_empty(num_draft_tokens, batch_size)
         hiddens = hidden.new_empty(num_draft_tokens - 1, batch_size, hidden_size)
-        moved = attention.positions, attention.slot_mapping, attention.seq_lens
-        rest = self._layer.table, attention.page_table, self._layer.layer.address
-        native.draft_steps(drafts, hiddens, cache.kv, *moved, tokens, hidden, *rest, *self._head.arguments)
+        native.draft_steps(
+            drafts,
+            hiddens,
+            cache.kv,
+            attention.positions,
+            attention.slot_mapping,
+            attention.seq_lens,
+            tokens,
+            hidden,
+            self._layer.table,
+            attention.page_table,
+            self._layer.layer.address,
+            *self._head.arguments,
+        )
         return drafts.t()

@@ -76,8 +76,9 @@ class NativeDraftInput:
     def __call__(self, token_ids: torch.Tensor, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         num_rows, size = hidden.shape
         out = hidden.new_empty(num_rows, 2 * size)
-        norms = self.embedding_norm.address, self.hidden_norm.address
-        native.draft_input(out, token_ids, hidden.contiguous(), self.embedding, *norms)
+        native.draft_input(
+            out, token_ids, hidden.contiguous(), self.embedding, self.embedding_norm.address, self.hidden_norm.address
+        )
         return out, out[:, size:]
 
 

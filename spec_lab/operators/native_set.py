@@ -108,8 +108,9 @@ class NativeDecoderLayer:
         layer = self.layer
         queries, metadata = selection.queries(self._project(rows, rotary, cache, metadata), metadata)
         attended = queries.new_empty(queries.shape[0], layer.num_attended)
-        keys = metadata.page_table, metadata.seq_lens, metadata.num_queries
-        native.attend(attended, cache.kv, queries, *keys, layer.address)
+        native.attend(
+            attended, cache.kv, queries, metadata.page_table, metadata.seq_lens, metadata.num_queries, layer.address
+        )
         out = residual.new_empty(residual.shape)
         native.finish(out, selection.attended(attended), residual.contiguous(), layer.address)
         return out
@@ -126,10 +127,20 @@ class NativeDecoderLayer:
     ) -> torch.Tensor:
         """Let all rows write KV, and `live_rows`, which are all where it is None, go on with the metadata `behind`."""
         out = residual.new_empty(residual.shape)
-        place = rotary.cos, rotary.signed_sin, metadata.slot_mapping
-        keys = behind.page_table, behind.seq_lens
-        stream, last = residual.contiguous(), (behind.num_queries, self.layer.address)
-        native.decoder_layer(out, cache.kv, rows, stream, *place, *keys, live_rows, *last)
+        native.decoder_layer(
+            out,
+            cache.kv,
+            rows,
+            residual.contiguous(),
+            rotary.cos,
+            rotary.signed_sin,
+            metadata.slot_mapping,
+            behind.page_table,
+            behind.seq_lens,
+            live_rows,
+            behind.num_queries,
+            self.layer.address,
+        )
         return out
 
     def _project(
@@ -137,8 +148,7 @@ class NativeDecoderLayer:
     ) -> torch.Tensor:
         """Write KV, and return all heads [rows, heads * head_dim], queries first."""
         heads = rows.new_empty(rows.shape[0], self.layer.num_projected)
-        place = rotary.cos, rotary.signed_sin, metadata.slot_mapping
-        native.project(heads, cache.kv, rows, *place, self.layer.address)
+        native.project(heads, cache.kv, rows, rotary.cos, rotary.signed_sin, metadata.slot_mapping, self.layer.address)
         return heads
 
 
@@ -178,9 +188,17 @@ class NativeProducts(PlainProducts):
             head_norm=NativeNorm() if head_norm is None else as_native(cast(WeightedNorm, head_norm)),
         )
         rotary_dim = int(plan.head_dim * plan.rope.partial_rotary_factor)
-        heads = plan.num_heads, plan.num_kv_heads, plan.head_dim, rotary_dim
         backend: Any = attention.backend  # of paged keys and values, as each is that goes with kernels in C
-        layer = NativeLayer(own, attention.scale, *heads, backend.page_size, plan.window)
+        layer = NativeLayer(
+            own,
+            attention.scale,
+            plan.num_heads,
+            plan.num_kv_heads,
+            plan.head_dim,
+            rotary_dim,
+            backend.page_size,
+            plan.window,
+        )
         layer.move(self._memory.take(layer.num_bytes))
         return NativeDecoderLayer(layer, DecoderLayer.of(parts))
 
@@ -203,8 +221,11 @@ class NativeProducts(PlainProducts):
         fuse, layer = NativeLinear(packed(parts.fuse)), self._whole_layer(parts.layer, plan)
         likeliest, inputs = NativeLikeliest(parts.likeliest), NativeDraftInput(parts.inputs)
         by_parts = HeadLayer(inputs, layer, parts.rotary, parts.residual_is_normed)
-        norms = inputs.embedding_norm, inputs.hidden_norm
-        described = NativeDraftLayer(DraftLayerParts(layer.layer, *norms, inputs.embedding, parts.residual_is_normed))
+        described = NativeDraftLayer(
+            DraftLayerParts(
+                layer.layer, inputs.embedding_norm, inputs.hidden_norm, inputs.embedding, parts.residual_is_normed
+            )
+        )
         run = NativeHeadLayer(by_parts, parts.rotary, described)
         if parts.output_is_normed:
             return RecurrentKernels(fuse, by_parts, likeliest, run)

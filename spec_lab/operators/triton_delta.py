@@ -52,8 +52,9 @@ class TritonDeltaSteps:
         def empty(width: int) -> torch.Tensor:
             return torch.empty((*shape, width), dtype=torch.float32, device=projected.device)
 
-        gates = empty(sizes.num_value_heads), empty(sizes.num_value_heads)
-        rows = MixedRows(sizes, empty(sizes.conv_size), *gates, projected.dtype)
+        rows = MixedRows(
+            sizes, empty(sizes.conv_size), empty(sizes.num_value_heads), empty(sizes.num_value_heads), projected.dtype
+        )
         delta_inputs(
             rows.mixed,
             rows.log_decay,
@@ -94,11 +95,30 @@ class TritonReplayedUpdates(OneStateSlots):
         return _run(self.states.unsqueeze(1), rows, slots)
 
     def verify(self, rows: MixedRows, slots: RecurrentRows) -> torch.Tensor:
-        given = (rows.mixed, rows.log_decay, rows.strength, slots.slot_ids)
-        kept = (self.keys, self.values, self.log_decay, self.strength)
         outputs = rows.new_outputs()
-        delta_replay(outputs, self.states, *given, slots.committed, *kept)
-        keep_delta_rows(*kept, *given)
+        delta_replay(
+            outputs,
+            self.states,
+            rows.mixed,
+            rows.log_decay,
+            rows.strength,
+            slots.slot_ids,
+            slots.committed,
+            self.keys,
+            self.values,
+            self.log_decay,
+            self.strength,
+        )
+        keep_delta_rows(
+            self.keys,
+            self.values,
+            self.log_decay,
+            self.strength,
+            rows.mixed,
+            rows.log_decay,
+            rows.strength,
+            slots.slot_ids,
+        )
         return outputs
 
 
@@ -109,12 +129,21 @@ def _run(states: torch.Tensor, rows: MixedRows, slots: RecurrentRows) -> torch.T
     row by row, so that up to 16 rows have the bits of verify's.
     """
     outputs, heads = rows.new_outputs(), rows.sizes.num_key_heads
-    given = (rows.mixed, rows.log_decay, rows.strength, slots.slot_ids, slots.committed)
     is_long = slots.is_prompt and outputs.shape[1] >= CHUNK
     if is_long and rows.model_dtype != torch.float32:
-        delta_chunks(outputs, states, *given, heads)
+        delta_chunks(outputs, states, rows.mixed, rows.log_decay, rows.strength, slots.slot_ids, slots.committed, heads)
     else:
-        delta_rule(outputs, states, *given, heads, slots.is_prompt)
+        delta_rule(
+            outputs,
+            states,
+            rows.mixed,
+            rows.log_decay,
+            rows.strength,
+            slots.slot_ids,
+            slots.committed,
+            heads,
+            slots.is_prompt,
+        )
     return outputs
 
 

@@ -56,8 +56,16 @@ class FusedLikeliest:
 
     def _launch(self, hidden: torch.Tensor, probabilities: torch.Tensor | None) -> torch.Tensor:
         tokens = torch.empty(hidden.shape[0], dtype=torch.int64, device=hidden.device)
-        parts = self._norm_weight, self._eps, self._plain.token_map
-        likeliest(tokens, hidden, self._weight, self._arrivals, *parts, probabilities)
+        likeliest(
+            tokens,
+            hidden,
+            self._weight,
+            self._arrivals,
+            self._norm_weight,
+            self._eps,
+            self._plain.token_map,
+            probabilities,
+        )
         return tokens
 
 
@@ -75,8 +83,9 @@ class TritonClusters:
         if num_rows > MAX_ROWS:
             return plain(hidden)
         tokens = torch.empty(num_rows, dtype=torch.int64, device=hidden.device)
-        clusters = plain.rows, plain.token_ids, self._arrivals, plain.num_chosen
-        likeliest_in_clusters(tokens, hidden, plain.centroids(hidden), *clusters)
+        likeliest_in_clusters(
+            tokens, hidden, plain.centroids(hidden), plain.rows, plain.token_ids, self._arrivals, plain.num_chosen
+        )
         return tokens
 
     def with_probability(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

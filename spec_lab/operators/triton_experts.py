@@ -74,14 +74,26 @@ class TritonExperts:
     ) -> torch.Tensor:
         """Return the stream, where there is one, plus the experts of the rows; of up to 16 with the shared expert."""
         out = rows.new_empty(rows.shape)
-        weights = (self._gate_up, self._down, routing.expert_ids.contiguous(), routing.weights)
+        expert_ids = routing.expert_ids.contiguous()
         activation = ACTIVATIONS[self._activation]
         if 0 < len(rows) <= MAX_INVARIANT_ROWS:
             gate_up, down = (None, None) if shared is None else (shared.gate_up, shared.down)
-            few_experts(out, rows, *weights, gate_up, down, stream, self._arrivals, activation)
+            few_experts(
+                out,
+                rows,
+                self._gate_up,
+                self._down,
+                expert_ids,
+                routing.weights,
+                gate_up,
+                down,
+                stream,
+                self._arrivals,
+                activation,
+            )
         else:
             assert shared is None, "it is an expert of its own where rows are many"
-            routed_experts(out, rows, *weights, activation, stream)
+            routed_experts(out, rows, self._gate_up, self._down, expert_ids, routing.weights, activation, stream)
         return out
 
     def made_by(self, make: ExpertsMaker) -> RoutedExperts:

@@ -85,8 +85,20 @@ class SkinnyProduct:
         norm_weight = self._norm_weight
         if self._norm is not None and rows.shape[0] > INVARIANT_ROWS:
             rows, norm_weight = self._norm(rows), None
-        parts = self._bias, norm_weight, self._eps, residual, self._gated, self._activation, multiplied, self._scales
-        product(out, rows, self._weight, self._arrivals, *parts)
+        product(
+            out,
+            rows,
+            self._weight,
+            self._arrivals,
+            self._bias,
+            norm_weight,
+            self._eps,
+            residual,
+            self._gated,
+            self._activation,
+            multiplied,
+            self._scales,
+        )
         return out
 
 

@@ -78,9 +78,20 @@ class FusedHeadsAttention:
     ) -> torch.Tensor:
         """Write KV, and return roped queries [rows, num_heads, head_dim]."""
         queries = rows.new_empty(rows.shape[0], self._attention.num_heads, self._attention.head_dim)
-        turns = rotary.cos.squeeze(1), rotary.signed_sin.squeeze(1), metadata.slot_mapping
-        parts = self._arrivals, self._bias, self._norm_weight, self._eps
-        project_heads(queries, cache.kv, rows, self._weight, *parts, *turns, self._scales)
+        project_heads(
+            queries,
+            cache.kv,
+            rows,
+            self._weight,
+            self._arrivals,
+            self._bias,
+            self._norm_weight,
+            self._eps,
+            rotary.cos.squeeze(1),
+            rotary.signed_sin.squeeze(1),
+            metadata.slot_mapping,
+            self._scales,
+        )
         return queries
 
 
@@ -157,8 +168,9 @@ class NarrowLatentAttention:
         attending, live_metadata = selection.queries(rows, metadata)
         if attending is rows:
             narrow, projected = self._narrow.both(rows)
-            where = (rotary, cache, metadata, selection)
-            return self._attention.written_and_attended(self._queries(narrow), projected, *where)
+            return self._attention.written_and_attended(
+                self._queries(narrow), projected, rotary, cache, metadata, selection
+            )
         self._attention.write_projected(self._narrow.row(rows), rotary, cache, metadata)
         turns = RotaryRows(*(selection.queries(turn, metadata)[0] for turn in (rotary.cos, rotary.signed_sin)))
         queries = self._queries(self._narrow.query(attending))

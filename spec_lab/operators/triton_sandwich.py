@@ -71,7 +71,15 @@ class TritonAddNormedThenNorm:
         out, normed = torch.empty_like(added), torch.empty_like(added)
         first, second = self.add.norm, self.next_norm
         add_normed(
-            *(out, normed, stream, added, first.weight, first.eps, self.add.scale, second.weight, second.eps),
+            out,
+            normed,
+            stream,
+            added,
+            first.weight,
+            first.eps,
+            self.add.scale,
+            second.weight,
+            second.eps,
         )
         return out, normed
 
@@ -112,8 +120,15 @@ class TritonPerLayerEmbedding:
         plain, projected = self.plain, self.projection(embedded)
         out = projected.new_empty(projected.shape[0], projected.shape[1] // plain.width, plain.width)
         layer_embeddings(
-            *(out, token_ids, plain.table, plain.table_scale, projected, plain.projection_scale),
-            *(self.norm.weight, self.norm.eps, plain.scale),
+            out,
+            token_ids,
+            plain.table,
+            plain.table_scale,
+            projected,
+            plain.projection_scale,
+            self.norm.weight,
+            self.norm.eps,
+            plain.scale,
         )
         return out
 

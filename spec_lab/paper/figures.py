@@ -94,8 +94,15 @@ def reliability_figure(table: PaperTable) -> Figure:
                 rows = [row.values for row in _of(table.rows, line, heat) if row.values["task"] == task]
                 known = [row for row in rows if row["drafts"]]
                 style, label = "-" if heat == 0 else "--", f"{line}, T {heat:g}"
-                points = [row["confidence"] for row in known], [row["accepted"] for row in known]
-                panel.plot(*points, style, marker="o", markersize=4, color=colours[line], label=label)
+                panel.plot(
+                    [row["confidence"] for row in known],
+                    [row["accepted"] for row in known],
+                    style,
+                    marker="o",
+                    markersize=4,
+                    color=colours[line],
+                    label=label,
+                )
             panel.set(xlabel="confidence", xlim=(0, 1), ylim=(0, 1.02))
             panel.set_title(str(task), loc="left")
         axes[0].set_ylabel("share accepted")

@@ -92,12 +92,18 @@ def knob_drawings(studies: Sequence[tuple[KnobStudy, list[Run]]]) -> Iterator[Dr
 def graph_drawings(comparisons: Sequence[list[Run]]) -> Iterator[Drawing]:
     """Yield the plot of every comparison of graph modes."""
     number = 0
-    words = ("What a graph mode saves", "graph mode", "time of a round over eager's")
     for runs in comparisons:
         numbers = plotted_times(runs)
         if len({each.place for each in numbers}) > 1:
             number += 1
-            draw = partial(number_over_knob, numbers, *words, even=1.0)
+            draw = partial(
+                number_over_knob,
+                numbers,
+                "What a graph mode saves",
+                "graph mode",
+                "time of a round over eager's",
+                even=1.0,
+            )
             yield Drawing(_numbered(number, GRAPHS_PLOT), draw, _summaries(runs))
 
 

@@ -144,8 +144,9 @@ def states_of(target: FrozenTarget, texts: Texts, taps: tuple[Tap, ...], num_tok
         lengths = part.lengths
         place = torch.arange(len(part.tokens)) - part.starts[:-1].repeat_interleave(lengths)
         segments = torch.arange(1, len(part) + 1).repeat_interleave(lengths)
-        columns = part.tokens[None], segments[None], place[None], part.supervised()[None]
-        outputs = target.run(PackedRows(*columns).to(target.device), taps)
+        outputs = target.run(
+            PackedRows(part.tokens[None], segments[None], place[None], part.supervised()[None]).to(target.device), taps
+        )
         tapped.append(outputs.tapped[0].bfloat16().cpu())
         final.append(outputs.final_hidden[0].bfloat16().cpu())
     return {

@@ -52,7 +52,8 @@ def evaluated(
     if not kept:
         log.warning(
             "evaluation.prompts: none of %d questions leaves room for evaluation.max_new_tokens=%d; none counts",
-            *(len(requests), knobs.max_new_tokens),
+            len(requests),
+            knobs.max_new_tokens,
         )
         return {}
     few = replace(knobs, batch_size=min(knobs.batch_size, 64))

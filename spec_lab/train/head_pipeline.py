@@ -93,8 +93,9 @@ class HeadPipeline:
 
         def build(unfinished: Path) -> dict[str, Any]:
             with tracked(config, folder.root, output.name) as tracker:
-                parts = target, learnt, held_out, work, self.device, tracker, self.group
-                facts = HeadTraining(config, recipe, path, *parts).run(unfinished)
+                facts = HeadTraining(
+                    config, recipe, path, target, learnt, held_out, work, self.device, tracker, self.group
+                ).run(unfinished)
             return {**facts, "texts": facts_of_texts(learnt)}
 
         run_stage(folder, output, settings, self.device, build)
@@ -136,7 +137,8 @@ class HeadPipeline:
             log.warning(
                 "evaluation.num_draft_tokens=%d is over drafter.num_unrolled_steps=%d: later drafts come from states "
                 "that no training has seen, and fewer of them are accepted",
-                *(measured, learnt),
+                measured,
+                learnt,
             )
 
     def _target(self, path: Path) -> FrozenTarget:

@@ -192,8 +192,15 @@ def serving_of(
 ) -> Serving:
     """Load the runtime for some requests, and for a drafter of these words."""
     longest = max(len(request.prompt_ids) + request.max_new_tokens for request in requests)
-    sizes = knobs.num_draft_tokens, min(knobs.batch_size, len(requests)), longest
-    return Serving.load(path, device, "auto", *sizes, of_drafter=of_drafter)
+    return Serving.load(
+        path,
+        device,
+        "auto",
+        knobs.num_draft_tokens,
+        min(knobs.batch_size, len(requests)),
+        longest,
+        of_drafter=of_drafter,
+    )
 
 
 def held_out_requests(texts: Any, max_new_tokens: int) -> list[Request]:

@@ -34,9 +34,18 @@ class ModuleShape:
     def make_attention(self) -> SelfAttention:
         """Return the module's own attention."""
         plan = self.plan
-        heads = plan.num_heads, plan.num_kv_heads, plan.head_dim
         norm_eps = self.rms_norm_eps if plan.qk_norm else None
-        return SelfAttention(AttentionShape(self.hidden_size, self.hidden_size, *heads, norm_eps, plan.qkv_bias))
+        return SelfAttention(
+            AttentionShape(
+                self.hidden_size,
+                self.hidden_size,
+                plan.num_heads,
+                plan.num_kv_heads,
+                plan.head_dim,
+                norm_eps,
+                plan.qkv_bias,
+            )
+        )
 
 
 class SharedHead(nn.Module):

@@ -138,8 +138,14 @@ embedding's half first. What is recycled is the module's own state after `shared
 def qwen3_shape(target: Qwen3Config, sizes: LayerConfig) -> ModuleShape:
     """Return a module with a Qwen3 layer of these sizes, beside such a target."""
     rope = RopeConfig(target.rope_parameters["rope_theta"], "none")
-    heads = sizes.num_heads, sizes.num_kv_heads, sizes.head_dim
-    plan = LayerPlan(*heads, rope, intermediate_size=sizes.intermediate_size, qk_norm=True)
+    plan = LayerPlan(
+        sizes.num_heads,
+        sizes.num_kv_heads,
+        sizes.head_dim,
+        rope,
+        intermediate_size=sizes.intermediate_size,
+        qk_norm=True,
+    )
     return ModuleShape(plan, target.hidden_size, target.rms_norm_eps)
 
 

@@ -70,9 +70,14 @@ class NativeDraftLayer:
 
     def __init__(self, parts: DraftLayerParts) -> None:
         self._parts = parts
-        norms = parts.embedding_norm.described, parts.hidden_norm.described
         embedding = float_rows(parts.embedding)
-        self.described = _DraftLayer(parts.layer.described, *norms, embedding, parts.residual_is_normed)
+        self.described = _DraftLayer(
+            parts.layer.described,
+            parts.embedding_norm.described,
+            parts.hidden_norm.described,
+            embedding,
+            parts.residual_is_normed,
+        )
         self.address = ctypes.addressof(self.described)
 
 
@@ -140,8 +145,18 @@ def decoder_layers(
         layers: `NativeLayers.address`.
     """
     place = _place_in_table(table, positions, slots, (pages, lengths, num_queries))
-    pointers = streams.data_ptr(), kv.data_ptr(), kv.stride(0), float_rows(stream)
-    check(library().native_layers(layers, streams.shape[0], ctypes.addressof(place), *pointers, stream.shape[0]))
+    check(
+        library().native_layers(
+            layers,
+            streams.shape[0],
+            ctypes.addressof(place),
+            streams.data_ptr(),
+            kv.data_ptr(),
+            kv.stride(0),
+            float_rows(stream),
+            stream.shape[0],
+        )
+    )
 
 
 @cpu_operator("native_draft_layer", mutates_args=("out", "kv"))
@@ -166,8 +181,19 @@ def draft_layer(
     """
     check_places(tokens, *([] if live is None else [live]))
     place = _place_in_table(table, positions, slots, (pages, lengths, num_queries))
-    pointers = out.data_ptr(), kv.data_ptr(), tokens.data_ptr(), float_rows(hidden), pointer_to(live)
-    check(library().native_draft_layer(layer, ctypes.addressof(place), *pointers, tokens.shape[0], out.shape[0]))
+    check(
+        library().native_draft_layer(
+            layer,
+            ctypes.addressof(place),
+            out.data_ptr(),
+            kv.data_ptr(),
+            tokens.data_ptr(),
+            float_rows(hidden),
+            pointer_to(live),
+            tokens.shape[0],
+            out.shape[0],
+        )
+    )
 
 
 @cpu_operator("native_draft_start", mutates_args=("places", "hiddens", "kv"))
@@ -203,10 +229,26 @@ def draft_start(
     check_places(places, tokens, kv_lens, num_emitted)
     keys = describe_place(None, None, (pages, kv_lens, 1))
     _turn_by(keys, table)
-    parts = layer, fuse, norm, head, pointer_to(token_map), ctypes.addressof(keys)
-    written = places.data_ptr(), hiddens.data_ptr(), kv.data_ptr()
-    read = float_rows(features), tokens.data_ptr(), kv_lens.data_ptr(), num_emitted.data_ptr()
-    check(library().native_draft_start(*parts, *written, *read, *tokens.shape, table.shape[0], is_pruned))
+    check(
+        library().native_draft_start(
+            layer,
+            fuse,
+            norm,
+            head,
+            pointer_to(token_map),
+            ctypes.addressof(keys),
+            places.data_ptr(),
+            hiddens.data_ptr(),
+            kv.data_ptr(),
+            float_rows(features),
+            tokens.data_ptr(),
+            kv_lens.data_ptr(),
+            num_emitted.data_ptr(),
+            *tokens.shape,
+            table.shape[0],
+            is_pruned,
+        )
+    )
 
 
 @cpu_operator("native_draft_steps", mutates_args=("drafts", "hiddens", "kv", "positions", "slots", "lengths"))
@@ -238,7 +280,23 @@ def draft_steps(
     """
     check_places(tokens, drafts)
     place = _place_in_table(table, positions, slots, (pages, lengths, 1))
-    moved = positions.data_ptr(), slots.data_ptr(), lengths.data_ptr()
-    made = drafts.data_ptr(), hiddens.data_ptr(), tokens.data_ptr(), float_rows(hidden), kv.data_ptr()
-    parts = layer, norm, head, pointer_to(token_map), ctypes.addressof(place)
-    check(library().native_draft_steps(*parts, *moved, *made, drafts.shape[1], drafts.shape[0], table.shape[0]))
+    check(
+        library().native_draft_steps(
+            layer,
+            norm,
+            head,
+            pointer_to(token_map),
+            ctypes.addressof(place),
+            positions.data_ptr(),
+            slots.data_ptr(),
+            lengths.data_ptr(),
+            drafts.data_ptr(),
+            hiddens.data_ptr(),
+            tokens.data_ptr(),
+            float_rows(hidden),
+            kv.data_ptr(),
+            drafts.shape[1],
+            drafts.shape[0],
+            table.shape[0],
+        )
+    )

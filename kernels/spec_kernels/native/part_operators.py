@@ -41,8 +41,19 @@ def decoder_layer(
         layer: `NativeLayer.address`.
     """
     place = describe_place((cos, signed_sin), slots, (pages, lengths, num_queries))
-    pointers = out.data_ptr(), kv.data_ptr(), float_rows(rows), float_rows(residual), pointer_to(live)
-    check(library().native_layer(layer, ctypes.addressof(place), *pointers, rows.shape[0], out.shape[0]))
+    check(
+        library().native_layer(
+            layer,
+            ctypes.addressof(place),
+            out.data_ptr(),
+            kv.data_ptr(),
+            float_rows(rows),
+            float_rows(residual),
+            pointer_to(live),
+            rows.shape[0],
+            out.shape[0],
+        )
+    )
 
 
 @cpu_operator("native_project", mutates_args=("heads", "kv"))
@@ -57,8 +68,11 @@ def project(
 ) -> None:
     """Run the first part of a layer: up to its queries, which lie in `heads` [rows, all heads * head_dim]."""
     place = describe_place((cos, signed_sin), slots, None)
-    pointers = heads.data_ptr(), kv.data_ptr(), float_rows(rows)
-    check(library().native_project(layer, ctypes.addressof(place), *pointers, rows.shape[0]))
+    check(
+        library().native_project(
+            layer, ctypes.addressof(place), heads.data_ptr(), kv.data_ptr(), float_rows(rows), rows.shape[0]
+        )
+    )
 
 
 @cpu_operator("native_attend", mutates_args=("out",))
@@ -74,15 +88,23 @@ def attend(
     """Run the second part: out [rows, heads * head_dim] of `queries` [rows, at least as many]."""
     assert queries.stride(1) == 1
     place = describe_place(None, None, (pages, lengths, num_queries))
-    pointers = out.data_ptr(), kv.data_ptr(), queries.data_ptr()
-    check(library().native_attend(layer, ctypes.addressof(place), *pointers, queries.stride(0), queries.shape[0]))
+    check(
+        library().native_attend(
+            layer,
+            ctypes.addressof(place),
+            out.data_ptr(),
+            kv.data_ptr(),
+            queries.data_ptr(),
+            queries.stride(0),
+            queries.shape[0],
+        )
+    )
 
 
 @cpu_operator("native_finish", mutates_args=("out",))
 def finish(out: torch.Tensor, attended: torch.Tensor, residual: torch.Tensor, layer: int) -> None:
     """Run the last part: out [rows, hidden_size] of what attention gave, and the stream in front of the layer."""
-    pointers = out.data_ptr(), float_rows(attended), float_rows(residual)
-    check(library().native_finish(layer, *pointers, residual.shape[0]))
+    check(library().native_finish(layer, out.data_ptr(), float_rows(attended), float_rows(residual), residual.shape[0]))
 
 
 @cpu_operator("native_norm", mutates_args=("out",))
@@ -100,8 +122,11 @@ def multiply(out: torch.Tensor, rows: torch.Tensor, product: int) -> None:
 @cpu_operator("native_likeliest", mutates_args=("tokens",))
 def likeliest(tokens: torch.Tensor, rows: torch.Tensor, token_map: torch.Tensor | None, norm: int, head: int) -> None:
     """Write the likeliest token of each row, the lowest id of equal ones: of `head`'s product with the normed rows."""
-    pointers = pointer_to(token_map), tokens.data_ptr(), float_rows(rows)
-    check(library().native_likeliest(head, norm, *pointers, rows.shape[0]))
+    check(
+        library().native_likeliest(
+            head, norm, pointer_to(token_map), tokens.data_ptr(), float_rows(rows), rows.shape[0]
+        )
+    )
 
 
 @cpu_operator("native_draft_input", mutates_args=("out",))
@@ -116,5 +141,13 @@ def draft_input(
     """Write the normed embeddings of tokens and, beside them, normed hidden states: out [rows, 2 * hidden_size]."""
     assert tokens.is_contiguous() and embedding.is_contiguous()
     num_rows, size = hidden.shape
-    pointers = out.data_ptr(), tokens.data_ptr(), float_rows(hidden)
-    library().native_draft_input(embedding_norm, hidden_norm, float_rows(embedding), size, *pointers, num_rows)
+    library().native_draft_input(
+        embedding_norm,
+        hidden_norm,
+        float_rows(embedding),
+        size,
+        out.data_ptr(),
+        tokens.data_ptr(),
+        float_rows(hidden),
+        num_rows,
+    )

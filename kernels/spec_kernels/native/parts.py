@@ -49,8 +49,9 @@ class NativeProduct:
         self.num_outputs, self.num_inputs = weight.shape
         self._panels, self._layout = pack(weight, has_tiles())
         self.bias = None if bias is None else bias.float().contiguous()
-        sizes = self.num_outputs, self.num_inputs, self._layout
-        self.described = _Product(self._panels.data_ptr(), pointer_to(self.bias), *sizes)
+        self.described = _Product(
+            self._panels.data_ptr(), pointer_to(self.bias), self.num_outputs, self.num_inputs, self._layout
+        )
         self.address = ctypes.addressof(self.described)
 
     @property
@@ -126,8 +127,9 @@ class NativeLayer:
         self.hidden_size, self.num_attended = parts.o.num_outputs, parts.o.num_inputs
         self.num_projected = parts.qkv.num_outputs
         described = (getattr(parts, field.name).described for field in fields(parts))
-        sizes = num_heads, num_kv_heads, head_dim, rotary_dim, window or 0, page_size
-        self.described = LayerStructure(*described, scale, *sizes)
+        self.described = LayerStructure(
+            *described, scale, num_heads, num_kv_heads, head_dim, rotary_dim, window or 0, page_size
+        )
         self.address = ctypes.addressof(self.described)
 
     @property

@@ -32,9 +32,16 @@ def write_strict(
     check_places(tokens, num_emitted, *([] if num_drafts is None else [num_drafts]))
     assert active.dtype is torch.bool and active.is_contiguous()
     assert draft_tokens.dtype is torch.int64 and draft_tokens.stride(1) == 1
-    pointers = tokens.data_ptr(), num_emitted.data_ptr(), float_rows(logits), draft_tokens.data_ptr()
-    drafts = draft_tokens.stride(0), active.data_ptr(), pointer_to(num_drafts)
-    library().native_strict(*pointers, *drafts, *logits.shape)
+    library().native_strict(
+        tokens.data_ptr(),
+        num_emitted.data_ptr(),
+        float_rows(logits),
+        draft_tokens.data_ptr(),
+        draft_tokens.stride(0),
+        active.data_ptr(),
+        pointer_to(num_drafts),
+        *logits.shape,
+    )
 
 
 def strict_accept(
@@ -66,9 +73,8 @@ def write_places(
         pages: [requests, num_pages], the last column scratch.
     """
     check_places(places, kv_lens, num_emitted, pages)
-    sizes = pages.shape[0], num_rows, pages.shape[1], page_size, num_positions
     pointers = (tensor.data_ptr() for tensor in (places, kv_lens, num_emitted, pages))
-    library().native_catchup(*pointers, first, *sizes)
+    library().native_catchup(*pointers, first, pages.shape[0], num_rows, pages.shape[1], page_size, num_positions)
 
 
 def catchup_places(
@@ -170,8 +176,9 @@ def _look_up_into(
     check_places(drafts, texts, slot_ids, starts, counts)
     assert tokens.dtype is torch.int64 and tokens.stride(1) == 1
     pointers = (tensor.data_ptr() for tensor in (drafts, texts, slot_ids, starts, tokens, counts))
-    sizes = tokens.stride(0), drafts.shape[0], texts.shape[1], max_ngram, min_ngram, drafts.shape[1]
-    library().native_look_up(*pointers, *sizes)
+    library().native_look_up(
+        *pointers, tokens.stride(0), drafts.shape[0], texts.shape[1], max_ngram, min_ngram, drafts.shape[1]
+    )
 
 
 def extend_and_look_up(

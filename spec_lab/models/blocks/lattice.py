@@ -110,8 +110,10 @@ class LatticeHead(JoinedSlots):
         ranks = self._rank_features.expand(*shape, -1)
         likely = torch.stack((log_probs, log_probs.exp(), log_probs - log_probs.amax(-1, keepdim=True)), dim=-1)
         features = torch.cat((likely, ranks), dim=-1).to(stream.dtype)
-        norm = tensors["feature_norm.weight"], tensors["feature_norm.bias"]
-        stream = stream + self._of_rows(self._features, F.layer_norm(features, (features.shape[-1],), *norm))
+        stream = stream + self._of_rows(
+            self._features,
+            F.layer_norm(features, (features.shape[-1],), tensors["feature_norm.weight"], tensors["feature_norm.bias"]),
+        )
         stream = stream + tensors["slot_embedding"][:, 0] + tensors["rank_embedding"][:, 0]
         stream = stream.flatten(1, 2)
         for layer in self._layers:

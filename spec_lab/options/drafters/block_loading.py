@@ -82,8 +82,16 @@ def load_pass(chosen: Chosen, options: BlockDrafterConfig, build: DrafterBuild) 
 
     def make(resources: DrafterResources) -> BlockPass:
         cache = build_cache(config.body.layers, resources.limits, build)
-        parts = build.backend, resources.prune, resources.span, build.kernels
-        return ContextPass(options.num_draft_tokens, model, features, cache, *parts)
+        return ContextPass(
+            options.num_draft_tokens,
+            model,
+            features,
+            cache,
+            build.backend,
+            resources.prune,
+            resources.span,
+            build.kernels,
+        )
 
     return model, make
 

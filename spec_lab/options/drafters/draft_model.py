@@ -42,8 +42,9 @@ def load(chosen: Chosen, options: DraftModelDrafterConfig, build: DrafterBuild) 
     def make(resources: DrafterResources) -> Drafter[Any]:
         cache = make_cache(resources)
         picker = make_picker(chosen, options, build, resources)
-        parts = build.backend, resources.prune, picker, build.kernels
-        return DraftModelDrafter(options.num_draft_tokens, model, cache, *parts)
+        return DraftModelDrafter(
+            options.num_draft_tokens, model, cache, build.backend, resources.prune, picker, build.kernels
+        )
 
     return make
 

@@ -131,8 +131,9 @@ def eagle3_factory(
     def make(resources: DrafterResources) -> Drafter[Any]:
         cache = build_cache(head_config.layer.layers, resources.limits, build).layers[0]
         picker = make_picker(chosen, options, build, resources)
-        parts = build.backend, resources.prune, picker, build.kernels
-        return RecurrentDrafter(options.num_draft_tokens, head, features, cache, *parts)
+        return RecurrentDrafter(
+            options.num_draft_tokens, head, features, cache, build.backend, resources.prune, picker, build.kernels
+        )
 
     return make
 

@@ -149,8 +149,10 @@ def build_mtp_modules(
     head = make_linear(target.head_weight)
     plan = mtp.layer.only_layer
     rotary = rotary_table(plan.rope, plan.head_dim, target.num_positions, build.dtype, build.device)
-    shared = target.embedding, head, rotary, build.backend, build.kernels.products
-    modules = [MtpModule(mtp, of_module, *shared) for of_module in tensors]
+    modules = [
+        MtpModule(mtp, of_module, target.embedding, head, rotary, build.backend, build.kernels.products)
+        for of_module in tensors
+    ]
     for module in modules:
         build.adopt(module.expert_parts)
     return modules

@@ -78,8 +78,9 @@ def mtp_eagle_factory(
         cache = build_cache(mtp.layer.layers, resources.limits, build).layers[0]
         picker = make_picker(chosen, options, build, resources)
         features = FeatureSpec(final_hidden=mtp.target_hidden)
-        parts = build.backend, resources.prune, picker, build.kernels
-        return RecurrentDrafter(options.num_draft_tokens, module, features, cache, *parts)
+        return RecurrentDrafter(
+            options.num_draft_tokens, module, features, cache, build.backend, resources.prune, picker, build.kernels
+        )
 
     return make
 

@@ -48,9 +48,10 @@ def load(chosen: Chosen, options: NgramDrafterConfig, build: DrafterBuild) -> Dr
     from spec_lab.operators.kernel_set import Op
     from spec_lab.wiring.drafting import token_history
 
-    sizes = options.max_ngram, options.min_ngram
     most, look_up = options.num_draft_tokens, build.kernels.get(Op.LOOK_UP, extend_and_look_up)
-    return lambda resources: NgramDrafter(most, *sizes, token_history(resources, build), look_up)
+    return lambda resources: NgramDrafter(
+        most, options.max_ngram, options.min_ngram, token_history(resources, build), look_up
+    )
 
 
 def load_tree(chosen: Chosen, options: NgramDrafterConfig, build: DrafterBuild) -> DrafterFactory:
@@ -60,8 +61,9 @@ def load_tree(chosen: Chosen, options: NgramDrafterConfig, build: DrafterBuild) 
 
     sizes = chosen.sizes
     assert sizes is not None, "only runs with a tree are asked"
-    of_tree, of_suffix = (sizes.depth, sizes.num_rows, sizes.topk), (options.max_ngram, options.min_ngram)
-    return lambda resources: NgramTreeDrafter(*of_tree, *of_suffix, token_history(resources, build))
+    return lambda resources: NgramTreeDrafter(
+        sizes.depth, sizes.num_rows, sizes.topk, options.max_ngram, options.min_ngram, token_history(resources, build)
+    )
 
 
 ROW = DrafterOption(

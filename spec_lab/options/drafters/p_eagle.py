@@ -71,8 +71,9 @@ def _load_pass(chosen: Chosen, options: PEagleDrafterConfig, build: DrafterBuild
 
     target = build.target
     if options.weights == Weights.random:
-        of_random = options.num_layers or 2, build.dtype, build.device, chosen.config.seed + 1
-        config, tensors = random_p_eagle(target.config, *of_random)
+        config, tensors = random_p_eagle(
+            target.config, options.num_layers or 2, build.dtype, build.device, chosen.config.seed + 1
+        )
     else:
         config, tensors = load_eagle3(chosen.drafter_folder, target.config, build.dtype, build.device, "peagle")
     head = build.beside_target(PEagleHead, config, tensors)

@@ -38,12 +38,14 @@ def build_mode(chosen: Chosen, options: RoundGraphConfig, build: GraphBuild) -> 
     from spec_lab.engine.graphs.skipped_rounds import SkippedRounds
     from spec_lab.engine.stops import StopConditions
 
-    places = options.name, build.recorder(), build.num_slots, build.max_kv_len
+    recorder = build.recorder()
     if options.rounds_per_replay == 1:
-        return WholeRound(*places)
+        return WholeRound(options.name, recorder, build.num_slots, build.max_kv_len)
     stops = StopConditions(build.num_slots, build.eos_token_ids, build.device, build.kernels)
     make = SkippedRounds if options.skip_ended else SeveralRounds
-    return make(*places, options.rounds_per_replay, stops, options.overlap)
+    return make(
+        options.name, recorder, build.num_slots, build.max_kv_len, options.rounds_per_replay, stops, options.overlap
+    )
 
 
 ROW = GraphOption(name="round", schema=RoundGraphConfig, build=build_mode, runs_trees=True)

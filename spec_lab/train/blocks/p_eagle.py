@@ -48,8 +48,9 @@ class TextsAndMasks(AnchoredAttention):
         self, queries: Tensor, cache: AnchoredKV, metadata: AttentionMetadata, window: int | None, scale: float
     ) -> Tensor:
         assert cache.context is not None
-        of_texts = queries[: self._num_texts], PackedKV(*cache.context), self._of_texts
-        texts = PackedAttention().attend(*of_texts, window, scale)
+        texts = PackedAttention().attend(
+            queries[: self._num_texts], PackedKV(*cache.context), self._of_texts, window, scale
+        )
         return torch.cat((texts, super().attend(queries[self._num_texts :], cache, self._of_masks, window, scale)))
 
 
@@ -78,10 +79,11 @@ class TrainablePEagle(SlotDrafter):
         shape, num_masks = rows.tokens.shape, self.num_slots - 1
         attention = TextsAndMasks(rows, num_masks)
         longest = shape[1] + num_masks
-        of_target = self._embedding, self._target_head
         backend: Any = attention
         rotary = self.rotary(self.config.layer.only_layer, longest)
-        head = PEagleHead(self.config, self.tensors(), *of_target, backend, longest, rotary=rotary)
+        head = PEagleHead(
+            self.config, self.tensors(), self._embedding, self._target_head, backend, longest, rotary=rotary
+        )
         num_blocks = rows.anchors.numel()
         masks = rows.tokens.new_full((num_blocks * num_masks,), head.mask_token_id)
         tokens = torch.cat((F.pad(rows.tokens[:, 1:], (0, 1)).flatten(), masks))

@@ -83,8 +83,13 @@ none.""",
 
     def _sizes(self, target: FrozenTarget, draft_vocab_size: int, mask_token_id: int) -> Eagle3Config:
         model, like = target.config, full_plan(target.config)
-        heads = like.num_heads, like.num_kv_heads, like.head_dim
-        plan = LayerPlan(*heads, rope=draft_rope(model), intermediate_size=like.intermediate_size)
+        plan = LayerPlan(
+            like.num_heads,
+            like.num_kv_heads,
+            like.head_dim,
+            rope=draft_rope(model),
+            intermediate_size=like.intermediate_size,
+        )
         return Eagle3Config(
             layer=replace(model, family="llama", layers=(plan,), gemma4=None, max_dense_positions=None),
             target_hidden_size=model.hidden_size,

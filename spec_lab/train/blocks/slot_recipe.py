@@ -73,9 +73,13 @@ class SlotRecipe(ABC):
         target = FrozenTarget.load(Path(task.model.name_or_path), device, dtype, GENERATED_ROW_LENGTH)
         drafter = self.build(target, texts, task.seed, task.always_drafted).to(device)
         rows = packed_generations(texts, task.seed).to(device)
-        parts = rows.tokens.shape[1], task.checkpoint, task.seed, device
         counted: Any = texts  # of which the rows, that are packed here, are all that is read
-        curve = train_blocks(drafter, self.config, PackedTask(target, counted, self.taps(target), *parts), rows)
+        curve = train_blocks(
+            drafter,
+            self.config,
+            PackedTask(target, counted, self.taps(target), rows.tokens.shape[1], task.checkpoint, task.seed, device),
+            rows,
+        )
         self.save(drafter, target, folder)
         return curve
 

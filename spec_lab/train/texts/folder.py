@@ -127,8 +127,9 @@ class Texts:
         starts = _starts(lengths)
         # Each token's place: where its text begins here, and how far behind that it stands.
         places = torch.arange(int(starts[-1])) + (self.starts[indices] - starts[:-1]).repeat_interleave(lengths)
-        kept = self.prompt_lengths[indices], self.conversations[indices]
-        return Texts(self.tokens[places], starts, *kept, self.header)
+        return Texts(
+            self.tokens[places], starts, self.prompt_lengths[indices], self.conversations[indices], self.header
+        )
 
     def split(self, held_out: float, seed: int = 0) -> tuple[Texts, Texts]:
         """Return the texts to learn on and those held out, a share of the conversations; turns of one stay together.
