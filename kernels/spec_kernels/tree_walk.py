@@ -121,7 +121,7 @@ def _impose(
     num_accepted = tl.minimum(imposed, tl.max(tl.where(is_row, depths, 0), 0))
     last = tl.min(tl.where(is_row & (depths == num_accepted), rows, ROW_TILE), 0)
 
-    # The token in a column is the draft of the next row of the path; in the last column, the argmax.
+    # The token in a column is the draft in the path's next row; the last column wraps around to the root.
     columns = tl.arange(0, COLUMN_TILE)
     following = (columns + 1) % (depth + 1)
     path = tl.minimum(columns, num_rows - 1)
