@@ -219,7 +219,7 @@ def _save(
     with unfinished.open("wb") as opened:
         try:
             torch.save(content, opened)
-        except RuntimeError as error:  # torch raises its own error; its context is that of the file, such as a full disk
+        except RuntimeError as error:  # torch's own error hides the file's, such as a full disk
             if isinstance(error.__context__, OSError):
                 raise error.__context__ from None
             raise
