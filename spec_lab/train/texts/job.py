@@ -228,7 +228,7 @@ class TextsJob:
                 temperature = temperatures[index % len(temperatures)]
                 records = self.writer.write([turn.request for turn in begun], temperature, progress)
                 kept, new = end_turns(self.form, begun, records, self.writer.eos_token_ids, seen)
-                fitting = self._fitting(kept)  # the tokens that were written may differ from those of re-tokenising the text
+                fitting = self._fitting(kept)  # re-tokenising a text may give other tokens
                 new["asked"], new["no_room"] = missing, missing - len(begun) + len(kept) - len(fitting)
                 new["kept"] = len(fitting)
                 self.folder.add_prompts(f"{kind}-{index:05d}.jsonl", fitting, new)
