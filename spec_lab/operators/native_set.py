@@ -166,7 +166,7 @@ class NativeProducts(PlainProducts):
         assert mlp.activation is F.silu, "a family with another activation has layers of another kind"
         head_norm = cast(RopeThenWrite, attention.rope_and_write).qk_norm
         qkv, o, gate_up, down = (packed(linear) for linear in (attention.qkv, parts.o, mlp.gate_up, mlp.down))
-        # What many rows go through reads the same panels, and the library's weights go.
+        # The parts for many rows read the same packed weights, and the library's weights are freed.
         attention.qkv, attention.o, parts.o = NativeLinear(qkv), NativeLinear(o), NativeLinear(o)
         mlp.gate_up, mlp.down = NativeLinear(gate_up), NativeLinear(down)
         own = NativeLayerParts(
@@ -180,7 +180,7 @@ class NativeProducts(PlainProducts):
         )
         rotary_dim = int(plan.head_dim * plan.rope.partial_rotary_factor)
         heads = plan.num_heads, plan.num_kv_heads, plan.head_dim, rotary_dim
-        backend: Any = attention.backend  # of paged keys and values, as each is that goes with kernels in C
+        backend: Any = attention.backend  # native kernels only run with backends of paged keys and values
         layer = NativeLayer(own, attention.scale, *heads, backend.page_size, plan.window)
         layer.move(self._memory.take(layer.num_bytes))
         return NativeDecoderLayer(layer, DecoderLayer.of(parts))
