@@ -1,4 +1,5 @@
 """Registry entries ("rows") of options: all that the lab must know about an option, with a class for each kind of part.
+
 Help lines and presets are not here but in the option's YAML file under `conf/`.
 """
 

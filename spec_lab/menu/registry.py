@@ -1,6 +1,8 @@
 """The registry of options: those of `spec_lab.options`, which counts as the first extension, and those of the
-extensions. A registry depends only on the names of the extensions. A run's rows, its registry entries, are looked up
-once (`menu.chosen`).
+extensions.
+
+A registry depends only on the names of the extensions. A run's rows, its registry entries, are looked up once
+(`menu.chosen`).
 """
 
 from __future__ import annotations
