@@ -50,9 +50,10 @@ def open_tensors(
 ) -> LazyTensors:
     """Check the wanted tensors of a folder or a GGUF file. Each is read on access.
 
-    They are in the order of `wanted`, each cut to the part that `slices` keep, and cast to `dtype`. Silently ignored
-    are rotary buffers of old exports, an `lm_head.weight` equal to the embedding it is tied to, and multi-token
-    prediction modules, which belong to a drafter (`mtp_checkpoint`).
+    They are in the order of `wanted`, each cut to the part that `slices` keep, and cast to `dtype`.
+
+    Silently ignored are rotary buffers of old exports, an `lm_head.weight` equal to the embedding it is tied to, and
+    multi-token prediction modules, which belong to a drafter (`mtp_checkpoint`).
 
     Args:
         wanted: name -> shape of every tensor the model has.
