@@ -113,8 +113,7 @@ def truncation_needs_sampling(chosen: Chosen) -> str | None:
 
 
 def threads_have_cores(chosen: Chosen) -> str | None:
-    """There are not far more threads than cores; with a hundred thousand threads a library crashes without a
-    message."""
+    """There are not far more threads than cores. With a hundred thousand, libraries crash without a message."""
     config = chosen.config
     most = MOST_THREADS_A_CORE * (os.cpu_count() or 1)
     if config.num_threads is None or config.num_threads <= most:
