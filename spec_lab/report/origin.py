@@ -44,7 +44,7 @@ def signed(figure: Figure, summaries: Sequence[Summary]) -> Figure:
     if figure.legends:
         figure.draw_without_rendering()
         figure.set_layout_engine("none")
-    for legend in figure.legends:  # else a tight box, which holds the text too, would take the legend down to the text
+    for legend in figure.legends:  # else a tight box would move the legend down to the text
         legend.set_bbox_to_anchor((0.0, 0.0, 1.0, 1.0), figure.transFigure)
     figure.text(
         0.01, -0.01, textwrap.fill(f"{names}: {describe(summaries)}", width), va="top", fontsize="x-small", color="0.4"
