@@ -4,7 +4,7 @@
 |---|---|
 | `prune=catchup` | `catchup` |
 | `prune.prefill=last_row prune.catchup=pre_attention` | `catchup`: its knobs all equal that option's |
-| `prune.catchup=pre_attention` | `all_rows+pre_attention`: this group is its knobs, so they name it |
+| `prune.catchup=pre_attention` | `all_rows+pre_attention`: no option has these knobs, so they are the name |
 | `sampling.temperature=0.7` | `temperature0.7` |
 | `graph=round graph.overlap=true` | `round_overlap` |
 | `acceptance=relaxed_thinking acceptance.topk=3` | `relaxed_thinking+topk3` |

@@ -99,7 +99,8 @@ def _check_topk(rows: VerifyRows, options: AcceptanceConfig) -> None:
 
 
 def _standing(rows: VerifyRows, at: Indices, drafts: torch.Tensor) -> DraftStanding:
-    """Return the standing of the drafts [batch, K] of the rounds `at`. One not among the recorded ranks behind them."""
+    """Return the standing of the drafts [batch, K] of the rounds `at`. A draft that is not among the recorded ranks is
+    placed after them."""
     ids = torch.from_numpy(rows.top_ids[at][:, :-1]).long()
     probabilities = torch.from_numpy(rows.top_probabilities[at][:, :-1])
     found = ids == drafts.unsqueeze(-1)

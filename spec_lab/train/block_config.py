@@ -76,7 +76,7 @@ class PEagleTrainingConfig(SlotTrainingConfig):
 
     @property
     def makes_drafts(self) -> str:
-        """What says how many drafts are made, as it is typed."""
+        """Return the override that sets the number of drafts."""
         return f"drafter.num_drafts={self.num_drafts}"
 
 
@@ -107,7 +107,7 @@ class BlockTrainingConfig(SlotTrainingConfig):
 
     @property
     def makes_drafts(self) -> str:
-        """What says how many drafts are made, as it is typed."""
+        """Return the override that sets the number of drafts."""
         return f"drafter.block_size={self.block_size}"
 
     @property
