@@ -56,7 +56,7 @@ class Joining:
         begin with the pending one."""
         walk = self.head.begin(rows)
         for slot in range(rows.hidden.shape[1]):
-            column = torch.full((1,), slot, device=tokens.device)  # filled there: no copy from the host
+            column = torch.full((1,), slot, device=tokens.device)  # made on the device, without a copy
             before = tokens[:, slot]
             sure = None if self.confidence is None else self.confidence(walk, before, column)
             yield WalkedSlot(self.head.scores(walk, before, column), sure)
@@ -103,7 +103,7 @@ class SlotDrafter(WeightsByName, ABC):
 
     @abstractmethod
     def slots(self, rows: AnchoredRows, tapped: Tensor) -> tuple[Tensor, Tensor]:
-        """Run the blocks behind all anchors.
+        """Run the blocks after all anchors.
 
         Returns:
             Their slots [blocks, slots, hidden_size], and the last context row of each [blocks, hidden_size].
@@ -111,15 +111,16 @@ class SlotDrafter(WeightsByName, ABC):
 
     @abstractmethod
     def joining(self) -> Joining:
-        """Make what turns them into drafts, of the weights as they are."""
+        """Make the part that turns slots into drafts, with the current weights."""
 
     @property
     def token_map(self) -> Tensor | None:
-        """The ids of the target that can be drafted; None where all of them can."""
+        """Return the target ids that can be drafted; None if all of them can."""
         return self.draft_token_ids if self._is_cut else None
 
     def rotary(self, plan: LayerPlan, longest: int) -> RotaryTable:
-        """Return the table of so many positions. It is made on the CPU, which a step that is recorded cannot ask."""
+        """Return the rotary table for a number of positions. It is made on the CPU, which is not possible while a step
+        is captured."""
         if longest not in self._rotary:
             like = self._embedding
             self._rotary[longest] = rotary_table(plan.rope, plan.head_dim, longest, like.dtype, like.device)
@@ -127,8 +128,8 @@ class SlotDrafter(WeightsByName, ABC):
 
 
 class TrainableBlock(SlotDrafter):
-    """A body and the head that joins its slots. Embedding and output head are the target's, and stay as they are; an
-    output head among the tensors is trained."""
+    """A body and the head that relates its slots. The target's embedding and output head are used without being
+    trained; an output head among the tensors is trained."""
 
     def __init__(self, config: BlockConfig, tensors: Mapping[str, Tensor], target: FrozenTarget) -> None:
         super().__init__(config.slots.most_drafts, tensors, target)
