@@ -30,8 +30,7 @@ __version__ = VERSION
 
 
 def compose(overrides: Sequence[str] = ()) -> Composed:
-    """Return the run that `python -m spec_lab OVERRIDES...` would run: what it is made of, and what its parts are
-    called.
+    """Return the run that `python -m spec_lab OVERRIDES...` would run, as its config and its chosen options.
 
     Raises:
         UserError: an override is mistyped, does not fit the options chosen, or asks for several runs.
@@ -42,10 +41,10 @@ def compose(overrides: Sequence[str] = ()) -> Composed:
 
 
 def run(config: Composed) -> Result:
-    """Run what was composed, record it into a folder of its own, and give back what came out.
+    """Run a composed run, record it into its own folder, and return the result.
 
     Raises:
-        UserError: the run is refused, or the machine cannot do it; its message says what helps.
+        UserError: the run is refused, or the machine cannot do it; the message has a remedy.
     """
     from spec_lab import library
 

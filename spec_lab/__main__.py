@@ -20,13 +20,13 @@ from spec_lab.program.ending import guarded, leave
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Do what `arguments` (default: those of the process) say and return the exit code."""
+    """Run the command line `arguments` (default: those of the process), and return the exit code."""
     typed = sys.argv[1:] if arguments is None else arguments
     return on_this_rank(lambda adapt: guarded(lambda: _run(typed, adapt)))
 
 
 def command() -> NoReturn:
-    """Do what was typed, and end the process."""
+    """Run the command line of the process, and end the process."""
     leave(main())
 
 

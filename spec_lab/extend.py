@@ -1,7 +1,7 @@
-"""All that an extension may import: `docs/extend.md`. What needs torch is imported when it is asked for.
+"""Everything that an extension may import: see `docs/extend.md`. Names that need torch are imported on first use.
 
-A row's module, which help and refusals load, takes the first kind of names alone: row forms, bases of configurations,
-`knob`. Its parts take any.
+An option's module, which is loaded for help and refusals, may only use names that do not need torch: option classes,
+base configs, `knob`. The modules with its parts may use all names.
 """
 
 from __future__ import annotations
@@ -268,7 +268,7 @@ WITH_TORCH = {
     "spec_lab.wiring.models": ("DrafterBuild",),
     "spec_lab.wiring.rules": ("RuleBuild", "RuleContext"),
 }
-"""The names that need torch, by the module that each comes from."""
+"""The names that need torch, with the module of each."""
 
 
 def __getattr__(name: str) -> Any:

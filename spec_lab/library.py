@@ -1,7 +1,7 @@
-"""The lab called from another program or a notebook: what `spec_lab.compose` and `spec_lab.run` do.
+"""The lab for other programs and notebooks: the implementation of `spec_lab.compose` and `spec_lab.run`.
 
-Composing may be done from several threads. Runs take turns, one a process, since two beside one another would time each
-other. Neither leaves anything behind in Hydra or torch: a program that uses them for itself finds them as they were.
+Several threads may compose. Only one run at a time is possible in a process, since concurrent runs would disturb each
+other's timings. Both restore the state of Hydra and torch for programs that use these themselves.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ ONE_RUN_AT_A_TIME = threading.Lock()
 
 @dataclass(slots=True)
 class Composed:
-    """A run before it runs. `print` shows what `--dry-run` shows.
+    """A composed run that has not started. `print` shows the output of `--dry-run`.
 
     Attributes:
-        config: typed, and free to be changed: it is checked when it runs.
-        options: the option chosen of each group, to be read.
+        config: the typed config, which may be changed, since it is checked when it runs.
+        options: the option chosen in each group, read-only.
     """
 
     config: RunConfig
@@ -53,14 +53,14 @@ class Composed:
         self._as_composed = dict(self.options)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Set what a new one is made of, once; a key of the run is one of its config's."""
+        """Allow only the initial setting of attributes, since the run's keys are set in `config`."""
         if name not in ("config", "options", "_as_composed") or hasattr(self, name):
             raise UserError(f"{name} cannot be set here; set a key of the config, as in composed.config.batch_size = 4")
         object.__setattr__(self, name, value)
 
     @property
     def choices(self) -> dict[str, str]:
-        """Returns what each group is called in records and names of folders, such as `prune: catchup`.
+        """Return the name of each group's choice in records and folder names, such as `prune: catchup`.
 
         Raises:
             UserError: `options` was changed.
@@ -81,11 +81,11 @@ class Composed:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a finished run left. `print` shows its tables and its verdict, a notebook shows them as HTML.
+    """The results of a finished run. `print` shows its tables and its verdict; a notebook shows them as HTML.
 
     Attributes:
         summary: as in `summary.json`; `python -m spec_lab.report` prints the definition of every number.
-        folder: where all of its files are.
+        folder: the folder with all of its files.
     """
 
     summary: Summary
@@ -93,7 +93,8 @@ class Result:
 
     @property
     def requests(self) -> list[RequestRow]:
-        """A row a request, read from the folder; `spec_lab.record.runs.load_requests` makes a pandas frame of them."""
+        """Return a row for each request, read from the folder; `spec_lab.record.runs.load_requests` returns a pandas
+        frame."""
         return read_all_request_rows(self.folder, self.summary)
 
     def __str__(self) -> str:
@@ -107,7 +108,7 @@ class Result:
 
 
 def compose(overrides: Sequence[str] = ()) -> Composed:
-    """Do what `spec_lab.compose` says."""
+    """Implement `spec_lab.compose`."""
     composed = compose_with_hydra(overrides)
     if composed.hydra.mode is RunMode.MULTIRUN:
         experiment = composed.hydra.runtime.choices.get("experiment")
@@ -117,7 +118,7 @@ def compose(overrides: Sequence[str] = ()) -> Composed:
 
 
 def run(composed: Composed) -> Result:
-    """Do what `spec_lab.run` says."""
+    """Implement `spec_lab.run`."""
     config = _config_of(composed, "spec_lab.run")
     if config.dry_run:
         raise UserError("dry_run=true runs nothing; leave it out, and print what was composed")
@@ -131,7 +132,7 @@ def run(composed: Composed) -> Result:
 
 
 def examine(composed: Composed) -> list[Finding]:
-    """Do what `spec_lab.examine` says."""
+    """Implement `spec_lab.examine`."""
     config = _config_of(composed, "spec_lab.examine")
     refuse_split(config, "spec_lab.examine")
     chosen = admit(config)
@@ -143,7 +144,8 @@ def examine(composed: Composed) -> list[Finding]:
 
 
 def _config_of(composed: object, caller: str) -> RunConfig:
-    """Return the run that was composed, typed again; UserError where it is none, or this process can do nothing."""
+    """Return the composed run with its types checked again; UserError if it is not a composed run, or this process
+    cannot run anything."""
     refuse_process()
     if not isinstance(composed, Composed):
         raise UserError(f"{caller} takes a composed run, not {composed!r}; use {caller}(spec_lab.compose([...]))")
@@ -151,7 +153,7 @@ def _config_of(composed: object, caller: str) -> RunConfig:
 
 
 def _run(job: Job) -> Result:
-    """Run as `cli.job.run_job` does, but raises what ends the run, and in a line where it is no mistake of ours."""
+    """Run as `cli.job.run_job` does, but raise the error that ends the run, as a one-line error if it is not a bug."""
     folder = None
     try:
         chosen = admit(job.config)
@@ -173,9 +175,9 @@ def _run(job: Job) -> Result:
 
 @contextmanager
 def _torch_as_it_was(chosen: Chosen) -> Iterator[None]:
-    """A run seeds torch and sets how many threads compute, in C too; whoever called it finds them as they were.
+    """Restore the caller's torch seed and numbers of threads, in torch and C, after a run has changed them.
 
-    The default device and type of tensors are those of a process of its own meanwhile.
+    Inside, the default device and type of tensors are those of a fresh process.
     """
     import torch
 
@@ -195,7 +197,7 @@ def _torch_as_it_was(chosen: Chosen) -> Iterator[None]:
             from spec_kernels.native import build, compiled
 
             if build.problem() is None:
-                compiled.use_threads(1)  # only a run gives it more
+                compiled.use_threads(1)  # only a run uses more
 
 
 def _table(header: Sequence[str], body: Sequence[Sequence[str]]) -> str:

@@ -1,15 +1,17 @@
-"""Time of the kernels over the vocabulary on a GPU, beside the torch forms that they replace.
+"""Times the kernels over the vocabulary on a GPU, and the torch forms that they replace.
 
     PYTHONPATH=.:kernels python kernels/bench/acceptance.py [--batch 1 16 64] [--vocab 128256 151936] [--rows 4]
 
-The physics: strict acceptance and the standing of drafts read every logit once, `batch * rows * vocab * 2` bytes in
-bfloat16, and write next to nothing; rejection reads them once, the drafter's float32 logits once, and one row a request
-of both again. At batch 1 that is about 1 MB, under half a microsecond of an H200's 4.2 TB/s: what counts there is that
-the launches are few and that each fills the GPU, which one block a row (4 of them) would not. Torch's operators write
-what lies between them (a sort of the vocabulary, probabilities, float64 arrivals) and launch a kernel for each.
+Lower bound: strict acceptance and the standing of drafts read every logit once, `batch * rows * vocab * 2` bytes in
+bfloat16, and write very little. Rejection reads the logits and the drafter's float32 logits once, and one row per
+request of both again. At batch 1 that is about 1 MB, which an H200 at 4.2 TB/s reads in under half a microsecond. There
+it matters that there are few launches and that each fills the GPU, which one block per row (4 blocks) would not.
+Torch's operators write intermediate results (a sorted vocabulary, probabilities, float64 arrival times) and launch a
+kernel for each.
 
-Times are of one call inside a CUDA graph of many, on the same logits: in a round they come from the LM head just before
-and lie in L2 as far as they fit, so the floor printed, of memory's bandwidth, can be passed.
+Times are for one call inside a CUDA graph of many, on the same logits. They can be below the printed bound, which is
+that of memory bandwidth: as in a round, where the LM head has just written the logits, they are in L2 as far as they
+fit.
 """
 
 from __future__ import annotations

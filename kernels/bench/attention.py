@@ -1,18 +1,18 @@
-"""Time of the paged attention kernel on a GPU, beside torch's SDPA and the bytes that have to move.
+"""Times the paged attention kernel on a GPU, and compares it with torch's SDPA and with the bytes that have to move.
 
     PYTHONPATH=.:kernels python kernels/bench/attention.py [--batch 1 16 64] [--keys 512 4096] [--rows 1 4] [--tree]
 
-The physics: with few query rows a request, attention reads every key and value once and does next to no arithmetic, so
-its floor is `2 * keys * num_kv_heads * head_dim * bytes` a request over the memory's bandwidth (an H200 streams about
-4.2 TB/s). One request has only `num_kv_heads` independent pieces, far fewer than the GPU has multiprocessors; the keys
-are split so that all of them read. Splits cost a second kernel and their partial results, `splits * rows * num_heads *
-(head_dim + 2)` floats written and read. At short lengths none of this shows: two dependent kernels in a CUDA graph take
-some microseconds however little they read. The partials stay in L2 mostly, so the floor printed leaves them out. Where
-requests and heads alone fill the GPU, a program takes all splits of its rows.
+Lower bound: with few query rows per request, attention reads every key and value once and does little arithmetic. So
+the bound is `2 * keys * num_kv_heads * head_dim * bytes` per request, divided by the memory bandwidth (about 4.2 TB/s
+on an H200). One request has only `num_kv_heads` independent pieces, far fewer than the GPU has multiprocessors, so the
+keys are split to use them all. Splits cost a second kernel, and partial results of `splits * rows * num_heads *
+(head_dim + 2)` floats that are written and read. With few keys this makes no difference: two dependent kernels in a
+CUDA graph take some microseconds however little they read. The partial results mostly stay in L2, so the printed bound
+leaves them out. If requests and heads alone fill the GPU, a program takes all splits of its rows.
 
-Times are of one launch inside a CUDA graph of many, which cycles through caches larger together than L2: a layer's keys
-are never there from the layer before. SDPA gets keys and values that are contiguous already, so that what it is spared,
-the gather from pages, is not in its time; it reads the same bytes.
+Times are for one launch inside a CUDA graph of many, which cycles through caches that together exceed L2, so that keys
+are never read from L2. SDPA gets keys and values that are already contiguous, so its time does not include gathering
+them from pages; it reads the same number of bytes.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ class Shape:
 
     @property
     def kv_bytes(self) -> int:
-        """Counts how many bytes of bfloat16 keys and values have to be read."""
+        """Return how many bytes of bfloat16 keys and values have to be read."""
         seen = self.keys if self.window is None else min(self.keys, self.window + self.rows - 1)
         return self.batch * seen * 2 * self.num_kv_heads * self.head_dim * 2
 
     @property
     def flops(self) -> int:
-        """Counts the operations of the two products of every query row with every key."""
+        """Return the number of operations of the two products of every query row with every key."""
         seen = self.keys if self.window is None else min(self.keys, self.window)
         return 4 * self.batch * self.rows * self.num_heads * seen * self.head_dim
 
@@ -65,7 +65,7 @@ class Shape:
 
 
 def microseconds(launch: Callable[[int], object]) -> float:
-    """Measure the median time of one of LAUNCHES `launch(i)` in one CUDA graph."""
+    """Return the median time of one `launch(i)` in a CUDA graph of LAUNCHES of them."""
     launch(0)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
@@ -84,12 +84,12 @@ def microseconds(launch: Callable[[int], object]) -> float:
 
 
 def num_copies(shape: Shape) -> int:
-    """Count the caches to cycle through, so that each is out of L2 when its turn comes again."""
+    """Return how many caches to cycle through so that each has left L2 when it is used again."""
     return min(LAUNCHES, 1 + int(2 * L2_BYTES / shape.kv_bytes))
 
 
 def binary_tree(shape: Shape, page_table: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, int]:
-    """Place the newest keys as rows of which each has two children: row 0 is the parent of 1 and 2, and so on."""
+    """Make a tree of the newest keys in which each row has two children: row 0 is the parent of 1 and 2, and so on."""
     paths = [[0]]
     for row in range(1, shape.rows):
         paths.append([*paths[(row - 1) // 2], row])
@@ -134,8 +134,8 @@ def kernel_time(shape: Shape, split_keys: int, of_tree: bool = False) -> float:
 
 
 def sdpa_time(shape: Shape) -> float:
-    """Time SDPA: the query heads of a KV head are rows of one product, the mask is causal (windowed), keys and values
-    are contiguous.
+    """Time SDPA. The query heads of a KV head are rows of one product, the mask is causal (and windowed), and keys and
+    values are contiguous.
     """
     group = shape.num_heads // shape.num_kv_heads
     kv_shape = (num_copies(shape), 2, shape.batch, shape.num_kv_heads, shape.keys, shape.head_dim)

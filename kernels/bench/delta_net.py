@@ -1,14 +1,15 @@
-"""Time of the kernels of a gated delta net on a GPU, beside their torch references and the bytes that have to move.
+"""Times the kernels of a gated delta net on a GPU; compares them with torch references and the bytes that have to move.
 
     PYTHONPATH=.:kernels python kernels/bench/delta_net.py [--batch 1 16 64] [--rows 4] [--prompts 512] [--tiles 16:1]
 
-The physics: a state is `num_value_heads * key_head_dim * value_head_dim` floats, 2.1 MB in Qwen3.5-9B. Verify of N rows
-reads one and writes N of them a request, replay reads and writes one: that, and not the arithmetic (8 operations for
-each number of the state and row), is the floor of many requests. One request's states take 2.5 us; what counts there
-is that enough programs wait for memory at once, and that the launches are few. A prompt's rows come one after the
-other: its floor is the latency of one row times their number, since the state stays in registers.
+Lower bound: a state has `num_value_heads * key_head_dim * value_head_dim` floats, 2.1 MB in Qwen3.5-9B. For each
+request, verify of N rows reads one state and writes N, and replay reads and writes one. With many requests this bounds
+the time, rather than the arithmetic (8 operations for each element of the state and each row). One request's states
+take 2.5 us; there it matters that enough programs wait for memory at once, and that there are few launches. The rows of
+a prompt are computed one after the other with the state in registers, so the bound is the latency of one row times the
+number of rows.
 
-Times are of one call inside a CUDA graph of many, which cycles through states larger together than L2.
+Times are for one call inside a CUDA graph of many, which cycles through states that together exceed L2.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class Case:
 
 
 def random_rows(net: Net, batch: int, num_rows: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Make what the rule reads, with keys of unit length."""
+    """Make the inputs of the delta rule, with keys of unit length."""
     heads = torch.randn(batch, num_rows, 2 * net.num_key_heads, net.head_dim, device="cuda")
     unit = torch.nn.functional.normalize(heads, dim=-1).flatten(2)
     values = torch.randn(batch, num_rows, net.num_value_heads * net.head_dim, device="cuda")
@@ -100,7 +101,7 @@ def cases(net: Net, batch: int, num_rows: int, is_prompt: bool) -> Iterator[Case
 
 
 def input_cases(net: Net, batch: int, num_rows: int, is_prompt: bool) -> Iterator[Case]:
-    """Yield what lies before the rule, and behind it."""
+    """Yield the steps before and after the delta rule."""
     value_size = net.num_value_heads * net.head_dim
     width = net.conv_size + value_size + 2 * net.num_value_heads
     projected = torch.randn(batch, num_rows, width, device="cuda", dtype=torch.bfloat16)

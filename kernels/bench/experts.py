@@ -1,13 +1,13 @@
-"""Time of the kernels of routed experts on a GPU, beside torch's grouped product and the bytes that have to move.
+"""Times the kernels of routed experts on a GPU; compares them with torch's grouped product and the bytes to move.
 
     PYTHONPATH=.:kernels python kernels/bench/experts.py [--shape qwen3_30b_a3b glm4_7_flash] [--rows 1 4 16 64 256]
 
-The physics: with few rows the weights of every chosen expert are read once, `3 * intermediate * hidden * 2` bytes each,
-and an H200 streams about 4.2 TB/s. Rows choose at random here, so that n rows read `E * (1 - (1 - k / E)**n)` of E
-experts; four launches in a CUDA graph take some microseconds besides, however little they read. From some 400 pairs an
-expert on the products bind.
+Lower bound: with few rows the weights of every chosen expert are read once, `3 * intermediate * hidden * 2` bytes each,
+at about 4.2 TB/s on an H200. Rows choose at random here, so that n rows read `E * (1 - (1 - k / E)**n)` of E experts.
+In addition four launches in a CUDA graph take some microseconds, however little they read. From about 400 rows per
+expert on, arithmetic is the bound.
 
-Times are of one call inside a CUDA graph of many, which cycles through layers larger together than L2, with other
+Times are for one call inside a CUDA graph of many, which cycles through layers that together exceed L2, with different
 choices in each.
 """
 
@@ -37,7 +37,7 @@ class ExpertShape:
 
     @property
     def expert_bytes(self) -> int:
-        """Counts the bytes of one expert in bfloat16."""
+        """Return the number of bytes of one expert in bfloat16."""
         return 3 * self.intermediate_size * self.hidden_size * 2
 
 
@@ -50,7 +50,7 @@ SHAPES = {
 
 @dataclass
 class Layers:
-    """Layers of random weights, and what rows choose in each: more bytes together than L2 holds."""
+    """Layers of random weights, which together exceed L2, and the experts that rows choose in each."""
 
     gate_up: torch.Tensor
     down: torch.Tensor
@@ -60,16 +60,16 @@ class Layers:
 
     @property
     def num_read(self) -> float:
-        """Counts the different experts of a layer, on average."""
+        """Return how many distinct experts of a layer are chosen, on average."""
         return sum(len(ids.unique()) for ids in self.expert_ids) / len(self.expert_ids)
 
     def microseconds(self, call: Callable[[int], object]) -> float:
-        """Measure `call` of one layer after the other."""
+        """Return the time of one `call`, which is called for one layer after the other."""
         return microseconds(lambda index: call(index % len(self.gate_up)))
 
 
 def make_layers(shape: ExpertShape, num_rows: int) -> Layers:
-    """Make as many as leave L2 between two turns, but for the largest, of which one is enough."""
+    """Make enough layers that each has left L2 when it is used again; of the largest layers one is enough."""
     read = min(shape.num_experts, num_rows * shape.num_chosen) * shape.expert_bytes
     num_layers = max(1, min(LAUNCHES, 8, 1 + int(2 * L2_BYTES / read)))
 
@@ -97,7 +97,7 @@ def kernel_time(layers: Layers) -> float:
 
 
 def grouped_time(layers: Layers) -> float:
-    """Time the same through `torch.nn.functional.grouped_mm`: sorting, activation and sum are torch's too."""
+    """Time the same with `torch.nn.functional.grouped_mm`; sorting, activation and sum are in torch too."""
     experts = torch.arange(layers.gate_up.shape[1], device="cuda")
 
     def call(index: int) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Measurements as rows of a CSV file, below lines that say where they were made: what a roofline is drawn from."""
+"""Writes measurements as a CSV file, below lines that say where they were made; rooflines are drawn from these."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ import torch
 
 
 def require_gpu() -> None:
-    """End the process in a line where there is no GPU to time anything on."""
+    """End the process with a message if there is no GPU."""
     if not torch.cuda.is_available():
         sys.exit("what is timed here runs on a GPU, and torch sees none")
 
 
 def options_of(parser: argparse.ArgumentParser) -> argparse.Namespace:
-    """Read the command line, which may also say where `write_figures` writes, and require a GPU."""
+    """Parse the command line, with an added option for the file of `write_figures`, and require a GPU."""
     parser.add_argument("--csv", type=Path, help="write the measurements there, for notebooks/kernels.ipynb")
     options = parser.parse_args()
     require_gpu()
@@ -28,7 +28,7 @@ def options_of(parser: argparse.ArgumentParser) -> argparse.Namespace:
 
 
 class Figure(NamedTuple):
-    """One measurement: what has to move and to be multiplied, and how long the kernel and its reference took."""
+    """One measurement: the bytes to move, the operations, and the times of the kernel and its reference."""
 
     kernel: str
     shape: str
@@ -39,7 +39,7 @@ class Figure(NamedTuple):
 
 
 def write_figures(path: Path | None, figures: Iterable[Figure]) -> None:
-    """Write the measurements with the machine, the versions, the day and the command; nothing without a path."""
+    """Write the measurements with the machine, the versions, the day and the command. Without a path do nothing."""
     if path is None:
         return
     import triton

@@ -1,11 +1,11 @@
-"""Time of the latent attention kernel on a GPU against query rows and context, beside its bytes and its products.
+"""Times the latent attention kernel on a GPU by query rows and context; compares it with its bytes and operations.
 
     PYTHONPATH=.:kernels python kernels/bench/latent_attention.py [--heads 20 128] [--keys 1024 8192] [--rows 1 4]
 
-The physics: one row of 1,152 bytes a key is read for all heads, and multiplied by `heads * rows` queries of 576
-channels and as many weights of 512 values: 1.89 operations a byte for each (query row, head) pair. So from about 100
-pairs on the products bind and not the bytes (790 TFLOP/s over 4.2 TB/s): the floor is the longer of both. A split
-leaves 2 kB a pair, written once and read once, which the floor leaves out.
+Lower bound: for each key one row of 1,152 bytes is read for all heads. It is multiplied with `heads * rows` queries of
+576 channels, and its 512 values with as many attention weights: 1.89 operations per byte for each pair of query row and
+head. So from about 100 pairs on, arithmetic is the bound rather than bytes (790 TFLOP/s over 4.2 TB/s), and the printed
+bound is the longer of both times. A split writes and reads 2 kB for each pair, which the bound leaves out.
 """
 
 from __future__ import annotations
@@ -37,22 +37,22 @@ class LatentShape:
 
     @property
     def num_bytes(self) -> int:
-        """Counts the bytes of the cache rows in bfloat16."""
+        """Return the number of bytes of the cache rows in bfloat16."""
         return self.batch * self.keys * ROW_WIDTH * 2
 
     @property
     def flops(self) -> int:
-        """Counts the operations of both products."""
+        """Return the number of operations of both products."""
         return 2 * self.batch * self.rows * self.num_heads * self.keys * (ROW_WIDTH + RANK)
 
     @property
     def floor_us(self) -> float:
-        """The longer of both."""
+        """Return the longer of the times for bytes and for operations."""
         return max(self.num_bytes / BANDWIDTH, self.flops / FLOPS) * 1e6
 
     @property
     def num_copies(self) -> int:
-        """Counts the caches to cycle through, so that each is out of L2 when its turn comes again."""
+        """Return how many caches to cycle through so that each has left L2 when it is used again."""
         return min(LAUNCHES, 1 + int(2 * L2_BYTES / self.num_bytes))
 
     def __str__(self) -> str:
@@ -80,7 +80,7 @@ def kernel_time(shape: LatentShape, split_keys: int) -> float:
 
 
 def sdpa_time(shape: LatentShape) -> float:
-    """Time SDPA over rows that are contiguous already, heads and query rows as rows of one product, without a mask."""
+    """Time SDPA over rows that are already contiguous, with heads and query rows as rows of one product and no mask."""
     rows = randn(shape.num_copies, shape.batch, 1, shape.keys, ROW_WIDTH)
     queries = randn(shape.batch, 1, shape.num_heads * shape.rows, ROW_WIDTH)
 

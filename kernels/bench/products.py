@@ -1,10 +1,10 @@
-"""Time of the products of few rows on a GPU, beside the library's, at the shapes of Llama-3.1-8B and an EAGLE-3 head.
+"""Times our and the library's products of few rows on a GPU, in the shapes of Llama-3.1-8B and an EAGLE-3 head.
 
     PYTHONPATH=.:kernels python kernels/bench/products.py [--rows 1 4 16 64] [--fp8]
 
-The physics: a product reads its weight once, `out_features * in_features * 2` bytes in bfloat16, and next to nothing
-else. Times are of one call inside a CUDA graph of several, on weights that take turns, so that none is still in L2.
-`with all` is the kernel with what is fused in a decoder layer: norm, gate, residual; `F.linear` is the product alone.
+Lower bound: a product reads its weight once, `out_features * in_features * 2` bytes in bfloat16, and little else. Times
+are for one call inside a CUDA graph of several, which cycles through weights so that none is still in L2. `with all` is
+the kernel with everything that a decoder layer fuses into it (norm, gate, residual); `F.linear` is the product alone.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ SHAPES = {
     "fc": (4096, 12288, ""),
     "draft head": (32000, 4096, ""),
 }
-"""Outputs, inputs, and what is fused, of each product."""
+"""Output size, input size and fused parts of each product."""
 
 OF_A_LAYER = ("qkv", "o", "gate_up", "down")
 
 BYTES_IN_TURN = 9e8
-"""The weights of a case take so many together, many times what L2 holds."""
+"""Total bytes of the weights that a case cycles through, many times the size of L2."""
 
 
 def times(num_rows: int, out_features: int, in_features: int, fused: str, is_fp8: bool) -> tuple[float, float, float]:
-    """Return microseconds of the kernel, of the kernel with all that is fused, and of F.linear, for which a weight in
-    e4m3 is widened."""
+    """Return the microseconds of the kernel, of the kernel with all fused parts, and of F.linear, for which an e4m3
+    weight is converted to bfloat16."""
     gated = "gate" in fused
     height = out_features * (2 if gated else 1)
     shape, options = (height, in_features), {"device": "cuda", "dtype": torch.bfloat16}

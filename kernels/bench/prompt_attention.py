@@ -1,11 +1,11 @@
-"""Time of attention of prompt chunks on a GPU, beside its arithmetic and SDPA.
+"""Times attention of prompt chunks on a GPU, and compares it with the bound of its arithmetic and with SDPA.
 
     PYTHONPATH=.:kernels python kernels/bench/prompt_attention.py [--keys 2048 8192 32768 122880] [--rows 2048]
 
-The physics: `rows` query rows against all keys before them are `4 * rows * (keys - rows / 2) * num_heads * head_dim`
-operations, over the rate of the tensor cores (an H200 multiplies large bf16 matrices at about 790 TFLOP/s); the keys
-are read once a row tile, mostly from L2. SDPA gets keys and values that are contiguous already: what it is spared, the
-gather from pages, is not in its time.
+Lower bound: `rows` query rows against all keys before them need `4 * rows * (keys - rows / 2) * num_heads * head_dim`
+operations, divided by the rate of the tensor cores (an H200 multiplies large bf16 matrices at about 790 TFLOP/s). The
+keys are read once for each tile of rows, mostly from L2. SDPA gets keys and values that are already contiguous, so its
+time does not include gathering them from pages.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ REPEATS = 7
 
 
 def microseconds(launch: Callable[..., object], *arguments: object) -> float:
-    """Measure the median time of a launch."""
+    """Return the median time of a launch."""
     launch(*arguments)
     times = []
     for _ in range(REPEATS):

@@ -1,9 +1,8 @@
 """Attention of the newest query rows of each request over a paged KV cache: a few rows of decoding, or a prompt chunk.
 
-A decoding row's result is a fixed sequence of roundings: key tiles and splits start at absolute positions, tiles have
-one shape for 1 to `MAX_DECODE_QUERIES` query rows, and splits are merged in ascending order, each after the one before.
-What stands beside a row (more query rows, other requests, a larger `max_seq_len`) therefore changes no bit of it, nor
-does how many programs a row's splits are given to.
+A decoding row's result is a fixed sequence of roundings. Key tiles and splits start at absolute positions, and tiles
+have one shape for 1 to `MAX_DECODE_QUERIES` query rows. Splits are merged one after another, in ascending order. So a
+row's bits do not depend on other query rows, other requests, `max_seq_len`, or how many programs share its splits.
 """
 
 from __future__ import annotations
@@ -51,22 +50,22 @@ def paged_attention(
     `end = seq_lens - (num_queries - 1 - j)`; a row that sees nothing gives zeros. Positions past `max_seq_len` and
     past the table's last page but one are not read. `seq_lens` is read on the device only.
 
-    Rows of a tree see all keys but the newest `num_tail`, the prefix, and of these the ones on their path, as if they
-    stood one behind the other: a row has the bits of the chain that its path is.
+    Rows of a tree see the prefix, which is all keys but the newest `num_tail`, and then the keys on their own path, as
+    if these were consecutive. So a row has the same bits as in a chain of its path.
 
     Args:
         out: [batch * num_queries, num_heads * head_dim], contiguous, written.
         queries: [batch * num_queries, num_heads, head_dim], any stride but that of the last dimension, which is 1.
         kv: [num_slots, 2, num_kv_heads, head_dim], contiguous, of the queries' dtype; slot = page * page_size + offset.
         page_table: [batch, num_pages + 1] int64; the last column is the scratch page and is not read.
-        seq_lens: [batch] int64 keys that the last query row sees, of a tree all of its keys.
+        seq_lens: [batch] int64 number of keys that the last query row sees; for a tree, the number of all keys.
         max_seq_len: upper bound of `seq_lens` known to the host; sets the launch grid and nothing else.
-        split_keys: keys a split, see `choose_split_keys`. Prompt chunks are not split.
-        window: newest keys that a row sees; None is all of them.
-        path_slots: [batch, num_queries, positions] int64 of a tree, contiguous: the cache slot of the key that a row
-            sees at each position behind the prefix, up to its own; None is a chain.
-        depths: [batch, num_queries] int64 of a tree, contiguous: how far behind the prefix each row stands.
-        num_tail: keys of a tree behind the prefix.
+        split_keys: keys in a split, see `choose_split_keys`. Prompt chunks are not split.
+        window: the number of newest keys that a row sees; None for all.
+        path_slots: [batch, num_queries, positions] int64, contiguous, for a tree: the cache slots of the keys that a
+            row sees after the prefix, up to its own; None for a chain.
+        depths: [batch, num_queries] int64, contiguous, for a tree: position of each row after the prefix.
+        num_tail: the number of a tree's keys after the prefix.
     """
     _assert_shapes(out, queries, kv, page_table)
     num_queries = queries.shape[0] // page_table.shape[0]
@@ -85,7 +84,7 @@ def paged_attention(
 
 
 def _heads(queries: torch.Tensor, kv: torch.Tensor, page_size: int) -> dict[str, int]:
-    """Return what the kernels are compiled for besides their tiles."""
+    """Return the compile-time constants of the kernels, except their tiles."""
     num_heads, head_dim = queries.shape[1:]
     return {
         "GROUP": num_heads // kv.shape[2],
@@ -110,13 +109,15 @@ def _launch_splits(
     split_keys: int,
     heads: dict[str, int],
 ) -> None:
-    """Launch a program for each tile's split, or for each tile where these are many; in a tree also one for each query
-    row's splits from the root's on, which come first because they wait longest.
+    """Launch a program for each split of each tile, or for each tile if there are many.
+
+    A tree also has a program for each query row and split from the root's split on. These come first, since they take
+    longest.
 
     Args:
         inputs: queries, kv, page_table, seq_lens.
-        tree: path slots and depths; anything of a chain, which has a `num_tail` of 0.
-        reach: positions that can be read, and the window.
+        tree: path slots and depths; ignored for a chain, whose `num_tail` is 0.
+        reach: the number of positions that can be read, and the window.
     """
     queries, kv, page_table, seq_lens = inputs
     batch, num_rows, num_heads, head_dim = page_table.shape[0], *queries.shape
@@ -206,7 +207,7 @@ def _launch_chunk(
 
 
 def _assert_shapes(out: torch.Tensor, queries: torch.Tensor, kv: torch.Tensor, page_table: torch.Tensor) -> None:
-    """Assert what the kernels take for granted."""
+    """Check the preconditions of the kernels."""
     num_rows, num_heads, head_dim = queries.shape
     num_slots, _, num_kv_heads, _ = kv.shape
     assert_rows_of(out, num_rows, num_heads * head_dim)

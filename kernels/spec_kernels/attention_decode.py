@@ -1,4 +1,5 @@
-"""Attention of a few query rows a request, split over the keys (Flash-Decoding, Dao et al. 2023) where rows are few."""
+"""Attention of a few query rows for each request, split over the keys (Flash-Decoding, Dao et al. 2023) if rows are
+few."""
 
 # mypy: allow-untyped-decorators
 from __future__ import annotations
@@ -23,7 +24,8 @@ def _load_keys(
     NUM_KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
-    """Loads the keys and values of a tile [keys, channels]. Keys outside are never loaded: there may be NaN."""
+    """Loads the keys and values of a tile [keys, channels]. Keys out of range are never loaded, since they may be
+    NaN."""
     key_ptrs = kv_ptr + (slots * slot_stride + kv_head * HEAD_DIM)[:, None] + channels[None, :]
     is_cell = is_key[:, None] & is_channel[None, :]
     key_rows = tl.load(key_ptrs, mask=is_cell, other=0.0)
@@ -75,10 +77,10 @@ def attend_split(
     IS_WHOLE: tl.constexpr,
     EARLY: tl.constexpr,
 ) -> None:
-    """Attends one row tile over the keys of one split, or of all of them, one after the other, when IS_WHOLE.
+    """Attends one row tile over the keys of one split, or if IS_WHOLE, of all splits one after another.
 
-    All rows of a tree share the splits that lie before its root. Of the others each query row has keys of its own,
-    which stand where a chain's would, so that its sums are those of plain decoding: programs of its own read them.
+    All rows of a tree share the splits before its root. In later splits each query row has its own keys and its own
+    programs. The keys are where a chain's would be, so the row's sums are those of plain decoding.
     """
     kv_head = tl.program_id(1)
     if IS_TREE:
@@ -98,8 +100,8 @@ def attend_split(
         is_row = query < num_queries
     out_row = (request * num_queries + query).to(tl.int64)
 
-    # The keys that a row sees are up to itself. In a chain these lie one behind the other, and all rows share them. How
-    # many there are no kernel of this forward writes.
+    # A row sees the keys up to its own. In a chain these are consecutive, and all rows share them. No kernel of this
+    # forward writes seq_lens.
     seq_len = tl.load(seq_lens_ptr + request, cache_modifier=".cg").to(tl.int32)
     wait_for_inputs(EARLY)
     if IS_TREE:
@@ -110,7 +112,7 @@ def attend_split(
         low, high, entry = tree_keys(is_own, split, prefix_len, own_depth, num_readable, window, split_keys, IS_WHOLE)
         if low >= high:
             return
-        # Programs end where their rows do, or before the root, so that a row has to know only where its window begins.
+        # A program's keys end at its row or before the root, so only the start of the row's window matters.
         start = prefix_len + 1 - window + tl.load(depths_ptr + out_row, mask=is_row, other=0).to(tl.int32)
     else:
         last_query = tl.minimum((first_row + ROW_TILE - 1) // GROUP, num_queries - 1)
@@ -123,7 +125,7 @@ def attend_split(
         if not IS_WHOLE:
             low = tl.maximum(low, split * split_keys)
             high = tl.minimum(high, (split + 1) * split_keys)
-            # Nobody reads what this split would write.
+            # The output of this split would not be read.
             if low >= high:
                 return
 
@@ -143,7 +145,7 @@ def attend_split(
         keys = first_key + tl.arange(0, KEY_TILE)
         is_key = (keys >= low) & (keys < high)
         if IS_TREE:
-            # One load for both tables: what the keys wait for is then as long as a chain's.
+            # One load for both tables, so that keys wait no longer than in a chain.
             behind = keys - prefix_len
             places = tl.load(
                 tl.where(behind >= 0, path_ptr + behind, pages_ptr + keys // PAGE_SIZE), mask=is_key, other=0
@@ -160,7 +162,8 @@ def attend_split(
             is_visible = is_visible & (keys[:, None] < end[None, :])
         scores = tl.where(is_visible & is_key[:, None], scores, float("-inf"))
         if IS_WHOLE:
-            # Where a split begins, the one before is merged; elsewhere a row that saw nothing, which changes nothing.
+            # At the start of a split the previous one is merged. Elsewhere an empty one is merged, which changes
+            # nothing.
             is_first = first_key % split_keys == 0
             done = tl.where(is_first, maxima, float("-inf"))
             total_maxima, total_sums, total_acc = merge(total_maxima, total_sums, total_acc, done, sums, acc, 0)

@@ -1,7 +1,7 @@
-"""Attention of a prompt chunk: row tiles as high as the tensor cores like them, over the paged keys in place.
+"""Attention of a prompt chunk: tall row tiles, as suits the tensor cores, over the paged keys in place.
 
-Source: FlashAttention-2 (Dao 2023). A tile goes over the keys that all of its rows see without a mask, then over those
-that only some of them do.
+Source: FlashAttention-2 (Dao 2023). A tile processes the keys that all its rows see without a mask, then those that
+only some rows see.
 """
 
 # mypy: allow-untyped-decorators
@@ -36,7 +36,7 @@ def _attend_span(
     STAGES: tl.constexpr,
     IS_MASKED: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """Carries the rows on over the keys [low, high); unless IS_MASKED, all rows see all of these whole tiles."""
+    """Adds the keys [low, high) to the rows' running sums. Unless IS_MASKED, all rows see all keys of these tiles."""
     channels = tl.arange(0, CHANNEL_TILE)
     is_channel = (channels < HEAD_DIM)[None, :]
     for first_key in tl.range(low // KEY_TILE * KEY_TILE, high, KEY_TILE, num_stages=STAGES):
@@ -101,7 +101,7 @@ def attend_chunk(
     query_ptrs = queries_ptr + (out_row * query_row_stride + head * query_head_stride)[:, None] + channels[None, :]
     queries = tl.load(query_ptrs, mask=is_row[:, None] & is_channel, other=0.0)
 
-    # What the tile's first query sees starts first, what the last one sees ends last.
+    # The keys of the tile's first query start earliest, and those of the last query end latest.
     first_end = tl.load(seq_lens_ptr + request).to(tl.int32) - (num_queries - 1)
     last_query = tl.minimum(tile * ROW_TILE + ROW_TILE, num_queries) - 1
     end = first_end + query
@@ -116,7 +116,7 @@ def attend_chunk(
     pages_ptr = page_table_ptr + request * page_table_stride
     masked_from = low
     if not IS_WINDOWED:
-        # Every row of the tile sees every key before what the first one sees last.
+        # Every row of the tile sees all keys up to the first row's last key.
         masked_from = tl.maximum(tl.minimum(first_end + tile * ROW_TILE, num_readable), 0) // KEY_TILE * KEY_TILE
         maxima, sums, acc = _attend_span(
             maxima,

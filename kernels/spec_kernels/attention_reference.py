@@ -37,18 +37,18 @@ def paged_attention_reference(
     is_visible = positions < ends.unsqueeze(2)
     if window is not None:
         is_visible &= positions >= ends.unsqueeze(2) - window
-    # Selection, not multiplication: rows that nobody sees may be NaN.
+    # Selected instead of multiplied, since rows that are not seen may be NaN.
     is_read = is_visible if path_slots is not None else is_visible.any(1, keepdim=True)
     keys, values = torch.where(is_read[..., None, None, None], kv[slots.where(is_read, 0)], 0).float().unbind(3)
     grouped = queries.float().view(batch, num_queries, num_kv_heads, num_heads // num_kv_heads, head_dim)
     scores = torch.einsum("bqhgd,bqkhd->bqhgk", grouped, keys.expand(-1, num_queries, -1, -1, -1)) * scale
     scores = scores.masked_fill(~is_visible[:, :, None, None, :], float("-inf"))
-    weights = scores.softmax(-1).nan_to_num(0.0)  # a row that sees nothing
+    weights = scores.softmax(-1).nan_to_num(0.0)  # for rows that see no key
     out = torch.einsum("bqhgk,bqkhd->bqhgd", weights, values.expand(-1, num_queries, -1, -1, -1))
     return out.reshape(num_rows, num_heads * head_dim).to(queries.dtype)
 
 
 def _slots(places: torch.Tensor, page_table: torch.Tensor, page_size: int) -> torch.Tensor:
-    """Find the cache slots of places in the requests' pages, [batch, ...]."""
+    """Find the cache slots of positions `places` [batch, ...] of the requests."""
     pages = page_table.gather(1, (places // page_size).flatten(1)).view_as(places)
     return pages * page_size + places % page_size

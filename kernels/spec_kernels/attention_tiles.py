@@ -1,7 +1,7 @@
-"""Cuts the work of attention into programs: how many rows and keys each takes, and how many keys a split has.
+"""Tile sizes of attention: how many rows and keys a program takes, and how many keys a split has.
 
-Neither depends on what stands beside a row, so that no bit of its result does. How many programs share a row's splits
-may: the splits are merged one after the other in any case.
+Neither depends on the other rows of a forward, so a row's bits do not either. The number of programs that share a row's
+splits may depend on them, since the splits are always merged one after another.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 import triton
 
 MAX_DECODE_QUERIES = 32
-"""Up to here a row does not depend on the number of query rows; above, tiles are those of a prompt chunk."""
+"""Up to this number of query rows, a row's bits do not depend on it. Above, the tiles are those of a prompt chunk."""
 
 NUM_TILES_TO_FILL = 128
-"""So many row tiles, of all requests and KV heads, keep a GPU busy without splits."""
+"""The number of row tiles, over all requests and KV heads, that keep a GPU busy without splits."""
 
 _MAX_SPLITS = 32
 _SPLIT_UNIT = 64
@@ -22,11 +22,11 @@ _SPLIT_UNIT = 64
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """Says how much a program takes on.
+    """The tile of a program.
 
     Attributes:
-        rows: (query row, query head) pairs of a KV head; of a prompt chunk query rows of one head.
-        keys: key positions an iteration.
+        rows: (query row, query head) pairs of a KV head; for a prompt chunk, query rows of one head.
+        keys: key positions in an iteration.
     """
 
     rows: int
@@ -36,12 +36,12 @@ class Tiles:
 
 
 def decode_tiles(num_rows: int, channel_tile: int, element_size: int) -> Tiles:
-    """Returns tiles for `num_rows` pairs of a KV head, of keys that fit shared memory.
+    """Returns tiles for `num_rows` pairs of a KV head, with keys that fit shared memory.
 
-    How high a tile is depends on the number of rows only where keys and channels are whole operands of a tensor core:
-    they are added up in the same order whatever stands beside them, so that no bit of a row depends on it. Two tiles of
-    keys in flight, whose addresses wait for the page table, take five stages. One stage is no choice where there are
-    tensor core products: ptxas 12.8 makes wrong machine code of it (tests/machine_code.py).
+    The height of a tile depends on the number of rows only if keys and channels fill the tensor cores' operands. Then
+    the order of summation is the same for every height, so a row's bits do not depend on it. Five stages keep two tiles
+    of keys in flight, since addresses wait for the page table. One stage is impossible with tensor core products: ptxas
+    12.8 then makes wrong machine code (tests/machine_code.py).
     """
     row_bytes = channel_tile * element_size
     if element_size == 4 or channel_tile < 64:
@@ -52,18 +52,19 @@ def decode_tiles(num_rows: int, channel_tile: int, element_size: int) -> Tiles:
 
 
 def tree_tiles(num_rows: int, channel_tile: int, element_size: int) -> Tiles:
-    """Returns tiles of a tree's rows, which have the same sums as a chain's.
+    """Returns tiles for a tree's rows, with the same sums as a chain's.
 
-    Each query row has programs of its own, so that there are many: one tile of keys in flight leaves the others the
-    shared memory that a second one would take.
+    Each query row has its own programs, so there are many. Each keeps one tile of keys in flight, which leaves shared
+    memory for the other programs.
     """
     return replace(decode_tiles(num_rows, channel_tile, element_size), num_stages=2)
 
 
 def prompt_tiles(channel_tile: int, element_size: int) -> Tiles:
-    """Returns tiles as high as registers allow, so that many rows share the reading of a key.
+    """Returns tiles as tall as registers allow, so that many rows share each read of a key.
 
-    Not for the widest heads in float32, which have no tensor core product: the unrolled one takes long to compile.
+    The widest heads in float32 get smaller ones. They have no tensor core product, and an unrolled one takes long to
+    compile.
     """
     row_bytes = channel_tile * element_size
     if element_size == 4:
@@ -74,22 +75,22 @@ def prompt_tiles(channel_tile: int, element_size: int) -> Tiles:
 
 
 def choose_split_keys(max_positions: int) -> int:
-    """Returns the keys of a split for a cache of `max_positions`.
+    """Returns the number of keys in a split for a cache of `max_positions`.
 
-    It is one value a run, so that rows can be compared.
+    It is constant in a run, so that rows can be compared.
     """
     return _SPLIT_UNIT * triton.cdiv(max_positions, _SPLIT_UNIT * _MAX_SPLITS)
 
 
 def choose_latent_tiles(num_heads: int, split_keys: int, element_size: int) -> Tiles:
-    """Returns tiles of (query row, head) pairs over latent rows, whatever the number of query rows.
+    """Returns tiles of (query row, head) pairs over latent rows, for any number of query rows.
 
-    Of few heads keys and channels lie across, as in decoding: they are the whole operands of tensor core products, and
-    pairs the short side. Two tiles of keys fit shared memory beside the queries. Where splits are short, as of short
-    contexts, narrow tiles begin sooner; over longer ones wide tiles share the reading of keys. Of many heads 64 pairs
-    are rows of the products, which took three quarters of the time on an H200.
+    With few heads, keys and channels fill the tensor cores' operands, and pairs are the short side, as in decoding. Two
+    tiles of keys fit shared memory beside the queries. For short splits, as of short contexts, narrow tiles start
+    sooner. For longer ones, wide tiles share the reads of keys. With many heads, 64 pairs are the rows of the products,
+    which took three quarters of the time on an H200.
     """
-    if element_size == 4:  # no tensor core product: an unrolled one takes long to compile
+    if element_size == 4:  # there is no tensor core product, and an unrolled one takes long to compile
         return Tiles(rows=16, keys=16, num_warps=4, num_stages=1)
     if num_heads <= 16 or (num_heads <= 32 and split_keys <= _SPLIT_UNIT):
         return Tiles(rows=16, keys=64, num_warps=4, num_stages=3)
@@ -99,10 +100,10 @@ def choose_latent_tiles(num_heads: int, split_keys: int, element_size: int) -> T
 
 
 def choose_latent_split_keys(max_positions: int, batch_size: int, num_heads: int) -> int:
-    """Returns the keys of a split of latent attention, one value a run, with which four rows of `batch_size` requests
-    keep a GPU busy, and of many heads two.
+    """Returns the number of keys in a split of latent attention, which is constant in a run.
 
-    What a split leaves of a row and head weighs as much as two cache rows, so that further ones are no help.
+    With it, four rows of `batch_size` requests keep a GPU busy; with many heads, two rows. The partial result of a
+    split for one row and head takes as many bytes as two cache rows, so more splits would not help.
     """
     if num_heads <= 32:
         num_tiles = triton.cdiv(4 * num_heads, 16 if num_heads <= 16 else 32)

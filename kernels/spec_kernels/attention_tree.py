@@ -1,7 +1,7 @@
-"""The programs of a tree's attention divide its rows and keys among themselves.
+"""How the programs of a tree's attention divide its rows and keys.
 
-All rows share the splits that lie before the root, as those of a chain share all. From the root's split on every query
-row has programs of its own, so that none waits for another row's keys.
+All rows share the splits before the root, as a chain's rows share all splits. From the root's split on each query row
+has its own programs, so that none waits for another row's keys.
 """
 
 # mypy: allow-untyped-decorators
@@ -21,14 +21,13 @@ def tree_tile(
     GROUP: tl.constexpr,
     ROW_TILE: tl.constexpr,
 ) -> tuple[tl.tensor, ...]:
-    """Returns what the program at `place` of a tree's launch is for.
+    """Returns the task of the program at `place` of a tree's launch.
 
-    The first `num_own` have a query row each, and its split of the root; behind them stand `num_shared` for tiles of
-    rows, and then those of a query row's further splits, of which there are often none.
+    The first `num_own` programs each take a query row and the split that contains the root. The next `num_shared` take
+    tiles of rows. The rest take further splits of a query row, of which there are often none.
 
     Returns:
-        Whether it has a query row of its own, its request, its first row and the end of its rows, and the number of its
-        split.
+        Whether the program has a single query row, its request, the range of its rows, and the index of its split.
     """
     TILES_PER_QUERY: tl.constexpr = (GROUP + ROW_TILE - 1) // ROW_TILE
     tiles_per_request = tl.cdiv(num_queries * GROUP, ROW_TILE)
@@ -56,11 +55,10 @@ def tree_keys(
     split_keys: tl.tensor,
     IS_WHOLE: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """Returns which keys [low, high) a program reads, of which nobody reads what it would write where there are none,
-    and in which entry of a row's partial results it leaves what they come to.
+    """Returns the keys [low, high) that a program reads, and the entry of its result among a row's partial results.
 
-    A program with a query row of its own, which stands at `own_depth`, counts its splits from the root's. When IS_WHOLE
-    all shared splits are one entry, and those of a query row come behind it.
+    If there are no keys, the result is not read. A program with a single query row, at `own_depth`, counts its splits
+    from the root's. If IS_WHOLE, all shared splits are one entry, and those of a query row follow.
     """
     root_split = prefix_len // split_keys
     first, end = split * split_keys, (split + 1) * split_keys

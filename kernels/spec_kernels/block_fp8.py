@@ -1,4 +1,4 @@
-"""Kernels over weights in e4m3 with block scales; `block_fp8_reference` says how they lie."""
+"""Kernels over e4m3 weights with block scales; `block_fp8_reference` describes their layout."""
 
 # mypy: allow-untyped-decorators
 from __future__ import annotations
@@ -28,9 +28,10 @@ def load_scale(
     WHOLE_TILES: tl.constexpr,
     TURNED: tl.constexpr,
 ) -> tl.tensor:
-    """Load the scales of the rows `first + columns` of a weight in a block of its inputs, as they meet the sums.
+    """Load the scales of the rows `first + columns` of a weight in one block of inputs, in a shape that multiplies
+    sums.
 
-    A tile inside a block has one.
+    A tile within one block of rows has a single scale.
     """
     scales_ptr += block
     NUM_BLOCKS: tl.constexpr = (IN_FEATURES + BLOCK - 1) // BLOCK
@@ -46,8 +47,8 @@ def load_scale(
 
 @triton.jit
 def widened(weight: tl.tensor, DTYPE: tl.constexpr) -> tl.tensor:
-    """Turn packed pairs of e4m3 [rows, 64] into wider numbers [rows, 128], without rounding, `multiplier` times too
-    small."""
+    """Widen packed pairs of e4m3 numbers [rows, 64] to [rows, 128], exactly, but too small by the factor
+    `multiplier`."""
     if tl.bfloat16 == DTYPE:
         low, high = tl.inline_asm_elementwise(
             """{
@@ -74,14 +75,14 @@ def widened(weight: tl.tensor, DTYPE: tl.constexpr) -> tl.tensor:
 
 @triton.jit
 def float16_of(bits: tl.tensor) -> tl.tensor:
-    """Turn numbers in the bits of bfloat16 into float16, whose exponent is three bits narrower."""
+    """Convert bfloat16 bits to float16, whose exponent is three bits narrower."""
     bits = (bits & -32768) | ((bits & 0x07F0) << 3)
     return bits.to(tl.int16).to(tl.float16, bitcast=True) * 256.0
 
 
 @triton.jit
 def multiplier(DTYPE: tl.constexpr) -> tl.constexpr:
-    """Return what numbers in the bits of bfloat16 lack: its exponent counts from 127, that of e4m3 from 7."""
+    """Return the factor that corrects e4m3 bits read as bfloat16: the exponent bias is 127 there, and 7 in e4m3."""
     return 2.0**120 if tl.bfloat16 == DTYPE else 1.0
 
 
@@ -117,7 +118,7 @@ def dequantise(out: torch.Tensor, weight: torch.Tensor, scales: torch.Tensor) ->
 
     Args:
         out: [rows, inputs], contiguous, written.
-        weight: as `packed` gives it, contiguous.
+        weight: as returned by `packed`, contiguous.
         scales: [blocks of 128 rows, or rows; blocks of inputs] float32, contiguous.
     """
     num_rows, in_features = out.shape

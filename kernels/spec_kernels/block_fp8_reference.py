@@ -1,11 +1,12 @@
 """Weights in e4m3, an 8-bit floating point format, with a float32 scale for each block of 128 rows and 128 inputs.
 
-So DeepSeek-V3 is published, and so the engines (vLLM, SGLang) run such checkpoints. Here only weights are narrow: a
-round of few rows takes as long as its weights take to be read, and narrow activations would save nothing of that.
+DeepSeek-V3 is published in this format, and the engines (vLLM, SGLang) run it. Here only weights are e4m3. A round of
+few rows takes as long as reading its weights, so narrow activations would save nothing.
 
-In memory two inputs of a block share 16 bits: input i has those that bfloat16 has of it, the sign and bits 4 to 10, and
-input 64 + i the others. So one instruction takes two numbers out of a register, and five the two others, and they meet
-rows as those lie (the idea of Marlin, vLLM `marlin/dequant.h`, whose order is that of its tensor cores).
+In memory two inputs of a block share 16 bits. Input i has the bits where bfloat16 has them: the sign and bits 4 to 10.
+Input 64 + i has the other bits. So one instruction extracts two numbers from a register, and five extract the other
+two, without permuting the rows. The idea is Marlin's (vLLM `marlin/dequant.h`), which uses the order of its tensor
+cores.
 """
 
 from __future__ import annotations
@@ -14,29 +15,29 @@ import torch
 import torch.nn.functional as F
 
 BLOCK_SIZE = 128
-"""Rows, and inputs, of a block."""
+"""The number of rows, and of inputs, in a block."""
 
 
 def num_blocks(length: int) -> int:
-    """Count blocks, a begun one included."""
+    """Count the blocks of `length`, rounded up."""
     return -(-length // BLOCK_SIZE)
 
 
 def packed(weight: torch.Tensor) -> torch.Tensor:
-    """Put an e4m3 weight [rows, inputs] as the kernels read it: [rows, 64 * blocks of inputs] int16, zeros behind."""
+    """Pack an e4m3 weight [rows, inputs] for the kernels: [rows, 64 * blocks of inputs] int16, zero-padded."""
     assert weight.dtype is torch.float8_e4m3fn
     num_rows, in_features = weight.shape
     blocks = num_blocks(in_features)
     codes = F.pad(weight.contiguous().view(torch.uint8), (0, blocks * BLOCK_SIZE - in_features))
     low, high = codes.view(num_rows, blocks, 2, BLOCK_SIZE // 2).to(torch.int16).unbind(2)
     low = (low & 0x80) << 8 | (low & 0x7F) << 4
-    # What goes up by four places when it is taken out: the sign and the four last bits; what goes down: the others.
+    # Unpacking shifts the sign and the four last bits up by four places, and the others down.
     high = (high & 0x80) << 4 | (high & 0x0F) | (high & 0x70) << 8
     return (low | high).view(num_rows, -1)
 
 
 def unpacked(weight: torch.Tensor, in_features: int) -> torch.Tensor:
-    """Turn a packed weight back: [rows, inputs] float8_e4m3fn."""
+    """Unpack a packed weight to [rows, inputs] float8_e4m3fn."""
     num_rows = weight.shape[0]
     pairs = weight.view(num_rows, -1, BLOCK_SIZE // 2).to(torch.int32)
     low = (pairs >> 8 & 0x80) | (pairs >> 4 & 0x7F)
@@ -46,7 +47,7 @@ def unpacked(weight: torch.Tensor, in_features: int) -> torch.Tensor:
 
 
 def rows_of_scale(weight: torch.Tensor, scales: torch.Tensor, num_rows: int, in_features: int) -> int:
-    """Check a packed weight and its scales; return how many of its rows have a row of scales together: 128, or 1."""
+    """Check a packed weight and its scales; return how many of its rows share a row of scales: 128, or 1."""
     blocks, row_blocks = num_blocks(in_features), num_blocks(num_rows)
     assert weight.dtype is torch.int16 and weight.shape == (num_rows, blocks * BLOCK_SIZE // 2)
     assert scales.dtype is torch.float32 and weight.is_contiguous() and scales.is_contiguous()

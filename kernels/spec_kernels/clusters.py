@@ -1,6 +1,6 @@
 """The likeliest token of the likeliest clusters of tokens: the head of the small Gemma 4 assistants.
 
-In torch these are a sort of all clusters, two gathers, a batched product and three operators more.
+In torch this takes a sort of all clusters, two gathers, a batched product and three more operators.
 """
 
 # mypy: allow-untyped-decorators
@@ -29,8 +29,8 @@ def _choose_clusters(
     OTHERS_TILE: tl.constexpr,
     EARLY: tl.constexpr,
 ) -> None:
-    """Finds the ranks of some clusters of a row: how many have more, or are equal and come before. Each rank is one
-    cluster's, so that all chosen places are written."""
+    """Finds the ranks of some clusters of a row: the number of clusters with a higher score, or an equal one and a
+    lower index. Ranks are distinct, so every place of the chosen clusters is written."""
     wait_for_inputs(EARLY)
     row = tl.program_id(0).to(tl.int64)
     clusters = tl.program_id(1) * CLUSTER_TILE + tl.arange(0, CLUSTER_TILE)
@@ -68,7 +68,7 @@ def _best_of_clusters(
     CHANNEL_TILE: tl.constexpr,
     EARLY: tl.constexpr,
 ) -> None:
-    """Finds the best token of one chosen cluster; a row's program that ends last compares those of all."""
+    """Finds the best token of one chosen cluster. The last program of a row to finish compares the clusters' tokens."""
     wait_for_inputs(EARLY)
     row, place = tl.program_id(0).to(tl.int64), tl.program_id(1)
     cluster = tl.load(chosen_ptr + row * NUM_CHOSEN + place).to(tl.int64)
@@ -82,13 +82,13 @@ def _best_of_clusters(
         at = weight_ptr + (cluster * SIZE + members)[:, None] * HIDDEN + channels[None, :]
         weight = tl.load(at, mask=is_member[:, None] & is_channel[None, :], other=0.0).to(tl.float32)
         logits += tl.sum(weight * hidden[None, :], 1)
-    # Compared as the dtype rounds them, so that ties are those of logits that are written.
+    # Logits are rounded to the dtype before they are compared, so that ties are the same as for stored logits.
     logits = nan_as_largest(logits.to(weight_ptr.dtype.element_ty).to(tl.float32))
     ids = tl.load(token_ids_ptr + cluster * SIZE + members, mask=is_member, other=0).to(tl.int32)
     top, top_id = lowest_top(tl.where(is_member, logits, float("-inf")), tl.where(is_member, ids, NO_TOKEN), 0)
     tl.store(tops_ptr + row * NUM_CHOSEN + place, top)
     tl.store(top_ids_ptr + row * NUM_CHOSEN + place, top_id)
-    tl.debug_barrier()  # all threads have stored before one of them says so
+    tl.debug_barrier()  # all threads must have stored before one signals it
     if tl.atomic_add(arrivals_ptr + row, 1, sem="acq_rel") == NUM_CHOSEN - 1:
         places = tl.arange(0, CHOSEN_TILE)
         is_place = places < NUM_CHOSEN
@@ -110,17 +110,17 @@ def likeliest_in_clusters(
     arrivals: torch.Tensor,
     num_chosen: int,
 ) -> None:
-    """Find the argmax of each row over the tokens of its likeliest clusters: of equal clusters the first ones, of equal
-    tokens the lowest id.
+    """Find the argmax of each row over the tokens of its likeliest clusters. Ties go to the first cluster and the
+    lowest token id.
 
     Args:
         tokens: [rows] int64, contiguous, written.
         rows: [rows, hidden_size].
         cluster_logits: [rows, num_clusters].
         weight: [num_clusters, size, hidden_size], contiguous: the head's rows, cluster by cluster.
-        token_ids: [num_clusters, size] int64, contiguous: what they stand for.
-        arrivals: [rows or more] int32 zeros, which it leaves zero.
-        num_chosen: clusters that are looked at.
+        token_ids: [num_clusters, size] int64, contiguous: the token ids of these rows.
+        arrivals: [rows or more] int32 zeros, and zero again afterwards.
+        num_chosen: the number of clusters whose tokens are compared.
     """
     num_rows, num_clusters = cluster_logits.shape
     size, hidden_size = weight.shape[1:]
@@ -175,7 +175,7 @@ def likeliest_in_clusters_reference(
     num_chosen: int,
 ) -> None:
     """Do what `likeliest_in_clusters` does."""
-    # topk promises no order of equal scores; the sort is stable.
+    # A stable sort, since topk promises no order of equal scores.
     chosen = cluster_logits.sort(dim=-1, descending=True, stable=True).indices[:, :num_chosen]
     ids = token_ids[chosen].flatten(1)
     logits = (weight[chosen].flatten(1, 2).float() @ rows.float().unsqueeze(2)).squeeze(2).to(rows.dtype)

@@ -1,7 +1,8 @@
-"""Two kernels decide who goes on drafting and how many drafts are offered: a launch a step, and one a round.
+"""Two kernels: one decides in each draft step which requests go on drafting, one in each round how many drafts they
+offer.
 
-A draft step of a small drafter is some thirty launches, so that the ten that torch needs to note how sure it is would
-cost what they are to save.
+A draft step of a small drafter is some thirty launches. With the ten more that torch needs to store confidences,
+stopping early would save nothing.
 """
 
 # mypy: allow-untyped-decorators
@@ -16,7 +17,7 @@ from spec_kernels.utils import assert_rows_of, launch_on
 
 _MOST_REQUESTS = 1024
 _OTHERS = 32
-"""Requests whose drafts are compared with one request's at a time."""
+"""The number of other requests whose drafts are compared with one request's at a time."""
 
 
 @triton.jit(do_not_specialize=["batch", "num_slots"])
@@ -36,7 +37,7 @@ def _note(
     MAY_STOP: tl.constexpr,
     REQUEST_TILE: tl.constexpr,
 ) -> None:
-    """Notes one draft of all requests."""
+    """Stores the confidence of one draft of all requests."""
     requests = tl.arange(0, REQUEST_TILE)
     is_request = requests < batch
     slots = tl.load(slot_ids_ptr + requests, mask=is_request, other=0)
@@ -64,18 +65,18 @@ def note_confidence(
     column: torch.Tensor | None,
     threshold: float | None,
 ) -> None:
-    """Note the top-1 probability of a draft of each of up to 1024 requests, and say how many want another draft.
+    """Store the confidence in a draft of each of up to 1024 requests, and count the requests that want another draft.
 
     Args:
         survival: [num_slots + 1, K] float32; the product of a slot's probabilities up to this draft is written.
         running: [num_slots + 1] float32, the same product, for the next draft.
         num_drafted: [num_slots + 1] int64, written: the drafts made so far.
-        num_going_on: [1] int64, written: requests whose product is not under `threshold`, without the scratch slot, the
-            last; left alone where that is None.
+        num_going_on: [1] int64, written: requests whose product is at least `threshold`, not counting the scratch slot
+            (the last); not written if `threshold` is None.
         slot_ids: [batch] int64.
         probabilities: [batch] float32.
-        column: [1] int64 which draft it is, from 0; None for the first, which begins a product.
-        threshold: under which nothing more is drafted.
+        column: [1] int64 the index of the draft, from 0; None for the first, which begins a product.
+        threshold: a request whose product is below this drafts no more.
     """
     num_slots, num_draft_tokens = survival.shape
     (batch,) = slot_ids.shape
@@ -153,7 +154,7 @@ def _count_offered(
     DRAFT_TILE: tl.constexpr,
     OTHERS: tl.constexpr,
 ) -> None:
-    """Counts those of one request. A draft's rank is the number of offered ones that come before it."""
+    """Counts the offered drafts of one request. A draft's rank is the number of offered drafts that precede it."""
     request = tl.program_id(0)
     columns = tl.arange(0, DRAFT_TILE)
     survival, is_offered, _ = _load_offered(
@@ -250,13 +251,13 @@ def count_offered(
     Args:
         slot_ids: [batch] int64.
         active: [batch] bool; other rows offer none.
-        num_drafted: [num_slots + 1] int64, drafts that wait in a slot.
-        survival: [num_slots + 1, K] float32 the product of top-1 probabilities up to each of them, which never grows
-            along a row; behind those that wait stands what an earlier round noted. None where nothing goes by it.
-        most: of each request.
-        threshold: the draft at which the product falls under it is the last; None for no such end.
-        budget: rows over the batch, one for each active row's pending token among them, the others for the drafts
-            likeliest to survive; None for as many as there are.
+        num_drafted: [num_slots + 1] int64, drafts that each slot holds.
+        survival: [num_slots + 1, K] float32 the product of top-1 probabilities up to each draft. It never grows along a
+            row; entries after the slot's drafts are stale. None if it is not used.
+        most: the most drafts of each request.
+        threshold: the first draft whose product is below this is the last one; None for no such limit.
+        budget: verify rows over the whole batch. Each active request's pending token takes one, and the drafts
+            likeliest to be accepted take the others. None for no limit.
     """
     offered = torch.empty_like(slot_ids)
     _launch(offered, slot_ids, active, num_drafted, survival, most, threshold, budget)

@@ -1,10 +1,10 @@
-"""The gated delta rule over a prompt's rows, a chunk of them at a time, as products over all rows of a chunk.
+"""The gated delta rule over a prompt's rows in chunks, as products over all rows of a chunk.
 
-With D_i the decay from a chunk's start to row i, the state behind row i is D_i S + sum over j <= i of
-D_i / D_j * key_j x u_j. There u_i = strength_i * (value_i - what the faded state before it answers to key_i) needs the
-u_j before it: a triangular system, whose inverse does not depend on the state (the UT transform of Yang et al. 2024,
-arXiv 2406.06484; flash-linear-attention has it in chunks of 64). So one launch inverts the systems of all chunks beside
-each other, and a second one goes through the chunks with a tile of the state.
+Let D_i be the decay from a chunk's start to row i. The state after row i is D_i S + sum over j <= i of D_i / D_j *
+key_j x u_j, with u_i = strength_i * (value_i - S_i^T key_i). S_i is the decayed state before row i, so u_i depends on
+all u_j before it. This is a triangular system, whose inverse does not depend on S (the UT transform of Yang et al.
+2024, arXiv 2406.06484; flash-linear-attention has it in chunks of 64). So one launch inverts the systems of all chunks
+in parallel, and a second one goes through the chunks with a tile of the state.
 """
 
 # mypy: allow-untyped-decorators
@@ -19,20 +19,20 @@ from spec_kernels.operators import operator
 from spec_kernels.utils import launch_on
 
 CHUNK = 64
-"""Rows of a chunk. A prompt that is cut at multiples of it gets the same bits however it is cut here."""
+"""Rows of a chunk. A prompt gets the same bits whichever multiples of this it is cut at."""
 SYSTEM_WARPS, VALUE_TILE, CHUNK_WARPS, STAGES = 4, 32, 4, 2
-"""One stage more of chunks that are on their way would not fit shared memory."""
+"""Another stage of prefetched chunks would not fit shared memory."""
 
 
 @triton.jit
 def _dot(left: tl.tensor, right: tl.tensor) -> tl.tensor:
-    """A product of the tensor cores, which round what they multiply to 10 bits behind the point (bfloat16 has 7)."""
+    """A tensor core product in TF32, which rounds its factors to a 10-bit mantissa (bfloat16 has 7)."""
     return tl.dot(left, right, input_precision="tf32")
 
 
 @triton.jit
 def _exact_dot(left: tl.tensor, right: tl.tensor) -> tl.tensor:
-    """A product nearly as exact as float32, of three of the tensor cores."""
+    """A product nearly as exact as float32, made of three tensor core products."""
     return tl.dot(left, right, input_precision="tf32x3")
 
 
@@ -40,9 +40,9 @@ def _exact_dot(left: tl.tensor, right: tl.tensor) -> tl.tensor:
 def _inverse(system: tl.tensor, rows: tl.tensor, CHUNK: tl.constexpr) -> tl.tensor:
     """Return (I + L)^-1 of a strictly lower triangular L [CHUNK, CHUNK].
 
-    L = B + R, B in blocks of 8 rows on the diagonal. B^8 = 0, so that (I + B)^-1 = (I - B)(I + B^2)(I + B^4), and with
-    M = (I + B)^-1 R likewise (I + M)^-1, as far as CHUNK / 8 blocks ask for: (I + L)^-1 = (I + M)^-1 (I + B)^-1. Powers
-    of all of L would grow beyond what float32 can take back.
+    Split L = B + R, where B has the blocks of 8 rows on the diagonal. Since B^8 = 0, (I + B)^-1 = (I - B)(I + B^2)(I +
+    B^4). Let M = (I + B)^-1 R. M^(CHUNK / 8) = 0, so (I + M)^-1 is a product of the same form, and (I + L)^-1 = (I +
+    M)^-1 (I + B)^-1. Powers of the whole L would grow too large for float32 to cancel.
     """
     is_same_block = (rows // 8)[:, None] == (rows // 8)[None, :]
     inner = -tl.where(is_same_block, system, 0.0)
@@ -75,7 +75,7 @@ def _invert_systems(
     KEY_TILE: tl.constexpr,
     CHUNK: tl.constexpr,
 ) -> None:
-    """Writes of one chunk of one head the inverse of its system, and how much of each u_j its outputs read."""
+    """Writes, for one chunk of one head, the inverse of its system and the weights of each u_j in its outputs."""
     CONV_SIZE: tl.constexpr = 2 * NUM_KEY_HEADS * KEY_DIM + NUM_VALUE_HEADS * VALUE_DIM
     chunk, head, request = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     rows, keys = tl.arange(0, CHUNK), tl.arange(0, KEY_TILE)
@@ -122,7 +122,7 @@ def _walk_chunks(
     VALUE_TILE: tl.constexpr,
     CHUNK: tl.constexpr,
 ) -> None:
-    """Runs all chunks of one request past VALUE_TILE channels of one value head."""
+    """Runs all chunks of one request for VALUE_TILE channels of one value head."""
     CONV_SIZE: tl.constexpr = 2 * NUM_KEY_HEADS * KEY_DIM + NUM_VALUE_HEADS * VALUE_DIM
     STATE_SIZE: tl.constexpr = NUM_VALUE_HEADS * KEY_DIM * VALUE_DIM
     head, request = tl.program_id(1), tl.program_id(2).to(tl.int64)
@@ -176,14 +176,15 @@ def delta_chunks(
     committed: torch.Tensor,
     num_key_heads: int,
 ) -> None:
-    """Run a prompt's rows of each request from the state at row `committed` of its slot, and leave the last state at
-    row 0: what `delta_rule` does with `is_prompt`, to the rounding of products over chunks of rows.
+    """Run the prompt rows of each request from the state at row `committed` of its slot; write the last state to row 0.
+
+    It does the same as `delta_rule` with `is_prompt`, up to the rounding of products over chunks.
 
     Args:
         out: [batch, num_rows, num_value_heads, value_head_dim] float32, written.
         states: [num_slots + 1, N, num_value_heads, key_head_dim, value_head_dim] float32, written at `slot_ids`.
         mixed, log_decay, strength: as `delta_inputs` writes them.
-        slot_ids, committed: [batch] int64; requests may share the scratch slot alone.
+        slot_ids, committed: [batch] int64; requests may only share the scratch slot.
     """
     batch, num_rows, num_value_heads, value_head_dim = out.shape
     assert_rows(out, mixed, log_decay, strength, slot_ids, committed)

@@ -1,10 +1,9 @@
-"""The rows of a gated delta net are made ready for the rule: the causal convolution, whose window is kept for rows to
-come, unit queries and keys, decay and strength.
+"""The inputs of the gated delta rule: causal convolution, queries and keys of unit length, decay and strength.
 
-Columns of the window follow vLLM's scheme (`causal_conv1d`, num_accepted_tokens): behind verify, column r + i holds for
-every row r the i-th of the inputs that precede the row after it, so that nothing is moved once it is known how many
-rows stay. FLA and vLLM norm queries and keys inside the rule's kernel; here it is done once a key head, not once for
-each tile of each value head that the key head serves.
+The convolution's window is kept for later rows. Its columns follow vLLM's scheme (`causal_conv1d`,
+num_accepted_tokens). After verify, column r + i holds the i-th of the inputs that precede row r + 1, for every r. So
+nothing is moved once the number of accepted rows is known. FLA and vLLM norm queries and keys inside the rule's kernel.
+Here it is done once for each key head, instead of for each tile of each value head.
 """
 
 # mypy: allow-untyped-decorators
@@ -19,7 +18,7 @@ from spec_kernels.operators import operator
 from spec_kernels.utils import assert_rows_of, launch_on
 
 _ROW_TILE = 16
-"""The same for every launch, so that a row's norm is summed in one order, however many rows are beside it."""
+"""The same in every launch, so that the order of a norm's summation does not depend on the number of rows."""
 
 
 @triton.jit
@@ -65,15 +64,15 @@ def _slide_window(
     IS_PROMPT: tl.constexpr,
     ROW_TILE: tl.constexpr,
 ) -> None:
-    """Write the window of one slot, whose old inputs start at column `begin`: behind verify all but the first of old
-    and new ones, behind a prompt's rows the last HISTORY."""
+    """Write the window of one slot, whose old inputs start at column `begin`. After verify it holds all old and new
+    inputs but the first; after a prompt's rows the last HISTORY."""
     first = num_rows if IS_PROMPT else 1
     num_kept = HISTORY if IS_PROMPT else HISTORY - 1 + num_rows
     columns = tl.arange(0, HISTORY_TILE)
     is_old = (first + columns < HISTORY)[:, None] & is_channel[None, :]
     old_ptrs = windows_ptr + ((begin + first + columns) * CONV_SIZE)[:, None] + channels[None, :]
     old = tl.load(old_ptrs, mask=is_old)
-    tl.debug_barrier()  # no thread may overwrite what another one, here or in the convolution, has yet to read
+    tl.debug_barrier()  # no thread may overwrite what another has not read yet, here or in the convolution
     tl.store(windows_ptr + (columns * CONV_SIZE)[:, None] + channels[None, :], old, mask=is_old)
     for start in range(0, num_kept, ROW_TILE):
         later = start + tl.arange(0, ROW_TILE)
@@ -109,9 +108,9 @@ def _delta_inputs(
     IS_PROMPT: tl.constexpr,
     ROW_TILE: tl.constexpr,
 ) -> None:
-    """Makes ROW_TILE rows of one head of one request; the programs behind the last head make decay and strength.
+    """Makes ROW_TILE rows of one head of one request; the programs after the last head make decay and strength.
 
-    Every row tile reads the window at its first HISTORY rows alone, which are the first tile's: that one writes it.
+    Only the first HISTORY rows read the window. They are in the first row tile, so that tile also writes it.
     """
     CONV_SIZE: tl.constexpr = 2 * NUM_KEY_HEADS * KEY_DIM + NUM_VALUE_HEADS * VALUE_DIM
     NUM_HEADS: tl.constexpr = 2 * NUM_KEY_HEADS + NUM_VALUE_HEADS
@@ -154,7 +153,7 @@ def _delta_inputs(
             taken = tl.where(is_old, tl.load(old_ptrs, mask=is_old), tl.load(new_ptrs, mask=is_new)).to(tl.float32)
             weight = tl.load(conv_weight_ptr + channels * (HISTORY + 1) + tap, mask=is_channel, other=0.0)
             total += tl.where(is_old | is_new, taken, 0.0) * weight[None, :]
-        # Rounded to the model's dtype, as the engines do.
+        # The engines also round to the model's dtype here.
         mixed = (total / (1.0 + tl.exp(-total))).to(projected_ptr.dtype.element_ty).to(tl.float32)
         unit = tl.rsqrt(tl.sum(mixed * mixed, axis=1) + 1e-6)
         unit *= tl.where(head < NUM_KEY_HEADS, KEY_DIM**-0.5, 1.0)
@@ -194,7 +193,7 @@ def delta_inputs(
     key_head_dim: int,
     is_prompt: bool,
 ) -> None:
-    """Turn projected rows into what the rule reads, and leave in the windows what will precede later rows.
+    """Turn projected rows into the inputs of the rule, and update the convolution windows for later rows.
 
     Args:
         mixed: [batch, num_rows, conv_size] float32, written: queries of unit length / sqrt(key_head_dim) and keys of
@@ -205,9 +204,10 @@ def delta_inputs(
             strengths before the sigmoid, time steps.
         conv_weight: [conv_size, history + 1] float32.
         rate, time_bias: [num_value_heads] float32; log_decay is -rate * softplus(time step + time_bias).
-        slot_ids, committed: [batch] int64; the inputs before row 0 are columns `committed` to `committed + history`.
-        is_prompt: all rows stay: the window begins with the last `history` inputs. Else column r + i is the i-th input
-            of those that precede the row behind row r.
+        slot_ids, committed: [batch] int64; the inputs before row 0 are columns `committed` to `committed + history` -
+            1.
+        is_prompt: all rows are committed, so the window begins with the last `history` inputs. Else column r + i is the
+            i-th of the inputs that precede row r + 1.
     """
     batch, num_rows, conv_size = mixed.shape
     num_value_heads, history = rate.shape[0], conv_weight.shape[1] - 1

@@ -1,4 +1,4 @@
-"""Keeping what a round's rows did to the states of gated delta nets, so that the next round can do it again."""
+"""Keeps the updates of a round's rows to the states of gated delta nets, so that the next round can replay them."""
 
 # mypy: allow-untyped-decorators
 from __future__ import annotations
@@ -31,11 +31,11 @@ def _keep_rows(
     HEAD_TILE: tl.constexpr,
     CHANNEL_TILE: tl.constexpr,
 ) -> None:
-    """Copies CHANNEL_TILE channels of the keys and values of one row; the first tile also what the gates are."""
+    """Copies CHANNEL_TILE channels of the keys and values of one row; the first tile also copies decay and strength."""
     row, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
     slot = tl.load(slot_ids_ptr + row // num_rows)
     kept = slot * rows_kept + row % num_rows
-    channels = tile * CHANNEL_TILE + tl.arange(0, CHANNEL_TILE)  # keys, then values, as they lie behind the queries
+    channels = tile * CHANNEL_TILE + tl.arange(0, CHANNEL_TILE)  # keys, then values, which follow the queries
     is_key, is_value = channels < KEY_SIZE, (channels >= KEY_SIZE) & (channels < KEY_SIZE + VALUE_SIZE)
     found = tl.load(mixed_ptr + row * (2 * KEY_SIZE + VALUE_SIZE) + KEY_SIZE + channels, mask=is_key | is_value)
     tl.store(keys_ptr + kept * KEY_SIZE + channels, found, mask=is_key)
@@ -58,9 +58,9 @@ def keep_delta_rows(
     strength: torch.Tensor,
     slot_ids: torch.Tensor,
 ) -> None:
-    """Keep rows for the next `delta_replay`, whose arguments these are; the first four are written at `slot_ids`.
+    """Keep rows for the next `delta_replay`; the arguments are as there, and the first four are written at `slot_ids`.
 
-    A launch of its own, behind `delta_replay`: there, all tiles of all heads still read what is overwritten here.
+    This is a separate launch after `delta_replay`, in which all tiles of all heads still read what this overwrites.
     """
     batch, num_rows, num_value_heads = log_decay.shape
     key_size, value_size = keys[0, 0].numel(), values[0, 0].numel()

@@ -38,7 +38,7 @@ def delta_replay_reference(
     kept_log_decay: torch.Tensor,
     kept_strength: torch.Tensor,
 ) -> None:
-    """Do what `delta_replay` does, each slot by itself: the number of its rows is read."""
+    """Do what `delta_replay` does, one slot at a time, since the host reads the number of its rows."""
     num_key_heads = keys.shape[2]
     for request, slot in enumerate(slot_ids.tolist()):
         accepted = slice(0, int(committed[request]) + 1)
@@ -53,7 +53,7 @@ def delta_replay_reference(
 def _rows(
     mixed: torch.Tensor, log_decay: torch.Tensor, strength: torch.Tensor, state: torch.Tensor, num_key_heads: int
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yield the output of each row, and the states [batch, num_value_heads, key_head_dim, value_head_dim] behind it."""
+    """Yield the output of each row, and the states [batch, num_value_heads, key_head_dim, value_head_dim] after it."""
     num_value_heads, key_head_dim, value_head_dim = state.shape[1:]
     sizes = (num_key_heads * key_head_dim, num_key_heads * key_head_dim, num_value_heads * value_head_dim)
     queries, keys, values = mixed.split(sizes, dim=-1)

@@ -1,8 +1,8 @@
-"""The gated delta rule (Yang et al. 2024, arXiv 2412.06464), row after row, over states in the slots of requests.
+"""The gated delta rule (Yang et al. 2024, arXiv 2412.06464), row by row, over states in the slots of requests.
 
-A program keeps a tile of one head's state in registers and streams the rows past it. Verify writes the tile behind
-every row (vLLM's scheme of a state a row, `fused_recurrent_gated_delta_rule`), or, to replay, first does again the rows
-that were accepted last time; a prompt writes it once, at the end. All of them compute a row by the same instructions.
+A program keeps a tile of one head's state in registers, and processes the rows one after another. Verify writes the
+tile after every row, as in vLLM (`fused_recurrent_gated_delta_rule`). With replay it first repeats the rows that the
+last round accepted. A prompt writes the tile once, at the end. All three compute a row with the same instructions.
 """
 
 # mypy: allow-untyped-decorators
@@ -16,8 +16,8 @@ from spec_kernels.operators import operator
 from spec_kernels.utils import assert_rows_of, launch_on
 
 VALUE_TILE, NUM_WARPS = 16, 1
-"""Channels of the values that a program has, and its warps. All of a key's channels lie in one program, since every row
-sums over them."""
+"""The number of value channels in a program, and of its warps. A program has all channels of a key, since each row sums
+over them."""
 
 
 @triton.jit
@@ -29,7 +29,7 @@ def _row(
     log_decay: tl.tensor,
     strength: tl.tensor,
 ) -> tuple[tl.tensor, tl.tensor]:
-    """Return a row's output [VALUE_TILE] and the state [KEY_TILE, VALUE_TILE] behind it."""
+    """Return a row's output [VALUE_TILE] and the state [KEY_TILE, VALUE_TILE] after it."""
     state = state * tl.exp(log_decay)
     answer = tl.sum(state * key[:, None], axis=0)
     state += key[:, None] * (strength * (value - answer))[None, :]
@@ -51,7 +51,7 @@ def _replay(
     KEY_DIM: tl.constexpr,
     VALUE_DIM: tl.constexpr,
 ) -> tl.tensor:
-    """Return the state behind the first rows of those that are kept; the pointers are to row 0."""
+    """Return the state after the first `num_accepted` kept rows; the pointers are to row 0."""
     for row in range(num_accepted):
         key = tl.load(keys_ptr + row * NUM_KEY_HEADS * KEY_DIM, mask=is_key, other=0.0)
         value = tl.load(values_ptr + row * NUM_VALUE_HEADS * VALUE_DIM, mask=is_value, other=0.0)
@@ -85,11 +85,12 @@ def _delta_rule(
     KEY_TILE: tl.constexpr,
     VALUE_TILE: tl.constexpr,
 ) -> None:
-    """Runs all rows of one request past VALUE_TILE channels of one value head.
+    """Runs all rows of one request for VALUE_TILE channels of one value head.
 
-    `rows_kept` is N, of the states or of the kept rows. The state's tile is read before any is written, by the program
-    that writes it: in place without a race. What is done with states is asked at run time: compiled apart, a prompt's
-    rows would be contracted into other instructions than verify's, and round otherwise (seen on an H200).
+    `rows_kept` is N, the number of states or of kept rows in a slot. Each tile of a state is read and written by the
+    same program, and read first, so there is no race. What happens to states is decided at run time. Compiled
+    separately, a prompt's rows would use other fused instructions than verify's, and round differently (seen on an
+    H200).
     """
     CONV_SIZE: tl.constexpr = 2 * NUM_KEY_HEADS * KEY_DIM + NUM_VALUE_HEADS * VALUE_DIM
     STATE_SIZE: tl.constexpr = NUM_VALUE_HEADS * KEY_DIM * VALUE_DIM
@@ -134,7 +135,7 @@ def _delta_rule(
     value = tl.load(value_ptrs, mask=is_value, other=0.0)
     log_decay, strength = tl.load(log_decay_ptr + gate), tl.load(strength_ptr + gate)
     for row in range(num_rows):
-        # The next row is on its way while this one is computed: a prompt's time is the latency of its rows.
+        # The next row is loaded while this one is computed, since a prompt's time is the latency of its rows.
         ahead = tl.where(row + 1 < num_rows, 1, 0)
         next_query = tl.load(query_ptrs + ahead * CONV_SIZE, mask=is_key, other=0.0)
         next_key = tl.load(key_ptrs + ahead * CONV_SIZE, mask=is_key, other=0.0)
@@ -168,14 +169,15 @@ def delta_rule(
     num_key_heads: int,
     is_prompt: bool,
 ) -> None:
-    """Run rows of each request from the state at row `committed` of its slot. Behind verify's row j, the state of row j
-    is the one behind it; a prompt leaves its last state at row 0, and no other.
+    """Run rows of each request from the state at row `committed` of its slot.
+
+    Verify writes the state after each row j to row j of the slot. A prompt only writes its last state, to row 0.
 
     Args:
         out: [batch, num_rows, num_value_heads, value_head_dim] float32, written.
         states: [num_slots + 1, N, num_value_heads, key_head_dim, value_head_dim] float32, written at `slot_ids`.
         mixed, log_decay, strength: as `delta_inputs` writes them.
-        slot_ids, committed: [batch] int64; requests may share the scratch slot alone.
+        slot_ids, committed: [batch] int64; requests may only share the scratch slot.
     """
     assert_rows(out, mixed, log_decay, strength, slot_ids, committed)
     assert states.is_contiguous() and states.dtype == torch.float32
@@ -210,12 +212,12 @@ def delta_replay(
     kept_log_decay: torch.Tensor,
     kept_strength: torch.Tensor,
 ) -> None:
-    """Bring the state of each slot up to its kept row `committed`, and run rows from there, which change it no more.
+    """Advance the state of each slot by its kept rows up to `committed`, then run rows without writing their states.
 
     Args:
-        out, mixed, log_decay, strength, slot_ids, committed: as of `delta_rule`.
+        out, mixed, log_decay, strength, slot_ids, committed: as in `delta_rule`.
         states: [num_slots + 1, num_value_heads, key_head_dim, value_head_dim] float32, written at `slot_ids`.
-        keys: [num_slots + 1, N, num_key_heads, key_head_dim] float32 of the last round, as the next three.
+        keys: [num_slots + 1, N, num_key_heads, key_head_dim] float32; this and the next three are of the last round.
         values: [num_slots + 1, N, num_value_heads, value_head_dim].
         kept_log_decay, kept_strength: [num_slots + 1, N, num_value_heads].
     """
@@ -236,7 +238,7 @@ def assert_rows(
     slot_ids: torch.Tensor,
     committed: torch.Tensor,
 ) -> None:
-    """Assert what the rule takes for granted of its rows, in chunks too."""
+    """Check the preconditions of the rule on its rows, which also hold for `delta_chunks`."""
     batch, num_rows, num_value_heads, _ = out.shape
     assert_rows_of(mixed, batch, num_rows, mixed.shape[2])
     assert_rows_of(log_decay, batch, num_rows, num_value_heads)

@@ -1,7 +1,7 @@
-"""The input of a draft layer: a token's embedding and a hidden state, each normed, side by side.
+"""The input of a draft layer: a token's normed embedding, concatenated with a normed hidden state.
 
 EAGLE-3 (arXiv 2503.01840) and multi-token prediction modules (DeepSeek-V3, arXiv 2412.19437) begin with it. In torch it
-is a gather, two norms of two operators each and a concatenation, for a few rows of some thousand channels.
+takes a gather, two norms of two operators each, and a concatenation, for a few rows of some thousand channels.
 """
 
 # mypy: allow-untyped-decorators
@@ -55,13 +55,13 @@ def draft_input(
     hidden_norm: torch.Tensor,
     hidden_eps: float,
 ) -> None:
-    """Write the normed embedding of each token, and behind it the normed hidden state.
+    """Write the normed embedding of each token, followed by the normed hidden state.
 
     Args:
         out: [rows, 2 * hidden_size], contiguous, written.
         tokens: [rows] int64.
         embedding: [vocab, hidden_size], contiguous.
-        embedding_norm: [hidden_size], of its dtype; `hidden_norm` likewise.
+        embedding_norm: [hidden_size], of the embedding's dtype; `hidden_norm` likewise.
         hidden: [rows, hidden_size].
     """
     num_rows, size = hidden.shape

@@ -1,8 +1,8 @@
-"""The work between two draft steps: the draft goes to its column, its token and hidden state to where the next step
-reads.
+"""The work between two draft steps: stores the draft in its column, and hands its token and hidden state to the next
+step.
 
-The step's number is a tensor of one element, so one captured step can be replayed for every column (vLLM #41162,
-`update_eagle_draft_inputs`); positions and lengths move in `metadata`.
+The index of the step is a tensor of one element, so one captured step can be replayed for every column (vLLM #41162,
+`update_eagle_draft_inputs`). `metadata` advances positions and lengths.
 """
 
 # mypy: allow-untyped-decorators
@@ -35,7 +35,7 @@ def _update(
     HIDDEN_SIZE: tl.constexpr,
     CHANNEL_TILE: tl.constexpr,
 ) -> None:
-    """Carries CHANNEL_TILE channels of one request; those of the first tile also see to its token."""
+    """Copies CHANNEL_TILE channels of one request; the first tile also copies its token."""
     request = tl.program_id(0).to(tl.int64)
     tile = tl.program_id(1)
     column = tl.load(column_ptr)
@@ -67,7 +67,7 @@ def update_draft_inputs(
         next_tokens: [batch] int64, written; unchanged by the last step.
         next_hidden: [batch, hidden_size], written likewise.
         tokens: [batch] int64 drafts of this step.
-        hidden: [batch, hidden_size] it was picked from, of the same dtype.
+        hidden: [batch, hidden_size] the outputs from which these were picked, of the same dtype as `next_hidden`.
         column: [1] int64, from 0 to K - 1.
     """
     batch, num_draft_tokens = draft_tokens.shape
@@ -98,6 +98,5 @@ def update_draft_inputs(
 
 
 def carry_hidden(drafts: torch.Tensor, column: torch.Tensor, before: Any, after: Any) -> None:
-    """Do what `update_draft_inputs` does, for states with `tokens` and `hidden`: the next step reads those of
-    `before`."""
+    """Call `update_draft_inputs` for states with `tokens` and `hidden`; the next step reads those of `before`."""
     update_draft_inputs(drafts, before.tokens, before.hidden, after.tokens, after.hidden, column)

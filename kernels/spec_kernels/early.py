@@ -1,19 +1,21 @@
-"""Launching a kernel before the one in front of it has ended (programmatic dependent launch, NVIDIA sm_90 and later).
+"""Early launches: a kernel starts before the previous one has ended (programmatic dependent launch, sm_90 and later).
 
-The programs of such a kernel are placed while the kernel in front of it still runs, so that what a launch costs is over
-by the time its inputs are there. Before one reads or writes anything that such kernels write, it waits until the kernel
-in front has ended and its results can be read; that one did the same, so that nothing of any earlier kernel is under
-way either.
+The programs of such a kernel start while the previous kernel still runs. So its launch overhead has passed when its
+inputs are ready. Before it reads or writes data of other early kernels, it waits until the previous kernel has ended
+and its results are visible. The previous kernel did the same, so no earlier kernel is still running either.
 
-What may be read before are weights, and what a forward is given: lengths, slots and angles. Kernels that are launched
-as ever write these, and in every layer a product that waits before it lets others in, or a launch as ever, stands in
-front of what reads them. They are read past L1 (`.cg`), where an earlier forward's may still lie.
+Before the wait a kernel may read weights and the inputs of a forward: lengths, slots and angles. Kernels that are not
+early write these inputs. In every layer, a kernel that is not early, or a product that waits before it lets the next
+one start, comes before the kernels that read them. They are read past L1 (`.cg`), which may still hold those of an
+earlier forward.
 
-Not every kernel gains by it (docs/log/families.md). One that is placed while others hold multiprocessors comes to lie
-two deep on some and not at all on others, so that reading much takes longer: few programs are placed early, or those
-that load their part of a weight meanwhile. And the next kernel is let in behind the wait, since else kernels gather
-that take the room of those in front. Where what comes behind has weights to load, it is let in before: by norms,
-rotations and merges, and by latent attention and the products around it.
+Not every kernel becomes faster (docs/log/families.md). If a kernel starts while others occupy multiprocessors, its
+programs are distributed unevenly: two on some, none on others. So a kernel that reads much takes longer. Therefore only
+kernels with few programs start early, or those that load their part of a weight while they wait.
+
+A kernel lets the next one start only after its own wait. Otherwise waiting kernels would take the room of earlier ones.
+The exception are kernels followed by one that has weights to load: norms, rotations and merges, latent attention and
+the products around it. They let it start before their wait.
 """
 
 # mypy: allow-untyped-decorators
@@ -36,19 +38,20 @@ _FEW_PROGRAMS = 64
 
 
 _AHEAD: ContextVar[bool | None] = ContextVar("early launches", default=None)
-"""None where nobody has said anything."""
+"""None if nothing has been set."""
 
 
 @contextmanager
 def early_launches() -> Iterator[None]:
-    """Place kernels early that are launched inside, one behind the other, where the GPU can and nobody forbids it."""
+    """Let kernels launched inside start early, if the GPU supports it and `launched_plainly` does not forbid it."""
     with _launched(_AHEAD.get() is not False and (INTERPRETED or can_be_early())):
         yield
 
 
 @contextmanager
 def launched_plainly() -> Iterator[None]:
-    """Let no kernel inside be placed early: not every way to launch one is known to work in an IF node of a graph."""
+    """Let no kernel inside start early, since not every kind of early launch is known to work in an IF node of a
+    graph."""
     with _launched(False):
         yield
 
@@ -63,13 +66,13 @@ def _launched(ahead: bool) -> Iterator[None]:
 
 
 def loads_ahead() -> bool:
-    """Tell whether weights may be loaded before a kernel waits: nothing has written to them for long."""
+    """Return whether kernels may load weights before they wait, since no recent kernel has written these."""
     return bool(_AHEAD.get())
 
 
 @triton.jit
 def wait_for_inputs(EARLY: tl.constexpr) -> None:
-    """Wait for the kernel in front, and let the next one be placed."""
+    """Wait for the previous kernel, then let the next one start."""
     if EARLY:
         gdc_wait()
         gdc_launch_dependents()
@@ -77,21 +80,21 @@ def wait_for_inputs(EARLY: tl.constexpr) -> None:
 
 @triton.jit
 def wait_behind_others(EARLY: tl.constexpr) -> None:
-    """Let the next kernel be placed, and wait for the one in front: what is next has weights to load."""
+    """Let the next kernel start, then wait for the previous one. This is for a next kernel that has weights to load."""
     if EARLY:
         gdc_launch_dependents()
         gdc_wait()
 
 
 def placed(early: bool) -> dict[str, bool]:
-    """Return the options of a launch whose kernel waits: placed early itself, or not."""
+    """Return the launch options of a kernel that waits for its inputs; `early` tells whether it starts early itself."""
     if INTERPRETED or not _AHEAD.get():
         return {"EARLY": False}
     return {"EARLY": True, "launch_pdl": True} if early else {"EARLY": True}
 
 
 def placed_if_few(num_programs: int, most: int = _FEW_PROGRAMS) -> dict[str, bool]:
-    """Return them where few programs are placed early, `most` or less."""
+    """Return the launch options of a kernel that starts early if it has at most `most` programs."""
     return placed(num_programs <= most)
 
 

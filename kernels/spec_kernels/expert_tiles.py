@@ -1,4 +1,4 @@
-"""Cuts the products of experts into programs: how many pairs of row and expert, columns and channels each takes."""
+"""Tile sizes for the products of experts: the pairs of row and expert, columns and channels of a program."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import torch
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 MAX_INVARIANT_ROWS = 16
-"""Up to here rows have `few_experts`, and none depends on how many stand beside it; beyond, they have `experts`."""
+"""Up to this number of rows `few_experts` runs, and a row's bits do not depend on it. Above, `experts` runs."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProductTiles:
-    """One program's work of a product: `columns` of the output, `channels` an iteration."""
+    """One program's tile of a product: `columns` of the output, and `channels` in each iteration."""
 
     columns: int
     channels: int
@@ -22,18 +22,18 @@ class ProductTiles:
 
     @property
     def options(self) -> dict[str, int]:
-        """Returns what a kernel is compiled with."""
+        """Returns the compile options of a kernel."""
         tile = {"COLUMN_TILE": self.columns, "CHANNEL_TILE": self.channels}
         return tile | {"num_warps": self.num_warps, "num_stages": self.num_stages}
 
     def of(self, weights: torch.Tensor) -> TensorDescriptor:
-        """Describe [experts, columns, channels], which the copy engine brings in tiles."""
+        """Describe weights [experts, columns, channels], which the copy engine (TMA) loads in tiles."""
         return TensorDescriptor.from_tensor(weights.flatten(0, 1), [self.columns, self.channels])
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertTiles:
-    """The tiles of both products; `pairs` of one expert share its weights once they are read."""
+    """The tiles of both products; `pairs` of one expert share each read of its weights."""
 
     pairs: int
     gate_up: ProductTiles
@@ -48,7 +48,7 @@ MANY = (
     ExpertTiles(128, ProductTiles(128, 64, 8, 3), ProductTiles(256, 64, 8, 3)),
 )
 FLOAT32 = ExpertTiles(16, ProductTiles(32, 32, 4, 2), ProductTiles(32, 32, 4, 2))
-"""No tensor core product: an unrolled one takes long to compile."""
+"""Tiles for float32, which has no tensor core product; an unrolled one takes long to compile."""
 
 
 def choose_expert_tiles(num_rows: int, pairs_each: float, element_size: int) -> ExpertTiles:

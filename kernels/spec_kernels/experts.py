@@ -1,8 +1,8 @@
-"""Routed experts (mixture of experts) of more rows than `few_experts` has, up to those of a pack of prompts.
+"""Routed experts (mixture of experts) for more rows than `few_experts` takes, up to a pack of prompts.
 
-Pairs of a row and an expert that it chose are sorted by expert on the device. A program takes a tile of one expert's
-pairs and of its columns, and finds out by itself which these are. So nothing asks the host, and every buffer has a size
-that follows from the number of rows. A row's pairs are added up in the order in which its router chose them.
+Pairs of a row and a chosen expert are sorted by expert on the device. A program takes a tile of one expert's pairs and
+columns, and works out which these are. So nothing synchronises with the host, and the number of rows determines the
+size of every buffer. A row's terms are added in the order in which its router chose the experts.
 
 Sources: the fused MoE kernels of vLLM and SGLang for the product of sorted pairs.
 """
@@ -24,10 +24,11 @@ _PAIRS_AT_ONCE = 1024
 _CHANNELS_AT_ONCE = 512
 _NO_EXPERT = 1 << 30
 _LEAST_HEIGHT = tl.constexpr(64)
-"""Hopper's tensor cores take so many rows of the left operand, which is the weight where a tile has fewer pairs."""
+"""The number of rows of the left operand on Hopper's tensor cores. If a tile has fewer pairs, the weight is on the
+left."""
 
 _ROWS_OF_EXACT_TERMS = 256
-"""With more of them a pair's term is rounded before it is added to others: it is half as many bytes."""
+"""With more rows than this, a pair's term is rounded before the sum, which halves its bytes."""
 
 
 @triton.jit(do_not_specialize=["num_pairs"])
@@ -39,8 +40,8 @@ def _sort_pairs(
     PAIR_TILE: tl.constexpr,
     NO_EXPERT: tl.constexpr,
 ) -> None:
-    """Lists the pairs of one expert in ascending order, behind those of all lower experts. One program more than there
-    are experts writes where the last list ends."""
+    """Lists the pairs of one expert in ascending order, after those of all lower experts. One additional program writes
+    where the last list ends."""
     expert = tl.program_id(0)
     place = 0
     for first in range(0, num_pairs, PAIR_TILE):
@@ -65,8 +66,11 @@ def _own_pairs(
     EXPERT_TILE: tl.constexpr,
     PAIR_TILE: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """Returns the expert of a tile of pairs, and where in the order the tile begins and that expert's pairs end. Tiles
-    are counted through all experts; behind the last one the expert is none of them."""
+    """Returns the expert of a tile of pairs, where the tile begins in the sorted order, and where that expert's pairs
+    end.
+
+    Tiles are numbered through all experts. After the last tile the returned expert is NUM_EXPERTS.
+    """
     experts = tl.arange(0, EXPERT_TILE)
     starts = tl.load(starts_ptr + tl.minimum(experts, NUM_EXPERTS))
     ends = tl.load(starts_ptr + tl.minimum(experts + 1, NUM_EXPERTS))
@@ -80,7 +84,8 @@ def _own_pairs(
 
 @triton.jit
 def _add_product(acc: tl.tensor, rows: tl.tensor, weights: tl.tensor, TURNED: tl.constexpr) -> tl.tensor:
-    """Adds the product of [pairs, channels] and [columns, channels]: [pairs, columns], or turned."""
+    """Adds the product of [pairs, channels] and [columns, channels] to `acc` [pairs, columns], or transposed if
+    TURNED."""
     if TURNED:
         acc = tl.dot(weights, tl.trans(rows), acc, input_precision="ieee")
     else:
@@ -106,7 +111,7 @@ def _gate_up(
     CHANNEL_TILE: tl.constexpr,
     IS_GELU: tl.constexpr,
 ) -> None:
-    """Computes activation(gate) * up in some columns of one expert, for some of its pairs, in their order."""
+    """Computes activation(gate) * up for some columns of one expert and some of its pairs, in sorted order."""
     expert, first, end = _own_pairs(starts_ptr, tl.program_id(1), NUM_EXPERTS, EXPERT_TILE, PAIR_TILE)
     if expert < NUM_EXPERTS:
         column = tl.program_id(0) * COLUMN_TILE
@@ -148,7 +153,7 @@ def _down(
     COLUMN_TILE: tl.constexpr,
     CHANNEL_TILE: tl.constexpr,
 ) -> None:
-    """Computes some columns of one expert's output times the routing weight, for some of its pairs."""
+    """Computes some columns of one expert's output, times the routing weight, for some of its pairs."""
     expert, first, end = _own_pairs(starts_ptr, tl.program_id(1), NUM_EXPERTS, EXPERT_TILE, PAIR_TILE)
     if expert < NUM_EXPERTS:
         column = tl.program_id(0) * COLUMN_TILE
@@ -156,7 +161,7 @@ def _down(
         TURNED: tl.constexpr = PAIR_TILE < _LEAST_HEIGHT
         acc = tl.zeros((COLUMN_TILE, PAIR_TILE) if TURNED else (PAIR_TILE, COLUMN_TILE), tl.float32)
         for channel in range(0, INNER, CHANNEL_TILE):
-            rows = inner.load([first, channel])  # those of other experts among them are not kept
+            rows = inner.load([first, channel])  # rows of other experts among them are not stored
             acc = _add_product(acc, rows, weights.load([expert * HIDDEN + column, channel]), TURNED)
         if TURNED:
             acc = tl.trans(acc)
@@ -179,7 +184,7 @@ def _add_terms(
     CHANNEL_TILE: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
 ) -> None:
-    """Adds up a row's terms, in the order in which its experts were chosen, and the residual."""
+    """Adds a row's terms in the order in which its experts were chosen, and the residual."""
     row = tl.program_id(0).to(tl.int64)
     channels = tl.program_id(1) * CHANNEL_TILE + tl.arange(0, CHANNEL_TILE)
     is_channel = channels < HIDDEN
@@ -203,7 +208,7 @@ def routed_experts(
     activation: str,
     residual: torch.Tensor | None = None,
 ) -> None:
-    """The weighted sum of each row's experts, and the residual where there is one.
+    """Compute the weighted sum of each row's experts, plus the residual if there is one.
 
     Args:
         out: [rows, hidden_size], contiguous, written.
@@ -211,8 +216,8 @@ def routed_experts(
         gate_up: [experts, 2 * intermediate_size, hidden_size], contiguous: gates, then ups.
         down: [experts, hidden_size, intermediate_size], contiguous.
         expert_ids: [rows, chosen] int64, contiguous, from 0 to experts - 1.
-        weights: [rows, chosen] float32, contiguous: what the experts' outputs are multiplied by.
-        activation: of the gates, one of `gate.ACTIVATIONS`.
+        weights: [rows, chosen] float32, contiguous: the factors of the experts' outputs.
+        activation: that of the gates, one of `gate.ACTIVATIONS`.
         residual: [rows, hidden_size] of any row stride.
     """
     num_rows, hidden_size = rows.shape
@@ -276,7 +281,7 @@ def assert_experts(
     expert_ids: torch.Tensor,
     weights: torch.Tensor,
 ) -> None:
-    """Assert what the kernels of experts take for granted."""
+    """Check the preconditions of the experts' kernels."""
     num_rows, hidden_size = rows.shape
     num_experts, _, inner_size = down.shape
     assert_rows_of(out, num_rows, hidden_size)
@@ -296,7 +301,7 @@ def routed_experts_reference(
     weights: torch.Tensor,
     activation: str,
 ) -> torch.Tensor:
-    """Compute what `routed_experts` computes, in float32, an expert after the other: [rows, hidden_size] in the rows'
+    """Do what `routed_experts` does in float32, one expert after another; return [rows, hidden_size] in the rows'
     dtype."""
     out = torch.zeros(rows.shape, dtype=torch.float32, device=rows.device)
     for expert in expert_ids.unique().tolist():

@@ -1,11 +1,11 @@
-"""Routed experts, a shared one beside them, and the residual, for up to 16 rows in one launch, or of one in two.
+"""Routed experts, a shared expert and the residual for up to 16 rows, in one launch; for a single row, in two.
 
-Nothing is sorted: a program of the grid stands for a pair of a row and an expert, looks at what all rows chose, and
-does the work of its expert if its row is the first that chose it. Tiles have a place for each row, so that an expert's
-rows need no list, and no bit of a row depends on those beside it.
+Nothing is sorted. Each program belongs to a pair of a row and an expert. It looks at the choices of all rows, and
+computes the expert if its row is the first that chose it. Tiles have a place for each row, so no list of an expert's
+rows is needed, and a row's bits do not depend on other rows.
 
-Sources: the fused MoE kernels of vLLM and SGLang, which also have the shared expert as one more of the routed ones; the
-sum by the program that ends last is that of `product.py`.
+Sources: the fused MoE kernels of vLLM and SGLang, which also treat the shared expert as another routed one. The sum by
+the last program to finish is that of `product.py`.
 """
 
 # mypy: allow-untyped-decorators
@@ -30,8 +30,8 @@ from spec_kernels.utils import assert_rows_of, launch_on
 
 _MIN_COLUMNS = 32
 _ONE_LAUNCH_ROWS = 2
-"""So many rows are faster in one launch on an H200: downs begin while gates and ups of other experts are still read. No
-bit of a row depends on it."""
+"""From this number of rows on, one launch is faster on an H200, since downs begin while gates and ups of other experts
+are still read. A row's bits do not depend on it."""
 
 
 @triton.jit(do_not_specialize=["num_rows", "num_slots"])
@@ -72,11 +72,12 @@ def _few_experts(
     HAS_DOWN: tl.constexpr,
     EARLY: tl.constexpr,
 ) -> None:
-    """Computes gates and ups in the first programs, and downs in those behind them, which wait for the first of their
-    expert; of these the program that ends last adds up the terms of all rows. A launch may have one half alone.
+    """Computes gates and ups in the first programs, and downs in later ones, which wait for the gates and ups of their
+    expert. The last program to finish in a tile of outputs adds the terms of all rows. A launch may contain only one
+    half.
 
-    GPUs begin programs in their order, so that who waits does not stand in the way of whom it waits for. Counters:
-    of each tile of the outputs, of tiles that are done, and of each expert's tiles of gates and ups that are done.
+    GPUs start programs in order, so a waiting program does not block those it waits for. There are counters for each
+    tile of the outputs, for the finished tiles, and for each expert's finished tiles of gates and ups.
     """
     wait_for_inputs(EARLY)
     INNER_TILES: tl.constexpr = (INNER + INNER_COLUMNS - 1) // INNER_COLUMNS
@@ -93,7 +94,7 @@ def _few_experts(
     finished_ptr = arrivals_ptr + NUM_TILES
     ready_ptr = finished_ptr + 1
     own_ready_ptr = ready_ptr + tl.where(is_shared, NUM_EXPERTS, expert)
-    # Branches on what a launch has are taken at compile time.
+    # The branches on HAS_GATE_UP and HAS_DOWN are taken at compile time.
     if is_first:
         if HAS_GATE_UP:  # noqa: SIM102
             if is_own:
@@ -114,7 +115,7 @@ def _few_experts(
                     IS_GELU,
                 )
                 if HAS_DOWN:
-                    tl.debug_barrier()  # all threads have stored before one of them says so
+                    tl.debug_barrier()  # all threads must have stored before one signals it
                     tl.atomic_add(own_ready_ptr, 1, sem="release")
     elif HAS_DOWN:
         columns = tile * COLUMN_TILE + tl.arange(0, COLUMN_TILE)
@@ -157,7 +158,7 @@ def _few_experts(
                 HAS_SHARED,
                 HAS_RESIDUAL,
             )
-            # Nobody waits any more once all tiles are done.
+            # No program waits any more once all tiles are done.
             if HAS_GATE_UP:  # noqa: SIM102
                 if tl.atomic_add(finished_ptr, 1, sem="acq_rel") == NUM_TILES - 1:
                     tl.store(finished_ptr, 0)
@@ -179,15 +180,16 @@ def few_experts(
     arrivals: torch.Tensor,
     activation: str,
 ) -> None:
-    """The weighted sum of the experts of each of up to 16 rows, the shared expert and the residual, rounded once.
+    """Compute the weighted sum of experts, plus shared expert and residual, for up to 16 rows, rounded once.
 
     Args:
-        out: [rows, hidden_size], contiguous, written; `rows` to `weights`, and `activation`, as in `routed_experts`.
-            A row's experts are all different.
-        shared_gate_up: [2 * intermediate_size, hidden_size], contiguous: of an expert that every row goes through, of
-            the others' size, with weight 1; `shared_down` is [hidden_size, intermediate_size].
+        out: [rows, hidden_size], contiguous, written; `rows` to `weights`, and `activation`, as in `routed_experts`. A
+            row's experts are all different.
+        shared_gate_up: [2 * intermediate_size, hidden_size], contiguous: an expert of the same size that every row uses
+            with weight 1; `shared_down` is [hidden_size, intermediate_size].
         residual: [rows, hidden_size] of any row stride.
-        arrivals: [`num_experts_arrivals`] int32 zeros, which it leaves zero: of one stream.
+        arrivals: [`num_experts_arrivals`] int32 zeros, and zero again afterwards; only kernels of one stream may share
+            it.
     """
     num_rows, hidden_size = rows.shape
     num_experts, _, inner_size = down.shape
@@ -207,7 +209,7 @@ def few_experts(
     tiles = choose_expert_tiles(num_rows, 1, rows.element_size())
     assert len(arrivals) >= num_experts_arrivals(hidden_size, num_experts) and tiles.down.columns >= _MIN_COLUMNS
     num_first, num_second = triton.cdiv(inner_size, tiles.gate_up.columns), triton.cdiv(hidden_size, tiles.down.columns)
-    # The whole, or each half of it by itself.
+    # Both halves in one launch, or a launch for each.
     launches = ((True, True),) if num_rows >= _ONE_LAUNCH_ROWS else ((True, False), (False, True))
     with launch_on(out):
         for has_gate_up, has_down in launches:
@@ -246,15 +248,15 @@ def few_experts(
                 HAS_RESIDUAL=residual is not None,
                 HAS_GATE_UP=has_gate_up,
                 HAS_DOWN=has_down,
-                # A half by itself is slower so with GLM-4.7-Flash's experts (docs/log/moe.md).
+                # A launch of one half is slower if it starts early, with GLM-4.7-Flash's experts (docs/log/moe.md).
                 **placed(has_gate_up and has_down),
                 num_warps=tiles.gate_up.num_warps,
             )
 
 
 def num_experts_arrivals(hidden_size: int, num_experts: int) -> int:
-    """Return the number of counters that so many experts of this width need: of tiles of the outputs, of tiles that are
-    done, and of each expert and the shared one."""
+    """Return the number of counters needed: for tiles of the outputs, for finished tiles, and for each expert,
+    including the shared one."""
     return triton.cdiv(hidden_size, _MIN_COLUMNS) + 1 + num_experts + 1
 
 
@@ -269,7 +271,7 @@ def few_experts_reference(
     residual: torch.Tensor | None,
     activation: str,
 ) -> torch.Tensor:
-    """Compute what `few_experts` computes, in float32: [rows, hidden_size] in the rows' dtype."""
+    """Do what `few_experts` does in float32; return [rows, hidden_size] in the rows' dtype."""
     if shared_gate_up is not None and shared_down is not None:
         gate_up, down = (torch.cat((all_, one[None])) for all_, one in ((gate_up, shared_gate_up), (down, shared_down)))
         expert_ids = torch.cat((expert_ids, torch.full_like(expert_ids[:, :1], len(down) - 1)), dim=1)

@@ -1,4 +1,4 @@
-"""Programs of `few_experts.py` do this: find their rows, multiply a tile, add up what others left."""
+"""The steps of programs of `few_experts.py`: finding their rows, multiplying a tile, and adding terms."""
 
 # mypy: allow-untyped-decorators
 from __future__ import annotations
@@ -9,15 +9,15 @@ import triton.language as tl
 from spec_kernels.gate import activate
 
 MOST_LOOKS: tl.constexpr = tl.constexpr(1 << 25)
-"""A program looks so often whether others are done, which takes half a minute; they need microseconds."""
+"""How often a program checks whether others are done: half a minute in total, while they need microseconds."""
 
 
 @triton.jit
 def wait_until_ready(ready_ptr: tl.tensor, NUM_TILES: tl.constexpr) -> None:
-    """Waits until other programs have done so many tiles.
+    """Waits until other programs have finished NUM_TILES tiles.
 
-    CUDA promises no order of programs. Should one wait for others that are never placed, it ends the launch with an
-    error, where it would hold the GPU for ever.
+    CUDA promises no order of programs. If a program waits for others that never start, it ends the launch with an error
+    instead of blocking the GPU forever.
     """
     num_ready = tl.atomic_add(ready_ptr, 0, sem="acquire")
     num_looks = 0
@@ -38,9 +38,10 @@ def rows_of_slot(
     NUM_CHOSEN: tl.constexpr,
     CHOICE_TILE: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
-    """Returns the expert of a slot, which rows chose it, as which pair each, and whether this slot has its work.
+    """Returns the expert of a slot, the rows that chose it, the pair of each, and whether this slot does the expert's
+    work.
 
-    Behind the slots of all pairs comes that of the shared expert, which all rows choose.
+    After the slots of all pairs comes that of the shared expert, which all rows choose.
     """
     rows = tl.arange(0, ROW_TILE)
     choices = tl.arange(0, CHOICE_TILE)
@@ -75,7 +76,7 @@ def gate_up_of_tile(
     STAGES: tl.constexpr,
     IS_GELU: tl.constexpr,
 ) -> None:
-    """Computes activation(gate) * up in some columns of one expert, for all rows that chose it."""
+    """Computes activation(gate) * up for some columns of one expert and all rows that chose it."""
     columns = tile * COLUMN_TILE + tl.arange(0, COLUMN_TILE)
     is_column = (columns < INNER) | (INNER % COLUMN_TILE == 0)
     all_channels = tl.arange(0, CHANNEL_TILE)
@@ -148,7 +149,7 @@ def add_terms_of_tile(
     HAS_SHARED: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
 ) -> None:
-    """Adds up the terms of all rows in some columns, in the order in which their experts were chosen."""
+    """Adds the terms of all rows in some columns, in the order in which their experts were chosen."""
     rows = tl.arange(0, ROW_TILE)
     is_entry = (rows < num_rows)[:, None] & is_column[None, :]
     total = tl.zeros((ROW_TILE, COLUMN_TILE), tl.float32)

@@ -1,4 +1,5 @@
-"""The activation of a gated MLP, and its product with the other half for rows too many to have them in a product."""
+"""The activation of a gated MLP. Also a kernel for activation(gate) * up, for row counts at which no product fuses
+it."""
 
 # mypy: allow-untyped-decorators
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The norm behind the gated delta rule: of each head, and then the gate (Qwen3-Next's `RMSNormGated`)."""
+"""The norm after the gated delta rule: norms each head, then applies the gate (Qwen3-Next's `RMSNormGated`)."""
 
 # mypy: allow-untyped-decorators
 from __future__ import annotations
@@ -41,7 +41,7 @@ def _gated_norm(
     weight = tl.load(weight_ptr + channels, mask=is_channel, other=0.0).to(tl.float32)[None, :]
     scale = tl.rsqrt(tl.sum(outputs * outputs, axis=1) / HEAD_DIM + eps)
     dtype = out_ptr.dtype.element_ty
-    # Rounded before the weight and behind it, as the engines and transformers do.
+    # Rounded before and after the weight, as in the engines and transformers.
     normed = ((outputs * scale[:, None]).to(dtype).to(tl.float32) * weight).to(dtype).to(tl.float32)
     tl.store(out_ptr + places, (normed * (gate / (1.0 + tl.exp(-gate)))).to(dtype), mask=is_entry)
 
@@ -53,7 +53,7 @@ def gated_norm(out: torch.Tensor, outputs: torch.Tensor, gate: torch.Tensor, wei
     Args:
         out: [rows, num_heads, head_dim], contiguous, written.
         outputs: the same shape, contiguous, float32.
-        gate: the same shape, of the dtype of `out`; rows may lie apart.
+        gate: the same shape, of the dtype of `out` and any row stride.
         weight: [head_dim], of the dtype of `out`.
     """
     num_rows, num_heads, head_dim = out.shape

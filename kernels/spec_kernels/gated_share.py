@@ -1,4 +1,4 @@
-"""This module adds Qwen's shared expert to the stream: of each row the part that a gate lets through."""
+"""Adds Qwen's shared expert to the residual stream, scaled by each row's gate."""
 
 # mypy: allow-untyped-decorators
 from __future__ import annotations

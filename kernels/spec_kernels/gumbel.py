@@ -1,7 +1,8 @@
-"""Sampling a draft from its logits, with the step's number on the device.
+"""Samples a draft from its logits, with the index of the step on the device.
 
-The kernel writes the processed logits itself, as vLLM's `gumbel_sample` does: in torch, indexing with a column that is
-a tensor costs a copy. The draw is the exponential race of the lab's noise, the same law as the Gumbel trick.
+The kernel also writes the processed logits, like vLLM's `gumbel_sample`. In torch, indexing with a column that is a
+tensor costs a copy. The draw is an exponential race with the lab's noise, which has the same distribution as the Gumbel
+trick.
 """
 
 # mypy: allow-untyped-decorators
@@ -27,8 +28,8 @@ from spec_kernels.vocabulary import (
 
 @triton.jit
 def race_of_tile(scaled: tl.tensor, key: tl.tensor, ids: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
-    """Return by how much a tile's winner has won, in a measure that tiles share, and the winner."""
-    # Weights relative to the tile's own top: one pass, since the winner's logarithm puts the top back.
+    """Return the score of a tile's winner, comparable between tiles, and the winner."""
+    # Weights are relative to the tile's own top, which takes one pass; the winner's logarithm adds the top again.
     weighed = tl.where(scaled == scaled, scaled, float("-inf"))
     top = tl.max(weighed, 0)
     weights = tl.exp(weighed - finite_or_zero(top))
@@ -54,7 +55,7 @@ def _race_in_tiles(
     kept_column_stride: tl.tensor,
     RACE_TILE: tl.constexpr,
 ) -> None:
-    """Races one vocabulary tile of one request: its winner, and by how much, in a measure that tiles share."""
+    """Races one vocabulary tile of one request, and writes its winner and the winner's score."""
     request = tl.program_id(0).to(tl.int64)
     tile = tl.program_id(1)
     slot = tl.load(slot_ids_ptr + request)
@@ -80,7 +81,7 @@ def finish_race(
     num_tiles: tl.tensor,
     TILE_TILE: tl.constexpr,
 ) -> None:
-    """Finds the winner of one request, token 0 where no token has a weight, as on a padded row perhaps."""
+    """Finds the winner of one request; token 0 if no token has a weight, which can happen on a padded row."""
     request = tl.program_id(0)
     tiles = tl.arange(0, TILE_TILE)
     is_tile = tiles < num_tiles
@@ -101,7 +102,7 @@ def write_draft(
     column: torch.Tensor,
     temperature: float,
 ) -> None:
-    """Draw a token a request from softmax(logits / temperature), and keep logits / temperature for verification.
+    """Draw a token for each request from softmax(logits / temperature), and keep logits / temperature for verification.
 
     Args:
         tokens: [batch] int64, written.
@@ -111,7 +112,7 @@ def write_draft(
         slot_ids: [batch] int64.
         slot_seeds: [num_slots + 1] int64 request seed of each slot.
         kv_lens: [batch] int64 L of the round that will verify the draft.
-        column: [1] int64 which draft of the round, from 0.
+        column: [1] int64 index of the draft in the round, from 0.
         temperature: above 0.
     """
     batch, vocab_size = logits.shape

@@ -1,5 +1,6 @@
-"""Products of a few rows with a matrix of each head, and the rotation of the channels beside them: latent attention's
-maps from query heads to what meets the cache, and from what was attended to values.
+"""Products of a few rows with a matrix for each head, and the rotation of the remaining channels.
+
+Latent attention uses them to map query heads into the space of the cache, and attended latent numbers to values.
 
 Sources: the absorbed form of DeepSeek-V2 (arXiv 2405.04434); the tiles are those of `product.py`.
 """
@@ -17,7 +18,7 @@ from spec_kernels.operators import operator
 from spec_kernels.utils import assert_rows_of, launch_on
 
 MAX_HEAD_ROWS = 16
-"""So many rows a tile has; a row does not depend on the others of it."""
+"""The number of rows in a tile; a row's bits do not depend on the others."""
 
 _COLUMNS = 64
 
@@ -51,7 +52,7 @@ def _turn(
 def _load_parts(
     head_ptrs: tl.tensor, channels: tl.tensor, is_row: tl.tensor, IN: tl.constexpr, CHANNEL_TILE: tl.constexpr
 ) -> tl.tensor:
-    """Load some channels of a head of all rows."""
+    """Load some channels of one head for all rows."""
     is_channel = (channels < IN) | (IN % CHANNEL_TILE == 0)
     is_there = is_row[:, None] & is_channel[None, :]
     return tl.load(head_ptrs[:, None] + channels[None, :], mask=is_there, other=0.0)
@@ -61,7 +62,7 @@ def _load_parts(
 def _load_map(
     map_ptrs: tl.tensor, channels: tl.tensor, is_column: tl.tensor, IN: tl.constexpr, CHANNEL_TILE: tl.constexpr
 ) -> tl.tensor:
-    """Load the rows of a head's matrix that these channels meet."""
+    """Load the rows of a head's matrix for these channels."""
     is_channel = (channels < IN) | (IN % CHANNEL_TILE == 0)
     return tl.load(map_ptrs, mask=is_channel[:, None] & is_column[None, :], other=0.0)
 
@@ -89,7 +90,8 @@ def _multiply_head(
     AHEAD: tl.constexpr,
     EARLY: tl.constexpr,
 ) -> None:
-    """Multiplies one head of all rows with some columns of its matrix; the first program of a head rotates the rest."""
+    """Multiplies one head of all rows by some columns of its matrix. A head's first program rotates the other
+    channels."""
     head = tl.program_id(1)
     rows = tl.arange(0, ROW_TILE)
     is_row = rows < num_rows
@@ -101,7 +103,7 @@ def _multiply_head(
     map_ptrs = maps_ptr + (head.to(tl.int64) * IN + all_channels)[:, None] * OUT + columns[None, :]
     acc = tl.zeros((ROW_TILE, COLUMN_TILE), tl.float32)
     if AHEAD:
-        # Maps are written by no kernel: they are on their way while the kernel in front still runs.
+        # No kernel writes the maps, so they are loaded while the previous kernel still runs.
         STEPS: tl.constexpr = (IN + CHANNEL_TILE - 1) // CHANNEL_TILE
         tiles = (_load_map(map_ptrs, all_channels, is_column, IN, CHANNEL_TILE),)
         for step in tl.static_range(1, STEPS):
@@ -149,7 +151,7 @@ def _multiply_heads(
     AHEAD: tl.constexpr,
     EARLY: tl.constexpr,
 ) -> None:
-    """Multiplies one head of all rows with some columns of its matrix."""
+    """Multiplies one head of all rows by some columns of its matrix."""
     _multiply_head(
         out_ptr,
         heads_ptr,
@@ -204,7 +206,7 @@ def _absorb_and_write(
     AHEAD: tl.constexpr,
     EARLY: tl.constexpr,
 ) -> None:
-    """Multiplies one head of all rows with some columns of its matrix; behind the last head, writes some cache rows."""
+    """Multiplies one head of all rows by some columns of its matrix. Programs after the last head write cache rows."""
     if tl.program_id(1) == tl.num_programs(1) - 1:
         wait_behind_others(EARLY)
         for row in range(tl.program_id(0), num_rows, tl.num_programs(0)):
@@ -257,13 +259,13 @@ def multiply_heads(
     cos: torch.Tensor | None,
     signed_sin: torch.Tensor | None,
 ) -> None:
-    """The product of each head of up to 16 rows with that head's matrix; further channels are rotated.
+    """Multiply each head of up to 16 rows by that head's matrix, and rotate further channels if there are any.
 
     Args:
-        out: [rows, num_heads, out_width], written, or [rows, num_heads, out_width + rotated].
-        heads: [rows, num_heads, in_width], or with `rotated` channels more, which turn.
+        out: [rows, num_heads, out_width (+ rotated)], written.
+        heads: [rows, num_heads, in_width (+ rotated)].
         maps: [num_heads, in_width, out_width], contiguous.
-        cos: [rows, rotated] where channels turn; `signed_sin` likewise, negated in its first half.
+        cos: [rows, rotated]; None if no channels are rotated. `signed_sin` likewise, negated in its first half.
     """
     num_rows, num_heads, _ = heads.shape
     _, in_width, out_width = maps.shape
@@ -315,7 +317,7 @@ def absorb_and_write(
     slot_mapping: torch.Tensor,
     eps: float,
 ) -> None:
-    """Both launches before latent attention in one: `multiply_heads` of rows that turn, and `write_latents` of as many.
+    """Do `multiply_heads` with rotation, and `write_latents` for the same rows, in one launch before latent attention.
 
     Args:
         queries: [rows, num_heads, row_width], contiguous in the last dimension, written; `heads` to `signed_sin` as in
@@ -368,7 +370,7 @@ def absorb_and_write(
 def multiply_heads_reference(
     heads: torch.Tensor, maps: torch.Tensor, cos: torch.Tensor | None, signed_sin: torch.Tensor | None
 ) -> torch.Tensor:
-    """Compute what `multiply_heads` computes, in float32, in the dtype of `heads`."""
+    """Do what `multiply_heads` does in float32; return it in the dtype of `heads`."""
     width = maps.shape[1]
     out = torch.einsum("rhi,hio->rho", heads[..., :width].float(), maps.float())
     if cos is not None and signed_sin is not None:

@@ -1,9 +1,8 @@
-"""Attention of a few query rows a request over a paged cache of latent rows (MLA), split over the keys.
+"""Attention of a few query rows for each request over a paged cache of latent rows (MLA), split over the keys.
 
-All heads read the same row of a token, as key whole and as value in part, so that a tile of (query row, head) pairs
-loads each row once for scores and values. As in `attention.py` a row's result is a fixed tree of roundings: tiles and
-splits start at absolute positions and have one shape for any number of query rows, and splits are merged in ascending
-order.
+All heads read the same cache row of a token. The whole row is the key, and part of it the value. So a tile of (query
+row, head) pairs loads each cache row once. As in `attention.py`, a row's result is a fixed tree of roundings. Tiles and
+splits start at absolute positions, and have one shape for any number of query rows. Splits are merged in a fixed order.
 
 Sources: DeepSeek-V2 (arXiv 2405.04434) for the absorbed form, FlashMLA for one load of a key tile for both products.
 """
@@ -58,21 +57,24 @@ def _attend_latents(
     IS_WHOLE: tl.constexpr,
     EARLY: tl.constexpr,
 ) -> None:
-    """Attends one tile of (query row, head) pairs over the keys of one split: the result when IS_WHOLE, else
-    unnormalised sums and their maxima. Few pairs are columns of all products, many are rows."""
+    """Attends one tile of (query row, head) pairs over the keys of one split.
+
+    It writes the result if IS_WHOLE, else unnormalised sums and their maxima. Few pairs are the columns of all
+    products; many are the rows.
+    """
     tiles_per_request = tl.cdiv(num_queries * NUM_HEADS, ROW_TILE)
     request = tl.program_id(0) // tiles_per_request
     first_row = tl.program_id(0) % tiles_per_request * ROW_TILE
     split = tl.program_id(1)
 
-    # No kernel of this forward writes how many keys there are.
+    # No kernel of this forward writes seq_lens.
     first_end = tl.load(seq_lens_ptr + request, cache_modifier=".cg").to(tl.int32) - (num_queries - 1)
     wait_behind_others(EARLY)
     first_query = first_row // NUM_HEADS
     last_query = tl.minimum((first_row + ROW_TILE - 1) // NUM_HEADS, num_queries - 1)
     low = tl.maximum(first_end + first_query - window, split * split_keys)
     high = tl.minimum(tl.minimum(first_end + last_query, num_readable), (split + 1) * split_keys)
-    # Nobody reads what this split would write. The outer branch is taken at compile time.
+    # Without keys, the output of this split would not be read. The outer branch is taken at compile time.
     if not IS_WHOLE:  # noqa: SIM102
         if low >= high:
             return
@@ -105,7 +107,7 @@ def _attend_latents(
     acc = tl.zeros((RANK_TILE, ROW_TILE) if KEYS_ACROSS else (ROW_TILE, RANK_TILE), tl.float32)
     for first_key in tl.range(low // KEY_TILE * KEY_TILE, high, KEY_TILE, num_stages=STAGES):
         keys = first_key + tl.arange(0, KEY_TILE)
-        # Keys outside are never loaded: what lies there may be NaN.
+        # Keys out of range are never loaded, since they may be NaN.
         is_key = (keys >= low) & (keys < high)
         slots = key_slots(pages_ptr, keys, low, high, PAGE_SIZE)
         row_ptrs = cache_ptr + (slots * ROW_WIDTH)[:, None]
@@ -155,19 +157,18 @@ def latent_attention(
 ) -> None:
     """Attention of the newest query rows of each request over its paged latent rows.
 
-    Which keys a row sees is said in `paged_attention`. There may be any number of query rows; 1 to 16 are what it is
-    made for.
+    `paged_attention` defines which keys a row sees. There may be any number of query rows, but it is made for 1 to 16.
 
     Args:
         out: [batch * num_queries, num_heads, value_width], contiguous, written.
         queries: [batch * num_queries, num_heads, row_width], any stride but that of the last dimension, which is 1.
-        cache: [num_slots, row_width], contiguous, of the queries' dtype: keys whole, and values in their first
-            `value_width` numbers; slot = page * page_size + offset.
+        cache: [num_slots, row_width], contiguous, of the queries' dtype. Whole rows are keys, and their first
+            `value_width` numbers are values; slot = page * page_size + offset.
         page_table: [batch, num_pages + 1] int64; the last column is the scratch page and is not read.
-        seq_lens: [batch] int64 keys that the last query row sees.
+        seq_lens: [batch] int64 number of keys that the last query row sees.
         max_seq_len: upper bound of `seq_lens` known to the host; sets the launch grid and nothing else.
-        split_keys: keys a split, a multiple of 64; see `choose_latent_split_keys`.
-        window: newest keys that a row sees; None is all of them.
+        split_keys: keys in a split, a multiple of 64; see `choose_latent_split_keys`.
+        window: the number of newest keys that a row sees; None for all.
     """
     batch, num_columns = page_table.shape
     num_rows, num_heads, row_width = queries.shape
@@ -222,7 +223,7 @@ def latent_attention(
 
 
 def _assert_shapes(out: torch.Tensor, queries: torch.Tensor, cache: torch.Tensor, page_table: torch.Tensor) -> None:
-    """Assert what the kernels take for granted."""
+    """Check the preconditions of the kernels."""
     num_rows, num_heads, row_width = queries.shape
     assert_rows_of(out, num_rows, num_heads, out.shape[2])
     assert_rows_of(cache, cache.shape[0], row_width)
@@ -253,11 +254,11 @@ def latent_attention_reference(
     is_visible = positions < ends
     if window is not None:
         is_visible &= positions >= ends - window
-    # Selection, not multiplication: rows that nobody sees may be NaN.
+    # Selected instead of multiplied, since rows that are not seen may be NaN.
     rows = torch.where(is_visible.any(1).unsqueeze(2), cache[slots], 0).float()
     grouped = queries.float().view(batch, num_queries, num_heads, row_width)
     scores = torch.einsum("bqhd,bkd->bqhk", grouped, rows) * scale
     scores = scores.masked_fill(~is_visible.unsqueeze(2), float("-inf"))
-    weights = scores.softmax(-1).nan_to_num(0.0)  # a row that sees nothing
+    weights = scores.softmax(-1).nan_to_num(0.0)  # for rows that see no key
     out = torch.einsum("bqhk,bkd->bqhd", weights, rows[..., :value_width])
     return out.reshape(num_rows, num_heads, value_width).to(queries.dtype)

@@ -1,8 +1,8 @@
-"""Merges what the splits of latent attention left of a row: rows are wide, and splits many, so that a program takes
-some channels of one head and many splits at once.
+"""Merges the partial results of latent attention's splits. Rows are wide and splits many, so a program takes some
+channels of one head and many splits at once.
 
-Which splits are added up together, and in what order, follows from their places alone: those that a row does not see
-add nothing, so that its bits depend on nothing beside it.
+The places of the splits alone determine which are added together, and in what order. Splits that a row does not see add
+nothing. So its bits do not depend on other rows.
 """
 
 # mypy: allow-untyped-decorators
@@ -21,8 +21,8 @@ _MAX_SPLITS_AT_ONCE = 32
 _CHANNELS_AT_ONCE = 128
 
 MOST_EARLY_PROGRAMS = 512
-"""So many programs of latent attention, and of its merge, are placed early, so that what comes behind them, which has
-its matrix to load, can be."""
+"""The most programs of latent attention, and of its merge, that start early. So the next kernel, which has a matrix to
+load, can start early too."""
 
 
 @triton.jit(do_not_specialize=["num_queries", "num_readable", "window", "split_stride", "split_keys"])
@@ -48,7 +48,7 @@ def merge_wide_splits(
     channels = tl.program_id(1) * CHANNEL_TILE + tl.arange(0, CHANNEL_TILE)
     is_channel = (channels < RANK) | (RANK % CHANNEL_TILE == 0)
     row = tl.program_id(0) // NUM_HEADS
-    # No kernel of this forward writes where a row ends.
+    # No kernel of this forward writes seq_lens.
     seq_len = tl.load(seq_lens_ptr + row // num_queries, cache_modifier=".cg").to(tl.int32)
     end = seq_len - (num_queries - 1 - row % num_queries)
     first_split = tl.maximum(end - window, 0) // split_keys
@@ -88,9 +88,9 @@ def merge_latents(
     """Write the merged rows of a launch to `out` [rows, heads, width].
 
     Args:
-        reach: positions that could be read, and the window.
-        most_splits: of the longest request that the page table could have: which splits are added up together follows
-            from it, so that it is no matter of the launch.
+        reach: the number of positions that can be read, and the window.
+        most_splits: that of the longest request which the page table allows. It determines which splits are added
+            together, so that this does not depend on the launch.
     """
     _, num_rows, num_heads, width = partials.acc.shape
     channel_tile = min(_CHANNELS_AT_ONCE, max(16, triton.next_power_of_2(width)))

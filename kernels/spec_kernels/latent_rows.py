@@ -1,6 +1,6 @@
-"""This module norms, rotates and writes the rows of latent attention (MLA), and rotates its queries.
+"""Norms, rotates and writes the cache rows of latent attention (MLA), and rotates its queries.
 
-Sources: the fused RoPE and cache write of `rope_write.py`, for a row that all heads share.
+It is the fused RoPE and cache write of `rope_write.py`, for a row that all heads share.
 """
 
 # mypy: allow-untyped-decorators
@@ -109,7 +109,7 @@ def _turn_queries(
     HEAD_TILE: tl.constexpr,
     HALF_TILE: tl.constexpr,
 ) -> None:
-    """Rotates the turned channels of some heads of one row."""
+    """Rotates the last channels of some heads of one row."""
     row = tl.program_id(0).to(tl.int64)
     heads = tl.program_id(1) * HEAD_TILE + tl.arange(0, HEAD_TILE)
     half = tl.arange(0, HALF_TILE)
@@ -139,15 +139,15 @@ def write_latents(
     slot_mapping: torch.Tensor,
     eps: float,
 ) -> None:
-    """Write row i of `projected` to cache slot `slot_mapping[i]`, its latent numbers normed, its key rotated.
+    """Write row i of `projected` to cache slot `slot_mapping[i]`, with normed latent numbers and a rotated key.
 
-    Rows that share a slot leave any one of them there.
+    If rows share a slot, any one of them is kept.
 
     Args:
         cache: [num_slots, row_width], contiguous, written.
         projected: [rows, row_width] of any row stride: latent numbers, then the key.
-        norm_weight: [value_width], as many as there are latent numbers.
-        cos: [rows, rotated], contiguous; the width of the key.
+        norm_weight: [value_width], one for each latent number.
+        cos: [rows, rotated], contiguous; `rotated` is the width of the key.
         signed_sin: [rows, rotated], contiguous, negated in its first half.
         slot_mapping: [rows] int64.
         eps: of the norm.
@@ -177,12 +177,12 @@ def write_latents(
 
 @operator("turn_queries", mutates_args=("queries",))
 def turn_queries(queries: torch.Tensor, heads: torch.Tensor, cos: torch.Tensor, signed_sin: torch.Tensor) -> None:
-    """Write the last channels of `heads`, rotated, to the last channels of `queries`; the others are left alone.
+    """Rotate the last channels of `heads`, and write them to the last channels of `queries`; others are not written.
 
     Args:
         queries: [rows, num_heads, row_width], written in part.
         heads: [rows, num_heads, query_width], of any stride but that of the last dimension, which is 1.
-        cos: [rows, rotated]; as many channels turn.
+        cos: [rows, rotated]; `rotated` is the number of rotated channels.
         signed_sin: [rows, rotated], negated in its first half.
     """
     num_rows, num_heads, row_width = queries.shape
@@ -211,7 +211,8 @@ def turn_queries(queries: torch.Tensor, heads: torch.Tensor, cos: torch.Tensor, 
 def write_latents_reference(
     projected: torch.Tensor, norm_weight: torch.Tensor, cos: torch.Tensor, signed_sin: torch.Tensor, eps: float
 ) -> torch.Tensor:
-    """Compute the rows that `write_latents` writes, in float32: [rows, row_width] in the dtype of `projected`."""
+    """Return the rows that `write_latents` writes, computed in float32: [rows, row_width] in the dtype of
+    `projected`."""
     latents, key = projected.float().tensor_split((len(norm_weight),), dim=-1)
     normed = latents * torch.rsqrt(latents.square().mean(-1, keepdim=True) + eps) * norm_weight.float()
     return torch.cat((normed, turned_reference(key, cos, signed_sin)), dim=-1).to(projected.dtype)

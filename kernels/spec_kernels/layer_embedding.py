@@ -1,5 +1,7 @@
-"""The embeddings that each layer of Gemma 4 E2B and E4B has of its own: a token's row of a table, and its projected
-shared embedding behind a norm. In torch these are eight operators.
+"""The per-layer embeddings of Gemma 4 E2B and E4B: a token's row of a table plus its projected, normed shared
+embedding.
+
+In torch this takes eight operators.
 """
 
 # mypy: allow-untyped-decorators
@@ -66,8 +68,8 @@ def layer_embeddings(
         tokens: [rows] int64, contiguous.
         table: [vocab, num_layers * width], contiguous.
         projected: [rows, num_layers * width].
-        weight: [width] of an RMSNorm of each layer's part with `eps`, of the rows' dtype, or float32: then the norm is
-            rounded behind it alone.
+        weight: [width] of an RMSNorm of each layer's part with `eps`. In the rows' dtype the norm rounds before and
+            after it, in float32 only after it.
     """
     num_rows, num_layers, width = out.shape
     assert_rows_of(tokens, num_rows)

@@ -1,8 +1,7 @@
-"""The likeliest token of a few rows, straight from the head: norm, product, argmax and token map in one kernel; and the
-probability of that token, where it is asked for.
+"""The likeliest token of a few rows: norm, product with the head, argmax and token map in one kernel.
 
-The probability takes a sum of exponentials beside each tile's top, and one merge of both (Milakov and Gimelshein 2018,
-arXiv 1805.02867): still no logits are written.
+On request it also computes the probability of that token. Each tile then keeps a sum of exponentials beside its top,
+and both are merged (Milakov and Gimelshein 2018, arXiv 1805.02867). No logits are written in either case.
 """
 
 # mypy: allow-untyped-decorators
@@ -51,7 +50,7 @@ def _likeliest(
     WEIGHED: tl.constexpr,
     MERGE_TILE: tl.constexpr,
 ) -> None:
-    """Finds the top of each row in one tile of tokens; the program that ends last compares those of all tiles."""
+    """Finds the top of each row in one tile of tokens. The last program to finish compares the tops of all tiles."""
     tile = tl.program_id(0)
     num_tiles = tl.num_programs(0)
     row = tl.arange(0, ROW_TILE)
@@ -77,8 +76,9 @@ def _likeliest(
     if NORMED:
         sums = sums * tl.rsqrt(tl.sum(squares, 1) / IN_FEATURES + eps)[:, None]
 
-    # Logits are compared as the dtype rounds them, so that ties are those of the head and an argmax behind it. A small
-    # head goes at once, in another order of its sums: its draft may then differ, and drafts are verified.
+    # Logits are rounded to the dtype before they are compared, so that ties are those of an argmax after the head. A
+    # small head is multiplied at once, in another order of summation. Its draft may then differ, but is verified
+    # anyway.
     logits = nan_as_largest(sums.to(weight_ptr.dtype.element_ty).to(tl.float32))
     ids = tl.broadcast_to(token[None, :], (ROW_TILE, COLUMN_TILE))
     logits = tl.where((token < num_tokens)[None, :], logits, float("-inf"))
@@ -88,7 +88,7 @@ def _likeliest(
     if WEIGHED:
         own_sum = tl.sum(tl.exp(logits - finite_or_zero(top)[:, None]), 1)
         tl.store(sums_ptr + row * num_tiles + tile, own_sum, mask=is_row)
-    tl.debug_barrier()  # all threads have stored before one of them says so
+    tl.debug_barrier()  # all threads must have stored before one signals it
     if tl.atomic_add(arrivals_ptr, 1, sem="acq_rel") == num_tiles - 1:
         best = tl.full((ROW_TILE, MERGE_TILE), float("-inf"), tl.float32)
         best_id = tl.full((ROW_TILE, MERGE_TILE), NO_TOKEN, tl.int32)
@@ -127,16 +127,16 @@ def likeliest(
     token_map: torch.Tensor | None,
     probabilities: torch.Tensor | None,
 ) -> None:
-    """Find the argmax of each row's logits, lowest id on ties, of up to 64 rows.
+    """Find the argmax of each row's logits for up to 64 rows; ties go to the lowest id.
 
     Args:
         tokens: [rows] int64, contiguous, written.
         rows: [rows, in_features].
         weight: [vocab, in_features], contiguous: a head.
-        arrivals: [1 or more] int32 zeros, which it leaves zero: of this head alone, or of one stream.
+        arrivals: [1 or more] int32 zeros, and zero again afterwards; only kernels of one stream may share it.
         norm_weight: [in_features] float32, of an RMSNorm of the rows with `eps`.
-        token_map: [vocab] int64, what to write in place of an id of the head.
-        probabilities: [rows] float32, contiguous, written: of that token, by the softmax of the head's logits.
+        token_map: [vocab] int64, the target id of each id of the head.
+        probabilities: [rows] float32, contiguous, written: the token's probability in the softmax of the head's logits.
     """
     num_rows, in_features = rows.shape
     num_tokens = weight.shape[0]

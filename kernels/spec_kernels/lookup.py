@@ -1,7 +1,7 @@
 """Prompt lookup in one launch, for every request of a batch.
 
 It appends a round's tokens to the text of each request, and looks for an earlier copy of the text's last n tokens. The
-K tokens behind that copy become the draft tokens.
+K tokens after that copy become the draft tokens.
 
 Torch needs some forty small operators for this. A program reads one text up to its end, in tiles. For every place it
 counts how many tokens before it agree with the text's end. The longest match wins, and of equally long ones the latest.
@@ -121,13 +121,13 @@ def extend_and_look_up(
 ) -> torch.Tensor:
     """Append new tokens to the texts of slots, and return draft tokens by prompt lookup.
 
-    The longest end of a text that also stands earlier in it is matched, at its latest place. The drafts are the tokens
-    behind that match.
+    The longest suffix of a text that also occurs earlier in it is matched, at its latest occurrence. The drafts are the
+    tokens after that match.
 
     Args:
         texts: [num_slots + 1, capacity] int64, contiguous, written at `slot_ids`; the last column is scratch.
-        slot_ids: [batch] int64; requests may share a slot only where `counts` is 0.
-        starts: [batch] int64, where the new tokens of a text stand.
+        slot_ids: [batch] int64; requests may share a slot only if their `counts` are 0.
+        starts: [batch] int64, the position of a text's first new token.
         tokens: [batch, width] int64.
         counts: [batch] int64, how many of `tokens` are new, 0 to width.
         max_ngram: the most tokens of the text's end that are matched; `min_ngram`, 1 or more, the fewest.

@@ -1,7 +1,7 @@
-"""Merges what attention over several stretches of keys gave for the same rows into that over all of them.
+"""Merges attention results for the same rows over several ranges of keys into the result over all of them.
 
-Each piece is normalised by itself and comes with the logarithm of its sum of exponentials (Flash-Decoding, Dao et al.
-2023), as a library's kernel leaves it; what a decoding kernel leaves is merged in `split_merge.py`.
+Each piece is normalised by itself, and comes with the logarithm of its sum of exponentials (Flash-Decoding, Dao et al.
+2023), as a library's kernel returns it. Unnormalised results of decoding kernels are merged in `split_merge.py`.
 """
 
 # mypy: allow-untyped-decorators
@@ -35,7 +35,7 @@ def merge_rows(
     ROW_TILE: tl.constexpr,
     CHANNEL_TILE: tl.constexpr,
 ) -> None:
-    """Merges ROW_TILE rows of one head: every piece is read once."""
+    """Merges ROW_TILE rows of one head, and reads every piece once."""
     rows = (tl.program_id(0) * ROW_TILE + tl.arange(0, ROW_TILE)).to(tl.int64)
     head = tl.program_id(1)
     is_row = rows < num_rows
@@ -63,14 +63,13 @@ def merge_rows(
 
 @operator("merge_pieces", mutates_args=("out",))
 def merge_pieces(out: torch.Tensor, pieces: Sequence[torch.Tensor], totals: Sequence[torch.Tensor]) -> None:
-    """Merge attention over stretches of keys.
+    """Merge attention over several ranges of keys.
 
     Args:
-        out: [rows, num_heads * head_dim], contiguous, written.
+        out: [rows, num_heads * head_dim], contiguous, written; zeros for rows that saw no key at all.
         pieces: [rows, num_heads, head_dim] each, of the same strides.
-        totals: [rows, num_heads] float32 each, the logarithms of their sums of exponentials, of the same strides; a
-            row that saw no key of a piece has -inf there, and may have anything in the piece; one that saw none at all
-            gives zeros.
+        totals: [rows, num_heads] float32 each, of the same strides: the logarithms of their sums of exponentials. It is
+            -inf for a row that saw no key of a piece, whose values in the piece are then ignored.
     """
     num_rows, num_heads, head_dim = pieces[0].shape
     assert_rows_of(out, num_rows, num_heads * head_dim)

@@ -1,5 +1,7 @@
-"""Attention metadata: where rows stand; and one query row a request moved to the next position in place, which is what
-lies between two draft steps when both are in one CUDA graph (vLLM #46849, SGLang #25539)."""
+"""Attention metadata: builds it for the rows of a forward, and advances that of one query row for each request in
+place.
+
+The latter runs between two draft steps that are in one CUDA graph (vLLM #46849, SGLang #25539)."""
 
 # mypy: allow-untyped-decorators
 from __future__ import annotations
@@ -34,7 +36,7 @@ def _build(
     is_row = row < num_rows
     request = row // num_queries
     position = tl.load(positions_ptr + row, mask=is_row, other=0)
-    # Positions are floored as torch does it, and a negative one goes where those past the end do.
+    # As in torch, division floors, and negative positions use the scratch page, like those past the end.
     column = tl.where(position < 0, last_column, tl.minimum(position // PAGE_SIZE, last_column))
     page = tl.load(page_table_ptr + request * page_table_stride + column, mask=is_row, other=0)
     offset = (position % PAGE_SIZE + PAGE_SIZE) % PAGE_SIZE
@@ -55,12 +57,12 @@ def build_metadata(
     page_size: int,
     max_positions: int,
 ) -> None:
-    """Find where the rows of a forward stand.
+    """Compute positions, cache slots and lengths of the rows of a forward.
 
     Args:
-        row_positions: [batch * num_queries] int64, written: the positions, in 0 to `max_positions - 1`.
-        slot_mapping: [batch * num_queries] int64, written: the cache slots; past the table's end, and before its
-            beginning, slots of the last column's page, which is the scratch page.
+        row_positions: [batch * num_queries] int64, written: the positions, clamped to 0 .. `max_positions - 1`.
+        slot_mapping: [batch * num_queries] int64, written: the cache slots. Positions outside the table get slots of
+            the last column's page, which is the scratch page.
         lens: [batch] int64, written: `seq_lens`, at least 1.
         positions: [batch, num_queries] int64, contiguous.
         seq_lens: [batch] int64.
@@ -142,12 +144,12 @@ def advance_metadata(
     page_size: int,
     max_positions: int,
 ) -> None:
-    """Move each request's one query row on by a position.
+    """Advance each request's single query row by one position.
 
     Args:
         positions: [batch] int64, written: the new position, at most `max_positions - 1`.
-        slot_mapping: [batch] int64, written: its cache slot; past the table's end a slot of the last column's page,
-            which is the scratch page.
+        slot_mapping: [batch] int64, written: its cache slot. A position past the table's end gets a slot of the last
+            column's page, which is the scratch page.
         seq_lens: [batch] int64, at least 1, written: one more than before.
         page_table: [batch, num_pages + 1] int64.
     """

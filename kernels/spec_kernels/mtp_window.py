@@ -1,8 +1,8 @@
-"""The windows of vanilla MTP, slid in place: of each slot the last K input tokens and the target's hidden states.
+"""Slides the windows of vanilla MTP in place: each slot's last K input tokens and their target hidden states.
 
-TensorRT-LLM shifts its pool in place too (`mtp_update_hidden_states_op`), by a strided copy without a barrier, and
-reads in front of a prompt shorter than K. Here a program owns some channels of one slot, reads all K rows of them, and
-writes them when all of its threads have read.
+TensorRT-LLM also shifts its pool in place (`mtp_update_hidden_states_op`), by a strided copy without a barrier. It
+reads before the start of a prompt shorter than K. Here a program owns some channels of one slot. It reads all K rows of
+them, and writes after all its threads have read.
 """
 
 # mypy: allow-untyped-decorators
@@ -34,7 +34,7 @@ def _slide(
     ROW_TILE: tl.constexpr,
     CHANNEL_TILE: tl.constexpr,
 ) -> None:
-    """Slides CHANNEL_TILE channels of one window; those of the first tile also see to its tokens."""
+    """Slides CHANNEL_TILE channels of one window; the first tile also slides its tokens."""
     request = tl.program_id(0).to(tl.int64)
     num_valid = tl.load(num_valid_ptr + request)
     if num_valid > 0:
@@ -57,7 +57,7 @@ def _slide(
         new_hidden = tl.load(new_ptrs, mask=is_new[:, None] & is_channel, other=0.0)
         old_tokens = tl.load(window_tokens_ptr + old_rows, mask=is_old & is_first, other=0)
         new_tokens = tl.load(tokens_ptr + request * token_stride + new_rows, mask=is_new & is_first, other=0)
-        tl.debug_barrier()  # a thread must not overwrite a row that another one has yet to read
+        tl.debug_barrier()  # no thread may overwrite a row that another has not read yet
         own_ptrs = window_hidden_ptr + own_rows[:, None] * HIDDEN_SIZE + channels
         tl.store(own_ptrs, tl.where(is_old[:, None], old_hidden, new_hidden), mask=is_row[:, None] & is_channel)
         tl.store(window_tokens_ptr + own_rows, tl.where(is_old, old_tokens, new_tokens), mask=is_row & is_first)
@@ -72,14 +72,14 @@ def slide_windows(
     slot_ids: torch.Tensor,
     num_valid: torch.Tensor,
 ) -> None:
-    """The window of each slot becomes the last K rows of it and the first `num_valid` inputs behind it.
+    """Replace the window of each slot by the last K rows of: the window, followed by the first `num_valid` inputs.
 
     Args:
         window_tokens: [num_slots + 1, K] int64, contiguous, written at `slot_ids`.
         window_hidden: [num_slots + 1, K, hidden_size], contiguous, written likewise.
         tokens: [batch, rows] int64 inputs of this round, or of a prompt chunk.
-        hidden: [batch, rows, hidden_size] the target's hidden states of them, of the window's dtype.
-        slot_ids: [batch] int64; requests may share a slot only where `num_valid` is 0.
+        hidden: [batch, rows, hidden_size] their target hidden states, of the window's dtype.
+        slot_ids: [batch] int64; requests may share a slot only if their `num_valid` is 0.
         num_valid: [batch] int64, 0 to rows; a window with 0 is neither read nor written.
     """
     num_windows, window_rows, hidden_size = window_hidden.shape

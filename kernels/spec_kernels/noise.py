@@ -1,6 +1,6 @@
 """The lab's counter-based noise in kernels: `spec_kernels.noise_reference`, bit for bit.
 
-A draw is a hash and no generator's state, so a kernel and the rule it stands for draw the same numbers.
+A draw is a hash and has no generator state, so a kernel and its torch rule draw the same numbers.
 """
 
 # mypy: allow-untyped-decorators
@@ -23,7 +23,7 @@ _MULTIPLIER_2 = tl.constexpr(MULTIPLIER_2)
 
 @triton.jit
 def _mix(bits: tl.tensor) -> tl.tensor:
-    """The masks make the shifts logical: `>>` repeats the sign bit."""
+    """Mix the bits. The masks make the shifts logical, since `>>` repeats the sign bit."""
     bits = (bits ^ ((bits >> 30) & ((1 << 34) - 1))) * _MULTIPLIER_1
     bits = (bits ^ ((bits >> 27) & ((1 << 37) - 1))) * _MULTIPLIER_2
     return bits ^ ((bits >> 31) & ((1 << 33) - 1))
@@ -38,7 +38,7 @@ def _child(keys: tl.tensor, index: tl.tensor) -> tl.tensor:
 def round_key(seed: tl.tensor, kv_len: tl.tensor, rows: tl.tensor, USE: tl.constexpr) -> tl.tensor:
     """Return the int64 key of a draw; all are int64, and `rows` may be a tile."""
     keys = _child(_child(_mix(seed), kv_len), rows)
-    return _child(keys, tl.zeros_like(keys) + USE)  # as a constant, the product would not wrap around
+    return _child(keys, tl.zeros_like(keys) + USE)  # with a constant, the product would not wrap around
 
 
 @triton.jit
@@ -49,5 +49,5 @@ def uniform(keys: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def arrival(key: tl.tensor, ids: tl.tensor) -> tl.tensor:
-    """Return float64 arrival times of an exponential race of rate 1; over them, weights are compared."""
+    """Return float64 arrival times of an exponential race of rate 1. A race compares weight / arrival."""
     return -tl.log(uniform(_child(key, ids.to(tl.int64))))

@@ -1,16 +1,17 @@
-"""Counter-based noise: every draw is a hash of what it is for, so there is no generator whose state could be shared.
+"""Counter-based noise: every draw is a hash of its purpose, so there is no generator state to share.
 
-A draw's key is (request seed, L at the start of the round, row, use). Nothing in it depends on the slot, the row of the
-batch or the neighbours, so a request's output follows from its own logits. L grows every round, so no key comes twice.
-The tempting key (seed, position) does: a round cut at m judged positions behind m too, and the next round would meet
-them again with noise that is known to have failed. Rules that look behind the cut, such as block verification, then
-sample the wrong distribution.
+A draw's key is (request seed, L at the start of the round, row, use). It does not depend on the slot, the batch or
+other requests, so a request's output depends only on its own logits. L grows every round, so no key occurs twice.
 
-The hash is splitmix64 (Steele, Lea and Flood, OOPSLA 2014) in int64 operations that wrap around: the same bits on a CPU
-and on a GPU, no host value needed, so it can be captured in a CUDA graph.
+The simpler key (seed, position) would occur twice. A round that stops after m drafts has also judged positions after m.
+The next round would judge them again, with noise that is known to have failed. Rules that look past the stop, such as
+block verification, would then sample a wrong distribution.
 
-This is the torch form, for the lab's own rules and the references of the kernels. It imports no triton, since the lab
-runs where there is none; `spec_kernels.noise` is the same in kernels, bit for bit.
+The hash is splitmix64 (Steele, Lea and Flood, OOPSLA 2014) in wrapping int64 operations. It has the same bits on a CPU
+and on a GPU. It needs no value from the host, so a CUDA graph can capture it.
+
+This is the torch form, for the lab's rules and the kernels' references. It does not import triton, since the lab also
+runs without it. `spec_kernels.noise` is the same in kernels, bit for bit.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ import torch
 
 
 class Use(IntEnum):
-    """The purpose of a draw. Drafts, tests and emitted tokens must not share noise: the rules take them as
-    independent."""
+    """The purpose of a draw. Drafts, tests and emitted tokens must not share noise, since the rules assume that they
+    are independent."""
 
     DRAFT = 0
     ACCEPT = 1
@@ -48,7 +49,7 @@ def _shift_right(bits: torch.Tensor, count: int) -> torch.Tensor:
 
 
 def mix(bits: torch.Tensor) -> torch.Tensor:
-    """Apply the output function of splitmix64: a bijection of int64 that scatters neighbours."""
+    """Apply the output function of splitmix64: a bijection of int64 that scatters consecutive values."""
     bits = (bits ^ _shift_right(bits, 30)) * MULTIPLIER_1
     bits = (bits ^ _shift_right(bits, 27)) * MULTIPLIER_2
     return bits ^ _shift_right(bits, 31)
@@ -73,8 +74,8 @@ def uniform(keys: torch.Tensor) -> torch.Tensor:
 def race(weights: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
     """Sample an index in proportion to its weight, by an exponential race: the earliest arrival wins.
 
-    The same law as the Gumbel trick, without a logarithm of the weights; no sum and no cumulative sum, whose rounding
-    would depend on the device and on the batch.
+    This has the same distribution as the Gumbel trick, without a logarithm of the weights. It needs no sum, whose
+    rounding would depend on the device and the batch.
 
     Args:
         weights: [batch, vocab], not negative, not all zero; they need not sum to one.
@@ -87,8 +88,8 @@ def race(weights: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
 
 
 def race_speeds(weights: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-    """Return the values [..., vocab] of which `race` takes the largest; taken in order, the largest first, they draw
-    without replacement."""
+    """Return the values [..., vocab] of which `race` takes the largest. In descending order they are draws without
+    replacement."""
     index = torch.arange(weights.shape[-1], device=weights.device)
     arrivals = -torch.log(uniform(child(keys.unsqueeze(-1), index)))
     return weights / arrivals

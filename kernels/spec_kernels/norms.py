@@ -1,5 +1,4 @@
-"""RMSNorm in one launch, where torch takes one for the norm and one for its weight, with a residual's sum before it or
-behind it."""
+"""RMSNorm in one launch, where torch takes two, optionally with a residual added before or after it."""
 
 # mypy: allow-untyped-decorators
 from __future__ import annotations
@@ -25,14 +24,14 @@ def normed_row(
 def normed_channels(
     row: tl.tensor, weight: tl.tensor, is_channel: tl.tensor, eps: tl.tensor, SIZE: tl.constexpr
 ) -> tl.tensor:
-    """Norm one row in float32, and round before and after the weight, as the models do; where the weight is float32
-    and the row is not, behind it alone (Qwen3.5)."""
+    """Norm one row in float32, and round before and after the weight, as the models do. If the weight is float32 and
+    the row is not, round only after it (Qwen3.5)."""
     return normed_by(row, tl.load(weight, mask=is_channel, other=0.0), eps, SIZE)
 
 
 @triton.jit
 def normed_by(row: tl.tensor, weights: tl.tensor, eps: tl.tensor, SIZE: tl.constexpr) -> tl.tensor:
-    """Do so with weights that have been loaded."""
+    """Do the same with weights that are already loaded."""
     wide = row.to(tl.float32)
     scaled = wide * tl.rsqrt(tl.sum(wide * wide, 0) / SIZE + eps)
     if weights.dtype == row.dtype:
@@ -61,12 +60,12 @@ def _rms_norm(
 
 @operator("rms_norm", mutates_args=("out",))
 def rms_norm(out: torch.Tensor, rows: torch.Tensor, weight: torch.Tensor, eps: float) -> None:
-    """Compute rows / rms(rows) * weight, a program a row.
+    """Compute rows / rms(rows) * weight, with a program for each row.
 
     Args:
         out: [rows, size], contiguous, written.
         rows: [rows, size].
-        weight: [size], of the rows' dtype, or float32: then the norm is rounded behind it alone.
+        weight: [size]. In the rows' dtype the norm rounds before and after it, in float32 only after it.
     """
     num_rows, size = rows.shape
     assert_rows_of(out, num_rows, size)
@@ -183,7 +182,7 @@ def _add_normed(
     row = tl.program_id(0).to(tl.int64)
     channels = tl.arange(0, SIZE_TILE)
     is_channel = channels < SIZE
-    # Weights are written by no kernel, and the second norm does not wait for its own.
+    # No kernel writes weights, so both norms' weights are loaded early.
     weights = tl.load(weight_ptr + channels, mask=is_channel, other=0.0)
     if HAS_NEXT:
         next_weights = tl.load(next_weight_ptr + channels, mask=is_channel, other=0.0)
@@ -217,11 +216,11 @@ def add_normed(
 
     Args:
         stream: [rows, size], contiguous, written; not one of the inputs.
-        out: [rows, size], contiguous, written; None where there is no next norm.
+        out: [rows, size], contiguous, written; None if there is no next norm.
         rows: [rows, size]; `added` likewise.
-        weight: [size], of the rows' dtype, or float32: then the norm is rounded behind it alone.
-        scale: [1]; None is 1.
-        next_weight: like `weight`, of the norm that `out` takes; None with it.
+        weight: [size]. In the rows' dtype the norm rounds before and after it, in float32 only after it.
+        scale: [1]; None for 1.
+        next_weight: like `weight`, for the next norm; None without `out`.
     """
     num_rows, size = rows.shape
     for tensor in (stream, rows, added):

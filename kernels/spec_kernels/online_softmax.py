@@ -1,8 +1,8 @@
-"""The attention kernels share where keys lie, and how sums of weighted values are carried on and merged.
+"""What the attention kernels share: the cache slots of keys, and the update and merge of running sums.
 
-A row's attention over some keys is three things: its largest score, the sum of the weights relative to it, and the
-values weighted by them. Decoding has its few rows across, as columns: then keys and channels, of which there are many,
-stand where the tensor cores take 64 at a time. Source: FlashAttention-2 (Dao 2023).
+A row's attention over some keys consists of its largest score, the sum of the weights relative to it, and the values
+weighted by them. In decoding, the few rows are columns. Keys and channels, of which there are many, are then the
+dimension of which the tensor cores take 64 at a time. Source: FlashAttention-2 (Dao 2023).
 """
 
 # mypy: allow-untyped-decorators
@@ -18,7 +18,7 @@ from spec_kernels.vocabulary import finite_or_zero
 def key_slots(
     pages_ptr: tl.tensor, keys: tl.tensor, low: tl.tensor, high: tl.tensor, PAGE_SIZE: tl.constexpr
 ) -> tl.tensor:
-    """Returns the cache slots of key positions [low, high) by a request's pages, int64."""
+    """Returns the cache slots, int64, of those `keys` positions that are in [low, high), by a request's pages."""
     pages = tl.load(pages_ptr + keys // PAGE_SIZE, mask=(keys >= low) & (keys < high), other=0)
     return pages.to(tl.int64) * PAGE_SIZE + keys % PAGE_SIZE
 
@@ -27,8 +27,8 @@ def key_slots(
 def add_keys_across(
     maxima: tl.tensor, sums: tl.tensor, acc: tl.tensor, scores: tl.tensor, value_rows: tl.tensor
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """Carries rows on over the keys of a tile; `scores` [keys, rows] are -inf where a row does not see a key, `acc` is
-    [channels, rows]."""
+    """Adds the keys of a tile to the rows' running sums. `scores` [keys, rows] are -inf for keys that a row does not
+    see; `acc` is [channels, rows]."""
     new_maxima = tl.maximum(maxima, tl.max(scores, 0))
     shift = finite_or_zero(new_maxima)
     weights = tl.exp2(scores - shift[None, :])
@@ -43,7 +43,7 @@ def add_keys_across(
 def add_keys_along(
     maxima: tl.tensor, sums: tl.tensor, acc: tl.tensor, scores: tl.tensor, value_rows: tl.tensor
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """Carries rows on in the same way where they are rows: `scores` are [rows, keys], `acc` is [rows, channels]."""
+    """Does the same in the other orientation: `scores` is [rows, keys], `acc` is [rows, channels]."""
     new_maxima = tl.maximum(maxima, tl.max(scores, 1))
     shift = finite_or_zero(new_maxima)
     weights = tl.exp2(scores - shift[:, None])
@@ -65,8 +65,8 @@ def merge(
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
     """Merges rows' attention over some keys with that over later ones.
 
-    It is the same bits in every kernel: which product is fused into the sum is written down. Rows that saw none of the
-    later keys stay as they are, bit for bit.
+    The result has the same bits in every kernel, since it is explicit which product is fused into the sum. Rows that
+    saw none of the later keys do not change.
     """
     new_maxima = tl.maximum(maxima, next_maxima)
     shift = finite_or_zero(new_maxima)
@@ -80,5 +80,5 @@ def merge(
 
 @triton.jit
 def divisor(sums: tl.tensor) -> tl.tensor:
-    """Returns what to divide by; a row that sees nothing stays zeros."""
+    """Returns the divisor for each row's values; it is 1 for a row that sees no key, whose values stay zero."""
     return tl.where(sums > 0, sums, 1.0)

@@ -1,6 +1,6 @@
-"""Kernels are launched as torch operators, so that the CPU recorder, counts of launches and profiles see their writes.
+"""Registers kernels as torch operators, so that the CPU recorder, launch counts and profiles see what they write.
 
-They are defined by name, and not by `torch.library.custom_op`, whose wrapper takes ten times as long as a call of one.
+It does not use `torch.library.custom_op`, whose wrapper makes a call ten times as slow.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ def operator(
 ) -> Callable[[Callable[Parameters, None]], Callable[Parameters, None]]:
     """Register the function below as `torch.ops.spec_kernels.NAME` for tensors of any device, and return the operator.
 
-    `mutates_args` are the arguments that it writes to; it reads the others, and returns nothing. It is for inference.
-    `devices` is a dispatch key of torch.
+    `mutates_args` are the arguments that it writes; it only reads the others, and returns nothing. There is no
+    autograd. `devices` is a dispatch key of torch.
     """
 
     def register(function: Callable[Parameters, None]) -> Callable[Parameters, None]:
@@ -35,10 +35,10 @@ def operator(
 
 
 cpu_operator = partial(operator, devices="CPU")
-"""The same for tensors of a CPU."""
+"""The same for CPU tensors."""
 
 
 def empty_verdict(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Make room for the tokens [batch, N] that are emitted of logits [batch, N, vocab], and how many count [batch]."""
+    """Allocate the emitted tokens [batch, N] and n [batch] for logits [batch, N, vocab]."""
     tokens = torch.empty(logits.shape[:2], dtype=torch.int64, device=logits.device)
     return tokens, torch.empty_like(tokens[:, 0])

@@ -1,8 +1,8 @@
-"""Products of up to 64 rows with weights fixed for a whole run, and what fuses with them.
+"""Products of up to 64 rows with weights that are fixed for a run, fused with norm, activation and residual.
 
-A decode round multiplies a handful of rows with every weight of a model: it takes as long as the weights take to be
-read. What else stands between two such products (norm, activation, residual) would be a launch each, which costs more
-than its work, so it is done inside them.
+A decode round multiplies a few rows by every weight of a model, so it takes as long as reading the weights. The small
+operations between two products (norm, activation, residual) would each need a launch, which costs more than their work.
+So they are fused into the products.
 """
 
 # mypy: allow-untyped-decorators
@@ -59,7 +59,7 @@ def _product(
     AHEAD: tl.constexpr,
     EARLY: tl.constexpr,
 ) -> None:
-    """Computes one split of one tile of outputs; the split that ends last adds all of them up, in their order."""
+    """Computes one split of one tile of outputs. The last split to finish adds all splits in order."""
     row = tl.arange(0, ROW_TILE)
     column = tl.program_id(0) * COLUMN_TILE + tl.arange(0, COLUMN_TILE)
     is_row = row < num_rows
@@ -130,16 +130,16 @@ def product(
     Args:
         out: [rows, out_features], contiguous, written; not one of the inputs.
         rows: [rows, in_features].
-        weight: [out_features, in_features], contiguous; [2 * out_features, in_features] where gated, gates first. One
-            in e4m3 as `block_fp8_reference.packed` gives it.
-        arrivals: [tiles or more] int32 zeros, which it leaves zero: of this product alone, or of one stream.
-        bias: [out_features], not where gated.
+        weight: [out_features, in_features], contiguous; if gated, [2 * out_features, in_features], gates first. An e4m3
+            weight is as returned by `block_fp8_reference.packed`.
+        arrivals: [tiles or more] int32 zeros, and zero again afterwards; only kernels of one stream may share it.
+        bias: [out_features]; not if gated.
         norm_weight: [in_features] float32, of an RMSNorm of the rows with `eps`.
-        residual: [rows, out_features], added to the outcome.
-        gated: the outcome is activation(gate) * up.
+        residual: [rows, out_features], added to the result.
+        gated: the result is activation(gate) * up.
         activation: one of `gate.ACTIVATIONS`.
-        multiplied: [rows, out_features], not where gated: the outcome is activation(product) * multiplied.
-        scales: of a weight in e4m3, [blocks of 128 of its rows, or its rows; blocks of 128 inputs] float32.
+        multiplied: [rows, out_features]: the result is activation(product) * multiplied; not if gated.
+        scales: for an e4m3 weight, [blocks of 128 rows, or rows; blocks of 128 inputs] float32.
     """
     num_rows, in_features = rows.shape
     out_features = out.shape[1]

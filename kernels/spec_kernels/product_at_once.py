@@ -1,8 +1,8 @@
-"""Products with small weights: a program asks for all that it reads of a weight before it waits, and its warps share
-the inputs.
+"""Products with small weights: a program loads its whole part of the weight before it waits, and its warps share the
+inputs.
 
-Such a product takes as long as its launch, and as its steps, each of which waits for the one before. So its weight is
-on its way while the kernel in front still runs (`early.py`), and the inputs are cut into groups, one a warp.
+The time of such a product is its launch and its steps, each of which waits for the one before. So its weight is loaded
+while the previous kernel still runs (`early.py`), and the inputs are divided into groups, one for each warp.
 """
 
 # mypy: allow-untyped-decorators
@@ -17,14 +17,17 @@ from spec_kernels.product_loads import load_norm, load_rows, load_weight
 
 @triton.jit
 def in_groups(tile: tl.tensor, GROUPS: tl.constexpr) -> tl.tensor:
-    """Cut the inputs of a tile [rows, inputs] into as many groups: [groups, rows, inputs / groups]."""
+    """Divide the inputs of a tile [rows, inputs] into GROUPS groups: [groups, rows, inputs / groups]."""
     return tl.permute(tl.reshape(tile, (tile.shape[0], GROUPS, tile.shape[1] // GROUPS)), (1, 0, 2))
 
 
 @triton.jit
 def multiply_groups(rows: tl.tensor, weight: tl.tensor, sums: tl.tensor) -> tl.tensor:
-    """Add the product of groups [groups, rows, inputs] with those of a weight [columns, inputs] to float32 sums
-    [groups, rows, columns]. Each warp has a group, and so a quarter of the steps, which wait for one another."""
+    """Add the product of row groups [groups, rows, inputs] and the same groups of a weight [columns, inputs] to float32
+    sums [groups, rows, columns].
+
+    Each warp has one group, and so only a quarter of the steps, which wait for one another.
+    """
     groups = tl.permute(in_groups(weight, rows.shape[0]), (0, 2, 1))
     return tl.dot(rows, groups, sums, input_precision="ieee")
 
@@ -48,10 +51,9 @@ def sums_at_once(
     GATED: tl.constexpr,
     EARLY: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """Multiply a tile of outputs [rows, column] of a small weight, DEPTH of its inputs and the REST of them at once.
+    """Multiply a tile of outputs [rows, column] of a small weight, with all its inputs at once: DEPTH, and the REST.
 
-    Returns the sums, those of the other half of the outputs where gated, and the sum of each row's squares where
-    normed.
+    Returns the sums; if gated, those of the other half of the outputs; if normed, the sum of each row's squares.
     """
     row = tl.arange(0, ROW_TILE)
     first = tl.arange(0, DEPTH)

@@ -1,4 +1,4 @@
-"""What products load of a weight, of rows and of a norm."""
+"""How products load tiles of a weight, of rows and of a norm's weight."""
 
 # mypy: allow-untyped-decorators
 from __future__ import annotations
@@ -16,7 +16,7 @@ def load_weight(
     IN_FEATURES: tl.constexpr,
     WHOLE_TILES: tl.constexpr,
 ) -> tl.tensor:
-    """Load a tile of a weight [columns, inputs], which is read once: it need not stay in L2."""
+    """Load a tile of a weight [columns, inputs]. It is read only once, so it need not stay in L2."""
     at = weight_ptr + columns.to(tl.int64)[:, None] * IN_FEATURES + inputs[None, :]
     if WHOLE_TILES:
         weight = tl.load(at, eviction_policy="evict_first")
@@ -36,7 +36,7 @@ def load_rows(
     IN_FEATURES: tl.constexpr,
     WHOLE_TILES: tl.constexpr,
 ) -> tl.tensor:
-    """Load a tile of the rows [row, inputs], zeros past the last one."""
+    """Load a tile of the rows [row, inputs], with zeros past the last row."""
     at = rows_ptr + row[:, None] * rows_stride + inputs[None, :]
     if WHOLE_TILES:
         rows = tl.load(at, mask=(row < num_rows)[:, None], other=0.0)
@@ -47,8 +47,10 @@ def load_rows(
 
 @triton.jit
 def load_norm(norm_ptr: tl.tensor, inputs: tl.tensor, IN_FEATURES: tl.constexpr) -> tl.tensor:
-    """Load some of a norm's weights, which multiply the rows; what the norm divides by is known when all inputs have
-    been seen. They are asked for a step before their use: the compiler does that for operands of products alone."""
+    """Load some of a norm's weights, which multiply the rows. The norm's divisor is only known after all inputs.
+
+    They are loaded one step ahead explicitly, since the compiler does that only for operands of products.
+    """
     return tl.load(norm_ptr + inputs, mask=inputs < IN_FEATURES, other=0.0)
 
 
@@ -63,7 +65,7 @@ def load_weights(
     STEPS: tl.constexpr,
     WHOLE_TILES: tl.constexpr,
 ) -> tl.tuple:
-    """Load the tiles of some steps, each as `load_weight` does."""
+    """Load the weight tiles of several steps by `load_weight`."""
     inputs = first + tl.arange(0, DEPTH)
     tiles = (load_weight(weight_ptr, columns, inputs, out_features, IN_FEATURES, WHOLE_TILES),)
     for step in tl.static_range(1, STEPS):
@@ -83,7 +85,7 @@ def load_steps(
     STEPS: tl.constexpr,
     WHOLE_TILES: tl.constexpr,
 ) -> tl.tuple:
-    """Load the rows of some steps, each as `load_rows` does."""
+    """Load the rows of several steps by `load_rows`."""
     inputs = first + tl.arange(0, DEPTH)
     tiles = (load_rows(rows_ptr, row, inputs, num_rows, rows_stride, IN_FEATURES, WHOLE_TILES),)
     for step in tl.static_range(1, STEPS):
@@ -95,7 +97,7 @@ def load_steps(
 def load_norms(
     norm_ptr: tl.tensor, first: tl.tensor, IN_FEATURES: tl.constexpr, DEPTH: tl.constexpr, STEPS: tl.constexpr
 ) -> tl.tuple:
-    """Load the norm's weights of some steps, each as `load_norm` does."""
+    """Load the norm's weights of several steps by `load_norm`."""
     inputs = first + tl.arange(0, DEPTH)
     parts = (load_norm(norm_ptr, inputs, IN_FEATURES),)
     for step in tl.static_range(1, STEPS):

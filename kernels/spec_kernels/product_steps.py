@@ -1,4 +1,4 @@
-"""Programs of a product share what is here: the steps of their loop over the inputs, and the sum of a tile's splits."""
+"""What all products share: the steps of the loop over the inputs, and the sum of a tile's splits."""
 
 # mypy: allow-untyped-decorators
 from __future__ import annotations
@@ -14,7 +14,8 @@ from spec_kernels.product_loads import load_norm, load_norms, load_rows, load_st
 
 @triton.jit
 def multiply(rows: tl.tensor, weight: tl.tensor, sums: tl.tensor, TURNED: tl.constexpr) -> tl.tensor:
-    """Add the product of two tiles to float32 sums [rows, columns], or turned ones. float32 is exact (no TF32)."""
+    """Add the product of two tiles to float32 sums [rows, columns], or transposed if TURNED. float32 is exact (no
+    TF32)."""
     if TURNED:
         sums = tl.dot(weight, tl.trans(rows), sums, input_precision="ieee")
     else:
@@ -39,9 +40,9 @@ def add_product(
     WHOLE_TILES: tl.constexpr,
     TURNED: tl.constexpr,
 ) -> tl.tensor:
-    """Add to `sums` the product of rows with the rows `first + columns` of a weight, in a step of inputs.
+    """Add to `sums` the product of rows with the weight rows `first + columns`, for one step of inputs.
 
-    A step of a weight in e4m3 is a block, whose sums are scaled before they join the others.
+    With an e4m3 weight a step is one block, whose sums are scaled before they are added.
     """
     if SCALE_ROWS == 0:
         weight_ptr += first.to(tl.int64) * IN_FEATURES
@@ -97,8 +98,8 @@ def split_sums(
     AHEAD: tl.constexpr,
     EARLY: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
-    """Return what `tile_sums` returns, of one split of the inputs, step by step; in the one that ends last, the sums of
-    all splits, in their order. It waits AHEAD with its part of the weight loaded."""
+    """Compute `tile_sums` for one split of the inputs, step by step. The last split to finish returns the sums of all
+    splits, added in order. With AHEAD it loads the start of its weight before it waits."""
     tile = tl.program_id(0)
     split = tl.program_id(1)
     row = tl.arange(0, ROW_TILE)
@@ -111,7 +112,7 @@ def split_sums(
     norm = tl.zeros((DEPTH,), tl.float32)
     STEPS: tl.constexpr = SPLIT_DEPTH // DEPTH
     if AHEAD:
-        # Weights are written by no kernel: they are on their way while the kernel in front still runs.
+        # No kernel writes weights, so they are loaded while the previous kernel still runs.
         first_input = split * SPLIT_DEPTH
         if NORMED:
             norms = load_norms(norm_ptr, first_input, IN_FEATURES, DEPTH, STEPS)
@@ -189,7 +190,7 @@ def split_sums(
             tl.store(part_ptr + TILE_SIZE + entry, up_sums, mask=is_entry)
         if NORMED:
             tl.store(part_ptr + HALVES * TILE_SIZE + row, square_sum, mask=is_row)
-        tl.debug_barrier()  # all threads have stored before one of them says so
+        tl.debug_barrier()  # all threads must have stored before one signals it
         is_last = tl.atomic_add(arrivals_ptr + tile, 1, sem="acq_rel") == SPLITS - 1
         if is_last:
             sums = tl.zeros((ROW_TILE, COLUMN_TILE), tl.float32)
@@ -236,11 +237,11 @@ def tile_sums(
     AHEAD: tl.constexpr,
     EARLY: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
-    """Multiply a tile of outputs [rows, column]: at once where there are GROUPS, else by a program for each split of
-    the inputs. It waits as `early.py` says.
+    """Multiply a tile of outputs [rows, column]: at once if there are GROUPS, else with a program for each split of the
+    inputs. It waits for the previous kernel as described in `early.py`.
 
-    Returns the sums, those of the other half of the outputs where gated, the sum of each row's squares where normed,
-    and whether this program has all of them.
+    Returns the sums; if gated, those of the other half of the outputs; if normed, the sum of each row's squares; and
+    whether this program has the complete sums.
     """
     if GROUPS > 0:
         sums, up_sums, square_sum = sums_at_once(

@@ -1,4 +1,4 @@
-"""Shapes of the tiles of a product with few rows, tuned on an H200 (docs/log/kernels.md)."""
+"""Tile sizes of products with few rows, tuned on an H200 (docs/log/kernels.md)."""
 
 from __future__ import annotations
 
@@ -6,28 +6,28 @@ from dataclasses import dataclass
 from functools import cache
 
 MAX_ROWS = 64
-"""Beyond these a product is bound by arithmetic, and the library's own is ahead."""
+"""The most rows of these kernels. With more, a product is bound by arithmetic, and the library's is faster."""
 
 INVARIANT_ROWS = 16
-"""Up to these all row counts have one tile, so that a row's result does not depend on the rows beside it."""
+"""Up to this number of rows all row counts use the same tile, so a row's bits do not depend on other rows."""
 
 
 MOST_STEPS_AHEAD = 5
-"""So many steps of a product's loop are loaded before its rows are there."""
+"""The most steps of a product's loop whose weight is loaded before its rows are ready."""
 
 
 @dataclass(frozen=True, slots=True)
 class SkinnyTiles:
-    """Says how the programs of a launch share a product [rows, in_features] x [out_features, in_features].
+    """How the programs of a launch divide a product [rows, in_features] x [out_features, in_features].
 
     Attributes:
         columns: outputs of a program.
-        depth: inputs of a step of its loop.
+        depth: inputs in a step of its loop.
         splits: programs that share the inputs of a tile of outputs.
-        stages: steps whose loads are in flight, of which one is being computed.
+        stages: steps in the pipeline; one is computed while the others are loaded.
         turned: the weight is the left operand, which Hopper's tensor cores read from shared memory.
-        groups: a program loads all of its part of a weight at once, `depth` inputs and the `rest` of them, and so many
-            groups of warps share the inputs. 0 where it goes step by step.
+        groups: 0 if a program works step by step. Otherwise it loads its whole part of the weight at once, `depth`
+            inputs and the `rest`, and this many groups of warps share the inputs.
     """
 
     columns: int
@@ -40,12 +40,12 @@ class SkinnyTiles:
     rest: int = 0
 
     def are_whole(self, out_features: int, in_features: int) -> bool:
-        """Tell whether no tile reaches beyond the weight."""
+        """Return whether no tile extends past the weight's edges."""
         inputs = self.depth + self.rest if self.groups else self.splits * self.depth
         return out_features % self.columns == 0 and in_features % inputs == 0
 
     def fits_ahead(self, in_features: int, gated: bool) -> bool:
-        """Tell whether all that a program reads of a weight fits shared memory beside another program's."""
+        """Return whether a program's whole part of a weight fits shared memory together with another program's."""
         if self.groups:
             return True
         steps, rest = divmod(in_features, self.splits * self.depth)
@@ -69,31 +69,32 @@ TUNED = {
     (1024, 256): SkinnyTiles(16, 256, turned=True),
     (2048, 256): SkinnyTiles(16, 256, turned=True),
 }
-"""The weights [out_features, in_features] for which, with up to 16 rows, other tiles were faster."""
+"""Special tiles for weights [out_features, in_features] for which they were faster, with up to 16 rows."""
 
 ENOUGH_PROGRAMS = 128
-"""Enough to keep the 132 multiprocessors reading; further splits only add up more partial sums."""
+"""The number of programs that keeps the 132 multiprocessors reading. More splits would only add more partial sums."""
 
 LARGE = 2**26
-"""A weight of so many numbers is read faster by our products than by the library's with 17 to 64 rows as well."""
+"""From this number of elements on, our products are faster than the library's with 17 to 64 rows too."""
 
 
 def most_rows(out_features: int, in_features: int, is_fp8: bool = False) -> int:
-    """Return the number of rows up to which a plain product is ours: all, where the library has none."""
+    """Return the number of rows up to which a plain product uses our kernel: `MAX_ROWS` for e4m3, which the library
+    lacks."""
     return MAX_ROWS if is_fp8 or out_features * in_features > LARGE else INVARIANT_ROWS
 
 
 def row_tile(num_rows: int) -> int:
-    """Return the number of rows that a program computes, of which `num_rows` are kept."""
+    """Return the padded number of rows that a program computes for `num_rows` rows."""
     assert 0 < num_rows <= MAX_ROWS
     return next(tile for tile in (16, 32, 64) if num_rows <= tile)
 
 
 @cache
 def choose_tiles(rows: int, out_features: int, in_features: int, gated: bool, is_fp8: bool = False) -> SkinnyTiles:
-    """Return the tiles of a product whose row tile is `rows`: a function of the weight's shape alone for up to 16 rows.
+    """Return the tiles of a product with the row tile `rows`. For up to 16 rows they depend only on the weight's shape.
 
-    A gated product has two weights of [out_features, in_features], and so two tiles a step.
+    A gated product has two weights [out_features, in_features], and so two tiles in each step.
     """
     if is_fp8:
         return _fp8_tiles(rows, out_features, in_features, gated)
@@ -112,16 +113,17 @@ def choose_tiles(rows: int, out_features: int, in_features: int, gated: bool, is
 
 _GROUPS, _COLUMNS = 4, 8
 _SMALL = 2**21
-"""A weight of up to so many numbers is small: its product waits for its launch and its steps, and not for its bytes."""
+"""The most elements of a small weight. Its product is bound by its launch and the latency of its steps, not by
+bytes."""
 _MOST_INPUTS = 3072
-"""So many inputs of `_COLUMNS` outputs fit the registers of a program."""
+"""The number of inputs of `_COLUMNS` outputs that fits the registers of a program."""
 
 
 @cache
 def tiles_of_product(
     rows: int, out_features: int, in_features: int, gated: bool, element_size: int, is_fp8: bool
 ) -> SkinnyTiles:
-    """Return the tiles of a product: of a small 16-bit weight at once, else those of `choose_tiles`."""
+    """Return the tiles of a product: those that load a small 16-bit weight at once, else those of `choose_tiles`."""
     height = 2 if gated else 1
     is_small = in_features * height <= _MOST_INPUTS and height * out_features * in_features <= _SMALL
     if rows > INVARIANT_ROWS or is_fp8 or element_size != 2 or not is_small:
@@ -133,19 +135,19 @@ def tiles_of_product(
 
 
 def num_arrivals(out_features: int) -> int:
-    """Return the number of counters that a product needs, whatever its number of rows."""
+    """Return the number of counters that a product needs, for any number of rows."""
     return -(-out_features // 16)
 
 
 def _power_of_two(size: int) -> int:
-    """Return the least power of two that is at least `size`, and at least 16, as a tensor core wants it."""
+    """Return the smallest power of two that is at least `size` and at least 16, the minimum of a tensor core."""
     return max(16, 1 << (size - 1).bit_length())
 
 
 def _fp8_tiles(rows: int, out_features: int, in_features: int, gated: bool) -> SkinnyTiles:
-    """Return the tiles of a product with a weight in e4m3, a step of which is a block of inputs.
+    """Return the tiles of a product with an e4m3 weight, whose steps are blocks of inputs.
 
-    A program computes more for a byte than one of 16-bit weights, so that more of them have to keep memory busy.
+    A program computes more for each byte than with 16-bit weights, so more programs are needed to keep memory busy.
     """
     is_few = rows <= INVARIANT_ROWS
     enough = 2 * ENOUGH_PROGRAMS if is_few or in_features > out_features else ENOUGH_PROGRAMS

@@ -1,8 +1,8 @@
-"""One launch multiplies up to 16 rows to queries, keys and values, turns them, and writes the cache.
+"""Projects up to 16 rows to queries, keys and values, rotates them, and writes the KV cache, in one launch.
 
-A pair of channels that RoPE turns together is in one tile of outputs, so that the program which has their sums can turn
-them, and write keys and values to the cache. Engines fuse these two steps of vLLM's and SGLang's rounds with each other
-(`rope_write.py`); with the product as well, a layer is one launch shorter.
+The two channels of a RoPE pair are in the same tile of outputs. So the program that has their sums can rotate them, and
+write keys and values to the cache. vLLM and SGLang fuse rotation and cache write (`rope_write.py`). Fusing the product
+too saves one launch in each layer.
 """
 
 # mypy: allow-untyped-decorators
@@ -60,8 +60,10 @@ def _project_heads(
     HAS_BIAS: tl.constexpr,
     EARLY: tl.constexpr,
 ) -> None:
-    """Computes one split of a tile of channels, of which every other one is its neighbour's partner; the split that
-    ends last turns them, and writes them. A head has two halves."""
+    """Computes one split of a tile of channels, in which the two channels of a RoPE pair alternate.
+
+    The last split to finish rotates the channels and writes them.
+    """
     NUM_QKV_HEADS: tl.constexpr = NUM_HEADS + 2 * NUM_KV_HEADS
     HEAD_DIM: tl.constexpr = 2 * HALF
     PAIR_TILE: tl.constexpr = COLUMN_TILE // 2
@@ -102,7 +104,7 @@ def _project_heads(
         EARLY=EARLY,
     )
     if is_last:
-        # On their way together with the sums of the other splits. Both halves of a head turn by the same angles.
+        # Loaded together with the sums of the other splits. Both halves of a head have the same angles.
         cos_ptrs = cos_ptr + (row * cos_row_stride)[:, None] + channel
         sin_ptrs = signed_sin_ptr + (row * sin_row_stride)[:, None] + channel + HALF
         cos = tl.load(cos_ptrs, mask=is_pair, other=0.0).to(tl.float32)
@@ -147,21 +149,21 @@ def project_heads(
     slot_mapping: torch.Tensor,
     scales: torch.Tensor | None = None,
 ) -> None:
-    """Do what `product` and, with what it gives, `rope_write` do, of up to 16 rows whose heads turn whole.
+    """Do `product`, then `rope_write`, for up to 16 rows of heads whose channels are all rotated.
 
     Args:
-        queries: [rows, num_heads, head_dim], contiguous, written: the roped queries.
+        queries: [rows, num_heads, head_dim], contiguous, written: the rotated queries.
         kv: [num_slots, 2, num_kv_heads, head_dim], contiguous, written.
         rows: [rows, in_features].
-        weight: [(num_heads + 2 * num_kv_heads) * head_dim, in_features], contiguous: query, key, value heads. One in
-            e4m3 as `block_fp8_reference.packed` gives it.
-        arrivals: [tiles or more] int32 zeros, which it leaves zero: of this product alone, or of one stream.
+        weight: [(num_heads + 2 * num_kv_heads) * head_dim, in_features], contiguous: query, key, value heads. An e4m3
+            weight is as returned by `block_fp8_reference.packed`.
+        arrivals: [tiles or more] int32 zeros, and zero again afterwards; only kernels of one stream may share it.
         bias: [(num_heads + 2 * num_kv_heads) * head_dim].
         norm_weight: [in_features] float32, of an RMSNorm of the rows with `eps`.
         cos: [rows, head_dim] of each row's position, the same in both halves.
-        signed_sin: [rows, head_dim], the same but for its sign, which is negative in the first half.
+        signed_sin: [rows, head_dim], likewise, but negated in the first half.
         slot_mapping: [rows] int64.
-        scales: of a weight in e4m3, as of `product`; `fits_scales` says of which heads.
+        scales: for an e4m3 weight, as in `product`; `fits_scales` tells for which heads.
     """
     num_rows, num_heads, head_dim = queries.shape
     num_kv_heads, in_features = kv.shape[2], rows.shape[1]
@@ -227,7 +229,7 @@ def project_heads(
 
 
 def fits_scales(head_dim: int) -> bool:
-    """Tell whether a tile of channels of such heads lies in one block of scales, whichever channels it has."""
+    """Return whether every tile of channels of such heads is within one block of scales."""
     return BLOCK_SIZE % head_dim == 0
 
 

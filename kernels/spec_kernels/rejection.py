@@ -1,9 +1,9 @@
-"""Rejection sampling of drafts (Leviathan et al., arXiv 2211.17192): accept draft x with probability
-min(1, p(x) / q(x)), then draw one token from what of p the drafts left.
+"""Rejection sampling of drafts (Leviathan et al., arXiv 2211.17192): accept draft x with probability min(1, p(x) /
+q(x)), then draw one token from the residual.
 
-In the stages of vLLM's sampler: a softmax's maximum and sum for every tile of the vocabulary; one program a request,
-which walks its drafts; a race over the vocabulary of the one row reached, tile by tile; its winner put behind the
-drafts. The probabilities of a whole row are never written.
+The stages are those of vLLM's sampler. First, the softmax's maximum and sum for every tile of the vocabulary. Second,
+one program for each request, which walks its drafts. Third, a race over the vocabulary of the row reached, tile by
+tile. Fourth, the winner is written after the drafts. The probabilities of a whole row are never written.
 """
 
 # mypy: allow-untyped-decorators
@@ -63,8 +63,8 @@ def _walk_drafts(
     ROW_TILE: tl.constexpr,
     TILE_TILE: tl.constexpr,
 ) -> None:
-    """Walks the drafts of one request: how many leading ones pass, and the softmax of the row (of target and drafter)
-    they lead to."""
+    """Walks the drafts of one request: counts the leading ones that pass, and writes the softmax maximum and sum of the
+    row reached, for target and drafter."""
     request = tl.program_id(0).to(tl.int64)
     rows = tl.arange(0, ROW_TILE)
     is_row = rows < num_rows
@@ -129,8 +129,8 @@ def _race_in_tiles(
     ALL_OFFERED: tl.constexpr,
     RACE_TILE: tl.constexpr,
 ) -> None:
-    """Races one vocabulary tile of the row reached: who wins by max(p - q, 0), and who by p if nothing of that is
-    left."""
+    """Races one vocabulary tile of the row reached: finds the winner by max(p - q, 0), and the winner by p in case that
+    is 0 everywhere."""
     request = tl.program_id(0).to(tl.int64)
     row = tl.load(num_accepted_ptr + request)
     ids = tl.program_id(1) * RACE_TILE + tl.arange(0, RACE_TILE)
@@ -153,7 +153,7 @@ def _race_in_tiles(
 
     seed = tl.load(slot_seeds_ptr + tl.load(slot_ids_ptr + request))
     arrivals = arrival(round_key(seed, tl.load(kv_lens_ptr + request), row.to(tl.int64), USE_EMIT), ids)
-    # Selected, so that the NaN of a padded row loses too.
+    # `where` makes NaN of a padded row lose too.
     ratio, winner = lowest_top(tl.where(left > 0, left, 0.0) / arrivals, ids, 0)
     p_ratio, p_winner = lowest_top(tl.where(p > 0, p, 0.0) / arrivals, ids, 0)
     out = (request * tl.num_programs(1) + tl.program_id(1)) * 2
@@ -173,8 +173,8 @@ def _put_last(
     num_tiles: tl.tensor,
     TILE_TILE: tl.constexpr,
 ) -> None:
-    """Puts the last token of one request. The bonus column has nothing yet, so it is filled whether it is reached or
-    not."""
+    """Writes the last token of one request. It also fills the bonus column if that is not reached, since nothing else
+    does."""
     request = tl.program_id(0)
     tiles = tl.arange(0, TILE_TILE)
     is_tile = tiles < num_tiles
@@ -202,24 +202,24 @@ def write_rejection(
     temperature: float,
     num_drafts: torch.Tensor | None,
 ) -> None:
-    """Accept leading drafts by p / q, and draw the token behind them from max(p - q, 0), or from p after the last.
+    """Accept leading drafts by p / q, and draw the token after them from max(p - q, 0), or from p after the last draft.
 
-    p is softmax(logits / temperature), q softmax(draft_logits), both in float32; q is one-hot without `draft_logits`.
-    Behind the drafts that are offered q is 0, so that the token there is drawn from p itself. Temperature 0 is
-    `strict_accept`. Top-k and top-p come before: pass the truncated logits, scaled, and temperature 1.
+    p is softmax(logits / temperature), q is softmax(draft_logits), both in float32. Without `draft_logits`, q is
+    one-hot. After the offered drafts q is 0, so the token there is drawn from p. For temperature 0 use `strict_accept`.
+    For top-k and top-p, pass the truncated, scaled logits and temperature 1.
 
     Args:
-        tokens: [batch, K + 1] int64, contiguous, written in full; from column `num_emitted` on they are junk.
-        num_emitted: [batch] int64, written: 1 to K + 1, 0 where inactive.
+        tokens: [batch, K + 1] int64, contiguous, written in full; junk from column `num_emitted` on.
+        num_emitted: [batch] int64, written: 1 to K + 1, or 0 if inactive.
         logits: [batch, K + 1, vocab] float32, float16 or bfloat16.
         draft_tokens: [batch, K] int64 of the vocabulary, of any row stride.
-        draft_logits: [batch, K, vocab] that the drafts were sampled from, temperature included, or None.
+        draft_logits: [batch, K, vocab] from which the drafts were sampled, temperature included; None for a one-hot q.
         active: [batch] bool.
         slot_ids: [batch] int64.
         slot_seeds: [num_slots + 1] int64 request seed of each slot.
         kv_lens: [batch] int64 L at the start of the round.
         temperature: above 0.
-        num_drafts: [batch] int64, how many drafts each request offers, K at most; None where all are offered.
+        num_drafts: [batch] int64, the number of drafts that each request offers, up to K; None if all are offered.
     """
     assert temperature > 0, "greedy verification is strict_accept"
     offered = kv_lens if num_drafts is None else num_drafts
@@ -294,7 +294,7 @@ def _assert_shapes(
     draft_logits: torch.Tensor | None,
     vectors: tuple[torch.Tensor, ...],
 ) -> None:
-    """Assert what the kernels take for granted; `vectors` have an entry a request."""
+    """Check the kernels' preconditions; `vectors` have an entry for each request."""
     batch, num_rows, vocab_size = logits.shape
     assert_rows_of(tokens, batch, num_rows)
     assert_rows_of(draft_tokens, batch, num_rows - 1)
@@ -316,9 +316,9 @@ def rejection_sample(
     temperature: float | None,
     num_drafts: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the tokens and their counts that `write_rejection` writes, or at temperature 0 `strict_accept`.
+    """Return tokens and n as `write_rejection` writes them; at temperature 0, those of `strict_accept`.
 
-    `temperature` None says that the logits are scaled already.
+    `temperature`: None if the logits are already scaled.
     """
     if temperature == 0:
         return strict_accept(logits, draft_tokens, active, num_drafts)

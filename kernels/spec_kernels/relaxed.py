@@ -1,8 +1,8 @@
-"""The standing of the drafts with the target, by which relaxed acceptance, and any rule that does not draw, decides.
+"""The standing of drafts: their rank and probability under the target, by which deterministic rules decide.
 
-TensorRT-LLM's relaxed acceptance sorts the top k of every row's softmax first (`mtp_relaxed_acceptance_op`). A draft's
-rank and probability are enough, and both are sums over the row: one pass, no sort. Thresholds and the thinking phase
-are a few numbers a request and stay in torch.
+TensorRT-LLM's relaxed acceptance first sorts the top k of every row's softmax (`mtp_relaxed_acceptance_op`). A draft's
+rank and probability are enough. Both are sums over the row, so one pass without a sort computes them. Thresholds and
+the thinking phase are a few numbers for each request, and stay in torch.
 """
 
 # mypy: allow-untyped-decorators
@@ -41,8 +41,8 @@ def _standing_in_tiles(
     draft_stride: tl.tensor,
     VOCAB_TILE: tl.constexpr,
 ) -> None:
-    """Reads one vocabulary tile of one row: its top, its sum of exponentials, and the tokens ahead of the row's
-    draft."""
+    """Reads one vocabulary tile of one row: its top, its sum of exponentials, and the number of tokens that rank before
+    the row's draft."""
     program = tl.program_id(0)
     request = (program // num_rows).to(tl.int64)
     row = program % num_rows
@@ -52,7 +52,7 @@ def _standing_in_tiles(
     logits = load_logits(row_ptr, ids, vocab_size)
     top, top_id = lowest_top(nan_as_largest(logits), ids, 0)
 
-    # The bonus row judges no draft: its counts are of token 0, and nobody reads them.
+    # The bonus row judges no draft. Its counts are those of token 0, and are not read.
     draft = tl.load(draft_tokens_ptr + request * draft_stride + row, mask=row < num_rows - 1, other=0)
     own = tl.load(row_ptr + draft).to(tl.float32)
     is_ahead = (ids < vocab_size) & ((logits > own) | ((logits == own) & (ids < draft)))
@@ -102,7 +102,7 @@ def _merge_standing(
     out = request * (num_rows - 1) + row
     tl.store(is_top_ptr + out, top_token == draft, mask=is_draft)
     tl.store(rank_ptr + out, rank, mask=is_draft)
-    # One divisor and one exponential of equal logits: as likely as the top means equal to it, bit for bit.
+    # Equal logits give the same exponential and divisor, so a draft as likely as the top has exactly its probability.
     tl.store(probability_ptr + out, tl.div_rn(tl.exp(own - finite_or_zero(top)), total), mask=is_draft)
     tl.store(top_probability_ptr + out, tl.div_rn(tl.exp(top - finite_or_zero(top)), total), mask=is_draft)
 
@@ -117,12 +117,13 @@ def write_standing(
     logits: torch.Tensor,
     draft_tokens: torch.Tensor,
 ) -> None:
-    """Find where each draft stands in the row that judges it, and the argmax of every row.
+    """Find the standing of each draft in the row that judges it, and the argmax of every row.
 
     Args:
-        is_top: [batch, K] bool, contiguous, written: the draft is the argmax.
-        rank: [batch, K] int64, contiguous, written: tokens with a larger logit, or an equal one and a lower id.
-        probability: [batch, K] float32, contiguous, written: of the draft, by a softmax in float32.
+        is_top: [batch, K] bool, contiguous, written: whether the draft is the argmax.
+        rank: [batch, K] int64, contiguous, written: the number of tokens with a larger logit, or an equal one and a
+            lower id.
+        probability: [batch, K] float32, contiguous, written: the draft's probability, by a softmax in float32.
         top: [batch, K] float32, contiguous, written: the largest probability of the row.
         top_tokens: [batch, K + 1] int64, contiguous, written: the argmax, lowest id on ties.
         logits: [batch, K + 1, vocab] float32, float16 or bfloat16.

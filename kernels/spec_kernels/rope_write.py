@@ -1,7 +1,7 @@
-"""Writing K and V into the paged cache: as they are, or together with the rotation that precedes it.
+"""Writes K and V into the paged cache, alone or fused with norm and rotation.
 
-The fused kernel is what a "prewrite" attention step needs: K and V of all rows are in the cache, and the roped queries
-in a tensor of their own, before attention drops the rows nobody reads.
+The fused kernel is what "prewrite" attention needs. It puts K and V of all rows in the cache and the rotated queries in
+their own tensor, before attention drops rows that are not read.
 """
 
 # mypy: allow-untyped-decorators
@@ -54,7 +54,7 @@ def _write_kv(
 
 @operator("write_kv", mutates_args=("kv",))
 def write_kv(kv: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, slot_mapping: torch.Tensor) -> None:
-    """Write row i of keys and values to cache slot `slot_mapping[i]`. Of rows that share a slot, any one stays.
+    """Write row i of keys and values to cache slot `slot_mapping[i]`. If rows share a slot, any one of them is kept.
 
     Args:
         kv: [num_slots, 2, num_kv_heads, head_dim], contiguous, written.
@@ -94,8 +94,8 @@ def write_kv_reference(kv: torch.Tensor, keys: torch.Tensor, values: torch.Tenso
 
 @triton.jit
 def _weighted(normed: tl.tensor, weight: tl.tensor, like: tl.tensor) -> tl.tensor:
-    """Round before and after the weight, as the models' norms do; where the weight is float32 and the head is not,
-    behind it alone (Gemma 4, Qwen3.5)."""
+    """Round before and after the weight, as the models' norms do. If the weight is float32 and the head is not, round
+    only after it (Gemma 4, Qwen3.5)."""
     if weight.dtype == like.dtype:
         normed = normed.to(like.dtype).to(tl.float32)
     return (normed * weight.to(tl.float32)).to(like.dtype).to(tl.float32)
@@ -110,9 +110,10 @@ def turned(
     left_sin: tl.tensor,
     right_sin: tl.tensor,
 ) -> tuple[tl.tensor, tl.tensor]:
-    """Return float32 pairs of channels turned, of which each has a cosine and a signed sine of its own.
+    """Rotate float32 pairs of channels, each by its own cosine and signed sine.
 
-    Left to itself, the compiler rounds one kernel's products of the sine and another's of the cosine.
+    The fused operation is explicit. Otherwise the compiler could round the sine's product in one kernel, and the
+    cosine's in another.
     """
     return tl.fma(left, left_cos, right * left_sin), tl.fma(right, right_cos, left * right_sin)
 
@@ -144,8 +145,11 @@ def _rope_write(
     KEYS_ARE_VALUES: tl.constexpr,
     EARLY: tl.constexpr,
 ) -> None:
-    """Norms, rotates and writes PAIR_TILE (row, head) pairs. Key heads come before value heads: in `qkv` and in a
-    cache slot alike. A head has two rotated halves, and REST channels behind them that stand still."""
+    """Norms, rotates and writes PAIR_TILE (row, head) pairs.
+
+    Key heads come before value heads, both in `qkv` and in a cache slot. A head has two rotated halves, followed by
+    REST channels that are not rotated.
+    """
     NUM_QKV_HEADS: tl.constexpr = NUM_HEADS + 2 * NUM_KV_HEADS
     HEAD_DIM: tl.constexpr = 2 * HALF + REST
     pairs = tl.program_id(0) * PAIR_TILE + tl.arange(0, PAIR_TILE)
@@ -159,7 +163,7 @@ def _rope_write(
     is_query = (head < NUM_HEADS)[:, None]
     is_value = (head >= NUM_HEADS + NUM_KV_HEADS)[:, None]
 
-    # Weights, and what kernels that are launched as ever wrote, can be read while the kernel in front still runs.
+    # Weights, and data that no early kernel writes, can be read while the previous kernel still runs.
     cos_ptrs = cos_ptr + (row * cos_row_stride)[:, None] + channels
     sin_ptrs = signed_sin_ptr + (row * sin_row_stride)[:, None] + channels
     left_cos = tl.load(cos_ptrs, mask=is_entry, other=0.0, cache_modifier=".cg").to(tl.float32)
@@ -234,15 +238,15 @@ def rope_write(
     """Rotate queries and keys (rotate-half layout, in float32, rounded once), write K and V to `slot_mapping`.
 
     Args:
-        queries: [rows, num_heads, head_dim], contiguous, written: the roped queries.
-        kv: [num_slots, 2, num_kv_heads, head_dim], contiguous, written; None where there are queries alone.
+        queries: [rows, num_heads, head_dim], contiguous, written: the rotated queries.
+        kv: [num_slots, 2, num_kv_heads, head_dim], contiguous, written; None if there are only queries.
         qkv: [rows, num_heads + 2 * num_kv_heads, head_dim] after the projection: query, key, value heads. Without value
-            heads the keys, as they came from the projection, are the values (Gemma 4).
-        cos: [rows, rotary_dim] of each row's position; the channels behind rotary_dim stand still (Qwen3.5).
+            heads, the keys before norm and rotation are the values (Gemma 4).
+        cos: [rows, rotary_dim] of each row's position; channels from rotary_dim on are not rotated (Qwen3.5).
         signed_sin: [rows, rotary_dim], the sine negated in its first half.
         slot_mapping: [rows] int64.
-        norm_weight: [num_heads + num_kv_heads, head_dim] of an RMSNorm of each head before its rotation, with `eps`; of
-            the heads' dtype, or float32: then the norm is rounded behind it alone.
+        norm_weight: [num_heads + num_kv_heads, head_dim] of an RMSNorm of each head before its rotation, with `eps`. In
+            the heads' dtype the norm rounds before and after it, in float32 only after it.
         norms_values: value heads are normed too, without a weight (Gemma 4).
     """
     num_rows, num_heads, head_dim = queries.shape

@@ -1,8 +1,8 @@
-"""The router of experts for up to 64 rows: the norm before it, its logits, and the choice with its weights, in one
-launch instead of a dozen; of more rows the choice alone.
+"""The router of experts: for up to 64 rows, its norm, logits, choice and weights in one launch instead of a dozen. For
+more rows only the choice and the weights.
 
-Logits and scores are float32, whatever the rows are. A row's logits are sums in one order and its choice looks at
-nothing else, so that no bit of it depends on the rows beside it.
+Logits and scores are always float32. A row's logits are summed in a fixed order, and its choice depends on nothing
+else. So a row's bits do not depend on other rows.
 
 Sources: DeepSeek-V3 (arXiv 2412.19437, section 2.1.2) for scores, groups and weights.
 """
@@ -21,7 +21,8 @@ from spec_kernels.ordering import TAKEN, in_order
 from spec_kernels.utils import assert_rows_of, launch_on
 
 MAX_ROUTED_ROWS = 64
-"""Beyond, the library makes the logits: rows share its reading of the gate."""
+"""The most rows of the whole router. For more, the library computes the logits, since rows then share each read of the
+gate."""
 
 _FEW_ROWS, _EXPERTS_AT_ONCE = 16, 4
 
@@ -30,7 +31,7 @@ _FEW_ROWS, _EXPERTS_AT_ONCE = 16, 4
 def _best_groups_only(
     ranked: tl.tensor, EXPERT_TILE: tl.constexpr, NUM_GROUPS: tl.constexpr, NUM_CHOSEN_GROUPS: tl.constexpr
 ) -> tl.tensor:
-    """Puts -inf in place of the scores outside the groups whose two best experts sum highest."""
+    """Replaces scores by -inf outside the best groups: those with the highest sum of their two best experts."""
     groups = tl.arange(0, NUM_GROUPS)
     members = tl.arange(0, EXPERT_TILE // NUM_GROUPS)
     grouped = tl.reshape(ranked, (NUM_GROUPS, EXPERT_TILE // NUM_GROUPS))
@@ -62,10 +63,10 @@ def _choose_of_row(
     HAS_BIAS: tl.constexpr,
     IS_RENORMALIZED: tl.constexpr,
 ) -> None:
-    """Chooses the experts of one row: the highest score again and again, of equal ones the first."""
+    """Chooses the experts of one row: repeatedly the highest score; ties go to the first."""
     experts = tl.arange(0, EXPERT_TILE)
     is_expert = experts < NUM_EXPERTS
-    # Past L1: another program may have written them a moment ago.
+    # Read past L1, since another program may have just written them.
     logits_ptrs = logits_ptr + row * NUM_EXPERTS + experts
     logits = tl.load(logits_ptrs, mask=is_expert, other=float("-inf"), cache_modifier=".cg")
     if IS_SIGMOID:
@@ -76,7 +77,7 @@ def _choose_of_row(
     ranked = scores
     if HAS_BIAS:
         ranked += tl.load(bias_ptr + experts, mask=is_expert, other=0.0)
-    # A row that is not finite chooses something that exists, too.
+    # A row that is not finite must also choose existing experts.
     ranked = tl.where(is_expert & (ranked == ranked), ranked, float("-inf"))
     if NUM_CHOSEN_GROUPS < NUM_GROUPS:
         ranked = _best_groups_only(ranked, EXPERT_TILE, NUM_GROUPS, NUM_CHOSEN_GROUPS)
@@ -156,13 +157,13 @@ def _route(
     HAS_BIAS: tl.constexpr,
     IS_RENORMALIZED: tl.constexpr,
 ) -> None:
-    """Multiplies one normed row with some experts' rows of the gate, one after the other; the program that ends last
-    chooses for the row."""
+    """Multiplies one normed row by the gate's rows of some experts. The last program of a row to finish chooses its
+    experts."""
     first_expert = tl.program_id(0) * AT_ONCE
     row = tl.program_id(1).to(tl.int64)
     channels = tl.arange(0, HIDDEN_TILE)
     is_channel = channels < HIDDEN
-    # Asked for before the norm is known, for which all of the row has to be there.
+    # Loaded before the norm is computed, which needs the whole row.
     gate = tl.load(gate_ptr + first_expert * HIDDEN + channels, mask=is_channel, other=0.0)
     if NORMED:
         norm_weights = tl.load(norm_ptr + channels, mask=is_channel, other=0.0)
@@ -179,7 +180,7 @@ def _route(
             gate = tl.load(gate_ptr + expert * HIDDEN + channels, mask=is_there, other=0.0)
         logit = tl.sum(values.to(tl.float32) * gate.to(tl.float32), 0)
         tl.store(scratch_ptr + row * NUM_EXPERTS + expert, logit, mask=expert < NUM_EXPERTS)
-    tl.debug_barrier()  # all threads have stored before one of them says so
+    tl.debug_barrier()  # all threads must have stored before one signals it
     if tl.atomic_add(arrivals_ptr + row, 1, sem="acq_rel") == tl.num_programs(0) - 1:
         tl.store(arrivals_ptr + row, 0)
         _choose_of_row(
@@ -217,16 +218,16 @@ def route(
     renormalized: bool,
     scaling: float,
 ) -> None:
-    """The choice of a router for each row, or for its norm, which it writes then.
+    """Choose experts for each row, or for its norm if there is a `norm_weight`.
 
     Args:
-        expert_ids: [rows, chosen] int64, contiguous, written; it, `weights` and what is not named here as in
+        expert_ids: [rows, chosen] int64, contiguous, written; this and all arguments not listed are as in
             `choose_experts`.
-        normed: [rows, hidden_size], contiguous, written: the RMSNorm of the rows, where there is a `norm_weight`.
+        normed: [rows, hidden_size], contiguous, written: the RMSNorm of the rows, if there is a `norm_weight`.
         rows: [rows, hidden_size] of any row stride and dtype.
         norm_weight: [hidden_size], as `rms_norm` takes it.
         gate: [experts, hidden_size], contiguous, of any dtype.
-        arrivals: [rows or more] int32 zeros, which it leaves zero: of this router alone, or of one stream.
+        arrivals: [rows or more] int32 zeros, and zero again afterwards; only kernels of one stream may share it.
     """
     num_rows, hidden_size = rows.shape
     num_experts = gate.shape[0]
@@ -278,16 +279,16 @@ def choose_experts(
     renormalized: bool,
     scaling: float,
 ) -> None:
-    """The experts of each row, and what they weigh.
+    """Choose the experts of each row, and compute their weights.
 
     Args:
-        expert_ids: [rows, chosen] int64, contiguous, written: the highest first, of equal ones the lower.
-        weights: [rows, chosen] float32, contiguous, written: the scores, without bias, divided by their sum where
+        expert_ids: [rows, chosen] int64, contiguous, written: the highest score first; ties go to the lower id.
+        weights: [rows, chosen] float32, contiguous, written: the scores without bias, divided by their sum if
             `renormalized`, times `scaling`.
         logits: [rows, experts] float32, contiguous.
-        bias: [experts] float32, added to the scores for the choice alone.
-        num_groups: equal groups of experts, of which a row uses the `num_chosen_groups` whose two best sum highest;
-            with more groups than that, experts and groups are powers of two.
+        bias: [experts] float32, added to the scores only for the choice.
+        num_groups: number of equal groups of experts. A row uses the `num_chosen_groups` with the highest sum of their
+            two best. If these are not all groups, the numbers of experts and groups must be powers of two.
         scores: `sigmoid`, or `softmax` over all experts.
     """
     choice = _choice(expert_ids, weights, logits, num_groups, num_chosen_groups, scores)
@@ -313,7 +314,7 @@ def _choice(
     num_chosen_groups: int,
     scores: str,
 ) -> dict[str, int | bool]:
-    """Return what both kernels are compiled for, and assert what they take for granted."""
+    """Return the compile-time constants of both kernels, and check their preconditions."""
     num_rows, num_experts = logits.shape
     num_chosen = expert_ids.shape[1]
     assert_rows_of(expert_ids, num_rows, num_chosen)
@@ -332,7 +333,7 @@ def _choice(
 
 
 def can_choose(num_experts: int, num_groups: int, num_chosen_groups: int) -> bool:
-    """Tell whether the kernel has these groups."""
+    """Return whether the kernel supports these groups."""
     if num_chosen_groups >= num_groups:
         return True
     return all(number & (number - 1) == 0 for number in (num_experts, num_groups)) and num_experts >= 2 * num_groups

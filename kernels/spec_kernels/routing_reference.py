@@ -1,4 +1,4 @@
-"""This module computes what the kernels of `routing.py` compute, in plain torch."""
+"""The kernels of `routing.py` in plain torch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def choose_experts_reference(
     renormalized: bool,
     scaling: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute what `choose_experts` computes, a row after the other: expert ids and weights, [rows, chosen] each."""
+    """Do what `choose_experts` does, row by row; return expert ids and weights, both [rows, chosen]."""
     values = logits.sigmoid() if scores == "sigmoid" else logits.softmax(-1)
     all_ids, all_weights = [], []
     for row in values:
@@ -47,7 +47,7 @@ def route_reference(
     renormalized: bool,
     scaling: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Compute what `route` computes: expert ids, weights, and the rows as the gate sees them."""
+    """Do what `route` does; return expert ids, weights, and the rows that the gate multiplies."""
     normed = rows
     if norm_weight is not None:
         normed = torch.empty_like(rows)

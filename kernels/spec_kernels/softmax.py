@@ -1,4 +1,4 @@
-"""Rows that one program cannot hold get a softmax in tiles: a maximum and a sum each, merged by whoever needs a row's.
+"""Softmax in tiles, for rows that one program cannot hold. Each tile has a maximum and a sum, which consumers merge.
 
 The probabilities of a whole row are never written.
 """
@@ -47,7 +47,7 @@ def merge_rows(
     num_tiles: tl.tensor,
     TILE_TILE: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
-    """Merges tiles to the largest scaled logit and the sum of exponentials of whole rows."""
+    """Merges tiles into the largest scaled logit and the sum of exponentials of whole rows."""
     tiles = tl.arange(0, TILE_TILE)[None, :]
     is_tile = is_row[:, None] & (tiles < num_tiles)
     parts = (first_row + rows)[:, None] * num_tiles + tiles
@@ -57,9 +57,9 @@ def merge_rows(
 
 
 def softmax_in_tiles(tops: torch.Tensor, sums: torch.Tensor, logits: torch.Tensor, temperature: float) -> None:
-    """Write the maximum and the sum of each tile of softmax(logits / temperature) of [batch, rows, vocab] logits.
+    """Write the maximum and the sum of each tile of softmax(logits / temperature) for logits [batch, rows, vocab].
 
-    `tops` and `sums`: [batch * rows, tiles] float32, contiguous; more rows are left as they are.
+    `tops` and `sums`: [batch * rows, tiles] float32, contiguous; further rows are not written.
     """
     batch, num_rows, vocab_size = logits.shape
     _softmax_in_tiles[(batch * num_rows, num_tiles_of(vocab_size, VOCAB_TILE))](

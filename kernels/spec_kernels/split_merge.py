@@ -1,5 +1,5 @@
-"""Merges what the splits of a row's keys left: one after another, in ascending order, so that it is the same bits
-whoever does it."""
+"""Merges the partial results of a row's splits, one after another in ascending order, so that every kernel gets the
+same bits."""
 
 # mypy: allow-untyped-decorators
 from __future__ import annotations
@@ -18,10 +18,11 @@ STAGES = 12
 
 @dataclass(frozen=True, slots=True)
 class Partials:
-    """What each split leaves of each head of each row: sums of weighted values and of weights, the largest score.
+    """The partial results of each split for each head of each row: sums of weighted values and of weights, largest
+    score.
 
     Attributes:
-        acc: [splits, rows, heads, width] float32, junk where a split holds no key that the row's tile sees.
+        acc: [splits, rows, heads, width] float32; junk if a split has no key that the row's tile sees.
         sums: [splits, rows, heads].
         maxima: [splits, rows, heads].
     """
@@ -32,7 +33,7 @@ class Partials:
 
 
 def empty_partials(num_splits: int, num_rows: int, num_heads: int, width: int, device: torch.device) -> Partials:
-    """Makes room for them."""
+    """Allocates partial results."""
     acc = torch.empty((num_splits, num_rows, num_heads, width), dtype=torch.float32, device=device)
     return Partials(acc, *acc.new_empty((2, num_splits, num_rows, num_heads)).unbind())
 
@@ -60,9 +61,9 @@ def merge_splits(
     IS_WHOLE: tl.constexpr,
     EARLY: tl.constexpr,
 ) -> None:
-    """Merges for HEAD_TILE heads of a query row the splits it sees keys in, one after another; some are read ahead.
+    """Merges the splits in which a query row sees keys, for HEAD_TILE heads, one after another; some are read ahead.
 
-    Of a tree all splits before the root's may be one entry already, the first, when IS_WHOLE.
+    In a tree, all splits before the root's are already merged into the first entry if IS_WHOLE.
     """
     row = tl.program_id(0)
     heads = tl.program_id(1) * HEAD_TILE + tl.arange(0, HEAD_TILE)
@@ -72,7 +73,7 @@ def merge_splits(
     is_entry = is_head[:, None] & (channels < HEAD_DIM)[None, :]
     offsets = (out_head * HEAD_DIM)[:, None] + channels[None, :]
     stride = split_stride.to(tl.int64)
-    # No kernel of this forward writes where a row ends.
+    # No kernel of this forward writes seq_lens.
     seq_len = tl.load(seq_lens_ptr + row // num_queries, cache_modifier=".cg").to(tl.int32)
     if IS_TREE:
         prefix_len = seq_len - num_tail
@@ -111,12 +112,12 @@ def merge_partials(
     num_tail: int = 0,
     is_whole: bool = False,
 ) -> None:
-    """Write the merged rows of a launch to `out` [rows, heads, width] or of that size.
+    """Write the merged rows of a launch to `out` [rows, heads, width], or a tensor of that size.
 
     Args:
-        reach: positions that could be read, and the window.
+        reach: the number of positions that can be read, and the window.
         depths: [batch, num_queries] of the rows of a tree with `num_tail` newest keys.
-        is_whole: the first entry of a tree is all of its shared splits.
+        is_whole: the first entry of a tree holds all shared splits.
     """
     _, num_rows, num_heads, width = partials.acc.shape
     channel_tile = max(16, triton.next_power_of_2(width))

@@ -1,5 +1,5 @@
-"""The kernel decides which requests go on behind a round, in one launch: every node between two rounds of a graph costs
-what a small kernel costs, and torch needs some fifteen."""
+"""Decides which requests go on after a round, in one launch. torch needs some fifteen, and in a graph each node between
+two rounds costs as much as a small kernel."""
 
 # mypy: allow-untyped-decorators
 from __future__ import annotations
@@ -99,11 +99,11 @@ def going_on(
     Args:
         slot_ids: [batch] of the round just committed.
         tokens: [batch, N] emitted tokens, junk from column `num_emitted` [batch] on.
-        kv_lens: [num_slots + 1] committed lengths behind the round.
-        end_lens: [num_slots + 1] the length from which a request has all its tokens; 0 of the scratch slot.
-        heeds_eos: [num_slots + 1] int64, 1 where an end of sequence ends the request, else 0.
-        eos_token_ids: [number of them].
-        only_last: no token but the last emitted one can be an end of sequence.
+        kv_lens: [num_slots + 1] committed lengths after the round.
+        end_lens: [num_slots + 1] the length at which a request has all its tokens; 0 for the scratch slot.
+        heeds_eos: [num_slots + 1] int64, 1 if an end of sequence ends the request, else 0.
+        eos_token_ids: [any number].
+        only_last: only the last emitted token can be an end of sequence.
     """
     next_ids = torch.empty_like(slot_ids)
     _launch(next_ids, slot_ids, tokens, num_emitted, kv_lens, end_lens, heeds_eos, eos_token_ids, only_last)

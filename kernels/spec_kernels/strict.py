@@ -1,7 +1,7 @@
 """Strict greedy acceptance: the argmax of every verified row, and how many drafts it confirms.
 
-TensorRT-LLM has it as one operator (`mtp_sampling_and_accepted_draft_tokens_op`) with a block a row; here a row is cut
-into tiles.
+TensorRT-LLM has it as one operator (`mtp_sampling_and_accepted_draft_tokens_op`) with a block for each row. Here a row
+is divided into tiles.
 """
 
 # mypy: allow-untyped-decorators
@@ -54,7 +54,7 @@ def _count_matches(
     ROW_TILE: tl.constexpr,
     TILE_TILE: tl.constexpr,
 ) -> None:
-    """Counts the leading drafts of one request that match, of those that are offered."""
+    """Counts the leading offered drafts of one request that match."""
     request = tl.program_id(0)
     rows = tl.arange(0, ROW_TILE)
     tiles = tl.arange(0, TILE_TILE)[None, :]
@@ -99,16 +99,16 @@ def write_strict(
     active: torch.Tensor,
     num_drafts: torch.Tensor | None,
 ) -> None:
-    """Find the argmax of each row, lowest id on ties, compared in float32, and 1 + the number of leading offered drafts
-    equal to it.
+    """Find the argmax of each row in float32, ties to the lowest id, and 1 + the number of leading offered drafts equal
+    to it.
 
     Args:
-        tokens: [batch, N] int64, contiguous, written in full; from column `num_emitted` on they are junk.
-        num_emitted: [batch] int64, written: 1 to N, 0 where inactive.
+        tokens: [batch, N] int64, contiguous, written in full; junk from column `num_emitted` on.
+        num_emitted: [batch] int64, written: 1 to N, or 0 if inactive.
         logits: [batch, N, vocab] float32, float16 or bfloat16; row j judges draft j.
         draft_tokens: [batch, N - 1] int64, of any row stride.
         active: [batch] bool.
-        num_drafts: [batch] int64, how many drafts each request offers; None where all are offered.
+        num_drafts: [batch] int64, the number of drafts that each request offers; None if all are offered.
     """
     batch, num_rows, _ = logits.shape
     assert_rows_of(tokens, batch, num_rows)
@@ -140,7 +140,7 @@ def write_strict(
 def strict_accept(
     logits: torch.Tensor, draft_tokens: torch.Tensor, active: torch.Tensor, num_drafts: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the tokens and their counts that `write_strict` writes."""
+    """Return tokens and n as `write_strict` writes them."""
     tokens, num_emitted = empty_verdict(logits)
     write_strict(tokens, num_emitted, logits, draft_tokens, active, num_drafts)
     return tokens, num_emitted

@@ -1,4 +1,4 @@
-"""Acceptance at set rates, for speed studies: a draw decides a round, and the target's logits are read in full."""
+"""Acceptance at given rates, for speed studies: one random draw decides a round. The logits are still read in full."""
 
 # mypy: allow-untyped-decorators
 from __future__ import annotations
@@ -34,7 +34,7 @@ def _accept_at_rates(
     ROW_TILE: tl.constexpr,
     TILE_TILE: tl.constexpr,
 ) -> None:
-    """Draws for one request, and puts the top of the row reached behind the accepted drafts."""
+    """Draws for one request, and writes the argmax of the row reached after the accepted drafts."""
     request = tl.program_id(0)
     rows = tl.arange(0, ROW_TILE)
     seed = tl.load(slot_seeds_ptr + tl.load(slot_ids_ptr + request))
@@ -71,17 +71,17 @@ def write_synthetic(
     kv_lens: torch.Tensor,
     num_drafts: torch.Tensor | None,
 ) -> None:
-    """Accept as many drafts as rates are above the round's draw, and emit the argmax of the row reached behind them.
+    """Accept as many drafts as there are rates above the round's draw, then emit the argmax of the row reached.
 
     Args:
         tokens: [batch, N] int64, contiguous, written in full.
-        num_emitted: [batch] int64, written: 1 to N, 0 where inactive.
+        num_emitted: [batch] int64, written: 1 to N, or 0 if inactive.
         logits: [batch, N, vocab] float32, float16 or bfloat16.
         draft_tokens: [batch, N - 1] int64, of any row stride.
         rates: [N - 1 or more] float64, not increasing.
         active: [batch] bool.
-        slot_ids: [batch] int64; `slot_seeds` [num_slots + 1] int64 and `kv_lens` [batch] int64 make the draw with them.
-        num_drafts: [batch] int64, how many drafts each request offers; None where all are offered.
+        slot_ids: [batch] int64; with `slot_seeds` [num_slots + 1] int64 and `kv_lens` [batch] int64 they key the draw.
+        num_drafts: [batch] int64, the number of drafts that each request offers; None if all are offered.
     """
     batch, num_rows, _ = logits.shape
     assert_rows_of(tokens, batch, num_rows)
@@ -122,7 +122,7 @@ def synthetic_accept(
     kv_lens: torch.Tensor,
     num_drafts: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the tokens and their counts that `write_synthetic` writes."""
+    """Return tokens and n as `write_synthetic` writes them."""
     tokens, num_emitted = empty_verdict(logits)
     write_synthetic(tokens, num_emitted, logits, draft_tokens, rates, active, slot_ids, slot_seeds, kv_lens, num_drafts)
     return tokens, num_emitted

@@ -1,4 +1,4 @@
-"""The token that a target draws behind each row of a tree, in the exponential race of the lab's noise."""
+"""Draws the target's next token after each row of a tree, by an exponential race with the lab's noise."""
 
 # mypy: allow-untyped-decorators
 from __future__ import annotations
@@ -51,13 +51,13 @@ def draw_rows(
     kv_lens: torch.Tensor,
     temperature: float,
 ) -> None:
-    """Draw a token behind each row from softmax(logits / temperature).
+    """Draw a token after each row from softmax(logits / temperature).
 
     Args:
         chosen: [batch, N] int64, contiguous, written.
         logits: [batch, N, vocab] float32, float16 or bfloat16.
-        slot_ids: [batch] int64, whose `slot_seeds` [num_slots + 1] int64 make the noise with `kv_lens` [batch] int64.
-        temperature: above 0. Top-k and top-p come before: pass the truncated logits, scaled, and temperature 1.
+        slot_ids: [batch] int64; with `slot_seeds` [num_slots + 1] int64 and `kv_lens` [batch] int64 they key the noise.
+        temperature: above 0. For top-k and top-p, pass the truncated, scaled logits and temperature 1.
     """
     batch, num_rows, vocab_size = logits.shape
     assert temperature > 0, "a greedy walk follows the argmax"
@@ -98,9 +98,9 @@ def draw_tree(
     temperature: float | None,
     depth: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Draw a token behind each row, and follow it: the tokens, their counts and the path of `follow_chosen`.
+    """Draw a token after each row, follow these tokens, and return tokens, n and path as in `follow_chosen`.
 
-    `temperature` None says that the logits are scaled already.
+    `temperature`: None if the logits are already scaled.
     """
     chosen = torch.empty_like(drafts, memory_format=torch.contiguous_format)
     draw_rows(chosen, logits, slot_ids, slot_seeds, kv_lens, 1.0 if temperature is None else temperature)

@@ -1,7 +1,6 @@
-"""EAGLE-2's tree (arXiv 2406.16858) grows by a level, with the rows of its new branches; and in the end its best drafts
-become rows.
+"""Grows EAGLE-2's tree (arXiv 2406.16858): one kernel adds a level and chooses its branches, another chooses the rows.
 
-In torch a level is a sort and a dozen small operators, and the end another sort and as many more.
+In torch a level takes a sort and a dozen small operators, and so does the choice of rows at the end.
 """
 
 # mypy: allow-untyped-decorators
@@ -17,10 +16,10 @@ from spec_kernels.utils import assert_rows_of, launch_on
 from spec_kernels.vocabulary import nan_as_largest
 
 _NUMBERS = 4096
-"""A program gathers so many numbers of hidden states at most."""
+"""The most elements of hidden states that a program gathers."""
 
 _COUNTED = 128
-"""Up to so many drafts are each compared with all others."""
+"""Up to this number of drafts, each is compared with all others."""
 
 
 @triton.jit(do_not_specialize=["num_found", "num_before"])
@@ -48,8 +47,10 @@ def _choose_branches(
     FOUND_TILE: tl.constexpr,
     CHUNK: tl.constexpr,
 ) -> None:
-    """Takes a request's drafts of a level into the pool, chooses its branches and gathers what they go on from: each
-    program some channels of that, the first one the rest besides."""
+    """Adds a request's drafts of a level to the pool, chooses its branches and gathers their parents' hidden states.
+
+    Each program gathers some channels; the first one also writes everything else.
+    """
     request, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
     found = tl.arange(0, FOUND_TILE)
     is_found = found < num_found
@@ -179,8 +180,10 @@ def _choose_rows(
     TILE: tl.constexpr,
     COUNTED: tl.constexpr,
 ) -> None:
-    """Chooses the rows of one request among its pool and the drafts of the last level, which come behind it: all pairs
-    are compared where they are few, else the best is looked for again and again."""
+    """Chooses the rows of one request from its pool, followed by the drafts of the last level.
+
+    If drafts are few, all pairs are compared; else the best is searched repeatedly.
+    """
     request = tl.program_id(0).to(tl.int64)
     place = tl.arange(0, TILE)
     in_pool, is_draft = place < num_before, place < num_before + num_found
@@ -207,7 +210,7 @@ def _choose_rows(
             order = tl.where(is_best, TAKEN, order)
     row = tl.cumsum(is_chosen.to(tl.int32), 0)
 
-    # A parent's row is known to another thread.
+    # Another thread knows the row of a parent, so rows go through memory.
     rows_ptr = row_of_ptr + request * TILE
     tl.store(rows_ptr + place, row)
     tl.debug_barrier()

@@ -1,5 +1,7 @@
-"""Rows of a draft tree find where they stand, and where the keys lie that each sees, once a round, or once a level of
-drafting, for all layers. A row's ancestors are the way up from it, which EAGLE-2 (arXiv 2406.16858) has in a mask."""
+"""Metadata of a draft tree's rows: their positions, and the slots of the keys that each sees.
+
+It is computed for all layers, once in a round or in a level of drafting. The keys are found by following parents, where
+EAGLE-2 (arXiv 2406.16858) uses a mask."""
 
 # mypy: allow-untyped-decorators
 from __future__ import annotations
@@ -16,7 +18,7 @@ from spec_kernels.utils import assert_rows_of, launch_on
 def _slots(
     pages_ptr: tl.tensor, positions: tl.tensor, last_column: tl.tensor, is_row: tl.tensor, PAGE_SIZE: tl.constexpr
 ) -> tl.tensor:
-    """Returns the cache slots of positions of a request; past the table's end those of its last column's page."""
+    """Returns the cache slots of positions of a request; positions past the table's end use its last column's page."""
     pages = tl.load(pages_ptr + tl.minimum(positions // PAGE_SIZE, last_column), mask=is_row, other=0)
     return pages * PAGE_SIZE + positions % PAGE_SIZE
 
@@ -39,7 +41,8 @@ def _place_tree(
     PAGE_SIZE: tl.constexpr,
     ROW_TILE: tl.constexpr,
 ) -> None:
-    """Climbs twice from every row of a request: to find its depth, and to leave each key at its place in the path."""
+    """Climbs twice from every row of a request: first to find its depth, then to write each key's slot into its
+    path."""
     request = tl.program_id(0)
     rows = tl.arange(0, ROW_TILE)
     is_row = rows < num_rows
@@ -79,17 +82,17 @@ def place_tree(
     page_size: int,
     max_positions: int,
 ) -> None:
-    """Find where the rows of trees stand behind their prefixes; all tensors are int64.
+    """Compute the metadata of the rows of trees after their prefixes; all tensors are int64.
 
     Args:
         positions: [batch * N], written: prefix + depth, at most `max_positions - 1`.
-        slot_mapping: [batch * N], written: the cache slots of the positions prefix + row; past the table's end slots of
-            the last column's page, which is the scratch page.
+        slot_mapping: [batch * N], written: the cache slots of the positions prefix + row. Positions past the table's
+            end get slots of the last column's page, which is the scratch page.
         seq_lens: [batch], written: prefix + N.
-        depths: [batch, N], written: steps up from each row to one that is its own parent.
-        path_slots: [batch, N, depth + 1], written: the slots of a row's ancestors and its own, from the root on; what
-            stands behind its own is left as it was.
-        parents: [batch, N], contiguous; none stands more than `depth` steps below the root.
+        depths: [batch, N], written: the number of steps up from each row to a row that is its own parent.
+        path_slots: [batch, N, depth + 1], written: the slots of a row's ancestors, from the root on, then its own; the
+            rest is not written.
+        parents: [batch, N], contiguous; no row is more than `depth` steps below the root.
         prefix_lens: [batch].
         page_table: [batch, num_pages + 1].
     """
@@ -148,7 +151,7 @@ def _place_branches(
     ROW_TILE: tl.constexpr,
     PLACE_TILE: tl.constexpr,
 ) -> None:
-    """Hands each branch of a request the path of the branch it came from, and its own slot behind it."""
+    """Copies to each branch of a request its parent branch's path, followed by its own slot."""
     request = tl.program_id(0)
     rows = tl.arange(0, ROW_TILE)
     is_row = rows < width
@@ -187,14 +190,15 @@ def place_branches(
     page_size: int,
     max_positions: int,
 ) -> None:
-    """Find where the branches of a new level stand, behind `num_before` branches of earlier levels; all are int64.
+    """Compute the metadata of a new level's branches, after `num_before` branches of earlier levels; all are int64.
 
     Args:
-        positions: [batch * width], written, as `place_tree` writes it; so are slot_mapping, `seq_lens` [batch] and
-            `depths` [batch, width].
-        path_slots: [batch, width, levels], written: the slots of the ancestors and a branch's own.
-        slots_before: [batch, width before, levels - 1], contiguous: of the level before; None of the first one.
-        came_from: [batch, width], any strides: which of the branches of the level before each hangs below.
+        positions: [batch * width], written as by `place_tree`; so are `slot_mapping`, `seq_lens` [batch] and `depths`
+            [batch, width].
+        path_slots: [batch, width, levels], written: the slots of a branch's ancestors, then its own.
+        slots_before: [batch, width before, levels - 1], contiguous: those of the level before; None for the first
+            level.
+        came_from: [batch, width], any strides: each branch's parent, as an index into the level before.
         prefix_lens: [batch].
         page_table: [batch, num_pages + 1].
     """
@@ -237,7 +241,7 @@ def _assert_places(
     depths: torch.Tensor,
     path_slots: torch.Tensor,
 ) -> None:
-    """Assert what both take for granted of what they write."""
+    """Check the preconditions of both kernels on their outputs."""
     batch, num_rows, _ = path_slots.shape
     for tensor in (positions, slot_mapping):
         assert_rows_of(tensor, batch * num_rows)

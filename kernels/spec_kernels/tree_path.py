@@ -1,8 +1,8 @@
-"""The accepted path of a tree becomes a chain: its KV, of all layers, and its features move to where those of a chain's
-accepted drafts would lie.
+"""Turns the accepted path of a tree into a chain: moves its KV, in all layers, and its features to where a chain has
+them.
 
-In torch that is a gather and a scatter a cache beside what finds the slots, over all columns, whether anything moves or
-not. A path that is the tree's first rows, as a chain's is, moves nothing here.
+In torch this takes a gather and a scatter for each cache, and operators to find the slots, over all columns. Here rows
+that are already in place, such as those of a chain, are not moved.
 """
 
 # mypy: allow-untyped-decorators
@@ -16,7 +16,7 @@ from spec_kernels.operators import operator
 from spec_kernels.utils import assert_rows_of, launch_on
 
 _NUMBERS = 4096
-"""A program moves so many numbers at most."""
+"""The most elements that a program moves."""
 
 
 @triton.jit(do_not_specialize=["num_columns", "num_rows", "num_kv_parts", "num_kv_chunks"])
@@ -41,10 +41,10 @@ def _move_path(
     COLUMN_TILE: tl.constexpr,
     CHUNK: tl.constexpr,
 ) -> None:
-    """Moves some channels of one layer's KV of one request; the programs behind the last layer's do so of features.
+    """Moves some channels of one layer's KV for one request; the programs after the last layer's move features.
 
-    A path's row may lie where an earlier one of the path goes, so all are read before any is written. Programs share no
-    number, so that no other one has to be waited for.
+    A row of the path may be where an earlier one goes, so all rows are read before any is written. Programs share no
+    elements, so none waits for another.
     """
     request = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
@@ -91,7 +91,7 @@ def move_path(
         caches: each contiguous.
         moved: contiguous, written in full.
         features: of any row stride.
-        path: int64, contiguous; a row stands in the column of its own number or of a lower one.
+        path: int64, contiguous; a row's column is at most its own index.
     """
     batch, num_columns = path.shape
     assert_rows_of(kv_lens, batch)

@@ -1,7 +1,6 @@
-"""The likeliest tokens below each branch of a tree, with the logarithms of their probabilities, from a head's logits.
+"""The likeliest tokens below each branch of a tree, with their log probabilities, from a head's logits.
 
-In torch these are an argmax and a scatter for each token of a branch, a gather, and the logarithm of a sum of
-exponentials.
+In torch this takes an argmax and a scatter for each token of a branch, a gather, and a logsumexp.
 """
 
 # mypy: allow-untyped-decorators
@@ -17,7 +16,7 @@ from spec_kernels.utils import assert_rows_of, launch_on
 from spec_kernels.vocabulary import finite_or_zero, load_logits, merge_sums, nan_as_largest, num_tiles_of
 
 _TILE, _LARGE_TILE, _LARGE_VOCABULARY = 1024, 4096, 65536
-"""A few rows of a small vocabulary are cut finely, so that more than a few programs read them."""
+"""A small vocabulary is divided into smaller tiles, so that enough programs read a few rows."""
 
 
 @triton.jit
@@ -31,7 +30,8 @@ def _rank_in_tiles(
     TOPK: tl.constexpr,
     VOCAB_TILE: tl.constexpr,
 ) -> None:
-    """Finds the best tokens of one vocabulary tile of one row, as integers of their order, and its sum."""
+    """Finds the best tokens of one vocabulary tile of one row, encoded as in `ordering.py`, and its sum of
+    exponentials."""
     row, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
     ids = tile * VOCAB_TILE + tl.arange(0, VOCAB_TILE)
     logits = load_logits(logits_ptr + row * logits_stride, ids, vocab_size)
@@ -76,7 +76,7 @@ def _merge_ranks(
         if MAPPED:
             token = tl.load(token_map_ptr + token)
         tl.store(tokens_ptr + row * TOPK + rank, token)
-        # A rounded sum may fall under its largest part, and a child must not look likelier than its parent.
+        # Rounding can make the sum smaller than its largest term, but a child must not be likelier than its parent.
         tl.store(log_probs_ptr + row * TOPK + rank, tl.minimum(score_of(best) - total, 0.0))
 
 
@@ -84,13 +84,13 @@ def _merge_ranks(
 def rank_tokens(
     tokens: torch.Tensor, log_probs: torch.Tensor, logits: torch.Tensor, token_map: torch.Tensor | None
 ) -> None:
-    """Find the likeliest tokens of each row, of equal ones the one with the lowest number in the head first.
+    """Find the likeliest tokens of each row; ties go to the lowest id in the head.
 
     Args:
         tokens: [rows, topk] int64, contiguous, written: the likeliest first.
         log_probs: [rows, topk] float32, contiguous, written: at most 0.
         logits: [rows, vocab] float32, float16 or bfloat16, at least topk of them in a row.
-        token_map: [vocab] int64, what to write in place of a number in the head.
+        token_map: [vocab] int64, the target id of each id in the head.
     """
     (num_rows, vocab_size), topk = logits.shape, tokens.shape[1]
     for tensor in (tokens, log_probs):

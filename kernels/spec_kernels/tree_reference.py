@@ -1,7 +1,6 @@
-"""Plain torch does here what the kernels for trees of drafts do: beside those, for comparison, and where there is none.
+"""The kernels for trees of drafts in plain torch, for comparison, and for runs without kernels.
 
-A tree's rows name their parents: row 0, the root, is its own, every other row's stands before it, and a row that holds
-no draft is its own too.
+Each row of a tree names its parent, which precedes it. Row 0, the root, and rows without a draft are their own parents.
 """
 
 from __future__ import annotations
@@ -18,16 +17,16 @@ def move_path_reference(
     page_table: torch.Tensor,
     page_size: int,
 ) -> None:
-    """Move a path's cache rows to the slots behind its root, and its features beside each other.
+    """Move a path's cache rows to the slots after its root, and gather its features.
 
-    All are read before any is written; what is moved behind the end of a path is junk, as what it replaces was.
+    All rows are read before any is written. Past the end of a path, junk is moved over junk.
 
     Args:
-        caches: [layers, num_slots, *shape] each, written: row j of a request lies in the slot of position L + j, and
-            column c of its path goes to that of L + c.
-        moved: [batch * (depth + 1), width], written: the features of the paths; None where there are none.
+        caches: [layers, num_slots, *shape] each, written: row j of a request is in the slot of position L + j, and the
+            row in column c of its path is moved to that of L + c.
+        moved: [batch * (depth + 1), width], written: the features of the paths; None if there are none.
         features: [batch * N, width]; None likewise.
-        path: [batch, depth + 1] rows, in column 0 the root.
+        path: [batch, depth + 1] rows; column 0 is the root.
         kv_lens: [batch] L.
         page_table: [batch, num_pages + 1], the last column scratch.
     """
@@ -49,25 +48,25 @@ def move_path_reference(
 def rank_tokens_reference(
     tokens: torch.Tensor, log_probs: torch.Tensor, logits: torch.Tensor, token_map: torch.Tensor | None
 ) -> None:
-    """Find the likeliest tokens of each row, of equal ones the one with the lowest number first.
+    """Find the likeliest tokens of each row; ties go to the lowest id.
 
     Args:
         tokens: [..., topk], written: the likeliest first.
-        log_probs: [..., topk] float32, written: the logarithms of their probabilities.
+        log_probs: [..., topk] float32, written: their log probabilities.
         logits: [..., vocab].
-        token_map: [vocab] what stands for a number among the logits; None is the number.
+        token_map: [vocab] the target id of each id in the head; None if they are equal.
     """
     logits = logits.float()
     found = first_in_order(logits, tokens.shape[-1])
     tokens.copy_(found if token_map is None else token_map[found])
-    # A rounded sum may fall under its largest part, and a child must not look likelier than its parent.
+    # Rounding can make the sum smaller than its largest term, but a child must not be likelier than its parent.
     torch.clamp(logits.gather(-1, found) - logits.logsumexp(dim=-1, keepdim=True), max=0.0, out=log_probs)
 
 
 def first_in_order(values: torch.Tensor, count: int) -> torch.Tensor:
-    """Return the indices [..., count] of the largest of [..., vocab] values, of equal ones the lowest first.
+    """Return the indices [..., count] of the largest of `values` [..., vocab]; ties go to the lowest index.
 
-    One by one, since `torch.topk` promises no order of equal values.
+    They are found one by one, since `torch.topk` promises no order of equal values.
     """
     left, found = values.clone(), []
     for _ in range(count):
@@ -93,19 +92,19 @@ def choose_branches_reference(
     hidden: torch.Tensor,
     num_before: int,
 ) -> None:
-    """Take the drafts of a level into the pool, and choose the best of them, of equals the earlier, as branches.
+    """Add the drafts of a level to the pool, and choose the best of them as branches; ties go to the earlier.
 
     Args:
-        pool_tokens: [batch, all drafts], written from column `num_before` on, as `pool_scores`, the sums of log
-            probabilities from the root, and `pool_parents`, the number of each draft's parent in the pool or -1.
+        pool_tokens: [batch, pool size], written from column `num_before` on. So are `pool_scores`, the sums of log
+            probabilities from the root, and `pool_parents`, the pool index of each draft's parent, or -1.
         branch_tokens: [batch, topk], written: the branches' tokens, best first.
-        came_from: [batch, topk], written: below which branch of the level before each was found.
-        numbers: [batch, topk], written: their numbers in the pool.
+        came_from: [batch, topk], written: each branch's parent, as an index into the branches of the level before.
+        numbers: [batch, topk], written: the branches' indices in the pool.
         branch_scores: [batch, topk], written.
-        gathered: [batch * topk, hidden_size], written: of `hidden` the rows of the branches they came from.
-        found_tokens: [batch, branches before, topk] what was found below each branch of the level before, and
-            `log_probs` of it.
-        numbers_before: [batch, topk] numbers of these branches, and `scores_before` theirs; None for the root.
+        gathered: [batch * topk, hidden_size], written: the rows of `hidden` of each branch's parent.
+        found_tokens: [batch, branches before, topk] the candidates below each branch of the level before, with their
+            `log_probs`.
+        numbers_before: [batch, topk] the pool indices of these branches, with their `scores_before`; None for the root.
         hidden: [batch, branches before, hidden_size].
     """
     topk = branch_tokens.shape[1]
@@ -134,13 +133,13 @@ def choose_rows_reference(
     scores_before: torch.Tensor | None,
     num_before: int,
 ) -> None:
-    """Make rows of the best drafts, of equals the earlier, in the order in which they were found.
+    """Turn the best drafts into rows, in the order in which they were found; ties go to the earlier.
 
     Args:
         tokens: [batch, N - 1], written.
-        parents: [batch, N], written: the row of each row's parent.
-        num_before: drafts in the pool; behind them come those of the last level, as `choose_branches_reference` takes
-            them.
+        parents: [batch, N], written: the parent of each row.
+        num_before: the number of drafts in the pool. Those of the last level follow them, in the form that
+            `choose_branches_reference` takes.
     """
     scores, found_parents = scored(log_probs, numbers_before, scores_before)
     all_scores = torch.cat((pool_scores[:, :num_before], scores), dim=1)
@@ -152,14 +151,16 @@ def choose_rows_reference(
 
 
 def best_in_order(scores: torch.Tensor, count: int) -> torch.Tensor:
-    """Return the numbers [batch, count] of the best of [batch, drafts], of equals the earlier, in ascending order."""
+    """Return the indices [batch, count] of the best scores [batch, drafts], ascending; ties go to the earlier."""
     return _best_first(scores, count).sort(dim=1).values
 
 
 def parents_of_rows(parents: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
-    """Return the row of each row's parent [batch, N], the root's first, where the drafts `chosen` [batch, N - 1] of
-    those with these `parents` [batch, drafts], numbers or -1, become rows."""
-    # The row of every draft that is taken, by its number; the root, number -1, comes first.
+    """Return the parent row of each row [batch, N], if the drafts at indices `chosen` [batch, N - 1] become rows.
+
+    `parents` [batch, drafts] are the drafts' parents as indices, or -1 for the root.
+    """
+    # The row of every chosen draft, by its index + 1; the root, index -1, comes first.
     rows = torch.arange(1, chosen.shape[1] + 1, device=chosen.device).expand_as(chosen)
     row_of = torch.zeros_like(parents).scatter(1, chosen, rows)
     row_of = torch.cat((torch.zeros_like(row_of[:, :1]), row_of), dim=1)
@@ -170,7 +171,7 @@ def parents_of_rows(parents: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor
 def scored(
     log_probs: torch.Tensor, numbers: torch.Tensor | None, scores: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the scores [batch, drafts] of what was found below branches, and their parents."""
+    """Return the scores [batch, drafts] of the candidates below branches, and their parents."""
     if numbers is None or scores is None:
         flat = log_probs.flatten(1)
         return flat, torch.full_like(flat, -1, dtype=torch.int64)
@@ -178,5 +179,5 @@ def scored(
 
 
 def _best_first(scores: torch.Tensor, count: int) -> torch.Tensor:
-    """Return the numbers of the `count` best of [batch, drafts], of equals the earlier first."""
+    """Return the indices of the `count` best scores [batch, drafts]; ties go to the earlier."""
     return scores.sort(dim=1, descending=True, stable=True).indices[:, :count]

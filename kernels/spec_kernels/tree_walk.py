@@ -1,8 +1,8 @@
-"""The walk down a tree of drafts: from the root to the child that the target chose, as long as there is one; and the
-path of a length that is imposed.
+"""Walks down a tree of drafts: follows from the root the children that the target chose, or finds a path of an imposed
+length.
 
-In torch each level of a walk is a dozen small operators. Here a program walks the tree of one request, whose rows it
-holds in registers: what a greedy walk needs is the argmax behind each row, which `strict.py` finds by tiles.
+In torch each level of a walk takes a dozen small operators. Here a program walks the tree of one request, and holds its
+rows in registers. A greedy walk needs the argmax after each row, which `strict.py` finds in tiles.
 """
 
 # mypy: allow-untyped-decorators
@@ -39,7 +39,7 @@ def _follow(
     TILE_TILE: tl.constexpr,
     COLUMN_TILE: tl.constexpr,
 ) -> None:
-    """Walks the tree of one request. What was chosen is given, or the best of the tiles of each row."""
+    """Walks the tree of one request. The inputs are the chosen tokens, or the best token of each tile of each row."""
     request = tl.program_id(0).to(tl.int64)
     rows = tl.arange(0, ROW_TILE)
     is_row = rows < num_rows
@@ -101,7 +101,7 @@ def _impose(
     COLUMN_TILE: tl.constexpr,
     RATE_TILE: tl.constexpr,
 ) -> None:
-    """Draws how many drafts of one request are accepted, and takes the first path as long."""
+    """Draws how many drafts of one request are accepted, and takes the first path of that length."""
     request = tl.program_id(0).to(tl.int64)
     seed = tl.load(slot_seeds_ptr + tl.load(slot_ids_ptr + request))
     kv_len = tl.load(kv_lens_ptr + request)
@@ -121,7 +121,7 @@ def _impose(
     num_accepted = tl.minimum(imposed, tl.max(tl.where(is_row, depths, 0), 0))
     last = tl.min(tl.where(is_row & (depths == num_accepted), rows, ROW_TILE), 0)
 
-    # The token in a column is the draft of the next one, and in the last column the root's.
+    # The token in a column is the draft in the path's next row; the last column wraps around to the root.
     columns = tl.arange(0, COLUMN_TILE)
     following = (columns + 1) % (depth + 1)
     path = tl.minimum(columns, num_rows - 1)
@@ -173,7 +173,7 @@ def _launch_follow(
     parents: torch.Tensor,
     active: torch.Tensor,
 ) -> None:
-    """Launch the walk over tokens that were chosen, or over the top of each tile."""
+    """Launch the walk over chosen tokens, or over the top of each tile."""
     batch, num_rows = drafts.shape
     num_columns, num_tiles = path.shape[1], 1 if tops is None else tops.shape[1]
     _follow[(batch,)](
@@ -208,12 +208,12 @@ def follow_chosen(
     parents: torch.Tensor,
     active: torch.Tensor,
 ) -> None:
-    """Follow the token chosen behind each row, whatever chose it, from the root as long as it has been drafted.
+    """Follow the token chosen after each row from the root, as long as it is among the drafts.
 
     Args:
-        tokens: [batch, depth + 1] int64, contiguous, written: what was chosen along the path.
-        num_emitted: [batch] int64, written: the rows of the path, 0 where inactive.
-        path: [batch, depth + 1] int64, contiguous, written; behind its end rows stay where they are.
+        tokens: [batch, depth + 1] int64, contiguous, written: the tokens chosen along the path.
+        num_emitted: [batch] int64, written: the number of rows on the path, 0 if inactive.
+        path: [batch, depth + 1] int64, contiguous, written; after its end each column holds its own index.
         chosen: [batch, N] int64, contiguous.
         drafts: [batch, N] int64, as `parents`, of any row stride.
         active: [batch] bool.
@@ -235,7 +235,7 @@ def follow_argmax(
     parents: torch.Tensor,
     active: torch.Tensor,
 ) -> None:
-    """Do what `follow_chosen` does, of the argmax of each row, lowest id on ties, compared in float32.
+    """Do what `follow_chosen` does with the argmax of each row, compared in float32; ties go to the lowest id.
 
     Args:
         logits: [batch, N, vocab] float32, float16 or bfloat16; the other arguments are those of `follow_chosen`.
@@ -260,12 +260,12 @@ def write_path(
     slot_seeds: torch.Tensor,
     kv_lens: torch.Tensor,
 ) -> None:
-    """Take the first path of as many drafts as rates are above the round's draw, or of as many as the longest has.
+    """Take the first path whose number of drafts is that of rates above the round's draw, or the longest path.
 
     Args:
         logits: [batch, N, vocab] float32, float16 or bfloat16.
         rates: [any number] float64, not increasing.
-        slot_ids: [batch] int64; `slot_seeds` [num_slots + 1] int64 and `kv_lens` [batch] int64 make the draw with them.
+        slot_ids: [batch] int64; with `slot_seeds` [num_slots + 1] int64 and `kv_lens` [batch] int64 they key the draw.
             The other arguments are those of `follow_chosen`.
     """
     _check_walk(tokens, num_emitted, path, drafts, parents, active)
@@ -303,7 +303,7 @@ def write_path(
 
 
 def empty_walk(drafts: torch.Tensor, depth: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Make room for the tokens, the count and the path that a walk writes."""
+    """Allocate the tokens, n and path that a walk writes."""
     tokens, path = drafts.new_empty((2, drafts.shape[0], depth + 1))
     return tokens, drafts.new_empty(tokens.shape[0]), path
 
@@ -311,7 +311,7 @@ def empty_walk(drafts: torch.Tensor, depth: int) -> tuple[torch.Tensor, torch.Te
 def follow_tree(
     logits: torch.Tensor, drafts: torch.Tensor, parents: torch.Tensor, active: torch.Tensor, depth: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the tokens, their counts and the path that `follow_argmax` writes."""
+    """Return tokens, n and path as `follow_argmax` writes them."""
     tokens, num_emitted, path = empty_walk(drafts, depth)
     follow_argmax(tokens, num_emitted, path, logits, drafts, parents, active)
     return tokens, num_emitted, path
@@ -328,7 +328,7 @@ def impose_path(
     kv_lens: torch.Tensor,
     depth: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the tokens, their counts and the path that `write_path` writes."""
+    """Return tokens, n and path as `write_path` writes them."""
     tokens, num_emitted, path = empty_walk(drafts, depth)
     write_path(tokens, num_emitted, path, logits, drafts, parents, active, rates, slot_ids, slot_seeds, kv_lens)
     return tokens, num_emitted, path

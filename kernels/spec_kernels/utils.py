@@ -1,4 +1,4 @@
-"""Every launcher needs these: the device to launch on, and a check of what it is given."""
+"""Helpers for all launchers: the device to launch on, and checks of arguments."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import torch
 import triton
 
 INTERPRETED = bool(triton.knobs.runtime.interpret)
-"""Says whether this process's kernels run in Triton's interpreter: TRITON_INTERPRET=1 before triton is imported."""
+"""Whether kernels run in Triton's interpreter: TRITON_INTERPRET=1 was set before triton was imported."""
 
 
 def launch_on(tensor: torch.Tensor) -> AbstractContextManager[object]:
-    """Return the context of a launch that works on `tensor`: its device is the current one.
+    """Return a context in which the device of `tensor` is the current one.
 
     Raises:
-        RuntimeError: the tensor is where no kernel of this process can run.
+        RuntimeError: kernels of this process cannot run on the tensor's device.
     """
     if tensor.is_cuda and not INTERPRETED:
         return torch.cuda.device(tensor.device)
@@ -27,7 +27,7 @@ def launch_on(tensor: torch.Tensor) -> AbstractContextManager[object]:
 
 
 def assert_rows_of(tensor: torch.Tensor, *shape: int) -> None:
-    """Assert that `tensor` has this shape and a contiguous last dimension, so that only the other strides have to be
+    """Assert that `tensor` has this shape and a contiguous last dimension, so that only the other strides must be
     passed."""
     assert tuple(tensor.shape) == shape, f"expected {shape}, got {tuple(tensor.shape)}"
     assert tensor.stride(-1) == 1 or tensor.shape[-1] == 1

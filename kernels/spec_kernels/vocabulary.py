@@ -1,8 +1,8 @@
-"""Kernels over the vocabulary share the tiles that a row of logits is cut into, and the merging of their results.
+"""What kernels over the vocabulary share: the tiles of a row of logits, and the merging of their results.
 
-A row is cut into tiles of a fixed size, one program each, so that a batch of one request keeps more than one
-multiprocessor busy. A second kernel merges them, always in one order: a row's result does not depend on what is beside
-it. Ties go to the lowest token id.
+A row is divided into tiles of a fixed size, with one program each, so that even one request keeps several
+multiprocessors busy. A second kernel merges the tiles in a fixed order, so a row's result does not depend on other
+rows. Ties go to the lowest token id.
 """
 
 # mypy: allow-untyped-decorators
@@ -26,8 +26,8 @@ def load_logits(row_ptr: tl.tensor, ids: tl.tensor, vocab_size: tl.tensor) -> tl
 
 @triton.jit
 def nan_as_largest(logits: tl.tensor) -> tl.tensor:
-    """Take NaN for the largest, as `torch.argmax` does; or no value would equal the maximum, and no token be the
-    argmax."""
+    """Replace NaN by the largest value, as `torch.argmax` treats it. Otherwise no value would equal the maximum, and no
+    token would be the argmax."""
     return tl.where(logits == logits, logits, float("inf"))
 
 
@@ -40,29 +40,28 @@ def lowest_top(values: tl.tensor, ids: tl.tensor, AXIS: tl.constexpr) -> tuple[t
 
 @triton.jit
 def finite_or_zero(maxima: tl.tensor) -> tl.tensor:
-    """Return what to subtract before an exponential: the difference of two infinities would be NaN."""
+    """Return the maxima to subtract before an exponential, with infinities replaced by 0, since inf - inf is NaN."""
     return tl.where(maxima == float("-inf"), 0.0, maxima)
 
 
 @triton.jit
 def scaled_by(logits: tl.tensor, temperature: tl.tensor) -> tl.tensor:
-    """Divide, and round once, as torch does on a CPU; `/` approximates."""
+    """Divide with correct rounding, as torch does on a CPU; Triton's `/` is approximate."""
     return tl.div_rn(logits, tl.full(logits.shape, temperature, tl.float32))
 
 
 @triton.jit
 def probability(logits: tl.tensor, top: tl.tensor, total: tl.tensor) -> tl.tensor:
-    """Return the probabilities of a tile of logits: `top` and `total` are those of the row they are in, or one for
-    each."""
+    """Return the probabilities of a tile of logits. `top` and `total` are those of their row, or one for each logit."""
     return tl.div_rn(tl.exp(logits - finite_or_zero(top)), tl.zeros(logits.shape, tl.float32) + total)
 
 
 @triton.jit
 def merge_sums(sums: tl.tensor, maxima: tl.tensor, top: tl.tensor, AXIS: tl.constexpr) -> tl.tensor:
-    """Merge sums of exp(x - own maximum) to one sum of exp(x - top); `top` broadcasts.
+    """Merge sums of exp(x - own maximum) into one sum of exp(x - top); `top` broadcasts.
 
-    Each is rounded before it is added. The compiler would fuse the last product into the sum of two threads, of which
-    each has another one for its last: they would hold the same sum with different last bits.
+    Each term is rounded before it is added. Otherwise the compiler fuses the last product into a thread's sum. Threads
+    differ in which product is last, so their copies of the same sum would differ in the last bits.
     """
     rounded = tl.fma(sums, tl.exp(maxima - finite_or_zero(top)), tl.zeros(sums.shape, tl.float32))
     return tl.sum(rounded, AXIS)

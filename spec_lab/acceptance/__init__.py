@@ -1,1 +1,1 @@
-"""Acceptance rules turn the target's logits and the drafts into the emitted tokens."""
+"""Acceptance rules: they turn the target's logits and the drafts into the emitted tokens."""

@@ -1,11 +1,11 @@
-"""The confidence of a drafter in its drafts is the product of its top-1 probabilities, from draft 1 on.
+"""The confidence of a drafter in draft i: the product of its top-1 probabilities for drafts 1 to i.
 
-It is that of the distribution, and not of the token that was drawn from it: to leave out a draft because its own
-probability is small would keep that token from standing there, and bias what is emitted. What is known before a token
-is drawn biases nothing (vLLM's estimator for adaptive verification, #47808, reads max q for the same reason).
+The top-1 probability is a property of the distribution, known before a token is drawn from it. The drawn token's own
+probability must not decide whether the draft is offered: unlikely tokens would be offered less often, which biases the
+output. vLLM's estimator for adaptive verification (#47808) reads max q for the same reason.
 
-A drafter may be surer than it is right. A temperature for each draft mends that, found for one draft after another so
-that the product up to it is as often right as it says (sequential temperature scaling, DSpark, arXiv 2607.05147).
+A drafter may be overconfident. A temperature for each draft corrects that. The temperatures are fitted in the order of
+the drafts, so that each product is calibrated (sequential temperature scaling, DSpark, arXiv 2607.05147).
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ def note_confidence(
     column: torch.Tensor | None,
     threshold: float | None,
 ) -> None:
-    """Multiply a slot's product by the top-1 probability [batch] of its draft, and write it down for that draft.
+    """Multiply the running product of each slot by the top-1 probability [batch] of its newest draft, and store it.
 
-    `column` [1] is the draft's number from 0, None for the first. With a threshold `num_going_on` [1] becomes the
-    number of requests whose product is not under it. The other tensors are those of `DraftConfidences`.
+    `column` [1] is the index of the draft, from 0; None for draft 0, which restarts the product. With a threshold,
+    `num_going_on` [1] becomes the number of requests whose product is at least the threshold. The other tensors are
+    attributes of `DraftConfidences`.
     """
     if column is None:
         product = probabilities
@@ -48,16 +49,18 @@ def note_confidence(
 
 
 class DraftConfidences:
-    """By slot, how likely the drafter thinks it that the target follows it so far: [num_slots + 1, K].
+    """Stores for each slot how likely the target is to accept drafts 1 to i, as the drafter estimates it.
 
-    At fixed addresses and written by a column that is a tensor, so that one captured step can be replayed.
+    The tensors stay at fixed addresses, and the column to write is a tensor too. So one captured draft step can be
+    replayed for every draft.
 
     Attributes:
-        survival: at column i the product of the top-1 probabilities of drafts 1 to i + 1; it never grows along a row.
-        num_drafted: [num_slots + 1] drafts that wait in a slot.
-        num_going_on: [1] requests of the batch noted last that want a draft behind that one; the scratch slot never
-            does. Written where there is a threshold.
-        threshold: a request's drafting ends with the draft at which its product falls under this; None for no such end.
+        survival: [num_slots + 1, K] column i is the product of the top-1 probabilities of drafts 1 to i + 1. It never
+            grows along a row.
+        num_drafted: [num_slots + 1] drafts that each slot holds.
+        num_going_on: [1] requests of the latest batch that want another draft; the scratch slot does not count. Written
+            only if there is a threshold.
+        threshold: a request stops drafting after the draft whose product is below this; None for no such stop.
     """
 
     def __init__(
@@ -69,7 +72,7 @@ class DraftConfidences:
         kernels: KernelSet = TORCH_FORMS,
         temperatures: Sequence[float] | None = None,
     ) -> None:
-        """`temperatures`: one for each draft; None leaves what is noted as it is."""
+        """`temperatures`: one for each draft; None stores the probabilities unscaled."""
         self._temperatures = None if temperatures is None else torch.tensor(temperatures, device=device)
         self.survival = torch.zeros((num_slots + 1, num_draft_tokens), device=device)
         self.num_drafted = torch.zeros(num_slots + 1, dtype=torch.int64, device=device)
@@ -79,11 +82,11 @@ class DraftConfidences:
         self._note = kernels.get(Op.NOTE_CONFIDENCE, note_confidence)
 
     def begin(self, slot_ids: torch.Tensor, probability: torch.Tensor) -> None:
-        """Note the top-1 probability [batch] of draft 1 of `slot_ids` [batch]."""
+        """Store the top-1 probability [batch] of draft 1 of `slot_ids` [batch]."""
         self._write(slot_ids, probability, None)
 
     def go_on(self, slot_ids: torch.Tensor, probability: torch.Tensor, column: torch.Tensor) -> None:
-        """Note that of the draft of `column` [1], from 0."""
+        """Store the top-1 probability [batch] of the draft at `column` [1], from 0."""
         self._write(slot_ids, probability, column)
 
     def _write(self, slot_ids: torch.Tensor, probability: torch.Tensor, column: torch.Tensor | None) -> None:
@@ -103,44 +106,48 @@ class DraftConfidences:
     def _scaled(
         self, probability: torch.Tensor, temperatures: torch.Tensor, column: torch.Tensor | None
     ) -> torch.Tensor:
-        """Divide the logits of [batch] probabilities by the temperature of their draft."""
+        """Divide the log-odds of each probability [batch] by the temperature of its draft."""
         own = temperatures[:1] if column is None else temperatures.index_select(0, column)
         return torch.sigmoid(torch.logit(probability) / own)
 
 
 class RowConfidences:
-    """By slot, how likely the drafter thinks it that the target follows a tree to each of its rows.
+    """Stores for each slot how likely the target is to accept the path to each row of a tree, as the drafter estimates
+    it.
 
-    Of a tree the likeliest tokens are drafted and none is drawn, so each draft's own probability is in the product.
+    A tree drafts the likeliest tokens and samples none. So the product takes each draft's own probability.
 
     Attributes:
-        scores: [num_slots + 1, N - 1] the logarithm of each draft's product of probabilities from the root; -inf of a
-            row that holds no draft. A draft never has more than its parent.
-        num_going_on: [1] requests of the batch noted last with a draft in their newest level that goes on; the scratch
-            slot never does. Written where there is a threshold.
-        may_end: there is one.
+        scores: [num_slots + 1, N - 1] the log of the product of probabilities from the root to each draft; -inf for a
+            row without a draft. A draft's score is never above its parent's.
+        num_going_on: [1] requests of the latest batch with a branch in the newest level that goes on; the scratch slot
+            does not count. Written only if there is a threshold.
+        may_end: whether there is a threshold.
     """
 
     def __init__(self, num_slots: int, num_rows: int, device: torch.device, threshold: float | None = None) -> None:
-        """`num_rows`: N, the root with them; `threshold`: nothing is drafted below a draft whose product falls under
-        this; None for no such end."""
+        """`num_rows`: N, which includes the root; `threshold`: a draft whose product is below this gets no children;
+        None for no such stop."""
         self.scores = torch.full((num_slots + 1, num_rows - 1), -torch.inf, device=device)
         self.num_going_on = torch.zeros(1, dtype=torch.int64, device=device)
         self.may_end = threshold is not None
         self._least = math.log(threshold) if threshold else -torch.inf
 
     def cut(self, log_probs: torch.Tensor, branch_scores: torch.Tensor) -> torch.Tensor:
-        """Return `log_probs` [batch, branches, topk] with -inf below branches [batch, branches] that do not go on."""
+        """Return `log_probs` [batch, branches, topk], set to -inf for branches whose score is below the threshold.
+
+        `branch_scores` is [batch, branches].
+        """
         if not self.may_end:
             return log_probs
         return torch.where((branch_scores >= self._least).unsqueeze(2), log_probs, -torch.inf)
 
     def note_level(self, slot_ids: torch.Tensor, scores: torch.Tensor) -> None:
-        """Count the requests that go on behind a level with these scores [batch, drafts]."""
+        """Count the requests that want another level after one with these scores [batch, drafts]."""
         if self.may_end:
             goes_on = (scores >= self._least).any(dim=1) & (slot_ids != self.scores.shape[0] - 1)
             self.num_going_on.copy_(goes_on.sum())
 
     def note_rows(self, slot_ids: torch.Tensor, scores: torch.Tensor) -> None:
-        """Note the scores [batch, N - 1] of the rows of `slot_ids` [batch]."""
+        """Store the scores [batch, N - 1] of the rows of `slot_ids` [batch]."""
         self.scores.index_copy_(0, slot_ids, scores)

@@ -1,4 +1,4 @@
-"""Protocols of deterministic acceptance rules. These draw no random numbers: `DraftStanding` is all they read."""
+"""Protocols of deterministic acceptance rules, which draw no random numbers and read only `DraftStanding`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from spec_lab.core.types import Request
 
 
 class DraftJudge(Protocol):
-    """Judges drafts on recorded verify rows, without the run that wrote them."""
+    """Judges drafts on recorded verify rows, outside the run that recorded them."""
 
     def admit(self, slot: int, request: Request) -> None:
         """Set the slot's state from the whole prompt."""

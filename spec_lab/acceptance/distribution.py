@@ -1,4 +1,4 @@
-"""Every sampling rule applies temperature, top-k and top-p as they stand here, and sums that no batch changes."""
+"""Temperature, top-k and top-p for all sampling rules, and sums that do not depend on the batch."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ class SamplingParams:
 
 
 def probabilities(logits: torch.Tensor, sampling: SamplingParams) -> torch.Tensor:
-    """Return [..., vocab] probabilities after temperature, then top-k, then top-p; float32, or float64 for float64
+    """Return probabilities [..., vocab] after temperature, then top-k, then top-p; float32, or float64 for float64
     logits.
 
-    At temperature 0 one-hot at the argmax, lowest index first.
+    At temperature 0 they are one-hot at the argmax; ties go to the lowest index.
     """
     logits, temperature = truncated(logits, sampling)
     return law_of(logits, temperature)
 
 
 def truncated(logits: torch.Tensor, sampling: SamplingParams) -> tuple[torch.Tensor, float | None]:
-    """Return logits behind top-k and top-p, and the temperature that has yet to scale them; None where it has."""
+    """Return logits after top-k and top-p, and the temperature that is still to be applied; None if it already was."""
     if sampling.temperature == 0 or (sampling.top_k is None and sampling.top_p is None):
         return logits, sampling.temperature
     return truncate(_at_least_float32(logits) / sampling.temperature, sampling.top_k, sampling.top_p), None
 
 
 def law_of(logits: torch.Tensor, temperature: float | None) -> torch.Tensor:
-    """Return the probabilities [..., vocab] of logits at a temperature: 0 is one-hot, None leaves them as they are."""
+    """Return the probabilities [..., vocab] of logits at a temperature: 0 is one-hot, None does not scale."""
     scaled = _at_least_float32(logits)
     if temperature == 0:
         return one_hot(logits.argmax(dim=-1), logits.shape[-1], scaled.dtype)
@@ -44,10 +44,10 @@ def law_of(logits: torch.Tensor, temperature: float | None) -> torch.Tensor:
 
 
 def truncate(logits: torch.Tensor, top_k: int | None, top_p: float | None) -> torch.Tensor:
-    """Put -inf at every token outside the `top_k` likeliest, then outside the smallest set of them with mass `top_p`.
+    """Set all tokens but the `top_k` likeliest to -inf, then all outside the smallest set of these with mass `top_p`.
 
-    Exactly `top_k` tokens stay, and of equal ones the lowest index: the sort is stable. The cumulative mass is summed
-    in integers, so that the cut does not depend on the order in which a device adds.
+    Exactly `top_k` tokens stay. The sort is stable, so ties go to the lowest index. The cumulative mass is summed in
+    integers, so the cut does not depend on a device's order of summation.
     """
     vocab_size = logits.shape[-1]
     cuts_k = top_k is not None and top_k < vocab_size
@@ -61,27 +61,27 @@ def truncate(logits: torch.Tensor, top_k: int | None, top_p: float | None) -> to
     if cuts_p:
         assert top_p is not None
         mass = _fixed_point(torch.softmax(ranked.masked_fill(~kept, -torch.inf), dim=-1))
-        # At least 1, or a mass that rounds to 0 would leave no token, not even the likeliest.
+        # At least 1: a `top_p` that rounds to 0 would otherwise keep no token at all.
         kept &= mass.cumsum(dim=-1) - mass < max(1, round(top_p * _FIXED_POINT))
     return logits.masked_fill(~torch.zeros_like(kept).scatter(-1, order, kept), -torch.inf)
 
 
 def total(values: torch.Tensor) -> torch.Tensor:
-    """Sum over the last dimension of values in [0, 1], in float64, rounded to 2^-52 each and then added exactly.
+    """Sum values in [0, 1] over the last dimension, in float64. Each is rounded to 2^-52, and the sum is exact.
 
-    A floating-point sum is split over threads in a way that depends on the batch; this one has one result.
+    A floating-point sum is split over threads in a way that depends on the batch. This sum has only one result.
     """
     return _fixed_point(values).sum(dim=-1).double() / _FIXED_POINT
 
 
 def one_hot(tokens: torch.Tensor, vocab_size: int, dtype: torch.dtype) -> torch.Tensor:
-    """Turn [...] ids into one-hot rows [..., vocab]."""
+    """Turn ids [...] into one-hot rows [..., vocab]."""
     zeros = torch.zeros((*tokens.shape, vocab_size), dtype=dtype, device=tokens.device)
     return zeros.scatter_(-1, tokens.unsqueeze(-1), 1)
 
 
 def at_tokens(values: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-    """Return the values of [..., vocab] at [...] ids."""
+    """Return the entries of `values` [..., vocab] at `tokens` [...]."""
     return values.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
 
 

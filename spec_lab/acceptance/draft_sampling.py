@@ -1,6 +1,6 @@
-"""Drafts are sampled from the drafter's own distribution, which a buffer keeps for verification.
+"""Samples drafts from the drafter's distribution, and stores its logits for verification.
 
-Greedy drafts need none of this: their q is one-hot.
+Greedy drafts do not need this, since their q is one-hot.
 """
 
 from __future__ import annotations
@@ -13,17 +13,18 @@ from spec_kernels.noise_reference import Use, race, round_key
 def sample_draft(
     logits: torch.Tensor, temperature: float, seeds: torch.Tensor, kv_lens: torch.Tensor, step: torch.Tensor | int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Draw one draft token a request, and return it with the logits of the distribution it was drawn from.
+    """Draw one draft token for each request, and return it with the logits of its distribution.
 
     Args:
         logits: [batch, vocab] of the drafter in target ids, -inf outside the draft vocabulary.
-        temperature: above 0. Top-k and top-p are for the target; the drafter may propose what it likes.
+        temperature: above 0. Top-k and top-p apply only to the target, since any proposal distribution is valid.
         seeds: [batch] request seeds.
         kv_lens: [batch] L at the start of the round that will verify the draft.
-        step: which draft of the round, from 0; a tensor under a graph that is replayed for each step.
+        step: the index of the draft in the round, from 0; a tensor in a graph that is replayed for each step.
 
     Returns:
-        tokens [batch], and float32 logits [batch, vocab] with q = softmax(logits): keep these, not the ones given.
+        tokens [batch], and float32 logits [batch, vocab] with q = softmax(logits). These must be kept for verification,
+        and not the input logits.
     """
     assert temperature > 0, "greedy drafts are an argmax"
     scaled = logits.float() / temperature
@@ -31,21 +32,21 @@ def sample_draft(
 
 
 class DraftLogits:
-    """The float32 logits of the drafts that each slot waits to have verified, [num_slots + 1, K, vocab].
+    """The float32 logits of each slot's unverified drafts, [num_slots + 1, K, vocab].
 
-    By slot, because requests leave and enter between the round that drafts and the one that verifies. At fixed
-    addresses and written by a step index that is a tensor, so that one captured step can be replayed.
+    They are stored by slot, since requests enter and leave between the round that drafts and the one that verifies. The
+    address is fixed, and the step index is a tensor. So one captured step can be replayed.
     """
 
     def __init__(self, num_slots: int, num_draft_tokens: int, vocab_size: int, device: torch.device) -> None:
         self.values = torch.zeros((num_slots + 1, num_draft_tokens, vocab_size), device=device)
 
     def write_rows(self, slot_ids: torch.Tensor, steps: torch.Tensor, logits: torch.Tensor) -> None:
-        """Keep float32 logits [batch, steps, vocab] of several drafts `steps` [steps] at once."""
+        """Store the float32 logits [batch, steps, vocab] of the drafts at indices `steps` [steps]."""
         self.values.index_put_((slot_ids.unsqueeze(1), steps), logits)
 
     def of(self, slot_ids: torch.Tensor) -> torch.Tensor:
-        """Return the kept logits of `slot_ids`, [batch, K, vocab]."""
+        """Return the stored logits of `slot_ids`, [batch, K, vocab]."""
         return self.values.index_select(0, slot_ids)
 
 
@@ -58,9 +59,10 @@ def sample_and_keep(
     column: torch.Tensor,
     temperature: float,
 ) -> torch.Tensor:
-    """Draw a token [batch] a request as `sample_draft` does, and keep the logits of what it was drawn from.
+    """Draw a token for each request like `sample_draft`, store the logits of its distribution, and return tokens
+    [batch].
 
-    `kept_logits` [num_slots + 1, K, vocab] is written at `slot_ids` [batch] and `column` [1], the step.
+    The logits are written to `kept_logits` [num_slots + 1, K, vocab] at `slot_ids` [batch] and `column` [1], the step.
     """
     seeds = slot_seeds.index_select(0, slot_ids)
     tokens, scaled = sample_draft(logits, temperature, seeds, kv_lens, column)

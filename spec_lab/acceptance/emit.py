@@ -1,4 +1,4 @@
-"""Every rule makes its `Verification` here from the drafts that it accepted."""
+"""Makes the `Verification` of a rule from the drafts that it accepted."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from spec_lab.core.types import AcceptanceInputs, Verification
 
 
 def leading(passed: torch.Tensor) -> torch.Tensor:
-    """Count in [batch, K] bool how many columns [batch] pass before the first that does not."""
+    """Count the leading true columns of `passed` [batch, K], and return [batch]."""
     return passed.long().cumprod(dim=1).sum(dim=1)
 
 
 def only_offered(inputs: AcceptanceInputs, passed: torch.Tensor) -> torch.Tensor:
-    """Fail the tests [batch, K] of drafts that are not offered, so that no rule accepts one."""
+    """Set `passed` [batch, K] to false for drafts that are not offered, so that no rule accepts one."""
     return offered_alone(passed, inputs.num_drafts)
 
 
 def offered_alone(passed: torch.Tensor, num_drafts: torch.Tensor | None) -> torch.Tensor:
-    """Fail the tests [batch, K] of drafts behind the first `num_drafts` [batch]; None is all."""
+    """Set `passed` [batch, K] to false after the first `num_drafts` [batch] drafts; None keeps all."""
     if num_drafts is None:
         return passed
     return passed & (torch.arange(passed.shape[1], device=num_drafts.device) < num_drafts.unsqueeze(1))
@@ -31,6 +31,6 @@ def emit(inputs: AcceptanceInputs, num_accepted: torch.Tensor, last: torch.Tenso
 
 
 def append(draft_tokens: torch.Tensor, num_accepted: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
-    """Put `last` [batch] behind the accepted ones of the drafts [batch, K]: [batch, K + 1]."""
+    """Put `last` [batch] after the accepted drafts of `draft_tokens` [batch, K], and return [batch, K + 1]."""
     tokens = torch.cat((draft_tokens, last.unsqueeze(1)), dim=1)
     return tokens.scatter(1, num_accepted.unsqueeze(1), last.unsqueeze(1))

@@ -1,4 +1,4 @@
-"""FLy at temperature 0, where it draws nothing: what it forgives follows from how drafts stand with the target."""
+"""FLy at temperature 0, where it is deterministic: the standing of drafts decides which of them it forgives."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from spec_lab.core.types import Request
 
 
 class ForgivingJudge:
-    """A judge that takes every token to have a probability above 0."""
+    """Judges drafts like FLy at temperature 0. It assumes that every token has a probability above 0."""
 
     def __init__(self, window: Window) -> None:
         self._window = window

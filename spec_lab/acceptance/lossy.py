@@ -1,7 +1,7 @@
-"""The rules between strict and relaxed: a law for each row, the window of FLy, and the price of both.
+"""Lossy acceptance by a token law or the window of FLy, and the distance of its output from the target.
 
-The price is the distance between what a row emits and what the target would have: total variation and KL, exact given
-the prefix and q. It is of every row that the round reached; the row behind the last draft is the target's own.
+The distance compares the distribution that a row emits from with the target's: total variation and KL, exact given the
+prefix and q. It is computed for every row that the round reached. The row after the last draft emits from the target's.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ from spec_lab.core.types import AcceptanceInputs, Request, Verification
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """FLy (arXiv 2511.22972, vLLM #50808): a failed draft is forgiven where the target is unsure, and agrees behind it.
+    """FLy (arXiv 2511.22972, vLLM #50808): forgives a rejected draft if the target is unsure there and agrees
+    afterwards.
 
-    The entropy of the target's `topk` likeliest tokens, as a distribution of their own, is at least `least_entropy`
-    nats, p(x) is above 0, and the next `length` drafts all pass by themselves. A window that the drafts end inside
-    forgives nothing. At temperature 0 the law of the raw logits is asked.
+    There are three conditions. The entropy of the target's `topk` likeliest tokens, renormalised, is at least
+    `least_entropy` nats. p(x) is above 0. The next `length` drafts all pass without being forgiven. If fewer drafts
+    follow, none is forgiven. At temperature 0, p is the softmax of the raw logits.
     """
 
     length: int
@@ -34,12 +35,15 @@ class Window:
     topk: int
 
     def is_unsure(self, p: torch.Tensor) -> torch.Tensor:
-        """Say of each row of p [..., vocab] whether the target is unsure, [...]."""
+        """Return whether the target is unsure in each row [...] of p [..., vocab]."""
         top = p.topk(min(self.topk, p.shape[-1]), dim=-1).values
         return entropy(top / top.sum(dim=-1, keepdim=True)).squeeze(-1) >= self.least_entropy
 
     def agreed(self, chances: torch.Tensor) -> torch.Tensor:
-        """Return the chance [batch, K] that the drafts behind each one all pass, of their own chances [batch, K]."""
+        """Return the probability [batch, K] that the next `length` drafts after each draft all pass.
+
+        `chances` [batch, K] are the probabilities that single drafts pass.
+        """
         padded = torch.nn.functional.pad(chances, (0, self.length))
         windows = padded[:, 1:].unfold(1, self.length, 1)
         return windows.prod(dim=-1)
@@ -47,13 +51,13 @@ class Window:
 
 @dataclass(slots=True)
 class JudgedDrafts:
-    """What a rule knows of the K drafts of a round before it draws.
+    """What a rule knows about the K drafts of a round before it draws random numbers.
 
     Attributes:
-        p: [batch, N, vocab] the target's law.
-        q: [batch, K, vocab] the law that the drafts came from.
-        accepts: [batch, K, vocab] the chance of every token to pass.
-        forgivable: [batch, K, vocab] whether a failed token may be forgiven; None without a window.
+        p: [batch, N, vocab] the target's distribution.
+        q: [batch, K, vocab] the distribution that drafts were drawn from.
+        accepts: [batch, K, vocab] the acceptance probability of every token.
+        forgivable: [batch, K, vocab] whether a rejected token may be forgiven; None without a window.
     """
 
     p: torch.Tensor
@@ -63,7 +67,7 @@ class JudgedDrafts:
 
 
 class LossyAcceptance:
-    """Accepts the longest run of drafts that pass, and draws the last token where the first one failed."""
+    """Accepts the leading drafts that pass or are forgiven, and draws the last token at the first rejected draft."""
 
     traits = RuleTraits(lossless=False)
 
@@ -94,7 +98,7 @@ class LossyAcceptance:
         return verification
 
     def judge(self, inputs: AcceptanceInputs) -> JudgedDrafts:
-        """Ask the law of every row. Greedy drafts are certain: their q is one-hot."""
+        """Apply the token law to every row. Greedy drafts have a one-hot q."""
         p = probabilities(inputs.logits, self._sampling)
         q = one_hot_proposal(inputs) if inputs.draft_logits is None else sampled_proposal(inputs)
         accepts = self._law.accepts(p[:, :-1], q)
@@ -104,14 +108,15 @@ class LossyAcceptance:
         return JudgedDrafts(p, q, accepts, self._window.is_unsure(raw).unsqueeze(-1) & (raw > 0))
 
     def forgiven(self, judged: JudgedDrafts, drafts: torch.Tensor, passed: torch.Tensor) -> torch.Tensor:
-        """Say which of the drafts [batch, K] are forgiven should they fail, where `passed` [batch, K] passed."""
+        """Return which drafts [batch, K] are forgiven if they are rejected, given which drafts `passed` [batch, K]."""
         if self._window is None or judged.forgivable is None:
             return torch.zeros_like(passed)
         behind = self._window.agreed(passed.to(judged.p.dtype)) > 0
         return at_tokens(judged.forgivable, drafts) & behind
 
     def last_law(self, judged: JudgedDrafts, inputs: AcceptanceInputs, num_accepted: torch.Tensor) -> torch.Tensor:
-        """Return the law [batch, vocab] of the last token: of the failed draft's row, or p where none failed there."""
+        """Return the distribution [batch, vocab] of the last token: that which replaces the rejected draft, or p if
+        there is none."""
         drafts, vocab_size = inputs.draft_tokens, judged.p.shape[-1]
         if drafts.shape[1] == 0:
             return judged.p[:, 0]
@@ -123,13 +128,13 @@ class LossyAcceptance:
         if offered is not None:
             has_failed = has_failed & at_tokens(offered, place)
         behind = torch.where(has_failed.unsqueeze(1), self._law.spread(p, q, failed), _row(judged.p, num_accepted))
-        # A draft that passes for certain cannot have failed but by rounding, and may leave nothing.
+        # If a draft should always pass, only rounding can reject it, and then nothing may be left to draw from.
         return torch.where((behind > 0).any(dim=-1, keepdim=True), behind, p)
 
     def emitted_law(self, judged: JudgedDrafts, drafts: torch.Tensor) -> torch.Tensor:
-        """Return the law [batch, K, vocab] that each row emits from: exact given the prefix and q.
+        """Return the distribution [batch, K, vocab] that each row emits from, exact given the prefix and q.
 
-        With a window it is also given the drafts behind, whose own chances to pass decide what is forgiven.
+        With a window it is also conditional on the later drafts, whose acceptance decides what is forgiven.
         """
         p, passes = judged.p[:, :-1], judged.accepts
         if self._window is not None and judged.forgivable is not None:
@@ -138,7 +143,7 @@ class LossyAcceptance:
         return judged.q * passes + self._law.spread(p, judged.q, judged.q * (1 - passes))
 
     def distances(self, judged: JudgedDrafts, inputs: AcceptanceInputs) -> torch.Tensor:
-        """Return total variation and KL in nats [batch, K, 2] from the target; 0 where no draft is offered."""
+        """Return total variation and KL in nats [batch, K, 2] from the target; 0 for drafts that are not offered."""
         p, emitted = judged.p[:, :-1], self.emitted_law(judged, inputs.draft_tokens)
         ratio = torch.where(emitted > 0, emitted / p, 1)
         divergence = torch.special.xlogy(emitted, ratio).sum(dim=-1, keepdim=True).clamp(min=0)
@@ -147,5 +152,5 @@ class LossyAcceptance:
 
 
 def _row(laws: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
-    """Return the rows [batch, vocab] of [batch, rows, vocab] at `place` [batch]."""
+    """Return the row [batch, vocab] of `laws` [batch, rows, vocab] at index `place` [batch]."""
     return laws.gather(1, place.view(-1, 1, 1).expand(-1, 1, laws.shape[-1])).squeeze(1)

@@ -1,4 +1,4 @@
-"""The noise of a run is a seed for each request, from which `spec_kernels.noise_reference` makes every draw."""
+"""The random seeds of a run: one for each request, from which `spec_kernels.noise_reference` makes every draw."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ NoiseKey = Callable[[torch.Tensor, torch.Tensor, "torch.Tensor | int", Use], tor
 
 
 def request_seed(run_seed: int, request_id: str) -> int:
-    """Return the seed of a request. It follows its id, so that neither the order of admission nor the slot matters."""
+    """Return the seed of a request. It depends on its id, and not on its slot or on the order of admission."""
     digest = blake2b(request_id.encode(), digest_size=8, key=f"spec_lab:{run_seed}".encode()).digest()
     return int.from_bytes(digest, "little", signed=True)
 
 
 class SlotSeeds:
-    """The request seed of each slot, in `values` [num_slots + 1]; the last one is the scratch slot's."""
+    """The request seed of each slot, in `values` [num_slots + 1]. The last entry is the scratch slot."""
 
     def __init__(self, num_slots: int, run_seed: int, device: torch.device) -> None:
         self._run_seed = run_seed

@@ -1,8 +1,8 @@
-"""A text has a thinking phase, between a begin and an end marker, in which a relaxed rule may relax.
+"""The thinking phase of a text, between a begin and an end marker, in which a relaxed rule may relax.
 
-`TokenPhase` is ours: the phase belongs to a token, follows from the last marker before it, and starts from the whole
-prompt. `RoundPhase` is what TensorRT-LLM's relaxed acceptance does (`mtp_relaxed_acceptance_op` and the Python beside
-it, PR #3865), kept for comparison.
+`TokenPhase` is this lab's form. Each token has a phase, which the last marker before it determines; the prompt's
+markers count. `RoundPhase` reproduces TensorRT-LLM's relaxed acceptance (`mtp_relaxed_acceptance_op` and its Python
+code, PR #3865) for comparison.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class ThinkingMarkers:
     end: int
 
     def leave_open(self, token_ids: Sequence[int]) -> bool:
-        """Tell whether the last marker of a text is a begin marker."""
+        """Return whether the last marker of a text is a begin marker."""
         last = next((token for token in reversed(token_ids) if token in (self.begin, self.end)), self.end)
         return last == self.begin
 
@@ -31,7 +31,7 @@ class ThinkingMarkers:
 
 
 def phase_before(prompt_ids: Sequence[int], output_ids: Sequence[int], markers: ThinkingMarkers) -> list[bool]:
-    """Say of each output token whether thinking is open in front of it: the phase of the row that predicts it."""
+    """Return for each output token whether thinking is open before it: the phase of the row that predicts it."""
     inside, phases = markers.leave_open(prompt_ids), []
     for token in output_ids:
         phases.append(inside)
@@ -40,14 +40,15 @@ def phase_before(prompt_ids: Sequence[int], output_ids: Sequence[int], markers: 
 
 
 def thinking_mask(prompt_ids: Sequence[int], output_ids: Sequence[int], markers: ThinkingMarkers) -> list[bool]:
-    """Say of each output token whether it lies inside thinking; the markers themselves do not. The reports use it."""
+    """Return for each output token whether it is inside thinking, markers excluded. Reports use it."""
     phases = phase_before(prompt_ids, output_ids, markers)
     pairs = zip(phases, output_ids, strict=True)
     return [inside and token not in (markers.begin, markers.end) for inside, token in pairs]
 
 
 class PhaseState:
-    """By slot, whether the text leaves thinking open: [num_slots + 1] bool, the last one the scratch slot's."""
+    """Whether thinking is open at the end of each slot's text: [num_slots + 1] bool. The last entry is the scratch
+    slot."""
 
     def __init__(self, num_slots: int, markers: ThinkingMarkers, device: torch.device) -> None:
         self._markers = markers
@@ -57,12 +58,11 @@ class PhaseState:
         self._inside[slot] = inside
 
     def now(self, slot_ids: torch.Tensor) -> torch.Tensor:
-        """Return the phase of each slot now, [batch]."""
+        """Return the current phase of each slot, [batch]."""
         return self._inside.index_select(0, slot_ids)
 
     def before(self, slot_ids: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-        """Turn [batch, length] tokens into [batch, length + 1] phases: those in front of each token, and behind the
-        last."""
+        """Return the phases [batch, length + 1] before each of `tokens` [batch, length], and after the last."""
         columns = torch.arange(1, tokens.shape[1] + 1, device=tokens.device)
         changes = torch.where(self._markers.match(tokens), columns, 0)
         start = torch.zeros_like(slot_ids).unsqueeze(1)
@@ -71,31 +71,31 @@ class PhaseState:
         return opens.gather(1, latest_change)
 
     def behind_rows(self, slot_ids: torch.Tensor, tokens: torch.Tensor, visible: torch.Tensor) -> torch.Tensor:
-        """Turn a tree's [batch, N] tokens into the phases [batch, N] behind its rows, on the way to each of them.
+        """Return the phases [batch, N] after each row of a tree with `tokens` [batch, N], along the path to the row.
 
-        `visible` [batch, N, N] are each row's ancestors and itself; the root's token is a part of the text already.
+        `visible` [batch, N, N] marks each row's ancestors and itself. The root's token already counts as text.
         """
         depths = visible.sum(dim=2) - 1
-        # Of the markers on a way the deepest one counts, so a marker's number is twice its depth, and odd if it opens.
+        # The deepest marker on a path counts. So a marker's number is twice its depth, plus 1 if it is a begin marker.
         numbers = torch.where(self._markers.match(tokens), 2 * depths + (tokens == self._markers.begin), 0)
         latest = torch.where(visible, numbers.unsqueeze(1), 0).amax(dim=2)
         return torch.where(latest >= 2, latest % 2 == 1, self.now(slot_ids).unsqueeze(1))
 
     def advance(self, slot_ids: torch.Tensor, tokens: torch.Tensor, num_emitted: torch.Tensor) -> None:
-        """Take the first `num_emitted` [batch] of `tokens` [batch, N]; a row that emits 0 keeps its phase."""
+        """Update the phases with the first `num_emitted` [batch] of `tokens` [batch, N]; with 0 the phase stays."""
         after = self.before(slot_ids, tokens).gather(1, num_emitted.unsqueeze(1)).squeeze(1)
         self._inside.index_copy_(0, slot_ids, after)
 
     def count(self, slot_ids: torch.Tensor, tokens: torch.Tensor, num_emitted: torch.Tensor) -> torch.Tensor:
-        """Count [batch] how many of the first `num_emitted` tokens lie inside thinking, without the markers. Call it
-        before `advance`."""
+        """Count the tokens inside thinking, markers excluded, among the first `num_emitted`; return [batch]. It must be
+        called before `advance`."""
         emitted = torch.arange(tokens.shape[1], device=tokens.device) < num_emitted.unsqueeze(1)
         inside = self.before(slot_ids, tokens)[:, :-1] & ~self._markers.match(tokens)
         return (inside & emitted).sum(dim=1)
 
 
 class RelaxationPhase(Protocol):
-    """Decides when a rule may relax. `thinking` is the phase of the text, `least` what the rule makes of it."""
+    """Decides when a rule may relax. `thinking` is the phase of the text; `least` applies it to thresholds."""
 
     thinking: PhaseState
 
@@ -109,10 +109,10 @@ class RelaxationPhase(Protocol):
         Args:
             draft_tokens: [batch, K].
             top: [batch, K] the largest probability of each row.
-            relaxed: [batch, K] the threshold where the rule relaxes.
+            relaxed: [batch, K] the threshold for rows in which the rule relaxes.
 
         Returns:
-            [batch, K]; infinite where only the argmax is accepted.
+            [batch, K]; infinite for rows in which only the argmax is accepted.
         """
         ...
 
@@ -124,18 +124,18 @@ class RelaxationPhase(Protocol):
         top: torch.Tensor,
         relaxed: torch.Tensor,
     ) -> torch.Tensor:
-        """Return the same, of drafts [batch, K] that need not follow each other: `inside` [batch, K] tells whether
-        thinking is open in front of each."""
+        """Return the same for drafts [batch, K] that need not be consecutive: `inside` [batch, K] tells whether
+        thinking is open before each."""
         ...
 
     def advance(self, slot_ids: torch.Tensor, tokens: torch.Tensor, num_emitted: torch.Tensor) -> None: ...
 
 
 class TokenPhase:
-    """phase=token: a marker inside the block switches the rule for the positions behind it.
+    """phase=token: a marker among the drafts switches the rule for all positions after it.
 
-    Never relaxes onto a marker or EOS: a phase must not end or begin, nor a text end, by a token that was not the
-    target's choice.
+    Markers and EOS are never accepted by relaxation. Only a token that the target chose may begin or end a phase, or
+    end the text.
     """
 
     def __init__(
@@ -171,12 +171,12 @@ class TokenPhase:
 
 
 class RoundPhase:
-    """phase=round does what TensorRT-LLM does, to the letter.
+    """phase=round: reproduces TensorRT-LLM exactly.
 
-    Its pool holds `delta` or 0 for each slot: here a bool. It is read once a round, so markers take effect in the next
-    one. The prompt sets it when its last chunk holds any begin marker, whatever follows it, and clears it otherwise:
-    each chunk overwrites what an earlier one found. Outside thinking delta is 0, which is not strict: a candidate
-    exactly as likely as the argmax is accepted. Markers and EOS are relaxed onto like any token.
+    TensorRT-LLM's pool holds `delta` or 0 for each slot; here it is a bool. It is read once in a round, so markers take
+    effect in the next round. After the prompt it is true if the last chunk has a begin marker, whatever follows that
+    marker; earlier chunks do not count. Outside thinking delta is 0, which is not strict: a token exactly as likely as
+    the argmax is accepted. Markers and EOS can be accepted by relaxation, like any token.
     """
 
     def __init__(self, num_slots: int, markers: ThinkingMarkers, prefill_chunk: int, device: torch.device) -> None:

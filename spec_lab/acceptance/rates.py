@@ -1,6 +1,6 @@
-"""This module says which imposed acceptance rates may be asked for.
+"""Checks imposed acceptance rates.
 
-It imports nothing heavy, so that a wrong list is refused at once.
+It does not import torch, so that a wrong list is refused at once.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from spec_lab.core.errors import UserError
 
 
 def expand_mean_length(mean_length: float, num_draft_tokens: int) -> tuple[float, ...]:
-    """Return unconditional rates of each position whose acceptance length varies least about `mean_length`.
+    """Return unconditional rates for each position that give `mean_length` with the least variance.
 
-    2.5 at K = 3 gives (1, .5, 0): one draft always, the second every other time, the third never.
+    2.5 at K = 3 gives (1, .5, 0): the first draft is always accepted, the second half of the time, the third never.
 
     Raises:
         UserError: a mean outside 1..K + 1.
@@ -29,7 +29,7 @@ def expand_mean_length(mean_length: float, num_draft_tokens: int) -> tuple[float
 
 
 def check_rates(rates: Sequence[float], num_draft_tokens: int) -> None:
-    """Raise UserError for what cannot be unconditional acceptance rates of K positions."""
+    """Raise UserError if `rates` cannot be unconditional acceptance rates of K positions."""
     if len(rates) != num_draft_tokens:
         raise UserError(
             f"acceptance.rates has {len(rates)} values for drafter.num_draft_tokens={num_draft_tokens}; "

@@ -1,6 +1,6 @@
-"""acceptance=rejection samples without loss. It is one rule with three methods.
+"""acceptance=rejection: lossless sampling, with three methods.
 
-The target's temperature, top-k and top-p come before the ratio, so the output follows the processed target. At
+Temperature, top-k and top-p are applied to the target first, so the output follows the processed distribution. At
 temperature 0 that is one-hot, and every method becomes strict greedy acceptance.
 """
 
@@ -31,7 +31,7 @@ def sampled_proposal(inputs: AcceptanceInputs) -> torch.Tensor:
 
 
 def one_hot_proposal(inputs: AcceptanceInputs) -> torch.Tensor:
-    """Return q [batch, K, vocab] of drafts that are given: conditional on the draft, whatever made it, it is
+    """Return a one-hot q [batch, K, vocab] for drafts that were not sampled: conditional on the draft, it is
     certain."""
     dtype = torch.promote_types(inputs.logits.dtype, torch.float32)
     return one_hot(inputs.draft_tokens, inputs.logits.shape[-1], dtype)
@@ -39,12 +39,12 @@ def one_hot_proposal(inputs: AcceptanceInputs) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class RejectionMethod:
-    """One way to verify.
+    """A method of verification.
 
     Attributes:
         proposal: the probabilities q [batch, K, vocab] of the drafts.
         decide: thresholds and scales from p, q and the drafts.
-        num_accepted: from passed tests [batch, K] to the number of accepted drafts [batch].
+        num_accepted: turns passed tests [batch, K] into the number of accepted drafts [batch].
         reads_draft_logits: whether `proposal` reads the drafter's logits.
     """
 
@@ -62,10 +62,10 @@ METHODS: Mapping[str, RejectionMethod] = {
 
 
 def offered_proposal(method: RejectionMethod, inputs: AcceptanceInputs) -> torch.Tensor:
-    """Return the method's q, with 0 in the rows of drafts that are not offered.
+    """Return the method's q, set to 0 in the rows of drafts that are not offered.
 
-    Nothing was proposed there, so the residual of such a row is the target's distribution itself, and the threshold
-    that block verification has for the last offered draft is P of it, as behind the last draft there is.
+    Nothing was proposed there, so the residual of such a row is the target's distribution. In block verification the
+    last offered draft then has the threshold P_i, like the last draft K.
     """
     q, offered = method.proposal(inputs), inputs.offered
     return q if offered is None else torch.where(offered.unsqueeze(-1), q, 0)
@@ -84,9 +84,10 @@ def rejection_sample(
     temperature: float | None,
     num_drafts: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Accept drafts by p and q, and draw the token behind them from what is left: tokens [batch, N], their counts.
+    """Accept drafts by p and q, and draw the token after them from the residual. Return tokens [batch, N], and n
+    [batch].
 
-    Arguments are those of `AcceptanceInputs`, but for `slot_seeds` [num_slots + 1] and the temperature of `law_of`.
+    Arguments are those of `AcceptanceInputs`, except `slot_seeds` [num_slots + 1] and `temperature`, as in `law_of`.
     """
     inputs = AcceptanceInputs(logits, draft_tokens, active, slot_ids, kv_lens, draft_logits, num_drafts)
     seeds = slot_seeds.index_select(0, slot_ids)
@@ -101,7 +102,7 @@ def rejection_sample(
 
 
 class RejectionAcceptance:
-    """Accepts drafts by comparing p with q, and draws the last token from what of p the drafts left."""
+    """Accepts drafts by comparing p with q, and draws the last token from the residual."""
 
     def __init__(
         self,
@@ -112,9 +113,12 @@ class RejectionAcceptance:
         lossless: bool = True,
         kernels: KernelSet = TORCH_FORMS,
     ) -> None:
-        """`key` makes the key of a draw; any other than `round_key` is there to show what goes wrong with it.
+        """Choose the method, the sampling parameters and the noise.
 
-        `lossless` is for the caller to deny: the rule cannot see that drafts did not come from the q it was given.
+        Args:
+            key: makes the key of a draw. Tests and demonstrations pass others than `round_key`, to show what goes
+                wrong.
+            lossless: False if the drafts were not drawn from the q that the rule is given, which it cannot check.
         """
         self.traits = RuleTraits(lossless=lossless, reads_draft_logits=method.reads_draft_logits)
         self._method = method

@@ -1,8 +1,8 @@
-"""Acceptance is relaxed inside the thinking phase: lossy, for reasoning models (TensorRT-LLM blog 1, PR #3865).
+"""Relaxed acceptance inside the thinking phase: lossy, for reasoning models (TensorRT-LLM blog 1, PR #3865).
 
-A draft token is accepted when it is the argmax, or when its rank is under `topk` and its probability is near enough to
-the largest one. `form=delta` (TensorRT-LLM) subtracts: under a delta above the top probability every candidate of the
-top k passes. `form=ratio` (vLLM #22238 and #43184, closed) multiplies. Probabilities are the float32 softmax of the raw
+A draft is accepted if it is the argmax. It is also accepted if its rank is below `topk` and its probability is close
+enough to the largest one. `form=delta` (TensorRT-LLM) subtracts, so if delta exceeds the top probability, all of the
+top k pass. `form=ratio` (vLLM #22238 and #43184, closed) multiplies. Probabilities are the float32 softmax of the raw
 logits, without temperature.
 """
 
@@ -23,14 +23,14 @@ from spec_lab.operators.kernel_set import TORCH_FORMS, KernelSet, Op
 
 
 class RelaxedForm(Protocol):
-    """Maps the largest probability of a row to the least one that is accepted."""
+    """Maps a row's largest probability to the smallest one that is accepted."""
 
     def threshold(self, top: torch.Tensor) -> torch.Tensor: ...
 
 
 @dataclass(frozen=True, slots=True)
 class DeltaForm:
-    """form=delta takes p >= p_top1 - delta, with equality."""
+    """form=delta: accepts p >= p_top1 - delta."""
 
     delta: float
 
@@ -40,7 +40,7 @@ class DeltaForm:
 
 @dataclass(frozen=True, slots=True)
 class RatioForm:
-    """form=ratio takes p >= ratio * p_top1, with equality."""
+    """form=ratio: accepts p >= ratio * p_top1."""
 
     ratio: float
 
@@ -49,13 +49,13 @@ class RatioForm:
 
 
 def relaxed_matches(standing: DraftStanding, topk: int, least: torch.Tensor) -> torch.Tensor:
-    """Say of each draft [batch, K] whether it is the argmax, or ranked under `topk` with a probability of at least
-    `least` [batch, K]."""
+    """Return for each draft [batch, K] whether it is the argmax, or has a rank below `topk` and a probability of at
+    least `least` [batch, K]."""
     return standing.is_top | ((standing.rank < topk) & (standing.probability >= least))
 
 
 class RelaxedThinkingAcceptance:
-    """Accepted positions emit the draft tokens; the last token is the target's argmax of the row reached."""
+    """Emits the accepted drafts, then the target's argmax of the row reached."""
 
     traits = RuleTraits(lossless=False)
 
@@ -83,7 +83,7 @@ class RelaxedThinkingAcceptance:
         reached = torch.arange(drafts.shape[1], device=drafts.device) < (emitted.num_emitted - 1).unsqueeze(1)
         num_thinking = self._phase.thinking.count(slot_ids, emitted.tokens, emitted.num_emitted)
         self.advance(slot_ids, emitted.tokens, emitted.num_emitted)
-        # In the tokens' dtype: the host reads both in one tensor, and a GPU needs a launch a part to join dtypes.
+        # Same dtype as the tokens: the host reads both in one tensor, and joining dtypes would take more launches.
         relaxed = (reached & ~standing.is_top).to(emitted.tokens.dtype)
         return Verification(emitted.tokens, emitted.num_emitted, relaxed, num_thinking)
 

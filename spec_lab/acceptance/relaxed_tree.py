@@ -1,7 +1,7 @@
-"""Relaxed acceptance inside the thinking phase, on a tree of drafts. TensorRT-LLM refuses the two together.
+"""Relaxed acceptance inside the thinking phase, for a tree of drafts. TensorRT-LLM refuses this combination.
 
-Where several siblings may be accepted, the one with the highest probability is, so the argmax wherever it has been
-drafted. The phase is that of the path to a draft: below a draft that ends thinking the rule is strict, beside it not.
+Of several acceptable siblings the likeliest is accepted, so the argmax if it was drafted. The phase depends on the path
+to a draft. So below a draft that ends thinking the rule is strict, but not on other branches.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from spec_lab.core.types import Verification
 
 
 class RelaxedThinkingTreeAcceptance(RelaxedThinkingAcceptance):
-    """Relaxed thinking acceptance of a tree."""
+    """Relaxed thinking acceptance for a tree."""
 
     def walk(self, judged: JudgedRows, depth: int) -> Walk:
         slot_ids, drafts, parents = judged.slot_ids, judged.tokens[:, 1:], judged.parents[:, 1:]
@@ -50,4 +50,4 @@ class RelaxedThinkingTreeAcceptance(RelaxedThinkingAcceptance):
 
 
 _NEVER = 2**62
-"""Stands for the rank of a draft that may not be accepted."""
+"""The rank of a draft that may not be accepted."""

@@ -1,4 +1,4 @@
-"""Every deterministic rule decides by the standing of the drafts in the eyes of the target."""
+"""The standing of drafts: their rank and probability under the target, by which every deterministic rule decides."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from spec_lab.acceptance.distribution import at_tokens
 
 @dataclass(slots=True)
 class DraftStanding:
-    """How each draft token stands with the target: all that a deterministic rule needs to know. Each [batch, K].
+    """Rank and probability of each draft under the target: all that a deterministic rule reads. Fields are [batch, K].
 
     Attributes:
-        is_top: the token is the argmax.
-        rank: how many tokens are likelier, or equally likely with a lower id.
-        probability: of the token.
+        is_top: whether the draft is the argmax.
+        rank: the number of tokens that are likelier, or equally likely with a lower id.
+        probability: the draft's probability.
         top: the largest probability of the row.
-        top_probabilities: [batch, K, topk] the largest ones, where a record has them; None in a run.
+        top_probabilities: [batch, K, topk] the largest probabilities, if a record has them; None during a run.
     """
 
     is_top: torch.Tensor
@@ -30,7 +30,7 @@ class DraftStanding:
 
 
 def stand(logits: torch.Tensor, draft_tokens: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Return the four parts of `round_standing`'s standing, and the argmax [batch, N]."""
+    """Return the first four fields of the `DraftStanding` of `round_standing`, and the argmax [batch, N]."""
     standing = draft_standing(logits[:, :-1], draft_tokens)
     return standing.is_top, standing.rank, standing.probability, standing.top, logits.argmax(dim=-1)
 
@@ -38,17 +38,17 @@ def stand(logits: torch.Tensor, draft_tokens: torch.Tensor) -> tuple[torch.Tenso
 def round_standing(
     logits: torch.Tensor, draft_tokens: torch.Tensor, stand: Callable[..., tuple[torch.Tensor, ...]] = stand
 ) -> tuple[DraftStanding, torch.Tensor]:
-    """Return how the first K rows of logits [batch, N, vocab] see drafts [batch, K], and the argmax [batch, N] of all
-    rows; `stand` computes both."""
+    """Return the standing of drafts [batch, K] in the first K rows of logits [batch, N, vocab], and the argmax [batch,
+    N] of all rows. `stand` computes both."""
     is_top, rank, probability, top, top_tokens = stand(logits, draft_tokens)
     return DraftStanding(is_top, rank, probability, top), top_tokens
 
 
 def draft_standing(logits: torch.Tensor, draft_tokens: torch.Tensor) -> DraftStanding:
-    """Find the standing of [batch, K] drafts in [batch, K, vocab] logits.
+    """Return the standing of drafts [batch, K] in logits [batch, K, vocab].
 
-    Ranks are counted, not looked up in `torch.topk`, which promises no order of equal values. They are counted on the
-    logits: two that differ can have the same float32 probability, and rank 0 has to be the argmax.
+    Ranks are counted, since `torch.topk` promises no order of equal values. They are counted on logits, since different
+    logits can have the same float32 probability, and rank 0 must be the argmax.
     """
     ids = torch.arange(logits.shape[-1], device=logits.device)
     own_id, own_logit = draft_tokens.unsqueeze(-1), logits.gather(-1, draft_tokens.unsqueeze(-1))

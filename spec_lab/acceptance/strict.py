@@ -1,4 +1,4 @@
-"""Strict greedy acceptance takes the longest prefix of drafts equal to the target's argmax, plus one token."""
+"""Strict greedy acceptance: the longest prefix of drafts that equal the target's argmax, plus one token."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from spec_lab.operators.kernel_set import TORCH_FORMS, KernelSet, Op
 def strict_accept(
     logits: torch.Tensor, draft_tokens: torch.Tensor, active: torch.Tensor, num_drafts: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Take the argmax of each row, and as many drafts as are equal to it: tokens [batch, N], how many count [batch].
+    """Return the argmax of each row, tokens [batch, N], and n [batch]: 1 plus the number of leading drafts equal to it.
 
-    `num_drafts` [batch] says how many drafts each request offers; None is all.
+    `num_drafts` [batch] is the number of drafts that each request offers; None for all.
     """
     tokens = logits.argmax(dim=-1)
     num_accepted = leading(offered_alone(tokens[:, :-1] == draft_tokens, num_drafts))
@@ -24,10 +24,10 @@ def strict_accept(
 
 
 class StrictAcceptance:
-    """Row j of the target predicts the token after input j, so draft j is right when argmax of row j equals it.
+    """Accepts the leading drafts that equal the argmax. Row j predicts the token after input j, so it judges draft j.
 
-    m = number of leading matches; emitted = argmax of rows 0..m, n = m + 1: for the accepted rows the argmax *is* the
-    draft, and row m gives the correction, or the bonus token when m = K. Ties go to the lowest token id.
+    With m leading matches it emits the argmax of rows 0..m, so n = m + 1. In the accepted rows the argmax *is* the
+    draft. Row m gives the correction, or the bonus token if m = K. Ties go to the lowest token id.
     """
 
     traits = RuleTraits(lossless=True)
@@ -36,7 +36,7 @@ class StrictAcceptance:
         self._accept = kernels.get(Op.STRICT_ACCEPT, strict_accept)
 
     def admit(self, slot: int, request: Request) -> None:
-        """The rule has no state to clear."""
+        """Do nothing: the rule has no state."""
 
     def first_tokens(self, logits: torch.Tensor, slot_ids: torch.Tensor, kv_lens: torch.Tensor) -> torch.Tensor:
         return logits.argmax(dim=-1)
@@ -49,4 +49,4 @@ class StrictAcceptance:
         return standing.is_top
 
     def advance(self, slot_ids: torch.Tensor, tokens: torch.Tensor, num_emitted: torch.Tensor) -> None:
-        """The rule has no state to move on."""
+        """Do nothing: the rule has no state."""

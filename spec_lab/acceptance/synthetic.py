@@ -1,7 +1,7 @@
-"""acceptance=synthetic accepts at set rates, to time a system at a chosen acceptance length (vLLM #38045, #40662).
+"""acceptance=synthetic: accepts at given rates, to time a system at a chosen acceptance length (vLLM #38045, #40662).
 
-The output is text of neither model, so its answers mean nothing; the target's logits are still read in full. Only the
-target's own token ends a request: an end token among the accepted drafts, such as prompt lookup's filler, does not.
+The output is neither model's text, so its answers mean nothing. The target's logits are still read in full. Only the
+target's own token can end a request. An EOS among the accepted drafts, such as prompt lookup's filler, does not.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ def synthetic_accept(
     kv_lens: torch.Tensor,
     num_drafts: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Accept as many offered drafts as `rates` [K or more] are above a round's draw: tokens [batch, N], their counts.
+    """Accept as many offered drafts as there are `rates` [K or more] above the round's draw, then emit the row's
+    argmax.
 
-    Behind them stands the argmax of the row reached.
+    Return tokens [batch, N], and n [batch].
     """
     top_tokens = logits.argmax(dim=-1)
     draws = round_draws(slot_ids, slot_seeds, kv_lens)
@@ -43,15 +44,15 @@ def synthetic_accept(
 
 
 def round_draws(slot_ids: torch.Tensor, slot_seeds: torch.Tensor, kv_lens: torch.Tensor) -> torch.Tensor:
-    """Draw the number [batch] that decides a round of `slot_ids` [batch] at `kv_lens` [batch]."""
+    """Return the random draws [batch] that decide a round of `slot_ids` [batch] at `kv_lens` [batch]."""
     return uniform(round_key(slot_seeds.index_select(0, slot_ids), kv_lens, 0, Use.SYNTHETIC))
 
 
 class SyntheticAcceptance:
-    """Draft j is accepted with the unconditional rate j; then follows the target's argmax of the row reached.
+    """Accepts draft j with the unconditional rate j, then emits the target's argmax of the row reached.
 
-    One draw a round decides: the rates do not increase, so the number of them above it has exactly these rates, over
-    the drafts that are offered.
+    One random draw decides a round: as many drafts are accepted as there are rates above it. The rates do not increase,
+    so each offered draft is accepted with exactly its rate.
     """
 
     traits = RuleTraits(lossless=False, imposed=True)

@@ -1,13 +1,13 @@
-"""Laws by which a draft is accepted on its own: how likely each token is to pass, and what is drawn where one fails.
+"""Token laws: the probability that a draft is accepted, and the distribution of the token that replaces a rejected one.
 
-A law sees the target's distribution p, after temperature, top-k and top-p, and the distribution q that the draft came
-from, which is one-hot for a greedy draft. Both are [..., vocab], and every row is judged by itself. With a(x) the
-chance that a draft x passes, and r_x the law of the token in the place of a failed x, the row emits
+A token law judges every row by itself. It sees p, the target's distribution after temperature, top-k and top-p, and q,
+the distribution that the draft was drawn from (one-hot for a greedy draft). Both are [..., vocab]. Let a(x) be the
+probability that a draft x is accepted, and r_x the distribution of the token that replaces a rejected x. The row emits
 
     e(y) = q(y) a(y) + sum over x of q(x) (1 - a(x)) r_x(y).
 
-`spread` is the second term, for any weights of failed drafts in the place of q (1 - a): one-hot weights give the law
-that the last token of a round is drawn from. All are pure functions, in the dtype that they are given.
+`accepts` returns a. `spread` returns the second term, with any weights `failed` for q (1 - a). One-hot weights give
+r_x, from which the last token of a round is drawn. All functions are pure and keep the dtype of their inputs.
 """
 
 from __future__ import annotations
@@ -21,39 +21,38 @@ import torch
 from spec_lab.acceptance.tokenwise import clipped_ratio
 
 BISECTIONS = 60
-"""Halvings of an interval of scales: more than float64 can tell apart."""
+"""Number of bisection steps; enough to exhaust the precision of float64."""
 
 
 class TokenLaw(Protocol):
     """Judges each draft by p and q of its own row."""
 
     def accepts(self, p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
-        """Return a(x) of every token, [..., vocab]."""
+        """Return the acceptance probability a(x) of every token x, [..., vocab]."""
         ...
 
     def spread(self, p: torch.Tensor, q: torch.Tensor, failed: torch.Tensor) -> torch.Tensor:
-        """Return the law [..., vocab] of the last token, times the mass of `failed` [..., vocab], the drafts that did
-        not pass."""
+        """Return the sum over x of failed(x) r_x, [..., vocab]; `failed` [..., vocab] weighs the rejected drafts."""
         ...
 
 
 def normalised_residual(law: torch.Tensor, q: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
-    """Return max(law - q, 0) as a distribution; p where nothing is left, and a rejection is a rounding error."""
+    """Return max(law - q, 0), normalised. Where it is 0 everywhere, only rounding can reject a draft: return p."""
     left = (law - q).clamp(min=0)
     left = torch.where((left > 0).any(dim=-1, keepdim=True), left, p)
     return left / left.sum(dim=-1, keepdim=True)
 
 
 def mass_of(failed: torch.Tensor) -> torch.Tensor:
-    """Return the mass of failed drafts, [..., 1]."""
+    """Return the total weight of rejected drafts, [..., 1]."""
     return failed.sum(dim=-1, keepdim=True)
 
 
 @dataclass(frozen=True, slots=True)
 class OverlapLaw:
-    """Speculative sampling towards a law v: a = min(1, v / q), and behind a failed draft max(v - q, 0).
+    """Speculative sampling with output distribution v: a = min(1, v / q), and r_x is max(v - q, 0), normalised.
 
-    It emits v exactly (Leviathan et al., arXiv 2211.17192), so v = p is lossless. `towards` makes v of p and q.
+    It emits exactly v (Leviathan et al., arXiv 2211.17192), so v = p is lossless. `towards` computes v from p and q.
     """
 
     towards: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -72,7 +71,7 @@ def exact(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Ensemble:
-    """Returns v = w p + (1 - w) q (static ensemble of transformers, #45865). The distance is (1 - w) TV(q, p)."""
+    """Returns v = w p + (1 - w) q (static ensemble of transformers, #45865). TV(v, p) is (1 - w) TV(q, p)."""
 
     weight: float
 
@@ -82,11 +81,11 @@ class Ensemble:
 
 @dataclass(frozen=True, slots=True)
 class Mentored:
-    """Returns the law nearest to q of those with KL(v || p) <= bound: of all such laws it accepts most drafts.
+    """Returns the distribution v with KL(v || p) <= bound that accepts most drafts: the one nearest to q.
 
-    By Lagrange's conditions v is q, kept between two multiples of p: v = min(max(q, low p), high p), low <= 1 <= high.
-    For a given `high` mass 1 fixes `low`. The divergence grows with `high`, which a bisection finds. The idea is
-    mentored decoding (Hugging Face's blog, Vivien 2024). A bound of 0 leaves v = p.
+    By Lagrange's conditions v is q clamped between two multiples of p: v = min(max(q, low p), high p), low <= 1 <=
+    high. `high` determines `low`, since v sums to 1. The divergence grows with `high`, which is found by bisection.
+    With a bound of 0, v is p. The idea is mentored decoding (Hugging Face's blog, Vivien 2024).
     """
 
     bound: float
@@ -108,15 +107,16 @@ class Mentored:
 
 @dataclass(frozen=True, slots=True)
 class ByRatio:
-    """Tokens in the order of q / p, with sums up to each: of laws kept between two multiples of p.
+    """Tokens sorted by q / p, with cumulative sums, to evaluate the clamped distributions of `Mentored`.
 
     Attributes:
-        ratio: [..., vocab] q / p, ascending; 0 where p is 0, which no such law emits.
-        p_below: [..., vocab + 1] the sum of p over the first tokens.
-        p_above: [..., vocab + 1] over the others, summed from the last: 1 less the former would round a small p away.
-        q_below: likewise of q.
-        log_below: likewise of q log(q / p).
-        low_mass: [..., vocab] the mass that a `low` at each ratio would add to q.
+        ratio: [..., vocab] q / p, ascending; 0 where p is 0, since a clamped distribution is 0 there.
+        p_below: [..., vocab + 1] entry i is the sum of p over the first i tokens.
+        p_above: [..., vocab + 1] the sum of p over the remaining tokens, added from the last one. 1 - p_below would
+            lose small numbers to rounding.
+        q_below: [..., vocab + 1] like `p_below`, of q.
+        log_below: [..., vocab + 1] like `p_below`, of q log(q / p).
+        low_mass: [..., vocab] the mass that max(q, low p) adds to q, if `low` is this token's ratio.
     """
 
     ratio: torch.Tensor
@@ -141,7 +141,7 @@ class ByRatio:
         return cls(ratio, p_below, p_above, q_below, log_below, ratio * p_below[..., :-1] - q_below[..., :-1])
 
     def low_of(self, high: torch.Tensor) -> torch.Tensor:
-        """Return the `low` [..., 1] that leaves mass 1 under `high` [..., 1]."""
+        """Return the `low` [..., 1] for which v sums to 1, given `high` [..., 1]."""
         above = torch.searchsorted(self.ratio, high, right=True)
         missing = 1 - _at(self.q_below, above) - high * _at(self.p_above, above)
         place = torch.searchsorted(self.low_mass, missing, right=True)
@@ -150,7 +150,7 @@ class ByRatio:
         return low.clamp(0, 1)
 
     def divergence(self, high: torch.Tensor) -> torch.Tensor:
-        """Return KL(v || p) in nats, [..., 1], of the law v under `high` [..., 1]."""
+        """Return KL(v || p) in nats, [..., 1], of the v that `high` [..., 1] determines."""
         low = self.low_of(high)
         below, above = torch.searchsorted(self.ratio, low), torch.searchsorted(self.ratio, high, right=True)
         lifted = torch.special.xlogy(low, low) * _at(self.p_below, below)
@@ -164,9 +164,9 @@ def _at(sums: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Cascade:
-    """TokenV3 of speculative cascades (arXiv 2405.19261): a draft with p >= (1 - alpha) max p passes without a coin.
+    """TokenV3 of speculative cascades (arXiv 2405.19261): a draft with p >= (1 - alpha) max p is always accepted.
 
-    The others are judged as in lossless sampling.
+    All others are judged as in lossless sampling.
     """
 
     alpha: float
@@ -181,9 +181,9 @@ class Cascade:
 
 @dataclass(frozen=True, slots=True)
 class Typical:
-    """Typical acceptance of Medusa (arXiv 2401.10774): a draft passes where p(x) > min(epsilon, delta exp(-H(p))).
+    """Typical acceptance of Medusa (arXiv 2401.10774): a draft is accepted iff p(x) > min(epsilon, delta exp(-H(p))).
 
-    No coin is tossed. Behind a failed draft the token is drawn from p, as in vLLM's first engine (#5131).
+    A rejected draft is replaced by a token drawn from p, as in vLLM's first engine (#5131).
     """
 
     epsilon: float
@@ -199,10 +199,10 @@ class Typical:
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """SGLang's two thresholds: a draft passes where p(x) >= single, else with probability p(x) / acc.
+    """SGLang's two thresholds: a draft is accepted if p(x) >= single, else with probability p(x) / acc.
 
-    The token in its place is drawn from p without it. With both at 1 a draft x passes with probability p(x): lossless.
-    q is not read.
+    A rejected draft is replaced by a token drawn from p without x. If both thresholds are 1, a draft is accepted with
+    probability p(x), which is lossless. q is not read.
     """
 
     single: float
@@ -223,9 +223,10 @@ Divergence = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Fuzzy:
-    """Fuzzy speculative decoding (arXiv 2502.20704): every draft passes where p and q are within `most` of each other.
+    """Fuzzy speculative decoding (arXiv 2502.20704): a draft is accepted iff the divergence of p and q is at most
+    `most`.
 
-    Elsewhere none does, and the token is drawn from p.
+    A rejected draft is replaced by a token drawn from p.
     """
 
     divergence: Divergence
@@ -244,12 +245,12 @@ def total_variation(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
 
 
 def reverse_kl(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
-    """Return KL(q || p) in nats, [..., 1]; infinite where q has a token that p has not."""
+    """Return KL(q || p) in nats, [..., 1]; infinite if some token has q > 0 and p = 0."""
     return _divergence_of(q, p)
 
 
 def jensen_shannon(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
-    """Return the divergence of Jensen and Shannon in nats, [..., 1]: at most log 2."""
+    """Return the Jensen-Shannon divergence in nats, [..., 1]; it is at most log 2."""
     middle = (p + q) / 2
     return (_divergence_of(p, middle) + _divergence_of(q, middle)) / 2
 

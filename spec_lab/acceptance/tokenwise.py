@@ -1,7 +1,7 @@
-"""Token-by-token verification is the rejection rule of speculative sampling (Leviathan et al., arXiv 2211.17192).
+"""Token-by-token verification: the rejection rule of speculative sampling (Leviathan et al., arXiv 2211.17192).
 
-Everything here and in `block` is a pure function of probabilities, in the dtype it is given, so that the tests can
-enumerate the very decisions the rule takes.
+Everything here and in `block` is a pure function of probabilities that keeps their dtype. So tests can enumerate the
+rule's decisions.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from spec_lab.acceptance.distribution import at_tokens
 
 @dataclass(slots=True)
 class Decision:
-    """The numbers that remain to be compared with uniform draws.
+    """A rule's decision up to the random draws.
 
     Attributes:
-        thresholds: [batch, K] draft j passes its test when its draw is under this.
-        scales: [batch, N] weight of the target's row m against the drafter's in the residual after m accepted drafts.
+        thresholds: [batch, K] draft j passes its test if its uniform draw is below this.
+        scales: [batch, N] the factor of p in row m's residual, max(scale * p - q, 0), after m accepted drafts.
     """
 
     thresholds: torch.Tensor
@@ -33,7 +33,7 @@ def clipped_ratio(numerator: torch.Tensor, denominator: torch.Tensor) -> torch.T
 
 
 def tokenwise_decision(p: torch.Tensor, q: torch.Tensor, draft_tokens: torch.Tensor) -> Decision:
-    """Draft x passes with probability min(1, p(x) / q(x)).
+    """Accept draft x with probability min(1, p(x) / q(x)).
 
     Args:
         p: [batch, N, vocab] the target's probabilities.
@@ -45,18 +45,17 @@ def tokenwise_decision(p: torch.Tensor, q: torch.Tensor, draft_tokens: torch.Ten
 
 
 def residual(p: torch.Tensor, q: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """Return the [batch, vocab] weights of the last token: max(scale * p - q, 0), or p where nothing of that is left.
+    """Return the weights [batch, vocab] of the last token: max(scale * p - q, 0), or p if that is 0 everywhere.
 
-    Nothing is left when the drafts were sampled from the target's own distribution; a rejection is then a rounding
-    error. The bonus row has q = 0, which gives p up to a factor.
+    It is 0 everywhere if the drafts were sampled from the target's own distribution. Then only rounding can reject one.
+    The bonus row has q = 0, which gives p up to a factor.
     """
     weights = (scale.unsqueeze(-1) * p - q).clamp(min=0)
     return torch.where((weights > 0).any(dim=-1, keepdim=True), weights, p)
 
 
 def residual_after(p: torch.Tensor, q: torch.Tensor, scales: torch.Tensor, num_accepted: torch.Tensor) -> torch.Tensor:
-    """Return the [batch, vocab] `residual` at the row that `num_accepted` [batch] reaches; shapes as in
-    `tokenwise_decision`."""
+    """Return the `residual` [batch, vocab] of row `num_accepted` [batch]; shapes as in `tokenwise_decision`."""
     row = num_accepted.view(-1, 1, 1).expand(-1, 1, p.shape[-1])
     bonus = torch.zeros_like(p[:, :1])
     reached_q = torch.cat((q, bonus), dim=1).gather(1, row).squeeze(1)

@@ -1,23 +1,28 @@
-"""Traversal verification judges a tree of sampled drafts from its leaves to the root (Weng et al., arXiv 2505.12398).
+"""Traversal verification: judges a tree of sampled drafts from its leaves to the root (Weng et al., arXiv 2505.12398).
 
-A path is judged as a whole, so that a draft that is unlikely for the target can be paid for by likely ones behind it,
-as in block verification, which it is on a chain. Below a draft that is rejected the others are still in the running.
+A path is judged as a whole. So a draft that the target finds unlikely can be compensated by likely ones after it, as in
+block verification. On a chain it is block verification. After a draft is rejected, its siblings can still be accepted.
 
-The rule, for a row v with the measure m over the tokens behind it (w is its total), and its children c in the order in
-which they were drawn, each from q given those drawn before it:
+Each row v has a measure m over the next token, with total w. Its children c were drawn in order, each from q given the
+earlier ones. The rule is:
 
-    judge(v, m):  for each child c:  judge(c, P p(. | c)) with P = min(1, m(c) / q(c)); accepted? then it is over
-                                     r = max(m - q, 0), S = total of r;  m <- r / (S + 1 - w), w <- S / (S + 1 - w)
-                  accept v with probability w, and draw the token behind it from m / w
+    judge(v, m):  for each child c:  judge(c, P p(. | c)) with P = min(1, m(c) / q(c)); if it accepts, stop r = max(m -
+    q, 0), S = total of r;  m <- r / (S + 1 - w), w <- S / (S + 1 - w)
+                  accept v with probability w, and draw the token after it from m / w
 
-The root begins with m = p, w = 1. Claim: judge(v, m) ends below v with a text that goes on with x, and from there as
-the target does, with probability m(x) for every x. By induction over the tree. Without children it accepts v with
-probability w and draws x from m / w. With a child c ~ q, what is below c ends with probability P, so that the texts
-through child x have q(x) min(1, m(x) / q(x)) = min(q(x), m(x)), which leaves max(m - q, 0) = r to be made up for; and
-nothing was accepted with probability 1 - total(min(q, m)) = 1 - (w - S). Given that, the measure r / (S + 1 - w) is
-what the next child, or v itself, has to give. It may be given whatever c was, so the next child may be drawn from
-what c left, without replacement; and it reads nothing of where siblings with children stand, as long as the shape of
-the tree does not follow from what was drawn. So the root gives p: the law of plain sampling.
+The root has m = p, w = 1.
+
+Claim: for every x, judge(v, m) accepts at or below v and emits x after v with probability m(x), and then continues as
+the target does. The proof is by induction over the tree. Without children it accepts v with probability w, and draws x
+from m / w.
+
+With a child c ~ q, judging c accepts with probability P. So x is emitted through this child with probability q(x)
+min(1, m(x) / q(x)) = min(q(x), m(x)). The rest, max(m - q, 0) = r, must come from later children or from v. This child
+accepts nothing with probability 1 - total(min(q, m)) = 1 - (w - S). Conditional on that, the rest must be emitted with
+the measure r / (S + 1 - w), whatever c was.
+
+So the next child may be drawn without replacement, from what c left. It does not matter which siblings have children,
+as long as the shape of the tree does not depend on the drawn tokens. So the root emits from p, like plain sampling.
 """
 
 from __future__ import annotations
@@ -38,12 +43,12 @@ from spec_lab.core.types import Verification
 
 @dataclass(slots=True)
 class TraversalDecision:
-    """What remains to be drawn.
+    """The rule's decision up to the random draws.
 
     Attributes:
-        thresholds: [batch, N] a row passes its test when its draw is under this; the first that passes, leaves first,
+        thresholds: [batch, N] a row passes its test if its draw is below this. The first row that passes, leaves first,
             ends the path.
-        weights: [batch, N, vocab] of the token behind each row, if the path ends there.
+        weights: [batch, N, vocab] the weights of the token after each row, if the path ends there.
     """
 
     thresholds: torch.Tensor
@@ -52,10 +57,10 @@ class TraversalDecision:
 
 @dataclass(frozen=True, slots=True)
 class Siblings:
-    """The children of one rank below the branches of one level.
+    """The children of the same rank below the branches of one level.
 
     Attributes:
-        among: [count] which branches of the level have such a child.
+        among: [count] the indices, within the level, of the branches that have such a child.
         rows: [count] the rows of these branches.
         children: [count] the rows of the children.
     """
@@ -67,7 +72,7 @@ class Siblings:
 
 @dataclass(frozen=True, slots=True)
 class BranchLevel:
-    """The branches of one level: their rows [width], their numbers among all branches, and their children."""
+    """The branches of one level: their rows [width], their indices among all branches [width], and their children."""
 
     rows: torch.Tensor
     numbers: torch.Tensor
@@ -94,13 +99,15 @@ def _level(paths: DraftPaths, depth: int, device: torch.device) -> BranchLevel:
 def traversal_decision(
     p: torch.Tensor, q: torch.Tensor, tokens: torch.Tensor, levels: list[BranchLevel], replacement: bool
 ) -> TraversalDecision:
-    """Find what each row has to pass, were all before it rejected: fixed by the drafts, before anything is drawn.
+    """Compute the test of each row, for the case that all rows judged before it are rejected.
+
+    The drafts determine all tests, before any random draw.
 
     Args:
-        p: [batch, N, vocab] the target's probabilities behind each row.
-        q: [batch, branches, vocab] what the first child of each branch was drawn from.
+        p: [batch, N, vocab] the target's probabilities after each row.
+        q: [batch, branches, vocab] the distribution from which the first child of each branch was drawn.
         tokens: [batch, N].
-        replacement: whether the other children were drawn from the same, or from what the earlier ones left of it.
+        replacement: whether the other children were drawn from the same distribution, or without the earlier tokens.
     """
     thresholds = torch.ones_like(p[..., 0])
     weights = torch.empty_like(p)
@@ -114,7 +121,7 @@ def traversal_decision(
             drafts = tokens.index_select(1, siblings.children)
             w_before, m_before, drawn_from = (part.index_select(1, siblings.among) for part in (w, m, proposal))
             at_m, at_q = at_tokens(m_before, drafts), at_tokens(drawn_from, drafts)
-            # What cannot be drawn stands in only where tokens had run out: it is no draft, and changes nothing.
+            # A token with q = 0 only fills up when no tokens were left to draw. It is no draft, and changes nothing.
             follows = torch.where(at_q > 0, clipped_ratio(at_m, at_q), 0)
             thresholds.index_copy_(1, siblings.children, follows)
             below = follows.unsqueeze(-1) * p.index_select(1, siblings.children)
@@ -122,7 +129,7 @@ def traversal_decision(
             rest = (m_before - drawn_from).clamp(min=0)
             left = total(rest).to(p.dtype)
             denominator = left + (1 - w_before)
-            # 0 / 0 is w = 1 with m = q: the child is then accepted for certain, so any value will do.
+            # 0 / 0 means w = 1 and m = q. Then the child is always accepted, so any value will do.
             w_after = torch.where(denominator > 0, left / denominator, 1)
             thresholds.index_copy_(1, siblings.rows, w_after)
             weights.index_copy_(1, siblings.rows, rest)
@@ -130,26 +137,26 @@ def traversal_decision(
             m = m.index_copy(1, siblings.among, rest / denominator.clamp(min=_LEAST).unsqueeze(-1))
             if not replacement:
                 proposal = proposal.index_copy(1, siblings.among, without(drawn_from, drafts))
-    # Rounding may leave nothing of a measure; what is drawn then is as good as p.
+    # Rounding can make all weights 0; p is then as good as any.
     some = (weights > 0).any(dim=-1, keepdim=True)
     return TraversalDecision(thresholds, torch.where(some, weights, p))
 
 
 _LEAST = 2.0**-100
-"""Stands for a denominator of 0, whose numerator is 0 too."""
+"""Replaces a denominator of 0, whose numerator is also 0."""
 
 
 def without(q: torch.Tensor, drafts: torch.Tensor) -> torch.Tensor:
-    """Return q [..., vocab] with nothing at `drafts` [...], and 1 in all again; zeros where nothing is left."""
+    """Return q [..., vocab] without `drafts` [...], renormalised; zeros if nothing is left."""
     rest = q.scatter(-1, drafts.unsqueeze(-1), 0)
-    # Sums have an absolute error: next to the largest it is a small one, however little is left.
+    # `total` has an absolute error. Scaling by the largest entry keeps it relatively small.
     largest = rest.amax(dim=-1, keepdim=True)
     scaled = torch.where(largest > 0, rest / largest, 0)
     return torch.where(largest > 0, scaled / total(scaled).to(q.dtype).unsqueeze(-1), 0)
 
 
 class TraversalAcceptance(RejectionAcceptance):
-    """Traversal verification, for trees of one shape. Of a chain it is block verification, draw for draw."""
+    """Traversal verification, for trees of a fixed shape. On a chain it is block verification, with the same draws."""
 
     def __init__(
         self,
@@ -165,7 +172,7 @@ class TraversalAcceptance(RejectionAcceptance):
         self._leaves_first = torch.tensor(paths.leaves_first(), device=device)
         self._depths = torch.tensor([len(path) for path in paths.paths], device=device)
         num_rows, depth = len(paths.paths), paths.depth
-        # Behind the path rows stay where they are, as those of a chain do.
+        # After the path's end each column keeps its own row, as in a chain.
         stays = [min(column, num_rows - 1) for column in range(depth + 1)]
         ways = [paths.way_to(row) for row in range(num_rows)]
         self._ways = torch.tensor([[*way, *stays[len(way) :]] for way in ways], device=device)

@@ -1,7 +1,6 @@
-"""Rules judge a tree of drafts from the root down.
+"""Acceptance rules that judge a tree of drafts from the root down.
 
-A tree's rows name their parents: row 0, the root, is its own, every other row's stands before it, and a row that holds
-no draft is its own too.
+Each row of a tree names its parent, which precedes it. Row 0, the root, and rows without a draft are their own parents.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from spec_lab.operators.kernel_set import TORCH_FORMS, KernelSet, Op
 def follow_tree(
     logits: torch.Tensor, drafts: torch.Tensor, parents: torch.Tensor, active: torch.Tensor, depth: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return what `follow` does of the argmax of each row."""
+    """Call `follow` with the argmax of each row."""
     return follow(logits.argmax(dim=-1), drafts, parents, active, depth)
 
 
@@ -39,7 +38,7 @@ def draw_tree(
     temperature: float | None,
     depth: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return what `follow` does of a token drawn behind each row, at the temperature of `law_of`."""
+    """Call `follow` with a token drawn from each row; `temperature` is as in `law_of`."""
     seeds = slot_seeds.index_select(0, slot_ids).unsqueeze(1)
     rows = torch.arange(drafts.shape[1], device=seeds.device)
     keys = round_key(seeds, kv_lens.unsqueeze(1), rows, Use.EMIT)
@@ -57,13 +56,13 @@ def impose_path(
     kv_lens: torch.Tensor,
     depth: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return what `impose` does of as many drafts as `rates` are above the round's draw."""
+    """Call `impose` with the number of `rates` that are above the round's draw."""
     imposed = (round_draws(slot_ids, slot_seeds, kv_lens).unsqueeze(1) < rates).sum(dim=1, keepdim=True)
     return impose(imposed, logits.argmax(dim=-1), drafts, parents, active, depth)
 
 
 class StrictTreeAcceptance(StrictAcceptance):
-    """Follows the target's argmax from the root as long as it has been drafted."""
+    """Follows the target's argmax from the root as long as it is among the drafts."""
 
     def __init__(self, kernels: KernelSet = TORCH_FORMS) -> None:
         super().__init__(kernels)
@@ -77,8 +76,8 @@ class StrictTreeAcceptance(StrictAcceptance):
 class OneHotTreeAcceptance(RejectionAcceptance):
     """Draws each token from the target, and follows the child that holds it.
 
-    SGLang's `tree_speculative_sampling_target_only` tries the children one after another instead, which has the same
-    law at thresholds of 1. Drafts are given, so nothing is gained by knowing how likely the drafter thought them.
+    SGLang's `tree_speculative_sampling_target_only` instead tries the children one after another. At thresholds of 1
+    its output has the same distribution. The drafts are not sampled, so the drafter's probabilities are of no use.
     """
 
     def __init__(self, sampling: SamplingParams, seeds: SlotSeeds, kernels: KernelSet = TORCH_FORMS) -> None:
@@ -102,10 +101,7 @@ class OneHotTreeAcceptance(RejectionAcceptance):
 
 
 class SyntheticTreeAcceptance(SyntheticAcceptance):
-    """Imposes the number of accepted drafts, and the first path that is as long.
-
-    A tree that has no path so long gives its longest.
-    """
+    """Imposes the number of accepted drafts, and accepts the first path of that length, or of the longest there is."""
 
     def __init__(
         self, rates: Sequence[float], seeds: SlotSeeds, device: torch.device, kernels: KernelSet = TORCH_FORMS
@@ -131,19 +127,18 @@ class SyntheticTreeAcceptance(SyntheticAcceptance):
 def follow(
     chosen: torch.Tensor, drafts: torch.Tensor, parents: torch.Tensor, active: torch.Tensor, depth: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Follow what the target chose from the root of each tree as long as it has been drafted.
+    """Follow the target's chosen tokens from the root of each tree as long as they are among the drafts.
 
     Args:
-        chosen: [batch, N] the token that the target puts behind each row.
+        chosen: [batch, N] the token that the target chose after each row.
         drafts: [batch, N] the tokens of the rows.
         parents: [batch, N].
         active: [batch] bool.
         depth: the most drafts that are followed.
 
     Returns:
-        What is emitted [batch, depth + 1], how much of it counts [batch], 0 where inactive, and the rows of the path
-        [batch, depth + 1]. The tokens are those that were chosen, so the last that counts is the correction or, below a
-        leaf, the bonus token.
+        The emitted tokens [batch, depth + 1]; n [batch], 0 for inactive requests; the rows of the path [batch, depth +
+        1]. The tokens are those in `chosen`, so token n - 1 is the correction, or below a leaf the bonus token.
     """
     is_draft = torch.arange(chosen.shape[1], device=chosen.device) > 0
     row = torch.zeros_like(chosen[:, :1])
@@ -167,14 +162,13 @@ def impose(
     active: torch.Tensor,
     depth: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Take the first path of so many drafts, or of as many as the tree's longest has.
+    """Accept the first path with the imposed number of drafts, or the longest path if there is none.
+
+    The other arguments and the result are those of `follow`.
 
     Args:
-        imposed: [batch, 1] how many drafts are to be accepted.
-        best: [batch, N] the target's argmax behind each row, of which the one behind the path is emitted.
-
-    Returns:
-        What `follow` returns; the other arguments are its own.
+        imposed: [batch, 1] the number of drafts to accept.
+        best: [batch, N] the target's argmax after each row; that after the path is emitted.
     """
     depths = depths_of(parents, depth)
     num_accepted = torch.minimum(imposed, depths.amax(dim=1, keepdim=True))
@@ -189,7 +183,7 @@ def impose(
 
 
 def depths_of(parents: torch.Tensor, depth: int) -> torch.Tensor:
-    """Count the drafts on the way from the root to each row: [batch, N], of trees at most `depth` deep."""
+    """Return the depth of each row [batch, N], in trees of up to `depth` levels."""
     row = torch.arange(parents.shape[1], device=parents.device).expand_as(parents)
     depths = torch.zeros_like(parents)
     for _ in range(depth):
@@ -200,7 +194,7 @@ def depths_of(parents: torch.Tensor, depth: int) -> torch.Tensor:
 
 
 def behind_stays(path: torch.Tensor, num_accepted: torch.Tensor, num_rows: int) -> torch.Tensor:
-    """Keep of `path` [batch, depth + 1] the first `num_accepted` + 1 ([batch, 1]) rows; behind them the rows stay where
-    they are, as those of a chain do."""
+    """Keep the first `num_accepted` + 1 ([batch, 1]) rows of `path` [batch, depth + 1]. After them each column keeps
+    its own row, as in a chain."""
     columns = torch.arange(path.shape[1], device=path.device)
     return torch.where(columns <= num_accepted, path, columns.clamp(max=num_rows - 1))

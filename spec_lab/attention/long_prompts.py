@@ -1,9 +1,9 @@
-"""Attention of a prompt's long chunks, by a library's kernel over keys gathered from their pages.
+"""Attention of a prompt's long chunks, by a library kernel over keys that are gathered from their pages.
 
-cuDNN's kernel comes nearer to the tensor cores' rate than ours, and plans anew for every shape, for 50 milliseconds and
-more. So a chunk's keys are cut into pieces of few sizes: the chunk itself, which is causal, and powers of two before
-it. A prompt's last chunk is filled up with rows that nobody reads. Pieces are merged by the logarithms of their sums
-(Flash-Decoding, Dao et al. 2023).
+cuDNN's kernel is nearer to the rate of the tensor cores than ours, but it plans for every new shape, which takes 50
+milliseconds or more. So a chunk's keys are cut into pieces of only a few sizes: the chunk itself, which is causal, and
+powers of two before it. A prompt's last chunk is padded with rows whose results are not read. The results of the pieces
+are merged by the logarithms of their sums of exponentials (Flash-Decoding, Dao et al. 2023).
 """
 
 from __future__ import annotations
@@ -17,33 +17,34 @@ from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.types import AttentionMetadata
 
 MIN_KEYS_BEFORE = 8192
-"""So many keys before a chunk make it worth gathering them and merging pieces."""
+"""Minimum number of keys before a chunk for which gathering keys and merging pieces pays."""
 
 ROW_UNIT = 512
-"""Chunks have a multiple of so many rows, the last ones of their prompts with those that fill them up."""
+"""Chunks have a multiple of this many rows; the last chunk of a prompt is padded to one."""
 
 MIN_KEYS_BEFORE_LAST = 16_384
-"""Last chunks have sizes of their own, which fewer keys are not worth planning for."""
+"""Minimum number of keys before a prompt's last chunk, whose size varies, so that cuDNN often has to plan for it."""
 
 FIRST_UNIT = 4096
-"""A prompt's first chunk is worth it if it has a multiple of so many rows: any other is all of its prompt."""
+"""A prompt's first chunk is attended here if it has a multiple of this many rows. Another size is that of a whole
+prompt, for which cuDNN would have to plan."""
 
 MAX_WIDTH = 128
-"""Wider heads have no such kernel."""
+"""The largest head width that cuDNN's kernel supports."""
 
 AttendPiece = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, bool, float], tuple[torch.Tensor, torch.Tensor]]
 """Attends queries [1, heads, rows, width] over keys and values [1, KV heads, keys, width], causal or not; returns the
 result and, in float32, the logarithm of the sum of exponentials [1, heads, rows]."""
 
 MergePieces = Callable[[torch.Tensor, Sequence[torch.Tensor], Sequence[torch.Tensor]], None]
-"""Writes to its first argument [rows, heads * width] what pieces [rows, heads, width] and the logarithms of their sums
-[rows, heads] come to together."""
+"""Merges the results of pieces, each [rows, heads, width], by the logarithms of their sums, each [rows, heads], into
+its first argument [rows, heads * width]."""
 
 
 def attend_by_cudnn(
     queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, is_causal: bool, scale: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Keep the promise of `AttendPiece`."""
+    """Implement `AttendPiece` with cuDNN."""
     out, logsumexp, *_ = torch.ops.aten._scaled_dot_product_cudnn_attention(
         queries, keys, values, None, True, 0.0, is_causal, False, scale=scale
     )
@@ -51,9 +52,9 @@ def attend_by_cudnn(
 
 
 def rows_to_plan(metadata: AttentionMetadata, width: int) -> int:
-    """Return how many rows `attend_long_chunk` should attend for a chunk, its own or more.
+    """Return how many rows `attend_long_chunk` should attend for a chunk: its own, or more with padding.
 
-    It is 0 where the rows are no chunk of one prompt, or not worth it.
+    It is 0 if the rows are not a chunk of one prompt, or if it would not pay.
     """
     if metadata.known_len is None or metadata.page_table.shape[0] > 1 or width > MAX_WIDTH or width % 8 > 0:
         return 0
@@ -68,7 +69,7 @@ def rows_to_plan(metadata: AttentionMetadata, width: int) -> int:
 
 
 def pieces_before(num_before: int) -> Iterator[tuple[int, int]]:
-    """Yield first key and size of pieces of [0, num_before), each another power of two, largest first."""
+    """Yield the first key and the size of pieces of [0, num_before): distinct powers of two, largest first."""
     first = 0
     for power in reversed(range(num_before.bit_length())):
         if num_before >> power & 1:
@@ -89,7 +90,7 @@ def attend_long_chunk(
     """Attend a chunk's queries [rows, heads, width] over all keys up to their own; returns [rows, heads * width].
 
     Args:
-        num_planned: of `rows_to_plan`.
+        num_planned: the result of `rows_to_plan`.
     """
     assert metadata.known_len is not None
     num_rows, num_keys = metadata.num_queries, metadata.known_len
@@ -111,7 +112,7 @@ def attend_long_chunk(
 
 
 def _gathered(cache: LayerCache, metadata: AttentionMetadata, page_size: int, num_keys: int) -> torch.Tensor:
-    """Return keys and values of a request in order, [num_keys, 2, KV heads, width], zeros behind its end."""
+    """Return keys and values of a request in order, [num_keys, 2, KV heads, width], zeros after its end."""
     assert metadata.known_len is not None
     by_page = cache.kv.view(-1, page_size, *cache.kv.shape[1:])
     num_pages = -(-metadata.known_len // page_size)

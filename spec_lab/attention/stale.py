@@ -1,8 +1,8 @@
-"""graph.metadata=stale: attention metadata that stops following the draft loop after its first step, on purpose.
+"""graph.metadata=stale: attention metadata that is deliberately not updated after the first step of the draft loop.
 
-Backends derive window starts and schedules from seq_lens. Before vLLM #41162, a captured draft loop kept those of
-step 1 for all steps. vLLM's report is of an illegal memory access. Here the draft tokens differ from those with fresh
-metadata, and they differ more where the window is smaller. The output stays right, since verify has its own metadata.
+Backends derive window starts and schedules from seq_lens. Before vLLM #41162, a captured draft loop kept those of step
+1 for all steps. vLLM's report is of an illegal memory access. Here the draft tokens differ from those with fresh
+metadata, and they differ more with a smaller window. The output stays correct, since verify has its own metadata.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from spec_lab.core.types import AttentionMetadata
 
 
 class StaleMover:
-    """A `MetadataMover` with a bug on purpose: it advances positions and slot_mapping, and leaves seq_lens behind."""
+    """A `MetadataMover` with a deliberate bug: it advances positions and slot_mapping, but not seq_lens."""
 
     def __init__(self, backend: AttentionBackend) -> None:
         self._backend = backend

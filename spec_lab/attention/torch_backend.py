@@ -13,7 +13,7 @@ from spec_lab.core.types import AttentionMetadata
 
 
 class TorchAttention:
-    """An `AttentionBackend` of torch. Keys past a sequence's end are read from the null page, not multiplied away."""
+    """An `AttentionBackend` in torch. Keys past a sequence's end are read from the null page and masked."""
 
     prewrite = True
     supports_in_place_update = True
@@ -79,20 +79,20 @@ class TorchAttention:
         return out.reshape(batch * num_queries, -1)
 
     def read_slots(self, metadata: AttentionMetadata) -> torch.Tensor:
-        """Return the [batch, max_seq_len] slot of each key position, derived when first asked for."""
+        """Return the slot of each key position, [batch, max_seq_len], computed on first use."""
         if metadata.read_slots is None:
             metadata.read_slots = self._read_slots(metadata)
         return metadata.read_slots
 
     def mask(self, metadata: AttentionMetadata, window: int | None, dtype: torch.dtype, group: int) -> torch.Tensor:
-        """Return the additive mask [batch, 1, group * num_queries, max_seq_len], derived when first asked for."""
+        """Return the additive mask [batch, 1, group * num_queries, max_seq_len], computed on first use."""
         mask = metadata.masks.get((window, group))
         if mask is None:
             mask = metadata.masks[window, group] = self._mask(metadata, window, dtype, group)
         return mask
 
     def _read_slots(self, metadata: AttentionMetadata) -> torch.Tensor:
-        """Return the [batch, max_seq_len] slot of each key position, the null slot past each sequence's end."""
+        """Return the slot of each key position, [batch, max_seq_len], which is the null slot past a sequence's end."""
         num_keys = metadata.max_seq_len
         num_columns = -(-num_keys // self.page_size)
         pages = metadata.page_table[:, :num_columns]
@@ -108,13 +108,13 @@ class TorchAttention:
         """Return the additive mask [batch, 1, group * num_queries, max_seq_len]: 0 where a row sees a key, -inf
         elsewhere."""
         visible = self._visible(metadata, window)
-        # A junk row that sees nothing would give NaN: it looks at position 0 instead.
+        # A padding row that sees no key would give NaN, so it sees position 0 instead.
         visible[..., 0] |= ~visible.any(-1)
         mask = torch.full(visible.shape, float("-inf"), dtype=dtype, device=visible.device).masked_fill_(visible, 0.0)
         return mask.unsqueeze(1).repeat(1, 1, group, 1)
 
     def _visible(self, metadata: AttentionMetadata, window: int | None) -> torch.Tensor:
-        """Say which keys each row sees: [batch, num_queries, max_seq_len]."""
+        """Return which keys each row sees, [batch, num_queries, max_seq_len]."""
         device = metadata.seq_lens.device
         key_positions = torch.arange(metadata.max_seq_len, device=device)
         behind = torch.arange(metadata.num_queries - 1, -1, -1, device=device)

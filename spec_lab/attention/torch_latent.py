@@ -1,4 +1,5 @@
-"""Latent attention of torch: every head reads the same row of a token, as key whole and as value in part."""
+"""Latent attention in torch: all heads read the same cache row of a token, whole as the key and in part as the
+value."""
 
 from __future__ import annotations
 
@@ -13,10 +14,10 @@ from spec_lab.core.types import AttentionMetadata
 
 
 class KeyReader(Protocol):
-    """Says where the keys of a forward lie, and which of them each row sees."""
+    """Returns where the keys of a forward are, and which of them each row sees."""
 
     def read_slots(self, metadata: AttentionMetadata) -> torch.Tensor:
-        """Return the [batch, max_seq_len] slot of each key position."""
+        """Return the slot of each key position, [batch, max_seq_len]."""
         ...
 
     def mask(self, metadata: AttentionMetadata, window: int | None, dtype: torch.dtype, group: int) -> torch.Tensor:
@@ -32,7 +33,7 @@ class TorchLatentAttention:
         self._keys = keys
 
     def expect(self, batch_size: int) -> None:
-        """Take no note: nothing here is cut by what a GPU holds."""
+        """Do nothing, since this form has no splits that depend on the batch size."""
 
     def write(self, cache: LayerCache, metadata: AttentionMetadata, rows: torch.Tensor) -> None:
         cache.kv.index_copy_(0, metadata.slot_mapping, rows)
@@ -49,7 +50,7 @@ class TorchLatentAttention:
         rows = self._rows(cache, metadata)
         batch, num_queries = rows.shape[0], metadata.num_queries
         _, num_heads, width = queries.shape
-        # The heads become rows of one product over the one key head.
+        # All heads become rows of one product, since there is one key head.
         grouped = queries.view(batch, num_queries, num_heads, width).transpose(1, 2)
         out = F.scaled_dot_product_attention(
             grouped.reshape(batch, 1, num_heads * num_queries, width),

@@ -11,7 +11,7 @@ from spec_lab.core.types import AttentionMetadata
 
 
 class TorchTreeAttention(TorchAttention):
-    """Attention along trees in torch operators. Rows of chains, as a prompt's, attend as they do in its base."""
+    """Attention along trees in torch operators. Rows of chains, such as a prompt's, attend as in the base class."""
 
     def build_tree(
         self, parents: torch.Tensor, depth: int, prefix_lens: torch.Tensor, page_table: torch.Tensor, max_seq_len: int
@@ -41,7 +41,7 @@ class TorchTreeAttention(TorchAttention):
         return self._metadata(TreeRows(path_slots, depths, num_tail), slots, prefix_lens, page_table, max_seq_len)
 
     def _tail_slots(self, prefix_lens: torch.Tensor, page_table: torch.Tensor, first: int, end: int) -> torch.Tensor:
-        """Return the slots of the keys with numbers [first, end) behind the prefix."""
+        """Return the slots of the keys with numbers [first, end) after the prefix."""
         numbers = torch.arange(first, end, device=prefix_lens.device)
         return cache_slots(page_table, prefix_lens.unsqueeze(1) + numbers, self.page_size)
 
@@ -53,7 +53,7 @@ class TorchTreeAttention(TorchAttention):
         page_table: torch.Tensor,
         max_seq_len: int,
     ) -> AttentionMetadata:
-        """Make the metadata of rows that write `slots` [batch, num_queries]."""
+        """Make the metadata for rows that write to `slots` [batch, num_queries]."""
         return AttentionMetadata(
             positions=(prefix_lens.unsqueeze(1) + rows.depths).clamp(0, self.max_positions - 1).reshape(-1),
             slot_mapping=slots.reshape(-1),
@@ -71,7 +71,7 @@ class TorchTreeAttention(TorchAttention):
         num_queries, path_len = rows.path_slots.shape[1:]
         prefix_lens = metadata.seq_lens - rows.num_tail
         key_positions = torch.arange(metadata.max_seq_len, device=prefix_lens.device)
-        # The number of each key behind the prefix; keys of the prefix come before number 0.
+        # The number of each key after the prefix; keys of the prefix have negative numbers.
         numbers = (key_positions - prefix_lens.unsqueeze(1)).unsqueeze(1).expand(-1, num_queries, -1)
         ends = rows.depths.unsqueeze(2) + 1
         on_path = torch.arange(path_len, device=prefix_lens.device) < ends

@@ -23,9 +23,9 @@ from spec_lab.core.types import AttentionMetadata
 
 class TritonAttention:
     """An `AttentionBackend` of Triton. The kernel derives windows and key positions from `seq_lens` and the page table,
-    so that metadata has no derived tensors. A row's output does not depend on what is computed beside it.
+    so that metadata has no derived tensors. A row's output does not depend on the other rows in the batch.
 
-    A tree's row has the bits of the chain that leads to it.
+    A row of a tree has bit for bit the output of the chain that leads to it.
     """
 
     prewrite = True
@@ -39,7 +39,7 @@ class TritonAttention:
         rope_write: RopeWrite | None = None,
         attend_piece: AttendPiece | None = None,
     ) -> None:
-        """`attend_piece`: a library's attention for long prompts; None is the kernel for all."""
+        """`attend_piece`: a library's attention for long prompts; if None, our kernel attends all rows."""
         self.rope_write = rope_write
         self._attend_piece = attend_piece
         self._page_size = page_size
@@ -140,7 +140,7 @@ class TritonAttention:
 
 
 def _unfilled(rows: TreeRows, page_table: torch.Tensor, max_seq_len: int) -> AttentionMetadata:
-    """Make room for the metadata of rows of trees."""
+    """Return metadata for the rows of trees with uninitialised tensors."""
     batch, num_queries = rows.depths.shape
     positions, slots = (rows.depths.new_empty(batch * num_queries) for _ in range(2))
     lens = rows.depths.new_empty(batch)
@@ -150,5 +150,5 @@ def _unfilled(rows: TreeRows, page_table: torch.Tensor, max_seq_len: int) -> Att
 def _places(
     metadata: AttentionMetadata, rows: TreeRows
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Name what the kernels write of it, in their order."""
+    """Return the tensors of the metadata that the kernels write, in the order of their arguments."""
     return metadata.positions, metadata.slot_mapping, metadata.seq_lens, rows.depths, rows.path_slots

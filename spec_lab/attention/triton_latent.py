@@ -1,4 +1,4 @@
-"""Latent attention of attention=triton: a paged kernel for a few rows, torch for those of a tree, and for the unfolded
+"""Latent attention of attention=triton: a paged kernel for few rows, and torch for rows of trees and for the unfolded
 rows of a prompt."""
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from spec_lab.core.types import AttentionMetadata
 
 
 class TritonLatentAttention:
-    """Latent attention in Triton. A row's output does not depend on what is computed beside it."""
+    """Latent attention in Triton. A row's output does not depend on the other rows in the batch."""
 
     def __init__(
         self, reference: TorchLatentAttention, page_size: int, max_positions: int, batch_size: int = 1
     ) -> None:
-        """`reference` writes rows, and attends where they are unfolded or those of a tree.
+        """`reference` writes rows, and attends rows that are unfolded or belong to a tree.
 
-        `max_positions` and `batch_size` are the run's: splits follow from them, and not from what is computed.
+        `max_positions` and `batch_size` are the run's maxima. Splits depend on these only, not on the current batch.
         """
         self._reference = reference
         self.kernels: LatentKernels | None = LatentKernels(

@@ -1,4 +1,4 @@
-"""The tensors of block drafters, under the names of z-lab's checkpoints whatever the layout."""
+"""The tensors of block drafters, under the names of z-lab's checkpoints for every layout."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def load_block(
 ) -> tuple[BlockConfig, dict[str, torch.Tensor]]:
     """Read a block drafter for a target: its config, and its tensors.
 
-    Left out where the file has none, and the target's serve: `embed_tokens.weight` and `lm_head.weight`, of which a
-    draft vocabulary takes the rows that `d2t` names. `d2t` is as of `load_eagle3`.
+    `embed_tokens.weight` and `lm_head.weight` are left out if the file does not have them, and the target's are then
+    used; with a draft vocabulary, only the rows of the head that `d2t` names. `d2t` is as in `load_eagle3`.
 
     Raises:
         UserError: what `read_block_config` refuses; tensors missing, of another shape or not expected; a vocabulary map
@@ -52,7 +52,7 @@ def load_block(
 def _own_tensors(
     stored: Mapping[str, StoredTensor], layout: BlockLayout, config: BlockConfig
 ) -> dict[str, StoredTensor]:
-    """Leave out what belongs to the target: training code stores some of it again."""
+    """Leave out copies of the target's tensors, some of which training code stores again."""
     named = {name.removeprefix("model."): tensor for name, tensor in stored.items()}
     if not layout.drops_tables:
         return named
@@ -62,7 +62,8 @@ def _own_tensors(
 
 
 def _with_confidence(config: BlockConfig, stored: Mapping[str, StoredTensor], source: str) -> BlockConfig:
-    """Take what the confidence head reads from its tensor: the keys that say it differ, and some files have none."""
+    """Set what the confidence head reads from the shape of its tensor, since the config keys for it vary or are
+    missing."""
     if CONFIDENCE not in stored:
         return config
     shape, hidden = stored[CONFIDENCE].shape, config.body.hidden_size
@@ -82,16 +83,16 @@ def _table_shapes(config: BlockConfig) -> Shapes:
 
 
 def _optional(config: BlockConfig, target: ModelConfig) -> set[str]:
-    """Name the tables that the target's can stand in for."""
+    """Return the names of the tables that the target's can replace."""
     return set(_table_shapes(config)) if config.body.hidden_size == target.hidden_size else set()
 
 
 def without_head(
     config: BlockConfig, tensors: Mapping[str, torch.Tensor]
 ) -> tuple[BlockConfig, dict[str, torch.Tensor]]:
-    """Leave the head of a block drafter out, so that each slot stands for itself.
+    """Remove the head of a block drafter, so that slots are independent.
 
-    A confidence head that reads the Markov head's embedding goes with it.
+    A confidence head that reads the Markov head's embedding is removed too.
     """
     reads = config.confidence_reads
     alone = replace(config, head=NoHead(), confidence_reads=reads if reads == config.body.hidden_size else 0)
@@ -99,13 +100,13 @@ def without_head(
 
 
 def tensors_of(config: BlockConfig, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Keep the tensors that a block drafter of `config` has too, of one with other parts."""
+    """Return those tensors of another block drafter that one with `config` also has."""
     shapes = block_tensor_shapes(config) | _table_shapes(config)
     return {name: tensor for name, tensor in tensors.items() if name in MAPS or shapes.get(name) == tensor.shape}
 
 
 def block_tensor_shapes(config: BlockConfig) -> Shapes:
-    """Return the names and shapes of all tensors, as z-lab's checkpoints have them; the target's are not among them."""
+    """Return the names and shapes of all tensors, as in z-lab's checkpoints, without the target's."""
     body, hidden = config.body, config.body.hidden_size
     shapes: Shapes = {
         "fc.weight": (hidden, len(config.taps) * config.target_hidden_size),

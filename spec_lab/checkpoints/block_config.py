@@ -1,7 +1,7 @@
 """A block drafter as data: a body, a reading of its slots, and a head. Imports no torch.
 
-DFlash (arXiv 2602.06036) is a body of plain layers whose context are the target's tapped hidden states. Its successors
-differ in one part each.
+DFlash (arXiv 2602.06036) has a body of plain layers whose context consists of the target's tapped hidden states. Its
+successors differ in one part each.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Slots(StrEnum):
 
 
 class Causality(StrEnum):
-    """The layers in which a row of a block sees no row behind it."""
+    """The layers in which a row of a block sees no later row."""
 
     none = "none"
     windows = "windows"
@@ -35,9 +35,9 @@ class SlotReading:
     """Which rows of a block hold drafts: row `first_row` holds draft 1, the next one draft 2, and so on.
 
     Attributes:
-        first_row: 1 where a row predicts the token at its own position, so that the pending token's row holds no
-            draft (DFlash); 0 where it predicts the token behind it (DSpark).
-        most_drafts: rows that were trained to hold one.
+        first_row: 1 if a row predicts the token at its own position, so that the pending token's row holds no draft
+            (DFlash); 0 if it predicts the next token (DSpark).
+        most_drafts: number of rows that were trained to hold a draft.
     """
 
     first_row: int
@@ -56,11 +56,11 @@ class SlotReading:
 
 @dataclass(frozen=True, slots=True)
 class ConvSizes:
-    """The causal convolutions within a block that stand around both halves of a layer (DFlash2).
+    """The causal convolutions within a block, before and after both halves of a layer (DFlash2).
 
     Attributes:
-        num_taps: rows that one reads, its own included.
-        group_size: neighbouring channels that share the part of the kernel that rows make themselves.
+        num_taps: number of rows that the convolution reads, including the current one.
+        group_size: number of neighbouring channels that share the part of the kernel that is computed from each row.
     """
 
     num_taps: int = 2
@@ -72,15 +72,15 @@ class BlockConfig:
     """A block drafter.
 
     Attributes:
-        body: the decoder that the body is, with its windows; embedding and head are the target's where the tensors have
-            none.
+        body: the config of the body as a decoder, with its windows; the target's embedding and head are used if the
+            tensors have none.
         taps: the hidden states of the target that make the context, in the order in which `fc` reads them.
-        mask_token_id: the token that stands in every row of a block behind the pending one.
-        draft_vocab_size: tokens that can be drafted.
-        causality: in which layers a row of a block sees no row behind it: none, those with a window, or all (JetSpec).
-        conv: None where layers have no convolutions.
-        confidence_reads: width of what the confidence head reads; 0 where there is none. What it has beside the hidden
-            row is the Markov head's embedding of the token before.
+        mask_token_id: the token in every row of a block after that of the pending token.
+        draft_vocab_size: number of tokens that can be drafted.
+        causality: the layers in which a row of a block sees no later row: none, those with a window, or all (JetSpec).
+        conv: None if layers have no convolutions.
+        confidence_reads: input width of the confidence head; 0 if there is none. If it is wider than the hidden row,
+            the head also reads the Markov head's embedding of the token before.
     """
 
     body: ModelConfig
@@ -96,13 +96,13 @@ class BlockConfig:
     confidence_reads: int = 0
 
     def is_causal(self, plan: LayerPlan) -> bool:
-        """Tell whether rows of a block see no row behind them in this layer of the body."""
+        """Return whether rows of a block see no later row in this layer of the body."""
         with_window = self.causality == Causality.windows and plan.window is not None
         return with_window or self.causality == Causality.all
 
     @property
     def sizes(self) -> BodySizes:
-        """What the head knows of the body."""
+        """Return the sizes of the body that the head needs."""
         body = self.body
         return BodySizes(
             body.hidden_size, body.vocab_size, self.draft_vocab_size, self.block_size, self.slots.most_drafts
@@ -110,7 +110,7 @@ class BlockConfig:
 
 
 def default_taps(num_target_layers: int, num_layers: int) -> tuple[Tap, ...]:
-    """Return the taps of a body of so many layers where nobody names them: as many, evenly from layer 1 to L - 3."""
+    """Return the default taps: as many as the body has layers, evenly spaced from target layer 1 to L - 3."""
     if num_layers == 1:
         return (Tap(num_target_layers // 2),)
     last = num_target_layers - 3
@@ -119,9 +119,9 @@ def default_taps(num_target_layers: int, num_layers: int) -> tuple[Tap, ...]:
 
 
 def no_place(layout: str, head: HeadKind, slots: Slots, has_conv: bool, is_cut: bool) -> str | None:
-    """Name the knob of a part that another project's layout has no place for; None where it has one for all.
+    """Return the knob of a part that another project's layout cannot store; None if it can store all.
 
-    `is_cut`: fewer tokens than the target's can be drafted.
+    `is_cut`: whether fewer tokens than the target's can be drafted.
     """
     lacking = {
         "speculators": {"head": head not in (HeadKind.none, HeadKind.markov, HeadKind.selector)},

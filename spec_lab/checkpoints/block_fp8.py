@@ -18,10 +18,10 @@ from spec_lab.core.errors import UserError
 
 
 def with_scales(stored: Mapping[str, StoredTensor], folder: Path) -> dict[str, StoredTensor]:
-    """Give every fp8 matrix its scales, which then are no tensors of their own.
+    """Attach its scales to every fp8 matrix, and remove them as separate tensors.
 
     Raises:
-        UserError: scales that config.json does not tell of, or that do not fit their matrix.
+        UserError: scales that config.json does not mention, or that do not fit their matrix.
     """
     result = dict(stored)
     scaled = {
@@ -48,10 +48,10 @@ def with_scales(stored: Mapping[str, StoredTensor], folder: Path) -> dict[str, S
 
 
 def with_products_as_stored(stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """Leave the fp8 products of layers as they are in the file, and their scales beside them, as `keep_fp8` has both.
+    """Keep the fp8 products of layers as they are in the file, with their scales as separate tensors, as in `keep_fp8`.
 
     Raises:
-        UserError: blocks of a width that no kernel here has.
+        UserError: a block width that no kernel here supports.
     """
     result: dict[str, StoredTensor] = {}
     for name, tensor in stored.items():

@@ -1,4 +1,4 @@
-"""The sizes of the heads that join the slots of a block drafter, and the names and shapes of their tensors.
+"""The sizes of the heads that relate the slots of a block drafter, and the names and shapes of their tensors.
 
 DSpark (arXiv 2607.05147), Domino (2605.29707), DFlash2 (z-lab) and LiLiCorr (2608.20530), each under the names of its
 own checkpoints. Imports no torch.
@@ -14,7 +14,7 @@ Shapes = dict[str, tuple[int, ...]]
 
 
 class HeadKind(StrEnum):
-    """What joins the slots of a block, by the value of `drafter.head`."""
+    """The kind of head that relates the slots of a block: a value of `drafter.head`."""
 
     none = "none"
     markov = "markov"
@@ -24,7 +24,7 @@ class HeadKind(StrEnum):
 
 
 class MarkovForm(StrEnum):
-    """How a Markov head makes its bias from the token before."""
+    """How a Markov head computes its bias from the token before."""
 
     vanilla = "vanilla"
     gated = "gated"
@@ -33,12 +33,12 @@ class MarkovForm(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class BodySizes:
-    """What a head must know of its body.
+    """The sizes of the body that a head needs.
 
     Attributes:
-        vocab_size: of the target.
-        draft_vocab_size: tokens that can be drafted.
-        most_drafts: slots that hold a draft.
+        vocab_size: vocabulary size of the target.
+        draft_vocab_size: number of tokens that can be drafted.
+        most_drafts: number of slots that hold a draft.
     """
 
     hidden_size: int
@@ -56,7 +56,7 @@ class HeadSizes(Protocol):
 
     @property
     def num_candidates(self) -> int | None:
-        """Return how many tokens of a slot are scored, the likeliest; None for all."""
+        """Return how many of a slot's likeliest tokens are scored; None for all."""
         ...
 
     def tensor_shapes(self, body: BodySizes) -> Shapes:
@@ -66,7 +66,7 @@ class HeadSizes(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class NoHead:
-    """Each slot stands for itself: DFlash (arXiv 2602.06036)."""
+    """No head, with independent slots: DFlash (arXiv 2602.06036)."""
 
     kind: ClassVar[HeadKind] = HeadKind.none
     num_candidates: ClassVar[int | None] = None
@@ -102,7 +102,7 @@ class GruSizes:
     """A correction from a GRU over the tokens before, from draft 2 on.
 
     Attributes:
-        state_size: of the GRU.
+        state_size: state size of the GRU.
         rank: width between hidden rows and logits.
     """
 
@@ -123,7 +123,7 @@ class GruSizes:
 
 @dataclass(frozen=True, slots=True)
 class SelectorSizes:
-    """A choice among the likeliest tokens of a slot, by how well each follows the token before."""
+    """A choice among the likeliest tokens of each slot, by how well each follows the token before."""
 
     rank: int = 256
     topk: int = 16
@@ -146,10 +146,10 @@ class LatticeSizes:
     """A transformer over the likeliest tokens of all slots, which scores every pair of neighbours.
 
     Attributes:
-        hidden_size: of the transformer.
-        factor_size: of the vectors whose dot product scores a pair.
-        vector_eps: least length by which those vectors are divided.
-        logit_scale: what dot products are multiplied by.
+        hidden_size: hidden size of the transformer.
+        factor_size: size of the vectors whose dot product scores a pair.
+        vector_eps: lower bound of the lengths by which these vectors are divided.
+        logit_scale: factor of the dot products.
     """
 
     topk: int = 16

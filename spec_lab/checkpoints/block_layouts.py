@@ -1,7 +1,7 @@
 """Reading the config.json of block drafters in three layouts: z-lab's (SpecForge's too), DeepSpec's, and speculators'.
 
-The same block is described with other keys in each. Layers of the target are counted in two ways. Which row predicts
-which token is said by a key, by a name, or not at all.
+Each describes the same block with different keys. They count the target's layers in two ways. Which row predicts which
+token is given by a key, by a name, or not at all.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ MASK_KEYS = ("mask_token_id", "dspark_noise_token_id", "pard_token", "ptd_token_
 
 @dataclass(frozen=True, slots=True)
 class BlockLayout:
-    """How one project writes a block drafter down.
+    """How one project stores a block drafter.
 
     Attributes:
         taps_key: the key that lists the tapped layers.
-        spelling: how that list counts.
-        drops_tables: whole embeddings and heads in the file are copies of the target's.
+        spelling: how that list counts layers.
+        drops_tables: whether full embeddings and heads in the file are copies of the target's.
     """
 
     name: str
@@ -68,7 +68,7 @@ SPECULATORS_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "selector_top_k": 16,
     },
 }
-"""By `speculators_model_type`, what a key that the file leaves out stands for."""
+"""Default values of missing keys, by `speculators_model_type`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +76,8 @@ class BlockFile:
     """A config.json, whatever its layout.
 
     Attributes:
-        fields: what it says of the block.
-        decoder: what it says of the body's layers.
+        fields: the keys of the block.
+        decoder: the keys of the body's layers.
     """
 
     layout: BlockLayout
@@ -119,7 +119,7 @@ def read_block_config(folder: Path, target: ModelConfig) -> tuple[BlockConfig, B
 
 
 def read_block_file(folder: Path, knob: str = KNOB) -> BlockFile:
-    """Read the keys of a config.json, and in which layout it has them."""
+    """Read the keys of a config.json, and find its layout."""
     config = read_config_json(folder, knob)
     source = str(folder / "config.json")
     top = ConfigFields(config, source)
@@ -167,7 +167,7 @@ def _body(file: BlockFile, target: ModelConfig) -> ModelConfig:
 
 
 def _slots(fields: ConfigFields, block_size: int) -> SlotReading:
-    """Read which row holds draft 1. Domino's files say it with a key of their own, and leave the last row out."""
+    """Read which row holds draft 1. Domino's files have a special key for it, and do not use the last row."""
     if fields.text("projector_type", "") == "domino" and fields.flag("shift_label"):
         return SlotReading(0, block_size - 1)
     slots = Slots.anchor_first if fields.flag("sample_from_anchor") else Slots.mask_first
@@ -193,7 +193,7 @@ def _conv(fields: ConfigFields) -> ConvSizes | None:
 
 
 def _head(fields: ConfigFields) -> HeadSizes:
-    """Read the head: each kind has keys of its own."""
+    """Read the head, whose keys depend on its kind."""
     readers: list[tuple[bool, Callable[[ConfigFields], HeadSizes]]] = [
         (fields.has("lilicorr_candidate_topk"), _lattice),
         (fields.text("projector_type", "") == "domino", _gru),
@@ -257,7 +257,8 @@ def _refuse_other_target(config: BlockConfig, target: ModelConfig, fields: Confi
 
 
 def _refuse_taps(taps: tuple[Tap, ...], target: ModelConfig, file: BlockFile) -> None:
-    """What leaves the last layer enters no layer, and in some projects stands behind a norm."""
+    """Refuse taps out of order or range. The last layer's output is no input of a layer, and in some projects is
+    normed."""
     outputs = [tap.decoder_layer_output for tap in taps]
     last = target.num_layers - 2
     if outputs and outputs == sorted(set(outputs)) and outputs[0] >= -1 and outputs[-1] <= last:

@@ -27,14 +27,14 @@ KINDS: Mapping[HeadKind, tuple[str, str]] = {
     HeadKind.markov: ("dspark", "DSparkSpeculator"),
     HeadKind.selector: ("dflash2", "DFlash2DraftModel"),
 }
-"""Of speculators, by head: `speculators_model_type` and the architecture."""
+"""For speculators' layout: `speculators_model_type` and the architecture, by head."""
 DEEPSPEC_KEYS: Mapping[str, Any] = {
     "architectures": ["Qwen3DSparkModel"],
     "num_anchors": 512,
     "markov_rank": 0,
     "enable_confidence_head": False,
 }
-"""Keys that its model asks for whatever its parts; `num_anchors` is read in training alone."""
+"""Keys that DeepSpec's model always requires; `num_anchors` is only used in training."""
 TABLES = frozenset({"embed_tokens.weight", "lm_head.weight"})
 """The target's tensors in DeepSpec's files."""
 
@@ -42,12 +42,12 @@ TABLES = frozenset({"embed_tokens.weight", "lm_head.weight"})
 def write_block(
     folder: Path, config: BlockConfig, tensors: Mapping[str, torch.Tensor], num_target_layers: int, layout: BlockLayout
 ) -> None:
-    """Write config.json and model.safetensors, which `load_block` reads back the same.
+    """Write config.json and model.safetensors, which `load_block` reads back unchanged.
 
-    DeepSpec's files hold the target's embedding and head as well, which then have to be among the tensors.
+    DeepSpec's files also hold the target's embedding and head, which must then be among the tensors.
 
     Raises:
-        UserError: the layout has no place for a part.
+        UserError: the layout cannot store a part.
     """
     text = json.dumps(block_json(config, num_target_layers, layout), indent=2)
     assert layout is not DEEPSPEC or tensors.keys() >= TABLES
@@ -96,7 +96,7 @@ def block_json(config: BlockConfig, num_target_layers: int, layout: BlockLayout)
 
 
 def _refuse_parts(config: BlockConfig, layout: BlockLayout) -> None:
-    """Refuse a part that would be lost, or read as another."""
+    """Refuse a part that would be lost, or read back as a different one."""
     is_cut = config.draft_vocab_size != config.body.vocab_size
     lacking = no_place(layout.name, config.head.kind, config.slots.name, config.conv is not None, is_cut)
     sees_all = config.causality != Causality.all and all(layer.window is None for layer in config.body.layers)

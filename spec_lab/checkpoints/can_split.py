@@ -1,4 +1,4 @@
-"""Tells which layers can be split over processes, without torch, so that it is known before anything starts."""
+"""Which layers can be split over processes. It imports no torch, so that it is known before anything starts."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from spec_lab.checkpoints.plan import LayerPlan
 
 
 def problem_of_split(plan: LayerPlan, size: int) -> str | None:
-    """Return what speaks against a layer in `size` parts, with the remedy; None where it can be split."""
+    """Return why a layer cannot be split into `size` parts, with the remedy; None if it can."""
     if plan.delta_net is not None:
         return _refused(size, "splits no layers that keep a state (gated delta net)")
     if plan.latent is not None:

@@ -1,4 +1,4 @@
-"""Reading the weights of a Hugging Face folder, or of a GGUF file: names and shapes are checked before any data."""
+"""Reads the weights of a Hugging Face folder or a GGUF file. Names and shapes are checked before any data is read."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from spec_lab.checkpoints.slices import WHOLE_TENSORS, Slices, kept_part
 from spec_lab.core.errors import UserError
 
 FLOAT_DTYPES = ("F64", "F32", "F16", "BF16")
-# Whatever the run's dtype: what the first is added to lies closer together than bfloat16 can tell apart, and a state's
-# decay over thousands of rows hangs on the others (SGLang #20741).
+# These are float32 for every dtype of the run: the scores that the first is added to differ by less than bfloat16
+# resolves, and the others determine a state's decay over thousands of rows (SGLang #20741).
 FLOAT32_TENSORS = (".e_score_correction_bias", ".A_log", ".dt_bias")
 
 
 def without_mtp(stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """Return the trunk's tensors. A layer with an `eh_proj` is a module under DeepSeek's names; the other names say
-    it."""
+    """Return the tensors without those of MTP modules. A layer with an `eh_proj` is a module under DeepSeek's names;
+    other families' modules are known by their names."""
     suffix = "eh_proj.weight"
     layers = tuple(name.removesuffix(suffix) for name in stored if name.endswith(f".{suffix}"))
     prefixes = ("mtp.", "model.mtp_layers.", *layers)
@@ -48,18 +48,18 @@ def open_tensors(
     own: OwnTensors = without_mtp,
     narrow: bool = False,
 ) -> LazyTensors:
-    """Check the wanted tensors of a folder or a GGUF file; each is read when it is asked for.
+    """Check the wanted tensors of a folder or a GGUF file. Each is read on access.
 
-    They come in the order of `wanted`, of each what `slices` keep, cast to `dtype`.
+    They are in the order of `wanted`, each cut to the part that `slices` keep, and cast to `dtype`.
 
-    Ignored without a word: rotary buffers of old exports, an `lm_head.weight` equal to the embedding it is tied to, and
-    multi-token prediction modules, which stand beside the trunk and are a drafter's (`mtp_checkpoint`).
+    Silently ignored are rotary buffers of old exports, an `lm_head.weight` equal to the embedding it is tied to, and
+    multi-token prediction modules, which belong to a drafter (`mtp_checkpoint`).
 
     Args:
         wanted: name -> shape of every tensor the model has.
         optional: names among `wanted` that the checkpoint may lack; they are then absent from the result.
-        own: picks the model's tensors of all in the folder, and gives them the names of `wanted`.
-        narrow: fp8 products of layers stay so, with scales (`block_fp8.with_products_as_stored`).
+        own: picks the model's tensors from all in the folder, and gives them the names of `wanted`.
+        narrow: whether fp8 products of layers stay fp8, with scales (`block_fp8.with_products_as_stored`).
 
     Raises:
         UserError: a missing, unreadable or incomplete file, or tensors missing, of another shape or not expected.
@@ -86,7 +86,7 @@ def _open_gguf(
     device: torch.device | str,
     slices: Slices,
 ) -> LazyTensors:
-    """Open a GGUF file, whose tensors are widened one by one."""
+    """Open a GGUF file, whose tensors are dequantised one by one."""
     stored = gguf_tensors(path)
     check_tensors(stored, wanted, (), str(path), of="its own sizes")
 
@@ -103,9 +103,9 @@ def _open_gguf(
 def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
     """Return every tensor of a checkpoint folder, from the file headers alone.
 
-    The scales of an fp8 matrix stand with it (`block_fp8`). A layer's experts are one tensor, whether the file has them
-    so or one by one (`expert_checkpoint`). Left out are the rotary buffers of old exports, and the indexers of
-    DeepSeek-V3.2's sparse attention, which runs here only as long as they would choose every key
+    The scales of an fp8 matrix are attached to it (`block_fp8`). A layer's experts are one tensor, even if the file has
+    a tensor for each (`expert_checkpoint`). Left out are the rotary buffers of old exports, and the indexers of
+    DeepSeek-V3.2's sparse attention, since sequences here are limited to lengths at which they would choose every key
     (`ModelConfig.max_dense_positions`).
     """
     stored: dict[str, StoredTensor] = {}
@@ -124,7 +124,7 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
 
 
 class Shaped(Protocol):
-    """Has a shape, as every tensor that lies in a file."""
+    """Has a shape, as every stored tensor does."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -137,12 +137,12 @@ def check_tensors(
     source: str,
     of: str = "config.json",
 ) -> None:
-    """Refuse a checkpoint whose tensors are not the wanted ones, in one line with everything that is wrong.
+    """Refuse a checkpoint whose tensors are not the wanted ones, in one line with all differences.
 
-    A tensor nobody wants is refused as well: in a supported family it means that the model was misread.
+    An unexpected tensor is refused as well, since in a supported family it means that the model was misread.
 
     Args:
-        of: what says which are wanted.
+        of: the name, for the error, of what determines the wanted tensors.
     """
     missing = [name for name in wanted if name not in stored and name not in optional]
     unexpected = [name for name in stored if name not in wanted]
@@ -178,13 +178,13 @@ def check_floating(stored: Mapping[str, StoredTensor], source: str) -> None:
 def read_tensors(
     stored: Mapping[str, StoredTensor], dtype: torch.dtype, device: torch.device | str
 ) -> dict[str, torch.Tensor]:
-    """Read tensors from disk, each file opened once; floating tensors are cast to `dtype`, others keep theirs.
+    """Read tensors from disk, opening each file once. Floating tensors are cast to `dtype`, others keep their type.
 
-    Those of `FLOAT32_TENSORS` are float32 whatever `dtype` is. Every tensor is copied: one that stays mapped to
-    its file would change, or fault, when training rewrites the file.
+    Those in `FLOAT32_TENSORS` are always float32. Every tensor is copied, since one that stayed mapped to its file
+    would change, or fault, when training rewrites the file.
 
     Raises:
-        UserError: a tensor with NaN or infinity, in the file or once cast: nothing a model says with it means anything.
+        UserError: a tensor with NaN or infinity, in the file or after the cast, which makes all outputs meaningless.
     """
     tensors = _read_whole({key: tensor for key, tensor in stored.items() if not tensor.stack}, dtype, device)
     for key, tensor in stored.items():
@@ -194,7 +194,7 @@ def read_tensors(
 
 
 def _read_stack(tensor: StoredTensor, dtype: torch.dtype, device: torch.device | str) -> torch.Tensor:
-    """Read the experts of one layer and put them together; no more than one layer's are in memory twice."""
+    """Read the experts of one layer into one tensor, so that at most one layer's experts are in memory twice."""
     pieces = _read_whole({piece.name: piece for expert in tensor.stack for piece in expert}, dtype, device)
     return torch.stack([torch.cat([pieces[piece.name] for piece in expert]) for expert in tensor.stack])
 
@@ -212,7 +212,7 @@ def _read_whole(
                     kept_dtype = torch.float32 if tensor.in_float32 else kept_dtype
                     made = value if tensor.form is None else tensor.form(value)
                     tensors[key] = made.to(device=device, dtype=kept_dtype, copy=True)
-                    if tensor.in_float32 and "scale" in tensor.name:  # norms are kept so too
+                    if tensor.in_float32 and "scale" in tensor.name:  # norms are float32 too
                         refuse_impossible_scales(value, tensor.file, tensor.name)
                     refuse_impossible(tensors[key], value, tensor.file, tensor.name)
     return tensors
@@ -253,7 +253,7 @@ def _scales(handle: safe_open, tensor: StoredTensor) -> torch.Tensor:
 
 
 def _check_tied_head(head: StoredTensor, embedding: StoredTensor | None) -> None:
-    """transformers 4 ties over a stored head, transformers 5 keeps one that differs: refuse rather than choose."""
+    """Refuse a stored head that differs from the tied embedding: transformers 4 ignores it, transformers 5 uses it."""
     stored = {"head": head} | ({"embedding": embedding} if embedding else {})
     tensors = read_tensors(stored, torch.float32, "cpu")
     if embedding is None or not torch.equal(tensors["head"], tensors["embedding"]):

@@ -1,4 +1,4 @@
-"""The files of a checkpoint folder, single or sharded, and where in them each tensor lies."""
+"""The files of a checkpoint folder, single or sharded, and where each tensor is in them."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ class StoredTensor:
     """The place of a tensor on disk.
 
     Attributes:
-        shape: of the whole tensor.
-        dtype: the safetensors code, as BF16.
-        part: what is read of it; None is all.
-        stack: the tensors that it is made of, where the file has one for each expert: those of an expert one above the
-            other, the experts behind one another.
-        scales: of the blocks of an fp8 matrix; None where the numbers stand for themselves.
-        form: what is made of it once it is read; `shape` is what comes of it. None is nothing.
-        in_float32: what comes of it stays so, whatever the run's dtype.
-        as_stored: it keeps the file's dtype.
+        shape: shape of the whole tensor, after `form`.
+        dtype: the safetensors code, such as BF16.
+        part: the part of it that is read; None is all.
+        stack: the tensors that it is made of, if the file has separate ones for each expert: those of an expert are
+            concatenated by rows, and the experts are stacked.
+        scales: the block scales of an fp8 matrix; None for a tensor without scales.
+        form: a function that is applied after reading; None if there is none.
+        in_float32: whether the result stays float32, whatever the run's dtype.
+        as_stored: whether it keeps the file's dtype.
     """
 
     file: Path
@@ -49,14 +49,15 @@ class StoredTensor:
 
 @dataclass(frozen=True, slots=True)
 class BlockScales:
-    """The place of the scales of an fp8 matrix, one a block of `block` rows and columns."""
+    """The place of the scales of an fp8 matrix, one for each block of `block` rows and columns."""
 
     tensor: StoredTensor
     block: Block
 
 
 def checkpoint_files(folder: Path) -> dict[Path, list[str]]:
-    """Return the files of a checkpoint, each with the names the index places in it (none for a single file)."""
+    """Return the files of a checkpoint, each with the tensor names that the index lists for it (none for a single
+    file)."""
     if (folder / SINGLE_FILE).exists():
         return {folder / SINGLE_FILE: []}
     index = folder / INDEX_FILE
@@ -103,7 +104,7 @@ def tensors_of(file: Path) -> dict[str, StoredTensor]:
 
 
 def opened(file: Path) -> safe_open:
-    """Open the file, whose tensors are read when they are asked for."""
+    """Open the file; its tensors are read on access."""
     try:
         open_regular(file).close()
         return safe_open(file, framework="pt", device="cpu")
@@ -116,7 +117,7 @@ def _unreadable(file: Path, reason: str) -> UserError:
 
 
 def few(names: Iterable[str], limit: int = 4) -> str:
-    """Name the first few of a list, and how many more there are, for an error of one line."""
+    """Return the first few names and how many more there are, for an error message."""
     listed = list(names)
     more = f" and {len(listed) - limit} more" if len(listed) > limit else ""
     return ", ".join(listed[:limit]) + more

@@ -1,6 +1,6 @@
-"""Sizes and options of a decoder as the forward code needs them, and what else stands in a config.json.
+"""Sizes and options of a decoder as the forward code needs them, and other contents of config.json.
 
-The readers in `families` make a `ModelConfig` of a file, one reader a family, without transformers.
+The readers in `families`, one for each family, make a `ModelConfig` from a file without transformers.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from spec_lab.checkpoints.plan import LayerPlan
 from spec_lab.core.errors import UserError
 
 MTP_COUNT_KEYS = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
-# Its files say nothing of the module they hold, which vLLM takes for one too.
+# The config.json of this family does not mention its MTP module; vLLM too assumes one.
 ONE_UNNAMED_MODULE = ("Qwen3NextForCausalLM",)
-# Past any model there is: a slip of the pen must not make us list the names of millions of tensors.
+# More than any model has: a typing error must not make us list the names of millions of tensors.
 MAX_LAYERS = 10_000
 
 
@@ -28,9 +28,9 @@ class Gemma4Sizes:
 
     Attributes:
         embedding_scale: sqrt(hidden_size), by which embeddings are multiplied.
-        logit_softcap: logits are kept within plus and minus this; None where they are not.
-        per_layer_width: channels of the embedding that each layer has of its own; 0 where there is none.
-        keys_are_values: layers of full attention have no v_proj: their values are the keys' projections.
+        logit_softcap: the bound of logits' absolute values; None if they are not capped.
+        per_layer_width: width of the additional embedding for each layer; 0 if there is none.
+        keys_are_values: whether layers of full attention have no v_proj and use the keys' projections as values.
     """
 
     embedding_scale: float
@@ -41,15 +41,15 @@ class Gemma4Sizes:
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """The facts of a whole decoder, and the plan of each of its layers.
+    """The sizes of a whole decoder, and the plan of each of its layers.
 
     Attributes:
-        family: whose tensors and forward it has.
-        layers: one plan a layer.
-        eos_token_ids: every id that ends a request, empty when the checkpoint names none.
-        gemma4: what Gemma 4 has besides; None in other families.
-        max_dense_positions: up to which every key is attended; past them the model chooses keys (DeepSeek-V3.2's sparse
-            attention), which this code does not. None is no limit.
+        family: the family that determines tensor names and forward code.
+        layers: one plan for each layer.
+        eos_token_ids: every id that ends a request; empty if the checkpoint names none.
+        gemma4: additional sizes of Gemma 4; None in other families.
+        max_dense_positions: number of positions up to which every key is attended. Beyond it the model would choose
+            keys (DeepSeek-V3.2's sparse attention), which this code does not implement. None is no limit.
     """
 
     family: str
@@ -70,18 +70,18 @@ class ModelConfig:
 
     @property
     def keeps_states(self) -> bool:
-        """Tells whether a layer has a state, out of which rejected drafts have to be taken again."""
+        """Return whether any layer has a state, which rejected drafts must be removed from."""
         return any(plan.delta_net is not None for plan in self.layers)
 
     @property
     def only_layer(self) -> LayerPlan:
-        """The plan of a decoder of one layer, as draft heads are."""
+        """Return the plan of the layer in a decoder with only one, such as a draft head."""
         (plan,) = self.layers
         return plan
 
 
 def read_config_json(folder: Path, knob: str) -> dict[str, Any]:
-    """Read the config.json of a checkpoint folder, as it stands in the file."""
+    """Read the config.json of a checkpoint folder unchanged."""
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder; {knob} must name one with config.json and model.safetensors")
     path = folder / "config.json"
@@ -94,12 +94,12 @@ def read_config_json(folder: Path, knob: str) -> dict[str, Any]:
 
 
 def text_part(config: Mapping[str, Any], source: str) -> Mapping[str, Any]:
-    """Return the decoder's keys: those of `text_config`, where a config.json has such a part, else its own."""
+    """Return the decoder's keys: those in `text_config` if config.json has it, else those at the top level."""
     return ConfigFields(config, source).object("text_config") or config
 
 
 def num_mtp_modules(config: Mapping[str, Any], source: str = "config.json") -> int:
-    """Count the multi-token prediction modules that a config.json names; where it names none, those of its family."""
+    """Return the number of multi-token prediction modules in a config.json; if it does not say, its family's number."""
     fields = ConfigFields(text_part(config, source), source)
     unnamed = int(any(name in ONE_UNNAMED_MODULE for name in fields.texts("architectures")))
     named = (fields.integer(key, least=0, most=MAX_LAYERS) for key in MTP_COUNT_KEYS if fields.has(key))

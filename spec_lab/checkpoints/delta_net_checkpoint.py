@@ -30,8 +30,9 @@ def delta_net_tensor_shapes(sizes: DeltaNetSizes, hidden_size: int) -> dict[str,
 def ungrouped(stored: Mapping[str, StoredTensor], prefix: str, sizes: DeltaNetSizes) -> dict[str, StoredTensor]:
     """Return the tensors with those of one layer below `prefix` (ending in `linear_attn.`) in Qwen3.5's layout.
 
-    Qwen3-Next lays the rows of a key head together: its query, its key, the values and the gates of its value heads;
-    and likewise strength and time step of these. A tensor with another number of rows stays as it is, which is refused.
+    Qwen3-Next stores the rows of each key head together: its query, its key, and the values and gates of its value
+    heads; likewise their strengths and time steps. A tensor with an unexpected number of rows is left as it is, and
+    refused later.
     """
     group = sizes.num_value_heads // sizes.num_key_heads
     values = group * sizes.value_head_dim
@@ -58,7 +59,7 @@ def ungrouped(stored: Mapping[str, StoredTensor], prefix: str, sizes: DeltaNetSi
 def rows_of_heads(
     grouped: torch.Tensor, num_heads: int, rows: tuple[int, ...], picked: tuple[int, ...]
 ) -> torch.Tensor:
-    """Take the `picked` parts of a tensor of which each head has parts of so many `rows`: the first part of all heads,
-    then the next."""
+    """Return the `picked` parts of a tensor in which each head has parts with these numbers of `rows`: first one part
+    of all heads, then the next part."""
     parts = grouped.unflatten(0, (num_heads, -1)).split(rows, dim=1)
     return torch.cat([parts[part].flatten(0, 1) for part in picked])

@@ -1,8 +1,8 @@
-"""Reading the tensors of EAGLE-3 draft heads: SafeAILab's layout, and that of vLLM's speculators.
+"""Reads the tensors of EAGLE-3 draft heads in SafeAILab's layout and in that of vLLM's speculators.
 
-EAGLE-3: Li et al. 2025, arXiv 2503.01840. Whatever the layout, tensors come back under SafeAILab's names (`fc.weight`,
-`midlayer.*`, `norm.weight`, `lm_head.weight`, `d2t`, `t2d`, `embed_tokens.weight`), those of EAGLE-3.1 under the
-speculators' (`input_norm.weight`, `fc_norm.{0,1,2}.weight`).
+EAGLE-3: Li et al. 2025, arXiv 2503.01840. From either layout, tensors are returned under SafeAILab's names
+(`fc.weight`, `midlayer.*`, `norm.weight`, `lm_head.weight`, `d2t`, `t2d`, `embed_tokens.weight`), those of EAGLE-3.1
+under the speculators' (`input_norm.weight`, `fc_norm.{0,1,2}.weight`).
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ def load_eagle3(
     """Read a head for a target: its config, and its tensors under SafeAILab's names.
 
     Weights are cast to `dtype`. `d2t` is [draft_vocab_size] int64, the offset from draft id to target id; `t2d` is
-    [target_vocab_size] bool. Left out where the file has none: `embed_tokens.weight` and, without a draft vocabulary,
-    `lm_head.weight` (the target's serve instead), `d2t` (draft ids are target ids) and `t2d`.
+    [target_vocab_size] bool. If the file does not have them, these are left out: `embed_tokens.weight` and, without a
+    draft vocabulary, `lm_head.weight` (the target's are used instead), `d2t` (draft ids are target ids) and `t2d`.
 
     Raises:
         UserError: what `read_eagle3_config` refuses; tensors missing, of another shape or not expected; a vocabulary
@@ -48,9 +48,9 @@ def load_eagle3(
 
 
 def eagle3_tensor_shapes(config: Eagle3Config) -> dict[str, tuple[int, ...]]:
-    """Return the names and shapes of a head's weights; the vocabulary maps are not among them.
+    """Return the names and shapes of a head's weights, without the vocabulary maps.
 
-    The layer's first products read its embedding and its feature, each normed: twice the width.
+    The layer's first products read twice the width: the embedding and the feature, each normed.
     """
     hidden = config.layer.hidden_size
     layer = layer_tensor_shapes(config.layer.only_layer, hidden, attention_input_size=2 * hidden)
@@ -67,7 +67,8 @@ def eagle3_tensor_shapes(config: Eagle3Config) -> dict[str, tuple[int, ...]]:
 
 
 def _mask_shapes(config: Eagle3Config) -> dict[str, tuple[int, ...]]:
-    """What P-EAGLE has besides: the features of rows that stand for drafts, and layers behind the first."""
+    """Return the shapes of P-EAGLE's additional tensors: features for the rows of drafts, and layers after the
+    first."""
     if config.mask_token_id is None:
         return {}
     hidden = config.layer.hidden_size
@@ -79,7 +80,7 @@ def _mask_shapes(config: Eagle3Config) -> dict[str, tuple[int, ...]]:
 
 
 def _optional_tensors(config: Eagle3Config, target: ModelConfig) -> set[str]:
-    """Name the weights that the target's can stand in for."""
+    """Return the names of the weights that the target's can replace."""
     if config.layer.hidden_size != target.hidden_size:
         return set()
     whole_vocabulary = config.draft_vocab_size == config.target_vocab_size
@@ -109,7 +110,7 @@ def _canonical_names(stored: Mapping[str, StoredTensor], source: str) -> dict[st
 def checked_vocabulary(
     maps: Mapping[str, torch.Tensor], draft_size: int, target_size: int, source: str
 ) -> dict[str, torch.Tensor]:
-    """Return `d2t` as int64 and `t2d` as bool, where there are any, once they agree with the config and each other."""
+    """Return `d2t` as int64 and `t2d` as bool, if present; they must agree with the config and with each other."""
     if "d2t" not in maps:
         if draft_size == target_size:
             return {}

@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 KNOB = "drafter.path"
 LAYER_ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 LATENT_ARCHITECTURE = "DeepseekV3ForCausalLM"
-# Such heads have a dense MLP, though their config.json may repeat what their target says of experts (NVIDIA ModelOpt).
+# Such heads have a dense MLP, though their config.json may repeat the target's keys for experts (NVIDIA ModelOpt).
 DENSE_LAYER: Mapping[str, Any] = {"first_k_dense_replace": 1, "mlp_layer_types": None, "moe_layer_freq": 1}
 HeadKind = Literal["eagle3", "peagle"]
 A_HEAD: Mapping[HeadKind, str] = {"eagle3": "an eagle3 head", "peagle": "a peagle head of speculators"}
@@ -37,16 +37,16 @@ class Eagle3Config:
     """An EAGLE-3 head of one layer.
 
     Attributes:
-        layer: the decoder of one layer that the head is, with a rope of its own; its `max_position_embeddings` are
-            raised to the target's.
+        layer: the head as a decoder of one layer, with its own rope; its `max_position_embeddings` is raised to the
+            target's.
         tap_layer_inputs: the target's layers whose inputs the head reads, ascending; None means
             `default_tap_layer_inputs` of the target.
-        norm_before_residual: the layer's residual is the normed feature, not the raw output of `fc`.
+        norm_before_residual: whether the layer's residual is the normed feature rather than the raw output of `fc`.
         norm_before_fc: one norm over the concatenated taps (EAGLE-3.1).
         fc_norm: a norm for each tap (EAGLE-3.1); never together with `norm_before_fc`.
-        norm_output: later steps are fed the output after the final norm, not before (EAGLE-3.1).
-        more_layers: plain layers behind the first one (P-EAGLE).
-        mask_token_id: the token of rows that stand for drafts (P-EAGLE); None where every draft is fed back.
+        norm_output: whether later steps read the output after the final norm rather than before it (EAGLE-3.1).
+        more_layers: plain layers after the first one (P-EAGLE).
+        mask_token_id: the token in the rows of drafts (P-EAGLE); None if every draft is fed back.
     """
 
     layer: ModelConfig
@@ -121,7 +121,7 @@ def read_eagle3_config(folder: Path, target: ModelConfig, kind: HeadKind = "eagl
 
 
 def _layer_config(config: ConfigFields, eagle: ConfigFields, wanted: HeadKind) -> ModelConfig:
-    """Read the layers of the head as a decoder of their family: one of an EAGLE-3 head."""
+    """Read the layers of the head as a decoder of their family; an EAGLE-3 head has one layer."""
     source = config.source
     is_speculators = "speculators_model_type" in config.values
     kind = config.text("speculators_model_type", "eagle3")
@@ -151,7 +151,7 @@ def _layer_config(config: ConfigFields, eagle: ConfigFields, wanted: HeadKind) -
 
 
 def _layer_architecture(layer: ConfigFields) -> str:
-    """Choose the family that the head's layer is read as: by latent attention, whatever its name, else by the name."""
+    """Choose the family that the head's layer is read as: by latent attention if it has it, else by the name."""
     if layer.has("kv_lora_rank"):
         if layer.flag("mla_use_nope"):
             raise UserError(f"{layer.source}: latent attention without rotation (mla_use_nope) is not supported")
@@ -184,7 +184,7 @@ def _refuse_other_target(head: Eagle3Config, target: ModelConfig, source: str) -
 
 
 def _tap_layer_inputs(config: ConfigFields, eagle: ConfigFields, num_layers: int) -> tuple[int, int, int] | None:
-    """Return the tapped layers in the sense "input of layer k"; None where the config names none.
+    """Return the tapped layers in the sense "input of layer k"; None if the config names none.
 
     The same key has two meanings: SGLang reads it inside `eagle_config` only, as the output of layer k; vLLM reads it
     at the top level only, as the input of layer k.

@@ -22,8 +22,8 @@ _STACKS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)
 def with_stacked_experts(stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
     """Return the tensors with each layer's experts under the two names of all of them.
 
-    An expert that lacks a part, or has one of another shape than the first expert's, stays as it is: then the stack is
-    short of one, and the check of names and shapes says both.
+    An expert that lacks a part, or has one with another shape than the first expert's, is left unstacked. The stack
+    then has too few experts, and the check of names and shapes reports both.
     """
     layers: dict[str, dict[int, dict[str, StoredTensor]]] = {}
     for name, tensor in stored.items():
@@ -43,7 +43,7 @@ def with_stacked_experts(stored: Mapping[str, StoredTensor]) -> dict[str, Stored
 
 
 def _alike(experts: list[dict[str, StoredTensor]]) -> list[dict[str, StoredTensor]]:
-    """Keep the experts that have all parts, in the shapes of the first of them."""
+    """Return the experts that have all parts, with the shapes of the first of them."""
     complete = [expert for expert in experts if len(expert) == sum(map(len, _STACKS.values()))]
     return [expert for expert in complete if _shapes(expert) == _shapes(complete[0])]
 
@@ -53,9 +53,9 @@ def _shapes(expert: Mapping[str, StoredTensor]) -> dict[str, tuple[int, ...]]:
 
 
 def _stacked(name: str, pieces: list[tuple[StoredTensor, ...]]) -> StoredTensor:
-    """Lay an expert's pieces one above the other, and the experts behind one another."""
+    """Describe a tensor in which each expert's pieces are concatenated by rows, and the experts are stacked."""
     first = pieces[0]
     rows, columns = sum(piece.shape[0] for piece in first), first[0].shape[1:]
-    # The codes of packed dtypes come last in the alphabet: one such piece makes the whole packed, which is refused.
+    # Codes of packed dtypes are last in the alphabet, so that one such piece makes the whole packed, which is refused.
     dtype = max(piece.dtype for expert in pieces for piece in expert)
     return replace(first[0], name=name, shape=(len(pieces), rows, *columns), dtype=dtype, stack=tuple(pieces))

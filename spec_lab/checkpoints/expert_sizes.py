@@ -19,18 +19,18 @@ class ExpertSizes:
     """The experts of one layer: a router sends each row through some of them, and through the shared one, if any.
 
     Attributes:
-        num_experts: those the router chooses among.
-        num_chosen: those it chooses for a row.
-        intermediate_size: of one of them.
-        scores: over all experts, before any is chosen.
-        correction_bias: a bias is added to the scores for the choice, and for the choice alone (DeepSeek-V3).
-        num_groups: equal groups in the order of the experts, of which a row may use `num_chosen_groups`: those whose
-            two best experts have the highest sum of scores.
-        renormalized: the weights of a row's experts are divided by their sum.
-        scaling: what these weights are then multiplied by.
-        shared_intermediate_size: width of the MLP that every row goes through besides; 0 is none.
-        shared_name: what the family calls it.
-        shared_gate: its output is multiplied by the sigmoid of one more product (Qwen3-Next, Qwen3.5).
+        num_experts: number of experts that the router chooses among.
+        num_chosen: number of experts that it chooses for a row.
+        intermediate_size: that of one expert.
+        scores: function of the router's logits, applied over all experts before any is chosen.
+        correction_bias: whether a bias is added to the scores, for the choice only (DeepSeek-V3).
+        num_groups: number of equal groups of consecutive experts. A row may use `num_chosen_groups` of them: those
+            whose two best experts have the highest sum of scores.
+        renormalized: whether the weights of a row's experts are divided by their sum.
+        scaling: the factor that these weights are then multiplied by.
+        shared_intermediate_size: width of the shared MLP that every row also goes through; 0 is none.
+        shared_name: the family's name for the shared expert.
+        shared_gate: whether its output is multiplied by the sigmoid of one more product (Qwen3-Next, Qwen3.5).
     """
 
     num_experts: int
@@ -48,7 +48,7 @@ class ExpertSizes:
 
 
 def routed_tensor_shapes(sizes: ExpertSizes, hidden_size: int) -> dict[str, tuple[int, ...]]:
-    """Name and shapes of the routed experts' own tensors, all experts in one."""
+    """Return the names and shapes of the routed experts' tensors, each with all experts."""
     inner = sizes.intermediate_size
     return {
         "experts.gate_up_proj": (sizes.num_experts, 2 * inner, hidden_size),
@@ -57,7 +57,7 @@ def routed_tensor_shapes(sizes: ExpertSizes, hidden_size: int) -> dict[str, tupl
 
 
 def expert_tensor_shapes(sizes: ExpertSizes, hidden_size: int) -> dict[str, tuple[int, ...]]:
-    """Name and shapes of what stands in an MLP's place, below its prefix: router, experts, shared expert."""
+    """Return the names and shapes of what replaces an MLP, below its prefix: router, experts, shared expert."""
     shapes: dict[str, tuple[int, ...]] = {"gate.weight": (sizes.num_experts, hidden_size)}
     if sizes.correction_bias:
         shapes["gate.e_score_correction_bias"] = (sizes.num_experts,)

@@ -1,4 +1,4 @@
-"""The tensors of a GGUF file by the names and in the order of rows of a Hugging Face folder, widened as they are read.
+"""The tensors of a GGUF file with the names and row order of a Hugging Face folder, dequantised as they are read.
 
 Names, and which rows are permuted, follow llama.cpp's `convert_hf_to_gguf.py`.
 """
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import torch
 
 PERMUTED = ("llama",)
-"""Architectures of which llama.cpp turns neighbouring channels of a head, and not its halves."""
+"""Architectures for which llama.cpp rotates neighbouring channels of a head rather than its two halves."""
 
 OUTSIDE: Mapping[str, str] = {
     "token_embd.weight": "model.embed_tokens.weight",
@@ -43,10 +43,10 @@ IN_LAYER: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class GgufTensor:
-    """A tensor of the file under the name and in the order of rows that a Hugging Face folder has.
+    """A tensor of the file with the name and row order of a Hugging Face folder.
 
     Attributes:
-        num_heads: of a projection whose heads have their halves interleaved; None where rows lie as they should.
+        num_heads: number of heads of a projection whose heads have interleaved halves; None if rows need no reordering.
     """
 
     file: GgufFile
@@ -58,7 +58,7 @@ class GgufTensor:
         return self.place.shape
 
     def read(self) -> torch.Tensor:
-        """Read it, widened to float32."""
+        """Read it, dequantised to float32."""
         import numpy as np
         import torch
         from gguf import GGMLQuantizationType, dequantize
@@ -109,7 +109,7 @@ def gguf_tensors(path: Path) -> dict[str, GgufTensor]:
 
 
 def quantizations(path: Path) -> list[str]:
-    """Name the types that the file's weights are kept in, the one with the most numbers first."""
+    """Return the quantization types of the file's weights, the one with the most weights first."""
     from gguf import GGMLQuantizationType
 
     sizes: dict[str, int] = {}
@@ -133,7 +133,7 @@ def _usual_name(name: str) -> str:
 
 
 def _bytes_of(file: GgufFile, place: TensorPlace) -> tuple[int, int]:
-    """Return how many bytes a tensor has, and how many of them a row."""
+    """Return the number of bytes of a tensor, and of one of its rows."""
     block = _readable(place.code)
     if block is None:
         raise UserError(
@@ -152,7 +152,7 @@ def _bytes_of(file: GgufFile, place: TensorPlace) -> tuple[int, int]:
 
 @cache
 def _readable(code: int) -> tuple[int, int] | None:
-    """Return the numbers of a block and its bytes; None of a quantization that is not read."""
+    """Return the number of weights in a block and of its bytes; None for an unsupported quantization."""
     import numpy as np
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, dequantize
 

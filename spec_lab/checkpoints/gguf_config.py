@@ -27,11 +27,11 @@ READ_KEYS = (
     "rope.scaling.original_context_length",
 )  # fmt: skip
 NOTHING_SAID = ("tensor_data_layout", "rope.scaling.finetuned", "rope.scaling.attn_factor")
-"""Keys that change nothing in what is read."""
+"""Keys that do not affect what is read."""
 
 F32 = 0
 LLAMA3_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
-"""The constants of every Llama 3.1, 3.2 and 3.3; the file has what comes of them, a divisor for each frequency."""
+"""The constants of every Llama 3.1, 3.2 and 3.3; the file has only their result, a divisor for each frequency."""
 
 
 def gguf_config(path: Path) -> dict[str, Any]:
@@ -75,10 +75,10 @@ def gguf_config(path: Path) -> dict[str, Any]:
 
 
 def _refuse_unknown_keys(file: GgufFile, name: str) -> None:
-    """A key of the architecture that nothing here reads may change the forward pass."""
+    """Refuse keys of the architecture that are not read here, since they may change the forward pass."""
     known = {f"{name}.{key}" for key in (*READ_KEYS, *NOTHING_SAID)}
     unknown = [key for key in file.metadata if key.startswith(f"{name}.") and key not in known]
-    # Converters write counts of what a model lacks as zeros.
+    # Converters write a zero count for parts that a model does not have.
     unread = [key for key in unknown if file.metadata[key] not in (0, False)]
     if unread:
         raise UserError(
@@ -88,7 +88,7 @@ def _refuse_unknown_keys(file: GgufFile, name: str) -> None:
 
 
 def _vocab_size(file: GgufFile, name: str) -> int:
-    """Return the rows of the embedding, which the vocabulary must have too."""
+    """Return the number of rows of the embedding, which must equal the size of the vocabulary."""
     embedding = file.places.get("token_embd.weight")
     if embedding is None:
         raise UserError(f"{file.path}: token_embd.weight is missing; convert the model again")
@@ -112,7 +112,7 @@ def _head_dim(file: GgufFile, name: str, default: int) -> int:
 
 
 def _end_tokens(file: GgufFile) -> list[int]:
-    """Return what ends a text, a turn or a message, each once."""
+    """Return the tokens that end a text, a turn or a message, without duplicates."""
     keys = (f"tokenizer.ggml.{end}_token_id" for end in ("eos", "eot", "eom"))
     return list(dict.fromkeys(token for key in keys for token in file.integers(key)))
 
@@ -132,7 +132,7 @@ def _rope_scaling(file: GgufFile, name: str) -> dict[str, Any] | None:
 
 
 def _rope_factors(file: GgufFile) -> list[float] | None:
-    """Return what each frequency is divided by; None where all stay as they are."""
+    """Return the divisor of each frequency; None if there are none."""
     place = file.places.get(ROPE_FACTORS)
     if place is None:
         return None
@@ -147,7 +147,8 @@ def _rope_factors(file: GgufFile) -> list[float] | None:
 
 
 def _llama3_rope(file: GgufFile, name: str, factors: list[float]) -> dict[str, Any]:
-    """Find the one scaling of Llama 3 that has these divisors; its largest divisor is that of the slowest pair."""
+    """Find the Llama 3 scaling that has these divisors; the largest divisor, that of the slowest pair, is its
+    factor."""
     scaling = LLAMA3_ROPE | {"factor": round(max(factors), 4)}
     theta = file.number(f"{name}.rope.freq_base", 10000.0)
     expected = [_llama3_divisor(theta ** (-pair / len(factors)), scaling) for pair in range(len(factors))]

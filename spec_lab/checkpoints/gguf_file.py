@@ -1,7 +1,7 @@
-"""The head of a GGUF file: its metadata, and where its tensors lie. Imports neither numpy nor torch.
+"""The header of a GGUF file: its metadata, and where its tensors are. Imports neither numpy nor torch.
 
-The `gguf` package has a reader too. It makes several arrays for every token of a vocabulary, which takes seconds, and
-cuts an array short, without a word, where the file ends early. A run reads the head before it imports torch.
+The reader of the `gguf` package is not used: it makes several arrays for every token of a vocabulary, which takes
+seconds, and silently truncates an array if the file ends early. A run reads the header before it imports torch.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 MAX_DIMENSIONS = 4
 ROPE_FACTORS = "rope_freqs.weight"
-"""This tensor is no weight: it divides the frequencies of the rotary embedding."""
+"""This tensor is not a weight but holds the divisors of the rotary embedding's frequencies."""
 STRING, ARRAY = 8, 9
 SCALARS: Mapping[int, str] = {
     0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"
 }  # fmt: skip
-"""These are the codes of `struct` for the types of metadata."""
+"""The `struct` codes of the types of metadata."""
 
 Value = TypeVar("Value")
 
 
 def is_gguf(path: Path) -> bool:
-    """Tell whether a checkpoint is a GGUF file; others are folders."""
+    """Return whether a checkpoint is a GGUF file; others are folders."""
     return path.suffix.lower() == SUFFIX and not path.is_dir()
 
 
 def is_gguf_misnamed(path: Path) -> bool:
-    """Tell whether a GGUF file has a name that does not say so: a download that was renamed, or is not finished."""
+    """Return whether a GGUF file has another suffix, as a renamed or unfinished download."""
     if is_gguf(path) or not path.is_file():
         return False
     with path.open("rb") as file:
@@ -47,12 +47,12 @@ def is_gguf_misnamed(path: Path) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class TensorPlace:
-    """A tensor's name, form and place in the file.
+    """A tensor's name, shape, type and place in the file.
 
     Attributes:
-        shape: rows first, as torch has it; the file has it the other way round.
-        code: the number of its quantization.
-        offset: of its first byte from the beginning of all tensors.
+        shape: rows first, as in torch; the file has the reverse order.
+        code: the number of its quantization type.
+        offset: offset of its first byte from `GgufFile.data_start`.
     """
 
     name: str
@@ -63,11 +63,11 @@ class TensorPlace:
 
 @dataclass(frozen=True, slots=True)
 class GgufFile:
-    """The head of one file.
+    """The header of one file.
 
     Attributes:
-        data_start: where the tensors begin.
-        num_bytes: of the whole file.
+        data_start: offset at which the tensors begin.
+        num_bytes: size of the whole file.
     """
 
     path: Path
@@ -92,14 +92,14 @@ class GgufFile:
         return self._read(key, bool, "true or false", default)
 
     def texts(self, key: str) -> list[str]:
-        """Read a list of texts, empty where there is none."""
+        """Read a list of texts, empty if the key is missing."""
         values: list[Any] = self._read(key, list, "a list of texts", [])
         if not all(type(value) is str for value in values):
             raise self.wrong(key, "a list of texts")
         return values
 
     def integers(self, key: str) -> list[int]:
-        """Read one integer or a list of them, empty where there is none."""
+        """Read one integer or a list of them, empty if the key is missing."""
         value = self.metadata.get(key, [])
         values = value if isinstance(value, list) else [value]
         if not all(type(each) is int for each in values):
@@ -107,7 +107,7 @@ class GgufFile:
         return values
 
     def wrong(self, key: str, kind: str) -> UserError:
-        """Return the refusal of a value that is not of this kind."""
+        """Return the error for a value that is not of this kind."""
         value = self.metadata[key]
         shown = f"a list of {len(value)}" if isinstance(value, list) else one_line(repr(value))[:60]
         return UserError(f"{self.path}: {key} must be {kind}, is {shown}; convert the model again")
@@ -124,7 +124,7 @@ class GgufFile:
 
 
 def read_head(path: Path) -> GgufFile:
-    """Read the head of a file, which is kept as long as the file does not change.
+    """Read the header of a file. It is cached until the file changes.
 
     Raises:
         UserError: no such file, or one that is damaged, cut short, or only part of a model.
@@ -156,7 +156,7 @@ def _damaged(path: Path, reason: str) -> UserError:
 
 
 class _Cursor:
-    """Reads one value behind the other, none past the end."""
+    """Reads consecutive values, and refuses to read past the end."""
 
     def __init__(self, path: Path, data: mmap.mmap) -> None:
         self._path, self._data, self._at = path, data, 0

@@ -1,4 +1,4 @@
-"""The tokenizer that a GGUF file holds: a byte-level BPE, cut before its merges as `tokenizer.ggml.pre` names it."""
+"""The tokenizer in a GGUF file: a byte-level BPE, with the pre-tokenisation that `tokenizer.ggml.pre` names."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TOKEN_TYPES = "tokenizer.ggml.token_type"
 UNKNOWN, CONTROL, USER_DEFINED = 2, 3, 4
 CHAT_TEMPLATE = "tokenizer.chat_template"
 
-# The expression of Llama 3, in which runs of digits are cut as `{digits}` says.
+# The regular expression of Llama 3, where `{digits}` is the part that splits runs of digits.
 WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -28,14 +28,14 @@ WORDS = (
 
 @dataclass(frozen=True, slots=True)
 class Cutting:
-    """A way to cut a text into pieces, none of which a merge leaves.
+    """A pre-tokenisation: how a text is split into pieces, across which there are no merges.
 
     Attributes:
-        words: the expression of the pieces; None is GPT-2's.
-        single_digits: each digit is cut off before that, so that a blank in front of one stands alone.
-        whole_pieces: a piece that is a token is one, whatever its merges say.
-        composes: characters are composed first (NFC), as the model's own tokenizer has it; llama.cpp leaves that out.
-        adds_bos: where the file does not say.
+        words: the regular expression of the pieces; None is GPT-2's.
+        single_digits: whether each digit is split off first, so that a space before a digit is a separate piece.
+        whole_pieces: whether a piece that is a token becomes that token even if merges do not produce it.
+        composes: whether characters are composed first (NFC), as in the model's own tokenizer; llama.cpp does not.
+        adds_bos: whether to add BOS if the file does not say.
     """
 
     words: str | None = None
@@ -60,7 +60,7 @@ CUTTINGS: Mapping[str, Cutting] = {
 
 
 def has_tokenizer(path: Path) -> bool:
-    """Tell whether the file has a vocabulary beside its weights."""
+    """Return whether the file has a vocabulary in addition to its weights."""
     return read_head(path).has(TOKENS)
 
 
@@ -73,7 +73,7 @@ def gguf_tokenizer(path: Path) -> Tokenizer:
     """Build the file's tokenizer.
 
     Raises:
-        UserError: one of another kind, a cutting that is not known, or lists that do not fit one another.
+        UserError: a tokenizer of another kind, an unknown pre-tokenisation, or lists that do not fit together.
     """
     from tokenizers import Tokenizer, decoders, models, normalizers
 
@@ -97,7 +97,7 @@ def gguf_tokenizer(path: Path) -> Tokenizer:
 
 
 def chat_template(path: Path) -> str | None:
-    """Return the file's chat template; None where it has none."""
+    """Return the file's chat template; None if it has none."""
     file = read_head(path)
     return file.text(CHAT_TEMPLATE) if file.has(CHAT_TEMPLATE) else None
 
@@ -152,7 +152,7 @@ def _merges(file: GgufFile, vocabulary: Mapping[str, int]) -> list[tuple[str, st
 
 
 def _add_tokens(tokenizer: Tokenizer, file: GgufFile, vocabulary: Mapping[str, int]) -> None:
-    """Let the tokens that are found in a text before it is cut be found there."""
+    """Add the tokens that are found in a text before it is split into pieces."""
     from tokenizers import AddedToken
 
     types = file.integers(TOKEN_TYPES)
@@ -168,7 +168,7 @@ def _add_tokens(tokenizer: Tokenizer, file: GgufFile, vocabulary: Mapping[str, i
 
 
 def _begin_texts(tokenizer: Tokenizer, file: GgufFile, cutting: Cutting) -> None:
-    """Put the first token in front of a text, where the model was trained with one."""
+    """Make the tokenizer put BOS in front of a text if the model was trained with it."""
     from tokenizers import processors
 
     first = _token(file, "bos")
@@ -179,7 +179,7 @@ def _begin_texts(tokenizer: Tokenizer, file: GgufFile, cutting: Cutting) -> None
 
 
 def _token(file: GgufFile, name: str) -> str | None:
-    """Return the text of the token that the file names so; the first where it names several."""
+    """Return the text of the token with this name in the file; the first if there are several."""
     key = f"tokenizer.ggml.{name}_token_id"
     ids, tokens = file.integers(key), file.texts(TOKENS)
     if not ids:

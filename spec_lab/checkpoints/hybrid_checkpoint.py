@@ -1,4 +1,4 @@
-"""The tensors of Qwen3.5 and Qwen3-Next: where they differ from Llama's in name, order or meaning."""
+"""The tensors of Qwen3.5 and Qwen3-Next, which differ from Llama's in name, order or meaning."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ BESIDE_THE_TEXT = ("model.visual.",)
 
 
 def hybrid_tensors(stored: Mapping[str, StoredTensor], config: ModelConfig) -> dict[str, StoredTensor]:
-    """Pick the decoder's tensors from a checkpoint, which may also see, and give them the names and rows of Qwen3.5's
-    text model; norms multiply by their weight alone."""
+    """Pick the decoder's tensors from a checkpoint, which may have a vision tower, and convert them to the names and
+    row order of Qwen3.5's text model and to norms that multiply by their weight w rather than by 1 + w."""
     result = {
         _text_name(name): tensor for name, tensor in without_mtp(stored).items() if not name.startswith(BESIDE_THE_TEXT)
     }
@@ -29,12 +29,13 @@ def hybrid_tensors(stored: Mapping[str, StoredTensor], config: ModelConfig) -> d
 
 
 def counts_from_one(name: str) -> bool:
-    """Tell whether a tensor is the weight w of a norm that multiplies by 1 + w: all but those of the delta nets."""
+    """Return whether a tensor is the weight w of a norm that multiplies by 1 + w, as all but the delta nets' norms
+    do."""
     return name.endswith("norm.weight") and not name.endswith(".linear_attn.norm.weight")
 
 
 def zero_centred(tensor: StoredTensor) -> StoredTensor:
-    """Make 1 + w of the weight w of a norm, and keep it in float32: bfloat16 would round it by up to .4 %."""
+    """Replace the weight w of a norm by 1 + w, in float32, since bfloat16 would round it by up to 0.4 %."""
     return replace(tensor, form=_one_plus, in_float32=True)
 
 

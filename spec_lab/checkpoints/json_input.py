@@ -1,7 +1,7 @@
-"""JSON that somebody else wrote, read so that whatever is wrong with it ends in one line naming the place and the key.
+"""Reads JSON from outside so that every defect becomes a one-line error that names the place and the key.
 
-Checkpoints and prompt files come from anywhere: a value may be missing, of another type or absurdly large, a file cut
-short. No other module takes a value out of such JSON without saying here of what kind it must be.
+In checkpoints and prompt files from elsewhere, a value may be missing, of another type or absurdly large, or the file
+may be truncated. Other modules read such JSON only through this one, stating the type of each value.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from typing import Any
 from spec_lab.core.errors import UserError
 from spec_lab.core.regular import regular_text
 
-# Past any model there is; a larger size is a slip, and building anything of it would take for ever.
+# More than any model has; a larger size is a mistake, and building anything of that size would take forever.
 LARGEST_SIZE = 2**31 - 1
 MAX_SHOWN = 60
 MakeObject = Callable[[list[tuple[str, Any]]], dict[str, Any]]
 
 
 def shown(value: Any) -> str:
-    """Return the value as an error shows it: in one line, and short."""
-    # A container is shown by what it is: `repr` of one nested a thousand deep fails.
+    """Return the value as text for an error: short and in one line."""
+    # A container is shown by its type, since `repr` fails on one that is nested a thousand levels deep.
     if isinstance(value, dict | list):
         return f"{'an object' if isinstance(value, dict) else 'a list'} of {len(value)}"
     text = repr(value) if not isinstance(value, int) or abs(value) < 10**MAX_SHOWN else "a very long integer"
@@ -31,7 +31,7 @@ def shown(value: Any) -> str:
 
 
 def no_key_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Make a JSON object of its pairs; ValueError where one key has two values, of which Python would keep the last."""
+    """Make a JSON object from its pairs; ValueError if a key appears twice, of which Python would keep the last."""
     made = dict(pairs)
     if len(made) < len(pairs):
         for key, value in pairs:
@@ -41,11 +41,11 @@ def no_key_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def parse_json(text: str, make: MakeObject | None = None) -> Any:
-    """Read the content of a JSON document, whose objects `make` makes of their pairs, if it is given.
+    """Parse a JSON document. If `make` is given, it makes the objects from their pairs.
 
     Raises:
-        ValueError: with a reason of one line; besides what is no JSON, nesting and integers past what Python reads, and
-            half of a surrogate pair, which no file or terminal could show again.
+        ValueError: with a reason in one line, if it is not JSON, has nesting or integers beyond what Python can read,
+            or has half of a surrogate pair, which could not be written to a file or terminal.
     """
     try:
         content = json.loads(text, object_pairs_hook=make)
@@ -78,7 +78,7 @@ class ConfigFields:
     source: str
 
     def has(self, key: str) -> bool:
-        """Tell whether the key is there and not null."""
+        """Return whether the key is present and not null."""
         return self.values.get(key) is not None
 
     def integer(self, key: str, default: int | None = None, least: int = 1, most: int = LARGEST_SIZE) -> int:
@@ -92,7 +92,7 @@ class ConfigFields:
         return int(value)
 
     def optional_integer(self, key: str, least: int = 0) -> int | None:
-        """Read an integer of `least` or more, None where there is none."""
+        """Read an integer of `least` or more, None if the key is absent."""
         return None if self.values.get(key) is None else self.integer(key, least=least)
 
     def number(self, key: str, default: float | None = None) -> float:
@@ -106,7 +106,7 @@ class ConfigFields:
             raise self._wrong(key, "a positive number", value) from error
 
     def epsilon(self, key: str, default: float | None = None) -> float:
-        """Read a number that is added to a mean of squares, which past 1 would stand in for it."""
+        """Read the epsilon that is added to a mean of squares; above 1 it would dominate it, which is refused."""
         value = self.number(key, default)
         if value > 1:
             raise self._wrong(key, "at most 1", value)
@@ -127,28 +127,28 @@ class ConfigFields:
         return value
 
     def texts(self, key: str) -> tuple[str, ...]:
-        """Read a list of strings, empty where there is none."""
+        """Read a list of strings, empty if the key is absent."""
         value = self.values.get(key)
         if value is not None and not (isinstance(value, list) and all(isinstance(item, str) for item in value)):
             raise self._wrong(key, "a list of strings", value)
         return tuple(value or ())
 
     def integers(self, key: str) -> tuple[int, ...] | None:
-        """Read a list of integers, None where there is none."""
+        """Read a list of integers, None if the key is absent."""
         value = self.values.get(key)
         if value is not None and not (isinstance(value, list) and all(is_integer(item) for item in value)):
             raise self._wrong(key, "a list of integers", value)
         return None if value is None else tuple(value)
 
     def object(self, key: str) -> dict[str, Any]:
-        """Read a JSON object, empty where there is none."""
+        """Read a JSON object, empty if the key is absent."""
         value = self.values.get(key)
         if value is not None and not isinstance(value, dict):
             raise self._wrong(key, "an object", value)
         return dict(value or {})
 
     def token_ids(self, key: str, vocab_size: int) -> tuple[int, ...]:
-        """Read one id of the vocabulary or a list of them, empty where there is none."""
+        """Read one id of the vocabulary or a list of them, empty if the key is absent."""
         value = self.values.get(key)
         ids = value if isinstance(value, list) else [] if value is None else [value]
         if not all(is_integer(token) and 0 <= token < vocab_size for token in ids):
@@ -168,12 +168,12 @@ class ConfigFields:
 
 
 def is_integer(value: Any) -> bool:
-    """Tell whether a JSON value is an integer; true and false are none."""
+    """Return whether a JSON value is an integer; true and false are not."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
 def shown_ids(ids: Sequence[Any]) -> str:
-    """Write a few of the ids, as an error shows them."""
+    """Return a few of the ids as text for an error."""
     few = ", ".join(shown(token) for token in ids[:4])
     return few if len(ids) <= 4 else f"{few} and {len(ids) - 4} more"
 

@@ -1,7 +1,7 @@
 """The weights of a target's products in e4m3, 8 bits, with block scales: `target.weight_dtype=fp8`.
 
-Tensors have the names of an fp8 checkpoint (`quantization`): `X.weight` in float8_e4m3fn beside `X.weight_scale_inv`,
-which here has a row for each of the weight's, so that rows can be taken apart and put together.
+Tensors have the names of an fp8 checkpoint (`quantization`): `X.weight` in float8_e4m3fn, and `X.weight_scale_inv`,
+which here has one row for each row of the weight, so that weights can be split and concatenated by rows.
 """
 
 from __future__ import annotations
@@ -17,26 +17,27 @@ from spec_lab.checkpoints.quantization import SCALES_SUFFIX
 SCALES = f"weight{SCALES_SUFFIX}"
 PRODUCTS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 LARGEST = 448.0
-"""No number of e4m3 is larger."""
+"""The largest number in e4m3."""
 
 
 def is_product(name: str) -> bool:
-    """Tell whether a tensor is the weight of a product of a layer; embeddings, norms and the head are none."""
+    """Return whether a tensor is the weight of a product in a layer; embeddings, norms and the head are not."""
     *_, projection, kind = ("", *name.split("."))
     return kind == "weight" and projection in PRODUCTS
 
 
 def narrowed(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Do what `narrowed_in_blocks` does, and give each row its scales."""
+    """Do the same as `narrowed_in_blocks`, with scales for each row."""
     values, scales = narrowed_in_blocks(weight)
     return values, of_each_row(scales, BLOCK_SIZE, weight.shape[0])
 
 
 def narrowed_in_blocks(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Round a weight [rows, inputs] to e4m3 times a scale for each block, which takes the block's largest to 448.
+    """Round a weight [rows, inputs] to e4m3 with a scale for each block, by which the block's largest value becomes
+    448.
 
     Returns:
-        The weight, and the scales [blocks of rows, blocks of inputs], as files have them.
+        The weight, and the scales [blocks of rows, blocks of inputs] as in files.
     """
     rows, columns = weight.shape
     row_blocks, column_blocks = num_blocks(rows), num_blocks(columns)
@@ -54,12 +55,12 @@ def of_each_row(scales: torch.Tensor, block_rows: int, num_rows: int) -> torch.T
 
 
 def widened(values: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Turn a narrow weight, with scales for each row, into what it stands for."""
+    """Dequantise an e4m3 weight with scales for each row."""
     return (values.float() * scales.repeat_interleave(BLOCK_SIZE, dim=1)[:, : values.shape[1]]).to(dtype)
 
 
 def with_narrow_products(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Narrow every product that is not narrow already, one after the other; the other tensors stay as they are."""
+    """Convert every product that is not yet e4m3, one after the other; other tensors are unchanged."""
     result = {}
     for name, tensor in tensors.items():
         result[name] = tensor
@@ -69,7 +70,7 @@ def with_narrow_products(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch
 
 
 def with_wide_products(tensors: Mapping[str, torch.Tensor], dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """Turn narrow products back, so that they have the values of e4m3 in another type."""
+    """Dequantise e4m3 products, so that they have the same values in another type."""
     result = {}
     for name, tensor in tensors.items():
         scales = tensors.get(f"{name}{SCALES_SUFFIX}")

@@ -1,7 +1,7 @@
 """The sizes of multi-head latent attention (MLA; DeepSeek-V2, arXiv 2405.04434), and its tensors, without torch.
 
-The cache holds one row a token that all heads share: `kv_lora_rank` latent numbers, of which each head's key and value
-are linear maps, and `qk_rope_head_dim` numbers of a rotated key.
+The cache holds one row for each token, which all heads share: `kv_lora_rank` latent numbers, from which each head's key
+and value are computed by linear maps, and `qk_rope_head_dim` numbers of a rotated key.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ class LatentSizes:
     """Multi-head latent attention of one layer.
 
     Attributes:
-        q_lora_rank: width of the narrow step between layer input and queries; None is one product without it.
-        qk_nope_head_dim: channels of a query that meet the latent numbers, unrotated.
-        qk_rope_head_dim: channels of a query that are rotated and meet the rotated key.
-        v_head_dim: channels of a head's value.
-        interleaved: rotated channels lie in the file as the pairs (0, 1), (2, 3), ...; else as two halves.
-        bias: the products into `q_lora_rank` and into the cache row have biases, and so has the output.
-        mscale: YaRN's correction of the softmax, which enters squared.
+        q_lora_rank: width between the two products that make queries from the layer input; None if there is only one
+            product.
+        qk_nope_head_dim: number of a query's unrotated channels, which are multiplied with the latent part.
+        qk_rope_head_dim: number of a query's rotated channels, which are multiplied with the rotated key.
+        v_head_dim: number of channels of a head's value.
+        interleaved: whether rotated channels are stored as the pairs (0, 1), (2, 3), ...; else as two halves.
+        bias: whether the products into `q_lora_rank` and into the cache row, and the output product, have biases.
+        mscale: YaRN's correction of the attention scores, which enters squared.
     """
 
     q_lora_rank: int | None
@@ -34,19 +35,19 @@ class LatentSizes:
 
     @property
     def row_width(self) -> int:
-        """Numbers that the cache holds of a token."""
+        """Return how many numbers the cache holds for a token."""
         return self.kv_lora_rank + self.qk_rope_head_dim
 
     @property
     def query_width(self) -> int:
-        """Channels of a head's query before it is absorbed."""
+        """Return the number of channels of a head's query before absorption."""
         return self.qk_nope_head_dim + self.qk_rope_head_dim
 
     def unfolding_is_cheaper(self, num_queries: int, num_keys: int) -> bool:
-        """Tell whether fewer multiplications make keys and values of all rows than absorb the maps into the queries.
+        """Return whether computing keys and values of all rows takes fewer multiplications than absorbed queries do.
 
-        Absorbed queries are the better ones for a few rows over many keys, keys and values for a long prompt's chunk.
-        Times on a CPU follow this count (`benchmarks/latent_attention.py`).
+        Absorbed queries are better for few rows over many keys, and keys and values for a long prompt's chunk. Times on
+        a CPU follow this count (`benchmarks/latent_attention.py`).
         """
         maps = self.kv_lora_rank * (self.qk_nope_head_dim + self.v_head_dim)
         absorbed = num_queries * (num_keys * (self.row_width + self.kv_lora_rank) + maps)
@@ -55,7 +56,7 @@ class LatentSizes:
 
     @property
     def scale(self) -> float:
-        """The factor of the scores. It follows the width of the query as trained, not that of the cache row."""
+        """Return the factor of the scores, which depends on the width of the query as trained, not on the cache row."""
         return float(self.query_width**-0.5 * self.mscale**2)
 
 

@@ -1,4 +1,4 @@
-"""Tensors of a checkpoint that are read when they are asked for."""
+"""Tensors of a checkpoint that are read on access."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import torch
 
 
 class LazyTensors(Mapping[str, torch.Tensor]):
-    """Reads a tensor every time it is asked for and keeps none, so that a model that lays its weights out anew is not
-    in memory beside them."""
+    """Reads a tensor on every access and keeps none, so that the weights are not in memory a second time while a model
+    converts their layout."""
 
     def __init__(self, names: Collection[str], read: Callable[[str], torch.Tensor]) -> None:
         self._names = dict.fromkeys(names)

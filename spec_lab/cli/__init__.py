@@ -1,1 +1,1 @@
-"""A run or a sweep from the command line: its jobs, their order, and their outcomes."""
+"""Runs and sweeps from the command line: their jobs, the order of these, and their outcomes."""

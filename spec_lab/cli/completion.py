@@ -1,6 +1,6 @@
-"""Completion of a shell's lines, which is Hydra's: `eval "$(spec-lab -sc install=bash)"`.
+"""Shell completion, by Hydra: `eval "$(spec-lab -sc install=bash)"`.
 
-Hydra completes the lines of a script, as `spec-lab` is one, and not those of `python -m spec_lab`.
+Hydra completes commands that begin with a script such as `spec-lab`, but not `python -m spec_lab`.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ EXAMPLE = 'eval "$(spec-lab -sc install=bash)"'
 
 
 def is_asked(arguments: Sequence[str]) -> bool:
-    """Tell whether a shell asks, or is to be told how to."""
+    """Return whether the arguments ask for completions, or to install the completion."""
     return any(flag in arguments for flag in FLAGS)
 
 
 def complete(arguments: Sequence[str]) -> None:
-    """Print what a shell reads.
+    """Print the completions, or the script that installs the completion.
 
     Raises:
-        UserError: something else stands beside the flag.
+        UserError: there are other arguments than the flag and its command.
     """
     extensions = [text for text in arguments if text.startswith("extensions=")]
     commands = [text for text in arguments if text not in (*FLAGS, *extensions)]

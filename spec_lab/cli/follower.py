@@ -1,6 +1,6 @@
-"""The ranks behind the first do the same as it does, and neither say nor leave anything.
+"""Ranks other than the first, which do the same as the first but print and record nothing.
 
-They have the same command line. Their records go into a folder that is gone at the end, what they print goes nowhere.
+They have the same command line. Their records go into a temporary folder, and their output is discarded.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from spec_lab.menu.config import LoggerConfig, RunConfig
 from spec_lab.program.ending import EXIT_CODES, print_refusal
 
 Adapt = Callable[[RunConfig], RunConfig]
-"""It changes what was composed before it runs."""
+"""A function that changes a composed run before it starts."""
 GRACE_SECONDS = 10.0
-"""A rank that ends with an error waits so long: where the first rank has the same one, torchrun ends it before."""
+"""How long a rank with an error waits before it ends. If the first rank has the same error, torchrun ends it sooner."""
 
 
 def on_this_rank(run: Callable[[Adapt], int]) -> int:
-    """Return the exit code of `run(adapt)`, a program that asks `adapt` what to run.
+    """Return the exit code of `run(adapt)`, a program that passes each composed run through `adapt`.
 
-    An error that only this rank has is printed after all.
+    An error that only this rank has is printed nevertheless.
     """
     try:
         rank = ranks().rank

@@ -1,4 +1,4 @@
-"""A composed run goes from its checks to its end here, and leaves a record in its folder."""
+"""Runs one composed run: checks it, runs it, and records it in its folder."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ def worst_exit_code(statuses: Iterable[Status]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class JobOutcome:
-    """Tells how a job ended.
+    """How a job ended.
 
     Attributes:
-        folder: None where nothing was written: a dry run, or a run refused on its own.
-        reason: of a failure or a refusal, in a line; None where none is known.
-        earlier: whether it ended in an earlier call, and was only found.
+        folder: None if nothing was written, as by a dry run or a refused single run.
+        reason: the reason of a failure or a refusal, in a line; None if unknown.
+        earlier: whether it ended in an earlier call, and was not run again.
     """
 
     status: Status
@@ -57,9 +57,9 @@ class Job:
     """A composed run, which is checked, run and recorded.
 
     Attributes:
-        choices: what each group is called.
-        base: folder in which the job makes its own.
-        in_sweep: whether it is one of several, so that its refusal has to be on record.
+        choices: the option chosen in each group.
+        base: folder in which the job makes its own folder.
+        in_sweep: whether it is one of several, in which case a refusal is recorded too.
     """
 
     config: RunConfig
@@ -69,7 +69,8 @@ class Job:
 
 
 def run_job(job: Job) -> JobOutcome:
-    """Check, run and record a job. Its errors end up in the outcome; only Ctrl-C is raised on, to end a sweep too."""
+    """Check, run and record a job. Its errors become part of the outcome; only Ctrl-C is raised again, so that it also
+    ends a sweep."""
     missing = missing_folders(job.base)
     with Interrupts() as interrupts:
         outcome = _run(job)
@@ -101,7 +102,7 @@ def _run(job: Job) -> JobOutcome:
 
 
 def begin(job: Job) -> Path:
-    """Make the folder of a job that may start, with a record in it that says that the job has not ended.
+    """Make the folder of a job that may start, with a record that says that the job has not ended.
 
     Raises:
         UserError: the folder cannot be made.
@@ -118,10 +119,10 @@ def _dry_run(job: Job) -> JobOutcome:
 
 
 def end(job: Job, folder: Path | None, error: BaseException) -> tuple[JobOutcome, Trouble | None]:
-    """Record what ended the job, and say it in a line; None is a mistake of ours.
+    """Record the error that ended the job, and return it in a line; the line is None for a bug of the lab.
 
-    A mistake of ours, and all that a run cannot help once it has begun, is a failure; before, what the user can help is
-    a refusal.
+    A bug of the lab is a failure, and so is every error after the run has begun. Before that, an error that the user
+    can mend is a refusal.
     """
     has_begun = folder is not None and (folder / REQUESTS_FILE).exists()
     trouble = _trouble(job, error, has_begun)
@@ -143,12 +144,12 @@ def _trouble(job: Job, error: BaseException, has_begun: bool) -> Trouble | None:
 
 
 def _refused(job: Job, folder: Path | None, reason: str) -> JobOutcome:
-    """Ends a user's mistake: on its own it leaves a line and nothing else, in a sweep a record."""
+    """End a job after a user's mistake: a single run only prints a line, a job of a sweep also leaves a record."""
     if not job.in_sweep:
         if folder is not None:
             shutil.rmtree(folder)
         return JobOutcome("refused", reason=reason)
-    with suppress(UserError, OSError):  # that the folder cannot be written has been said, or is said by the next job
+    with suppress(UserError, OSError):  # if the folder cannot be written, this job or the next one says so elsewhere
         if folder is not None:
             amend_status(folder, "refused", reason)
         elif refuse_name(job.config.name) is None:
@@ -165,10 +166,11 @@ def _make_folder(job: Job, status: Status, reason: str) -> Path:
 
 
 def close_record(folder: Path | None, status: Status, reason: str) -> None:
-    """Make a record that says the run goes on say how it ended; the recorder has done it, unless it could not."""
+    """Write how the run ended into a record that still says it is running. Usually the recorder has done this
+    already."""
     if folder is None:
         return
-    with suppress(OSError):  # the disk is full to the last block: what stands there is valid too
+    with suppress(OSError):  # the disk is completely full, and the existing record is valid too
         summary = json.loads(regular_text(folder / SUMMARY_FILE))
         if summary["reason"] in (LOADING, STILL_RUNNING):
             amend_status(folder, status, reason)

@@ -1,4 +1,4 @@
-"""Runs one of a list of runs, each in a folder of its own, or finds how it ended before; holds the folder of all."""
+"""Runs one of a list of runs, each in its own folder, unless it has ended before; locks the folder of the list."""
 
 from __future__ import annotations
 
@@ -36,9 +36,10 @@ def held_sweep(folder: Path, ground: Ground) -> Iterator[None]:
 
 
 def run_listed(number: int, overrides: Sequence[str], folder: Path, mix: MixNote) -> JobOutcome:
-    """Run what `overrides` say in `folder`/NUMBER, counted from 1, unless it has ended there before.
+    """Run the configuration that `overrides` compose, in `folder`/NUMBER, counted from 1, unless it has ended there
+    before.
 
-    Each has a folder of its own, since two of a list may be the same run.
+    Each has its own folder, since a list may have the same run twice.
     """
     print(f"[{number}] {shlex.join(overrides)}", flush=True)
     try:

@@ -1,6 +1,6 @@
-"""This module keeps how jobs in other processes ended, in the folder of their multirun, and reads it there.
+"""Records how jobs in other processes ended, in the folder of their multirun, and reads it back.
 
-A launcher's own answer is lost with its worker, and is not there at all for whoever looks at the folder later.
+A launcher's return value is lost if its worker dies, and is not available to a later process.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ class Outcomes:
         self._folder = sweep / OUTCOMES_FOLDER
 
     def begin(self, number: int) -> None:
-        """Note that a job has begun, as failed: so it stands if nothing ends it."""
+        """Record that a job has begun, as failed, which remains if the job never reports its end."""
         self.end(number, JobOutcome("failed", reason=DIED))
 
     def end(self, number: int, outcome: JobOutcome) -> None:
-        """Note how a job ended."""
+        """Record how a job ended."""
         self._folder.mkdir(exist_ok=True)
         folder = None if outcome.folder is None else outcome.folder.name
         values = {"status": outcome.status, "folder": folder, "reason": outcome.reason, "earlier": outcome.earlier}
@@ -42,7 +42,7 @@ class Outcomes:
         return [self._outcome(json.loads(regular_text(file))) for file in files]
 
     def clear(self) -> None:
-        """Forget all, as before the jobs begin and once the multirun has counted them."""
+        """Delete all outcomes, as before the jobs begin and after the multirun has counted them."""
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _outcome(self, values: dict[str, Any]) -> JobOutcome:

@@ -1,4 +1,4 @@
-"""A call of the command line is a session: it hands the arguments to Hydra and collects how its jobs ended."""
+"""A session is one call of the command line: it passes the arguments to Hydra and collects how its jobs ended."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ from spec_lab.program.own_options import check_own_options, typed_folders
 
 
 class Session:
-    """Runs what the arguments say: in this process one job after the other, or in the workers of a launcher."""
+    """Runs the jobs that the arguments ask for: in this process one after the other, or in the workers of a
+    launcher."""
 
     def __init__(self, adapt: Adapt = lambda config: config) -> None:
         """`adapt` changes each composed run before it is checked."""
@@ -49,7 +50,7 @@ class Session:
         """Check, compose and run `arguments` as they were typed.
 
         Raises:
-            UserError: the arguments come to no job at all, or to jobs that would time one another.
+            UserError: the arguments make no job, or jobs that would disturb each other's timings.
             Exception: as `call_hydra`.
         """
         extensions = extensions_in(arguments)
@@ -78,7 +79,7 @@ class Session:
         return worst_exit_code(outcome.status for outcome in self.outcomes)
 
     def report(self) -> None:
-        """Print the table of a sweep, and as the last line its folder, or that of a run."""
+        """Print the table of a sweep, and as the last line the folder of the sweep or the run."""
         folders = [outcome.folder for outcome in self.outcomes if outcome.folder is not None]
         if self._sweep.folder is not None and folders:
             counts = Counter(outcome.status for outcome in self.outcomes)
@@ -91,7 +92,7 @@ class Session:
             print(display(folders[0]))
 
     def _name_sweep(self, *parts: Any) -> str:
-        """Name the folder of a multirun here, before any job is launched; asked again, it is that one."""
+        """Name the folder of a multirun before any job is launched; later calls return the same name."""
         if self._sweep.place.folder is not None:
             return str(self._sweep.place.folder)
         output_dir, name, overrides, sweeper, fresh, launcher, device, shared_device, *read = parts
@@ -103,7 +104,7 @@ class Session:
         return self._sweep.name(output_dir, name, overrides, sweeper, fresh, reads)
 
     def _launch(self, task: JobTask, arguments: Sequence[str]) -> str | None:
-        """Run all jobs, and say what happened where a worker of the launcher ended before its job."""
+        """Run all jobs. Return what happened if a worker of the launcher died before its job ended."""
         try:
             call_hydra(task, arguments, conf_folder())
         except Exception as error:
@@ -115,7 +116,8 @@ class Session:
         return None
 
     def _read_outcomes(self, task: JobTask, lost: str | None) -> None:
-        """Collect what ran here and, from the folder, what ran in workers, whose output nobody sees on a cluster."""
+        """Collect the outcomes of jobs in this process and, from the folder, of those in workers, whose output may not
+        be visible on a cluster."""
         elsewhere = [] if self._sweep.place.folder is None else Outcomes(self._sweep.place.folder).read()
         self.outcomes = [*task.outcomes, *elsewhere]
         if lost is not None and all(outcome.status != "failed" for outcome in elsewhere):
@@ -132,7 +134,7 @@ class Session:
 
 
 def say_unmatched(task: JobTask) -> None:
-    """Say what of a typed `leave_out` no job was, of jobs that ran here."""
+    """Print which entries of a typed `leave_out` matched no job, for jobs that ran in this process."""
     for cell in task.cells:
         if cell not in task.left_out:
             print(
@@ -142,7 +144,7 @@ def say_unmatched(task: JobTask) -> None:
 
 
 def _tables(folder: Path) -> str:
-    """Return a line a run of a sweep, and where there is more."""
+    """Return a line for each run of a sweep, and where to find more."""
     from spec_lab.record.runs import search_runs
     from spec_lab.report.run_table import format_runs
 
@@ -151,13 +153,13 @@ def _tables(folder: Path) -> str:
 
 
 def call_hydra(task: Callable[[DictConfig], None], arguments: Sequence[str], conf: Path) -> None:
-    """Call `task` with what `arguments` make of `conf`/config.yaml, once or for every job of a multirun.
+    """Call `task` with the configuration composed from `conf`/config.yaml and `arguments`, for every job of a multirun.
 
     Raises:
-        Exception: they do not compose; `errors.is_of_composing` knows what Hydra raises.
+        Exception: the arguments do not compose; `errors.is_of_composing` recognises what Hydra raises.
     """
 
-    def run(composed: DictConfig) -> None:  # Hydra asks a task for its code, which a function has alone
+    def run(composed: DictConfig) -> None:  # Hydra reads a task's __code__, which only functions have
         task(composed)
 
     enter = hydra.main(version_base=VERSION_BASE, config_path=str(conf.absolute()), config_name="config")
@@ -166,7 +168,7 @@ def call_hydra(task: Callable[[DictConfig], None], arguments: Sequence[str], con
 
 
 def check_came_to_jobs(num_jobs: int, arguments: Sequence[str]) -> None:
-    """Raise UserError where `arguments` asked for jobs and came to none."""
+    """Raise UserError if `arguments` made no job at all."""
     if num_jobs == 0 and not any(flag in FLAGS_THAT_SHOW for flag in arguments):
         sweeps = [text for text in arguments if text.endswith(")")]
         raise UserError(f"{' '.join(sweeps) or 'the sweep'} comes to no job; give every key at least one value")
@@ -176,7 +178,7 @@ def check_came_to_jobs(num_jobs: int, arguments: Sequence[str]) -> None:
 def _as_process_arguments(arguments: Sequence[str]) -> Iterator[None]:
     """Put the arguments where Hydra reads them, in `sys.argv`.
 
-    Only under HYDRA_FULL_ERROR does it raise its errors instead of printing pages of them.
+    Also set HYDRA_FULL_ERROR, without which Hydra prints its errors at length instead of raising them.
     """
     argv, full_error = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
     sys.argv = [argv[0], *arguments]

@@ -1,4 +1,4 @@
-"""A multirun has a folder, which is named, held and closed here."""
+"""Names, locks and closes the folder of a multirun."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from spec_lab.record.schema import Status
 
 @dataclass(slots=True)
 class SweepPlace:
-    """Names the place that the jobs of a multirun write to, as they must know it wherever they run.
+    """Where the jobs of a multirun write to, which they must know in whichever process they run.
 
     Attributes:
         folder: None until Hydra has asked for it, as it does for a multirun only.
-        continues: whether an earlier process left the folder behind, with some of the jobs done, or all.
-        num_jobs: of the multirun, those left out too; None where only its sweeper knows.
+        continues: whether the folder exists from an earlier process, with some or all of the jobs done.
+        num_jobs: number of the multirun's jobs, including those left out; None if only its sweeper knows.
     """
 
     folder: Path | None = None
@@ -49,10 +49,10 @@ class SweepPlace:
 class FolderResolver:
     """The resolver `sweep_folder` of conf/config.yaml.
 
-    Hydra sends it to the workers of a launcher, where the folder has its name already.
+    Hydra also sends it to the workers of a launcher, by when the folder has its name.
 
     Attributes:
-        name: makes and names the folder, in the process that was typed.
+        name: makes and names the folder, in the process that was started from the command line.
     """
 
     name: Callable[..., str]
@@ -71,7 +71,7 @@ class FolderResolver:
 
 @dataclass(frozen=True, slots=True)
 class KnownFolder:
-    """The resolver `sweep_folder` in a worker, which is told the folder."""
+    """The resolver `sweep_folder` in a worker, which gets the folder from the first process."""
 
     folder: str
 
@@ -82,15 +82,15 @@ class KnownFolder:
 class Multirun:
     """A multirun, from the naming of its folder to its end: `with Multirun() as sweep: ...`.
 
-    Hydra makes the folder as soon as it has its name, before any job is checked. So all that speaks against the folder
-    is said when it is named, and what no job has written into is removed at the end.
+    Hydra makes the folder as soon as it has its name, before any job is checked. So the folder is checked when it is
+    named, and removed at the end if no job has written into it.
 
     Args:
-        writes: whether the jobs may write; a dry run gets a folder that is gone when it ends.
-        extensions: the modules that were typed.
+        writes: whether the jobs may write; a dry run gets a temporary folder.
+        extensions: the extension modules given on the command line.
 
     Attributes:
-        place: of the jobs; in a dry run it is a scratch folder.
+        place: where the jobs write; in a dry run it is a scratch folder.
         folder: None until Hydra has asked for it, as it does for a multirun only, and in a dry run.
     """
 
@@ -126,7 +126,7 @@ class Multirun:
         fresh: bool,
         reads: Mapping[str, Any],
     ) -> str:
-        """Do what the resolver behind `hydra.sweep.dir` does: make the folder and take its lock.
+        """Make the folder and take its lock; the resolver in `hydra.sweep.dir` calls this.
 
         Args:
             reads: the parts of the composed run that may name weights and prompts.

@@ -1,7 +1,7 @@
-"""A knob that only some of the swept options have: `-m acceptance=strict,typical acceptance.epsilon=0.1`.
+"""Handles knobs that only some of the swept options have: `-m acceptance=strict,typical acceptance.epsilon=0.1`.
 
-It is forced into every job, and taken out again where the option has none. Where that makes two jobs the same, as with
-two values of the knob, the second is left out.
+Such a knob is added to every job, and removed again from jobs whose option does not have it. If that makes two jobs
+equal, as with two values of the knob, the second is left out.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ FORCE = "++"
 
 
 def with_forced_knobs(arguments: Sequence[str], menu: Menu) -> tuple[list[str], tuple[str, ...]]:
-    """Return the arguments, in which such knobs are forced, and the knobs.
+    """Return the arguments, changed so that such knobs are added to every job, and these knobs.
 
     Raises:
         UserError: none of the swept options has a knob.
@@ -38,7 +38,7 @@ def with_forced_knobs(arguments: Sequence[str], menu: Menu) -> tuple[list[str], 
 
 
 def take_out(composed: DictConfig, knobs: Sequence[str]) -> list[str]:
-    """Take those of `knobs` out of a composed job that its options do not have, and return them."""
+    """Remove from a composed job those of `knobs` that its options do not have, and return them."""
     found: list[str] = []
     for knob in knobs:
         group, _, key = knob.rpartition(".")

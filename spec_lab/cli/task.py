@@ -1,4 +1,4 @@
-"""Hydra's task runs a composed job in this process, or in a worker of a launcher on this machine or another one."""
+"""The task that Hydra calls: it runs a composed job in this process, or in a worker of a launcher on any machine."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ from spec_lab.program.sweep_lock import sharing_lock
 from spec_lab.program.sweep_progress import SweepProgress
 
 IN_PROCESS = "basic"
-"""Hydra's own launcher, which runs one job after the other where it was called."""
+"""Hydra's default launcher, which runs one job after the other in the calling process."""
 
 
 @dataclass
 class JobTask:
-    """Runs jobs in this process and keeps how they ended. Sent to another process it becomes a `WorkerTask`.
+    """Runs jobs in this process and keeps their outcomes. When it is sent to another process it becomes a `WorkerTask`.
 
     Attributes:
-        place: of a multirun; it has its folder when Hydra launches the first job.
+        place: where the jobs of a multirun write; its folder is known when Hydra launches the first job.
         adapt: changes each composed run before it is checked.
-        extensions: the modules that were typed, which the jobs are composed with.
+        extensions: the extension modules given on the command line, which the jobs are composed with.
         knobs: those that only some of the swept options have.
-        cells: what `leave_out` names, of which some jobs were `left_out`.
+        cells: what `leave_out` names; `left_out` has those that matched a job.
     """
 
     place: SweepPlace
@@ -74,7 +74,8 @@ class JobTask:
         self.outcomes.append(outcome)
 
     def _is_another(self, composed: DictConfig) -> bool:
-        """Tell whether an earlier job is this one, but for knobs that its options do not have, and say so."""
+        """Return whether an earlier job is equal to this one once knobs that its options do not have are removed. Print
+        a line if so."""
         unread = take_out(composed, self.knobs)
         if not unread:
             return False
@@ -96,7 +97,7 @@ class JobTask:
 
 @dataclass(frozen=True, slots=True)
 class WorkerTask:
-    """Runs jobs in a process that is not the one that was typed, and leaves how they ended in the multirun's folder."""
+    """Runs jobs in a worker process, and writes their outcomes into the multirun's folder."""
 
     place: SweepPlace
     extensions: tuple[str, ...] = ()
@@ -116,7 +117,7 @@ class WorkerTask:
 
 
 def refuse_moved_folders(place: SweepPlace) -> None:
-    """Raise UserError where a file of options, which may set any key of Hydra's, sets one of its folders."""
+    """Raise UserError if a file of options, which may set any key of Hydra's, sets one of Hydra's folders."""
     settings = HydraConfig.get()
     moved = {
         "hydra.run.dir": settings.run.dir != ".",
@@ -124,14 +125,14 @@ def refuse_moved_folders(place: SweepPlace) -> None:
         "hydra.sweep.subdir": settings.sweep.subdir != ".",
     }
     if not OmegaConf.is_missing(settings.job, "num"):
-        # Nobody has asked for the folder's name where another stands in its place.
+        # The folder was never named if the file sets another one in its place.
         moved["hydra.sweep.dir"] = place.folder is None or Path(settings.sweep.dir).absolute() != place.folder
     for key in [key for key, is_moved in moved.items() if is_moved]:
         raise UserError(f"{key} is set by a file of options, and the lab names its folders itself; use output_dir=DIR")
 
 
 def refuse_unread_sweep() -> None:
-    """Raise UserError where a file of options sweeps, and nothing makes a multirun of it."""
+    """Raise UserError if a file of options sets sweep parameters but this is not a multirun."""
     settings = HydraConfig.get()
     if settings.sweeper.get("params") and OmegaConf.is_missing(settings.job, "num"):
         raise UserError(
@@ -141,7 +142,7 @@ def refuse_unread_sweep() -> None:
 
 
 def left_out(composed: DictConfig) -> str | None:
-    """Return the cell of `leave_out` that a job is, and say so in a line; None for what runs."""
+    """Return the entry of `leave_out` that a job matches, and print a line; None for jobs that run."""
     settings = HydraConfig.get()
     cell = None if OmegaConf.is_missing(settings.job, "num") else cell_left_out(composed, settings.runtime.choices)
     if cell is not None:
@@ -150,7 +151,7 @@ def left_out(composed: DictConfig) -> str | None:
 
 
 def run_composed(composed: DictConfig, place: SweepPlace, adapt: Adapt, extensions: tuple[str, ...]) -> JobOutcome:
-    """Run one composed job, or find how it ended before where its multirun is continued. Its errors become outcomes."""
+    """Run one composed job, unless it ended before in a multirun that is now continued. Its errors become outcomes."""
     settings = HydraConfig.get()
     in_sweep = not OmegaConf.is_missing(settings.job, "num")
     launcher = settings.runtime.choices["hydra/launcher"]
@@ -181,8 +182,7 @@ def run_composed(composed: DictConfig, place: SweepPlace, adapt: Adapt, extensio
 
 
 def device_of(config: RunConfig) -> AbstractContextManager[None]:
-    """Return the device of a job in a worker: its own for as long as it runs, or any where its times are not
-    wanted."""
+    """Return the device of a job in a worker: one that it holds alone while it runs, or any if it is not timed."""
     if not config.shared_device:
         return leased(config.device)
     spread()

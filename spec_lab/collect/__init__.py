@@ -1,1 +1,1 @@
-"""Hidden states of a target for whoever trains a drafter elsewhere."""
+"""Writes the hidden states of a target, for training a drafter with other software."""

@@ -1,4 +1,5 @@
-"""A tree of drafts may have the same paths in every round, from which the row of each draft follows. No torch here."""
+"""The paths of a static tree, the same in every round, which determine the row of each draft. It does not import
+torch."""
 
 from __future__ import annotations
 
@@ -11,15 +12,15 @@ class DraftPaths:
     """Numbers the rows of a static tree: by depth, then by rank.
 
     Attributes:
-        paths: of each row the ranks of its ancestors and its own; the root, row 0, has the empty one.
-        depth: drafts on the longest path.
-        parents: the row of each row's parent; the root is its own.
-        children: the rows below each row, by rank.
-        branches: the rows that have children, whose continuations are drafted.
+        paths: for each row, the ranks of its ancestors and its own; empty for the root, row 0.
+        depth: the number of drafts on the longest path.
+        parents: the parent of each row; the root is its own parent.
+        children: the children of each row, by rank.
+        branches: the rows that have children.
     """
 
     def __init__(self, drafts: Sequence[Sequence[int]]) -> None:
-        """`drafts`: for each the ranks of its ancestors and its own; a parent is there wherever a child is."""
+        """`drafts`: for each draft, the ranks of its ancestors and its own. Each draft's parent must be listed too."""
         self.paths: list[DraftPath] = [(), *sorted(map(tuple, drafts), key=lambda path: (len(path), path))]
         self.depth = len(self.paths[-1])
         row_of = {path: row for row, path in enumerate(self.paths)}
@@ -30,11 +31,11 @@ class DraftPaths:
         self.branches = [row for row, below in enumerate(self.children) if below]
 
     def rows_at(self, depth: int) -> list[int]:
-        """List the rows that are so many drafts below the root."""
+        """List the rows at this depth below the root."""
         return [row for row, path in enumerate(self.paths) if len(path) == depth]
 
     def branches_at(self, depth: int) -> list[int]:
-        """List the branches among them."""
+        """List the branches at this depth."""
         return [row for row in self.rows_at(depth) if self.children[row]]
 
     def way_to(self, row: int) -> list[int]:
@@ -42,6 +43,6 @@ class DraftPaths:
         return [0] if row == 0 else [*self.way_to(self.parents[row]), row]
 
     def leaves_first(self, row: int = 0) -> list[int]:
-        """List `row` and all that hangs below it in post-order: what is below a row stands before it, and before the
-        row's later siblings."""
+        """List `row` and all its descendants in post-order: the descendants of a row come before it, and before its
+        later siblings."""
         return [*(found for child in self.children[row] for found in self.leaves_first(child)), row]

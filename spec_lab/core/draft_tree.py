@@ -1,8 +1,8 @@
-"""A round's drafts as a tree: rows that name their parent, and what follows from that.
+"""A round's drafts as a tree: each row names its parent.
 
-Row 0 is the pending token, the root, and its own parent; every other row is a draft below the row that it names as its
-parent, which stands before it, or holds no draft, has none below it, and is its own parent too. Every
-tensor has a fixed shape: what differs from round to round is its contents.
+Row 0 is the root: the pending token, and its own parent. A row with a draft comes after its parent. A row without a
+draft is its own parent, and no draft is below it. All tensors have fixed shapes; only their contents change from round
+to round.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ class DraftTree:
     """The drafts of a round.
 
     Attributes:
-        tokens: [batch, N - 1] drafts, of which siblings differ.
-        parents: [batch, N] row of each row's parent.
+        tokens: [batch, N - 1] drafts; siblings are distinct.
+        parents: [batch, N] the parent of each row.
     """
 
     tokens: torch.Tensor
@@ -28,13 +28,13 @@ class DraftTree:
 
 @dataclass(slots=True)
 class TreeRows:
-    """The newest keys as the query rows of a tree see them; those before, the prefix, are there for every row.
+    """Which of the newest keys each query row of a tree sees. All rows see every key of the prefix before these.
 
     Attributes:
-        path_slots: [batch, num_queries, positions] the cache slot of the key that a row sees at each position behind
-            the prefix, up to its own: its ancestors' and its own; junk behind that.
-        depths: [batch, num_queries] position of each row behind the end of the prefix.
-        num_tail: newest keys, in the slots behind the prefix; the query rows write the last of them.
+        path_slots: [batch, num_queries, positions] the cache slots of the keys that a row sees after the prefix, by
+            position: those of its ancestors, then its own; junk after that.
+        depths: [batch, num_queries] position of each row, counted from the end of the prefix.
+        num_tail: the number of newest keys, in the slots after the prefix; the query rows write the last of them.
     """
 
     path_slots: torch.Tensor
@@ -43,7 +43,8 @@ class TreeRows:
 
 
 def ancestors_and_self(parents: torch.Tensor, depth: int) -> torch.Tensor:
-    """Say which rows are on the way from the root to each row: [batch, N, N] bool, of trees at most `depth` deep."""
+    """Return which rows are on the path from the root to each row: [batch, N, N] bool, in trees of up to `depth`
+    levels."""
     num_rows = parents.shape[1]
     rows = torch.arange(num_rows, device=parents.device)
     newest = rows.expand_as(parents)
@@ -55,10 +56,10 @@ def ancestors_and_self(parents: torch.Tensor, depth: int) -> torch.Tensor:
 
 
 def climb(parents: torch.Tensor, depth: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Find the way from the root to each row, in trees at most `depth` deep.
+    """Find the path from the root to each row, in trees of up to `depth` levels.
 
     Returns:
-        paths: [batch, N, depth + 1] the rows on the way by their depth, junk but in range behind the row itself.
+        paths: [batch, N, depth + 1] the rows on the path by depth; junk, but valid indices, after the row itself.
         depths: [batch, N].
     """
     batch, num_rows = parents.shape
@@ -75,15 +76,15 @@ def climb(parents: torch.Tensor, depth: int) -> tuple[torch.Tensor, torch.Tensor
 def keep_rows(
     tokens: torch.Tensor, parents: torch.Tensor, is_kept: torch.Tensor, width: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Move the drafts that are kept to the front of their tree, in their order, and drop rows behind `width` drafts.
+    """Move the kept drafts of each tree to its front, in order, and cut the tree to `width` drafts.
 
     Args:
         tokens: [batch, N].
-        parents: [batch, N]; the parent of what is kept is kept.
-        is_kept: [batch, N - 1] says which drafts are, at most `width` of a tree.
+        parents: [batch, N]; a kept draft's parent must be kept too.
+        is_kept: [batch, N - 1] bool, at most `width` kept drafts in a tree.
 
     Returns:
-        Tokens and parents [batch, width + 1]. Rows between what is kept and there hold no draft.
+        Tokens and parents [batch, width + 1]. Rows after the kept drafts hold no draft.
     """
     order = is_kept.sort(dim=1, descending=True, stable=True)
     rows = F.pad(order.indices[:, :width] + 1, (1, 0))  # the root first

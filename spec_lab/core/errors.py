@@ -1,4 +1,4 @@
-"""Decides whose mistake an error is, and puts one in a line."""
+"""Decides whether an error is the user's, the machine's or ours, and describes it in one line."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from typing import Literal
 
 
 class UserError(ValueError):
-    """Says that what was asked for cannot be done. The message names the knob or the file, and the remedy.
+    """A request of the user cannot be carried out. The message names the knob or the file, and the remedy.
 
-    The command line answers it with one line and exit code 2; any other exception is a failure of ours, with its
-    traceback, unless `trouble_of` knows it.
+    The command line prints it in one line, and exits with code 2. Any other exception is our own failure and gets a
+    traceback, unless `trouble_of` recognises it.
     """
 
 
 class Breakdown(ArithmeticError):
-    """A computation that cannot go on, such as one whose numbers are no longer finite, and that nothing of ours broke.
+    """A computation cannot continue, for instance since its numbers are no longer finite. It is not our mistake.
 
-    The message says where and what helps: one line, and exit code 1.
+    The message says where it happened and what helps. It is printed in one line, with exit code 1.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """An obstacle outside this program, in a line.
+    """An obstacle outside this program, described in one line.
 
     Attributes:
-        status: `refused` where another command helps, `failed` where the machine gave out.
+        status: `refused` if another command helps, `failed` if the machine is the cause.
     """
 
     line: str
@@ -41,22 +41,22 @@ class Trouble:
 
 
 WORN_OUT = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ESTALE}
-"""The machine's answers that have nothing to do with what was asked for, such as a full disk."""
+"""Errors of the system that do not depend on the command, such as a full disk."""
 DISK_IS_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 KERNELS = "spec_kernels"
 OURS = ("spec_lab", KERNELS)
 NO_KERNELS = f"the package {KERNELS} cannot be imported; install the lab, or put kernels/ on PYTHONPATH"
-"""Composing does without that package, and a raw checkout may not have it on its path."""
+"""A raw checkout may lack that package on its path. Composing works without it."""
 COMPOSERS = ("hydra", "omegaconf", "antlr4", "yaml")
-"""Packages that read the command line and the files of options: what they raise is about what was typed."""
+"""Packages that read the command line and the option files. Their errors are about what the user typed."""
 QUOTED_PATH = re.compile(r"(?P<before>['\"])/[^'\"\n]*/(?P<name>[^'\"/\n]+)(?=['\"])")
 BARE_PATH = re.compile(r"(?P<before>(?<![\w./:~-]))/(?:[^\s/'\",:;()\[\]]+/)+(?P<name>[^\s/'\",:;()\[\]]*)")
 OF_RUST = re.compile(r"\(os error (\d+)\)$")
-"""A library in Rust, such as safetensors, puts the number of what the system said at the end of its own words."""
+"""A library in Rust, such as safetensors, ends its message with the system's error number."""
 LONGEST_OF_TORCH = 80
-"""Letters of what torch says, which goes on for pages."""
+"""The most characters quoted from a message of torch, which can be pages long."""
 NULL_IN_A_PATH = "embedded null "
-"""Python's ValueError begins so, and has no other mark."""
+"""The beginning of Python's ValueError for a path with a null byte, by which alone it can be recognised."""
 OUT_OF_MEMORY = (
     *("not enough memory", "can't allocate memory", "cannot allocate memory"),
     *("out of memory", "failed to allocate"),
@@ -64,9 +64,9 @@ OUT_OF_MEMORY = (
 
 
 def trouble_of(error: BaseException) -> Trouble | None:
-    """Says what `error` means for the command or the machine; None where it is a mistake of ours, due a traceback.
+    """Return what `error` means for the user or the machine; None if it is our own mistake and needs a traceback.
 
-    No library is imported to recognise its errors, so that a program pays for none that it does not use.
+    It imports no library to recognise its errors, so a program only loads the libraries it uses.
     """
     if isinstance(error, UserError):
         return Trouble(str(error), "refused")
@@ -93,7 +93,7 @@ def trouble_of(error: BaseException) -> Trouble | None:
 
 
 def _breaks_torch(error: BaseException) -> bool:
-    """Tells whether torch raised `error` while it was imported, as it does for some of its environment variables."""
+    """Return whether `error` was raised by the import of torch, which some of its environment variables can break."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     return any(frame.f_globals.get("__name__") == "torch" and frame.f_code.co_name == "<module>" for frame in frames)
 
@@ -105,7 +105,7 @@ def _torch_is_broken(error: BaseException) -> str:
 
 
 def is_full_disk(error: BaseException) -> bool:
-    """Tells whether a file has no room to grow, whether Python says so or a library in Rust."""
+    """Return whether `error` means a full disk. Python or a library in Rust may have raised it."""
     if isinstance(error, OSError):
         return error.errno in DISK_IS_FULL
     number = OF_RUST.search(str(error))
@@ -113,7 +113,7 @@ def is_full_disk(error: BaseException) -> bool:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Tells whether an allocation failed, on the host or on a GPU; torch raises a RuntimeError for either."""
+    """Return whether an allocation failed, on the host or on a GPU. torch raises a RuntimeError for both."""
     if isinstance(error, MemoryError):
         return True
     return isinstance(error, RuntimeError) and any(words in str(error).lower() for words in OUT_OF_MEMORY)
@@ -121,7 +121,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 @contextmanager
 def enough_memory(problem: str) -> Iterator[None]:
-    """Raise UserError with `problem`, which says what helps, where an allocation inside fails."""
+    """Raise UserError with the message `problem` if an allocation inside fails."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:
@@ -131,9 +131,9 @@ def enough_memory(problem: str) -> Iterator[None]:
 
 
 def is_of_composing(error: BaseException) -> bool:
-    """Tells whether Hydra or OmegaConf raised `error`, or what they called: nothing of ours was between them and it.
+    """Return whether Hydra or OmegaConf raised `error`, or code that they called, with none of our code in between.
 
-    They raise ValueError, AssertionError and the like for what was typed, beside exceptions of their own.
+    For wrong input they raise exceptions of their own, but also ValueError, AssertionError and others.
     """
     if any(_package(kind.__module__) in COMPOSERS for kind in type(error).__mro__):
         return True
@@ -143,14 +143,14 @@ def is_of_composing(error: BaseException) -> bool:
 
 
 def is_interruption(error: BaseException) -> bool:
-    """Tells whether Ctrl-C is at the bottom of `error`, which cleaning up behind it may have raised in its place."""
+    """Return whether Ctrl-C caused `error`. Cleaning up after it may have raised another exception."""
     return any(isinstance(one, KeyboardInterrupt) for one in behind(error))
 
 
 def describe_error(error: BaseException) -> str:
-    """Return the class of an exception with its message, or, where an error carries none, the place it was raised at.
+    """Return the class of an exception with its message; without a message, the place where it was raised.
 
-    It goes into records that others may see, so that paths keep their last part only.
+    Others may see the records that contain it, so paths are cut to their last part.
     """
     kind, message = type(error).__name__, without_folders(str(error).strip())
     if message:
@@ -160,22 +160,21 @@ def describe_error(error: BaseException) -> str:
 
 
 def describe_os_error(error: OSError) -> str:
-    """Describe the error as in `FILE: No space left on device`; FILE is the one whose place another was to take."""
+    """Describe the error like `FILE: No space left on device`. For a rename FILE is the target."""
     reason, place = error.strerror or type(error).__name__, error.filename2 or error.filename
     return reason if place is None else f"{place}: {reason}"
 
 
 def one_line(message: object) -> str:
-    r"""Return a message without its line breaks, and with `\x1b` for what would steer a terminal instead of being
-    seen."""
+    r"""Return a message without line breaks, and with control characters escaped like `\x1b`."""
     return visible(" ".join(str(message).split()))
 
 
 def visible(text: str, keep: str = "") -> str:
-    r"""Return text from outside with `\x1b` for what would steer a terminal or a page instead of being seen.
+    r"""Return text from outside with control characters, which would affect a terminal or a page, escaped like `\x1b`.
 
     Args:
-        keep: letters that stay as they are, such as a line break.
+        keep: characters that are not escaped, such as a line break.
     """
     if text.isprintable():
         return text
@@ -190,7 +189,7 @@ def without_folders(text: str) -> str:
 
 
 def behind(error: BaseException) -> Iterator[BaseException]:
-    """Yield `error`, what it was raised from and what it was raised in the handling of, and so on."""
+    """Yield `error`, and recursively the exceptions it was raised from or while handling."""
     pending, seen = [error], set[int]()
     while pending:
         current = pending.pop()

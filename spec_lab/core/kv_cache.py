@@ -1,8 +1,8 @@
-"""The paged KV cache as every part sees it: memory in pages, and the cache slot of a position.
+"""The paged KV cache: memory in pages, and the cache slot of each position.
 
-Two pages are reserved. The null page is never written, so what is read from it is zero: key positions past the end of
-a sequence are read from there, which keeps stale or poisoned rows out of the arithmetic. The scratch page takes writes
-nobody will read: padded rows, and positions past the end of the cache.
+Two pages are reserved. The null page is never written, so reads from it return zeros. Key positions past the end of a
+sequence are read from it, which keeps stale or poisoned rows out of the arithmetic. The scratch page takes writes that
+are never read: those of padded rows, and of positions past the end of the cache.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ NUM_RESERVED_PAGES = 2
 
 @dataclass(frozen=True, slots=True)
 class LayerCache:
-    """The rows of one layer: keys and values, kv [num_pages * page_size, 2, num_kv_heads, head_dim], or the rows of
-    latent attention, kv [num_pages * page_size, row_width]."""
+    """The cache rows of one layer: keys and values, `kv` [num_pages * page_size, 2, num_kv_heads, head_dim], or rows of
+    latent attention, `kv` [num_pages * page_size, row_width]."""
 
     kv: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
 class CacheRow:
-    """Says what a layer's cache holds of one token.
+    """What a layer's cache holds for one token.
 
     Attributes:
-        shape: (2, num_kv_heads, head_dim) of keys and values, (row_width,) of latent rows.
-        owner: the layer whose rows this one reads, which has none of its own then; None is itself.
+        shape: (2, num_kv_heads, head_dim) for keys and values, (row_width,) for latent rows.
+        owner: the layer whose rows this layer reads instead of its own; None if it has its own.
     """
 
     shape: tuple[int, ...]
@@ -42,13 +42,13 @@ class CacheRow:
 
 
 class PagedKVCache:
-    """Rows of several layers, addressed by cache slot = page * page_size + offset; one page table serves all layers.
+    """Cache rows of several layers, addressed by cache slot = page * page_size + offset. All layers share a page table.
 
     Attributes:
-        tensors: [layers, num_pages * page_size, *shape], one for all layers whose rows have the same shape.
-        layers: a `LayerCache` a layer, a view; a layer that reads another's has that one's. A layer with a state has a
-            `RecurrentCache` instead.
-        recurrent: those caches alone, which lie by request slot and not in pages.
+        tensors: [layers, num_pages * page_size, *shape], one tensor for all layers whose rows have the same shape.
+        layers: a `LayerCache` for each layer, which is a view. A layer that reads another layer's rows has that layer's
+            cache. A layer with a state has a `RecurrentCache` instead.
+        recurrent: all `RecurrentCache`s, which are indexed by request slot and have no pages.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class PagedKVCache:
         device: torch.device,
         recurrent: Mapping[int, RecurrentCache] | None = None,
     ) -> None:
-        """`rows`: None for the layers whose caches are in `recurrent`."""
+        """`rows`: the cache rows of each layer; None for layers whose caches are in `recurrent`."""
         by_layer = recurrent or {}
         self.recurrent = tuple(by_layer.values())
         self.num_pages = num_pages
@@ -82,7 +82,8 @@ class PagedKVCache:
 
     @property
     def kv(self) -> torch.Tensor:
-        """The rows of all layers [num_layers, num_pages * page_size, 2, num_kv_heads, head_dim], where they agree."""
+        """The rows of all layers [num_layers, num_pages * page_size, 2, num_kv_heads, head_dim], if their shapes
+        agree."""
         (tensor,) = self.tensors
         return tensor
 

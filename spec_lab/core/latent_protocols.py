@@ -1,4 +1,4 @@
-"""The promise of a backend that attends over the cache rows of latent attention (MLA, DeepSeek-V2)."""
+"""The protocol of a backend that attends over cache rows of latent attention (MLA, DeepSeek-V2)."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ MultiplyHeads = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, "torch.Tenso
 
 @dataclass(frozen=True, slots=True)
 class LatentKernels:
-    """The kernels of what stands around latent attention (`spec_kernels.latent_rows` and `head_products`, whose
-    arguments they have).
+    """The kernels before and after latent attention; arguments are those in `spec_kernels.latent_rows` and
+    `head_products`.
 
     Attributes:
         write: norms and rotates the rows of a forward, and writes them to the cache.
-        turn: rotates the last channels of query heads into absorbed queries.
-        multiply: multiplies each head of up to `max_head_rows` rows with its matrix, and rotates its other channels.
-        absorb_and_write: does that to query heads, and what `write` does, for rows that all attend.
+        turn: rotates the last channels of query heads, and writes them into absorbed queries.
+        multiply: multiplies each head of up to `max_head_rows` rows by its matrix, and rotates its other channels.
+        absorb_and_write: does `multiply` for query heads, and `write`, for rows that all attend.
     """
 
     write: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, float], None]
@@ -34,16 +34,16 @@ class LatentKernels:
 
 
 class LatentAttentionBackend(Protocol):
-    """Attends over a paged cache of one row a token, which all heads share: kv [slots, row_width].
+    """Attends over a paged cache with one row for each token, which all heads share: kv [slots, row_width].
 
     Attributes:
-        kernels: what a layer norms, rotates and writes with; None to do that in torch, and `write` then.
+        kernels: the kernels that norm, rotate and write; None if a layer does that in torch and calls `write`.
     """
 
     kernels: LatentKernels | None
 
     def expect(self, batch_size: int) -> None:
-        """Take note of the most requests that a round of the run has. It is known before anything is computed."""
+        """Announce the largest number of requests in a round of the run. It is called before anything is computed."""
         ...
 
     def write(self, cache: LayerCache, metadata: AttentionMetadata, rows: torch.Tensor) -> None:
@@ -59,8 +59,10 @@ class LatentAttentionBackend(Protocol):
         value_width: int,
         scale: float,
     ) -> torch.Tensor:
-        """Let [rows, num_heads, row_width] queries attend, whose keys are the rows and whose values are the first
-        `value_width` numbers of them; returns [rows, num_heads, value_width]."""
+        """Attend with queries [rows, num_heads, row_width], and return [rows, num_heads, value_width].
+
+        Keys are the cache rows, and values are their first `value_width` numbers.
+        """
         ...
 
     def attend_unfolded(
@@ -73,11 +75,13 @@ class LatentAttentionBackend(Protocol):
         value_map: torch.Tensor,
         scale: float,
     ) -> torch.Tensor:
-        """Let [rows, num_heads, query_width] queries attend over keys and values that the maps of each head make of all
-        rows; returns values [rows, num_heads, v_head_dim]. It is for many rows, as of a prompt.
+        """Attend with queries [rows, num_heads, query_width] to unfolded keys and values; return values [rows,
+        num_heads, v_head_dim].
+
+        Each head's maps unfold the keys and values of all cache rows. This is for many query rows, such as a prompt's.
 
         Args:
-            key_map: [num_heads, qk_nope_head_dim, kv_lora_rank]; the rest of a query meets the rest of a row.
+            key_map: [num_heads, qk_nope_head_dim, kv_lora_rank]; the rotated channels of queries and rows need no map.
             value_map: [num_heads, kv_lora_rank, v_head_dim].
         """
         ...

@@ -1,4 +1,4 @@
-"""The promises that a model's layers build on: attention over a paged cache, and the choice of the rows that go on.
+"""The protocols that a model's layers use: attention over a paged cache, and the selection of rows that go on.
 
 Implementations are in `spec_lab.attention` and `spec_lab.core`.
 """
@@ -15,7 +15,7 @@ from spec_lab.core.types import AttentionMetadata
 
 
 class MetadataMover(Protocol):
-    """Moves the metadata of a draft between two steps of the loop."""
+    """Advances the metadata of a draft between two draft steps."""
 
     def advance(self, metadata: AttentionMetadata) -> None:
         """Move one-row metadata to the next position, in place."""
@@ -23,7 +23,7 @@ class MetadataMover(Protocol):
 
 
 class RopeWrite(Protocol):
-    """Norms heads, rotates queries and keys and writes K and V in one kernel: `spec_kernels.rope_write`."""
+    """One kernel that norms heads, rotates queries and keys, and writes K and V: `spec_kernels.rope_write`."""
 
     def __call__(
         self,
@@ -45,11 +45,11 @@ class AttentionBackend(MetadataMover, Protocol):
     Attributes:
         prewrite: whether K and V may be written before attention, so that dead query rows can be dropped in between
             (tokenspeed's `support_kv_cache_prewrite`).
-        supports_in_place_update: whether `advance` may be captured: it leaves exactly what `build` would make at the
-            next position, in the same tensors (vLLM #46849's `supports_draft_decode_metadata_update`). Launched from
-            Python it works with every backend.
-        rope_write: the kernel of attention whose heads it fits; None to rotate first and `write` then.
-        latent: attention over the cache rows of latent layers; None where the backend has none.
+        supports_in_place_update: whether `advance` may be captured. It must leave in the same tensors exactly what
+            `build` would make for the next position (vLLM #46849's `supports_draft_decode_metadata_update`). Launched
+            eagerly, `advance` works with every backend.
+        rope_write: the fused kernel, for heads of sizes that it supports; None if rotation and `write` are separate.
+        latent: attention over the cache rows of latent layers; None if the backend has none.
     """
 
     prewrite: bool
@@ -60,12 +60,12 @@ class AttentionBackend(MetadataMover, Protocol):
     def build(
         self, positions: torch.Tensor, seq_lens: torch.Tensor, page_table: torch.Tensor, max_seq_len: int
     ) -> AttentionMetadata:
-        """Make the metadata for query rows at `positions` [batch, num_queries] of requests with `seq_lens` [batch]
+        """Make the metadata of query rows at `positions` [batch, num_queries] in requests with `seq_lens` [batch]
         keys."""
         ...
 
     def write(self, cache: LayerCache, metadata: AttentionMetadata, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Write [rows, num_kv_heads, head_dim] keys and values to `metadata.slot_mapping`."""
+        """Write keys and values, both [rows, num_kv_heads, head_dim], to `metadata.slot_mapping`."""
         ...
 
     def attend(
@@ -76,7 +76,7 @@ class AttentionBackend(MetadataMover, Protocol):
         window: int | None,
         scale: float,
     ) -> torch.Tensor:
-        """Let [rows, num_heads, head_dim] queries attend; returns [rows, num_heads * head_dim]."""
+        """Attend with queries [rows, num_heads, head_dim], and return [rows, num_heads * head_dim]."""
         ...
 
 
@@ -84,18 +84,18 @@ class RowSelection(Protocol):
     """Chooses which rows of a layer go on past its KV write, and where the others are dropped.
 
     Attributes:
-        is_empty: no row goes on; the layer only writes KV.
+        is_empty: whether no row goes on, so that the layer only writes KV.
     """
 
     is_empty: ClassVar[bool]
 
     @property
     def live_rows(self) -> torch.Tensor | None:
-        """The flat indices [live rows] of those that go on, in the layer or behind it; None where all do."""
+        """The flat indices [live rows] of the rows that go on, within the layer or after it; None if all do."""
         ...
 
     def queries(self, queries: torch.Tensor, metadata: AttentionMetadata) -> tuple[torch.Tensor, AttentionMetadata]:
-        """Pick the rows that attend, and return them with the metadata that fits them."""
+        """Pick the rows that attend, and return them with their metadata."""
         ...
 
     def attended(self, rows: torch.Tensor) -> torch.Tensor:
@@ -103,14 +103,14 @@ class RowSelection(Protocol):
         ...
 
     def residual(self, rows: torch.Tensor) -> torch.Tensor:
-        """Pick the residual rows that meet them."""
+        """Pick the residual rows of the rows that go on."""
         ...
 
     def live(self, rows: torch.Tensor) -> torch.Tensor:
-        """Pick the live rows of the layer's output, for selections that dropped nothing inside it."""
+        """Pick the live rows of the layer's output, if they were not picked inside the layer."""
         ...
 
     def behind(self, metadata: AttentionMetadata) -> AttentionMetadata | None:
-        """Return the metadata of the rows that go on, for a layer behind the one they were chosen in; None where there
-        is none, so that no layer can follow."""
+        """Return the metadata of the rows that go on, for the layers after this one; None if there is none, and then no
+        layer may follow."""
         ...

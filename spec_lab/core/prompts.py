@@ -1,5 +1,6 @@
-"""The rows of a prompt pass: chunks of several prompts, one behind the other in one forward (vLLM and SGLang pack a
-step by a budget of tokens in the same way).
+"""The rows of a prompt pass: one forward runs chunks of several prompts, one after the other.
+
+vLLM and SGLang fill a step up to a token budget in the same way.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from spec_lab.core.types import AttentionMetadata
 
 @dataclass(frozen=True, slots=True)
 class PromptSpan:
-    """Names a stretch of one prompt: the rows of positions start..end - 1.
+    """A chunk of one prompt: the rows at positions start..end - 1.
 
     Attributes:
-        is_last: the prompt ends with it.
+        is_last: the prompt ends with this chunk.
     """
 
     slot: int
@@ -33,11 +34,12 @@ class PromptSpan:
 
 @dataclass(frozen=True, slots=True)
 class PromptRounding:
-    """Says how a prompt's rows come to the same bits whatever stands beside them; as it stands, they do not.
+    """How a prompt's rows get the same bits, whatever rows share their forward. The defaults do not promise that.
 
     Attributes:
-        least_rows: of a forward; rows that nobody reads fill it up.
-        products: the context of a forward, in which the library's products of so many rows round alike.
+        least_rows: the smallest number of rows of a forward; padding rows fill up a smaller one.
+        products: makes a context manager around a forward. Inside, the library's products of at least `least_rows` rows
+            round every row alike.
     """
 
     least_rows: int = 0
@@ -48,8 +50,10 @@ class PromptRounding:
         return self.least_rows > 0
 
     def filling(self, spans: Sequence[PromptSpan], slot: int) -> tuple[PromptSpan, ...]:
-        """Return the stretch, of no prompt, that stands behind `spans` where they have too few rows: it writes to
-        scratch, whosever `slot` it is given."""
+        """Return the padding span that follows `spans` if they have fewer than `least_rows` rows.
+
+        Its positions are negative, so it writes to the scratch page, whatever `slot` it is given.
+        """
         num_missing = self.least_rows - sum(span.num_rows for span in spans)
         return (PromptSpan(slot, -num_missing, 0, is_last=False),) if num_missing > 0 else ()
 
@@ -59,12 +63,13 @@ NO_ROUNDING = PromptRounding()
 
 @dataclass(frozen=True, slots=True)
 class LiveRows:
-    """The rows of a forward whose output somebody reads: the last one of each prompt that ends in it.
+    """The rows of a forward whose output is read: the last row of each prompt that ends in it.
 
     Attributes:
         rows: [ended] flat indices into the rows of the forward.
         attention: metadata of these rows alone, one query each, with room for the draft steps.
-        attend_with_others: in the target a row attends as it would if all were read; a lone query rounds otherwise.
+        attend_with_others: in the target, these rows attend together with all other rows of their chunk. A single query
+            would round differently.
     """
 
     rows: torch.Tensor
@@ -72,7 +77,8 @@ class LiveRows:
     attend_with_others: bool = False
 
     def of(self, rows: torch.Tensor) -> torch.Tensor:
-        """Pick them from the rows of the forward; where they alone were kept, those are all there are."""
+        """Pick the live rows from `rows` of the forward. If `rows` holds only live rows already, return it
+        unchanged."""
         return rows if rows.shape[0] == self.rows.shape[0] else rows.index_select(0, self.rows)
 
 
@@ -82,9 +88,9 @@ class PromptEnds:
 
     Attributes:
         slot_ids: [ended].
-        kv_lens: [ended] tokens of each prompt, L of its first round; no view of what draft steps move.
-        tokens: [ended] what the target sampled behind each prompt.
-        live: the last row of each.
+        kv_lens: [ended] tokens of each prompt, L of its first round. This is a copy, which draft steps do not change.
+        tokens: [ended] the first token that the target sampled for each prompt.
+        live: the last row of each prompt.
         max_kv_len: the longest of these prompts, known to the host.
     """
 
@@ -97,17 +103,18 @@ class PromptEnds:
 
 @dataclass(slots=True)
 class PromptPack:
-    """Chunks of prompts just run through the target, for the drafter to ingest.
+    """Prompt chunks that the target has just run, for the drafter to ingest.
 
     Attributes:
-        spans: the chunk of each request, in the order of the rows; what fills the forward up stands last.
+        spans: the chunk of each request, in the order of the rows; the padding span is last.
         slot_ids: [requests] their slots.
-        token_ids: [rows] the chunks' own tokens.
-        next_token_ids: [rows] token at position p + 1 for the row at position p; behind a prompt's end the sampled one.
-        features: [rows, feature_size] of the target, None when the drafter asked for none; [ended, feature_size] when
-            it asked for the last row of prompts only.
+        token_ids: [rows] the tokens of the chunks.
+        next_token_ids: [rows] the token at position p + 1 for the row at position p; the sampled token for the last
+            position of a prompt.
+        features: [rows, feature_size] hidden states of the target; [ended, feature_size] if the drafter wants only the
+            last row of prompts; None if it wants none.
         attention: the target's metadata of these rows (same positions and slots).
-        ends: None where no prompt ends here, so that no draft is wanted.
+        ends: the prompts that end here; None if there are none, and then nothing is drafted.
     """
 
     spans: tuple[PromptSpan, ...]

@@ -1,4 +1,4 @@
-"""The promises of a round's parts to it and to one another: target, drafter, acceptance rule and timer.
+"""The protocols of a round's parts: target, drafter, acceptance rule and timer.
 
 Implementations are in `spec_lab.models`, `spec_lab.drafters`, `spec_lab.acceptance` and `spec_lab.engine`.
 """
@@ -43,60 +43,60 @@ class Target(Protocol):
         selection: RowSelection,
         features: FeatureSpec,
     ) -> TargetOutput:
-        """Run [rows] tokens; write their KV; in the last layer only the selected rows go on.
+        """Run tokens [rows] and write their KV. In the last layer only the selected rows go on.
 
-        Features are of all rows, except `final_hidden`, which is of the kept ones.
+        Features are returned for all rows, except `final_hidden`, which is returned for the kept rows.
         """
         ...
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Turn [rows, hidden_size] after the final norm into logits [rows, vocab_size]."""
+        """Turn hidden states after the final norm [rows, hidden_size] into logits [rows, vocab_size]."""
         ...
 
 
 class HostDrafter(Protocol):
-    """Drafts on the host, when it has read a round and before it launches the next.
+    """Drafts on the host, after it has read a round and before it launches the next.
 
     Attributes:
-        num_on_device: drafts that the device makes of each request, 0 where all come from the host; a round in which
-            the host has none needs no more rows for them.
-        part_names: of what drafts on the host and on the device, as a record has them; None where one part drafts.
+        num_on_device: drafts that the device makes for each request; 0 if all come from the host. If the host has none
+            in a round, the round needs rows for these only.
+        part_names: names, for the record, of the drafters on the host and on the device; None if there is only one.
     """
 
     num_on_device: int
     part_names: tuple[str, str] | None
 
     def restart(self) -> None:
-        """Forget all requests, so that a pass over a workload knows nothing of the one before."""
+        """Drop all state, so that a pass over a workload does not depend on earlier passes."""
         ...
 
     def draft(self, sequences: Sequence[RunningRequest]) -> list[list[int] | None]:
-        """Return at most K drafts behind the pending token of each request; None keeps what the device drafted."""
+        """Return up to K drafts to follow the pending token of each request; None keeps those of the device."""
         ...
 
     def finish(self, sequence: RunningRequest) -> None:
-        """Take note that a request has ended, and leaves its slot."""
+        """Handle the end of a request, which gives up its slot."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class DrafterRequirements:
-    """The needs of a drafter, which the other parts have to meet.
+    """What a drafter requires from the other parts.
 
     Attributes:
-        features: the target's hidden states it reads.
-        catchup_rows: rows a request of each pass of the catch-up step, of which one is live: (N,) for a layer that is
-            reused, (N, N + 1, ...) for a module for each draft, () for a drafter without such a step.
-        distinct_steps: the steps of a round differ in more than their column (other weights), so that each needs a
-            graph of its own.
-        learn_continuations: takes the plain outputs by request id before anything is timed; None for a drafter that
-            does not replay them.
-        draft_rest: turns the state with draft 1 into all drafts [batch, K] at once, metadata moved on the way; None
-            where the round runs `step` for each.
-        has_loop: drafts are made one behind the other; False where all of them are there with the first.
-        on_host: drafts on the host, beside what the device does; None where nothing does.
-        count_catchup: counts the rows that a catch-up step computes, from the tokens that each request of a round
-            emitted and the rows of each that were verified; None where they are those that a pruning counts.
+        features: the target's hidden states that it reads.
+        catchup_rows: the rows for each request in each pass of the catch-up step, of which one is live. (N,) for one
+            reused layer, (N, N + 1, ...) for a module for each draft, () without a catch-up step.
+        distinct_steps: the steps of a round differ in more than their column, such as in weights. So each needs a graph
+            of its own.
+        learn_continuations: takes the outputs of plain decoding by request id, before anything is timed; None for a
+            drafter that does not replay them.
+        draft_rest: makes all drafts [batch, K] at once from the state with draft 1, and advances metadata; None if the
+            round runs `step` for each draft.
+        has_loop: whether drafts are made one after another; False if all are ready with the first.
+        on_host: the drafter that runs on the host in addition; None if there is none.
+        count_catchup: counts the rows that a catch-up step computes, from n of each request and the number of verified
+            rows; None if the pruning counts them.
     """
 
     features: FeatureSpec = field(default_factory=FeatureSpec)
@@ -110,21 +110,23 @@ class DrafterRequirements:
 
     @property
     def catches_up(self) -> bool:
-        """Says whether `prune.catchup` has something to prune."""
+        """Return whether there is a catch-up step that `prune.catchup` can prune."""
         return bool(self.catchup_rows)
 
     def rows_of_passes(self, num_verified: int) -> tuple[int, ...]:
-        """Return the rows a request of each pass behind a round that verified so many: a layer that is reused runs
-        those, a module for each draft keeps a window of its own."""
+        """Return the rows for each request in each pass after a round that verified `num_verified` rows.
+
+        A reused layer runs these rows; a module for each draft always runs its own window.
+        """
         return self.catchup_rows if self.distinct_steps else (num_verified,) * len(self.catchup_rows)
 
 
 class DraftState(Protocol):
-    """State of a draft between the steps of one round.
+    """The state of drafting between the steps of one round.
 
     Attributes:
         tokens: [batch] the newest draft, in target ids.
-        attention: one-row metadata that moves a position before each step, in place; None where nothing moves.
+        attention: one-row metadata, advanced in place by one position before each step; None if nothing is advanced.
     """
 
     tokens: torch.Tensor
@@ -141,29 +143,28 @@ class Drafter(Protocol[State]):
     requirements: DrafterRequirements
 
     def admit(self, slot: int, request: Request) -> None:
-        """Clear what an earlier request left in `slot`."""
+        """Reset the state of `slot` for a new request."""
         ...
 
     def ingest(self, pack: PromptPack) -> State | None:
-        """Take stretches of prompts. Return the state with the first draft of those that end there, None where none
-        does."""
+        """Ingest chunks of prompts. Return the state with draft 1 of the prompts that end; None if none ends."""
         ...
 
     def catch_up(self, verified: VerifiedRound) -> State:
-        """Take a verified round, and return the state with draft 1. A round may have verified fewer than K drafts.
+        """Process a verified round, which may have verified fewer than K drafts, and return the state with draft 1.
 
-        A drafter with a cache of its own catches up with what the round emitted. For a drafter without one (frozen-KV,
-        lookup, random) there is nothing to catch up with: this is its first draft step, from the last accepted row.
+        A drafter with a KV cache catches up with the emitted tokens. A drafter without one (frozen-KV, lookup, random)
+        only takes its first draft step, from the last accepted row.
         """
         ...
 
     def step(self, state: State, step: DraftStep) -> None:
-        """Replace `state.tokens` by the next draft. `state.attention` has been moved already."""
+        """Replace `state.tokens` by the next draft. `state.attention` has already been advanced."""
         ...
 
     def kept_logits(self, slot_ids: torch.Tensor) -> torch.Tensor | None:
-        """Return the [batch, K, vocab] logits of what the drafts of `slot_ids` were sampled from; None when they are
-        given."""
+        """Return the logits [batch, K, vocab] from which the drafts of `slot_ids` were sampled; None if they were not
+        sampled."""
         ...
 
 
@@ -173,8 +174,8 @@ class RuleTraits:
 
     Attributes:
         lossless: the output follows the target's distribution (at temperature 0, its argmax).
-        imposed: acceptance is set and not earned, so acceptance lengths and answers say nothing about the models.
-        reads_draft_logits: the drafter has to sample, and to keep the logits of what it sampled from.
+        imposed: acceptance is imposed, so acceptance lengths and answers say nothing about the models.
+        reads_draft_logits: the drafter must sample, and keep the logits that it sampled from.
     """
 
     lossless: bool
@@ -183,20 +184,21 @@ class RuleTraits:
 
 
 class AcceptanceRule(Protocol):
-    """Turns logits and drafts into emitted tokens; no model in it. State, if any, is a tensor row a slot."""
+    """Turns logits and drafts into emitted tokens, without a model. Its state, if any, is a tensor with a row for each
+    slot."""
 
     traits: RuleTraits
 
     def admit(self, slot: int, request: Request) -> None:
-        """Set the slot's state from the whole prompt, over what an earlier request left."""
+        """Set the slot's state for a new request, from its whole prompt."""
         ...
 
     def first_tokens(self, logits: torch.Tensor, slot_ids: torch.Tensor, kv_lens: torch.Tensor) -> torch.Tensor:
-        """Choose the token [batch] behind each prompt of `kv_lens` [batch] tokens, from logits [batch, vocab]."""
+        """Choose the token [batch] after each prompt of `kv_lens` [batch] tokens, from logits [batch, vocab]."""
         ...
 
     def accept(self, inputs: AcceptanceInputs) -> Verification:
-        """Judge one round. Touches device tensors only."""
+        """Judge one round. It uses device tensors only."""
         ...
 
 
@@ -204,40 +206,40 @@ class StageTimer(Protocol):
     """Measures named spans inside a round."""
 
     def round(self, num_rounds: int = 1) -> AbstractContextManager[None]:
-        """Forgets the round before; `num_rounds` are launched at once."""
+        """Begin a launch of `num_rounds` rounds, and drop the spans of the previous launch."""
         ...
 
     def inner_round(self, index: int) -> AbstractContextManager[None]:
-        """While several rounds are captured in one graph: the spans inside are those of round `index`."""
+        """Assign the spans inside to round `index`, while several rounds are captured in one graph."""
         ...
 
     def unmarked(self) -> AbstractContextManager[None]:
-        """Inside, spans are not measured: a stretch of a graph that may hold no mark."""
+        """Measure no spans inside, for a part of a graph that may not contain events."""
         ...
 
     def span(self, name: str) -> AbstractContextManager[None]: ...
 
     def reading(self) -> AbstractContextManager[None]:
-        """While the host waits for a round's results: a part of `readback` where the host's clock measures spans."""
+        """Enclose the wait for a round's results. It counts as `readback` if the host's clock measures spans."""
         ...
 
     def capture(self) -> AbstractContextManager[list[Any]]:
-        """While a graph is captured: spans become marks inside the graph, where there is such a thing."""
+        """Enclose the capture of a graph. Spans become marks inside the graph, if the device supports that."""
         ...
 
     def replay(self, name: str, marks: list[Any]) -> AbstractContextManager[None]:
-        """Around a replay of segment `name`; its time counts as that of the marked spans, or without marks as one."""
+        """Enclose a replay of segment `name`. Its time is that of the marked spans, or without marks one span."""
         ...
 
     @property
     def spans(self) -> Any:
-        """Return what holds the spans of the rounds launched last, for `collect` behind the next launch."""
+        """Return the container of the latest launch's spans, for a `collect` that comes after the next launch."""
         ...
 
     def collect(self, spans: Any, num_rounds: int = 1) -> list[dict[str, float]]:
-        """Return the seconds by name of each of the first `num_rounds` of the rounds that `spans` are of, which have
+        """Return the seconds by stage of each of the first `num_rounds` rounds of `spans`. These rounds must have
         ended.
 
-        A span that holds several rounds, or lies around them, is shared by them equally.
+        A span around several rounds is divided equally among them.
         """
         ...

@@ -1,4 +1,4 @@
-"""The promises of the two pruning knobs: each chooses a `RowSelection` for a pass, which the layers then ask."""
+"""The protocols of the two pruning knobs. Each chooses a `RowSelection` for a pass, which the layers use."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 
 class Drop(Enum):
-    """Where in a layer, behind its KV write, the rows end that nobody reads.
+    """Where a layer drops unread rows, after its KV write.
 
-    A step that does nothing but write KV leaves them out, unless they end nowhere.
+    A step that only writes KV leaves them out, except with NOWHERE.
     """
 
     NOWHERE = auto()
@@ -29,10 +29,10 @@ class Drop(Enum):
 class PromptPruning(Protocol):
     """Chooses which rows of the prompt pass go on (`prune.prefill`).
 
-    `live` are the last rows of the prompts that end in the forward, None where none does.
+    `live` are the last rows of the prompts that end in the forward; None if none ends.
 
     Attributes:
-        needs_prewrite: a query attends over a cache that was written before (`AttentionBackend.prewrite`).
+        needs_prewrite: KV must be written before attention (`AttentionBackend.prewrite`).
     """
 
     needs_prewrite: ClassVar[bool]
@@ -42,7 +42,7 @@ class PromptPruning(Protocol):
         ...
 
     def logit_rows(self, hidden: torch.Tensor, live: LiveRows | None) -> torch.Tensor:
-        """Pick the rows of `hidden` [kept rows, hidden_size] for which logits are computed."""
+        """Pick from `hidden` [kept rows, hidden_size] the rows for which logits are computed."""
         ...
 
     def drafter_selection(self, live: LiveRows | None) -> RowSelection:
@@ -54,31 +54,31 @@ class CatchupPruning(Protocol):
     """Chooses which rows of the drafter's catch-up step go on (`prune.catchup`).
 
     Attributes:
-        needs_prewrite: a query attends over a cache that was written before (`AttentionBackend.prewrite`).
+        needs_prewrite: KV must be written before attention (`AttentionBackend.prewrite`).
     """
 
     needs_prewrite: ClassVar[bool]
 
     def selection(self, live_rows: torch.Tensor, live_attention: AttentionMetadata) -> RowSelection:
-        """Select rows: `live_rows` [batch] are flat row indices, `live_attention` has one query each, at the trimmed
-        length."""
+        """Select rows. `live_rows` [batch] are flat row indices; `live_attention` has one query for each, at the
+        trimmed length."""
         ...
 
     def num_computed(self, live_lens: Sequence[int], num_rows: int) -> int:
-        """Return how many of `num_rows` rows for each of `live_lens` are computed past the KV write.
+        """Return how many rows are computed past the KV write, in a pass of `num_rows` rows for each request.
 
         Args:
-            live_lens: L + n of each request, as far as the round has committed it; 1 for a padded row.
+            live_lens: L + n of each request; 1 for a padded row.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class PrunePolicy:
-    """The two knobs together.
+    """The two pruning knobs together.
 
     Attributes:
-        drop: where `catchup` ends the rows that are not live, in every batch; None where that differs.
+        drop: where `catchup` drops rows that are not live; None if that depends on the batch.
     """
 
     prompt: PromptPruning
@@ -87,10 +87,10 @@ class PrunePolicy:
 
     @property
     def needs_prewrite(self) -> bool:
-        """Says whether a query may have to attend over a cache that was written before."""
+        """Return whether KV must be written before attention."""
         return self.prompt.needs_prewrite or self.catchup.needs_prewrite
 
     @property
     def drops_rows(self) -> bool:
-        """Says whether of the catch-up step the live rows alone go on, in every batch."""
+        """Return whether only the live rows of the catch-up step go on, in every batch."""
         return self.drop in (Drop.BEFORE_ATTENTION, Drop.BEHIND_ATTENTION)

@@ -1,7 +1,7 @@
-"""Forwards whose requests differ in their number of rows: they are a row of even batches, each of which attends alone.
+"""Ragged forwards, whose requests have different numbers of rows: a sequence of even batches.
 
-Products, norms and KV writes take all rows at once, which is most of a forward's work; what works request by request
-(attention, the scan of a recurrent layer) is called for every even batch. So a backend knows even batches only.
+All requests of an even batch have the same number of rows. Products, norms and KV writes run once over all rows.
+Attention and the scan of a recurrent layer run once for each even batch. So a backend only handles even batches.
 """
 
 from __future__ import annotations
@@ -18,13 +18,15 @@ from spec_lab.core.prompts import LiveRows, PromptEnds, PromptPack, PromptSpan
 from spec_lab.core.types import AttentionMetadata
 
 KEYS_ALONE = 4096
-"""A chunk that sees so many keys attends alone: it fills a device, and a backend may have another kernel for one chunk
-(`spec_lab.attention.long_prompts`). So its bits are the same in every pack."""
+"""A chunk that sees at least this many keys is an even batch of its own, since it fills a device by itself.
+
+A backend may use another kernel for a single chunk (`spec_lab.attention.long_prompts`). So such a chunk has the same
+bits, whatever is packed with it."""
 
 
 @dataclass(frozen=True, slots=True)
 class EvenBatch:
-    """An even batch of a forward: which of its rows, which of its requests, and their metadata."""
+    """An even batch: its rows and its requests within the forward, and their metadata."""
 
     rows: slice
     requests: slice
@@ -32,7 +34,7 @@ class EvenBatch:
 
 
 def even_batches(metadata: AttentionMetadata) -> Iterator[EvenBatch]:
-    """Yield the even batches of a forward, which is one itself where it has no others."""
+    """Yield the even batches of a forward; a forward that is not ragged is one even batch."""
     first_row = first_request = 0
     for batch in metadata.batches or (metadata,):
         rows = slice(first_row, first_row + batch.positions.shape[0])
@@ -42,7 +44,7 @@ def even_batches(metadata: AttentionMetadata) -> Iterator[EvenBatch]:
 
 
 def in_even_batches(run: Callable[[EvenBatch], torch.Tensor], metadata: AttentionMetadata) -> torch.Tensor:
-    """Call `run` for each even batch of a forward, and return the rows that it gave, [rows, ...]."""
+    """Call `run` for each even batch of a forward, and return its results concatenated, [rows, ...]."""
     outputs = [run(batch) for batch in even_batches(metadata)]
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
@@ -50,10 +52,10 @@ def in_even_batches(run: Callable[[EvenBatch], torch.Tensor], metadata: Attentio
 def build_metadata(
     backend: AttentionBackend, spans: Sequence[PromptSpan], page_table: torch.Tensor
 ) -> AttentionMetadata:
-    """Make the metadata of the rows of `spans`, whose pages are the rows of `page_table` [requests, num_pages + 1].
+    """Make the metadata of the rows of `spans`, one span for each row of `page_table` [requests, num_pages + 1].
 
-    Neighbours with the same positions are one even batch, unless they see `KEYS_ALONE`. Rows at negative positions are
-    written to scratch.
+    Adjacent spans with the same positions form one even batch, unless they see `KEYS_ALONE` keys or more. Rows at
+    negative positions write to the scratch page.
     """
     batches, first = [], 0
     for (start, end, _), alike in groupby(
@@ -90,7 +92,7 @@ def attend(
     window: int | None,
     scale: float,
 ) -> torch.Tensor:
-    """Do what `AttentionBackend.attend` does, for requests that may differ in their number of rows."""
+    """Call `AttentionBackend.attend` for each even batch of a forward, which may be ragged."""
     if not metadata.batches:
         return backend.attend(queries, cache, metadata, window, scale)
     return in_even_batches(
@@ -107,11 +109,11 @@ def whole_prompt(
     slot: int = 0,
     start: int = 0,
 ) -> PromptPack:
-    """Make what a drafter ingests of one prompt in one chunk, or of its last chunk, outside of an engine.
+    """Make the pack for a drafter to ingest one prompt, or the last chunk of one, without an engine.
 
     Args:
         page_table: [1, num_pages + 1].
-        token_ids: [rows + 1] the chunk, and the token behind the prompt.
+        token_ids: [rows + 1] the chunk, and the token after the prompt.
         features: [rows, feature_size].
     """
     span = PromptSpan(slot, start, start + token_ids.shape[0] - 1, is_last=True)

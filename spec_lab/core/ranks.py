@@ -1,4 +1,4 @@
-"""The ranks of a run are the processes that `torchrun` started for it; its environment variables number them."""
+"""The ranks of a run: the processes that `torchrun` started, as numbered by its environment variables."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from spec_lab.core.errors import UserError
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """The place of this process among those of its run.
+    """The rank of this process among those of its run.
 
     Attributes:
-        rank: from 0; the first one records and prints.
-        size: how many there are.
-        local_rank: the place among those of this machine, and so its GPU.
-        local_size: how many are on this machine.
+        rank: from 0; process 0 records and prints.
+        size: the number of processes.
+        local_rank: the rank among the processes of this machine, which is also the index of its GPU.
+        local_size: the number of processes on this machine.
     """
 
     rank: int
@@ -26,10 +26,10 @@ class Ranks:
 
 
 def ranks() -> Ranks:
-    """Read the variables; a process that was started on its own is the only one.
+    """Read the environment variables; without them this process is the only one.
 
     Raises:
-        UserError: one of them is no number.
+        UserError: one of them is not a number.
     """
     size = max(1, _number("WORLD_SIZE", 1))
     if size == 1:
@@ -38,7 +38,7 @@ def ranks() -> Ranks:
 
 
 def refuse_unless_they_meet() -> None:
-    """Raise UserError where a variable that the processes find one another by is missing or is none."""
+    """Raise UserError if a variable that the processes need to connect is missing or invalid."""
     own = ranks()
     bounds = {"RANK": own.size - 1, "MASTER_PORT": 2**16 - 1}
     for name, most in bounds.items():

@@ -1,8 +1,8 @@
-"""The cache of layers that carry a state from row to row, as every part sees it: by request slot, never by page.
+"""The cache of recurrent layers, whose state changes from row to row. It is indexed by request slot and has no pages.
 
-Keys and values of rejected drafts are simply written over, but a state cannot be taken back. How it is kept so that any
-number of a round's rows may turn out to stay is a layer's own matter (`models/delta_caches.py`); after acceptance an
-index alone is set, on the device.
+Keys and values of rejected drafts are simply overwritten, but a state cannot be undone. Each kind of layer decides how
+to keep states so that a round can be rolled back to any row (`models/delta_caches.py`). After acceptance only an index
+on the device is set.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ import torch
 
 @dataclass(slots=True)
 class RecurrentRows:
-    """The slots of one forward, for the layers that have a state.
+    """The slots of one forward, for layers that have a state.
 
     Attributes:
         slot_ids: [batch] slot of each request; padded ones have the scratch slot.
-        committed: [batch] the row of each slot's last round behind which the forward begins, n - 1.
-        is_prompt: all rows stay, so that the state behind the last of them is the only one that is kept.
+        committed: [batch] the last accepted row of each slot's previous round, n - 1. The forward starts from the state
+            after it.
+        is_prompt: all rows are committed, so only the state after the last row is kept.
     """
 
     slot_ids: torch.Tensor
@@ -30,9 +31,9 @@ class RecurrentRows:
 
 @dataclass(frozen=True, slots=True)
 class ConvWindows:
-    """The inputs of a layer's causal convolution. The last slot is the scratch slot of padded rows.
+    """The latest inputs of a layer's causal convolution. The last slot is the scratch slot, for padded rows.
 
-    With r the committed row of a slot, `inputs[slot, r : r + history]` are those that precede its next row.
+    If r is the committed row of a slot, `inputs[slot, r : r + history]` are the inputs that precede its next row.
 
     Attributes:
         inputs: [num_slots + 1, history + N - 1, conv_size] in the model's dtype.
@@ -47,22 +48,22 @@ class ConvWindows:
         return cls(torch.zeros((num_slots + 1, num_columns, conv_size), dtype=dtype, device=device))
 
     def read(self, rows: RecurrentRows, history: int) -> torch.Tensor:
-        """Return what precedes the next row of each slot, a copy: [batch, history, conv_size]."""
+        """Return a copy of the inputs that precede the next row of each slot, [batch, history, conv_size]."""
         first = rows.slot_ids * self.inputs.shape[1] + rows.committed
         columns = first.unsqueeze(1) + torch.arange(history, device=first.device)
         found = self.inputs.flatten(0, 1).index_select(0, columns.view(-1))
         return found.view(*columns.shape, -1)
 
     def write(self, rows: RecurrentRows, inputs: torch.Tensor) -> None:
-        """Keep [batch, columns, conv_size] as the first columns."""
+        """Write `inputs` [batch, columns, conv_size] to the first columns."""
         self.inputs[:, : inputs.shape[1]].index_copy_(0, rows.slot_ids, inputs)
 
 
 class RecurrentCache(Protocol):
-    """What one layer remembers of the texts in the slots."""
+    """The states of one layer for the requests in all slots."""
 
     windows: ConvWindows
 
     def clear(self, slot: int) -> None:
-        """Begin anew: the state before a text's first row is zero, and zeros precede it."""
+        """Zero the slot's state and convolution inputs, as before the first row of a text."""
         ...

@@ -1,6 +1,6 @@
-"""Opens files that somebody else may have laid there.
+"""Opens files that others may have created.
 
-A pipe or a device under a file's name would keep its reader waiting for ever, or feed it without end.
+A pipe or a device instead of a regular file could make its reader wait forever, or read without end.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ def open_regular(path: Path) -> BinaryIO:
     """Open a regular file, or a link to one, for reading.
 
     Raises:
-        OSError: there is none, or it is something else.
+        OSError: there is no file, or it is not a regular one.
     """
     descriptor = without_waiting(path)
     mode = os.fstat(descriptor).st_mode
@@ -36,11 +36,11 @@ def regular_bytes(path: Path) -> bytes:
 
 
 def regular_text(path: Path, encoding: str = "utf-8") -> str:
-    """Return the text of a regular file, its line ends as `Path.read_text` gives them."""
+    """Return the text of a regular file, with line ends converted like `Path.read_text`."""
     with TextIOWrapper(open_regular(path), encoding=encoding) as file:
         return file.read()
 
 
 def without_waiting(path: Path, flags: int = os.O_RDONLY) -> int:
-    """Return a descriptor as `os.open` does, but without waiting for the other end of a pipe."""
+    """Open a file like `os.open`, but without waiting for the other end of a pipe."""
     return os.open(path, flags | os.O_NONBLOCK, 0o666)

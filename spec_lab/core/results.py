@@ -1,4 +1,4 @@
-"""The results of a pass over a workload: plain Python values only, as recorders and tables read them."""
+"""The results of a pass over a workload, as plain Python values for recorders and tables."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from spec_lab.core.types import FinishReason
 
 @dataclass(slots=True)
 class RowCounts:
-    """The rows of verify, those that went on past the KV write in other passes, and drafts, counted on the host.
+    """Counts of drafts and rows, made on the host.
 
     Attributes:
         drafted: drafts that draft steps made, offered or not.
         offered: drafts that could be accepted.
-        verified: rows of verify: pending tokens and drafts, offered or not.
-        catchup_computed: rows the passes of the drafter's catch-up step carried past the KV write.
-        catchup_live: rows of these passes whose output anybody reads (one an active request and pass).
-        prefill_hidden: prompt rows for which the target handed features to the drafter.
+        verified: verify rows: pending tokens and drafts, offered or not.
+        catchup_computed: rows of the catch-up step's passes that were computed past the KV write.
+        catchup_live: rows of these passes whose output is read: one for each active request and pass.
+        prefill_hidden: prompt rows whose features the target returned to the drafter.
         prefill_logits: prompt rows for which the target computed logits.
-        prefill_shared: prompt rows that entered the target's layers that only read KV; 0 where there are none.
+        prefill_shared: prompt rows that entered the target's layers which only read KV; 0 if there are no such layers.
     """
 
     drafted: int = 0
@@ -44,8 +44,10 @@ class RowCounts:
 
 @dataclass(frozen=True, slots=True)
 class ExpertCounts:
-    """Different experts read, or bytes of them, layer by layer and pass by pass, summed over layers, passes and rounds;
-    by stage."""
+    """The number of distinct experts read, or their bytes, by stage.
+
+    Experts are distinct within a layer and pass; the counts are summed over layers, passes and rounds.
+    """
 
     verify: int
     catchup: int
@@ -54,21 +56,19 @@ class ExpertCounts:
 
 @dataclass(slots=True)
 class RoundRecord:
-    """One round as the engine counted it; lists have an entry a request.
+    """The engine's record of one round; lists have an entry for each request.
 
-    Of rounds that were launched together (`graph.rounds_per_replay`) each has an equal share of the time they took.
-
-    The line that a recorder writes of it is a `RoundRow`, which has the same figures.
+    Rounds that were launched together (`graph.rounds_per_replay`) each get an equal share of their time. A recorder
+    writes it as a line, `RoundRow`, with the same figures.
 
     Attributes:
-        stage_seconds: a key for each stage that could be told apart.
-        num_surplus: requests that the round still had rows for, though an earlier one had ended them; they have no
-            entry in the lists.
-        launch_seconds: from the host's first call of the launch until it had launched all of the round,
-            before it waits for results.
-        relaxed: drafts accepted only because the rule relaxed; None for rules that never do.
-        distance: of each request total variation and KL in nats between the emitted law and the target's, summed over
-            the rows that the round reached; None for rules that do not say.
+        stage_seconds: by stage, for the stages that could be timed separately.
+        num_surplus: requests that had rows in the round although an earlier round had ended them. They have no entry in
+            the lists.
+        launch_seconds: the host's time to launch the round, before it waits for results.
+        relaxed: drafts accepted only by relaxation; None for rules that never relax.
+        distance: total variation and KL in nats between the emitted distribution and the target's for each request,
+            summed over the rows that the round reached; None for rules without it.
     """
 
     index: int
@@ -90,7 +90,7 @@ class PrefillRecord:
     """The prompt pass of one request: all its chunks, the first sampled token and the first drafts.
 
     Attributes:
-        seconds: of a forward over several prompts, its share by rows.
+        seconds: in a forward over several prompts, the share in proportion to its rows.
     """
 
     request_id: str
@@ -105,16 +105,16 @@ class RequestRecord:
     """One finished request. Times in seconds, relative to the start of the generation call.
 
     Attributes:
-        offered_per_round: drafts that could have been accepted, at that many positions of a tree.
-        accepted_per_round: draft tokens the rule accepted, before any cut by EOS or a limit.
-        judged_per_round: tokens the rule emitted up to and including EOS, before any cut by a limit.
-        emitted_per_round: tokens really emitted; the prefill's token is not in it.
-        confidence_per_round: of the drafts of a chain that a round offered, how likely the drafter thought it that each
-            and all before it are accepted; empty lists where nobody reads it.
-        drafted_by: the part that drafted for each round, where there are several; else empty.
+        offered_per_round: drafts that could have been accepted; in a tree, the most on one path.
+        accepted_per_round: drafts that the rule accepted, before any cut by EOS or a limit.
+        judged_per_round: tokens that the rule emitted up to and including EOS, before any cut by a limit.
+        emitted_per_round: tokens really emitted, without the first token from the prompt pass.
+        confidence_per_round: for each offered draft of a chain, the drafter's estimate that it and all drafts before it
+            are accepted; empty lists if nothing reads it.
+        drafted_by: the name of the drafter of each round, if there are several; else empty.
         token_origins: a letter of `core.origins` for each of `output_ids`.
-        truncated: the last round was cut by EOS or the length limit.
-        emitted_at: time of the prefill token, then of each round's tokens.
+        truncated: whether the last round was cut by EOS or the length limit.
+        emitted_at: time of the first token, then of each round's tokens.
     """
 
     request_id: str
@@ -138,12 +138,13 @@ class RequestRecord:
 
 @dataclass(slots=True)
 class GraphCounts:
-    """Counts how often an engine's graph mode captured, replayed, and fell back to eager, since the engine was made.
+    """How often an engine's graph mode captured, replayed and fell back to eager since the engine was made.
 
     On a GPU each graph of a round is captured twice, and the two are replayed in turn.
 
-    `nodes`: of the last captured graph of each segment; None where the device does not tell. `rounds_per_replay`: how
-    many rounds one graph holds, where it holds whole ones. `no_loop`: the drafter has no draft loop to capture.
+    `nodes`: the number of nodes in the latest graph of each segment; None if the device cannot count them.
+    `rounds_per_replay`: the number of rounds in one graph, if it holds whole rounds. `no_loop`: the drafter has no
+    draft loop to capture.
     """
 
     mode: str = "eager"
@@ -160,12 +161,12 @@ class GenerationResult:
     """Everything one pass over a workload produced.
 
     Attributes:
-        tree_rows: rows a request of each verify, None without a tree.
-        experts_read: of its rounds; None where no layer has experts.
+        tree_rows: verify rows for each request; None without a tree.
+        experts_read: distinct experts read in its rounds; None if no layer has experts.
         expert_bytes_read: the bytes of their weights.
-        num_wasted_rounds: rounds that ran behind the end of all their requests, since the host had launched them
-            together with earlier ones; they have no record, and their time is in that of the others.
-        num_prompt_forwards: of the target, each over chunks of one prompt or more.
+        num_wasted_rounds: rounds that ran after all their requests had ended, since the host had already launched them.
+            They have no record, and their time is added to that of the others.
+        num_prompt_forwards: forwards of the target over chunks of one or more prompts.
     """
 
     requests: list[RequestRecord]

@@ -1,8 +1,7 @@
-"""Row selections: where in a layer dead rows are dropped; and the values of the two pruning knobs, which choose one
-for a pass. KV is written for all rows in every one of them.
+"""Row selections: where a layer drops dead rows. Also the values of the two pruning knobs, which choose a selection.
 
-`live_rows` are flat indices into [batch * num_queries] rows. The residual is always cut to the rows that meet it. What
-the knobs promise is said at `PromptPruning` and `CatchupPruning`.
+Every selection writes KV for all rows. `live_rows` are flat indices into the [batch * num_queries] rows. The residual
+stream is always cut to the rows that are added to it. `PromptPruning` and `CatchupPruning` define what the knobs do.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from spec_lab.core.types import AttentionMetadata, FeatureSpec
 
 @dataclass(frozen=True, slots=True)
 class AllRows:
-    """Nothing is dropped inside the layer; `live_rows`, when given, are picked from its output."""
+    """Drops nothing inside the layer; `live_rows`, if given, are picked from its output."""
 
     live_rows: torch.Tensor | None = None
     is_empty: ClassVar[bool] = False
@@ -44,16 +43,17 @@ class AllRows:
 
 @dataclass(frozen=True, slots=True)
 class NoRows(AllRows):
-    """KV only: a layer whose output nobody reads (llama.cpp fork #149: a draft's prompt pass marks no outputs)."""
+    """Only KV is written, for a layer whose output is not read (llama.cpp fork #149: a draft's prompt pass marks no
+    outputs)."""
 
     is_empty: ClassVar[bool] = True
 
 
 @dataclass(frozen=True, slots=True)
 class AfterAttention:
-    """All rows attend, the live ones meet the output projection (tokenspeed #217, any backend).
+    """All rows attend, but only the live ones enter the output projection (tokenspeed #217, any backend).
 
-    `live_attention`, where it is given, is of the live rows alone, for layers behind.
+    `live_attention`, if given, is metadata of the live rows, for later layers.
     """
 
     live_rows: torch.Tensor
@@ -78,9 +78,10 @@ class AfterAttention:
 
 @dataclass(frozen=True, slots=True)
 class BeforeAttention:
-    """Only the live rows attend, one query a request over the cache as written (tokenspeed #217, prewrite backends).
+    """Only the live rows attend, one query for each request, after all KV is written (tokenspeed #217, prewrite
+    backends).
 
-    `live_attention` carries the trimmed length: a lone query with the untrimmed one would see the rejected tail.
+    `live_attention` has the trimmed length. With the untrimmed length a single query would see the rejected rows.
     """
 
     live_rows: torch.Tensor
@@ -104,7 +105,7 @@ class BeforeAttention:
 
 
 class AllPromptRows:
-    """prune.prefill=all_rows: every prompt token is an output row, as in llama.cpp's MTP before #149."""
+    """prune.prefill=all_rows: every prompt row is an output row, as in llama.cpp's MTP before #149."""
 
     needs_prewrite: ClassVar[bool] = False
 
@@ -119,10 +120,10 @@ class AllPromptRows:
 
 
 class LastPromptRow:
-    """prune.prefill=last_row: hidden rows for the tokens the drafter needs, logits for one row a request (#149).
+    """prune.prefill=last_row: hidden states for the rows that the drafter needs, logits for one row a request (#149).
 
-    In the target's last layer only rows somebody reads go on; that is every row if the drafter reads the
-    final hidden of the whole prompt.
+    In the target's last layer only rows that are read go on. These are all rows if the drafter reads the final hidden
+    states of the whole prompt.
     """
 
     needs_prewrite: ClassVar[bool] = True
@@ -154,7 +155,7 @@ class NoCatchupPruning:
 
 
 class PruneAfterAttention:
-    """prune.catchup=post_attention (tokenspeed #217): all rows attend, the live one goes on."""
+    """prune.catchup=post_attention (tokenspeed #217): all rows attend, and only the live row goes on."""
 
     needs_prewrite: ClassVar[bool] = False
 
@@ -166,7 +167,7 @@ class PruneAfterAttention:
 
 
 class PruneBeforeAttention:
-    """prune.catchup=pre_attention (tokenspeed #217): the live row alone attends, over the cache as written."""
+    """prune.catchup=pre_attention (tokenspeed #217): only the live row attends, after all KV is written."""
 
     needs_prewrite: ClassVar[bool] = True
 

@@ -1,4 +1,4 @@
-"""The promises of the parts that a tree of drafts needs; each also keeps that of its kind for chains."""
+"""The protocols of parts that support trees of drafts. Each extends the protocol for chains."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from spec_lab.core.types import AttentionMetadata, Verification
 
 
 class TreeAttentionBackend(AttentionBackend, Protocol):
-    """A backend that attends from the rows of a tree."""
+    """An attention backend that supports the rows of a tree."""
 
     def build_tree(
         self, parents: torch.Tensor, depth: int, prefix_lens: torch.Tensor, page_table: torch.Tensor, max_seq_len: int
     ) -> AttentionMetadata:
-        """Make the metadata for all rows of trees at most `depth` deep behind `prefix_lens` [batch] keys.
+        """Make the metadata of all rows of trees of up to `depth` levels, after `prefix_lens` [batch] keys.
 
-        `parents` are [batch, N]. The rows write the slots behind the prefix, in their order.
+        `parents` is [batch, N]. The rows write the slots after the prefix, in their order.
         """
         ...
 
@@ -33,11 +33,11 @@ class TreeAttentionBackend(AttentionBackend, Protocol):
         page_table: torch.Tensor,
         max_seq_len: int,
     ) -> AttentionMetadata:
-        """Make the metadata for the next level of trees, whose rows see what a row of the level `before` sees, and
-        themselves.
+        """Make the metadata of the next level of trees. Each row sees the keys that its parent row in `before` sees,
+        and its own.
 
-        `came_from` [batch, num_queries] says which row that is; `before` is None for the first level. The rows write
-        the slots behind all rows of earlier levels.
+        `came_from` [batch, num_queries] is the index of the parent row; `before` is None for the first level. The rows
+        write the slots after all rows of earlier levels.
         """
         ...
 
@@ -48,13 +48,13 @@ class JudgedRows:
 
     Attributes:
         logits: [batch, N, vocab] of the target; row j predicts the token after row j.
-        tokens: [batch, N] the root's and the drafts'.
+        tokens: [batch, N] the root's token and the drafts.
         parents: [batch, N].
         active: [batch] bool; padded rows are False.
         slot_ids: [batch] slot of each request; padded ones have the scratch slot.
         kv_lens: [batch] L at the start of the round, the key of its noise.
-        draft_logits: [batch, branches, vocab] with softmax(draft_logits) what the children of each branch of a static
-            tree were drawn from; None for drafts that are given.
+        draft_logits: [batch, branches, vocab]; the children of each branch of a static tree were drawn from
+            softmax(draft_logits). None for drafts that were not sampled.
     """
 
     logits: torch.Tensor
@@ -71,8 +71,8 @@ class Walk:
     """A path from the root that a rule accepted.
 
     Attributes:
-        verification: as of a chain of the path's drafts, with depth + 1 columns.
-        path: [batch, depth + 1] rows of the path, junk but in range from column n on.
+        verification: that of a chain of the path's drafts, with depth + 1 columns.
+        path: [batch, depth + 1] rows of the path; junk, but valid indices, from column n on.
     """
 
     verification: Verification
@@ -80,10 +80,10 @@ class Walk:
 
 
 class TreeRule(AcceptanceRule, Protocol):
-    """A rule that judges trees too."""
+    """An acceptance rule that also judges trees."""
 
     def walk(self, judged: JudgedRows, depth: int) -> Walk:
-        """Follow accepted drafts from the root, at most `depth` of them. Touches device tensors only."""
+        """Follow accepted drafts from the root, at most `depth` of them. It uses device tensors only."""
         ...
 
 
@@ -91,5 +91,5 @@ class TreeDrafter(Drafter[Any], Protocol):
     """Drafts a tree of `num_draft_tokens` levels: `catch_up` makes the first, each `step` another."""
 
     def finish(self, state: Any) -> DraftTree:
-        """Return the tree that is to be verified."""
+        """Return the tree to verify."""
         ...

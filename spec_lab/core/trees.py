@@ -1,4 +1,4 @@
-"""Tensors inside the dataclasses that pass between parts, found wherever they stand."""
+"""Finds, maps and copies all tensors within nested dataclasses and containers."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ Tree = TypeVar("Tree")
 
 
 def map_tensors(tree: Tree, function: Callable[[torch.Tensor], torch.Tensor]) -> Tree:
-    """Return a copy of nested dataclasses, tuples, lists and dicts with every tensor replaced; other leaves are
-    kept."""
+    """Return a copy of nested dataclasses, tuples, lists and dicts with `function` applied to every tensor. Other
+    leaves are kept."""
     if isinstance(tree, torch.Tensor):
         return function(tree)  # type: ignore[return-value]
     if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
@@ -27,7 +27,8 @@ def map_tensors(tree: Tree, function: Callable[[torch.Tensor], torch.Tensor]) ->
 
 
 def tensors_in(values: Any) -> Iterator[torch.Tensor]:
-    """Yield the tensors among an operator's arguments or results, in order: nested lists, tuples and dicts."""
+    """Yield the tensors within an operator's arguments or results, in order, including nested lists, tuples and
+    dicts."""
     if isinstance(values, torch.Tensor):
         yield values
     elif isinstance(values, (list, tuple)):
@@ -38,9 +39,9 @@ def tensors_in(values: Any) -> Iterator[torch.Tensor]:
 
 
 def copy_tensors(into: Any, source: Any) -> None:
-    """Copy every tensor of `source` into the one at the same place of `into`; everything else must be equal.
+    """Copy every tensor of `source` to its counterpart in `into`. All other leaves must be equal.
 
-    A tensor that is the same object in both is left alone.
+    A tensor that is the same object in both is skipped.
     """
     if isinstance(source, torch.Tensor):
         if into is not source:

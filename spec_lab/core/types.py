@@ -1,10 +1,10 @@
 """The dataclasses that pass between parts.
 
 Two kinds, never mixed: host state (`Request`, `Sequence`) and device state (`RoundBatch`, `AttentionMetadata`,
-`TargetOutput`, `Verification`). A prompt pass's rows are in `spec_lab.core.prompts`, what a pass over a workload leaves
-is in `spec_lab.core.results`.
+`TargetOutput`, `Verification`). The rows of a prompt pass are in `spec_lab.core.prompts`, and the results of a pass
+over a workload in `spec_lab.core.results`.
 
-Notation used in shapes: batch = rows of a round, N = num_draft_tokens + 1, L = committed KV length.
+Notation in shapes: batch = requests in a round, N = num_draft_tokens + 1, L = committed KV length.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from spec_lab.core.recurrent_cache import RecurrentRows
 
 
 class FinishReason(StrEnum):
-    """The reason for which a request ended."""
+    """Why a request ended."""
 
     EOS = "eos"
     LENGTH = "length"
@@ -27,15 +27,15 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A request of a user.
+    """A request.
 
     Attributes:
-        answer: the checkable answer, None where there is none.
-        checker: what reads the answer given; None is the workload's.
-        turns: what the user says in a conversation of several turns, the first of which `prompt_ids` holds; empty
-            where there is one turn.
-        system: what the model is told in front of a conversation; None where it is told nothing.
-        num_draft_tokens: the most drafts of its rounds, 0 where it is not to be drafted for; None is K.
+        answer: the correct answer, if it can be checked; else None.
+        checker: the checker of the answer; None for the workload's.
+        turns: the user's messages in a conversation of several turns; empty if there is only one turn. `prompt_ids`
+            holds the first.
+        system: the system message of a conversation; None without one.
+        num_draft_tokens: the most drafts in its rounds; 0 for plain decoding, None for K.
     """
 
     request_id: str
@@ -52,12 +52,12 @@ class Request:
 
 @dataclass(slots=True)
 class Sequence:
-    """Host state of a running request. Between rounds `len(tokens) == kv_len + 1`: the last token is pending.
+    """The host's state of a running request. Between rounds `len(tokens) == kv_len + 1`: the last token is pending.
 
     Attributes:
         origins: a letter of `core.origins` for each output token.
-        drafted_by: the part that drafted for each round that was launched, "" where none did; empty where one part
-            drafts.
+        drafted_by: the name of the drafter of each launched round, "" if nothing was drafted; empty if there is only
+            one drafter.
     """
 
     request: Request
@@ -101,7 +101,7 @@ class FeatureSpec:
     Attributes:
         layer_inputs: residual stream entering these layers (0-based, before any norm), ascending. EAGLE-3's taps.
         final_hidden: also append the last hidden state, on this side of the final norm.
-        last_prompt_row: of a prompt only the last row is read, so that `prune.prefill=last_row` may drop the others.
+        last_prompt_row: only the last row of a prompt is read, so `prune.prefill=last_row` may drop the others.
     """
 
     layer_inputs: tuple[int, ...] = ()
@@ -111,28 +111,28 @@ class FeatureSpec:
 
 @dataclass(slots=True)
 class AttentionMetadata:
-    """Everything that attention needs to know of one forward with `num_queries` query rows a request.
+    """Everything that attention needs to know about a forward with `num_queries` query rows for each request.
 
-    Query row j of a request sees the keys at positions `[max(0, end - window), end)` with
-    `end = seq_lens - (num_queries - 1 - j)`: the usual causal alignment to the end of the sequence.
+    Query row j of a request sees the keys at positions `[max(0, end - window), end)` with `end = seq_lens -
+    (num_queries - 1 - j)`. This is the usual causal mask, aligned to the end of the sequence.
 
     Attributes:
         positions: [batch * num_queries] RoPE position of each row, clamped into the cache.
-        slot_mapping: [batch * num_queries] cache slot each row's K and V are written to.
-        seq_lens: [batch] keys the last query row sees, at least 1.
+        slot_mapping: [batch * num_queries] cache slot to which each row's K and V are written.
+        seq_lens: [batch] number of keys that the last query row sees, at least 1.
         page_table: [batch, num_pages + 1] cache pages; unused columns and the last one hold the scratch page.
-        num_queries: query rows a request.
+        num_queries: query rows for each request.
         max_seq_len: upper bound of `seq_lens` known to the host, so that no kernel needs to ask the device.
-        read_slots: [batch, max_seq_len] derived by backends that gather: slot of each key position, the null slot past
-            the end.
-        masks: additive masks by (window, query heads a KV head), derived when first needed and shared by the layers
-            that have both; a draft head may group its heads in another way than the target.
-        tree: what the rows see where they are those of a tree (`core.tree_protocols`); None where they are a chain.
-        recurrent: the slots that the rows are of, for layers that have a state; None for a model without such layers.
-        known_len: the `seq_lens` of all requests where the host knows them and they agree, as of prompts' chunks; None
-            where it does not, as in a round.
-        batches: where requests differ in their number of rows, the even batches that the rows are, one behind the
-            other (`core.ragged`); `num_queries` is then the most of any. Empty where they do not differ.
+        read_slots: [batch, max_seq_len] the slot of each key position, the null slot past the end. Backends that gather
+            derive it.
+        masks: additive masks by (window, query heads for each KV head), derived when first needed. Layers that agree in
+            both share one. A draft head may group its heads differently than the target.
+        tree: which keys the rows see if they form a tree (`core.tree_protocols`); None for a chain.
+        recurrent: the request slots of the rows, for layers that have a state; None for models without such layers.
+        known_len: the common value of `seq_lens`, if the host knows it, as for chunks of a prompt; None if not, as in a
+            round.
+        batches: the even batches of a ragged forward, in order (`core.ragged`); empty if all requests have the same
+            number of rows. In a ragged forward `num_queries` is the largest of any batch.
     """
 
     positions: torch.Tensor
@@ -151,12 +151,12 @@ class AttentionMetadata:
 
 @dataclass(slots=True)
 class TargetOutput:
-    """The outcome of a target's forward.
+    """The output of a target's forward.
 
     Attributes:
         hidden: [kept rows, hidden_size] after the final norm.
         features: [all rows, feature_size] or None.
-        num_shared_rows: rows that entered the layers behind the last one that writes KV; 0 where there are none.
+        num_shared_rows: rows that entered the layers after the last one that writes KV; 0 if there are no such layers.
     """
 
     hidden: torch.Tensor
@@ -166,7 +166,7 @@ class TargetOutput:
 
 @dataclass(slots=True)
 class RoundBatch:
-    """Device state of one round, a row a request. Padded rows have `active` False and use the scratch slot.
+    """The device state of one round, with a row for each request. Padded rows have `active` False and the scratch slot.
 
     Attributes:
         slot_ids: [batch] slot of each row.
@@ -175,13 +175,14 @@ class RoundBatch:
         input_ids: [batch, N] the pending token and the drafts.
         page_table: [batch, num_pages + 1].
         max_kv_len: upper bound of `kv_lens` known to the host.
-        num_drafts: [batch] how many of its drafts each request offers, of a tree those on the longest path; None where
-            each offers all.
-        num_draft_rows: [batch] how many of a tree's in all; None likewise, and of a chain.
-        confidences: [batch, N - 1] how likely the drafter thought it that a draft and all before it are accepted; None
-            where nobody reads it, and of a tree.
-        parents: [batch, N] the row of each row's parent, where drafts are a tree; else None.
-        recurrent: where verify finds the states of a target with recurrent layers; None for any other.
+        num_drafts: [batch] the number of drafts that each request offers; in a tree, the most on one path. None if all
+            are offered.
+        num_draft_rows: [batch] the number of offered drafts of a tree in total; None if all are offered, and for a
+            chain.
+        confidences: [batch, N - 1] the drafter's estimate that a draft and all drafts before it are accepted; None if
+            nothing reads it, and for a tree.
+        parents: [batch, N] the parent of each row in a tree; None for a chain.
+        recurrent: where verify finds the states of a target with recurrent layers; None for other targets.
     """
 
     slot_ids: torch.Tensor
@@ -202,13 +203,13 @@ class RoundBatch:
 
     @property
     def draft_tokens(self) -> torch.Tensor:
-        """The drafts that were verified [batch, num_draft_tokens]."""
+        """The drafts to verify [batch, num_draft_tokens]."""
         return self.input_ids[:, 1:]
 
 
 @dataclass(slots=True)
 class AcceptanceInputs:
-    """The input of an acceptance rule: one verified round, a row a request.
+    """The input of an acceptance rule: one verified round, with a row for each request.
 
     Attributes:
         logits: [batch, N, vocab] of the target; row j predicts the token after input j, so it judges draft j.
@@ -216,10 +217,10 @@ class AcceptanceInputs:
         active: [batch] bool; padded rows are False.
         slot_ids: [batch] slot of each row; padded rows have the scratch slot.
         kv_lens: [batch] L at the start of the round, the key of its noise.
-        draft_logits: [batch, K, vocab] with q = softmax(draft_logits) the distribution each draft was really sampled
-            from, temperature included, -inf outside the draft vocabulary; None for greedy drafts, whose q is one-hot.
-        num_drafts: [batch] how many of its drafts each request offers; the others are only there to fill the shape, and
-            the token behind the offered ones is the target's own. None where all are offered.
+        draft_logits: [batch, K, vocab]; each draft was sampled from q = softmax(draft_logits), which includes the
+            temperature and is 0 outside the draft vocabulary. None for greedy drafts, whose q is one-hot.
+        num_drafts: [batch] the number of drafts that each request offers; None if all are offered. The others are
+            padding, and the token after the offered drafts is the target's own.
     """
 
     logits: torch.Tensor
@@ -232,7 +233,7 @@ class AcceptanceInputs:
 
     @property
     def offered(self) -> torch.Tensor | None:
-        """Tells of each draft [batch, K] whether it is offered; None where all are."""
+        """Return for each draft [batch, K] whether it is offered; None if all are."""
         if self.num_drafts is None:
             return None
         columns = torch.arange(self.draft_tokens.shape[1], device=self.num_drafts.device)
@@ -241,21 +242,20 @@ class AcceptanceInputs:
 
 @dataclass(slots=True)
 class Verification:
-    """The decision of a rule on one round.
+    """The decision of a rule on one round. The round fills in the offered drafts and the confidences.
 
     Attributes:
         tokens: [batch, N] emitted tokens, junk from column n on.
         num_emitted: [batch] n, 0 for inactive rows.
-        relaxed: [batch, K], 1 for accepted drafts that are not the target's argmax, else 0; None for rules that never
+        relaxed: [batch, K] 1 for accepted drafts that are not the target's argmax, else 0; None for rules that never
             relax.
-        num_thinking: [batch] emitted tokens inside thinking, markers left out; None likewise.
-        num_offered: [batch] drafts that were offered, of a tree those on the longest path, as the round notes it; None
-            where all were.
-        num_offered_rows: [batch] drafts of a tree that were offered in all; None likewise, and of a chain.
-        num_drafted: [batch] drafts that were made for the next round, where only the device knows it; else None.
-        distance: [batch, 2] total variation and KL in nats between the emitted law and the target's, summed over the
-            rows that the round reached; None for rules that do not say.
-        confidences: [batch, N - 1] those of the round's batch, as the round notes them; None likewise.
+        num_thinking: [batch] emitted tokens inside thinking, markers excluded; None for rules that never relax.
+        num_offered: [batch] drafts that were offered; in a tree, the most on one path. None if all were.
+        num_offered_rows: [batch] offered drafts of a tree in total; None if all were, and for a chain.
+        num_drafted: [batch] drafts that were made for the next round, if only the device knows it; else None.
+        distance: [batch, 2] total variation and KL in nats between the emitted distribution and the target's, summed
+            over the rows that the round reached; None for rules without it.
+        confidences: [batch, N - 1] as in `RoundBatch`.
     """
 
     tokens: torch.Tensor
@@ -270,14 +270,17 @@ class Verification:
 
     @property
     def num_live(self) -> torch.Tensor:
-        """Emitted tokens [batch]: n, but 1 for an inactive row, whose metadata then moves like that of any other."""
+        """The number of emitted tokens [batch], but 1 for an inactive row, so that its metadata advances like any
+        other's."""
         return self.num_emitted.clamp(min=1)
 
 
 @dataclass(slots=True)
 class VerifiedRound:
-    """The input of a catch-up step, after accept: round, verification, and the target's features [batch * N,
-    feature_size]. Of a tree only the accepted path is left, so that N is its depth + 1."""
+    """The input of a catch-up step: the batch, its verification, and the target's features [batch * N, feature_size].
+
+    Of a tree only the accepted path remains, so N is the tree's depth + 1.
+    """
 
     batch: RoundBatch
     verification: Verification
@@ -286,11 +289,11 @@ class VerifiedRound:
 
 @dataclass(slots=True)
 class StartedDraft:
-    """The outcome of a catch-up step and of reading its first drafts.
+    """The outcome of a catch-up step whose first drafts have been picked.
 
     Attributes:
         tokens: [batch] the first drafts.
-        hidden: [batch, hidden_size] what they were read from.
+        hidden: [batch, hidden_size] the outputs from which they were picked.
         attention: one-row metadata of the live rows.
         live_lens: [batch] L + n, the committed length after this round, at least 1.
     """
@@ -306,9 +309,9 @@ class DraftStep:
     """One step of the draft loop.
 
     Attributes:
-        index: 1..num_draft_tokens - 1, known to the host: frozen in a captured step, so only steps that differ in
-            their weights may read it (`DrafterRequirements.distinct_steps`).
-        column: [1] the same on the device, where a captured step that is replayed finds its number.
+        index: 1..num_draft_tokens - 1 on the host. A capture freezes it, so only steps with weights of their own may
+            read it (`DrafterRequirements.distinct_steps`).
+        column: [1] the same on the device, where a replayed step reads it.
     """
 
     index: int

@@ -1,6 +1,7 @@
-"""The version, in a module of its own: from beside a clone, Python takes that folder for the package.
+"""The version, in a separate module.
 
-An editable install still finds the modules of the package then, but nothing of its `__init__`.
+If Python runs in the folder that contains a clone named like the package, it takes that folder for the package. An
+editable install then still finds the package's modules, but not the contents of its `__init__`.
 """
 
 VERSION = "0.1.0"

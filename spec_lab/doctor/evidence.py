@@ -1,4 +1,5 @@
-"""This module makes once what several checks need: the run's loop, and its rounds drafted under teacher forcing."""
+"""Makes once what several checks need: the results of the run's loop, and drafts for its rounds under teacher
+forcing."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from spec_lab.doctor.subject import Subject
 from spec_lab.doctor.teacher_forced import Drafted, TeacherForcedDrafts
 from spec_lab.wiring.drafting import load_drafter
 
-# Under this a share of rounds says nothing.
+# With fewer rounds a share of rounds is meaningless.
 MIN_ROUNDS = 24
 
 

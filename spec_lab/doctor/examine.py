@@ -16,9 +16,10 @@ from spec_lab.doctor.subject import Subject
 
 
 def examine(subject: Subject) -> list[Finding]:
-    """A broken verify makes every other figure worthless; broken files, every draft; a wrong reading, only its own.
+    """Run all checks. Verify is checked first, since all other numbers depend on it, then the files, on which all
+    drafts depend, and then each choice of reading.
 
-    Teacher forcing comes last: low agreement there is what is left when nothing else was found.
+    Teacher forcing is last: low agreement there is the remaining explanation if nothing else was found.
     """
     loop = run_loop(subject)
     findings = [check_states(subject), *check_bounds(subject), check_output(subject, loop.records)]

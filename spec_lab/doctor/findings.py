@@ -1,4 +1,4 @@
-"""This module says what a check found, and which of several faults explains a low acceptance best."""
+"""The findings of checks, and which of several faults best explains a low acceptance."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from enum import StrEnum
 
 
 class Verdict(StrEnum):
-    """Suspicious is worth a look, and no fault: it leaves the exit code at 0."""
+    """The verdict of a check. Suspicious is worth a look but not a fault, and leaves the exit code at 0."""
 
     OK = "ok"
     SUSPICIOUS = "suspicious"

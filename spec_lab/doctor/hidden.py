@@ -1,4 +1,4 @@
-"""This module checks whether the target's hidden states reach the drafter, and whether they help."""
+"""Checks whether the target's hidden states reach the drafter, and whether they help."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MIN_DROP = 0.05
 
 
 def check_hidden(evidence: Evidence) -> Finding:
-    """Drafts with the target's hidden states zeroed against drafts as they are."""
+    """Compare drafts made with zeros in place of the target's hidden states with normal drafts."""
     if evidence.features == FeatureSpec():
         return does_not_apply(CHECK, "the drafter reads no hidden state of the target")
     make_drafter = load_drafter(evidence.subject.of_spine, evidence.subject.reference_build)
@@ -55,6 +55,6 @@ def _values(evidence: Evidence) -> str | None:
 
 
 def _does_not_help(as_it_is: Drafted, zeroed: Drafted) -> bool:
-    """There is nothing to lose where nothing agrees anyway."""
+    """Return whether the drafts without them agree as often, unless hardly any agree in the first place."""
     drop = as_it_is.agreement(1) - zeroed.agreement(1)
     return as_it_is.agreement(1) >= MIN_AGREEMENT and drop < MIN_DROP

@@ -1,4 +1,4 @@
-"""This module checks whether what a drafter hands on to its own next step reaches that step, and whether it helps."""
+"""Checks whether the hidden state that a draft step passes to the next one arrives there, and whether it helps."""
 
 from __future__ import annotations
 
@@ -80,6 +80,6 @@ def _zeroed(evidence: Evidence) -> DrafterFactory:
 
 
 def _does_not_help(as_it_is: Drafted, zeroed: Drafted) -> bool:
-    """There is nothing to lose where nothing agrees anyway."""
+    """Return whether the drafts without it agree as often, unless hardly any agree in the first place."""
     drop = as_it_is.conditional(2) - zeroed.conditional(2)
     return as_it_is.conditional(2) >= MIN_LATER_AGREEMENT and drop < MIN_DROP

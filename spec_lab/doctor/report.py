@@ -1,4 +1,4 @@
-"""The findings as text: a line a check, then the most likely fault."""
+"""The findings as text: a line for each check, then the most likely fault."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ def format_findings(findings: Sequence[Finding]) -> str:
 
 
 def summarize(findings: Sequence[Finding]) -> str:
-    """Say in one line the first fault, which the order of the checks makes the likeliest, or that there is none."""
+    """Return a line with the first fault, which is the likeliest because of the order of the checks, or that there is
+    none."""
     found = faults(findings)
     if found:
         others = f" (also: {', '.join(finding.check for finding in found[1:])})" if len(found) > 1 else ""
@@ -27,8 +28,7 @@ def summarize(findings: Sequence[Finding]) -> str:
 
 
 def _left_out(findings: Sequence[Finding]) -> str:
-    """Say how many checks did not apply, so that a drafter of which little could be checked is not taken for a healthy
-    one."""
+    """Say how many checks did not apply, so that a drafter is not considered healthy if little could be checked."""
     count = sum(finding.verdict is Verdict.DOES_NOT_APPLY for finding in findings)
     if not count:
         return ""

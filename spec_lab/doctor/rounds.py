@@ -1,4 +1,4 @@
-"""The run's own loop: where its rounds began, what they were about to judge, and how much of it was accepted."""
+"""The rounds of the run's own loop: where each began, which drafts it judged, and how many it accepted."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ DraftsByRound = Mapping[tuple[str, int], tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True)
 class LoopRound:
-    """A round that began while the output was still plain decoding's.
+    """A round that began while the output still equalled plain decoding's.
 
     Attributes:
         text: index of the request.
-        kv_len: L at its start: the drafts judged in it are for the positions L + 1 to L + K.
-        accepted: drafts accepted.
-        drafts: the K drafts, where they were recorded; of a tree its spine, with -1 behind the last it had a place for.
+        kv_len: L at its start; the drafts judged in it are for positions L + 1 to L + K.
+        accepted: number of accepted drafts.
+        drafts: the K drafts if they were recorded; for a tree its spine, padded with -1.
     """
 
     text: int
@@ -33,9 +33,9 @@ class LoopRound:
 
 
 class DraftRecorder:
-    """A `GraphMode` that wraps an engine's own, and keeps the drafts that the next round will judge.
+    """A `GraphMode` that wraps an engine's own one, and records the drafts that the next round will judge.
 
-    They stand in the slots between rounds, captured or not, so nothing of the loop has to be touched.
+    Between rounds, captured or not, these are in the slots, so the loop need not be changed.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -69,7 +69,8 @@ class DraftRecorder:
 def rounds_of(
     subject: Subject, records: Sequence[RequestRecord], drafts: DraftsByRound | None = None
 ) -> list[LoopRound]:
-    """Return the rounds whose drafts came out of the loop: not a request's first, drafted by the prompt pass.
+    """Return the rounds whose drafts came from the loop, which excludes a request's first round, drafted in the prompt
+    pass.
 
     Rounds near the end are left out: all K drafts must be judged by the target's own text.
     """
@@ -94,7 +95,7 @@ def common_length(ours: Sequence[int], theirs: Sequence[int]) -> int:
 
 
 def spread(rounds: Sequence[LoopRound], count: int) -> list[LoopRound]:
-    """Return `count` of them at even distances, in order."""
+    """Return `count` of them, evenly spaced and in order."""
     if len(rounds) <= count:
         return list(rounds)
     return [rounds[index * len(rounds) // count] for index in range(count)]

@@ -1,9 +1,9 @@
-"""Layers that keep a state are checked by themselves: their rounds against forwards over the text so far.
+"""Checks layers that keep a state separately, by comparing rounds with forwards over the text so far.
 
-Rejected drafts must leave nothing behind, and nothing on the host says whether they did. So a request is decoded with
-random drafts, of which so many are kept as a script says, and every round's logits are compared with those of a prompt
-pass over the same tokens. Where they differ, the rounds are run again with the right state, or the right inputs of the
-convolution, also lying where a usual mistake would look for them: what makes the logits right tells which it is.
+Rejected drafts must not change the state, which cannot be seen on the host. So a request is decoded with random drafts,
+of which a script says how many are accepted, and every round's logits are compared with those of a prompt pass over the
+same tokens. If they differ, the rounds are repeated with the correct state, or the correct convolution inputs, copied
+to the places where common mistakes would read them. The copy that makes the logits correct identifies the mistake.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ NUM_TOKENS = 24
 # some hundredths; a state of another row moves them by a tenth and more.
 MAX_DIFFERENCE_FLOAT32, MAX_DIFFERENCE_16_BIT = 0.01, 0.1
 Place = Callable[[Any, int, int, int], None]
-"""Puts what belongs at a row of a slot, in one layer's cache with room for so many drafts, where a mistake would look
-for it too."""
+"""Copies the contents of a slot's row, in one layer's cache for a number of drafts, to where a mistake would read
+them."""
 
 
 @dataclass(slots=True)
@@ -42,9 +42,9 @@ class ProbingRule(StrictAcceptance):
     """A rule that accepts as many drafts as a script says, and compares each round's logits with a prompt pass's.
 
     Attributes:
-        script: drafts kept, by round, from the beginning again behind its end.
+        script: number of accepted drafts for each round; it repeats from the beginning.
         last: the last row that was accepted in the round before.
-        worst: the largest difference so far, as a part of the largest logit.
+        worst: the largest difference so far, as a fraction of the largest logit.
     """
 
     engine: Engine
@@ -95,7 +95,7 @@ class PlacedStates:
 
 @dataclass(frozen=True, slots=True)
 class Mistake:
-    """A usual mistake, and what would hide it."""
+    """A common mistake, and the copy that would hide it."""
 
     cause: str
     place: Place | None = None

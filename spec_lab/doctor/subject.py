@@ -1,4 +1,4 @@
-"""This module holds what the checks look at: the run as it was asked for, loaded once, and the target's own text."""
+"""What the checks examine: the requested run, loaded once, and the target's own text."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ class Subject:
     """A run that is examined.
 
     Attributes:
-        chosen: the run, with strict greedy acceptance: only there a draft is right or wrong.
+        chosen: the run with strict greedy acceptance, for which a draft is either correct or wrong.
         requests: the first few of the workload, cut short.
         limits: of the run's engine.
         make_drafter: makes the drafter of the run's engine.
-        plain: what plain decoding makes of the requests; the target's own text.
-        max_rounds: of the loop's rounds, how many are drafted anew for every reading of a checkpoint.
+        plain: plain decoding's outputs for the requests, which are the target's own text.
+        max_rounds: the largest number of the loop's rounds that are drafted again for every reading of a checkpoint.
     """
 
     chosen: Chosen

@@ -1,9 +1,9 @@
-"""Drafts under teacher forcing: the target's own text and features through a drafter in one pass, for every round anew.
+"""Drafts under teacher forcing: for every round a drafter gets the target's own text and features in one pass.
 
-Each prefix is given to a drafter as a prompt, whole, with the features of one target pass over the text; it drafts as
-it does after any prompt. Nothing of the loop is in it: no catch-up, no captured graph, no pruned row, and not the
-run's attention backend. One drafter serves all rounds of a text, so its cache is not empty; but each round writes anew
-all that it reads there.
+Each prefix is given to a drafter as a whole prompt, with the features from one target pass over the text, and it drafts
+as after any prompt. The loop is not involved: there is no catch-up, captured graph or pruned row, and the run's
+attention backend is not used. One drafter is used for all rounds of a text, so its cache is not empty, but each round
+overwrites everything that it reads there.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Each drafter proposes the next tokens of a round."""
+"""Drafters: they propose the next tokens of each request."""

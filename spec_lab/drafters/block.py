@@ -1,7 +1,8 @@
-"""Drafts of blocks that one pass has run: a chain, or a tree whose levels are a block's slots.
+"""Drafts a chain or a tree from the slots of a block, which one pass of the body has run.
 
-A head joins the slots. Of a tree it scores what follows each branch of a level at once, behind that branch's own token,
-and what it carries goes with the branch. So a tree costs the body no more than a chain does.
+A head turns the slots into drafts from left to right. The levels of a tree are the slots. The head scores a slot for
+all branches of the level before at once, each conditioned on the branch's token. A state that the head carries is kept
+for each branch. So a tree costs the body no more than a chain.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ from spec_lab.models.blocks.confidence import ConfidenceHead
 from spec_lab.models.blocks.heads import BlockHead, BlockRows, SlotWalk, at_column
 
 Spans = Callable[[str], AbstractContextManager[None]]
-"""Measures a stretch of a drafter's work under a name of its own."""
+"""Times a part of a drafter's work under the given name."""
 
 
 @dataclass(slots=True)
 class RunBlock:
-    """A block of each request that has been run: its slots, and the token [batch] in front of the first one."""
+    """The output of one block for each request: its slots, and the token [batch] before the first slot."""
 
     slots: BlockRows
     pending: torch.Tensor
@@ -40,11 +41,11 @@ class RunBlock:
 
 
 class BlockPass(Protocol):
-    """Runs blocks, behind prompts and behind rounds.
+    """Runs blocks, after prompts and after rounds.
 
     Attributes:
-        num_draft_tokens: slots that are drafted.
-        head: joins them.
+        num_draft_tokens: the number of slots that are drafted.
+        head: turns slots into drafts.
     """
 
     num_draft_tokens: int
@@ -53,11 +54,11 @@ class BlockPass(Protocol):
     cache: PagedKVCache
 
     def of_prompts(self, pack: PromptPack) -> RunBlock | None:
-        """Take stretches of prompts; None where none of them ends."""
+        """Ingest chunks of prompts, and run a block for each prompt that ends; None if none ends."""
         ...
 
     def of_round(self, verified: VerifiedRound) -> RunBlock:
-        """Catch up with a round."""
+        """Catch up with a round, and run a block for each request."""
         ...
 
 
@@ -65,8 +66,7 @@ State = TypeVar("State")
 
 
 class BlockDrafts(ABC, Generic[State]):
-    """Does what drafters of chains and of trees share. A pass keeps nothing of a slot but rows of its KV cache, and
-    those past a slot's length are never read."""
+    """The common part of the block drafters for chains and trees."""
 
     def __init__(self, blocks: BlockPass, span: Spans) -> None:
         self.num_draft_tokens = blocks.num_draft_tokens
@@ -77,7 +77,7 @@ class BlockDrafts(ABC, Generic[State]):
         self._first_column = torch.zeros(1, dtype=torch.int64, device=blocks.cache.device)
 
     def admit(self, slot: int, request: Request) -> None:
-        """Do nothing."""
+        """Do nothing: the pass keeps only KV rows of a slot, and rows past a slot's length are never read."""
 
     def ingest(self, pack: PromptPack) -> State | None:
         block = self.blocks.of_prompts(pack)
@@ -88,7 +88,7 @@ class BlockDrafts(ABC, Generic[State]):
 
     @abstractmethod
     def first(self, walk: SlotWalk, block: RunBlock, column: torch.Tensor) -> State:
-        """Draft what stands in the first slot, `column` [1]."""
+        """Draft from the first slot, `column` [1]."""
 
     def _begin(self, block: RunBlock) -> State:
         with self._span("head"):
@@ -97,8 +97,10 @@ class BlockDrafts(ABC, Generic[State]):
 
 @dataclass(slots=True)
 class BlockState:
-    """A block's newest draft [batch], and all of them [batch, slots] where it has them at once. Nothing moves between
-    drafts."""
+    """A block's newest draft `tokens` [batch], and all drafts `ahead` [batch, slots] if they were made at once.
+
+    Draft steps do not change any metadata, so `attention` is None.
+    """
 
     tokens: torch.Tensor
     walk: SlotWalk
@@ -118,8 +120,8 @@ class BlockDrafter(BlockDrafts[BlockState]):
         confidence: ConfidenceHead | None = None,
         confidences: DraftConfidences | None = None,
     ) -> None:
-        """`confidences`: where the model's own head `confidence` notes how sure it is; None where the picker does, or
-        nobody."""
+        """`confidences`: where the estimates of the model's `confidence` head are stored; None if the picker stores its
+        own, or if none are stored."""
         assert confidences is None or confidence is not None
         super().__init__(blocks, span)
         self.picker = picker
@@ -136,7 +138,7 @@ class BlockDrafter(BlockDrafts[BlockState]):
         return BlockState(self.picker.first(scores, walk.hidden, block.rows), walk, block.rows)
 
     def step(self, state: BlockState, step: DraftStep) -> None:
-        """Pick the next draft behind the newest one."""
+        """Pick the draft after the newest one."""
         if state.ahead is not None:
             state.tokens = at_column(state.ahead, step.column)
             return
@@ -150,14 +152,14 @@ class BlockDrafter(BlockDrafts[BlockState]):
         return self.picker.kept_logits(slot_ids)
 
     def _sure(self, walk: SlotWalk, previous: torch.Tensor, column: torch.Tensor) -> torch.Tensor:
-        """Ask the model's own head; the token that is about to be drafted has no say in it."""
+        """Ask the model's confidence head, which does not see the token that is about to be drafted."""
         assert self._confidence is not None
         return self._confidence(walk, previous, column)
 
 
 @dataclass(slots=True)
 class BlockTreeState:
-    """The levels of a tree so far, for whose newest branches `walk` has what the head carries."""
+    """The levels of a tree so far; `walk` has the head's state for the newest branches."""
 
     walk: SlotWalk
     rows: DraftedRows
@@ -165,7 +167,7 @@ class BlockTreeState:
 
 
 class BlockTreeDrafter(BlockDrafts[BlockTreeState]):
-    """Drafts a tree from the slots of a block. Below a branch stands what the slot's law has behind its token."""
+    """Drafts a tree from the slots of a block. The head conditions a branch's children on the branch's token."""
 
     def __init__(self, blocks: BlockPass, shape: TreeShape[Any], siblings: SiblingPicker, span: Spans) -> None:
         super().__init__(blocks, span)
@@ -177,7 +179,7 @@ class BlockTreeDrafter(BlockDrafts[BlockTreeState]):
         return BlockTreeState(walk, block.rows, self.shape.start(ranked, block.rows))
 
     def step(self, state: BlockTreeState, step: DraftStep) -> None:
-        """Choose the branches of the newest level, and take what is likeliest in the next slot behind each."""
+        """Choose the branches of the newest level, and take the likeliest tokens of the next slot for each."""
         branches = self.shape.branch(state.growth, _by_request(state.walk))
         state.walk.state = branches.hidden
         self.shape.add(state.growth, self._below(state.walk, branches.tokens.reshape(-1), step, state.rows))
@@ -189,11 +191,11 @@ class BlockTreeDrafter(BlockDrafts[BlockTreeState]):
         return self.siblings.kept_logits(slot_ids)
 
     def _below(self, walk: SlotWalk, tokens: torch.Tensor, step: DraftStep, rows: DraftedRows) -> Ranked:
-        """Pick in the slot of `step` below branches that end in `tokens` [batch * branches]."""
+        """Pick tokens in the slot of `step` for branches whose newest tokens are `tokens` [batch * branches]."""
         scores = self.blocks.head.scores(walk, tokens, step.column)
         return self.siblings.pick(scores, _by_request(walk), rows, step.index)
 
 
 def _by_request(walk: SlotWalk) -> torch.Tensor:
-    """Return what the head carries for the newest branches: [batch, branches, width]."""
+    """Return the head's state for the newest branches, [batch, branches, width]."""
     return walk.state.unflatten(0, (walk.hidden.shape[0], -1))

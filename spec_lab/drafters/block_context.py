@@ -1,9 +1,9 @@
-"""The pass of a block drafter whose context are the target's hidden states.
+"""The pass of a block drafter whose context is made of the target's hidden states.
 
-The rows that verify ran become context: keys and values made of the target's hidden states, written for all N of them.
-Rejected ones lie behind the committed length. The next block writes over them, and the next round's context over that.
-So `prune.catchup` has nothing to gain by what is attended: it gathers the accepted rows, for which the host reads how
-many there are.
+Each of the N verify rows becomes context: keys and values computed from the target's hidden state there. Rejected rows
+lie past the committed length. The next block overwrites them, and the next round's context overwrites the block.
+Context rows do not attend, so `prune.catchup` saves only the writing of rejected rows. To gather the accepted rows, the
+host must read their number.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from spec_lab.operators.kernel_set import TORCH_FORMS, KernelSet
 
 
 class ContextPass:
-    """Writes a context of the target's features, and drafts blocks behind it. Its KV cache has the target's slots."""
+    """Writes context from the target's features, and runs blocks after it. Its KV cache uses the target's slots."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class ContextPass:
         self._plan = catchup_planner(kernels)
 
     def of_prompts(self, pack: PromptPack) -> RunBlock | None:
-        """Write the context of stretches of prompts; draft a block behind those that end there."""
+        """Write the context of prompt chunks, and run a block after each prompt that ends."""
         assert pack.features is not None
         context, ends = self._write(pack.features, pack.attention), pack.ends
         if ends is None:
@@ -65,7 +65,7 @@ class ContextPass:
         return self._draft(ends.tokens, rows_at(context, ends.live.rows), place, DraftedRows.of_prompts(ends))
 
     def of_round(self, verified: VerifiedRound) -> RunBlock:
-        """Write the context of rows L..L+K, and draft a block behind the L + n that are committed."""
+        """Write the context of rows L..L+K, and run a block after the L + n committed rows."""
         assert verified.features is not None
         batch, emitted = verified.batch, verified.verification
         plan = self._plan(verified, self.backend, self.num_draft_tokens)
@@ -90,8 +90,11 @@ class ContextPass:
 def _accepted(
     features: torch.Tensor, attention: AttentionMetadata, num_emitted: torch.Tensor
 ) -> tuple[torch.Tensor, AttentionMetadata, torch.Tensor]:
-    """Gather the first n rows of each request, which the host waits for: features, where they are written, and the last
-    row [batch] of each request among them."""
+    """Gather the first n rows of each request. The host waits for n.
+
+    Returns:
+        Their features, the metadata of where they are written, and the index [batch] of each request's last row.
+    """
     taken = torch.arange(attention.num_queries, device=num_emitted.device) < num_emitted.unsqueeze(1)
     rows = taken.flatten().nonzero().squeeze(1)
     gathered = replace(

@@ -1,8 +1,9 @@
-"""A drafter with a cache of its own drafts branches: every row sees its own ancestors, and no stranger's keys.
+"""Drafts the branches of a tree with a drafter that has a KV cache. Each branch sees the keys of its own ancestors
+only.
 
-The rows of each level are written behind those of the level before, and which of them a branch sees is gathered along
-with it whenever branches are chosen anew, as EAGLE's own code does. SGLang gathers the hidden state alone, so that from
-the second level on a branch may see keys of another: that is `tree.branches=approximate`, to measure what it costs.
+The rows of each level are written after those of the level before. When branches are chosen, the list of keys that each
+one sees is gathered with it, as in EAGLE's own code. SGLang gathers only the hidden state. So from the second level on
+a branch may see keys of another branch. `tree.branches=approximate` does that too, to measure its cost.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ class BranchState:
 
     Attributes:
         hidden: [batch, branches, hidden_size] the model's output for the newest branches.
-        live: metadata of the row that the root's drafts come from, which sees the keys before all branches.
-        newest: what the newest branches see; None before there are any.
+        live: metadata of the row from which the root's drafts come. It sees all keys before the branches.
+        newest: metadata of the newest branches; None before there are any.
     """
 
     rows: DraftedRows
@@ -41,10 +42,10 @@ class BranchState:
 
 
 class BranchDrafter(ABC):
-    """Drafts a tree level by level, behind a class that takes the first step.
+    """Drafts a tree level by level. It is mixed into a class that takes the first step.
 
     Attributes:
-        head: the `DraftHead` of that class, which knows it as more than that.
+        head: the draft head, which the other class declares with a narrower type.
     """
 
     shape: TreeShape[Any]
@@ -54,7 +55,7 @@ class BranchDrafter(ABC):
 
     @abstractmethod
     def take_prompts(self, pack: PromptPack) -> CaughtUp | None:
-        """Feed chunks of prompts; None where none of them ends."""
+        """Run chunks of prompts; None if no prompt ends."""
 
     @abstractmethod
     def take_round(self, verified: VerifiedRound) -> CaughtUp:
@@ -62,7 +63,7 @@ class BranchDrafter(ABC):
 
     @abstractmethod
     def run_branches(self, branches: Branches, attention: AttentionMetadata) -> torch.Tensor:
-        """Turn branches into their outputs [batch * branches, hidden_size]."""
+        """Run the model on branches, and return its output [batch * branches, hidden_size]."""
 
     def ingest(self, pack: PromptPack) -> BranchState | None:
         live = self.take_prompts(pack)
@@ -72,7 +73,7 @@ class BranchDrafter(ABC):
         return self._start(self.take_round(verified))
 
     def step(self, state: BranchState, step: DraftStep) -> None:
-        """Choose the branches of the newest level, run them, and take what is likeliest below each."""
+        """Choose the branches of the newest level, run them, and take the likeliest tokens below each."""
         branches = self.shape.branch(state.growth, state.hidden)
         batch, width = branches.tokens.shape
         attention = see_ancestors(self.tree_backend, state, branches, self.shape.exact_branches)
@@ -100,9 +101,9 @@ class BranchDrafter(ABC):
 def see_ancestors(
     backend: TreeAttentionBackend, state: BranchState, branches: Branches, exact: bool
 ) -> AttentionMetadata:
-    """Build the metadata of new branches: each sees what the branch it came from sees, and itself.
+    """Build the metadata of new branches: each sees the keys that its parent branch sees, and its own.
 
-    Where that is not `exact` it sees, from the second level on, what the branch in its own place saw.
+    If not `exact`, a branch instead sees the keys of the previous branch at its own index, from the second level on.
     """
     came_from, before, live = branches.came_from, state.newest, state.live
     if not exact and before is not None:

@@ -1,4 +1,4 @@
-"""The catch-up step needs to know where the emitted tokens stand, and which row of a request is live."""
+"""Plans the catch-up step: the positions of the emitted tokens, and the live row of each request."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Catchup:
 
     Attributes:
         attention: metadata of all rows.
-        live_attention: metadata of the live row alone, at its trimmed length; the recurrent steps move it on.
+        live_attention: metadata of the live row alone, at its trimmed length; the recurrent steps advance it.
         live_rows: [batch] flat index of each request's live row.
         live_lens: [batch] L + n, the committed length after this round, at least 1.
     """
@@ -34,7 +34,7 @@ class Catchup:
 
 @dataclass(slots=True)
 class CaughtUp:
-    """The outcome of a catch-up step, or of a prompt, with which drafting goes on.
+    """The outcome of a catch-up step or a prompt pass, from which drafting continues.
 
     Attributes:
         hidden: [batch, hidden_size] the live rows' output.
@@ -47,7 +47,7 @@ class CaughtUp:
 
 
 class CatchupPlanner(Protocol):
-    """`plan_catchup`, or what plans the same."""
+    """`plan_catchup`, or an equivalent function."""
 
     def __call__(
         self, verified: VerifiedRound, backend: AttentionBackend, num_draft_tokens: int, first_position: int = 0
@@ -59,8 +59,8 @@ def plan_catchup(
 ) -> Catchup:
     """Plan rows j = 0..K at positions L + first_position + j, of which row n - 1 is live.
 
-    The live row sees the keys up to itself: a lone query with the untrimmed length would see the rejected tail
-    (tokenspeed #217). An inactive row stands in as n = 1 would (`Verification.num_live`).
+    The live row sees the keys up to its own. A single query with the untrimmed length would also see the rejected rows
+    (tokenspeed #217). An inactive request is treated as if n were 1 (`Verification.num_live`).
     """
     batch, emitted = verified.batch, verified.verification
     num_rows = emitted.tokens.shape[1]
@@ -91,10 +91,10 @@ def plan_at_once(
     num_draft_tokens: int,
     first_position: int = 0,
 ) -> Catchup:
-    """Plan what `plan_catchup` does, where a kernel finds all `places` in one call."""
+    """Do the same as `plan_catchup`, with a kernel `places` that computes all positions in one call."""
     batch, emitted = verified.batch, verified.verification
     num_rows = emitted.tokens.shape[1]
-    sizes: Any = backend  # of the same set, which knows its pages
+    sizes: Any = backend  # of the kernel's own set, so it has a page size
     positions, slots, lengths, live_positions, live_slots, live_lengths, live_rows, live_lens = places(
         batch.kv_lens,
         emitted.num_emitted,
@@ -115,6 +115,6 @@ def plan_at_once(
 
 
 def catchup_planner(kernels: KernelSet) -> CatchupPlanner:
-    """Return what plans catch-up steps: a kernel that knows the attention of its own set, or the backend."""
+    """Return a planner that uses the set's kernel if there is one, else `plan_catchup`."""
     places = kernels.get(Op.CATCHUP_PLACES, None)
     return plan_catchup if places is None else partial(plan_at_once, places)

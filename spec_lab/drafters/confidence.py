@@ -1,4 +1,4 @@
-"""Pickers that note how sure the drafter is of each draft, for whoever decides how many of them to offer."""
+"""Pickers that store the drafter's confidence in each draft, which decides how many drafts are offered."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from spec_lab.models.scored_tokens import top_probability
 
 
 class ConfidentGreedyPicker(GivenDrafts):
-    """Picks the likeliest token, and notes its probability."""
+    """Picks the likeliest token, and stores its probability."""
 
     takes_likeliest = False
 
@@ -29,7 +29,7 @@ class ConfidentGreedyPicker(GivenDrafts):
 
 
 class ConfidentPicker:
-    """Picks as the picker inside it does, from logits, and notes how sure the drafter was: without any temperature."""
+    """Wraps a picker: computes the logits once, and stores their top-1 probability at temperature 1."""
 
     takes_likeliest = False
 
@@ -52,9 +52,7 @@ class ConfidentPicker:
 
 
 class ScoredHead:
-    """A draft head for one output whose logits [batch, vocab] are known, so that they are computed
-    once.
-    """
+    """A draft head for one output whose logits [batch, vocab] are already computed."""
 
     def __init__(self, logits: torch.Tensor) -> None:
         self._logits = logits

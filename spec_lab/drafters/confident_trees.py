@@ -1,7 +1,7 @@
-"""Trees of drafts whose rows' confidences are noted, and whose branches end where the drafter is unsure.
+"""Trees that store the confidence of their rows, and whose branches stop where the drafter is unsure.
 
-Below a branch that has ended nothing is drafted: what was looked at there gets the score -inf, and its row holds no
-draft. All that `finish` reads lies in tensors from before the first level, so that a replay may skip the last levels.
+Nothing is drafted below a stopped branch: candidates there get the score -inf, and their rows hold no draft. `finish`
+only reads tensors that exist before the first level, so a replay may skip the last levels.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from spec_lab.drafters.siblings import Ranked
 
 @dataclass(slots=True)
 class NotedDrafts:
-    """The drafts of `slot_ids` [batch]; what nothing was found for has the token 0 and the score -inf."""
+    """The drafts of `slot_ids` [batch]. Unused places have the token 0 and the score -inf."""
 
     drafts: ScoredDrafts
     slot_ids: torch.Tensor
 
 
 class ConfidentDynamicTree:
-    """EAGLE-2's tree, whose scores are noted."""
+    """EAGLE-2's tree, with stored scores."""
 
     def __init__(self, tree: DynamicTree, confidences: RowConfidences) -> None:
         self.depth, self.num_rows, self.topk = tree.depth, tree.num_rows, tree.topk
@@ -59,7 +59,7 @@ class ConfidentDynamicTree:
         return DraftTree(drafts.tokens.gather(1, chosen), parents_of_rows(drafts.parents, chosen))
 
     def _take(self, growth: NotedDrafts, ranked: Ranked) -> None:
-        """Take a level into the pool at once, where choosing its branches would, one step later."""
+        """Add a level to the pool immediately. `DynamicTree` adds it one step later, when it chooses branches."""
         drafts = growth.drafts
         self._tree.add(drafts, ranked)
         scores, parents = scored(ranked.log_probs, drafts.branches, drafts.branch_scores)
@@ -75,11 +75,11 @@ class NotedLevels:
     """The levels of a static tree.
 
     Attributes:
-        levels: [batch, drafts] tokens of each so far.
-        tokens: [batch, N - 1] the same in their rows, 0 where there is none yet.
-        scores: [batch, N - 1] of these, -inf where there is none.
-        newest: [batch, drafts] of the newest level.
-        branch_scores: [batch, branches] of those that go on from it; 0 for the root.
+        levels: [batch, drafts] the tokens of each level so far.
+        tokens: [batch, N - 1] the same tokens by row of the tree; 0 in rows that are not drafted yet.
+        scores: [batch, N - 1] the scores of these rows; -inf in rows that are not drafted yet.
+        newest: [batch, drafts] the scores of the newest level.
+        branch_scores: [batch, branches] the scores of the newest branches; 0 for the root.
         slot_ids: [batch].
     """
 
@@ -92,7 +92,7 @@ class NotedLevels:
 
 
 class ConfidentStaticTree:
-    """A tree of the same paths in every round, as far as branches go on."""
+    """A tree with the same paths in every round, whose branches may stop early."""
 
     exact_branches = True
 

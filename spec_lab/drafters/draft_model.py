@@ -1,8 +1,8 @@
-"""A language model of its own drafts, with a KV cache of its own (Leviathan et al. 2022, arXiv 2211.17192).
+"""Drafts with a separate language model, which has its own KV cache (Leviathan et al. 2022, arXiv 2211.17192).
 
-It reads no feature of the target, so token t[p] stands at position p, one further than in a draft head, and a row needs
-no token after its own. The catch-up takes every emitted token. Feeding the newest alone, as a plain decoding loop would
-do, leaves a hole after full acceptance: the last draft was picked, but never fed.
+The model reads no features of the target. So its row at position p takes token t[p], where a draft head's row takes
+t[p+1] and h[p]. The catch-up step runs every emitted token. If it ran only the newest one, as plain decoding does, full
+acceptance would leave a hole in the cache: the last draft was picked, but never run.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from spec_lab.operators.kernel_set import TORCH_FORMS, KernelSet
 
 @dataclass(frozen=True, slots=True)
 class LanguageModelHead:
-    """A draft head made of the model's own head, over the target's vocabulary."""
+    """Makes the model's output head a draft head over the target's vocabulary."""
 
     model: Target
 
@@ -49,13 +49,13 @@ class LanguageModelHead:
         return self.model.logits(hidden)
 
     def scored_tokens(self, hidden: torch.Tensor) -> ScoredTokens:
-        """Return the same logits, as of a head that knows every token."""
+        """Return the same logits as scores of all tokens."""
         return ScoredTokens(self.target_logits(hidden))
 
 
 class DraftModelCatchup:
-    """Takes the first step of every drafter that is a language model. Its KV cache has the target's slot numbering: a
-    row writes its position's slot.
+    """The first step of drafters that are language models. The KV cache uses the target's slot numbering: a row writes
+    the slot of its position.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class DraftModelCatchup:
         """Do nothing: rows past a slot's length are never read."""
 
     def take_prompts(self, pack: PromptPack) -> CaughtUp | None:
-        """Feed the chunks' own tokens; where a prompt ends also the sampled one, whose output gives draft 1."""
+        """Run the tokens of the chunks. If a prompt ends, also run its sampled token, whose output gives draft 1."""
         ends = pack.ends
         if ends is None:
             self._forward(pack.token_ids, pack.attention, self.prune.prompt.drafter_selection(None))
@@ -94,20 +94,20 @@ class DraftModelCatchup:
         return CaughtUp(hidden, ends.live.attention, DraftedRows.of_prompts(ends))
 
     def take_round(self, verified: VerifiedRound) -> CaughtUp:
-        """Feed the emitted tokens at L+1..L+N; the live row is n - 1, at L + n, and sees L + n + 1 keys."""
+        """Run the emitted tokens at L+1..L+N. The live row n - 1 is at L + n and sees L + n + 1 keys."""
         plan = self._plan(verified, self.backend, self.num_draft_tokens, first_position=1)
         selection = self.prune.catchup.selection(plan.live_rows, plan.live_attention)
         hidden = self._forward(verified.verification.tokens.reshape(-1), plan.attention, selection)
         return CaughtUp(hidden, plan.live_attention, DraftedRows(verified.batch.slot_ids, plan.live_lens))
 
     def _forward(self, token_ids: torch.Tensor, attention: AttentionMetadata, selection: RowSelection) -> torch.Tensor:
-        """Turn [rows] tokens into the live rows' output [live rows, hidden_size] after the final norm."""
+        """Run tokens [rows], and return the live rows' output after the final norm, [live rows, hidden_size]."""
         output = self.model.forward(token_ids, self.cache, attention, selection, FeatureSpec())
         return selection.live(output.hidden)
 
 
 def _with_sampled(pack: PromptPack) -> torch.Tensor:
-    """Return the tokens of the chunks, and behind each prompt that ends the sampled one."""
+    """Return the tokens of the chunks, with the sampled token after each prompt that ends."""
     parts, first = [], 0
     for span in pack.spans:
         parts.append(pack.token_ids[first : first + span.num_rows])
@@ -125,7 +125,7 @@ def _last_rows(spans: Sequence[PromptSpan], device: torch.device) -> torch.Tenso
 
 @dataclass(slots=True)
 class DraftModelState:
-    """Tokens [batch], and one-row metadata that is moved in place."""
+    """The newest drafts [batch], and one-row metadata that is advanced in place."""
 
     tokens: torch.Tensor
     attention: AttentionMetadata
@@ -167,7 +167,7 @@ class DraftModelDrafter(DraftModelCatchup):
 
 
 class DraftModelTreeDrafter(DraftModelCatchup, BranchDrafter):
-    """Drafts a tree with a small model. What a branch knows of its ancestors is their KV alone."""
+    """Drafts a tree with a small model. A branch needs nothing of its ancestors but their KV."""
 
     def __init__(
         self,

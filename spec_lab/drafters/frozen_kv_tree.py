@@ -1,7 +1,7 @@
 """Drafts a tree with queries only (SGLang's FROZEN_KV_MTP with a top-k above 1).
 
-Branches are exact for free: nothing is written while drafting, so a branch can see no stranger's keys, and every branch
-of every level is one more query over the same committed keys at the same position.
+Branches are always exact. Nothing is written while drafting, so no branch can see another's keys. Every branch of every
+level is one more query over the same committed keys at the same position.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from spec_lab.drafters.siblings import BranchHead, SiblingPicker
 
 
 class FrozenBranchHead(FrozenHead, BranchHead, Protocol):
-    """The model of a frozen-KV drafter, of whose tokens several are looked at."""
+    """A frozen-KV draft head that can rank several tokens."""
 
 
 @dataclass(slots=True)
@@ -33,7 +33,7 @@ class FrozenTreeState:
 
     Attributes:
         hidden: [batch, branches, hidden_size] the model's output for the newest branches.
-        frozen_attention: metadata of one query a request, by the number of branches once it has been made for more.
+        frozen_attention: metadata by number of branches, each made when first needed; that of 1 is one query a request.
     """
 
     rows: DraftedRows
@@ -91,13 +91,14 @@ class FrozenKVTreeDrafter(FrozenFirstStep):
         return FrozenTreeState(first.rows, growth, hidden, {1: first.attention})
 
     def _attention(self, state: FrozenTreeState, width: int) -> AttentionMetadata:
-        """Return metadata of `width` queries a request, each a sequence of its own over the same pages."""
+        """Return metadata of `width` queries for each request, each treated as a separate sequence over the same
+        pages."""
         if width not in state.frozen_attention:
             alone = state.frozen_attention[1]
             state.frozen_attention[width] = self.backend.build(
                 positions=alone.positions.repeat_interleave(width).unsqueeze(1),
                 seq_lens=alone.seq_lens.repeat_interleave(width),
-                # Of one request these are views, which nothing has to copy.
+                # For one request these are views, so nothing is copied.
                 page_table=alone.page_table.unsqueeze(1).expand(-1, width, -1).flatten(0, 1),
                 max_seq_len=alone.max_seq_len,
             )

@@ -1,7 +1,7 @@
-"""A tree of drafts grows here: which drafts of a level get a draft step of their own, and which are verified.
+"""Grows a tree of drafts: decides which drafts of a level become branches, and which drafts are verified.
 
-Both ways have fixed shapes. A drafter runs its model on the branches and hands back the likeliest tokens below each; it
-knows nothing of the tree besides.
+Both the dynamic and the static tree have fixed shapes. A drafter runs its model on the branches, and returns the
+likeliest tokens below each. It knows nothing else about the tree.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from spec_lab.operators.kernel_set import TORCH_FORMS, KernelSet, Op
 
 @dataclass(slots=True)
 class Branches:
-    """The drafts of the newest level that go on.
+    """The drafts of the newest level that get children.
 
     Attributes:
         tokens: [batch, branches].
-        came_from: [batch, branches] the branch of the step before that each hangs below.
-        hidden: [batch * branches, hidden_size] the model's output for these.
+        came_from: [batch, branches] each branch's parent, as an index into the previous step's branches.
+        hidden: [batch * branches, hidden_size] the model's output for these parents.
     """
 
     tokens: torch.Tensor
@@ -41,10 +41,11 @@ class TreeShape(Protocol[Growth]):
     """Decides which drafts are in a tree.
 
     Attributes:
-        depth: levels.
-        num_rows: rows that are verified, the root with them.
-        topk: likeliest tokens that are looked at below a branch.
-        exact_branches: a branch sees the keys of its own ancestors, and not of whatever stood in its place.
+        depth: the number of levels.
+        num_rows: the number of rows that are verified, which includes the root.
+        topk: the number of candidate tokens below a branch.
+        exact_branches: a branch sees the keys of its own ancestors. If false, it sees those of the previous branch at
+            its index.
     """
 
     depth: int
@@ -53,37 +54,37 @@ class TreeShape(Protocol[Growth]):
     exact_branches: bool
 
     def start(self, ranked: Ranked, rows: DraftedRows) -> Growth:
-        """Take level 1 of `rows`, from the one branch that is the root."""
+        """Add level 1 of `rows`: the candidates below the root, which is the only branch."""
         ...
 
     def branch(self, growth: Growth, hidden: torch.Tensor) -> Branches:
         """Choose the branches of the next step.
 
-        `hidden` [batch, branches before, hidden_size] is the model's output for those of the last one.
+        `hidden` [batch, branches before, hidden_size] is the model's output for the branches of the last step.
         """
         ...
 
     def add(self, growth: Growth, ranked: Ranked) -> None:
-        """Take what was found below the branches chosen last."""
+        """Add the candidates below the branches that were chosen last."""
         ...
 
     def finish(self, growth: Growth) -> DraftTree:
-        """Choose the drafts that are verified; of levels that were not added there are none."""
+        """Choose the drafts that are verified, from the levels that were added."""
         ...
 
 
 @dataclass(slots=True)
 class ScoredDrafts:
-    """All drafts looked at so far.
+    """The pool of all candidate drafts so far.
 
     Attributes:
-        tokens: [batch, all that there will be], of which the first `num_before` are there: those of all levels but the
-            newest.
-        scores: of each the sum of log probabilities on the way from the root.
-        parents: of each its parent's number among them; -1 is the root.
-        newest: what was found below the branches chosen last.
-        branches: [batch, branches] numbers of these; None before there are any.
-        branch_scores: [batch, branches] of these.
+        tokens: [batch, pool size], with room for all levels. The first `num_before` are filled: those of all levels but
+            the newest.
+        scores: [batch, pool size] the sum of log probabilities on the path from the root.
+        parents: [batch, pool size] the parent's index in the pool; -1 for the root.
+        newest: the candidates below the branches that were chosen last.
+        branches: [batch, branches] the pool indices of these branches; None before there are any.
+        branch_scores: [batch, branches] their scores.
     """
 
     tokens: torch.Tensor
@@ -96,10 +97,11 @@ class ScoredDrafts:
 
 
 class DynamicTree:
-    """EAGLE-2's tree (arXiv 2406.16858): of each level the topk likeliest drafts go on, and of all drafts looked at the
-    likeliest are verified.
+    """EAGLE-2's tree (arXiv 2406.16858): the topk likeliest drafts of each level become branches, and the likeliest
+    drafts of all levels are verified.
 
-    A draft is never likelier than its parent, and of equals the earlier one is taken, so a parent is always there.
+    A draft is never likelier than its parent, and of equal scores the earlier wins. So a chosen draft's parent is
+    always chosen too.
     """
 
     def __init__(
@@ -169,11 +171,11 @@ class StaticLevel:
     """The constants of one level of a static tree.
 
     Attributes:
-        taken: [drafts] numbers among the tokens found below the branches, branch * topk + rank; None where all are
-            taken, as of a chain.
-        going_on: [branches] which of the level's drafts have drafts below them; None where all have.
-        came_from: [branches] the branch of the step before.
-        one_each: one branch goes on below each branch of the step before.
+        taken: [drafts] indices into the candidates below the branches, branch * topk + rank; None if all are taken, as
+            in a chain.
+        going_on: [branches] which drafts of the level have children; None if all have.
+        came_from: [branches] the parent branch in the previous step.
+        one_each: each branch of the previous step has exactly one branch below it.
     """
 
     taken: torch.Tensor | None
@@ -182,16 +184,16 @@ class StaticLevel:
     one_each: bool
 
     def drafts_of(self, found: torch.Tensor) -> torch.Tensor:
-        """Return of what was found below the branches [batch, branches * topk] what is in the tree."""
+        """Select the drafts that are in the tree from candidates [batch, branches * topk]."""
         return found if self.taken is None else found.index_select(1, self.taken)
 
     def branches_of(self, drafts: torch.Tensor) -> torch.Tensor:
-        """Return of these those that go on [batch, branches]."""
+        """Select the drafts that have children, [batch, branches]."""
         return drafts if self.going_on is None else drafts.index_select(1, self.going_on)
 
 
 class StaticTree:
-    """Takes the same paths in every round: nothing is scored and nothing sorted."""
+    """Takes the same paths in every round, without scoring or sorting."""
 
     exact_branches = True
 
@@ -234,12 +236,12 @@ class StaticTree:
         return self.of_tokens(torch.cat(growth, dim=1))
 
     def of_tokens(self, tokens: torch.Tensor) -> DraftTree:
-        """Return the tree of tokens [batch, N - 1]."""
+        """Return the tree with the given tokens [batch, N - 1]."""
         return DraftTree(tokens, self._parents.expand(tokens.shape[0], -1))
 
 
 def _some_of(numbers: list[int], count: int, device: torch.device) -> torch.Tensor | None:
-    """Return numbers below `count`; None where they are all of them in order."""
+    """Return `numbers` as a tensor; None if they are 0..`count` - 1 in order."""
     if numbers == list(range(count)):
         return None
     return torch.tensor(numbers, dtype=torch.int64, device=device)

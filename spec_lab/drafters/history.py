@@ -1,4 +1,4 @@
-"""The tokens of each slot are kept on the device, for drafters that look drafts up instead of running a model."""
+"""Keeps the tokens of each slot on the device, for drafters that look up drafts instead of running a model."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class LookupState:
         self.tokens = self.proposals.index_select(1, step.column).squeeze(1)
 
     def rest(self) -> torch.Tensor:
-        """Return all drafts of the round: there is no loop to run."""
+        """Return all drafts of the round at once, so that no draft loop runs."""
         return self.proposals
 
 
 @dataclass(frozen=True, slots=True)
 class NewTokens:
-    """What texts grow by: the first `counts` [batch] of `tokens` [batch, width], from position `starts` [batch] on.
+    """New tokens of texts: the first `counts` [batch] of `tokens` [batch, width], from position `starts` [batch] on.
 
     Padded rows have a count of 0 and share the scratch slot.
     """
@@ -46,12 +46,12 @@ class NewTokens:
 
     @classmethod
     def of_prompts(cls, ends: PromptEnds) -> NewTokens:
-        """Return the first token behind each prompt."""
+        """Return the first token after each prompt."""
         return cls(ends.slot_ids, ends.kv_lens, ends.tokens.unsqueeze(1), torch.ones_like(ends.kv_lens))
 
     @property
     def ends(self) -> torch.Tensor:
-        """Return how many tokens of each text [batch] are known behind this."""
+        """Return the number of known tokens of each text [batch] once these are added."""
         return self.starts + self.counts
 
 
@@ -72,7 +72,7 @@ class TokenHistory:
         self.tokens[slot, : len(kept)] = torch.tensor(kept, dtype=torch.int64)
 
     def append(self, new: NewTokens) -> None:
-        """Write new tokens where they stand; rejected ones of earlier rounds are written over."""
+        """Write new tokens at their positions, over rejected tokens of earlier rounds."""
         write_tokens(self.tokens, new.slot_ids, new.starts, new.tokens, new.counts)
 
     def gather(self, slot_ids: torch.Tensor, start: torch.Tensor, count: int) -> torch.Tensor:
@@ -89,7 +89,7 @@ def write_tokens(
     positions = (starts.unsqueeze(1) + offsets).clamp_(max=capacity - 1)
     rows = texts.index_select(0, slot_ids)
     keep = (offsets < counts.unsqueeze(1)) & (positions < capacity - 1)
-    # Positions clamped onto the last column repeat there; it is scratch and never read as a token.
+    # Positions are clamped to the last column, so it can repeat. It is scratch, and never read as a token.
     rows.scatter_(1, positions, torch.where(keep, tokens, rows.gather(1, positions)))
     texts.index_copy_(0, slot_ids, rows)
 

@@ -1,8 +1,8 @@
-"""A suffix tree beside a model's head: each round and request takes the one that is expected to be accepted further.
+"""Combines a suffix tree with a model's head. Each round takes, for each request, the one with more expected accepts.
 
-The tree expects its score, times what of its scores came true; the head what it had accepted of late. What the tree
-guessed is compared with the text also where it was not offered. The head catches up and drafts in every round, so that
-its state never has a hole.
+The tree's expectation is its score, corrected by how its earlier scores came true. The head's is its running mean of
+accepted drafts. Guesses of the tree are compared with the text even if they were not offered. The head catches up and
+drafts in every round, so that its cache has no holes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ NEWEST = 0.2
 
 @dataclass(frozen=True, slots=True)
 class _Guess:
-    """A continuation that the tree had for the text from `start` on, offered or not."""
+    """A continuation that the tree proposed for the text from `start` on, offered or not."""
 
     start: int
     found: SuffixDraft
@@ -35,15 +35,20 @@ class _Guess:
         return len(tokens) >= self.start + len(self.found.tokens)
 
     def num_right(self, tokens: list[int]) -> int:
-        """Count the tokens with which the text went on as guessed."""
+        """Count the leading tokens of the guess that match the text."""
         pairs = zip(self.found.tokens, tokens[self.start :], strict=False)
         return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 @dataclass(slots=True)
 class _Means:
-    """Running means: accepted drafts of a round of the head, and of the tree's guesses the score and how many
-    tokens were right."""
+    """Running means.
+
+    Attributes:
+        head: accepted drafts in the head's rounds.
+        score: the scores of the tree's guesses.
+        right: the number of correct tokens in the tree's guesses.
+    """
 
     head: float
     score: float = 1.0
@@ -57,13 +62,13 @@ class _Means:
         self.right += NEWEST * (guess.num_right(tokens) - self.right)
 
     def prefer_tree(self, found: SuffixDraft) -> bool:
-        """Tell whether the tree, which has its score as often as it had before, is expected to go further."""
+        """Return whether the tree's score, scaled by right / score, exceeds the head's mean."""
         return found.score * self.right > self.head * self.score
 
 
 @dataclass(slots=True)
 class _Seen:
-    """What is known of a request: rounds looked at, guesses that its text has not reached the end of, means."""
+    """The state of a request: its means, the rounds seen, and guesses that its text does not cover yet."""
 
     means: _Means
     num_rounds: int = 0
@@ -71,10 +76,10 @@ class _Seen:
 
 
 class HybridLookup:
-    """Drafts on the host, where the tree is expected to go further than the head."""
+    """Drafts with the tree on the host, for requests where it is expected to do better than the head."""
 
     def __init__(self, texts: SuffixTexts, names: tuple[str, str], head_drafts: int) -> None:
-        """`names`: of the tree and of the head, as the record has them; `head_drafts`: of each round."""
+        """`names`: of the tree and the head, for the record; `head_drafts`: drafts that the head makes in a round."""
         self.part_names: tuple[str, str] | None = names
         self.num_on_device = head_drafts
         self._texts = texts
@@ -83,7 +88,7 @@ class HybridLookup:
     def restart(self) -> None:
         self._texts.restart()
         self._seen: dict[str, _Seen] = {}
-        self._usual = _Means(self.num_on_device / 2)  # of all requests: what a new one is expected to have
+        self._usual = _Means(self.num_on_device / 2)  # means over all requests, with which a new request starts
 
     def draft(self, sequences: Iterable[Sequence]) -> list[list[int] | None]:
         return [self._draft(sequence) for sequence in sequences]
@@ -101,7 +106,7 @@ class HybridLookup:
         return found.tokens if seen.means.prefer_tree(found) else None
 
     def _take_rounds(self, seen: _Seen, sequence: Sequence) -> None:
-        """Take the rounds of a request that it has not looked at, and the guesses that they decide."""
+        """Update the means with the new rounds of a request, and with the guesses that its text now covers."""
         assert self.part_names is not None
         rounds = zip(sequence.accepted_per_round, sequence.drafted_by, strict=True)
         by_head = [accepted for accepted, by in list(rounds)[seen.num_rounds :] if by == self.part_names[1]]
@@ -116,10 +121,10 @@ class HybridLookup:
 
 
 class HybridDrafter:
-    """Drafts on the device with the head, whose loop ends with the drafts that it is to make."""
+    """Drafts on the device with the head, which makes `head_drafts` drafts in a round."""
 
     def __init__(self, head: Drafter[Any], names: tuple[str, str], head_drafts: int, sizes: SuffixSizes) -> None:
-        """`head`: has room for as many drafts as the tree may offer."""
+        """`head`: has room for as many drafts as the tree may offer; `head_drafts`: those it makes itself."""
         assert head.num_draft_tokens == sizes.limits.most
         self.head = head
         self.num_draft_tokens = head.num_draft_tokens

@@ -1,20 +1,23 @@
-"""Vanilla MTP has a module with a KV cache for each draft (DeepSeek-V3, arXiv 2412.19437; TensorRT-LLM's `MTPWorker`).
+"""Vanilla MTP: a module with its own KV cache for each draft (DeepSeek-V3, arXiv 2412.19437; TensorRT-LLM's
+`MTPWorker`).
 
-Module i (from 0) reads the pairs (t[r+1], h[r]) with the target's hidden states, then for each earlier module the pair
-(its draft, its output at the last row). It holds pair r at position r - i, as the source does, so that every module's
-last row stands at P, the last position with a hidden state of the target, and sees P + 1 keys. The first i pairs of a
-text have no place in it.
+Module i (from 0) reads the pairs (t[r+1], h[r]) with the target's hidden states. Then it reads a pair from each earlier
+module: that module's draft, and its output at the last row. It holds pair r at position r - i, as the source does. So
+the last row of every module is at P, the last position with a hidden state of the target, and sees P + 1 keys. The
+first i pairs of a text have no row in module i.
 
-Where this differs from the source. There every module runs over the window's K rows, and drops the oldest pair for
-each draft it is handed. So after K accepted drafts the position before the window is never written, in any module;
-and after more than K - i emitted tokens module i keeps rows of the round before, which hold a draft's hidden state in
-place of the target's. Here module i runs over N + i rows: the window, the pair that has just left it, and the drafts.
-They start at or before the oldest such row, whatever n is, so that a module's cache depends on the text alone, not on
-its rounds. The last K of them are the source's; the others only write KV.
+This differs from the source. There every module runs over the K rows of the window, and drops the oldest pair for each
+draft it is given. So after K accepted drafts, no module ever writes the position before the window. And after more than
+K - i emitted tokens, module i keeps rows of the previous round, which hold a draft's hidden state instead of the
+target's.
 
-A prompt's chunks need nothing of each other for the same reason: module i takes the chunk's pairs, i positions
-further back. Drafts begin behind the pairs of the window, which are the prompt's last K: module i > 0 runs over those
-again, and over the drafts.
+Here module i runs over N + i rows: the window, the pair that has just left it, and the drafts. They start at or before
+the oldest stale row, whatever n is. So a module's cache depends only on the text, and not on how rounds divided it. The
+last K rows are the source's; the others only write KV.
+
+For the same reason chunks of a prompt are independent: module i takes the chunk's pairs, i positions further back.
+Drafting starts after the pairs of the window, which are the last K of the prompt. Module i > 0 runs over those again,
+and over the drafts.
 """
 
 from __future__ import annotations
@@ -36,21 +39,21 @@ from spec_lab.drafters.picking import DraftedRows, DraftPicker
 from spec_lab.drafters.recurrent import DraftModule
 
 RowPruning = Callable[[LiveRows], RowSelection]
-"""Chooses, from the last row of each request, the rows that go on."""
+"""Makes the row selection of a module, given the last row of each request."""
 
 
 @dataclass(slots=True)
 class MtpVanillaState:
-    """The state that the next module goes on with.
+    """The state between two modules.
 
     Attributes:
         tokens: [batch] the newest draft.
-        rows: what the first module read, and room for the K - 1 pairs that drafts add, filled in place: a step that is
-            captured alone finds them at one address.
+        rows: the pairs that the first module read, with room for the K - 1 pairs that drafts add. It is filled in
+            place, so that a step that is captured alone finds it at a fixed address.
         hidden: [batch, hidden_size] the last module's output at its last row.
-        last_row: metadata of one query at P; nothing moves in a round, so there is no `attention` to advance.
-        drafted: which requests draft.
-        pruning: which rows of a module go on: of a prompt, or of a catch-up step.
+        last_row: metadata of one query at P. It does not change within a round, so `attention` is None.
+        drafted: the requests that draft.
+        pruning: makes the row selection of a module, for a prompt or a catch-up step.
     """
 
     tokens: torch.Tensor
@@ -63,7 +66,7 @@ class MtpVanillaState:
 
 
 class MtpVanillaDrafter:
-    """Drafts a token with each of `modules`; `caches` has the KV of each, in the target's slots."""
+    """Drafts one token with each of `modules`; `caches` holds the KV of each, in the target's slots."""
 
     def __init__(
         self,
@@ -91,7 +94,7 @@ class MtpVanillaDrafter:
         self.window.clear(slot)
 
     def ingest(self, pack: PromptPack) -> MtpVanillaState | None:
-        """A chunk's pairs go to every module's cache; the drafts' rows are behind those of a prompt's last chunk."""
+        """Write a chunk's pairs to the cache of every module. After a prompt's last chunk, also draft."""
         assert pack.features is not None
         ends, pruning = pack.ends, self.prune.prompt.drafter_selection
         self._slide(pack, pack.features)
@@ -112,9 +115,9 @@ class MtpVanillaDrafter:
         return self._start(pairs, hidden, ends.live.attention, drafted, pruning)
 
     def catch_up(self, verified: VerifiedRound) -> MtpVanillaState:
-        """Run the first module over the N rows up to the last valid one; the window slides on by n.
+        """Run the first module over the N rows up to the last valid one, and slide the window by n.
 
-        An inactive row stands in as n = 1 would (`Verification.num_live`), and leaves its window as it is.
+        An inactive request is treated as if n were 1 (`Verification.num_live`), but its window does not move.
         """
         assert verified.features is not None
         batch, emitted = verified.batch, verified.verification
@@ -144,7 +147,7 @@ class MtpVanillaDrafter:
         return self.picker.kept_logits(slot_ids)
 
     def _slide(self, pack: PromptPack, features: torch.Tensor) -> None:
-        """Move the windows on by the chunks."""
+        """Slide the windows over the chunks."""
         for batch in even_batches(pack.attention):
             slot_ids = pack.slot_ids[batch.requests]
             tokens, hidden = (part[batch.rows].unflatten(0, (len(slot_ids), -1)) for part in (pack.token_ids, features))
@@ -158,7 +161,7 @@ class MtpVanillaDrafter:
         drafted: DraftedRows,
         pruning: RowPruning,
     ) -> MtpVanillaState:
-        """Draft 1 comes from the first module's output `hidden` [batch, hidden_size] at the last of `rows`."""
+        """Pick draft 1 from the first module's output `hidden` [batch, hidden_size] at the last of `rows`."""
         tokens = self.picker.first(self.modules[0], hidden, drafted)
         room = with_room(rows, self.num_draft_tokens - 1)
         return MtpVanillaState(tokens, room, hidden, last_row, drafted, pruning)
@@ -167,9 +170,10 @@ class MtpVanillaDrafter:
         return self.prune.catchup.selection(live.rows, live.attention)
 
     def _output(self, index: int, rows: MtpRows, last_row: AttentionMetadata, pruning: RowPruning) -> torch.Tensor:
-        """Run module `index` over `rows`, of which the last stand at `last_row`: its output [batch, hidden_size] there.
+        """Run module `index` over `rows`, and return its output [batch, hidden_size] at the last row, `last_row`.
 
-        Rows at negative positions, of a prompt shorter than K or before a module's first pair, are written to scratch.
+        Rows at negative positions write to scratch. They occur if a prompt is shorter than K, or before a module's
+        first pair.
         """
         lengths, num_rows = last_row.seq_lens, rows.num_rows
         positions = lengths.unsqueeze(1) + torch.arange(-num_rows, 0, device=lengths.device)

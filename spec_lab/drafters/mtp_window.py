@@ -1,7 +1,7 @@
-"""Vanilla MTP keeps between rounds a slot's last K input tokens, and the target's hidden states of them.
+"""The window of vanilla MTP: the last K input tokens of each slot and their target hidden states, kept between rounds.
 
-From TensorRT-LLM (`MTPHiddenStatesManager`; the update and prepare steps of `MTPWorker`), written out of place: every
-function makes new tensors, so that none reads what it has just overwritten. A kernel has it in place.
+The design is TensorRT-LLM's (`MTPHiddenStatesManager`; the update and prepare steps of `MTPWorker`). Here every
+function makes new tensors, so that none reads what it has just overwritten. A kernel does the same in place.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from spec_lab.operators.kernel_set import TORCH_FORMS, KernelSet, Op
 
 @dataclass(frozen=True, slots=True)
 class MtpRows:
-    """Neighbouring rows of each request: tokens [batch, rows] and hidden [batch, rows, hidden_size].
+    """Consecutive rows of each request: tokens [batch, rows] and hidden [batch, rows, hidden_size].
 
     As a window, row p is (t[p], h[p]). As a module's input it is (t[p+1], h[p]).
     """
@@ -41,13 +41,12 @@ class MtpRows:
 def slide(window: MtpRows, inputs: MtpRows, num_valid: torch.Tensor, num_rows: int) -> MtpRows:
     """Return the last `num_rows` rows of `window` and the first `num_valid` rows of `inputs` after it.
 
-    With `num_rows` the window's own size K this is the source's update: rows [n, n + K) of the window and a round's N
-    inputs, or the last K of the window and a prompt chunk. A prompt shorter than K leaves old rows in front, zero
-    since admission.
+    If `num_rows` is the window's size K, this is the source's update. It keeps rows [n, n + K) of the window followed
+    by a round's N inputs, or the last K rows of the window followed by a prompt chunk. If the prompt is shorter than K,
+    the first rows stay zero, as they were at admission.
 
     Args:
-        num_valid: [batch] inputs whose hidden state counts: n, or the rows of a chunk. At least
-            `num_rows` - K.
+        num_valid: [batch] the number of valid inputs: n, or the rows of a chunk. At least `num_rows` - K.
     """
     first = window.num_rows - num_rows + num_valid
     columns = first.unsqueeze(1) + torch.arange(num_rows, device=first.device)
@@ -58,12 +57,12 @@ def slide(window: MtpRows, inputs: MtpRows, num_valid: torch.Tensor, num_rows: i
 
 
 def pair_with_next(rows: MtpRows, next_tokens: torch.Tensor) -> MtpRows:
-    """Turn (t[p], h[p]) into the first module's (t[p+1], h[p]); `next_tokens` [batch] follow the last row."""
+    """Turn pairs (t[p], h[p]) into the first module's (t[p+1], h[p]); `next_tokens` [batch] follow the last row."""
     return MtpRows(torch.cat((rows.tokens[:, 1:], next_tokens.unsqueeze(1)), dim=1), rows.hidden)
 
 
 def with_room(rows: MtpRows, num_drafts: int) -> MtpRows:
-    """Return a copy with `num_drafts` zero rows behind, for `put` to fill."""
+    """Return a copy with `num_drafts` zero rows appended, for `put` to fill."""
     return MtpRows(F.pad(rows.tokens, (0, num_drafts)), F.pad(rows.hidden, (0, 0, 0, num_drafts)))
 
 
@@ -75,7 +74,7 @@ def slide_windows(
     slot_ids: torch.Tensor,
     num_valid: torch.Tensor,
 ) -> None:
-    """Move the windows of `slot_ids` [batch] on by the first `num_valid` [batch] of the inputs; 0 changes nothing."""
+    """Slide the windows of `slot_ids` [batch] over the first `num_valid` [batch] inputs; 0 changes nothing."""
     window = MtpRows(window_tokens.index_select(0, slot_ids), window_hidden.index_select(0, slot_ids))
     rows = slide(window, MtpRows(tokens, hidden), num_valid, window.num_rows)
     window_tokens.index_copy_(0, slot_ids, rows.tokens)
@@ -83,7 +82,10 @@ def slide_windows(
 
 
 class MtpWindow:
-    """A window a slot: tokens [num_slots + 1, K] and hidden [num_slots + 1, K, hidden_size]; last row scratch."""
+    """The window of each slot: tokens [num_slots + 1, K] and hidden [num_slots + 1, K, hidden_size].
+
+    The last row is the scratch slot.
+    """
 
     def __init__(
         self,
@@ -103,7 +105,7 @@ class MtpWindow:
         return self.tokens.shape[1]
 
     def clear(self, slot: int) -> None:
-        """Forget what an earlier request left."""
+        """Zero the slot's window for a new request."""
         self.tokens[slot].zero_()
         self.hidden[slot].zero_()
 
@@ -112,10 +114,10 @@ class MtpWindow:
         return MtpRows(self.tokens.index_select(0, slot_ids), self.hidden.index_select(0, slot_ids))
 
     def slide(self, slot_ids: torch.Tensor, inputs: MtpRows, num_valid: torch.Tensor) -> None:
-        """Move the windows of `slot_ids` [batch] on by the first `num_valid` [batch] of `inputs`; 0 changes nothing."""
+        """Slide the windows of `slot_ids` [batch] over the first `num_valid` [batch] of `inputs`; 0 changes nothing."""
         self._slide(self.tokens, self.hidden, inputs.tokens, inputs.hidden, slot_ids, num_valid)
 
     def store(self, slot_ids: torch.Tensor, rows: MtpRows) -> None:
-        """Replace the windows of `slot_ids` [batch] by `rows`, K of them each."""
+        """Replace the windows of `slot_ids` [batch] by `rows`, K for each slot."""
         self.tokens.index_copy_(0, slot_ids, rows.tokens)
         self.hidden.index_copy_(0, slot_ids, rows.hidden)

@@ -1,7 +1,7 @@
-"""Prompt lookup drafts the continuation of the latest earlier occurrence of the longest matching suffix.
+"""Prompt lookup: finds the latest earlier occurrence of the longest matching suffix, and drafts what followed it.
 
-The idea is prompt-lookup decoding (apoorvumang 2023; vLLM's `ngram`); ours is a tensor search over the token history,
-so that it needs no host copy of the tokens.
+The idea is prompt-lookup decoding (apoorvumang 2023; vLLM's `ngram`). Here it is a tensor search over the token history
+on the device, so the host needs no copy of the tokens.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Found = TypeVar("Found")
 
 
 class HistoryLookup(GivenDrafts, ABC, Generic[Found]):
-    """Looks drafts up behind the text of each slot, which it keeps: all but what is found."""
+    """The common part of lookup drafters: it keeps the text of each slot. A subclass proposes drafts."""
 
     requirements = DrafterRequirements(has_loop=False)
 
@@ -31,7 +31,7 @@ class HistoryLookup(GivenDrafts, ABC, Generic[Found]):
 
     @abstractmethod
     def propose(self, new: NewTokens) -> Found:
-        """Take the `new` tokens of some slots, and return the drafts behind them."""
+        """Append the `new` tokens of some slots, and return drafts to follow them."""
 
     def admit(self, slot: int, request: Request) -> None:
         self.history.reset(slot, request.prompt_ids)
@@ -44,7 +44,7 @@ class HistoryLookup(GivenDrafts, ABC, Generic[Found]):
 
 
 class LookUp(Protocol):
-    """Extends histories, and looks up behind them: `extend_and_look_up`, or what does the same."""
+    """`extend_and_look_up`, or an equivalent kernel."""
 
     def __call__(
         self,
@@ -69,14 +69,17 @@ def extend_and_look_up(
     min_ngram: int,
     num_draft_tokens: int,
 ) -> torch.Tensor:
-    """Write new tokens to the texts of slots, and copy what followed the longest suffix when it last came before.
+    """Write new tokens to the texts of slots, and look up drafts.
+
+    Drafts are the tokens after the latest earlier occurrence of the longest matching suffix.
 
     Args:
-        texts: [num_slots + 1, capacity], written at `slot_ids`; the last column is scratch.
-        slot_ids: [batch], and the other fields of `NewTokens`; known texts end in front of the last column.
+        texts: [num_slots + 1, capacity], written at `slot_ids`. The last column is scratch, and known texts end before
+            it.
+        slot_ids: [batch]; this and the next three are the fields of `NewTokens`.
 
     Returns:
-        Drafts [batch, num_draft_tokens]: 0 where nothing matches, and behind the end of the text.
+        Drafts [batch, num_draft_tokens]: 0 if nothing matches, and past the end of the text.
     """
     write_tokens(texts, slot_ids, starts, tokens, counts)
     rows, lengths = texts.index_select(0, slot_ids), starts + counts
@@ -89,7 +92,7 @@ def extend_and_look_up(
 
 
 class NgramDrafter(HistoryLookup[LookupState]):
-    """Looks drafts up. Where nothing matches, or a match runs into the end, it drafts token 0: hardly ever accepted."""
+    """Looks up a chain of drafts. Missing drafts are token 0, which is hardly ever accepted."""
 
     requirements = DrafterRequirements(draft_rest=LookupState.rest, has_loop=False)
 
@@ -124,7 +127,7 @@ class NgramDrafter(HistoryLookup[LookupState]):
 
 
 def latest_match(tokens: torch.Tensor, lengths: torch.Tensor, size: int) -> torch.Tensor:
-    """Return the position after the latest earlier occurrence of each row's last `size` tokens, -1 where there is none.
+    """Return the position after the latest earlier occurrence of each row's last `size` tokens; -1 if there is none.
 
     Args:
         tokens: [batch, capacity]; lengths: [batch] known tokens of each row.
@@ -135,6 +138,6 @@ def latest_match(tokens: torch.Tensor, lengths: torch.Tensor, size: int) -> torc
     suffix_positions = (lengths - size).unsqueeze(1) + torch.arange(size, device=tokens.device)
     suffix = tokens.gather(1, suffix_positions.clamp(min=0, max=tokens.shape[1] - 1))
     starts = torch.arange(windows.shape[1], device=tokens.device)
-    # The suffix itself starts at length - size: an earlier occurrence starts before it.
+    # An earlier occurrence starts before the suffix itself, which starts at length - size.
     matches = (windows == suffix.unsqueeze(1)).all(-1) & (starts < (lengths - size).unsqueeze(1))
     return torch.where(matches, starts + size, -1).amax(dim=1)

@@ -1,7 +1,7 @@
-"""Prompt lookup drafts a tree: what followed several earlier occurrences of the text's end, merged where they agree.
+"""Prompt lookup of a tree: merges what followed several earlier occurrences of the text's suffix.
 
-SGLang's NGRAM and suffix decoding keep such a trie on the host; ours is made anew in every round of tensors, from the
-token history on the device. With one occurrence it is the chain that prompt lookup drafts.
+SGLang's NGRAM and suffix decoding keep such a trie on the host. Here it is rebuilt in every round, with tensors, from
+the token history on the device. With one occurrence it is the chain that prompt lookup drafts.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from spec_lab.drafters.history import NewTokens, TokenHistory
 from spec_lab.drafters.ngram import HistoryLookup
 
 NUM_MATCHES = 16
-"""So many occurrences are looked at: those of the longest suffixes, and of equally long ones the latest."""
+"""The number of occurrences that are used: the longest matches first, and of equally long ones the latest."""
 
 
 @dataclass(slots=True)
 class LookedUpTree:
-    """A round's tree; `tokens` and `attention`, which a draft loop would read, are None."""
+    """A round's tree; `tokens` and `attention`, which a draft loop could read, are None."""
 
     tree: DraftTree
     tokens: None = None
@@ -30,10 +30,10 @@ class LookedUpTree:
 
 @dataclass(slots=True)
 class Continuations:
-    """What followed each match, the best match first: both [batch, matches, depth].
+    """The tokens after each match, the best match first; both fields are [batch, matches, depth].
 
     Attributes:
-        known: False behind the end of the text, and everywhere where there is no such match.
+        known: false past the end of the text, and for matches that do not exist.
     """
 
     tokens: torch.Tensor
@@ -41,7 +41,7 @@ class Continuations:
 
 
 class NgramTreeDrafter(HistoryLookup[LookedUpTree]):
-    """Drafts a tree of what followed earlier matches. A row for which no draft is found is its own parent."""
+    """Drafts a tree of the tokens after earlier matches. A row without a draft is its own parent."""
 
     def __init__(
         self, depth: int, num_rows: int, topk: int, max_ngram: int, min_ngram: int, history: TokenHistory
@@ -53,7 +53,7 @@ class NgramTreeDrafter(HistoryLookup[LookedUpTree]):
         self._min_ngram = min_ngram
 
     def step(self, state: LookedUpTree, step: DraftStep) -> None:
-        """Do nothing: all levels were looked up at once."""
+        """Do nothing: all levels are looked up at once."""
 
     def finish(self, state: LookedUpTree) -> DraftTree:
         return state.tree
@@ -67,8 +67,9 @@ class NgramTreeDrafter(HistoryLookup[LookedUpTree]):
 
 
 def matches(tokens: torch.Tensor, lengths: torch.Tensor, max_ngram: int, min_ngram: int) -> torch.Tensor:
-    """Return the positions [batch, matches] after earlier occurrences of the last `max_ngram` to `min_ngram` tokens,
-    the longest first and of equal ones the latest; -1 where there is none.
+    """Return the positions [batch, matches] after earlier occurrences of the last `max_ngram` to `min_ngram` tokens.
+
+    The longest matches come first, and of equally long ones the latest; missing matches are -1.
 
     Args:
         tokens: [batch, capacity]; lengths: [batch] known tokens of each row.
@@ -79,7 +80,7 @@ def matches(tokens: torch.Tensor, lengths: torch.Tensor, max_ngram: int, min_ngr
     goes_on = ends < lengths
     longest = torch.zeros_like(tokens)
     for back in range(1, min(max_ngram, capacity - 1) + 1):
-        # A text of one token more than is gone back has a token to compare with; its own end is at `lengths`.
+        # A text must be longer than `back` to have a token to compare; its end is at `lengths`.
         own = tokens.gather(1, (lengths - back).clamp(min=0, max=capacity - 1))
         same = torch.zeros_like(goes_on)
         same[:, back:] = tokens[:, : capacity - back] == own
@@ -91,7 +92,7 @@ def matches(tokens: torch.Tensor, lengths: torch.Tensor, max_ngram: int, min_ngr
 
 
 def continuations(tokens: torch.Tensor, lengths: torch.Tensor, starts: torch.Tensor, depth: int) -> Continuations:
-    """Read `depth` tokens from each of `starts` [batch, matches] on."""
+    """Read `depth` tokens from each position in `starts` [batch, matches]."""
     positions = starts.unsqueeze(2) + torch.arange(depth, device=starts.device)
     known = (starts.unsqueeze(2) >= 0) & (positions < lengths.view(-1, 1, 1))
     inside = positions.clamp(0, tokens.shape[1] - 1).flatten(1)
@@ -99,14 +100,15 @@ def continuations(tokens: torch.Tensor, lengths: torch.Tensor, starts: torch.Ten
 
 
 def merge(found: Continuations, topk: int, num_rows: int) -> DraftTree:
-    """Merge continuations that begin alike, and keep the `num_rows` - 1 drafts that most of them share.
+    """Merge continuations with equal beginnings, and keep the `num_rows` - 1 most frequent drafts.
 
-    Of each level the `topk` most frequent go on, the continuation of the best match always, which is the chain's draft.
+    The `topk` most frequent drafts of each level go on. The continuation of the best match, which is the chain's draft,
+    always goes on.
     """
     batch, num_matches, depth = found.tokens.shape
     drafts = (found.tokens.unsqueeze(2) == found.tokens.unsqueeze(1)) & found.known.unsqueeze(1)
     shared = (drafts & found.known.unsqueeze(2)).cummin(dim=3).values
-    # The first match with the same beginning stands for all of them.
+    # The first of all matches with the same beginning represents them.
     leaders = shared.int().argmax(dim=2)
     numbers = torch.arange(num_matches, device=leaders.device)
     stands = found.known & (leaders == numbers.unsqueeze(1))
@@ -128,10 +130,10 @@ _NONE = -(2**40)
 
 
 def _rows(tokens: torch.Tensor, leaders: torch.Tensor, scores: torch.Tensor, num_rows: int) -> DraftTree:
-    """Give rows to the best drafts of [batch, matches, depth], parents first; the rows that are left hold none."""
+    """Assign rows to the best drafts of [batch, matches, depth], parents first; the remaining rows hold no draft."""
     batch, _, depth = tokens.shape
     flat = scores.flatten(1)
-    # Enough that hold nothing, so that there are always as many as there are rows.
+    # Padding, so that there are always enough candidates for all rows.
     flat = torch.cat((flat, flat.new_full((batch, num_rows - 1), _NONE)), dim=1)
     best = flat.sort(dim=1, descending=True, stable=True)
     is_draft = best.values[:, : num_rows - 1] > _NONE

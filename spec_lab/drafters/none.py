@@ -1,4 +1,4 @@
-"""Nothing is drafted: a round has one row, which is plain decoding."""
+"""Plain decoding: nothing is drafted, and a round has one row."""
 
 from __future__ import annotations
 

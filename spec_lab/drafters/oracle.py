@@ -1,4 +1,4 @@
-"""The oracle is the upper bound: it replays a plain continuation recorded before, under strict greedy alone."""
+"""The oracle, an upper bound: it drafts the recorded output of plain decoding. It works with strict acceptance only."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class OracleDrafter(GivenDrafts):
         self._continuations: Mapping[str, Sequence[int]] = {}
 
     def learn(self, continuations: Mapping[str, Sequence[int]]) -> None:
-        """Take output tokens by request id, from plain decoding."""
+        """Store output tokens of plain decoding, by request id."""
         self._continuations = continuations
 
     def admit(self, slot: int, request: Request) -> None:

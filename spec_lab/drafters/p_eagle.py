@@ -1,8 +1,8 @@
-"""P-EAGLE's catch-up step is its draft: one pass over what was emitted, and over a mask row for each further draft.
+"""P-EAGLE: one pass over the emitted tokens and K - 1 mask rows is both the catch-up step and the draft.
 
-Row j < n of a request pairs t[L+j+1] with h[L+j], as a recurrent head's does. Mask rows stand behind, at the next
-positions. So a request's rows are neighbours from L on, whatever n is, and causal attention hides from the K rows that
-draft what lies behind them.
+Row j < n of a request takes the pair of t[L+j+1] and h[L+j], like a recurrent head. Mask rows follow at the next
+positions. So a request's rows have consecutive positions from L on, whatever n is. Causal attention hides later rows
+from the K rows that draft.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from spec_lab.models.p_eagle import PEagleHead
 
 
 class PEaglePass:
-    """The pass of P-EAGLE, which drafts all slots at once. Its KV cache has the target's slot numbering."""
+    """The pass of P-EAGLE, which drafts all slots at once. Its KV cache uses the target's slot numbering."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class PEaglePass:
         self._drafts = torch.arange(num_draft_tokens, device=cache.device)
 
     def of_prompts(self, pack: PromptPack) -> RunBlock | None:
-        """Run the rows of stretches of prompts, and K - 1 mask rows behind each prompt that ends there."""
+        """Run the rows of prompt chunks, and K - 1 mask rows after each prompt that ends."""
         assert pack.features is not None
         ends = pack.ends
         selection = self.prune.prompt.drafter_selection(None if ends is None else ends.live)
@@ -62,7 +62,7 @@ class PEaglePass:
         return self._slots(slots, ends.tokens, DraftedRows.of_prompts(ends))
 
     def of_round(self, verified: VerifiedRound) -> RunBlock:
-        """Run n rows of each request, and mask rows behind them up to N + K - 1; the K rows from n - 1 on draft."""
+        """Run n rows of each request, then mask rows up to N + K - 1 rows in total. The K rows from n - 1 on draft."""
         assert verified.features is not None
         batch, emitted = verified.batch, verified.verification
         num_requests, num_verified = emitted.tokens.shape
@@ -83,7 +83,7 @@ class PEaglePass:
         return self._slots(hidden.unflatten(0, (num_requests, -1)), pending, DraftedRows(batch.slot_ids, first + 1))
 
     def _masks(self, ends: PromptEnds) -> torch.Tensor:
-        """Run the mask rows behind prompts: [ended, K - 1, hidden_size]."""
+        """Run the mask rows after prompts, and return their output [ended, K - 1, hidden_size]."""
         num_requests, num_masks = ends.slot_ids.shape[0], self.num_draft_tokens - 1
         features = self.model.mask_features.expand(num_requests * num_masks, -1)
         if not num_masks:
@@ -94,16 +94,16 @@ class PEaglePass:
         return hidden.view(num_requests, num_masks, -1)
 
     def _rows(self, first: torch.Tensor, num_rows: int, page_table: torch.Tensor, max_first: int) -> AttentionMetadata:
-        """Make the metadata of rows in a row from the positions `first` [batch] on."""
+        """Make the metadata of `num_rows` consecutive rows from the positions `first` [batch] on."""
         positions = first.unsqueeze(1) + torch.arange(num_rows, device=first.device)
         return self.backend.build(positions, first + num_rows, page_table, max_first + num_rows)
 
     def _slots(self, hidden: torch.Tensor, pending: torch.Tensor, rows: DraftedRows) -> RunBlock:
-        """Score the slots [batch, K, hidden_size]."""
+        """Make the block of the slots' outputs `hidden` [batch, K, hidden_size]."""
         logits = self.model.logits(hidden.flatten(0, 1)).view(*hidden.shape[:2], -1)
         return RunBlock(BlockRows(hidden, logits, hidden[:, 0]), pending, rows)
 
     def _count_rows(self, num_emitted: Sequence[int], num_verified: int) -> int:
-        """Count the rows of a catch-up step behind its KV writes."""
+        """Count the rows of a catch-up step that are computed after its KV writes."""
         most = self.num_draft_tokens
         return len(num_emitted) * (most if self.prune.drops_rows else num_verified + most - 1)

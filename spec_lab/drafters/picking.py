@@ -1,4 +1,5 @@
-"""A drafter with a model picks its tokens here: the likeliest, or from its own distribution, kept for verification."""
+"""Picks the drafts of a model: the likeliest token, or a sample from its distribution, which is kept for
+verification."""
 
 from __future__ import annotations
 
@@ -17,11 +18,11 @@ class DraftHead(Protocol):
     """Turns a draft model's output [batch, hidden_size] into tokens or logits in target ids."""
 
     def greedy(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return the [batch] likeliest tokens."""
+        """Return the likeliest tokens [batch]."""
         ...
 
     def greedy_with_probability(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the [batch] likeliest tokens and their probabilities [batch], without any temperature."""
+        """Return the likeliest tokens [batch] and their probabilities [batch] at temperature 1."""
         ...
 
     def target_logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -31,7 +32,7 @@ class DraftHead(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DraftedRows:
-    """Names the requests that draft: slot_ids [batch], and kv_lens [batch], L of the round that verifies the drafts."""
+    """The requests that draft: slot_ids [batch], and kv_lens [batch], L of the round that verifies the drafts."""
 
     slot_ids: torch.Tensor
     kv_lens: torch.Tensor
@@ -43,10 +44,10 @@ class DraftedRows:
 
 
 class DraftPicker(Protocol):
-    """Picks a draft of each row, and keeps what verification needs to know of it.
+    """Picks a draft for each row, and keeps what verification needs.
 
     Attributes:
-        takes_likeliest: each pick is what `DraftHead.greedy` gives, and nothing is kept.
+        takes_likeliest: whether each pick is that of `DraftHead.greedy`, and nothing is kept.
     """
 
     takes_likeliest: bool
@@ -60,13 +61,13 @@ class DraftPicker(Protocol):
         ...
 
     def kept_logits(self, slot_ids: torch.Tensor) -> torch.Tensor | None:
-        """Return the [batch, K, vocab] logits of what the drafts of `slot_ids` were sampled from; None when they are
-        given."""
+        """Return the logits [batch, K, vocab] from which the drafts of `slot_ids` were sampled; None if they were not
+        sampled."""
         ...
 
 
 class GivenDrafts:
-    """A drafter whose drafts are given, not sampled: their q is one-hot."""
+    """Mixin for drafts that are not sampled, so that their q is one-hot."""
 
     def kept_logits(self, slot_ids: torch.Tensor) -> torch.Tensor | None:
         return None
@@ -111,8 +112,10 @@ class SamplingPicker:
 
 
 class BiasedGreedyPicker(SamplingPicker):
-    """Picks the likeliest token, verified as if it had been sampled: acceptance.allow_lossy=true lets one measure
-    it."""
+    """Picks the likeliest token, but has it verified as if it were sampled.
+
+    This is biased. `acceptance.allow_lossy=true` allows it, to measure the effect.
+    """
 
     def pick(self, head: DraftHead, hidden: torch.Tensor, rows: DraftedRows, column: torch.Tensor) -> torch.Tensor:
         super().pick(head, hidden, rows, column)

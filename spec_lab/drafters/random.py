@@ -1,4 +1,4 @@
-"""Uniform random tokens are the lower bound."""
+"""Drafts uniform random tokens, as a lower bound."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from spec_lab.drafters.picking import DraftedRows, GivenDrafts
 
 @dataclass(slots=True)
 class RandomState:
-    """The newest drafts; there is no metadata to move."""
+    """The newest drafts; draft steps change no metadata."""
 
     tokens: torch.Tensor
     rows: DraftedRows
@@ -24,7 +24,7 @@ class RandomState:
 
 
 class RandomDrafter(GivenDrafts):
-    """Draws its drafts with noise keyed by request and position, so a draft does not depend on the neighbours."""
+    """Draws drafts with noise keyed by request and position, so a draft does not depend on other requests."""
 
     requirements = DrafterRequirements()
 

@@ -1,5 +1,7 @@
-"""One draft layer is reused: it catches up over N verified rows with the target's features, then runs a row a step on
-its own output. EAGLE-3 (arXiv 2503.01840) and TensorRT-LLM's MTP-Eagle are this, with other heads.
+"""Drafters that reuse one draft layer for every draft.
+
+The layer first catches up over N verified rows with the target's features. Then each draft step runs one row on the
+layer's own output. EAGLE-3 (arXiv 2503.01840) and TensorRT-LLM's MTP-Eagle work like this, with different heads.
 """
 
 from __future__ import annotations
@@ -27,8 +29,10 @@ from spec_lab.operators.kernel_set import TORCH_FORMS, KernelSet
 
 
 class DraftModule(DraftHead, Protocol):
-    """A draft model of one layer with a KV cache. What `forward` returns is fed back, or goes on to the next module,
-    and is read by `greedy`."""
+    """A draft model of one layer with a KV cache.
+
+    The output of `forward` is the input of `greedy`, and of the next draft step or the next module.
+    """
 
     def forward(
         self,
@@ -38,29 +42,31 @@ class DraftModule(DraftHead, Protocol):
         attention: AttentionMetadata,
         selection: RowSelection,
     ) -> torch.Tensor:
-        """Turn [rows] tokens t[p+1] and [rows, hidden_size] hidden states h[p] into the live rows' output, which has no
-        row for an empty selection."""
+        """Run tokens t[p+1] [rows] and hidden states h[p] [rows, hidden_size], and return the live rows' output.
+
+        The output has no rows if the selection is empty.
+        """
         ...
 
 
 class RecurrentHead(DraftModule, Protocol):
-    """A draft model of one layer that takes the target's features in a form of its own.
+    """A draft model of one layer that converts the target's features itself.
 
     Attributes:
-        chain: does in two calls what `fuse`, `forward` and `greedy` do in many; None where nothing does.
+        chain: does the work of `fuse`, `forward` and `greedy` for all drafts in two calls; None if unavailable.
     """
 
     @property
     def chain(self) -> ChainAtOnce | None: ...
 
     def fuse(self, features: torch.Tensor) -> torch.Tensor:
-        """Turn the target's features [rows, feature_size] into what `forward` takes, [rows, hidden_size]."""
+        """Turn the target's features [rows, feature_size] into inputs of `forward`, [rows, hidden_size]."""
         ...
 
 
 class RecurrentCatchup:
-    """Takes the first step of every drafter that reuses one layer. Its KV cache has the target's slot numbering: a row
-    writes its position's slot.
+    """The first step of drafters that reuse one layer. The KV cache uses the target's slot numbering: a row writes the
+    slot of its position.
     """
 
     def __init__(
@@ -85,7 +91,7 @@ class RecurrentCatchup:
         """Do nothing: rows past a slot's length are never read."""
 
     def take_prompts(self, pack: PromptPack) -> CaughtUp | None:
-        """Run the rows of stretches of prompts; only the last one of each prompt goes on to drafting."""
+        """Run the rows of prompt chunks. Only the last row of each prompt drafts."""
         assert pack.features is not None
         ends = pack.ends
         selection = self.prune.prompt.drafter_selection(None if ends is None else ends.live)
@@ -94,7 +100,7 @@ class RecurrentCatchup:
         return None if ends is None else CaughtUp(hidden, ends.live.attention, DraftedRows.of_prompts(ends))
 
     def take_round(self, verified: VerifiedRound) -> CaughtUp:
-        """Run the rows at L..L+K with the emitted tokens; the live row is n - 1, and sees L + n keys."""
+        """Run the rows at L..L+K with the emitted tokens. The live row is n - 1 and sees L + n keys."""
         assert verified.features is not None
         plan = self._plan(verified, self.backend, self.num_draft_tokens)
         selection = self.prune.catchup.selection(plan.live_rows, plan.live_attention)
@@ -106,7 +112,8 @@ class RecurrentCatchup:
 
 @dataclass(slots=True)
 class RecurrentState:
-    """The tokens [batch] of a draft, hidden [batch, hidden_size] to feed back, and metadata that is moved in place."""
+    """The newest draft [batch], the hidden states [batch, hidden_size] of the next step, and metadata that is advanced
+    in place."""
 
     tokens: torch.Tensor
     hidden: torch.Tensor
@@ -153,7 +160,7 @@ class RecurrentDrafter(RecurrentCatchup):
         return self._chain.steps(state.tokens, state.hidden, self.cache, state.attention, self.num_draft_tokens)
 
     def _started(self, verified: VerifiedRound) -> RecurrentState | None:
-        """Run the catch-up step up to draft 1 at once; None where it is to be run part by part."""
+        """Run the catch-up step and pick draft 1 in one call; None if no such call is available."""
         if self._chain is None:
             return None
         draft = self._chain.start(verified, self.cache, self.prune.drop, self.num_draft_tokens)
@@ -168,7 +175,7 @@ class RecurrentDrafter(RecurrentCatchup):
 
 
 class RecurrentTreeDrafter(RecurrentCatchup, BranchDrafter):
-    """Drafts a tree with a layer that is reused."""
+    """Drafts a tree with one reused layer."""
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
-"""A picker finds what hangs below a branch of a tree: its likeliest tokens, or tokens drawn from the drafter's law.
+"""Picks the children of a tree's branches: the likeliest tokens, or tokens drawn from the drafter's distribution.
 
-Drawn ones are for a tree whose shape is given: to choose among them by their probability, as EAGLE-2's tree does, would
-bend the law of what is left.
+Drawn children need a tree of fixed shape. A dynamic tree such as EAGLE-2's would choose among them by probability,
+which would bias them.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from spec_lab.operators.kernel_set import TORCH_FORMS, KernelSet, Op
 
 @dataclass(slots=True)
 class Ranked:
-    """The tokens below each branch, the first first: both [batch, branches, topk].
+    """The tokens below each branch in order of rank; both fields are [batch, branches, topk].
 
     Attributes:
-        log_probs: of the drafter, in float32.
+        log_probs: the drafter's log probabilities, in float32.
     """
 
     tokens: torch.Tensor
@@ -34,36 +34,36 @@ class Ranked:
 
 
 class BranchHead(Protocol):
-    """Turns a draft model's output for branches into logits: a row each, or a row a request where all its branches have
-    the same."""
+    """Turns a draft model's output for branches into logits: one row for each branch, or one row for each request if
+    its branches share them."""
 
     def target_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return logits [rows, vocab], -inf outside the draft vocabulary."""
         ...
 
     def scored_tokens(self, hidden: torch.Tensor) -> ScoredTokens:
-        """Return the same for the tokens alone that the head has."""
+        """Return logits of only the tokens that the head can draft."""
         ...
 
 
 class SiblingPicker(Protocol):
-    """Picks what hangs below branches, and keeps what verification needs to know of it."""
+    """Picks the children of branches, and keeps what verification needs."""
 
     def pick(self, head: BranchHead, hidden: torch.Tensor, rows: DraftedRows, depth: int) -> Ranked:
-        """Pick below the branches `depth` drafts below the root.
+        """Pick the children of the branches at depth `depth`.
 
-        `hidden` [batch, branches, hidden_size] is the model's output for them.
+        `hidden` [batch, branches, hidden_size] is the model's output for these branches.
         """
         ...
 
     def kept_logits(self, slot_ids: torch.Tensor) -> torch.Tensor | None:
-        """Return the [batch, branches, vocab] logits of what the drafts of `slot_ids` were drawn from; None when they
-        are given."""
+        """Return the logits [batch, branches, vocab] from which the drafts of `slot_ids` were drawn; None if they were
+        not drawn."""
         ...
 
 
 def empty_ranks(logits: torch.Tensor, shape: tuple[int, ...]) -> Ranked:
-    """Make room for ranks."""
+    """Allocate `Ranked` tensors of the given shape."""
     return Ranked(logits.new_empty(shape, dtype=torch.int64), logits.new_empty(shape, dtype=torch.float32))
 
 
@@ -74,9 +74,10 @@ def logits_below(head: BranchHead, hidden: torch.Tensor) -> torch.Tensor:
 
 
 class LikeliestSiblings(GivenDrafts):
-    """Picks the likeliest tokens of those that the head knows.
+    """Picks the likeliest tokens of those that the head can draft.
 
-    Equal ones go by their order in the head, which is the target's where the map of a draft vocabulary rises.
+    Ties go to the lower id in the head's vocabulary. This is the lower target id too, if the draft vocabulary is
+    sorted.
     """
 
     def __init__(self, topk: int, kernels: KernelSet = TORCH_FORMS) -> None:
@@ -97,8 +98,8 @@ class LikeliestSiblings(GivenDrafts):
 class DrawnSiblings:
     """Draws from the drafter's distribution at a temperature, and keeps its logits by slot and branch.
 
-    Without replacement the siblings are the first arrivals of one race, each of which so follows the distribution that
-    those before it left. The first sibling of a branch has the noise of the draft that a chain has in that row.
+    Without replacement the siblings are the first arrivals of one exponential race. So each follows the distribution
+    that remains without the earlier ones. The first sibling uses the noise of a chain's draft in the same row.
     """
 
     def __init__(
@@ -120,7 +121,7 @@ class DrawnSiblings:
         return self.draw(logits_below(head, hidden), rows, depth)
 
     def draw(self, logits: torch.Tensor, rows: DraftedRows, depth: int) -> Ranked:
-        """Draw below branches with these logits [batch, branches, vocab]."""
+        """Draw the children of branches with these logits [batch, branches, vocab]."""
         scaled = logits.float() / self._temperature
         weights = torch.softmax(scaled, dim=-1)
         tokens = self._drawn_anew(weights, rows, depth) if self._replacement else self._drawn(weights, rows, depth)
@@ -138,6 +139,6 @@ class DrawnSiblings:
         return torch.stack([race_speeds(weights, of_rank).argmax(dim=-1) for of_rank in keys], dim=-1)
 
     def _keys(self, rows: DraftedRows, places: torch.Tensor) -> torch.Tensor:
-        """Make the keys [batch, branches] of draws at `places` [branches]."""
+        """Make the noise keys [batch, branches] of draws at `places` [branches]."""
         seeds, kv_lens = self._seeds.of(rows.slot_ids).unsqueeze(1), rows.kv_lens.unsqueeze(1)
         return round_key(seeds, kv_lens, places, Use.DRAFT)

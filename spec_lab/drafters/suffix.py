@@ -1,6 +1,7 @@
-"""Suffix decoding drafts what followed the end of the text most often: in the request itself, and in other outputs.
+"""Suffix decoding: drafts what most often followed the text's suffix, in the request itself or in other outputs.
 
-Both trees are on the host, which looks drafts up when it has read a round. The device has nothing to draft.
+There is a suffix tree for each. Both are on the host, which looks up drafts after it has read a round. The device
+drafts nothing.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from spec_lab.drafters.suffix_tree import DraftLimits, SuffixDraft, SuffixTree
 
 @dataclass(frozen=True, slots=True)
 class SuffixSizes:
-    """What of the texts is kept, and how far a draft goes.
+    """The sizes of the trees and of drafts.
 
     Attributes:
-        depth: tokens of the longest stretch that is counted, match and draft together.
-        limits: of a draft; its most tokens are K.
-        num_outputs: outputs that the tree of all requests holds, the newest ones.
+        depth: tokens of the longest counted sequence: match and draft together.
+        limits: the limits of a draft; it has at most K tokens.
+        num_outputs: the number of outputs in the shared tree; the newest ones are kept.
     """
 
     depth: int
@@ -33,35 +34,35 @@ class SuffixSizes:
 
 
 class SuffixTexts:
-    """A suffix tree of each running request, and one of the outputs of those that have ended."""
+    """A suffix tree for each running request, and a shared one for the outputs of ended requests."""
 
     def __init__(self, sizes: SuffixSizes) -> None:
         self._sizes = sizes
         self.restart()
 
     def restart(self) -> None:
-        """Forget everything."""
+        """Drop all texts."""
         self._outputs = SuffixTree(self._sizes.depth)
         self._kept: deque[list[int]] = deque()
         self._own: dict[int, SuffixTree] = {}
         self._texts: dict[int, list[int]] = {}
 
     def admit(self, slot: int, request: Request) -> None:
-        """Begin the tree of the request that takes `slot`, with its prompt."""
+        """Begin a tree for the request that takes `slot`, with its prompt."""
         tree = SuffixTree(self._sizes.depth)
         self._texts[slot] = tree.begin()
         tree.extend(request.prompt_ids)
         self._own[slot] = tree
 
     def look_up(self, sequence: Sequence) -> SuffixDraft:
-        """Take the new tokens of a request, and return the better of what both trees continue its text with."""
+        """Add the new tokens of a request, and return the better of the two trees' drafts."""
         limits, tree, text = self._sizes.limits, self._own[sequence.slot], self._texts[sequence.slot]
         tree.extend(sequence.tokens[len(text) :])
         own, others = tree.look_up_own(limits), self._outputs.look_up(text, limits)
         return own if own.score >= others.score else others
 
     def finish(self, sequence: Sequence) -> None:
-        """Drop the tree of a request that has ended, and keep its output for the others."""
+        """Drop the tree of a request that has ended, and add its output to the shared tree."""
         del self._own[sequence.slot], self._texts[sequence.slot]
         if self._sizes.num_outputs == 0:
             return
@@ -72,7 +73,7 @@ class SuffixTexts:
 
 
 class SuffixLookup:
-    """Drafts on the host, and every draft from the trees."""
+    """Drafts on the host, always from the trees."""
 
     num_on_device = 0
     part_names: tuple[str, str] | None = None

@@ -1,8 +1,8 @@
-"""All suffixes of texts, as far as they are looked up, with how often each beginning of one occurs. Imports no torch.
+"""A suffix tree: counts how often each token sequence, up to a depth, occurs in some texts. It does not import torch.
 
-Suffix decoding (Oliaro et al., arXiv 2411.04975) keeps such trees on the host, in C++ in ArcticInference. Ours is a
-dictionary a node. What occurs once is a leaf that points into its text, and gets nodes of its own when it comes again;
-so a tree is as large as what repeats in it.
+Suffix decoding (Oliaro et al., arXiv 2411.04975) keeps such trees on the host; ArcticInference has them in C++. Here
+each node has a dictionary of children. A sequence that occurs once is a leaf that points into its text. It gets
+children when it occurs again. So the size of a tree depends on how much repeats.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from dataclasses import dataclass
 
 
 class _Node:
-    """A stretch of tokens that occurs, and what followed it.
+    """A token sequence, and what followed it.
 
     Attributes:
-        token: the last of its tokens.
+        token: its last token.
         count: how often it occurs.
-        children: the stretches longer by a token; None of a leaf, which occurs once and goes on in its `text` at
-            `place`.
-        likeliest: the child that occurs most often, of equals the latest; None where there is no child.
+        children: the sequences with one more token, by that token; None for a leaf. A leaf occurs once, and continues
+            in `text` at `place`.
+        likeliest: the most frequent child, of equals the latest; None without children.
     """
 
     __slots__ = ("children", "count", "likeliest", "place", "text", "token")
@@ -33,7 +33,8 @@ class _Node:
         self.place = place
 
     def add(self, token: int, text: list[int], place: int) -> _Node | None:
-        """Count another occurrence of a child. Return it where it was there before, else None: it is a leaf now."""
+        """Count another occurrence of a child. Return the child if it existed before; else make it a leaf, and return
+        None."""
         assert self.children is not None, "a leaf was unfolded before anything is added"
         child = self.children.get(token)
         if child is None:
@@ -47,14 +48,14 @@ class _Node:
         return child
 
     def unfold(self, may_go_on: bool) -> None:
-        """Make a leaf that has come again a node, with what followed its first occurrence as its child."""
+        """Turn a leaf that occurs again into an inner node. Its child is what followed its first occurrence."""
         if self.children is None:
             self.children = {}
             if may_go_on and self.place < len(self.text):
                 self.add(self.text[self.place], self.text, self.place + 1)
 
     def drop_one(self, token: int) -> _Node | None:
-        """Take back an occurrence of a child. Return it where there are others, else None."""
+        """Remove one occurrence of a child. Return the child if it still occurs, else None."""
         assert self.children is not None, "the others are below a node"
         child = self.children[token]
         child.count -= 1
@@ -74,7 +75,7 @@ class SuffixDraft:
     """A draft from a tree.
 
     Attributes:
-        score: how many of its tokens are expected to be accepted: the sum of their probabilities.
+        score: the expected number of accepted tokens: the sum of the probabilities that the draft is right up to each.
     """
 
     tokens: list[int]
@@ -86,9 +87,9 @@ class DraftLimits:
     """How long a draft may be.
 
     Attributes:
-        most: tokens of any draft.
-        factor: tokens of a draft for each of its match.
-        least_probability: the product of the counts' ratios under which a draft ends.
+        most: the most tokens of a draft.
+        factor: the most tokens of a draft, divided by the length of its match.
+        least_probability: a draft ends before its probability, a product of count ratios, falls below this.
     """
 
     most: int
@@ -100,10 +101,10 @@ NOTHING = SuffixDraft([], 0.0)
 
 
 class SuffixTree:
-    """The suffixes of texts, the newest of which may still grow.
+    """The suffix tree of some texts, of which only the newest can grow.
 
     Attributes:
-        depth: tokens of the longest stretch that is counted.
+        depth: tokens of the longest counted sequence.
     """
 
     def __init__(self, depth: int) -> None:
@@ -111,10 +112,10 @@ class SuffixTree:
         self._text: list[int] = []
         self._root = _Node(-1, self._text, 0)
         self._root.children = {}
-        self._ends = [self._root]  # of the newest text's suffixes those that came before: of 0, 1, ... tokens
+        self._ends = [self._root]  # nodes of the newest text's suffixes of 0, 1, ... tokens that occurred before
 
     def begin(self) -> list[int]:
-        """Begin another text, and return what names it."""
+        """Begin another text, and return the list that identifies it."""
         self._text = []
         self._ends = [self._root]
         return self._text
@@ -133,7 +134,7 @@ class SuffixTree:
             self._ends = ends
 
     def forget(self, text: list[int]) -> None:
-        """Take a text out that is not the newest, or will not grow."""
+        """Remove a text. The newest text may only be removed if it does not grow any more."""
         for start in range(len(text)):
             node: _Node | None = self._root
             for token in text[start : start + self.depth]:
@@ -143,27 +144,29 @@ class SuffixTree:
                     break
 
     def look_up(self, text: Sequence[int], limits: DraftLimits) -> SuffixDraft:
-        """Return the draft with the highest score behind the end of any text.
+        """Return the draft with the highest score to follow `text`.
 
-        Of every length of match there is a draft: the likeliest continuation, inside the limits.
+        For each match length the candidate is the likeliest continuation within the limits.
         """
         return _best(self._matches(text), limits)
 
     def look_up_own(self, limits: DraftLimits) -> SuffixDraft:
-        """Return the same behind the end of the newest text."""
+        """Return the same for the newest text."""
         return _best(((node, node.place) for node in self._ends[1:]), limits)
 
     def _matches(self, text: Sequence[int]) -> Iterator[tuple[_Node, int]]:
-        """Yield the places of the last token, the last two, and so on, as far as something follows them."""
+        """Yield the match of the last token, the last two tokens, and so on, while something follows the match."""
         for length in range(1, min(self.depth, len(text)) + 1):
             place = self._find(text[len(text) - length :])
             if place is None:
-                return  # nor does a longer one go on
+                return  # then nothing follows a longer match either
             yield place
 
     def _find(self, tokens: Sequence[int]) -> tuple[_Node, int] | None:
-        """Return the node of a stretch, and where it goes on in the node's text, if it is a leaf; None where it does
-        not occur, or nothing follows it."""
+        """Return the node of a sequence, and for a leaf the place where its text continues.
+
+        Return None if the sequence does not occur, or if nothing follows it.
+        """
         node, place = self._root, 0
         for token in tokens:
             if node.children is not None:
@@ -180,7 +183,7 @@ class SuffixTree:
 
 
 def _best(matches: Iterable[tuple[_Node, int]], limits: DraftLimits) -> SuffixDraft:
-    """Follow the matches of 1, 2, ... tokens, and return the best; of equals that of the longest match."""
+    """Return the best draft for matches of 1, 2, ... tokens; of equals, that of the longest match."""
     best = NOTHING
     for length, (node, place) in enumerate(matches, start=1):
         found = _follow(node, place, min(limits.most, int(length * limits.factor)), limits.least_probability)
@@ -190,7 +193,7 @@ def _best(matches: Iterable[tuple[_Node, int]], limits: DraftLimits) -> SuffixDr
 
 
 def _follow(node: _Node, place: int, most: int, least_probability: float) -> SuffixDraft:
-    """Return the likeliest continuation behind a node, or behind `place` of the text of a leaf."""
+    """Return the likeliest continuation of a node, or of a leaf's text from `place` on."""
     tokens: list[int] = []
     probability, score = 1.0, 0.0
     while len(tokens) < most:

@@ -1,1 +1,1 @@
-"""This package runs requests: the decode round, its scheduler, its slots and pages, and their timing."""
+"""Runs requests: the decode round, the scheduler, slots and pages, and stage timers."""

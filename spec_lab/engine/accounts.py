@@ -1,9 +1,9 @@
-"""The host accounts here for rounds behind their launch: tokens for the sequences, and a record a round.
+"""Accounts on the host for finished rounds: appends tokens to sequences, and makes a record for each round.
 
-In a captured mode only whether a request may have ended stands before the next launch; the rest is done when the device
-is busy again. An eager round is told the lengths, so all of it stands before its launch.
+In a captured mode the host only checks whether a request may have ended before it launches the next round. It does the
+accounting while the device runs that round. An eager round needs the lengths, so its accounting comes first.
 
-Rounds that were launched together (`graph.rounds_per_replay`) are gone through as if they had come one by one.
+Rounds that were launched together (`graph.rounds_per_replay`) are accounted for one after another.
 """
 
 from __future__ import annotations
@@ -25,11 +25,15 @@ from spec_lab.engine.scheduler import emit_round
 
 @dataclass(slots=True)
 class Launch:
-    """What was launched at once, until its results are read: one round, or as many as the graph mode replays.
+    """A launch whose results have not been read yet: one round, or all rounds of one replay.
 
-    `began_at`: from when on its time counts; `num_drafted`: drafts a request that a round made for the next, unless the
-    device says it; `num_verified`: rows a request of a round's verify; `spans`: what its timer reads the stages' times
-    from; `num_looked_up`: drafts that the host made for it; `catches_up`: the drafter was asked.
+    Attributes:
+        began_at: when its measured time begins.
+        num_drafted: drafts for each request that a round made for the next one, unless the device reports it.
+        num_verified: rows for each request in a round's verify.
+        spans: what the timer needs to collect stage times.
+        num_looked_up: drafts that the host made for it.
+        catches_up: whether the drafter runs.
     """
 
     sequences: list[Sequence]
@@ -45,7 +49,7 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """The results of what was launched, when the host had them, and the time they took."""
+    """The results of a launch, when the host read them, and how long the launch took."""
 
     launched: Launch
     result: RoundResult
@@ -55,7 +59,7 @@ class _Read:
 
 @dataclass(frozen=True, slots=True)
 class _Times:
-    """A round's share of the time of what was launched at once."""
+    """A round's share of the time of its launch."""
 
     seconds: float
     launch_seconds: float
@@ -64,7 +68,7 @@ class _Times:
 
 @dataclass(frozen=True, slots=True)
 class _Emitted:
-    """What a round came to for the sequence at a place of its batch."""
+    """The outcome of a round for the sequence at `index` of its batch."""
 
     index: int
     num_offered: int
@@ -73,12 +77,12 @@ class _Emitted:
 
 
 class RoundAccounts:
-    """Adds up what the rounds of one `Engine.generate` call came to.
+    """Collects the records of the rounds of one `Engine.generate` call.
 
     Attributes:
-        rounds: a record of each that ran for somebody.
-        num_wasted_rounds: the others.
-        read_at: when the host last had results, in seconds since the call began.
+        rounds: a record of each round that emitted a token.
+        num_wasted_rounds: rounds that emitted none, since all their requests had ended.
+        read_at: when the host last read results, in seconds since the call began.
     """
 
     def __init__(
@@ -105,11 +109,11 @@ class RoundAccounts:
         self._unaccounted: list[_Read] = []
 
     def read(self, launched: Launch) -> bool:
-        """Wait for the results of what was launched, and keep them until `catch_up`.
+        """Wait for the results of a launch, and keep them until `catch_up`.
 
         Returns:
-            Whether a request may have ended, with the tokens it asked for or at an end of sequence: no more than that
-            decides about the next launch.
+            Whether a request may have ended, by its token limit or an end of sequence. The next launch depends on
+            nothing else.
         """
         nearest_end = min(map(_tokens_to_end, launched.sequences))  # while the device is busy
         with self._parts.timer.reading():
@@ -129,13 +133,13 @@ class RoundAccounts:
         )
 
     def catch_up(self) -> None:
-        """Account for the tokens of all that was read, and make its records."""
+        """Account for all launches that have been read."""
         for read in self._unaccounted:
             self._settle(read)
         self._unaccounted.clear()
 
     def _may_have_ended(self, sequence: Sequence, emitted: list[list[int]]) -> bool:
-        """Tell whether `sequence` has ended, or may have with what its rounds `emitted`."""
+        """Return whether `sequence` has ended, or may have ended with the tokens that its rounds `emitted`."""
         request = sequence.request
         return (
             sequence.finish_reason is not None
@@ -144,13 +148,15 @@ class RoundAccounts:
         )
 
     def _settle(self, read: _Read) -> None:
-        """Account for the rounds of a launch; one that ran for nobody is only counted, and leaves its time to the
-        others."""
+        """Account for the rounds of a launch.
+
+        A wasted round is only counted, and its time is shared among the others.
+        """
         launched, num_launched = read.launched, self._graph.rounds_per_replay
         results = [result for result in read.result.split(num_launched) if any(result.num_emitted)]
         self.num_wasted_rounds += 0 if self._graph.skips_rounds else num_launched - len(results)
         if not results:
-            self.rounds[-1].seconds += read.seconds  # a replay for nobody, which the round before it had brought about
+            self.rounds[-1].seconds += read.seconds  # the whole replay was wasted; the round before caused it
         for result, stages in zip(results, self._stage_seconds(launched, len(results)), strict=True):
             self._record(
                 launched,
@@ -162,8 +168,10 @@ class RoundAccounts:
         assert len(results) == num_launched or all(has_ended), "the device ended a request that goes on"
 
     def _emit(self, settled: Launch, result: RoundResult, now: float) -> list[_Emitted]:
-        """Account for a round's tokens; those for a sequence that an earlier round finished are surplus, and nothing is
-        returned of them."""
+        """Account for a round's tokens, and return the outcomes.
+
+        Tokens of a sequence that an earlier round finished are surplus and left out.
+        """
         emitted = []
         running = [index for index, sequence in enumerate(settled.sequences) if sequence.finish_reason is None]
         num_emitting = sum(map(bool, result.num_emitted))
@@ -183,7 +191,7 @@ class RoundAccounts:
         return emitted
 
     def _record(self, settled: Launch, result: RoundResult, emitted: list[_Emitted], times: _Times) -> None:
-        """Keep what a round came to for those it did not run for in vain."""
+        """Make the record of a round, of the requests that had not ended before."""
         record = RoundRecord(
             index=len(self.rounds),
             request_ids=[settled.sequences[part.index].request.request_id for part in emitted],
@@ -201,7 +209,7 @@ class RoundAccounts:
         self.rounds.append(record)
 
     def _rows(self, settled: Launch, result: RoundResult, emitted: list[_Emitted]) -> RowCounts:
-        """Count drafts and rows of a round behind accept."""
+        """Count the drafts and rows of a round, once acceptance is known."""
         padded = self._graph.padded_size(len(settled.sequences))
         requirements = self._parts.drafter.requirements
         passes = requirements.rows_of_passes(result.num_rows) if settled.catches_up else ()
@@ -223,14 +231,14 @@ class RoundAccounts:
     def _drafts_of_chains(
         self, settled: Launch, result: RoundResult, emitted: list[_Emitted], padded: int
     ) -> tuple[int, int]:
-        """Count drafts made and offered: draft steps are those of the whole batch."""
+        """Count drafts made and offered. A draft step runs for the whole batch, padding included."""
         num_drafted = settled.num_drafted if result.num_drafted is None else max(result.num_drafted)
         return padded * num_drafted + settled.num_looked_up, sum(part.num_offered for part in emitted)
 
     def _drafts_of_trees(
         self, settled: Launch, result: RoundResult, emitted: list[_Emitted], padded: int
     ) -> tuple[int, int]:
-        """Count the rows that hold a draft, and those offered."""
+        """Count the rows that hold a draft, and the rows that are offered."""
         assert self._tree_rows is not None
         most, offered = self._tree_rows - 1, result.num_offered_rows
         return (
@@ -239,9 +247,9 @@ class RoundAccounts:
         )
 
     def _stage_seconds(self, settled: Launch, num_rounds: int) -> list[dict[str, float]]:
-        """Keep the stages that exist: without drafts there is nothing to catch up, with one draft nothing recurs.
+        """Return the times of the stages that exist: without drafts there is no `catchup`, with one draft no `recur`.
 
-        Nothing is kept with overlap: the next round has recorded over this one's events.
+        With overlap nothing is returned, since the next round has already overwritten the events.
         """
         if self._overlap:
             return [{} for _ in range(num_rounds)]
@@ -255,7 +263,7 @@ class RoundAccounts:
 
 
 def _live_lens(settled: Launch, result: RoundResult, emitted: list[_Emitted]) -> list[int]:
-    """Return L + n of each request of a round on the device, also of one that had ended; 1 where it was padding."""
+    """Return L + n of each request as the device had it, even for ended requests; 1 for a padded row."""
     settled_here = {part.index for part in emitted}
     lens = []
     for index, sequence in enumerate(settled.sequences):
@@ -266,7 +274,7 @@ def _live_lens(settled: Launch, result: RoundResult, emitted: list[_Emitted]) ->
 
 
 def _tokens_to_end(sequence: Sequence) -> int:
-    """Count the tokens with which `sequence` has all that it asked for; 0 where it has ended."""
+    """Count the tokens that `sequence` may still emit; 0 if it has ended."""
     return 0 if sequence.finish_reason is not None else sequence.request.max_new_tokens - sequence.num_output_tokens
 
 

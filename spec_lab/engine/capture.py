@@ -1,8 +1,8 @@
 """Record a function of device tensors once, replay it without Python: the contract, and CUDA graphs.
 
-`spec_lab.engine.tape` keeps the same contract on a CPU. What both promise, in the words of the CUDA programming guide
-(CUDA graphs, stream capture): Python values are frozen at capture; a replay reads and writes the memory that was
-recorded, so that buffers are mutated, never replaced; recording itself executes nothing.
+`spec_lab.engine.tape` implements the same contract on a CPU. The contract is that of CUDA graphs (CUDA programming
+guide, stream capture). Python values are frozen at capture. A replay reads and writes the memory that was recorded, so
+buffers must be mutated and never replaced. Recording executes nothing.
 """
 
 from __future__ import annotations
@@ -25,31 +25,31 @@ Result_co = TypeVar("Result_co", covariant=True)
 
 
 class CaptureError(RuntimeError):
-    """A function did what no graph can hold. The message names the operation, the place and the remedy."""
+    """A function did something that cannot be captured. The message names the operation, the place and the remedy."""
 
 
 class CapturedGraph(Protocol[Result_co]):
-    """Replays a function that was recorded."""
+    """A recorded function that can be replayed."""
 
     @property
     def outputs(self) -> Result_co:
-        """Return the tensors that the function returned while it was recorded; each replay rewrites them in place.
+        """Return the tensors that the function returned while it was recorded. Each replay rewrites them in place.
 
-        Undefined before the first replay.
+        Their contents are undefined before the first replay.
         """
         ...
 
     @property
     def num_nodes(self) -> int | None:
-        """Count the device operations of one replay: kernels, copies and fills; None where they cannot be counted.
+        """Count the device operations of one replay: kernels, copies and fills; None if they cannot be counted.
 
-        The tape counts operators that compute or write (views and allocations are none). One operator can be several
-        kernels, or one kernel several operators, so the two devices differ.
+        The tape counts operators that compute or write, but no views or allocations. One operator may launch several
+        kernels, and one kernel may replace several operators. So the numbers of the two devices differ.
         """
         ...
 
     def replay(self) -> None:
-        """Run the recorded operations on what the recorded buffers hold now."""
+        """Run the recorded operations on the current contents of the recorded buffers."""
         ...
 
 
@@ -57,8 +57,8 @@ class GraphRecorder(Protocol):
     """Captures functions of one device.
 
     Attributes:
-        skips: what stands inside `when_any` is left out of a replay; else it runs, for nobody.
-        num_copies: graphs to make of one function, which are replayed in turn. With two the events inside one can be
+        skips: whether a replay can skip the body of `when_any`; if not, the body always runs.
+        num_copies: graphs to make of one function, which are replayed in turn. With two, the events inside one can be
             read while the other runs.
     """
 
@@ -66,28 +66,29 @@ class GraphRecorder(Protocol):
     num_copies: int
 
     def when_any(self, values: torch.Tensor, idle: int) -> AbstractContextManager[None]:
-        """Stand around a stretch of a captured function which nobody needs where all of `values` [batch] are `idle`.
+        """Enclose a part of a captured function that is not needed if all of `values` [batch] equal `idle`.
 
-        `values` are 64-bit integers. The stretch hands nothing on but what it copies into tensors from before it; it
-        may have others inside it.
+        `values` are 64-bit integers. Later code may only read what the body copies into tensors that existed before it.
+        Bodies can be nested.
         """
         ...
 
     def capture(self, function: Callable[[], Result]) -> CapturedGraph[Result]:
-        """Record `function`, after warm-up runs of it.
+        """Record `function`, after some warm-up runs.
 
-        The warm-ups really run: with state that must survive, call it on scratch slots. The recording itself leaves
-        every tensor that existed before it as it was. Everything runs under `torch.inference_mode()`.
+        The warm-ups really execute, so `function` must work on scratch slots if state has to survive. The recording
+        itself changes no tensor that existed before. Everything runs under `torch.inference_mode()`.
 
         Raises:
-            CaptureError: `function` does what a graph cannot hold.
+            CaptureError: `function` does something that cannot be captured.
         """
         ...
 
 
 @dataclass(slots=True)
 class CudaCapturedGraph(Generic[Result]):
-    """Replays a `torch.cuda.CUDAGraph`. `_function` keeps alive what the graph reads: a graph holds addresses only."""
+    """Replays a `torch.cuda.CUDAGraph`. A graph only holds addresses; `_function` keeps the tensors behind them
+    alive."""
 
     outputs: Result
     num_nodes: int | None
@@ -99,18 +100,18 @@ class CudaCapturedGraph(Generic[Result]):
 
 
 class CudaGraphRecorder:
-    """Captures on a side stream; its graphs share one memory pool.
+    """Captures on a side stream. All its graphs share one memory pool, so that they reuse each other's temporaries.
 
-    Shared, so that graphs reuse each other's temporaries: replay them one after another on one stream, never at once.
-    What a graph puts out stays as it is while graphs captured later are replayed, but may lie where an earlier one has
-    its temporaries: use it before an earlier one is replayed, as a round does, whose segments are captured in order.
+    Graphs must be replayed one after another on one stream. The outputs of a graph survive replays of graphs that were
+    captured later. A replay of an earlier graph may overwrite them, since its temporaries may share their memory. A
+    round captures its segments in order, so it reads each output in time.
     """
 
     num_copies = 2
 
     def __init__(self, device: torch.device, num_warmups: int = 2) -> None:
-        """Set the number of warm-ups: the first of two compiles kernels and lets libraries choose, the second runs
-        that."""
+        """Set the number of warm-ups. The first compiles kernels and lets libraries choose theirs; the second runs
+        those."""
         self._device = device
         self._num_warmups = num_warmups
         self.skips = has_if_nodes()
@@ -122,7 +123,7 @@ class CudaGraphRecorder:
     def when_any(self, values: torch.Tensor, idle: int) -> AbstractContextManager[None]:
         if not self.skips:
             return nullcontext()
-        if self._if_nodes is None:  # in a warm-up: a kernel cannot be loaded while a stream is captured
+        if self._if_nodes is None:  # this is a warm-up: no kernel can be loaded during a capture
             self._if_nodes = IfNodes(self._device)
         return self._if_nodes.when_any(values, idle)
 
@@ -145,15 +146,15 @@ class CudaGraphRecorder:
 
     def _record(self, graph: torch.cuda.CUDAGraph, function: Callable[[], Result]) -> Result:
         try:
-            # thread_local: what other threads do to the device, a logger's for instance, is no business of this graph.
-            # Garbage may hold graphs and pools, and freeing one in the middle of a capture breaks the capture off.
+            # thread_local: other threads, such as a logger's, may use the device during the capture. Freeing a graph or
+            # a pool during a capture aborts it, and the garbage collector may do that.
             with (
                 torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"),
                 garbage_waits(),
             ):
                 return function()
         except BaseException as error:
-            # A capture that broke off leaves its pool closed to the next (torch 2.11: "already recording").
+            # An aborted capture leaves its pool unusable (torch 2.11: "already recording").
             self._pool = torch.cuda.graph_pool_handle()
             if not isinstance(error, RuntimeError):
                 raise
@@ -162,7 +163,7 @@ class CudaGraphRecorder:
 
 @contextmanager
 def garbage_waits() -> Iterator[None]:
-    """Keep Python from collecting garbage inside; collecting goes on behind, where it was on before."""
+    """Switch Python's garbage collector off inside, and back on afterwards if it was on."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -173,8 +174,7 @@ def garbage_waits() -> Iterator[None]:
 
 
 def explain_capture_error(error: BaseException) -> str:
-    """Say what a failed CUDA capture died of: the first error, not that of ending a capture which was broken
-    already."""
+    """Describe why a CUDA capture failed: by its first error, and not by the later one of ending a failed capture."""
     first = error
     while (earlier := first.__cause__ or first.__context__) is not None:
         first = earlier
@@ -193,21 +193,21 @@ def explain_capture_error(error: BaseException) -> str:
 
 
 def is_torch_file(path: str) -> bool:
-    """Tell whether a source file is torch's own, so that an error's place is looked for further out."""
+    """Return whether a source file belongs to torch, so that an error is attributed to a caller outside it."""
     return path.startswith((_TORCH_FOLDER, "<"))
 
 
 _TORCH_FOLDER = torch.__path__[0]
 
 
-# CUgraphNodeType of the driver API: kernel, memcpy, memset. Recorded events and empty joins are no work.
+# CUgraphNodeType of the driver API: kernel, memcpy, memset. Event and empty nodes do no work.
 _WORK_NODES = {0, 1, 2}
 
 
 def count_graph_nodes(addresses: Sequence[int]) -> int | None:
-    """Count kernels, copies and fills of graphs made with `keep_graph=True`; None where the driver cannot be asked.
+    """Count kernels, copies and fills of graphs made with `keep_graph=True`; None if the driver cannot be called.
 
-    Through ctypes: torch hands out a graph's address, and has no count of its own.
+    It calls the driver through ctypes, since torch exposes a graph's address but no node count.
     """
     try:
         driver = ctypes.CDLL("libcuda.so.1")
@@ -247,9 +247,9 @@ _SYNC_WARNING = "called a synchronizing CUDA operation"
 def count_syncs() -> Iterator[SyncCount]:
     """Count the operations in its body that make the host wait for the GPU: .item(), copies from the device, ...
 
-    By `torch.cuda.set_sync_debug_mode`, which sees torch's own operations: neither torch.cuda.synchronize() nor waiting
-    for an event or a stream counts. The count is set when the body ends. Not for the timed stretch of a run: each one
-    costs a Python warning.
+    It uses `torch.cuda.set_sync_debug_mode`, which does not see torch.cuda.synchronize() or waits for events and
+    streams. The count is set when the body ends. Each counted operation costs a Python warning, so it is not for timed
+    passes.
     """
     seen = SyncCount()
     mode = torch.cuda.get_sync_debug_mode()

@@ -24,45 +24,46 @@ from spec_lab.operators.kernel_set import TORCH_FORMS, KernelSet, Op
 
 
 class Drafts(Protocol):
-    """Does what a round does otherwise for a tree than for a chain.
+    """The steps of a round that differ between a tree and a chain.
 
     Attributes:
-        tree_rows: rows a request of verify, where drafts are a tree; else None.
+        tree_rows: verify rows for each request if the drafts form a tree; None for a chain.
     """
 
     tree_rows: int | None
 
     def mark(self, batch: RoundBatch) -> RoundBatch:
-        """Note what a batch of tokens does not say of the drafts' shape."""
+        """Add to a batch what its tokens do not say about the drafts' shape."""
         ...
 
     def attention(self, batch: RoundBatch) -> AttentionMetadata:
-        """Build the metadata of verify's rows."""
+        """Build the metadata of the verify rows."""
         ...
 
     def judge(self, output: VerifyOutput, kept_logits: torch.Tensor | None) -> VerifiedRound:
-        """Let the rule judge the drafts, and leave those that it accepted as a chain."""
+        """Let the rule judge the drafts, and arrange the accepted ones as a chain."""
         ...
 
     def collect(self, offers: Offers, mover: MetadataMover, state: Any, scope: StepScope) -> tuple[Any, int]:
-        """Run the steps behind draft 1: all drafts, and how many a request as far as the host knows."""
+        """Run the draft steps after the first; return all drafts, and their number for each request as the host knows
+        it."""
         ...
 
     def leave(self, slots: SlotState, verified: VerifiedRound, drafts: Any) -> None:
-        """Leave the next round's inputs in the slots."""
+        """Write the next round's inputs to the slots."""
         ...
 
     def start(self, slots: SlotState, ends: PromptEnds, drafts: Any) -> None:
-        """Leave the first round's inputs in the slots, behind a prompt pass."""
+        """Write the first round's inputs to the slots, after a prompt pass."""
         ...
 
     def waiting(self, slots: SlotState, slot_ids: list[int]) -> list[list[int]]:
-        """Tell the host the drafts that wait in each of `slot_ids`, of a tree its spine."""
+        """Read the drafts in each of `slot_ids` back to the host; of a tree, those of its spine."""
         ...
 
 
 class Chain:
-    """Drafts that form a chain: K of them, each behind the one before it, in slots that may have room for more."""
+    """Drafts that form a chain of K tokens. The slots may have room for more."""
 
     tree_rows: int | None = None
 
@@ -120,14 +121,14 @@ class Chain:
 
 
 def _widened(drafts: torch.Tensor, slots: SlotState) -> torch.Tensor:
-    """Fill [batch, drafts] up to the width of the slots."""
+    """Pad drafts [batch, K] to the width of the slots."""
     missing = slots.input_ids.shape[1] - 1 - drafts.shape[1]
     return F.pad(drafts, (0, missing)) if missing else drafts
 
 
 @dataclass(frozen=True, slots=True)
 class TreeParts:
-    """The parts of a round that a tree asks more of, each also in its `Parts`, and what moves a path."""
+    """The drafter, rule and backend of a round under their tree protocols, and the function that moves a path."""
 
     drafter: TreeDrafter
     rule: TreeRule
@@ -136,19 +137,19 @@ class TreeParts:
 
     @classmethod
     def of(cls, parts: Any, kernels: KernelSet = TORCH_FORMS) -> TreeParts:
-        """Take them from `parts`, of which drafter, rule and backend know trees."""
+        """Take them from `parts`, whose drafter, rule and backend support trees."""
         return cls(parts.drafter, parts.rule, parts.backend, kernels.get(Op.MOVE_PATH, move_path_reference))
 
 
 class Tree:
-    """Drafts that form a tree: N rows that each name their parent.
+    """Drafts that form a tree: N rows, each of which names its parent.
 
-    Behind accept stands a chain: the KV and the features of the accepted path lie where those of accepted drafts of a
-    chain would, so that catch-up, its pruning and all that follows are as they are.
+    After acceptance, the KV and features of the accepted path are moved to where a chain has those of its accepted
+    drafts. So catch-up and everything after it treat the path as a chain.
     """
 
     def __init__(self, parts: Parts, tree: TreeParts, num_rows: int, page_size: int) -> None:
-        """`num_rows`: N of the tree, the root with the drafts."""
+        """`num_rows`: N, the root and all drafts."""
         self._cache = parts.cache
         self._timer = parts.timer
         self._tree = tree
@@ -169,7 +170,7 @@ class Tree:
         return self._tree.backend.build_tree(parents, self._depth, batch.kv_lens, batch.page_table, max_seq_len)
 
     def judge(self, output: VerifyOutput, kept_logits: torch.Tensor | None) -> VerifiedRound:
-        """Let the rule walk the tree, and leave its path as a chain of n rows."""
+        """Let the rule walk the tree, and arrange the accepted path as a chain of n rows."""
         batch = output.batch
         judged = JudgedRows(
             output.logits,
@@ -184,7 +185,7 @@ class Tree:
         return VerifiedRound(batch, walk.verification, self._compact(batch, walk.path, output.features))
 
     def collect(self, offers: Offers, mover: MetadataMover, state: Any, scope: StepScope) -> tuple[DraftTree, int]:
-        """Run a step for each level behind the first. Branches move their own metadata."""
+        """Run a step for each level after the first. Branches advance their own metadata."""
         drafter = self._tree.drafter
         columns = torch.arange(self._depth, device=self.parents.device)
         for index in offers.loop.steps(self._timer, self._depth, scope):
@@ -200,15 +201,15 @@ class Tree:
         slots.start(ends, drafts.tokens)
 
     def waiting(self, slots: SlotState, slot_ids: list[int]) -> list[list[int]]:
-        """Tell the spines: from the root on the first child of each, -1 behind the last."""
+        """Return the spine of each tree: the first child of each row, starting at the root, padded with -1."""
         trees = zip(self.parents[slot_ids].tolist(), slots.input_ids[slot_ids].tolist(), strict=True)
         return [spine(parents, tokens, self._depth) for parents, tokens in trees]
 
     def _compact(self, batch: RoundBatch, path: torch.Tensor, features: torch.Tensor | None) -> torch.Tensor | None:
         """Move the KV of the path's rows to the slots L + 1, L + 2, ... of all layers, and return their features.
 
-        Keys are rotated for their positions already. What is moved behind the path is junk, which the next verify
-        writes over.
+        The keys are already rotated for their positions. Rows moved from beyond the path are junk, which the next
+        verify overwrites.
         """
         moved = None if features is None else features.new_empty(path.numel(), features.shape[1])
         caches = list(self._cache.tensors)
@@ -222,7 +223,7 @@ def _parents(batch: RoundBatch) -> torch.Tensor:
 
 
 def spine(parents: list[int], tokens: list[int], depth: int) -> list[int]:
-    """Return the tokens of the first child of each row from the root on; -1 behind the last."""
+    """Follow first children from the root, and return their tokens, padded with -1 to `depth`."""
     row: int | None = 0
     drafts: list[int] = []
     while row is not None and len(drafts) <= depth:

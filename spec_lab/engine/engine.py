@@ -22,7 +22,7 @@ from spec_lab.engine.scheduler import Scheduler, emit_first
 
 @dataclass(slots=True)
 class _Prefilling:
-    """Counts what the prompt pass of one request has come to so far."""
+    """The rows and time that the prompt pass of one request has taken so far."""
 
     num_chunks: int = 0
     seconds: float = 0.0
@@ -30,7 +30,7 @@ class _Prefilling:
 
 
 class Engine:
-    """Generates for batches of requests. One engine owns its caches; targets and heads can be shared."""
+    """Generates for batches of requests. An engine owns its caches; engines can share targets and heads."""
 
     def __init__(
         self,
@@ -43,9 +43,13 @@ class Engine:
         overlap: bool = False,
         make_prompt_pass: Callable[..., PromptPass] = PromptPass,
     ) -> None:
-        """`prefill_tokens`: the most rows of several prompts in a forward; None is one prompt at a time. `overlap`: the
-        host reads a round's results only after it has launched the next; `make_prompt_pass` takes what `PromptPass`
-        does."""
+        """Make the prompt pass of an engine.
+
+        Args:
+            prefill_tokens: the most rows of a forward over several prompts; None for one prompt at a time.
+            overlap: the host reads a round's results only after it has launched the next round.
+            make_prompt_pass: takes the arguments of `PromptPass`.
+        """
         self.rounds = rounds
         self.parts = rounds.widest.parts
         self.graph = graph
@@ -61,7 +65,7 @@ class Engine:
 
     @property
     def host_drafter(self) -> HostDrafter | None:
-        """Return what drafts on the host; None where nothing does."""
+        """Return the drafter that runs on the host; None if there is none."""
         return self.parts.drafter.requirements.on_host
 
     @property
@@ -69,7 +73,7 @@ class Engine:
         return self.parts.drafter.num_draft_tokens
 
     def prepare(self) -> None:
-        """Capture what rounds of any size will replay, so that no timed pass has to."""
+        """Capture the graphs for rounds of every size, so that no timed pass captures any."""
         with torch.inference_mode():
             for num_requests in range(1, self.scheduler.num_slots + 1):
                 for decode_round in self.rounds.to_prepare(num_requests):
@@ -79,7 +83,7 @@ class Engine:
     def generate(
         self, requests: Iterable[Request], on_finish: Callable[[RequestRecord], None] | None = None
     ) -> GenerationResult:
-        """Run all `requests` to their end; records come back in the order of submission."""
+        """Run all `requests` to their end; the records are in the order of submission."""
         requests = list(requests)
         self.scheduler.submit(requests)
         run = _GenerationRun(self, on_finish)
@@ -113,14 +117,15 @@ class _GenerationRun:
         self._num_prompt_forwards = 0
 
     def step(self) -> None:
-        """Admit, run one chunk of each unfinished prompt (as many together as fit a forward), then one round of
-        everything that is ready.
+        """Admit requests, run one chunk of each unfinished prompt, then run one round of all ready requests.
 
-        Between the end of a round and the next launch stands what decides about that launch: whether a request may have
-        ended. In a captured mode tokens and records are accounted for while the device works on the next round; an
-        eager round is told the lengths, which come from the accounts. With overlap the host reads the round before only
-        after the next one is launched; but it reads what is in flight before a prompt pass, which waits for the device
-        anyway, so that no round's time holds a prompt's, and before a launch without those that the device has ended.
+        Prompt chunks share forwards as far as they fit. Between the end of a round and the next launch the host only
+        checks whether a request may have ended. In a captured mode it accounts for tokens and records while the device
+        runs the next round. An eager round needs the lengths, so its accounting comes first.
+
+        With overlap the host launches the next round before it reads the previous one. It still reads first before a
+        prompt pass, so that no round's time includes a prompt's; the prompt pass waits for the device anyway. It also
+        reads first if the device has ended requests, which the next launch leaves out.
         """
         scheduler = self._engine.scheduler
         for sequence in scheduler.admit(self._now()):
@@ -173,7 +178,7 @@ class _GenerationRun:
         self._prefilling[sequence.request.request_id] = _Prefilling()
 
     def _prefill(self, pack: list[Sequence]) -> None:
-        """Run a chunk of each of `pack` in one forward, whose time is shared out by their rows."""
+        """Run a chunk of each of `pack` in one forward, and split its time in proportion to their rows."""
         before = [sequence.num_prefilled for sequence in pack]
         start = perf_counter()
         rows = self._engine.prompt_pass.run(pack)
@@ -197,7 +202,7 @@ class _GenerationRun:
         self._retire_if_finished(sequence)
 
     def _launch(self, ready: list[Sequence], follows: bool) -> Launch:
-        """Launch a round; where it `follows` another, all of the host's time since that one's reading is its own."""
+        """Launch a round. If it directly `follows` another, its time begins when the host read that one."""
         engine, parts = self._engine, self._engine.parts
         decode_round = engine.rounds.of_requests(ready)
         for possible in engine.rounds.to_prepare(len(ready)):
@@ -230,7 +235,7 @@ class _GenerationRun:
         )
 
     def _settle(self, settled: Launch) -> None:
-        # Who drafts on the host has to know the tokens.
+        # A drafter on the host needs the tokens.
         looks = self._engine.graph.looks_at_lengths or self._engine.host_drafter is not None
         if self._accounts.read(settled) or looks:
             self._accounts.catch_up()
@@ -238,12 +243,12 @@ class _GenerationRun:
                 self._retire_if_finished(sequence)
 
     def _ended_on_device(self, launched: Launch) -> bool:
-        """Tell whether a request of `launched` has ended before it, which the device knew."""
+        """Return whether a request of `launched` had already ended before that launch."""
         has_ended = any(sequence.finish_reason is not None for sequence in launched.sequences)
         return has_ended and self._engine.graph.rounds_per_replay > 1
 
     def _is_in_flight(self, sequence: Sequence) -> bool:
-        """Tell whether a round that is still running may write this sequence's pages."""
+        """Return whether a round that is still running may write this sequence's pages."""
         return self._in_flight is not None and sequence in self._in_flight.sequences
 
     def _retire_if_finished(self, sequence: Sequence) -> None:
@@ -254,7 +259,7 @@ class _GenerationRun:
             engine.host_drafter.finish(sequence)
         if engine.rounds.limits is not None:
             engine.rounds.limits.policy.forget(sequence)
-        engine.scheduler.release(sequence)  # its slot is cleared for the next request, not before the next launch
+        engine.scheduler.release(sequence)  # the slot is cleared later, when the next request takes it
         record = request_record(sequence, sequence.finish_reason)
         self._requests[request.request_id] = record
         if self._on_finish is not None:

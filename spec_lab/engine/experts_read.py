@@ -40,7 +40,7 @@ class ExpertsRead:
         # [stages, 2]: the experts and the bytes of each stage.
         self._counts = torch.zeros((len(ReadingStage), 2), dtype=torch.int64, device=device)
         self._expert_and_bytes: dict[int, torch.Tensor] = {}
-        # At fixed addresses, since the graph of a later stage reads what the graph of verify wrote.
+        # It stays at one address, since the graph of a later stage reads what the graph of verify wrote.
         self._active = torch.zeros(max_requests, dtype=torch.bool, device=device)
         self._num_requests = torch.zeros(1, dtype=torch.int64, device=device)
         self._is_watching = False

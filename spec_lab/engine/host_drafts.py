@@ -1,4 +1,4 @@
-"""Drafts that the host makes between the reading of a round and the launch of the next go to the slots here."""
+"""Writes the drafts that the host makes to the slots, after it has read a round and before it launches the next."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from spec_lab.engine.slots import SlotState
 
 @dataclass(frozen=True, slots=True)
 class HostOffer:
-    """Says what the host drafted for a round: `num_drafts` in all, `longest` for one request."""
+    """How many drafts the host made for a round: `num_drafts` in total, and at most `longest` for one request."""
 
     num_drafts: int
     longest: int
 
 
 class HostDrafts:
-    """Puts the drafts of a `HostDrafter` behind the pending tokens of the slots, over what the device drafted."""
+    """Writes the drafts of a `HostDrafter` after the pending tokens of the slots, over drafts of the device."""
 
     def __init__(self, drafter: HostDrafter, slots: SlotState, offered: DraftOffers) -> None:
         self.drafter = drafter
@@ -30,9 +30,9 @@ class HostDrafts:
         self._offered = offered
 
     def offer(self, sequences: List[Sequence]) -> HostOffer:
-        """Draft for `sequences`, whose tokens are all known.
+        """Draft for `sequences`, whose tokens the host has all read.
 
-        Everything goes to the device in one copy, which nobody waits for.
+        All drafts go to the device in one asynchronous copy.
         """
         width = self._slots.input_ids.shape[1] - 1
         found = self.drafter.draft(sequences)
@@ -51,11 +51,11 @@ class HostDrafts:
         return HostOffer(sum(counts_here), max(counts_here, default=0))
 
     def sit_out(self, sequences: List[Sequence]) -> None:
-        """Note that a round of `sequences` has no drafts."""
+        """Record that a round of `sequences` has no drafts."""
         self._note(sequences, [None] * len(sequences))
 
     def _note(self, sequences: List[Sequence], parts: List[int | None]) -> None:
-        """Note which part drafted for each: that on the host is part 0, that on the device part 1."""
+        """Record which drafter drafted for each sequence: 0 is the host's, 1 the device's."""
         names = self.drafter.part_names
         if names is not None:
             for sequence, part in zip(sequences, parts, strict=True):

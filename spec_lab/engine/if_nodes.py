@@ -1,9 +1,9 @@
-"""A stretch of a CUDA graph can stand in an IF node, which a replay skips where nobody needs it (CUDA 12.4).
+"""IF nodes of CUDA graphs (CUDA 12.4): a replay skips the node's body if a condition on the device is false.
 
-torch 2.13 can capture into such a node, 2.11 cannot; so this is done by hand, in the driver's own words: a kernel of
-one thread sets the condition, the node is put behind it in the graph under capture, and its body is captured from
-another stream, in which the same may be done again. What bodies allocate comes from a pool of their own, which torch
-would else give to others once freed.
+torch 2.13 can capture into such a node, but 2.11 cannot, so this module calls the driver. A kernel of one thread sets
+the condition. The node is added after it in the graph under capture. Its body is captured from another stream, in which
+further nodes can be nested. Bodies allocate from a memory pool of their own. Otherwise torch could reuse their memory
+elsewhere once it is freed.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class _NodeParams(ctypes.Structure):
 
 
 class IfNodes:
-    """Puts stretches of the captures of one device into IF nodes."""
+    """Puts parts of the captures of one device into IF nodes."""
 
     def __init__(self, device: torch.device) -> None:
         self._bodies: list[int] = []
@@ -71,9 +71,10 @@ class IfNodes:
 
     @contextmanager
     def when_any(self, values: torch.Tensor, idle: int) -> Iterator[None]:
-        """Let a replay skip the body where all of `values` [batch] are `idle`.
+        """Let a replay skip the body if all of `values` [batch] equal `idle`.
 
-        The body hands nothing on but what it copies into tensors from before it. Outside a capture it always runs.
+        Later code may only read what the body copies into tensors that existed before it. Outside a capture the body
+        always runs.
         """
         stream = torch.cuda.current_stream()
         if not torch.cuda.is_current_stream_capturing():
@@ -85,7 +86,7 @@ class IfNodes:
         self._bodies.append(body)
         inner = self._stream_inside()
         side = ctypes.c_void_p(inner.cuda_stream)
-        # The pool stays that of the outermost body, which torch does not let one enter twice.
+        # Nested bodies use the pool of the outermost one, since torch cannot enter a pool twice.
         pool = nullcontext() if self._depth else torch.cuda.use_mem_pool(self._pool)
         with torch.cuda.stream(inner), pool:
             self._call(
@@ -100,9 +101,9 @@ class IfNodes:
                 self._call("cuStreamEndCapture", side, ctypes.byref(ctypes.c_void_p()))
 
     def _stream_inside(self) -> torch.cuda.ExternalStream:
-        """Return the stream that bodies of this depth are captured from: all those outside it are being captured too.
+        """Return the stream from which bodies at this depth are captured. The streams of all outer bodies are in use.
 
-        Of the driver's, since torch hands out its 32 streams again and again.
+        The driver makes the stream, since torch reuses its 32 streams in turn.
         """
         if self._depth == len(self._streams):
             stream = ctypes.c_void_p()
@@ -112,12 +113,12 @@ class IfNodes:
         return self._streams[self._depth]
 
     def take_bodies(self) -> list[int]:
-        """Return the addresses of the graphs inside the nodes made since this was called last."""
+        """Return the addresses of the body graphs of all nodes made since the last call."""
         bodies, self._bodies = self._bodies, []
         return bodies
 
     def _add_node(self, stream: torch.cuda.Stream, values: torch.Tensor, idle: int) -> int:
-        """Capture the condition and, behind it, the node; return the address of the node's body."""
+        """Capture the condition, then the node; return the address of the node's body graph."""
         context, handle, node = ctypes.c_void_p(), ctypes.c_uint64(), ctypes.c_void_p()
         self._call("cuCtxGetCurrent", ctypes.byref(context))
         graph, *_ = self._captured(stream)
@@ -141,7 +142,8 @@ class IfNodes:
     def _captured(
         self, stream: torch.cuda.Stream
     ) -> tuple[ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]:
-        """Return the graph that `stream` is captured into, and the nodes, edges and count that come next."""
+        """Return the graph that `stream` is captured into, and the dependencies of its next node: nodes, edges,
+        count."""
         status, number, graph = ctypes.c_int(), ctypes.c_uint64(), ctypes.c_void_p()
         nodes, edges, count = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_size_t()
         outputs = map(ctypes.byref, (status, number, graph, nodes, edges, count))
@@ -155,7 +157,7 @@ class IfNodes:
 
 
 def has_if_nodes() -> bool:
-    """Tell whether this machine's driver has them."""
+    """Return whether this machine's driver has IF nodes."""
     version = ctypes.c_int()
     try:
         driver = ctypes.CDLL("libcuda.so.1")

@@ -1,7 +1,7 @@
-"""K by the number of running requests: the ranges of `drafter.k_schedule`. Imports nothing heavy.
+"""K by the number of running requests: the ranges of `drafter.k_schedule`. This module does not import torch.
 
-The form is vLLM's (`num_speculative_tokens_per_batch_size`, #32374): ranges with both ends in them, from 1 on; what
-lies between two ranges or behind the last has the K of the range before it.
+The form is vLLM's (`num_speculative_tokens_per_batch_size`, #32374). Ranges are inclusive and begin at 1. A number
+between two ranges or after the last one has the K of the range before it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class KSchedule:
-    """Ranges [first batch, last batch, K], ascending."""
+    """Ascending ranges [first batch size, last batch size, K]."""
 
     ranges: tuple[tuple[int, int, int], ...]
 
@@ -22,7 +22,7 @@ class KSchedule:
 
     @property
     def choices(self) -> tuple[int, ...]:
-        """Every K there is, the largest first."""
+        """Return the distinct values of K, the largest first."""
         return tuple(sorted({num_draft_tokens for _, _, num_draft_tokens in self.ranges}, reverse=True))
 
     def k_of(self, num_requests: int) -> int:
@@ -31,7 +31,7 @@ class KSchedule:
 
 
 def problem_of(ranges: Sequence[Sequence[int]], most: int) -> str | None:
-    """Say what is wrong with `ranges`, as in "[1,0,3] ends before it begins"; None where nothing is."""
+    """Return what is wrong with `ranges`, such as "[1,0,3] ends before it begins"; None if they are valid."""
     if not ranges:
         return "there is no range"
     next_first = 1

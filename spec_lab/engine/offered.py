@@ -1,7 +1,7 @@
-"""Counts how many drafts each request offers to verification: by what was drafted, by confidence, by a budget of rows.
+"""Decides how many drafts each request offers for verification: those drafted, cut by confidence and by a row budget.
 
-All of it is decided on the device and before a draft is judged, from what was known before the draft was drawn, so that
-a request's text keeps the target's distribution whatever is left out.
+The decision is made on the device, before drafts are judged. It reads only what was known before a draft was drawn. So
+the output keeps the target's distribution, whichever drafts are left out.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ def count_offered(
     threshold: float | None,
     budget: int | None,
 ) -> torch.Tensor:
-    """Count the drafts [batch] that `slot_ids` [batch] offer, `most` at most; rows not `active` [batch] offer none.
+    """Count the drafts [batch] that `slot_ids` [batch] offer: up to `most`, and none where `active` [batch] is false.
 
-    A request's drafts end with the first whose survival [num_slots + 1, K] falls under the threshold. A budget of rows
-    over the batch, pending tokens among them, goes to the drafts likeliest to survive. None is no such end.
+    A request offers no draft after the first whose survival [num_slots + 1, K] is below `threshold`. `budget` limits
+    the rows of the whole batch, which include one pending token for each request. The drafts likeliest to be accepted
+    get them. None means no limit of that kind.
     """
     offered = torch.where(active, num_drafted.index_select(0, slot_ids).clamp(max=most), 0)
     if survival is None:
@@ -41,13 +42,13 @@ def count_offered(
 
 
 def are_within_budget(survival: torch.Tensor, is_offered: torch.Tensor, num_rows: torch.Tensor) -> torch.Tensor:
-    """Tell of each draft [batch, K] whether it is among the `num_rows` (a number) likeliest to survive of those that
-    `is_offered` [batch, K] admits, over the whole batch.
+    """Return, for each draft [batch, K], whether it is one of the `num_rows` (a 0-d tensor) with the highest survival.
 
-    A request's survival [batch, K] never grows along its drafts and the sort is stable, so what is kept of a request
-    has no hole, and its share does not depend on its later drafts (vLLM's adaptive verification ranks the same way,
-    #47808). Of equals the earlier row of the batch comes first. The rows of a tree, and logarithms, do as well: a draft
-    is never likelier than its parent, and stands behind it.
+    Only drafts in `is_offered` [batch, K] compete, over the whole batch. Of equals, the earlier row of the batch wins.
+
+    A request's survival [batch, K] never grows along its drafts, and the sort is stable. So the kept drafts of a
+    request are its first ones, and later drafts do not affect them. vLLM's adaptive verification (#47808) ranks in the
+    same way. This also holds for logarithms, and for rows of a tree, whose survival never exceeds that of their parent.
     """
     order = torch.where(is_offered, survival, float("-inf")).flatten().sort(descending=True, stable=True).indices
     ranks = torch.empty_like(order).scatter_(0, order, torch.arange(order.shape[0], device=order.device))
@@ -58,8 +59,8 @@ class DraftOffers:
     """Counts the drafts that slots offer.
 
     Attributes:
-        num_drafted: [num_slots + 1] how many wait in a slot, of K there can be.
-        limits: [num_slots + 1] how many a slot's request may offer; None where that is K of each.
+        num_drafted: [num_slots + 1] drafts that each slot holds, up to K.
+        limits: [num_slots + 1] drafts that each slot's request may offer; None if all may offer K.
     """
 
     def __init__(
@@ -71,12 +72,12 @@ class DraftOffers:
         kernels: KernelSet = TORCH_FORMS,
         by_request: bool = False,
     ) -> None:
-        """Set the ends that a request's drafts may have before K.
+        """Set what can make a request offer fewer than K drafts.
 
         Args:
-            confidences: what the drafter notes, and the threshold under which it ends; None where nothing reads them.
-            budget: rows a round over the batch, pending tokens with them; None for as many as there are.
-            by_request: slots are told a limit of their own.
+            confidences: the drafter's confidences and their threshold; None if nothing reads them.
+            budget: verify rows in a round over the whole batch, including pending tokens; None for no limit.
+            by_request: each request has its own limit, set with `limit`.
         """
         assert confidences is not None or budget is None, "a budget reads confidences"
         self.confidences = confidences
@@ -89,51 +90,54 @@ class DraftOffers:
         self.limits = torch.zeros_like(self.num_drafted) if by_request else None
 
     def of(self, slot_ids: torch.Tensor, active: torch.Tensor, most: int) -> torch.Tensor:
-        """Count the offered drafts [batch] of `slot_ids` [batch], `most` of each; rows that are not `active` [batch]
-        offer none."""
+        """Count the offered drafts [batch] of `slot_ids` [batch]: up to `most`, and none where `active` [batch] is
+        false."""
         kept = self.confidences
         survival, threshold = (None, None) if kept is None else (kept.survival, kept.threshold)
         waiting = self.num_drafted if self.limits is None else torch.minimum(self.num_drafted, self.limits)
         return self._count(slot_ids, active, waiting, survival, most, threshold, self._budget)
 
     def confidences_of(self, slot_ids: torch.Tensor, num_drafts: int) -> torch.Tensor | None:
-        """Copy what was noted [batch, num_drafts] of the first drafts of `slot_ids` [batch]; None where nothing was."""
+        """Copy the survival [batch, num_drafts] of the first drafts of `slot_ids` [batch]; None without confidences."""
         kept = self.confidences
         return None if kept is None else kept.survival.index_select(0, slot_ids)[:, :num_drafts]
 
     def limit(self, slots: list[int], most: list[int]) -> None:
-        """Tell `slots` how many drafts each of their requests may offer; the host waits for nothing."""
+        """Set how many drafts the request in each of `slots` may offer, without a synchronisation."""
         assert self.limits is not None, "only slots with limits of their own are told"
         told = torch.tensor([slots, most], pin_memory=self.limits.is_cuda)
         slot_ids, values = told.to(self.limits.device, non_blocking=True).unbind(0)
         self.limits.index_copy_(0, slot_ids, values)
 
     def expect(self, slot_ids: torch.Tensor, num_drafts: int) -> None:
-        """Say that so many drafts will wait in `slot_ids` [batch], where no draft is noted as it is made."""
+        """Record that `slot_ids` [batch] will hold `num_drafts` drafts each. With confidences each draft is counted
+        when it is made, so this then does nothing, unless `num_drafts` is 0."""
         if self.confidences is None or num_drafts == 0:
             self.num_drafted.index_fill_(0, slot_ids, num_drafts)
 
     @property
     def num_going_on(self) -> torch.Tensor | None:
-        """Return [1], how many requests of the batch want a draft behind the newest: a tensor that each draft moves.
+        """Return the tensor [1] that counts the requests of the batch which want another draft. Each draft updates it.
 
-        None where no request's drafting ends before K.
+        None if every request drafts K tokens.
         """
         kept = self.confidences
         return None if kept is None or kept.threshold is None else kept.num_going_on
 
 
 class RowOffers:
-    """Says which rows of a tree slots offer: those that hold a draft, or as many of them as a budget has room for."""
+    """Decides which rows of a tree each slot offers: all that hold a draft, or the best of them within a row budget."""
 
     def __init__(self, confidences: RowConfidences, budget: int | None = None) -> None:
-        """`budget`: rows a round over the batch, roots with them; None for as many as there are."""
+        """`budget`: verify rows in a round over the whole batch, including roots; None for no limit."""
         self._confidences = confidences
         self._budget = budget
 
     def of(self, slot_ids: torch.Tensor, active: torch.Tensor) -> torch.Tensor:
-        """Tell of each draft [batch, N - 1] of `slot_ids` [batch] whether it is offered; rows that are not `active`
-        [batch] offer none. Where a draft is, so is its parent."""
+        """Return, for each draft [batch, N - 1] of `slot_ids` [batch], whether it is offered.
+
+        An offered draft's parent is offered too. Where `active` [batch] is false, none is.
+        """
         scores = rows_at(self._confidences.scores, slot_ids)
         is_offered = active.unsqueeze(1) & (scores > -torch.inf)
         if self._budget is None:
@@ -146,5 +150,5 @@ class RowOffers:
 
     @property
     def num_going_on(self) -> torch.Tensor | None:
-        """Return [1], how many requests of the batch want a level behind the newest; None where none ends early."""
+        """Return the tensor [1] that counts the requests which want another level; None if no request stops early."""
         return self._confidences.num_going_on if self._confidences.may_end else None

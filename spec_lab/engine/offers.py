@@ -1,4 +1,4 @@
-"""Drafts may all count, or as many of them as each request offers."""
+"""Which drafts a round may accept: all of them, or only those that each request offers."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from spec_lab.engine.stopping_loop import DraftLoop, EveryStep, make_draft_loop
 
 
 class Offers(Protocol):
-    """Says of each request how many drafts it offers to verification, and when drafting ends.
+    """Decides how many drafts each request offers for verification, and when drafting stops.
 
     Attributes:
-        num_draft_tokens: K, the most drafts a request that are verified.
-        max_drafted: the most drafts a request that the draft loop makes.
-        loop: says which draft steps run.
+        num_draft_tokens: K, the most drafts that are verified for a request.
+        max_drafted: the most drafts that the draft loop makes for a request.
+        loop: decides which draft steps run.
     """
 
     num_draft_tokens: int
@@ -29,20 +29,21 @@ class Offers(Protocol):
     loop: DraftLoop
 
     def mark(self, batch: RoundBatch) -> RoundBatch:
-        """Note how many drafts each request offers, and leave out what nobody can offer."""
+        """Add to `batch` how many drafts each request offers. Remove rows that no request offers, if shapes may
+        change."""
         ...
 
     def expect(self, slot_ids: torch.Tensor) -> None:
-        """Take note that drafts of `slot_ids` [batch] are being made."""
+        """Record that drafts for `slot_ids` [batch] are about to be made."""
         ...
 
     def made(self, slot_ids: torch.Tensor) -> torch.Tensor | None:
-        """Return how many drafts [batch] were made, where only the device knows it; else None."""
+        """Return how many drafts [batch] were made, if only the device knows it; else None."""
         ...
 
 
 class AllOffered:
-    """Offers under which every draft counts."""
+    """Every draft is offered."""
 
     def __init__(self, num_draft_tokens: int) -> None:
         self.num_draft_tokens = self.max_drafted = num_draft_tokens
@@ -52,24 +53,24 @@ class AllOffered:
         return batch
 
     def expect(self, slot_ids: torch.Tensor) -> None:
-        """Do nothing: nobody counts."""
+        """Do nothing: the number of drafts is fixed."""
 
     def made(self, slot_ids: torch.Tensor) -> torch.Tensor | None:
         return None
 
 
 class Counted:
-    """Offers of a part of a chain: `offered` counts the drafts of each request, K at most.
+    """Each request offers the first drafts of its chain; `offered` counts them, up to K.
 
-    Shapes are those of K: a draft that is not offered is verified like any other, and never accepted. Where nothing is
-    captured, rows that nobody offers are left out, and drafting ends with the last request that goes on.
+    In a captured mode shapes are those of K. A draft that is not offered is then verified like any other, but never
+    accepted. Without capture, rows that no request offers are left out, and drafting stops once no request goes on.
     """
 
     def __init__(
         self, parts: Parts, offered: DraftOffers, num_draft_tokens: int, recorder: GraphRecorder | None
     ) -> None:
-        """`recorder` captures the stages: the host then reads nothing, and every round has all its rows. None where
-        they are launched from Python."""
+        """`recorder`: captures the stages, so the host reads nothing and every round has all rows; None for eager
+        launches."""
         self.num_draft_tokens = num_draft_tokens
         needs = parts.drafter.requirements
         self.max_drafted = parts.drafter.num_draft_tokens if needs.distinct_steps else num_draft_tokens
@@ -93,15 +94,15 @@ class Counted:
 
 
 class CountedRows:
-    """Offers of a part of a tree: `offered` says which rows count.
+    """Each request offers some rows of its tree, which `offered` selects.
 
-    Rows that are offered move to the front, so that a draw by a row's number is the same whether the others are there
-    or not. A row that is not offered is its own parent, as one without a draft is, so no rule accepts it. Where nothing
-    is captured, rows that nobody offers are left out.
+    Offered rows move to the front. Random draws are keyed by row number, so they do not depend on whether the other
+    rows are there. A row that is not offered becomes its own parent, like a row without a draft, so no rule accepts it.
+    Without capture, rows that no request offers are left out.
     """
 
     def __init__(self, parts: Parts, offered: RowOffers, depth: int, recorder: GraphRecorder | None) -> None:
-        """`recorder` as of `Counted`."""
+        """`recorder`: as in `Counted`."""
         self.num_draft_tokens = self.max_drafted = depth
         self.loop = make_draft_loop(parts, offered.num_going_on, recorder)
         self.offered = offered
@@ -117,7 +118,7 @@ class CountedRows:
         return replace(batch, input_ids=tokens, parents=parents, num_drafts=depths, num_draft_rows=num_rows)
 
     def expect(self, slot_ids: torch.Tensor) -> None:
-        """Do nothing: the drafter notes the rows of its trees."""
+        """Do nothing: the drafter records the rows of its trees."""
 
     def made(self, slot_ids: torch.Tensor) -> torch.Tensor | None:
         return self.offered.num_drafted(slot_ids)

@@ -1,4 +1,4 @@
-"""The allocator and the page table say which request owns which page of the KV cache."""
+"""The page allocator and the page table: which request owns which page of the KV cache."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from spec_lab.core.kv_cache import NUM_RESERVED_PAGES, SCRATCH_PAGE
 
 
 class PageAllocator:
-    """Hands out pages; a request takes all it can ever need at admission, so a running request is never preempted."""
+    """Hands out pages. A request takes all pages it can ever need at admission, so it is never preempted."""
 
     def __init__(self, num_pages: int) -> None:
         assert num_pages > NUM_RESERVED_PAGES
@@ -29,8 +29,11 @@ class PageAllocator:
 
 
 class PageTable:
-    """The pages of each request slot, [num_slots + 1, num_columns + 1]. The last row is the scratch slot of
-    padded rows, the last column is always the scratch page, so that positions past the cache fall on it."""
+    """The pages of each request slot, [num_slots + 1, num_columns + 1].
+
+    The last row is the scratch slot, for padded rows. The last column is always the scratch page, which takes writes at
+    positions past the cache.
+    """
 
     def __init__(self, num_slots: int, max_seq_len: int, page_size: int, device: torch.device) -> None:
         self.page_size = page_size
@@ -39,7 +42,7 @@ class PageTable:
         self.pages = torch.full((num_slots + 1, num_columns + 1), SCRATCH_PAGE, dtype=torch.int64, device=device)
 
     def assign(self, slot: int, pages: list[int]) -> None:
-        """Give `slot` its pages; columns beyond them point to scratch."""
+        """Set the pages of `slot`; the remaining columns point to the scratch page."""
         assert slot != self.scratch_slot and len(pages) < self.pages.shape[1]
         self.pages[slot].fill_(SCRATCH_PAGE)
         self.pages[slot, : len(pages)] = torch.tensor(pages, dtype=torch.int64)

@@ -1,4 +1,4 @@
-"""The parts that a round is made of, and what verify hands on."""
+"""The parts of a round, and the output of verify."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from spec_lab.engine.slots import SlotState
 
 @dataclass(slots=True)
 class Parts:
-    """Everything a round is made of. `mover` is the backend, unless its metadata is made stale on purpose."""
+    """Everything a round consists of. `mover` is the backend, unless an experiment makes the metadata stale."""
 
     target: Target
     drafter: Drafter[Any]
@@ -32,7 +32,7 @@ class Parts:
 
 @dataclass(slots=True)
 class VerifyOutput:
-    """The target's answer to a batch: logits [batch, N, vocab], and the drafter's features [batch * N, ...]."""
+    """The target's output for a batch: logits [batch, N, vocab], and features for the drafter [batch * N, ...]."""
 
     batch: RoundBatch
     logits: torch.Tensor

@@ -1,4 +1,4 @@
-"""The round of requests that draft no more: that of plain decoding, in the slots and caches of a drafter."""
+"""A round without drafts, for requests that have stopped drafting: plain decoding in a drafter's slots and caches."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from spec_lab.engine.stopping_loop import DraftLoop, EveryStep
 
 
 class NoneOffered:
-    """Offers of plain decoding: nothing is drafted, and a request has one row."""
+    """Nothing is drafted or offered, and a request has one row."""
 
     num_draft_tokens = max_drafted = 0
 
@@ -26,7 +26,7 @@ class NoneOffered:
         return replace(batch, input_ids=batch.input_ids[:, :1])
 
     def expect(self, slot_ids: torch.Tensor) -> None:
-        """Do nothing: what waits in a slot is not offered again."""
+        """Do nothing: drafts left in a slot are not offered again."""
 
     def made(self, slot_ids: torch.Tensor) -> torch.Tensor | None:
         return None
@@ -34,14 +34,14 @@ class NoneOffered:
 
 @dataclass(slots=True)
 class _Nothing:
-    """Stands for the state of a drafter that was not asked."""
+    """The state of a drafter that did not run."""
 
     tokens: torch.Tensor
     attention: None = None
 
 
 class PlainRound(DecodeRound):
-    """Leaves the drafter out: its features, its catch-up and its steps. What it knows of a request ends here."""
+    """Leaves out the drafter: its features, catch-up and steps. So the drafter cannot resume for these requests."""
 
     catches_up = False
 

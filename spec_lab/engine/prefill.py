@@ -1,4 +1,4 @@
-"""The prompt pass runs chunks of prompts through target and drafter, then samples first tokens and drafts."""
+"""The prompt pass: runs chunks of prompts through target and drafter, samples the first tokens, and drafts."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from spec_lab.engine.round import DecodeRound
 
 
 class PromptPass:
-    """Runs one chunk of each of several prompts in a forward; prompt rows and verify rows never share one.
+    """Runs one chunk of each of several prompts in a forward. Prompt rows and verify rows never share a forward.
 
     Attributes:
         chunk_size: the most rows of one prompt in a forward.
-        pack_size: the most rows of several; a chunk that is longer runs alone. None is one prompt at a time.
-        rounding: decides whether the rows of a prompt depend on those beside them.
+        pack_size: the most rows of several prompts; a longer chunk runs alone. None for one prompt at a time.
+        rounding: whether the bits of a prompt's rows depend on other rows of the forward.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class PromptPass:
         """Do nothing: there is nothing to capture."""
 
     def packs(self, sequences: Iterable[Sequence]) -> Iterator[list[Sequence]]:
-        """Yield `sequences`, in their order, in groups whose next chunks share a forward."""
+        """Group `sequences`, in their order, so that the next chunks of each group share a forward."""
         pack: list[Sequence] = []
         num_rows = 0
         for sequence in sequences:
@@ -62,9 +62,9 @@ class PromptPass:
     def run(self, sequences: Iterable[Sequence]) -> dict[int, RowCounts]:
         """Run the next chunk of each in one forward, and return what was computed for each, by slot.
 
-        Behind a prompt's last chunk the sampled token is appended, and the slot is ready for rounds.
+        After a prompt's last chunk the sampled token is appended, and the slot is ready for decode rounds.
         """
-        # Chunks at the same positions are neighbours, so that they attend together.
+        # Chunks at the same positions become adjacent, so that they attend together.
         chunks = sorted(
             ((self._next_chunk(sequence), sequence) for sequence in sequences),
             key=lambda chunk: (chunk[0].start, chunk[0].end),
@@ -80,9 +80,9 @@ class PromptPass:
         return {span.slot: computed.of(span) for span in spans}
 
     def forward(self, rows: PromptRows) -> tuple[PromptEnds | None, RowsComputed]:
-        """Run target and drafter over `rows`, sample the token behind each prompt that ends in them, and draft.
+        """Run target and drafter over `rows`, sample a token for each prompt that ends in them, and draft.
 
-        What it does to the slots and caches stays on the device.
+        All effects on slots and caches happen on the device, without a synchronisation.
         """
         with self.rounding.products():
             ends, state, computed = self._forward(rows)
@@ -124,13 +124,13 @@ class PromptPass:
         return PromptSpan(sequence.slot, start, end, is_last=end == length)
 
     def _rows(self, spans: tuple[PromptSpan, ...], sequences: Iterable[Sequence]) -> PromptRows:
-        """Lay out the rows of `spans`, and of what fills them up, and make their metadata."""
+        """Lay out the rows of `spans` and the padding rows, and make their metadata."""
         slots = self._parts.slots
         device = slots.kv_lens.device
         filling = self.rounding.filling(spans, slots.table.scratch_slot)
         prompts = [sequence.request.prompt_ids for sequence in sequences]
         own = [token for span, prompt in zip(spans, prompts, strict=True) for token in prompt[span.start : span.end]]
-        # Behind a prompt's end stands any token, until the sampled one takes its place.
+        # A prompt's last row has a placeholder here, until the sampled token replaces it.
         following = [
             token
             for span, prompt in zip(spans, prompts, strict=True)
@@ -151,7 +151,7 @@ class PromptPass:
         return attention
 
     def _ended(self, spans: tuple[PromptSpan, ...], slot_ids: torch.Tensor) -> EndedPrompts | None:
-        """Find the prompts that end in `spans`, and make the metadata of a query at the end of each."""
+        """Find the prompts that end in `spans`, and make metadata of one query at the last position of each."""
         ended = [index for index, span in enumerate(spans) if span.is_last]
         if not ended:
             return None
@@ -173,7 +173,7 @@ class PromptPass:
 
 @dataclass(frozen=True, slots=True)
 class EndedPrompts:
-    """The prompts that end in a forward, before anything is sampled behind them; fields as of `PromptEnds`."""
+    """The prompts that end in a forward, before their tokens are sampled; fields as in `PromptEnds`."""
 
     slot_ids: torch.Tensor
     kv_lens: torch.Tensor
@@ -183,7 +183,7 @@ class EndedPrompts:
 
 @dataclass(frozen=True, slots=True)
 class PromptRows:
-    """The rows that a forward over prompts is given; fields as of `PromptPack`."""
+    """The input rows of a forward over prompts; fields as in `PromptPack`."""
 
     spans: tuple[PromptSpan, ...]
     slot_ids: torch.Tensor
@@ -194,7 +194,7 @@ class PromptRows:
 
 
 class RowShare(StrEnum):
-    """The rows of prompts for which something was computed."""
+    """For which rows of a prompt something was computed."""
 
     NONE = "none"
     LIVE = "live"
@@ -203,7 +203,7 @@ class RowShare(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RowsComputed:
-    """Says for which rows of a forward the target handed features on, computed logits, and entered shared layers."""
+    """For which rows of a forward the target returned features, computed logits, and ran the layers that share KV."""
 
     features: RowShare
     logits: RowShare
@@ -211,7 +211,7 @@ class RowsComputed:
 
     @classmethod
     def by(cls, output: TargetOutput, num_rows: int, num_logits: int) -> RowsComputed:
-        """Tell it from how many they were: in every place they are all rows, or those that are live."""
+        """Infer it from the numbers of rows: each is that of all rows, of the live rows, or 0."""
 
         def share(count: int) -> RowShare:
             return RowShare.ALL if count == num_rows else RowShare.LIVE if count else RowShare.NONE
@@ -220,7 +220,7 @@ class RowsComputed:
         return cls(share(num_features), share(num_logits), share(output.num_shared_rows))
 
     def of(self, span: PromptSpan) -> RowCounts:
-        """Count those of one request."""
+        """Count the rows of one request."""
         counts = {RowShare.NONE: 0, RowShare.LIVE: int(span.is_last), RowShare.ALL: span.num_rows}
         return RowCounts(
             prefill_hidden=counts[self.features],

@@ -1,4 +1,4 @@
-"""The host copies a round's results here."""
+"""Copies a round's results to the host."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from spec_lab.core.types import Verification
 
 @dataclass(frozen=True, slots=True)
 class RoundResult:
-    """A round's verification as Python lists, a row a request.
+    """A round's verification as Python lists, with one entry for each request.
 
     Attributes:
-        relaxed: for each draft 1 or 0, whether it was accepted only because the rule relaxed; None for other rules.
-        num_offered: drafts of the round that could have been accepted, of a tree those on the longest path; None where
-            all could.
-        num_offered_rows: drafts of a tree that could in all; None likewise, and of a chain.
-        num_drafted: drafts that the round made for the next; None where the host knows without being told.
-        distance: of each request total variation and KL, summed over the rows reached; None where the rule says none.
-        confidences: of each draft, as `Verification` has them; None where nobody reads them.
+        relaxed: 1 for each draft that only the relaxed condition accepted, else 0; None for rules that do not relax.
+        num_offered: drafts of the round that could have been accepted; in a tree, the most on one path. None if all
+            could.
+        num_offered_rows: all drafts of a tree that were offered; None if all were, and for a chain.
+        num_drafted: drafts that the round made for the next one; None if the host knows their number.
+        distance: total variation and KL of each request, summed over the rows reached; None if the rule has none.
+        confidences: of each draft, as in `Verification`; None if nothing reads them.
     """
 
     tokens: list[list[int]]
@@ -36,11 +36,11 @@ class RoundResult:
 
     @property
     def num_rows(self) -> int:
-        """N of the round: rows a request, of a tree those that can be on one path."""
+        """N of the round: rows for each request; for a tree, the most rows on one path."""
         return len(self.tokens[0])
 
     def split(self, num_rounds: int) -> list[RoundResult]:
-        """Return the results of each of `num_rounds` rounds, whose requests stand here one round after another."""
+        """Split the joined results of `num_rounds` rounds into those of each round."""
         if num_rounds == 1:
             return [self]
         batch_size = len(self.tokens) // num_rounds
@@ -58,9 +58,9 @@ RESULTS = tuple(column.name for column in fields(RoundResult))
 
 @dataclass(frozen=True, slots=True)
 class _Columns:
-    """The place of a field of `RoundResult` among the columns of a packed result.
+    """The columns of a packed result that hold a field of `RoundResult`.
 
-    `width`: how many it has; None for one number a request. `has_floats`: they are the bits of float64 numbers.
+    `width`: the number of columns; None for a single number. `has_floats`: they hold the bits of float64 numbers.
     """
 
     name: str
@@ -73,8 +73,8 @@ class PendingResult:
     """Results in one tensor, so that the host waits and copies once.
 
     Attributes:
-        packed: [batch, columns] what `columns` say, in their order.
-        copied: recorded behind the copy into host memory; None where `packed` is read where it is.
+        packed: [batch, columns] the fields that `columns` lists, in that order.
+        copied: an event recorded after the copy to host memory; None if `packed` is read directly.
     """
 
     packed: torch.Tensor
@@ -82,7 +82,7 @@ class PendingResult:
     copied: torch.cuda.Event | None = None
 
     def read(self) -> RoundResult:
-        """Wait until the results are there, and return them."""
+        """Wait for the results, and return them."""
         if self.copied is not None:
             self.copied.synchronize()
         rows = self.packed.tolist()
@@ -99,16 +99,16 @@ class PendingResult:
 
 
 def _floats(bits: list[int]) -> list[float]:
-    """Read integers as the float64 numbers whose bits they are."""
+    """Reinterpret the bits of integers as float64 numbers."""
     floats: list[float] = np.array(bits, dtype=np.int64).view(np.float64).tolist()
     return floats
 
 
 def read_later(verification: Verification) -> PendingResult:
-    """Begin a copy that the next replay cannot overwrite, and wait for nothing.
+    """Begin an asynchronous copy of the results, which the next replay cannot overwrite.
 
-    Into pinned memory and with an event behind it: the host goes on as soon as the copy is there, and the round's work
-    is all that it waits for.
+    The copy goes to pinned memory, followed by an event. So the host later waits for this round's work and for nothing
+    launched after it.
     """
     pending = _pack(verification)
     packed = pending.packed
@@ -121,7 +121,7 @@ def read_later(verification: Verification) -> PendingResult:
 
 
 def _pack(verification: Verification) -> PendingResult:
-    """Copy the results into a tensor of their own, since the next replay rewrites the tensors they come from."""
+    """Copy the results into a new tensor, since the next replay overwrites the tensors they come from."""
     parts: list[torch.Tensor] = []
     columns: list[_Columns] = []
     for name in RESULTS:
@@ -129,7 +129,7 @@ def _pack(verification: Verification) -> PendingResult:
         if values is None or values.shape[1:].numel() == 0:
             continue
         columns.append(_Columns(name, None if values.dim() == 1 else values.shape[1], values.is_floating_point()))
-        # In the tokens' dtype, or the host would wait for two tensors.
+        # All fields share the tokens' dtype, so that there is one tensor to copy.
         values = values.double().view(torch.int64) if values.is_floating_point() else values
         parts.append(values.unsqueeze(1) if values.dim() == 1 else values)
     return PendingResult(torch.cat(parts, dim=1), tuple(columns))

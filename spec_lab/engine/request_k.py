@@ -1,6 +1,6 @@
-"""K by request: what its line of a workload asks for, or what follows from its own running acceptance.
+"""K by request: set by the request's line in the workload, or derived from its running acceptance.
 
-The host decides, from rounds that it has read, so that no draft's own value has a say in whether it is offered.
+The host decides from rounds that it has read. So a draft's own value never influences whether it is offered.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ OFF = 0
 
 
 class RequestK(Protocol):
-    """Says how many drafts a request may offer."""
+    """Decides how many drafts a request may offer."""
 
     def k_of(self, sequence: Sequence) -> int:
-        """Return the most drafts of its next round; `OFF` once it drafts no more."""
+        """Return the most drafts of its next round; `OFF` once it has stopped drafting."""
         ...
 
     def forget(self, sequence: Sequence) -> None:
-        """Drop what is known of a request that has ended."""
+        """Drop the state of a request that has ended."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class GivenK:
-    """A request's K that its line says. `most` is K, which others have."""
+    """The K that a request's line in the workload sets; `most` for requests that set none."""
 
     most: int
 
@@ -38,12 +38,12 @@ class GivenK:
         return self.most if given is None else given
 
     def forget(self, sequence: Sequence) -> None:
-        """Do nothing: nothing is known."""
+        """Do nothing: there is no state."""
 
 
 @dataclass(slots=True)
 class _Running:
-    """What is known of a request: rounds looked at, its mean of accepted drafts, and the K that follows."""
+    """The state of a request: the rounds seen, its running mean of accepted drafts, and its K."""
 
     num_rounds: int
     mean: float
@@ -51,16 +51,16 @@ class _Running:
 
 
 class RunningK:
-    """A request's K from its past: one more than a running mean of a request's accepted drafts, rounded.
+    """Derives a request's K from its past: the running mean of its accepted drafts plus one, rounded.
 
-    Where the mean falls under `off_below` behind `WARM_UP` rounds, the request drafts no more.
+    If the mean is below `off_below` after `WARM_UP` rounds, the request stops drafting.
     """
 
     WARM_UP = 8
     WEIGHT = 0.2
 
     def __init__(self, given: GivenK, off_below: float) -> None:
-        """`off_below`: accepted drafts a round; 0 is never."""
+        """`off_below`: in accepted drafts for each round; 0 never stops."""
         self._given = given
         self._off_below = off_below
         self._known: dict[str, _Running] = {}
@@ -82,7 +82,7 @@ class RunningK:
 
 
 class RequestLimits:
-    """Tells the device the K of each slot's request, where it has changed."""
+    """Sends the K of each slot's request to the device when it changes."""
 
     def __init__(self, policy: RequestK, offered: DraftOffers) -> None:
         self.policy = policy

@@ -1,4 +1,4 @@
-"""A decode round verifies, accepts, catches up, recurs and commits."""
+"""The decode round: verify, accept, catch up, recur, commit."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from spec_lab.engine.stopping_loop import StepScope
 
 
 class DecodeRound:
-    """The five stages of a round, on device tensors alone, so that a graph mode may capture any stretch of them.
+    """The five stages of a round. They use device tensors only, so a graph mode may capture any part of them.
 
-    `drafts` says what shape the drafts have, `offers` how many of them count: two fields, which compose.
+    `drafts` defines the shape of the drafts, and `offers` how many of them may be accepted.
 
     Attributes:
-        num_drafted: drafts a request that the loop made in the round that was run last, as far as the host knows.
-        num_verified: rows a request that verify ran in it.
-        catches_up: the drafter is asked at all.
+        num_drafted: drafts for each request that the loop made in the latest round, as far as the host knows.
+        num_verified: rows for each request that verify ran in the latest round.
+        catches_up: whether the drafter runs.
     """
 
     catches_up = True
@@ -47,23 +47,23 @@ class DecodeRound:
 
     @property
     def num_draft_tokens(self) -> int:
-        """K, the most drafts a request that are verified."""
+        """K, the most drafts that are verified for a request."""
         return self.offers.num_draft_tokens
 
     @property
     def features(self) -> FeatureSpec:
-        """Return what the target hands on to the drafter."""
+        """Return which features the target computes for the drafter."""
         return self.parts.drafter.requirements.features
 
     def run(self, batch: RoundBatch) -> Verification:
-        """Run one round over `batch`, and leave the next round's inputs in the slots."""
+        """Run one round over `batch`, and write the next round's inputs to the slots."""
         verified = self.accept(self.verify(batch))
         drafts = self.recur(self.catch_up(verified))
         self.commit(verified, drafts)
         return verified.verification
 
     def waiting_drafts(self, slots: list[int]) -> list[list[int]]:
-        """Tell the host the K drafts that wait in each of `slots` to be verified, for whoever examines them."""
+        """Read the K drafts that each of `slots` holds for the next verify back to the host, for inspection."""
         return self.drafts.waiting(self.parts.slots, slots)
 
     def load(self, slot_ids: torch.Tensor, max_kv_len: int) -> RoundBatch:
@@ -71,7 +71,7 @@ class DecodeRound:
         return self.offers.mark(self.drafts.mark(self.parts.slots.batch(slot_ids, max_kv_len)))
 
     def verify(self, batch: RoundBatch) -> VerifyOutput:
-        """Run the target over N rows a request."""
+        """Run the target over N rows for each request."""
         parts = self.parts
         batch_size, num_rows = batch.input_ids.shape
         self.num_verified = num_rows
@@ -94,40 +94,41 @@ class DecodeRound:
             return verified
 
     def catch_up(self, verified: VerifiedRound) -> Any:
-        """Run the drafter's catch-up step (its first step, if it has no cache of its own): the state with draft 1."""
+        """Run the drafter's catch-up step (its first step, if it has no cache), and return the state with draft 1."""
         with self.parts.timer.span("catchup"), self.parts.experts_read.stage(ReadingStage.CATCHUP):
             state = self.parts.drafter.catch_up(verified)
         self.offers.expect(verified.batch.slot_ids)
         return state
 
     def recur(self, state: Any) -> Any:
-        """Run the other draft steps, and return all drafts of the round: [batch, drafts] of a chain, or a tree."""
+        """Run the other draft steps, and return all drafts of the round: a chain [batch, drafts], or a tree."""
         with self.parts.timer.span("recur"):
             return self._collect(self.parts.mover, state, partial(self.parts.experts_read.stage, ReadingStage.RECUR))
 
     def commit(self, verified: VerifiedRound, drafts: Any) -> None:
-        """Leave the next round's inputs in the slots; the host has read nothing yet."""
+        """Write the next round's inputs to the slots. The host has not read any results yet."""
         with self.parts.timer.span("commit"):
             verified.verification.num_drafted = self.offers.made(verified.batch.slot_ids)
             self.drafts.leave(self.parts.slots, verified, drafts)
 
     def start(self, ends: PromptEnds, state: Any) -> None:
-        """Draft from the state that a prompt pass ended in, and leave the first round's inputs in the slots."""
+        """Draft from the state at the end of a prompt pass, and write the first round's inputs to the slots."""
         self.offers.expect(ends.slot_ids)
         self.drafts.start(self.parts.slots, ends, self._collect(self.parts.backend, state, nullcontext))
 
     def _collect(self, mover: MetadataMover, state: Any, scope: StepScope) -> Any:
-        """Take the drafts from `state`."""
+        """Run the remaining draft steps from `state`, and return all drafts."""
         drafts, self.num_drafted = self.drafts.collect(self.offers, mover, state, scope)
         return drafts
 
 
 @dataclass(frozen=True, slots=True)
 class Rounds:
-    """The round of an engine, and those of smaller K where K follows from the number of running requests.
+    """The rounds of an engine: one for each K, if K depends on the number of running requests.
 
-    `host`: puts drafts that the host makes in front of a round; None where it makes none. `limits`: tells the device
-    the K of each request, and `plain` is the round where none drafts any more; None where all have the same.
+    `host`: writes drafts of the host to the slots before a round; None if the host makes none. `limits`: sends the K of
+    each request to the device; None if all have the same K. `plain`: the round for when all requests have stopped
+    drafting; None if they cannot.
     """
 
     widest: DecodeRound
@@ -138,26 +139,26 @@ class Rounds:
     plain: DecodeRound | None = None
 
     def of_batch(self, num_requests: int) -> DecodeRound:
-        """Return the round for so many running requests."""
+        """Return the round for this number of running requests."""
         if self.schedule is None:
             return self.widest
         return self.narrower.get(self.schedule.k_of(num_requests), self.widest)
 
     def of_requests(self, sequences: List[Sequence]) -> DecodeRound:
-        """Return the round for running requests, which the device is told the K of."""
+        """Send the K of each running request to the device, and return the round for them."""
         if self.limits is not None and self.plain is not None and self.limits.tell(sequences) == OFF:
             return self.plain
         return self.of_batch(len(sequences))
 
     def with_room_for(self, decode_round: DecodeRound, longest: int) -> DecodeRound:
-        """Return the narrowest round with room for `longest` drafts of the host, and those of the device."""
+        """Return the round of the device's own K if `longest` drafts of the host fit in it, else `decode_round`."""
         assert self.host is not None
         fewest = self.host.drafter.num_on_device
         fits = longest <= fewest < decode_round.num_draft_tokens
         return self.narrower.get(fewest, decode_round) if fits else decode_round
 
     def to_prepare(self, num_requests: int) -> list[DecodeRound]:
-        """Return the rounds that there may be of so many requests."""
+        """Return the rounds that may run for this number of requests."""
         usual = self.of_batch(num_requests)
         rounds = [usual] if self.host is None else [usual, self.with_room_for(usual, 0)]
         return [*rounds, *([] if self.plain is None else [self.plain])]

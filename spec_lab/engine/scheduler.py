@@ -1,6 +1,6 @@
-"""The host knows here which requests wait, which hold a slot, and what each round's tokens did to them.
+"""The scheduler: which requests wait, which hold a slot, and how each round's tokens change them.
 
-Nothing here touches a tensor.
+It runs on the host and uses no tensors.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from spec_lab.engine.pages import PageAllocator
 
 
 class Scheduler:
-    """Serves first who came first. A request is admitted when a slot and all the pages it can ever need are free."""
+    """Admits requests in order of arrival, each once a slot and all pages that it can ever need are free."""
 
     def __init__(self, num_slots: int, allocator: PageAllocator, page_size: int, max_seq_len: int, margin: int) -> None:
-        """`margin`: positions a round may write past the last token (2K: the drafter writes up to L + 2K - 1)."""
+        """`margin`: positions past the last token that a round may write (2K: a drafter writes up to L + 2K - 1)."""
         self.num_slots = num_slots
         self.free_slots = list(range(num_slots - 1, -1, -1))
         self.allocator = allocator
@@ -29,7 +29,7 @@ class Scheduler:
         self.running: list[Sequence] = []
 
     def submit(self, requests: Iterable[Request]) -> None:
-        """Queue requests; raise UserError for one that could never run, and queue none then."""
+        """Queue requests. Raise UserError, and queue none of them, if one could never run."""
         requests = list(requests)
         for request in requests:
             self.check(request)
@@ -58,7 +58,7 @@ class Scheduler:
         self.allocator.give_back(sequence.pages)
 
     def abort(self) -> None:
-        """Drop everything, so that the engine can be used again after an error."""
+        """Drop all requests, so that the engine can be used again after an error."""
         self._waiting.clear()
         for sequence in list(self.running):
             self.release(sequence)
@@ -88,7 +88,7 @@ class Scheduler:
 
 
 def emit_first(sequence: Sequence, eos_token_ids: frozenset[int], now: float) -> None:
-    """Account for the prompt pass's token."""
+    """Append the token that the prompt pass sampled."""
     sequence.origins += TokenOrigin.PROMPT_PASS
     sequence.emitted_at.append(now)
     _finish(sequence, eos_token_ids)
@@ -104,15 +104,14 @@ def emit_round(
     num_imposed: int = 0,
     confidences: list[float] | None = None,
 ) -> None:
-    """Account for one round's n = len(tokens) tokens: append up to EOS or the limit, and commit n KV rows.
+    """Account for one round's n = len(tokens) tokens: append them up to EOS or the limit, and commit n KV rows.
 
-    The first `num_imposed` tokens were accepted unseen, whatever they are: an EOS among them is nobody's decision to
-    end, and the request goes on past it.
+    The first `num_imposed` tokens were accepted without being judged. An EOS among them does not end the request.
 
     Args:
         origins: a letter of `core.origins` for each of the tokens.
         num_offered: drafts of the round that could have been accepted.
-        confidences: of its drafts, those offered and others; None where none are noted.
+        confidences: of all its drafts, offered or not; None if the drafter reports none.
     """
     assert tokens, "an active request emits at least one token"
     assert len(origins) == len(tokens) <= num_offered + 1
@@ -136,7 +135,7 @@ def emit_round(
 
 
 def _length_to_eos(tokens: list[int], eos_token_ids: frozenset[int], num_imposed: int) -> int:
-    """Count the tokens up to and including the first end of sequence past the imposed ones; all where there is none."""
+    """Count the tokens up to and including the first EOS after the imposed tokens; all tokens if there is none."""
     decided = enumerate(tokens[num_imposed:], start=num_imposed + 1)
     return next((length for length, token in decided if token in eos_token_ids), len(tokens))
 

@@ -1,4 +1,4 @@
-"""This module keeps the device state of the request slots, and gives a round its view of it."""
+"""The device state of the request slots, from which a round reads its batch."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def commit_rows(
     num_emitted: torch.Tensor,
     draft_tokens: torch.Tensor,
 ) -> torch.Tensor:
-    """Add n to L of the slots, and make the last emitted token the pending one, in front of the drafts.
+    """Add n to L of the slots, and write the last emitted token as the pending one, followed by the drafts.
 
     Returns:
-        The place [batch] of that token in the round, n - 1; 0 where n is 0, as of inactive rows, whose L stays.
+        The index [batch] of that token in the round, n - 1. It is 0 for inactive rows, whose n is 0 and whose L stays.
     """
     last = (num_emitted - 1).clamp(min=0)
     pending = tokens.gather(1, last.unsqueeze(1))
@@ -33,13 +33,13 @@ def commit_rows(
 
 
 class SlotState:
-    """The tensors of all slots, at fixed addresses; the last row belongs to the scratch slot of padded rows.
+    """The tensors of all slots, at fixed addresses. The last row is the scratch slot, for padded rows.
 
     Attributes:
         kv_lens: [num_slots + 1] committed KV length L.
         input_ids: [num_slots + 1, N] the pending token and the drafts of the next round.
-        table: pages of each slot.
-        states: the states of each slot, where the target's layers have some.
+        table: the pages of each slot.
+        states: the recurrent states of each slot, if the target has any.
     """
 
     def __init__(
@@ -58,14 +58,14 @@ class SlotState:
         self.input_ids = torch.zeros((num_slots + 1, num_draft_tokens + 1), dtype=torch.int64, device=device)
 
     def ids(self, slots: list[int], padded_size: int) -> torch.Tensor:
-        """Return [padded_size] slot ids: `slots`, padded with the scratch slot."""
+        """Return the ids of `slots`, padded with the scratch slot, [padded_size]."""
         padding = [self.table.scratch_slot] * (padded_size - len(slots))
-        # From pinned memory, or the host would wait for the round in flight.
+        # Pinned memory makes the copy asynchronous. Otherwise the host would wait for the round in flight.
         ids = torch.tensor(slots + padding, pin_memory=self.kv_lens.is_cuda)
         return ids.to(self.kv_lens.device, non_blocking=True)
 
     def batch(self, slot_ids: torch.Tensor, max_kv_len: int) -> RoundBatch:
-        """Return the rows of [batch] slots; those of the scratch slot are inactive."""
+        """Return the rows of `slot_ids` [batch]; rows of the scratch slot are inactive."""
         return RoundBatch(
             slot_ids=slot_ids,
             active=slot_ids != self.table.scratch_slot,
@@ -90,7 +90,7 @@ class SlotState:
         self.input_ids.index_copy_(0, ends.slot_ids, inputs)
 
     def clear(self, slot: int) -> None:
-        """Forget what an earlier request left."""
+        """Reset the slot's state for a new request."""
         self.kv_lens[slot] = 0
         self.input_ids[slot].zero_()
         self.table.clear(slot)

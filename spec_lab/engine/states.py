@@ -1,4 +1,4 @@
-"""This module keeps track of the state that each slot goes on from, where layers carry one from row to row."""
+"""Tracks which recurrent state each slot continues from, for targets with recurrent layers."""
 
 from __future__ import annotations
 
@@ -12,27 +12,28 @@ from spec_lab.core.recurrent_cache import RecurrentCache, RecurrentRows
 
 
 class SlotStates(Protocol):
-    """The states of the slots, as the round and the prompt pass see them."""
+    """The recurrent states of the slots, as the round and the prompt pass use them."""
 
     def of_round(self, slot_ids: torch.Tensor) -> RecurrentRows | None:
-        """Say where the verify rows of [batch] slots begin, and that each of them leaves a state."""
+        """Describe the verify rows of `slot_ids` [batch]: the state they begin with, and that each row leaves a
+        state."""
         ...
 
     def of_prompts(self, slot_ids: torch.Tensor) -> RecurrentRows | None:
-        """Say the same of stretches of prompts in [batch] slots, of which the last row of each leaves a state."""
+        """Describe prompt chunks in `slot_ids` [batch]. Only the last row of each chunk leaves a state."""
         ...
 
     def commit(self, slot_ids: torch.Tensor, last_rows: torch.Tensor) -> None:
-        """Go on behind verify row `last_rows` [batch] of each slot, n - 1; 0 for a padded one."""
+        """Continue each slot from the state after verify row `last_rows` [batch]: n - 1, or 0 for a padded row."""
         ...
 
     def clear(self, slot: int) -> None:
-        """Forget what an earlier request left."""
+        """Reset the slot's state for a new request."""
         ...
 
 
 class NoStates:
-    """Slots of targets whose layers all keep keys and values, and so have no states."""
+    """For targets whose layers all keep keys and values, so that there are no states."""
 
     def of_round(self, slot_ids: torch.Tensor) -> None:
         return None
@@ -41,17 +42,17 @@ class NoStates:
         return None
 
     def commit(self, slot_ids: torch.Tensor, last_rows: torch.Tensor) -> None:
-        """Do nothing: keys and values of rejected rows are written over."""
+        """Do nothing: the keys and values of rejected rows are overwritten."""
 
     def clear(self, slot: int) -> None:
         """Do nothing: rows past a slot's length are never read."""
 
 
 class RecurrentStates:
-    """Which state of each slot is committed: an index on the device, where the captured round sets and reads it.
+    """Which state of each slot is committed: an index on the device, which captured rounds can read and set.
 
     Attributes:
-        committed: [num_slots + 1] the last row of the round before that was accepted, n - 1.
+        committed: [num_slots + 1] the last accepted row of the previous round, n - 1.
     """
 
     def __init__(self, layers: Sequence[RecurrentCache]) -> None:
@@ -75,5 +76,5 @@ class RecurrentStates:
 
 
 def slot_states(cache: PagedKVCache) -> SlotStates:
-    """Make what keeps track of the states in a target's cache."""
+    """Make the tracker of the states in a target's cache."""
     return RecurrentStates(cache.recurrent) if cache.recurrent else NoStates()

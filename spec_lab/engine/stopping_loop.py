@@ -1,8 +1,7 @@
-"""The draft loop of a round: every step, or with `drafter.stop` as long as any request of the batch goes on.
+"""The draft loop of a round: all steps, or with `drafter.stop` only while any request of the batch goes on.
 
-Where a stop is launched from Python, the host asks the device before each step. In a graph each step is in an IF node,
-inside that of the step before it, where the driver has such nodes; elsewhere all steps run, and drafts behind a stop
-are never offered.
+In eager mode the host asks the device before each step. In a graph each step is in an IF node, nested in that of the
+step before. Without IF nodes all steps run, and drafts after a stop are never offered.
 """
 
 from __future__ import annotations
@@ -20,23 +19,26 @@ from spec_lab.engine.capture import GraphRecorder
 from spec_lab.engine.parts import Parts
 
 StepScope = Callable[[], AbstractContextManager[None]]
-"""Opens what surrounds draft steps, once or more often: the stage that their reading of experts counts for, or none."""
+"""Opens a context around draft steps, possibly several times: the stage for which `ExpertsRead` counts them, or
+none."""
 
 
 class DraftLoop(Protocol):
-    """Says which draft steps of a round run behind its first one.
+    """Decides which draft steps of a round run after its first one.
 
     Attributes:
         decides_on_device: the host does not learn how many steps ran.
-        looks_between: something is noted or asked between steps, so that they cannot be one call.
+        looks_between: something happens between steps, so that they cannot be one call of the drafter.
     """
 
     decides_on_device: bool
     looks_between: bool
 
     def steps(self, timer: StageTimer, most: int, scope: StepScope) -> Iterator[int]:
-        """Yield the number of each step that runs, from 1 to at most `most` - 1. The step is run inside a `scope`,
-        before the next one is asked for; whoever begins goes on to the end."""
+        """Yield the number of each step that runs, from 1 to at most `most` - 1.
+
+        The caller runs each step inside a `scope` before it asks for the next, and must exhaust the iterator.
+        """
         ...
 
 
@@ -47,11 +49,11 @@ def collect_drafts(
     num_draft_tokens: int | None = None,
     steps: Iterable[int] | None = None,
 ) -> torch.Tensor:
-    """Take draft 1 from `state`, and run a recurrent step for each further one: [batch, num_draft_tokens].
+    """Take draft 1 from `state`, and run a recurrent step for each further draft; return all [batch, num_draft_tokens].
 
     Args:
-        num_draft_tokens: as many as the drafter has where it is None.
-        steps: the steps that run, which may be fewer; None is all of them.
+        num_draft_tokens: None for the drafter's own number.
+        steps: the steps that run, possibly fewer; None for all.
     """
     if num_draft_tokens is None:
         num_draft_tokens = drafter.num_draft_tokens
@@ -70,7 +72,7 @@ def collect_drafts(
 
 
 class EveryStep:
-    """A draft loop in which all steps run."""
+    """All steps run."""
 
     decides_on_device = False
 
@@ -83,13 +85,13 @@ class EveryStep:
 
 
 class StepsWhileAsked:
-    """A draft loop in which the host waits before each step for the device to say whether anyone wants it."""
+    """Before each step the host waits for the device to say whether any request wants another draft."""
 
     decides_on_device = False
     looks_between = True
 
     def __init__(self, num_going_on: torch.Tensor) -> None:
-        """`num_going_on`: [1] requests of the batch that want a draft behind the newest; each step moves it."""
+        """`num_going_on`: [1] requests of the batch that want another draft; each step updates it."""
         self._num_going_on = num_going_on
 
     def steps(self, timer: StageTimer, most: int, scope: StepScope) -> Iterator[int]:
@@ -101,12 +103,12 @@ class StepsWhileAsked:
 
 
 class StepsInIfNodes:
-    """A draft loop in which a replay skips a step behind the stops of all requests, and with it all others.
+    """A replay skips all remaining steps once every request has stopped.
 
-    Each step's node stands in that of the step before it, so that a round meets one more than it runs steps. What a
-    step hands on only the next one reads, which is skipped with it; drafts go to tensors from before the loop. Each
-    has a scope of its own, which ends inside the node: behind it, what the step made may not exist. No event may be
-    recorded inside such a node: the steps count as one stretch.
+    The node of each step is nested in that of the step before. So a round evaluates one condition more than it runs
+    steps. Only the next step reads what a step returns, and it is skipped too; drafts go to tensors that exist before
+    the loop. Each step has a scope of its own, which ends inside the node, since tensors made there may not exist after
+    it. Events cannot be recorded inside a node, so the steps are timed as one span.
     """
 
     decides_on_device = True
@@ -125,11 +127,11 @@ class StepsInIfNodes:
 
 
 def make_draft_loop(parts: Parts, num_going_on: torch.Tensor | None, recorder: GraphRecorder | None) -> DraftLoop:
-    """Choose the loop of a round that `recorder` captures, or that is launched from Python where it is None.
+    """Choose the draft loop of a round. `recorder` captures the round; None if it is launched eagerly.
 
-    `num_going_on` is None where no request stops.
+    `num_going_on` is None if no request stops early.
     """
-    # A module for each draft catches up as it drafts, so none of them may sit a round out.
+    # If each draft has a module of its own, a module catches up when it drafts, so it must run in every round.
     if parts.drafter.requirements.distinct_steps or num_going_on is None:
         return EveryStep(looks_between=True)
     if recorder is None:

@@ -1,7 +1,7 @@
-"""The device decides here which requests have ended, where rounds follow each other without the host.
+"""Decides on the device which requests have ended, for rounds that follow each other without the host.
 
-It is `scheduler.emit_round` in tensors: an end of sequence, or `max_new_tokens`. The host goes through the same rounds
-afterwards and comes to the same ends, which the engine asserts.
+It applies the conditions of `scheduler.emit_round` in tensors: an end of sequence, or `max_new_tokens`. The host
+replays the same rounds afterwards, and the engine asserts that it ends the same requests.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ def going_on(
     eos_token_ids: torch.Tensor,
     only_last: bool,
 ) -> torch.Tensor:
-    """Return slots [batch] with the scratch slot, the last one, in place of those whose request has ended.
+    """Return the slots [batch], with the scratch slot (the last one) in place of those whose request has ended.
 
-    It has where `kv_lens` reaches `end_lens`, or an end of sequence is among the tokens [batch, N] that count, or with
-    `only_last` is the last of them; what belongs to slots is [num_slots + 1].
+    A request ends if `kv_lens` reaches `end_lens`, or if one of its emitted `tokens` [batch, N] is an end of sequence.
+    With `only_last` only its last emitted token can be one. Tensors by slot are [num_slots + 1].
     """
     last = num_emitted.unsqueeze(1) - 1
     columns = torch.arange(tokens.shape[1], device=tokens.device)
@@ -39,11 +39,11 @@ def going_on(
 
 
 class StopConditions:
-    """What ends the request in each slot; the last row is the scratch slot's, which has always ended.
+    """The conditions that end the request in each slot. The last row is the scratch slot, which has always ended.
 
     Attributes:
-        end_lens: [num_slots + 1] the committed length L from which a request has all tokens that it asked for.
-        heeds_eos: [num_slots + 1] 1 where an end of sequence ends the request, else 0.
+        end_lens: [num_slots + 1] the committed length L at which a request has all the tokens it asked for.
+        heeds_eos: [num_slots + 1] 1 if an end of sequence ends the request, else 0.
     """
 
     def __init__(
@@ -54,19 +54,20 @@ class StopConditions:
         self._going_on = kernels.get(Op.GOING_ON, going_on)
 
     def admit(self, slot: int, request: Request) -> None:
-        """Note the limits of a request that takes `slot`. Its last token is never committed, so L stays one behind."""
+        """Store the limits of a request that takes `slot`. L ends one short of its tokens: the last is never
+        committed."""
         self.end_lens[slot] = len(request.prompt_ids) + request.max_new_tokens - 1
         self.heeds_eos[slot] = not request.ignore_eos
 
     def going_on(
         self, slot_ids: torch.Tensor, kv_lens: torch.Tensor, verification: Verification, accepts_unseen: bool
     ) -> torch.Tensor:
-        """Return [batch] slots with the scratch slot in place of those whose request has ended.
+        """Return the slots [batch], with the scratch slot in place of those whose request has ended.
 
         Args:
             slot_ids: [batch] of the round just committed.
-            kv_lens: [num_slots + 1] L of all slots behind it.
-            accepts_unseen: drafts were accepted whatever they are, so that only the last token can be an end.
+            kv_lens: [num_slots + 1] L of all slots after it.
+            accepts_unseen: drafts were accepted without being judged, so only the last token can end a request.
         """
         return self._going_on(
             slot_ids,

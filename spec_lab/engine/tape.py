@@ -1,11 +1,12 @@
-"""The tape replays operators with a CUDA graph's semantics without CUDA, so that every graph mode runs in CI.
+"""The tape: records and replays operators on a CPU with the semantics of a CUDA graph, so that CI runs every graph
+mode.
 
-Each operator is recorded once with its arguments. Python values stay as they were, results are rewritten into the
-tensors that were recorded, and views are not taken again, since the memory they look at stays where it was. `make_fx`
-would not do: it burns `.item()` in silently and keeps no addresses.
+Each operator is recorded once, with its arguments. In a replay Python values stay frozen, and results are written to
+the recorded tensors. Views are not recreated, since their memory does not move. `make_fx` is no substitute: it silently
+freezes `.item()`, and keeps no addresses.
 
-A function that runs here can still fail in a real capture (a library call that synchronises); one that is refused here
-would fail there, or be frozen there.
+A function that the tape accepts can still fail in a real capture, such as by a library call that synchronises. What the
+tape refuses would fail or be frozen in a real capture.
 """
 
 from __future__ import annotations
@@ -42,16 +43,17 @@ Step = Callable[[], object]
 
 _aten = torch.ops.aten
 _COPIES = {_aten.clone.default, _aten._to_copy.default}
-# What a factory is told about its result; its out= form reads it off the tensor.
+# Options of a factory function. Its out= form takes them from the tensor.
 _FACTORY_OPTIONS = {"dtype", "layout", "device", "pin_memory", "memory_format"}
 
 
 @dataclass(slots=True)
 class TapeGraph(Generic[Result]):
-    """A recorded tape that is replayed as a CUDA graph would be.
+    """A recorded tape, replayed like a CUDA graph.
 
     Attributes:
-        inputs: the tensors from before the capture that it reads or writes, one for each storage, in order of use.
+        inputs: the tensors that existed before the capture and that it reads or writes, one for each storage, in order
+            of use.
         results: the tensors that the capture made and a replay rewrites, one for each storage: outputs and temporaries.
     """
 
@@ -70,19 +72,20 @@ class TapeGraph(Generic[Result]):
                 step()
 
     def uses(self, tensor: torch.Tensor) -> bool:
-        """Tell whether `tensor` lies in memory the graph reads or writes: not so of a buffer that was replaced."""
+        """Return whether the graph reads or writes the memory of `tensor`. It does not after the buffer was
+        replaced."""
         return any(storage_id(tensor) == storage_id(known) for known in self.inputs)
 
 
 class TapeRecorder:
-    """Records by executing, and undoes that: buffers are restored, results poisoned."""
+    """Records a function by executing it, then undoes the effects: it restores buffers and poisons results."""
 
     skips = False
     num_copies = 1
 
     def __init__(self, num_warmups: int = 1) -> None:
-        """Set the number of warm-ups: one, as on a GPU, derives outside the tape what a function derives once and
-        keeps."""
+        """Set the number of warm-ups. As on a GPU, a warm-up computes the values that a function caches outside the
+        tape."""
         self._num_warmups = num_warmups
 
     def when_any(self, values: torch.Tensor, idle: int) -> AbstractContextManager[None]:
@@ -110,7 +113,8 @@ class Tape(OperatorMode):
         steps: what a replay calls, in order.
         inputs: by storage, the first tensor seen of those that existed before.
         results: by storage, the newest tensor of those that were made.
-        is_assigning: inside `tensor[...] = value`. A number is a fill there on a GPU; a CPU makes a tensor of it.
+        is_assigning: whether a `tensor[...] = value` is running. There a GPU fills with a number, but a CPU makes a
+            tensor of it.
     """
 
     def __init__(self) -> None:
@@ -127,7 +131,7 @@ class Tape(OperatorMode):
     ) -> Any:
         kwargs = kwargs or {}
         if is_composite(func):
-            with self:  # its parts are recorded: a host read inside it shows, and what turns out a view costs nothing
+            with self:  # its parts are recorded, so that host reads inside are seen and views cost nothing
                 return run_composite(func, args, kwargs)
         if func in UPLOADS and self.is_assigning and args[0].dim() == 0:
             self._numbers[storage_id(args[0])] = args[0]
@@ -139,17 +143,18 @@ class Tape(OperatorMode):
         return result
 
     def restore_inputs(self) -> None:
-        """Undo what the recording did to tensors that existed before."""
+        """Undo what the recording did to tensors that existed before it."""
         for key, before in self._before.items():
             _bytes_of(self.inputs[key]).copy_(before)
 
     def poison_results(self) -> None:
-        """Fill all results, so that one that is read before the first replay, or is never written, shows."""
+        """Fill all results with poison, so that reading one before it is written is noticed."""
         for tensor in self.results.values():
             poison(tensor)
 
     def _know_inputs(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> set[int]:
-        """Note new inputs, keep what is about to be overwritten in them, and return the storages of all arguments."""
+        """Register new inputs, save contents that are about to be overwritten, and return the storages of all
+        arguments."""
         known = set()
         for tensor in tensors_in((args, kwargs)):
             key = storage_id(tensor)
@@ -170,14 +175,14 @@ class Tape(OperatorMode):
                     refuse(str(func), "its result has no plain memory to rewrite; make it before the capture")
                 self.results[storage_id(tensor)] = tensor
         if func in ALLOCATIONS or (not schema_of(func).is_mutable and not any(t is not None for t in fresh)):
-            return  # no work, a view, or an answer for the host that depends on shapes alone
+            return  # no work, a view, or a value for the host that depends on shapes only
         self.steps.append(_make_step(func, args, kwargs, fresh))
 
 
 class _HostAccess(TorchFunctionMode):
-    """Refuses what goes past the dispatcher: .tolist(), .numpy(), .cpu(), torch.tensor(...), ...
+    """Refuses host accesses that bypass the dispatcher: .tolist(), .numpy(), .cpu(), torch.tensor(...), ...
 
-    It is off inside every call it sees, so that the body of a custom operator may do what it likes.
+    It is off inside every call that it sees, so the body of a custom operator is not checked.
     """
 
     def __init__(self, tape: Tape) -> None:
@@ -197,7 +202,7 @@ class _HostAccess(TorchFunctionMode):
 
 
 def _make_step(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], fresh: list[torch.Tensor | None]) -> Step:
-    """Make what a replay calls for one operator, without a Python frame where possible: a replay has to be fast."""
+    """Make the function that a replay calls for one operator. It avoids a Python frame if possible, for speed."""
     run = partial(without_python_frame(func), *args, **kwargs)
     if not any(tensor is not None for tensor in fresh):
         return run
@@ -238,9 +243,9 @@ def _copying_all(run: Callable[[], Any], results: list[torch.Tensor | None]) -> 
 
 @cache
 def _find_out_form(func: Any, num_results: int) -> Any | None:
-    """Find the overload with the same arguments that writes into given tensors, where that is its native form.
+    """Find the native out= overload with the same arguments; None if there is none.
 
-    Generated ones call the functional form and copy: nothing is won.
+    Generated out= overloads call the functional form and copy, which saves nothing.
     """
     wanted = _signature(func, drop_options=True)
     namespace, name = func.name().split(".")[0].split("::")
@@ -256,7 +261,10 @@ def _find_out_form(func: Any, num_results: int) -> Any | None:
 
 
 def _signature(func: Any, drop_options: bool) -> list[tuple[str, str, bool]]:
-    """Return names, types and kinds of what an overload reads. Only a factory's options follow from its out tensor."""
+    """Return name, type and kind of each argument that an overload reads.
+
+    `drop_options` leaves out a factory's options, which its out tensor determines.
+    """
     arguments = [argument for argument in schema_of(func).arguments if not argument.is_out]
     is_factory = not any("Tensor" in str(argument.type) for argument in arguments)
     dropped = _FACTORY_OPTIONS if drop_options and is_factory else set()

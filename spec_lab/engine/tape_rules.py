@@ -1,5 +1,7 @@
-"""The tape refuses what a CUDA capture refuses or would freeze, and says which operator, where, and what to do
-instead."""
+"""The rules of the tape: it refuses what a CUDA capture refuses or would freeze.
+
+The error names the operator, the place in the source, and the remedy.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,7 @@ ALLOCATIONS = {
     _aten.new_empty_strided.default,
 }
 HOST_READS = ("tolist", "item", "numpy", "cpu", "__array__", "__bool__", "__int__", "__float__", "__index__")
-"""Methods of a tensor that give its values to Python."""
+"""Tensor methods that read values to the host."""
 _SET_MEMORY = {getattr(_aten.set_, name) for name in _aten.set_.overloads()}
 _RECORDERS = {__name__, "spec_lab.engine.tape", "spec_lab.engine.torch_internals"}
 _INDEXING = {_aten.index.Tensor, _aten.index_put.default, _aten.index_put_.default, _aten._index_put_impl_.default}
@@ -69,7 +71,7 @@ def check_call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None
 
 
 def check_operator(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Refuse an operator whose recording would lie."""
+    """Refuse an operator that a replay could not reproduce."""
     reason = _reason_against(func, _bound(func, args, kwargs))
     if reason is not None:
         refuse(str(func), reason)
@@ -85,7 +87,7 @@ def written_arguments(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 
 
 def refuse(operator: str, reason: str) -> None:
-    """Raise what a CUDA capture would end with at this operator."""
+    """Raise CaptureError for this operator."""
     raise CaptureError(f"{operator} cannot be captured{_place()}: {reason}")
 
 
@@ -100,7 +102,7 @@ def _reason_against(func: Any, bound: dict[str, Any]) -> str | None:
         return _HOST_READ
     if torch.Tag.dynamic_output_shape in tags and bound.get("output_size") is None:
         return _DYNAMIC_SHAPE
-    # Attention and dropout are tagged for their dropout; without it they draw nothing.
+    # Attention and dropout have this tag because of dropout; with dropout_p=0 they draw no random numbers.
     if torch.Tag.nondeterministic_seeded in tags and bound.get("dropout_p", 1.0) != 0:
         return _RANDOM
     if torch.Tag.inplace_view in tags:
@@ -120,7 +122,7 @@ def _bound(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str
 
 @cache
 def _declared(func: Any) -> tuple[list[str], dict[str, Any]]:
-    """Return the names of all arguments, and the values of those that have a default."""
+    """Return the names of all arguments, and the default values of those that have one."""
     arguments = schema_of(func).arguments
     return [a.name for a in arguments], {a.name: a.default_value for a in arguments if a.has_default_value()}
 

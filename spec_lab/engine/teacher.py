@@ -19,10 +19,10 @@ from spec_lab.engine.pages import PageTable
 from spec_lab.engine.states import slot_states
 
 MOST_LOGIT_ROWS = 512
-"""Logits of a large vocabulary take gigabytes in float32, if they are those of 8192 rows."""
+"""Rows of logits computed at once: with a large vocabulary, 8192 rows would take gigabytes in float32."""
 
 NOISE_ROWS = 256
-"""So many positions tell how a target rounds."""
+"""Number of positions from which the rounding noise of a target is estimated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +32,8 @@ class GreedyChoice:
     Attributes:
         token_ids: the argmax at each position, lowest id first.
         top_logits: its logit, in float32.
-        margins: how far the second largest logit lies under it.
-        gaps: how far the logit of the text's own token lies under it.
+        margins: the top logit minus the second largest.
+        gaps: the top logit minus the logit of the text's own token.
     """
 
     token_ids: list[int]
@@ -45,9 +45,9 @@ class GreedyChoice:
 class TeacherForcing:
     """Runs whole texts through a target, chunk by chunk, over a small cache of its own.
 
-    Where a row of a few is the same, bit for bit, as the one row of plain decoding, a text goes through the target as
-    plain decoding of this one request would take it, with so many rows at once behind the prompt. What it chooses is
-    then plain decoding's own choice, ties included. Elsewhere many rows round a little otherwise than one.
+    Some targets give each row of a small forward the bits that it would have alone. Then a text is run as plain
+    decoding would run it, but with up to `invariant_rows` rows at once after the prompt. The choices are then exactly
+    those of plain decoding, ties included. For other targets the text is run in chunks, which may round differently.
     """
 
     def __init__(
@@ -60,8 +60,14 @@ class TeacherForcing:
         invariant_rows: int = 1,
         rounding: PromptRounding = NO_ROUNDING,
     ) -> None:
-        """`cache` holds one sequence of the longest text; of forwards of up to `invariant_rows` a row is the same
-        whatever the others are: 1 where there is no such promise. `rounding` is that of prompt passes."""
+        """Make a page table of one sequence over the whole cache.
+
+        Args:
+            cache: holds one sequence of the longest text.
+            invariant_rows: in a forward of up to so many rows, a row's bits do not depend on the others; 1 if that is
+                not promised.
+            rounding: that of prompt passes.
+        """
         num_pages = cache.num_pages - NUM_RESERVED_PAGES
         table = PageTable(1, num_pages * page_size, page_size, cache.device)
         table.assign(0, list(range(NUM_RESERVED_PAGES, NUM_RESERVED_PAGES + num_pages)))
@@ -77,7 +83,7 @@ class TeacherForcing:
 
     @torch.inference_mode()
     def greedy_choices(self, prompt_ids: list[int], output_ids: list[int]) -> GreedyChoice:
-        """Return the target's choice for each of `output_ids`, fed the ones before it."""
+        """Return the target's choice at the position of each of `output_ids`, given the tokens before it."""
         as_decoded = self._invariant_rows > 1
         blocks = (self._decoded if as_decoded else self._in_chunks)(prompt_ids, output_ids[:-1])
         choices = GreedyChoice([], [], [], [])
@@ -93,10 +99,10 @@ class TeacherForcing:
 
     @torch.inference_mode()
     def margin_noise(self, token_ids: Sequence[int]) -> float:
-        """Return by how much, root mean square, the number of rows of a forward moves the margins of a text.
+        """Return the root mean square of how much the margins of a text change with the number of rows in a forward.
 
-        The margin is that of the two likeliest tokens; the end of the text goes through the target in chunks, and once
-        more a few rows at a time, so that every rounding of every layer comes out another way.
+        The margin is the difference between the two largest logits. The end of the text is run in chunks, and again a
+        few rows at a time. Both runs round differently in every layer.
         """
         start = max(1, len(token_ids) - NOISE_ROWS)
         one, other = (
@@ -109,9 +115,9 @@ class TeacherForcing:
 
     @torch.inference_mode()
     def require_finite(self, token_ids: Sequence[int]) -> None:
-        """Raise UserError where the target's logits at some position of a text are NaN or infinite.
+        """Raise UserError if the target's logits are NaN or infinite at some position of a text.
 
-        Any token is then as good as any other, and plain decoding emits the very tokens of a run that means nothing.
+        The argmax is then meaningless, and comparing outputs with plain decoding would not show it.
         """
         for start, logits in self._logits(token_ids):
             broken = ~logits.isfinite().all(dim=-1)
@@ -125,24 +131,24 @@ class TeacherForcing:
 
     @torch.inference_mode()
     def logits(self, token_ids: Sequence[int]) -> torch.Tensor:
-        """Return the [positions, vocab] float32 logits behind each token of a text."""
+        """Return the float32 logits [positions, vocab] after each token of a text."""
         return torch.cat([logits for _, logits in self._logits(token_ids)])
 
     def _logits(self, token_ids: Sequence[int]) -> Iterator[tuple[int, torch.Tensor]]:
-        """Yield the [rows, vocab] float32 logits behind stretches of a text, each with its first position."""
+        """Yield the float32 logits [rows, vocab] of successive parts of a text, each with its first position."""
         for start in range(0, len(token_ids), self._chunk_size):
             hidden = self._hidden(list(token_ids[start : start + self._chunk_size]), start)
             for first, rows in enumerate(hidden.split(MOST_LOGIT_ROWS)):
                 yield start + first * MOST_LOGIT_ROWS, self._target.logits(rows).float()
 
     def _in_chunks(self, prompt_ids: list[int], fed_ids: list[int]) -> Iterator[torch.Tensor]:
-        """Yield the [rows, vocab] logits behind the prompt and behind each of `fed_ids`, from chunks of the text."""
+        """Yield the logits [rows, vocab] after the prompt and after each of `fed_ids`, from chunks of the text."""
         last = len(prompt_ids) - 1
         for start, logits in self._logits([*prompt_ids, *fed_ids]):
             yield logits[max(0, last - start) :]
 
     def _decoded(self, prompt_ids: list[int], fed_ids: list[int]) -> Iterator[torch.Tensor]:
-        """Yield the same as plain decoding computes it: behind a prompt pass a few rows at a time."""
+        """Yield the same logits, computed like plain decoding: a prompt pass, then a few rows at a time."""
         length, step = len(prompt_ids), self._invariant_rows
         for start in range(0, length, self._chunk_size):
             end = min(start + self._chunk_size, length)
@@ -160,7 +166,7 @@ class TeacherForcing:
             yield self._target.logits(self._hidden(fed_ids[first : first + step], length + first)).float()
 
     def _last_row(self, span: PromptSpan) -> RowSelection:
-        """Select what plain decoding's prompt pass does (`prune.prefill=last_row`)."""
+        """Select the row that plain decoding's prompt pass selects (`prune.prefill=last_row`)."""
         device = self._page_table.device
         end = torch.tensor([span.end], device=device)
         attention = self._backend.build((end - 1).unsqueeze(1), end.clone(), self._page_table, span.end)
@@ -177,7 +183,7 @@ class TeacherForcing:
     def _forward(
         self, token_ids: list[int], start: int, attention: AttentionMetadata, selection: RowSelection
     ) -> torch.Tensor:
-        """Run a chunk, and return the [rows, hidden_size] hidden states of the rows that are selected."""
+        """Run a chunk, and return the hidden states [rows, hidden_size] of the selected rows."""
         if start == 0:
             self._states.clear(0)
         device = self._page_table.device

@@ -1,4 +1,4 @@
-"""Stage timers measure spans inside a round. They do not overlap; a stage's time is the sum of its spans."""
+"""Stage timers: they measure spans inside a round. Spans do not overlap; a stage's time is the sum of its spans."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import torch
 
 
 class HostTimer:
-    """Takes the wall clock around each span: right on a CPU, where a call returns when its work is done.
+    """Measures each span by the wall clock. This suits a CPU, where a call returns when its work is done.
 
-    A replay runs no Python, so the spans inside a captured segment are not seen: the segment is timed as a whole.
+    A replay runs no Python, so it is timed as a whole, without the spans inside the captured segment.
     """
 
     def __init__(self) -> None:
@@ -61,7 +61,7 @@ class HostTimer:
 
 @dataclass(frozen=True, slots=True)
 class EventPair:
-    """The start and the end of a span on the stream; `round_index` is None where it is no single round's."""
+    """The start and end events of a span; `round_index` is None if the span belongs to no single round."""
 
     name: str
     start: torch.cuda.Event
@@ -70,10 +70,10 @@ class EventPair:
 
 
 class CudaEventTimer:
-    """Records events on the stream around each span, read only in `collect`, so that no span waits for the device.
+    """Records events on the stream around each span. Only `collect` reads them, so no span waits for the device.
 
-    Inside a graph they are external events: nodes of the graph that each replay records anew. So they are to be read
-    before this graph is replayed again.
+    Inside a graph they are external events: graph nodes that each replay records again. So they must be read before the
+    same graph is replayed again.
     """
 
     def __init__(self) -> None:
@@ -117,7 +117,7 @@ class CudaEventTimer:
         (self.spans if self._marks is None else self._marks).append(pair)
 
     def reading(self) -> AbstractContextManager[None]:
-        """The device has nothing to do meanwhile; an event behind the reading would be one more to wait for."""
+        """Record no events: the device is idle during the read, and another event would be one more to wait for."""
         return nullcontext()
 
     @contextmanager
@@ -131,7 +131,7 @@ class CudaEventTimer:
 
     @contextmanager
     def replay(self, name: str, marks: list[EventPair]) -> Iterator[None]:
-        """A segment of one stage is timed from outside: replayed again in a round, its marks would be overwritten."""
+        """Time a segment of one stage from outside, since another replay in the same round overwrites its marks."""
         if {mark.name for mark in marks} <= {name}:
             with self.span(name):
                 yield
@@ -140,9 +140,9 @@ class CudaEventTimer:
         self.spans.extend(marks)
 
     def collect(self, spans: list[EventPair], num_rounds: int = 1) -> list[dict[str, float]]:
-        """A stage of which a span cannot be read is left out: no time rather than a wrong one."""
+        """Return the times by stage. A stage with an unreadable span is left out, since its time would be wrong."""
         if spans:
-            spans[-1].end.synchronize()  # the last one that was recorded, so the others are there too
+            spans[-1].end.synchronize()  # the last recorded event, so all others are complete too
         rounds = [StageSeconds() for _ in range(num_rounds)]
         for pair in spans:
             if pair.round_index is None:
@@ -162,7 +162,7 @@ class StageSeconds:
         self._unknown: set[str] = set()
 
     def add(self, name: str, seconds: float | None) -> None:
-        """Add a span; `seconds` are None where it could not be read."""
+        """Add a span; `seconds` is None if it could not be read."""
         if seconds is None:
             self._unknown.add(name)
         else:
@@ -173,7 +173,7 @@ class StageSeconds:
 
 
 def _elapsed_seconds(pair: EventPair) -> float | None:
-    """Return the time between two events; None where one was not recorded, or is older than its partner."""
+    """Return the time between two events; None if one was not recorded, or if the end is older than the start."""
     try:
         took = pair.start.elapsed_time(pair.end) / 1e3
     except (RuntimeError, ValueError):
@@ -182,5 +182,5 @@ def _elapsed_seconds(pair: EventPair) -> float | None:
 
 
 def make_timer(device: torch.device) -> HostTimer | CudaEventTimer:
-    """Make the timer of a device: events on a GPU, the host's clock elsewhere."""
+    """Make the timer of a device: events on a GPU, the host's clock on a CPU."""
     return CudaEventTimer() if device.type == "cuda" else HostTimer()

@@ -1,7 +1,7 @@
-"""Corners of torch that have no public name are used here, for the tape and the launch counter, and nowhere else.
+"""All uses of private names of torch, for the tape and the launch counter.
 
-pyproject.toml bounds torch from above because of them and of the packed products in `models/linear.py`.
-`tests/test_torch_internals.py` names each one, so that a new torch that lacks it fails there and says which.
+Because of them, and of the packed products in `models/linear.py`, pyproject.toml sets an upper bound on torch's
+version. `tests/test_torch_internals.py` checks each name, so that it fails if a new torch lacks one.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 COMPOSITE = "CompositeImplicitAutograd"
-"""The dispatch key of operators that are only a name for others."""
+"""The dispatch key of composite operators, which only call other operators."""
 
 
 class OperatorMode(TorchDispatchMode):
@@ -25,39 +25,38 @@ class OperatorMode(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Torch asks each mode. Its default imports the whole compiler at the first use: seconds, for nothing."""
+        """Return False. Torch asks each mode, and the default would import the whole compiler, which takes seconds."""
         return False
 
 
 @cache
 def is_composite(func: Any) -> bool:
-    """Return whether an operator is only a name for others, which a dispatch mode may ask to see instead."""
+    """Return whether an operator is composite: a dispatch mode can see the operators that it calls instead."""
     return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), COMPOSITE))
 
 
 def run_composite(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Call the operators behind a composite one, each of which the mode that is on sees.
+    """Call the operators that a composite one consists of, so that the active mode sees each.
 
-    `decompose` is public, and would take a decomposition written in Python where some other import registered one.
+    The public `decompose` is no substitute: it uses a decomposition in Python if some import has registered one.
     """
     return func._op_dk(getattr(torch._C.DispatchKey, COMPOSITE), *args, **kwargs)
 
 
 def schema_of(func: Any) -> Any:
-    """Return what an operator declares: its arguments, their types, and which of them it writes."""
+    """Return an operator's schema: its arguments, their types, and which of them it writes."""
     return func._schema
 
 
 def without_python_frame(func: Any) -> Callable[..., Any]:
-    """Return the same operator as a C++ callable: a replay calls hundreds of them, and Python's frame is most of a
-    call."""
+    """Return the operator as a C++ callable, without the cost of a Python frame. A replay calls hundreds of them."""
     call: Callable[..., Any] = func._op
     return call
 
 
 def storage_id(tensor: torch.Tensor) -> int:
-    """Return a number that all views of one memory share. An address would not do: it is 0 for every empty tensor.
+    """Return a number that all views of the same memory share. It is not the address, which is 0 for empty tensors.
 
-    Opaque tensors (oneDNN's) have no storage to ask; they have a number of their own.
+    Opaque tensors (oneDNN's) have no storage, so each gets a number of its own.
     """
     return tensor.untyped_storage()._cdata if tensor.layout is torch.strided else id(tensor)

@@ -1,1 +1,1 @@
-"""Makes what the notebooks show: of a folder of runs a figure, and the sentence that its numbers come to."""
+"""Makes the contents of the notebooks: figures from a folder of runs, and sentences that summarise the numbers."""

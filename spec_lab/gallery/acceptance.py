@@ -25,7 +25,7 @@ ALL = "all"
 
 @dataclass(frozen=True, slots=True)
 class DraftedRun:
-    """What one drafter did with K drafts a round, request by request."""
+    """The results of one drafter with K drafts in each round, by request."""
 
     drafter: str
     num_draft_tokens: int
@@ -34,15 +34,15 @@ class DraftedRun:
 
     @property
     def length(self) -> Interval | None:
-        """Returns the acceptance length over all prompts, with its interval."""
+        """Return the acceptance length over all prompts, with its interval."""
         return bootstrap_acceptance_length(self.rows, self.num_draft_tokens)
 
 
 def read_drafted(runs: Sequence[Run]) -> list[DraftedRun]:
-    """Return the runs with drafts, in their order, under names of which no two are alike at one K.
+    """Return the runs with drafts, in their order, with names that are distinct at each K.
 
     Raises:
-        UserError: the requests of one cannot be read, there is no such run, or they are of different prompts.
+        UserError: the requests of one cannot be read, there is no such run, or the runs have different prompts.
     """
     drafting = [run for run in runs if run.summary["num_draft_tokens"]]
     if not drafting:
@@ -64,13 +64,13 @@ def read_drafted(runs: Sequence[Run]) -> list[DraftedRun]:
 
 
 def usual_draft_tokens(drafted: Sequence[DraftedRun]) -> int:
-    """Return the K at which most drafters ran, the largest of several."""
+    """Return the K at which most drafters ran; if there are several, the largest."""
     counts = Counter(each.num_draft_tokens for each in drafted)
     return max(counts, key=lambda k: (counts[k], k))
 
 
 def at(drafted: Sequence[DraftedRun], num_draft_tokens: int) -> list[DraftedRun]:
-    """Return the runs of one K, the longest acceptance first.
+    """Return the runs with one K, those with the longest acceptance length first.
 
     Raises:
         UserError: nothing ran at that K.
@@ -83,8 +83,8 @@ def at(drafted: Sequence[DraftedRun], num_draft_tokens: int) -> list[DraftedRun]
 
 
 def lengths(drafted: Sequence[DraftedRun]) -> pd.DataFrame:
-    """Return the acceptance length with its 95 % interval, which one prompt has not, one row a drafter, K and category;
-    the category `all` is of all."""
+    """Return the acceptance length with its 95 % interval, which needs several prompts. There is a row for each
+    drafter, K and category, where the category `all` stands for all prompts."""
     import pandas as pd
 
     columns = ["drafter", "K", "category", "requests", "acceptance_length", "low", "high"]
@@ -93,7 +93,7 @@ def lengths(drafted: Sequence[DraftedRun]) -> pd.DataFrame:
 
 
 def rates(drafted: Sequence[DraftedRun]) -> pd.DataFrame:
-    """Return the acceptance rate over all prompts, one row a drafter, K, position (from 1) and kind."""
+    """Return the acceptance rate over all prompts, with a row for each drafter, K, position (from 1) and kind."""
     import pandas as pd
 
     frames = []
@@ -114,8 +114,8 @@ def _length_rows(each: DraftedRun) -> Iterator[tuple[object, ...]]:
 
 
 def conclude(drafted: Sequence[DraftedRun], num_draft_tokens: int) -> str:
-    """Say which drafter gets the most accepted, from which others these prompts cannot tell it, which text is easiest,
-    and what becomes of later drafts."""
+    """Say which drafter has the longest acceptance, which others do not differ from it significantly, which text is
+    easiest, and how acceptance changes with draft position."""
     found = [each for each in at(drafted, num_draft_tokens) if each.drafter not in BOUNDS]
     if not found or found[0].length is None:
         return f"Nothing was drafted at K = {num_draft_tokens} that could be compared."
@@ -143,7 +143,7 @@ def _best(found: Sequence[DraftedRun]) -> str:
 
 
 def _is_near(best: DraftedRun, other: DraftedRun) -> bool:
-    """Tell whether the prompts that both ran do not tell the two apart."""
+    """Return whether the two do not differ significantly over the prompts that both ran."""
     mine = {(row["id"], tuple(row["prompt_ids"])): row for row in best.rows}
     pairs = [(mine[key], row) for row in other.rows if (key := (row["id"], tuple(row["prompt_ids"]))) in mine]
     a, b = [pair[0] for pair in pairs], [pair[1] for pair in pairs]

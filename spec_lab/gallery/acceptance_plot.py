@@ -16,7 +16,7 @@ BOUND_COLOUR = "0.6"
 
 
 def by_drafter(drafted: Sequence[DraftedRun]) -> Figure:
-    """Draw acceptance length over all prompts with its 95 % interval: a line a drafter, a colour a K."""
+    """Draw acceptance length over all prompts with its 95 % interval: a line for each drafter, a colour for each K."""
     import seaborn as sns
 
     frame = lengths(drafted)
@@ -41,7 +41,8 @@ def by_drafter(drafted: Sequence[DraftedRun]) -> Figure:
 
 
 def by_category(drafted: Sequence[DraftedRun], num_draft_tokens: int) -> Figure:
-    """Draw acceptance length at one K: a line a drafter, a column a category, the easiest first; dark is long."""
+    """Draw acceptance length at one K: a line for each drafter, a column for each category, easiest first; dark is
+    long."""
     import seaborn as sns
 
     found = at(drafted, num_draft_tokens)
@@ -65,7 +66,8 @@ def by_category(drafted: Sequence[DraftedRun], num_draft_tokens: int) -> Figure:
 
 
 def by_position(drafted: Sequence[DraftedRun], num_draft_tokens: int) -> Figure:
-    """Draw acceptance rate at each draft position and one K: left of all rounds, right of those that reached it."""
+    """Draw acceptance rate at each draft position for one K: on the left over all rounds, on the right over those that
+    reached the position."""
     import seaborn as sns
 
     found = at(drafted, num_draft_tokens)

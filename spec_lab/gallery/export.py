@@ -1,4 +1,4 @@
-"""Executes notebooks and keeps what they show: pictures, the line about the runs, and the conclusion.
+"""Executes notebooks and exports their results: pictures, the line about the runs, and the conclusion.
 
 A cell whose metadata have a `name` shows a picture that is exported under it. The cell tagged `runs` prints what was
 loaded, the one tagged `conclusion` ends in a Markdown object.
@@ -23,7 +23,7 @@ CELL_TIMEOUT_SECONDS = 300
 PARAMETERS, RUNS, CONCLUSION = "parameters", "runs", "conclusion"
 NOTEBOOK = re.compile(r"\[`(.+?\.ipynb)`\]")
 SECTION = re.compile(r"\n## (?=[^\n]+\n\n\[`[^`]+\.ipynb`\])")
-"""Headings that a link to a notebook stands under; a conclusion may have others."""
+"""Headings that are followed by a link to a notebook; a conclusion may have other headings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Shown:
 
     Attributes:
         title: its first heading.
-        about: what it says of the runs it loaded.
+        about: the line about the runs that it loaded.
         pictures: PNG files by the name of the cell that shows them.
     """
 
@@ -47,7 +47,7 @@ def read_notebook(path: Path) -> Any:
     """Read the notebook in a file.
 
     Raises:
-        UserError: it is none, or nbformat is not installed.
+        UserError: it is not a notebook, or nbformat is not installed.
     """
     try:
         import nbformat
@@ -58,14 +58,15 @@ def read_notebook(path: Path) -> Any:
         nbformat.validate(notebook)
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}; name a notebook, such as notebooks/pruning.ipynb") from error
-    except Exception as error:  # of odd JSON nbformat raises whatever it stumbles over
+    except Exception as error:  # for odd JSON nbformat may raise anything
         raise UserError(f"{path}: not a notebook ({one_line(error)}); name one that Jupyter opens") from error
     _check_cells(path, notebook)
     return notebook
 
 
 def _check_cells(path: Path, notebook: Any) -> None:
-    """Raise UserError where a notebook cannot be told its runs, has no heading, or names a picture as no file is."""
+    """Raise UserError if a notebook has no cell for its runs or no heading, or if a picture's name is not valid for a
+    file."""
     names = [cell.metadata["name"] for cell in notebook.cells if "name" in cell.metadata]
     if not names:
         return
@@ -79,7 +80,8 @@ def _check_cells(path: Path, notebook: Any) -> None:
 
 
 def set_parameters(notebook: Any, parameters: Mapping[str, str]) -> None:
-    """Put a cell behind the one tagged `parameters`, as papermill does: what the notebook does not have is left out."""
+    """Insert a cell after the one tagged `parameters`, as papermill does. Parameters that the notebook lacks are left
+    out."""
     import nbformat
 
     [index] = [number for number, cell in enumerate(notebook.cells) if PARAMETERS in _tags(cell)]
@@ -89,7 +91,7 @@ def set_parameters(notebook: Any, parameters: Mapping[str, str]) -> None:
 
 
 def execute(path: Path, parameters: Mapping[str, str]) -> Shown:
-    """Return what the notebook shows when `run_notebook` has run it."""
+    """Run the notebook with `run_notebook`, and return its results."""
     notebook = run_notebook(path, parameters)
     cells = _code_cells(notebook)
     pictures = {
@@ -112,7 +114,7 @@ def run_notebook(path: Path, parameters: Mapping[str, str]) -> Any:
     """Run the notebook from top to bottom in its own folder with other parameters, and return it with its outputs.
 
     Raises:
-        UserError: a cell refuses what it is given, or nbclient is not installed.
+        UserError: a cell refuses its input, or nbclient is not installed.
     """
     notebook = read_notebook(path)
     try:
@@ -132,14 +134,14 @@ def run_notebook(path: Path, parameters: Mapping[str, str]) -> Any:
 
 
 def conclusion_of(notebook: Any) -> str:
-    """Return the text that the conclusion of an executed notebook came to."""
+    """Return the text of an executed notebook's conclusion."""
     concluding = [cell for cell in _code_cells(notebook) if CONCLUSION in _tags(cell)]
     texts = [data["text/markdown"] for cell in concluding for data in _data(cell) if "text/markdown" in data]
     return "\n".join(texts)
 
 
 def has_pictures(notebook: Any) -> bool:
-    """Tell whether a cell has a picture to export."""
+    """Return whether any cell has a picture to export."""
     return any("name" in cell.metadata for cell in notebook.cells)
 
 

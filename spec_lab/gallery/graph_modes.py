@@ -1,4 +1,4 @@
-"""Graph modes beside one another: of each a round, and what its gaps come to."""
+"""Compares graph modes: a round of each, and its idle gaps."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ def _order(each: ModeRound) -> tuple[int, str]:
 
 
 def times(rounds: Sequence[ModeRound]) -> pd.DataFrame:
-    """Return one row a mode: launches, idle share and longest gap of the drawn round, and time of a round without a
-    profiler, over that of the same run eager with its 95 % interval over turns."""
+    """Return one row for each mode: launches, idle share and longest gap of the drawn round, and the time of a round
+    without a profiler relative to that of the eager reference, with its 95 % interval over turns."""
     import pandas as pd
 
     return pd.DataFrame([_row(each) for each in rounds])

@@ -1,4 +1,4 @@
-"""Shows what pruning leaves out, in rows, and what that saves, in time, beside an unpruned run that took turns."""
+"""Shows how many rows pruning leaves out, and how much time that saves, compared with an unpruned run in turns."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 ORDER = ("none", "prefill", "post_attention", "catchup")
-"""They stand in the order of how much they leave out; others come behind."""
+"""In ascending order of how much they leave out; others come last."""
 PANELS = (
     ("catchup_rows", None, "rows a request round", "catch-up step"),
     ("logit_rows", None, "rows a request", "prompt pass"),

@@ -1,4 +1,5 @@
-"""Relaxed acceptance as a trade: tokens a round gained for answers lost, beside strict over the same prompts."""
+"""The trade-off of relaxed acceptance: tokens gained per round for answers lost, against strict over the same
+prompts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kernels against the roofline: how long each took, beside the time that its bytes and its products need at least.
+"""Kernels against the roofline: the time of each, and the least time that its bytes and its operations need.
 
 The figures are rows of CSV files, as `kernels/bench/*.py --csv FILE` write them; lines that begin with # say where they
 were measured.
@@ -22,7 +22,7 @@ NUMBERS = COLUMNS[2:]
 
 
 class Roof(NamedTuple):
-    """What a device does at most."""
+    """The peak rates of a device."""
 
     name: str
     bytes_per_second: float

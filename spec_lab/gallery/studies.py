@@ -1,4 +1,4 @@
-"""Finds the runs that a notebook is about, and says of them what every picture has to say: where and when they ran."""
+"""Finds the runs that a notebook is about, and writes what every picture must say: where and when they ran."""
 
 from __future__ import annotations
 

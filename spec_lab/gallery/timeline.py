@@ -1,4 +1,4 @@
-"""One round as a timeline: what the host launches, what runs, and the gaps in which nothing does.
+"""One round as a timeline: launches by the host, work on the device, and idle gaps.
 
 From `trace.json.gz` of a run with `profile_rounds`. On a GPU what is launched are the calls that submit work, and what
 runs are kernels and copies. On a CPU both are torch operators, the outermost ones; a replay of the recorder is one

@@ -1,1 +1,1 @@
-"""The lab as a model of EleutherAI's lm-evaluation-harness, which gives a lossy rule's price in anyone's benchmark."""
+"""The lab as a model for EleutherAI's lm-evaluation-harness, to measure how lossy rules change benchmark results."""

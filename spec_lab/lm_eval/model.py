@@ -1,6 +1,6 @@
-"""`--model spec_lab`: answers the harness's requests with the engine, and says how long drafts were accepted, how fast.
+"""`--model spec_lab`: answers the harness's requests with the engine, and reports acceptance length and speed.
 
-The harness is imported here and nowhere else.
+The harness is only imported here.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Asked:
 
 @register_model("spec_lab")
 class SpecLabModel(LM):  # type: ignore[misc]  # mypy does not follow the harness
-    """A target with its drafter and rule, as the overrides in `--model_args` compose them."""
+    """A target with its drafter and rule, as composed from the overrides in `--model_args`."""
 
     def __init__(self, batch_size: Any = 1, max_batch_size: Any = None, device: Any = None, **overrides: Any) -> None:
         super().__init__()
@@ -65,11 +65,11 @@ class SpecLabModel(LM):  # type: ignore[misc]  # mypy does not follow the harnes
 
     @property
     def tokenizer_name(self) -> str:
-        """What the harness keeps cached requests apart by."""
+        """Return a name by which the harness distinguishes cached requests."""
         return self._chosen.target_folder.name
 
     def chat_template(self, chat_template: bool | str = False) -> str:
-        """The target writes its chats with its own template."""
+        """Return no template, since the target uses its own one."""
         return ""
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
@@ -89,16 +89,16 @@ class SpecLabModel(LM):  # type: ignore[misc]  # mypy does not follow the harnes
         return [cut_at(text, each.until) for text, each in zip(answers, asked, strict=True)]
 
     def loglikelihood(self, requests: list[Instance]) -> list[tuple[float, bool]]:
-        """Refuse: nothing is drafted where nothing is generated."""
+        """Refuse, since without generation nothing is drafted."""
         raise UserError("--tasks: a task that scores given texts decodes nothing; take one of generate_until")
 
     def loglikelihood_rolling(self, requests: list[Instance]) -> list[float]:
-        """Refuse likewise."""
+        """Refuse, like `loglikelihood`."""
         self.loglikelihood(requests)
         return []
 
     def describe(self) -> str:
-        """Say in a line what was generated so far, and how."""
+        """Return a line with the amount generated so far, acceptance length and speed."""
         drafts = self._chosen.config.drafter.num_draft_tokens
         length = acceptance_length(self.records, drafts) if drafts else None
         rate = decode_tokens_per_second(self.rounds)
@@ -128,7 +128,7 @@ class SpecLabModel(LM):  # type: ignore[misc]  # mypy does not follow the harnes
         return [self._tokenizer.decode(before_end(record.output_ids, eos)) for record in result.requests]
 
     def _request(self, place: int, asked: Asked) -> Request:
-        """Make a request; a text that a template wrote has its BOS already."""
+        """Make a request. A text from a template already has its BOS."""
         ids = (
             self._tokenizer.encode(asked.text)
             if self._is_templated

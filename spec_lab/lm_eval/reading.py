@@ -1,4 +1,4 @@
-"""What the harness passes in texts: `--model_args`, which are overrides of a run, and where answers are cut."""
+"""Reads what the harness passes as text: `--model_args`, which are overrides of a run, and where answers are cut."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from spec_lab.core.errors import UserError
 from spec_lab.menu.config import SamplingConfig
 
 USUAL: Mapping[str, str] = {"references": "[]", "profile_rounds": "0"}
-"""Nothing is measured beside an evaluation."""
+"""Default overrides, by which an evaluation measures nothing else."""
 OF_MEASURING = {
     *("workload", "references", "repeats", "warmup_requests", "profile_rounds", "record", "logger"),
     *("name", "output_dir", "fresh", "leave_out", "experiment", "debug", "size"),
 }
-"""Parts of a run that say what is asked, measured and kept, all of which is the harness's here."""
+"""Parts of a run for prompts, measurement and records, which the harness determines here."""
 
 
 def overrides_of(arguments: Mapping[str, Any]) -> list[str]:
@@ -31,12 +31,12 @@ def overrides_of(arguments: Mapping[str, Any]) -> list[str]:
 
 
 def cut_at(text: str, until: Sequence[str]) -> str:
-    """Return the text in front of the first stop in it."""
+    """Return the text before the first stop in it."""
     return text[: min([len(text), *(place for stop in until if stop and (place := text.find(stop)) >= 0)])]
 
 
 def require_sampling(wanted: Mapping[str, Any], sampling: SamplingConfig) -> None:
-    """Refuse a task that wants other sampling than the run has, which would be another benchmark.
+    """Refuse a task that requires different sampling from the run's, which would be a different benchmark.
 
     Args:
         wanted: the task's generation_kwargs, with --gen_kwargs in them.

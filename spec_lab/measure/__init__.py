@@ -1,1 +1,1 @@
-"""A run from its configuration to its record: timed passes, audit, profile."""
+"""Measures a run, from its configuration to its record: timed passes, audit, profile."""

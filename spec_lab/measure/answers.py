@@ -1,4 +1,4 @@
-"""Checks the answers of a run, each with its prompt's own checker or that of `workload.checker`."""
+"""Checks the answers of a run, each with its prompt's own checker or the one in `workload.checker`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from spec_lab.workloads.conversations import before_end
 
 
 def check_answers(lab: Lab, name: str, records: Iterable[RequestRecord]) -> dict[str, Checked | None]:
-    """Check each answer: None for a prompt without an expected answer, and for all where acceptance is imposed."""
+    """Check each answer; the result is None for a prompt without an expected answer, and for all if acceptance is
+    imposed."""
     requests = {request.request_id: request for request in lab.requests}
     is_imposed = lab.engines[name].parts.rule.traits.imposed
     return {
@@ -27,12 +28,12 @@ def check_answers(lab: Lab, name: str, records: Iterable[RequestRecord]) -> dict
 
 
 def correct_of(checked: Mapping[str, Checked | None]) -> dict[str, bool | None]:
-    """Return which answers are right, by request."""
+    """Return whether each request's answer is correct."""
     return {request_id: None if found is None else found.correct for request_id, found in checked.items()}
 
 
 def note_unread(records: Iterable[RequestRecord], checked: Mapping[str, Checked | None]) -> None:
-    """Warn where a checker found no answer in outputs that ended with an EOS token: it may be the wrong checker."""
+    """Warn if a checker found no answer in outputs that ended with an EOS token, since it may be the wrong checker."""
     ended = [record.request_id for record in records if record.finish_reason == FinishReason.EOS]
     found = [one for request_id in ended if (one := checked[request_id]) is not None]
     for name in dict.fromkeys(one.checker for one in found):

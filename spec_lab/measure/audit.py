@@ -1,4 +1,4 @@
-"""The audit of greedy runs: is the output plain decoding's, and where it is not, is that a near-tie or a bug?"""
+"""The audit of greedy runs: does the output equal plain decoding's, and if not, is it a near-tie or a bug?"""
 
 from __future__ import annotations
 
@@ -15,27 +15,28 @@ from spec_lab.record.measured import Divergence
 FLOAT32_TIE = 1e-4
 
 NOISE_SPREAD = 6
-"""So many times the root mean square covers all but one of some thousand positions."""
+"""This multiple of the root mean square covers all but about one in a thousand positions."""
 
 MOST_STEPS = 16
-"""However noisy a target is, a token further under the best than so many steps of its logit is a bug."""
+"""A token that is more than this many rounding steps of its logit below the best is a bug, however noisy the target."""
 
 
 def near_tie_tolerance(dtype: torch.dtype, top_logit: float) -> float:
-    """Say how far under the largest logit a token may lie that rounding of the logits alone can put first.
+    """Return how far below the largest logit a token may be that rounding of the logits alone can put first.
 
-    1e-4 in float32: a product of four rows and of one row differ by some 1e-6. In 16-bit types the logits themselves
-    are rounded, to eps * |logit|, which is coarse: two such steps, and the audit there is a weak one.
+    In float32 it is 1e-4; products of four rows and of one row differ by about 1e-6. In 16-bit types the logits
+    themselves are rounded, to eps * |logit|; it is two such steps, which is coarse and makes the audit a weak one.
     """
     return FLOAT32_TIE if dtype == torch.float32 else 2 * torch.finfo(dtype).eps * abs(top_logit)
 
 
 def noise_tolerance(dtype: torch.dtype, top_logit: float, noise: float) -> float:
-    """Say the same where all that lies before the logits is rounded too, which moves margins by `noise`.
+    """Return the same tolerance if values before the logits are rounded too, which changes margins by `noise`.
 
-    In 16-bit types every layer rounds the residual stream, so that forwards of different numbers of rows part by more
-    than the steps of a logit: of the pocket target's margins 1 % lie beyond `near_tie_tolerance` of float32's, whatever
-    computes them (docs/log/lossless_bf16.md). It is the wider of the two, up to `MOST_STEPS`.
+    In 16-bit types every layer rounds the residual stream, so that forwards with different numbers of rows differ by
+    more than the rounding steps of a logit: 1 % of the pocket target's margins differ from float32's by more than
+    `near_tie_tolerance`, whichever kernels compute them (docs/log/lossless_bf16.md). The result is the larger of the
+    two tolerances, up to `MOST_STEPS`.
     """
     logits_alone = near_tie_tolerance(dtype, top_logit)
     if dtype == torch.float32:
@@ -54,9 +55,9 @@ def audit(
     """Find the first token of each request that plain decoding would not have emitted.
 
     Args:
-        plain_outputs: outputs of the plain reference by request id; without one the target scores the text itself by
-            teacher forcing, which by induction says the same.
-        lossless: whether the rule promises plain decoding's tokens; where it does not, a divergence is its price.
+        plain_outputs: outputs of the plain reference by request id; without one the target scores the text by teacher
+            forcing, which by induction gives the same result.
+        lossless: whether the rule promises plain decoding's tokens; if not, divergences are expected.
     """
     judge = _Judge(teacher, dtype)
     divergences = (
@@ -71,7 +72,7 @@ def audit(
 
 @dataclass(slots=True)
 class _Judge:
-    """Finds where an output parts, and asks the target how much of that is its own rounding, once, if at all."""
+    """Finds where an output diverges. It measures the target's rounding noise at most once, when it is needed."""
 
     teacher: TeacherForcing
     dtype: torch.dtype
@@ -83,7 +84,7 @@ class _Judge:
         pairs = enumerate(zip(record.output_ids, plain, strict=False))
         shorter = min(len(record.output_ids), len(plain))
         index = next((i for i, (ours, theirs) in pairs if ours != theirs), shorter)
-        if index == shorter:  # equal so far, then one ends: no tie explains it
+        if index == shorter:  # equal so far, then one ends, which no near-tie explains
             return Divergence(record.request_id, index, None, "bug")
         choice = self.teacher.greedy_choices(record.prompt_ids, record.output_ids[: index + 1])
         return self._judged(record, index, choice)
@@ -98,7 +99,8 @@ class _Judge:
         return None
 
     def _judged(self, record: RequestRecord, index: int, choice: GreedyChoice) -> Divergence:
-        """Call it a near-tie only if the emitted token itself is within rounding of plain decoding's choice."""
+        """Return the divergence, which is a near-tie only if the emitted token is within rounding of plain
+        decoding's."""
         gap, top_logit = choice.gaps[index], choice.top_logits[index]
         is_tie = gap < near_tie_tolerance(self.dtype, top_logit) or self._is_noise(record, gap, top_logit)
         return Divergence(record.request_id, index, choice.margins[index], "near_tie" if is_tie else "bug")

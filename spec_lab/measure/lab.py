@@ -1,4 +1,4 @@
-"""Everything that a run needs, loaded: prompts, target, drafter, and an engine for itself and each reference."""
+"""Loads everything that a run needs: prompts, target, drafter, and an engine for the run and for each reference."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Lab:
     """Everything loaded for a run.
 
     Attributes:
-        engines: the run's own under `MAIN`, and its references by name.
+        engines: the run's own engine under `MAIN`, and those of its references by name.
     """
 
     chosen: Chosen
@@ -57,7 +57,7 @@ class Lab:
 def load_lab(chosen: Chosen, world: World = ALONE) -> Lab:
     """Load prompts, target and drafter, and make the engines."""
     config = chosen.config
-    gc.collect()  # an engine and its graphs hold one another, and a job before this one may have left its caches
+    gc.collect()  # frees what an earlier job may have left: engines and their graphs refer to each other
     torch.manual_seed(config.seed)
     use_threads(chosen)
     tokenizer, first_turns = open_workload(chosen)
@@ -84,7 +84,7 @@ def load_lab(chosen: Chosen, world: World = ALONE) -> Lab:
 
 
 def use_threads(chosen: Chosen) -> None:
-    """Set how many threads a CPU computes on, in torch and in C."""
+    """Set the number of CPU threads, in torch and in C."""
     num_threads = chosen.config.num_threads or default_num_threads(chosen)
     torch.set_num_threads(num_threads)
     if chosen.config.kernels == KernelsChoice.native:
@@ -96,8 +96,9 @@ def use_threads(chosen: Chosen) -> None:
 
 
 def default_num_threads(chosen: Chosen) -> int:
-    """Return one for kernels in C, whose threads wait for one another in every product, so that a busy core would hold
-    up all. Else what the target's option says; where it says nothing, all cores, shared by the processes of the run."""
+    """Return the number of threads to use if `num_threads` is null. It is 1 for kernels in C, whose threads wait for
+    each other in every product, so that one busy core would delay all. Otherwise it is what the target's option says,
+    and by default all cores, divided among the processes of the run."""
     if chosen.config.kernels == KernelsChoice.native:
         return 1
     shared = max(1, (os.cpu_count() or 1) // chosen.config.target.tensor_parallel)
@@ -107,7 +108,7 @@ def default_num_threads(chosen: Chosen) -> int:
 def _with_later_turns(
     chosen: Chosen, models: TargetBuild, tokenizer: Tokenizer, first_turns: list[Request]
 ) -> list[Request]:
-    """Return the requests of all turns, once plain decoding has answered those that others follow."""
+    """Return the requests of all turns; plain decoding answers those that later turns follow."""
 
     def answer(asked: list[Request]) -> list[str]:
         engine = plain_engine(chosen, models, engine_limits(chosen, asked, 0))
@@ -123,21 +124,21 @@ def _with_later_turns(
 
 
 def plain_engine(chosen: Chosen, models: TargetBuild, limits: Limits) -> Engine:
-    """Make the engine that decodes without drafts, and prunes nothing."""
+    """Make the engine that decodes without drafts and without pruning."""
     plain = chosen.again(plain_config(chosen.config))
     return build_engine(plain, models, load_drafter(plain, models.of_drafters), limits)
 
 
 def note_rollback(config: RunConfig, models: TargetBuild) -> None:
-    """Say where `recurrent.rollback` is a no-op, so that sweeps compose."""
+    """Log that `recurrent.rollback` is a no-op for this target. It is no error, so that sweeps compose."""
     rollback = config.recurrent.rollback
     if rollback != Rollback.checkpoints and not models.target.config.keeps_states:
         print(f"recurrent.rollback={rollback} changes nothing: no layer of this target keeps a state", file=sys.stderr)
 
 
 def note_kernels(chosen: Chosen, models: TargetBuild) -> None:
-    """Say what a CPU computes with and why, where `row_invariant=false` is a no-op, and which layers `kernels=native`
-    leaves as they are."""
+    """Log which kernels a CPU uses and why, whether `row_invariant=false` is a no-op, and which layers `kernels=native`
+    does not replace."""
     config = chosen.config
     if "kernels" in config.auto and models.device.type == "cpu" and chosen.target.num_threads is None:
         print(why_kernels(chosen), file=sys.stderr)
@@ -161,7 +162,7 @@ def note_kernels(chosen: Chosen, models: TargetBuild) -> None:
 
 
 def _prunes(prune: PruneConfig, engine: Engine) -> bool:
-    """Tell whether anything is pruned. A drafter without a catch-up step makes `prune.catchup` a no-op."""
+    """Return whether anything is pruned. A drafter without a catch-up step makes `prune.catchup` a no-op."""
     asks_catchup = prune.catchup != UNPRUNED.catchup
     catches_up = engine.parts.drafter.requirements.catches_up
     if asks_catchup and not catches_up:

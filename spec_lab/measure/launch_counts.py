@@ -1,6 +1,6 @@
-"""Counts what the host asks of the device in a round: launches and synchronisations.
+"""Counts the host's calls to the device in a round: launches and synchronisations.
 
-On a GPU from the profiler's trace; on a CPU by what torch is called with, where an operator stands for a kernel.
+On a GPU they are counted in the profiler's trace. On a CPU calls of torch are counted, one operator as one kernel.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _HOST_READS = {getattr(torch.Tensor, name) for name in HOST_READS}
 
 
 def count_trace(events: Iterable[TraceEvent], num_rounds: int, num_replays: int) -> RoundWork:
-    """Work a round of a trace of `num_rounds`; of the host's calls those inside a span count."""
+    """Return the work of one round from a trace of `num_rounds`. Only the host's calls inside a span are counted."""
     events = list(events)
     spans = union((e.start_us, e.end_us) for e in events if e.is_span and not e.on_device)
     calls = [e for e in events if not e.is_span and not e.on_device and _is_inside(e.start_us, spans)]
@@ -39,7 +39,7 @@ def count_trace(events: Iterable[TraceEvent], num_rounds: int, num_replays: int)
 
 
 def _count_outermost(calls: Iterable[TraceEvent], names: re.Pattern[str]) -> int:
-    """Call of these names; a driver call made inside a runtime call is the same piece of work."""
+    """Return the number of calls with these names; a driver call inside a runtime call is not counted again."""
     return len(outermost(call for call in calls if names.match(call.name)))
 
 
@@ -57,7 +57,7 @@ class CountedRounds(WatchedRounds):
         self._is_counting = False
 
     def work(self) -> RoundWork | None:
-        """Return the work of a round; None where the requests ended too early for a single one."""
+        """Return the work of a round; None if the requests ended before a whole round was counted."""
         if self.num_rounds == 0:
             return None
         return RoundWork(
@@ -81,7 +81,7 @@ class CountedRounds(WatchedRounds):
 
     @contextmanager
     def replay(self, name: str, marks: list[Any]) -> Iterator[None]:
-        """Count one launch, whatever is inside."""
+        """Count one launch, whatever the graph contains."""
         self._launches.is_paused = True
         try:
             with super().replay(name, marks):
@@ -90,10 +90,10 @@ class CountedRounds(WatchedRounds):
             self._launches.is_paused = False
 
     def _start(self) -> None:
-        """Has nothing to switch on: spans count from here."""
+        """Do nothing: from here on spans are counted."""
 
     def _stop(self) -> None:
-        """Has nothing to switch off either."""
+        """Do nothing."""
 
 
 class _Launches(OperatorMode):
@@ -107,7 +107,7 @@ class _Launches(OperatorMode):
     ) -> Any:
         kwargs = kwargs or {}
         if is_composite(func):
-            with self:  # its parts count, as they are the nodes of a tape
+            with self:  # its parts are counted, as they are separate nodes of a tape
                 return run_composite(func, args, kwargs)
         result = func(*args, **kwargs)
         self.count += not self.is_paused and _is_launch(func, (args, kwargs), result)
@@ -115,7 +115,8 @@ class _Launches(OperatorMode):
 
 
 def _is_launch(func: Any, arguments: Any, result: Any) -> bool:
-    """Tell whether a GPU would have work: not for views, allocations and answers that depend on shapes alone."""
+    """Return whether a GPU would have work; it has none for views, allocations and results that depend only on
+    shapes."""
     if func in UPLOADS:
         return result.dim() > 0  # a single number, as in rows[:, 0] = 0, is an argument of the kernel on a GPU
     if func in ALLOCATIONS or torch.Tag.inplace_view in func.tags:

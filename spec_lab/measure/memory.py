@@ -1,4 +1,4 @@
-"""The most memory that a run has had: of the process, and of its GPU."""
+"""The peak memory of a run: of its process, and of its GPU."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from spec_lab.record.schema import Memory
 STATUS, FORGET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 NOW, PEAK = "VmRSS", "VmHWM"
 FORGET_PEAK = "5"
-"""Written to `FORGET`, it lets the system begin the peak anew: a process may have had other runs before."""
+"""Writing this to `FORGET` resets the system's peak, since a process may have had other runs before."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryWatch:
-    """Knows what the process had when it was made.
+    """Remembers the memory of the process at the start of a run.
 
     Attributes:
-        start: bytes of it, imports and nothing of the run.
+        start: bytes then, which include imports but nothing of the run.
     """
 
     start: int
@@ -43,7 +43,7 @@ class MemoryWatch:
 
 
 def _resident(field: str) -> int:
-    """Return bytes of the process in memory, as Linux counts them; elsewhere what it has had at most."""
+    """Return the bytes of the process in memory as Linux counts them; on other systems its peak."""
     if STATUS.exists():
         found = [line for line in STATUS.read_text().splitlines() if line.startswith(f"{field}:")]
         if found:

@@ -1,4 +1,4 @@
-"""Kernels, launches and synchronisations of a stretch of rounds, outside the timed part."""
+"""Profiles kernels, launches and synchronisations of some rounds, outside the timed passes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from spec_lab.record.trace import STAGE_PREFIX, TRACE_FILE, TraceEvent
 
 @dataclass(frozen=True, slots=True)
 class RoundProfile:
-    """The times of profiled rounds: `kernels` by time, largest first; `work` is None where no round was profiled."""
+    """The results of profiled rounds: `kernels` by time, largest first; `work` is None if no round was profiled."""
 
     kernels: list[Kernel]
     work: RoundWork | None
@@ -40,7 +40,7 @@ class ProfiledRounds(WatchedRounds):
 
     def _start(self) -> None:
         if torch.cuda.is_initialized():
-            torch.cuda.synchronize()  # kernels of the round before are not in the trace, whoever reads it late
+            torch.cuda.synchronize()  # so that kernels of the round before are not in the trace
         self._profiler.start()
 
     def _stop(self) -> None:
@@ -50,7 +50,7 @@ class ProfiledRounds(WatchedRounds):
 def profile_rounds(engine: Engine, requests: list[Request], num_rounds: int, folder: Path) -> RoundProfile:
     """Profile `num_rounds` rounds of the first full batch and keep the trace in `folder`.
 
-    On a CPU the kernels are torch operators with their own time, and launches are counted in a pass of their own.
+    On a CPU the kernels are torch operators with their own times, and launches are counted in a separate pass.
     """
     on_gpu = engine.parts.slots.kv_lens.device.type == "cuda"
     activities = [ProfilerActivity.CPU, ProfilerActivity.CUDA] if on_gpu else [ProfilerActivity.CPU]
@@ -66,7 +66,7 @@ def profile_rounds(engine: Engine, requests: list[Request], num_rounds: int, fol
 
 
 def _keep_trace(profiler: profile, path: Path) -> None:
-    """Write the trace so that `path` is whole whenever it is there; its name must end in .gz to be compressed."""
+    """Write the trace so that `path` never exists incomplete. It is compressed if its name ends in .gz."""
     unfinished = path.with_name(f".unfinished-{path.name}")
     try:
         profiler.export_chrome_trace(str(unfinished))

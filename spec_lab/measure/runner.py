@@ -1,4 +1,4 @@
-"""Runs what was loaded, and records it: warm-up, passes timed in turns with the references, audit, profile."""
+"""Runs and records what was loaded: warm-up, timed passes in turns with the references, audit, profile."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def record_run(chosen: Chosen, choices: dict[str, str], folder: Path) -> Summary
     """Run and record into `folder`.
 
     Raises:
-        UserError: before anything is recorded, when a checkpoint, a prompt set or a size is not what it should be.
+        UserError: a checkpoint, a prompt set or a size is wrong, which is found before anything is recorded.
     """
     memory = MemoryWatch.begin()
     with world_of(chosen.config, folder) as world:
@@ -63,7 +63,7 @@ def record_run(chosen: Chosen, choices: dict[str, str], folder: Path) -> Summary
 
 
 def _record_in(world: World, chosen: Chosen, choices: dict[str, str], folder: Path, memory: MemoryWatch) -> Summary:
-    """Run what is recorded; with its end all that was loaded goes, before the processes part."""
+    """Run and record. When this returns, everything loaded is freed, before the process group is closed."""
     with said_to_go_on("loading prompts and weights"):
         lab = load_lab(chosen, world)
     info = RunInfo(chosen.config.name, choices, dataclasses.asdict(chosen.config), _provenance(lab), utc_now())
@@ -121,15 +121,14 @@ def _measure(lab: Lab, info: RunInfo, recorder: Recorder, memory: MemoryWatch, m
 
 
 def _warm_up(lab: Lab, progress: Progress) -> None:
-    """Run untimed what is done for the first time, every operator's first call, and plain decoding, which an oracle
-    replays."""
+    """Run everything once untimed, so that no first call is timed, and run plain decoding if an oracle replays it."""
     _teach(lab, progress)
     progress.stage("warm-up")
     for engine in lab.engines.values():
         engine.prepare()
     if lab.config.warmup_requests == 0:
         return
-    # As many as a round holds, so that its shapes have been seen too.
+    # At least a full batch, so that the shapes of full rounds have been run too.
     first = lab.requests[: max(lab.config.warmup_requests, lab.config.batch_size)]
     short = [dataclasses.replace(r, max_new_tokens=min(WARMUP_TOKENS, r.max_new_tokens)) for r in first]
     for engine in lab.engines.values():
@@ -137,7 +136,7 @@ def _warm_up(lab: Lab, progress: Progress) -> None:
 
 
 def _teach(lab: Lab, progress: Progress) -> None:
-    """Give plain decoding's continuations to every drafter that replays them: each engine has one of its own."""
+    """Give plain decoding's continuations to every drafter that replays them; each engine has its own drafter."""
     requirements = [engine.parts.drafter.requirements for engine in lab.engines.values()]
     learners = [part.learn_continuations for part in requirements if part.learn_continuations is not None]
     if learners:
@@ -148,7 +147,7 @@ def _teach(lab: Lab, progress: Progress) -> None:
 
 
 def _plain_outputs(lab: Lab) -> dict[str, list[int]]:
-    """Return outputs of plain decoding, K tokens longer: the last round drafts past the limit, and is judged whole."""
+    """Return outputs of plain decoding, K tokens longer, since the last round drafts and judges past the limit."""
     num_more = lab.config.drafter.num_draft_tokens
     limits = engine_limits(lab.chosen, lab.requests, num_more)
     longer = dataclasses.replace(
@@ -164,7 +163,7 @@ def _plain_outputs(lab: Lab) -> dict[str, list[int]]:
 def _timed_pass(
     lab: Lab, name: str, repeat: int, progress: Progress, finished: list[RequestRecord]
 ) -> GenerationResult:
-    """Decode all requests with one engine, each of which goes into `finished` when it ends."""
+    """Decode all requests with one engine, and add each to `finished` when it ends."""
 
     def end(record: RequestRecord) -> None:
         finished.append(record)
@@ -181,11 +180,11 @@ def _timed_pass(
 
 
 def check_replayed(before: GraphCounts, result: GenerationResult, must_replay: bool) -> None:
-    """Raise RuntimeError where a timed pass captured, or ran rounds eagerly that were to be replayed.
+    """Raise RuntimeError if a timed pass captured graphs, or ran rounds eagerly that were to be replayed.
 
-    `before`: the counts at the start of the pass; they go on from pass to pass.
+    `before`: the counts at the start of the pass; they accumulate over passes.
 
-    With graph.verify=false a reference has nothing to capture; compatibility refuses such a run itself.
+    With graph.verify=false a reference has nothing to capture; a run that captures nothing is refused earlier.
     """
     graph = result.graph
     num_fallbacks = graph.fallbacks - before.fallbacks
@@ -201,7 +200,7 @@ def check_replayed(before: GraphCounts, result: GenerationResult, must_replay: b
 
 
 def _count_thinking(lab: Lab, records: Iterable[RequestRecord]) -> dict[str, int] | None:
-    """Count output tokens inside thinking of each request; None where the tokenizer has no markers."""
+    """Count each request's output tokens inside thinking; None if the tokenizer has no thinking markers."""
     markers = lab.models.markers
     if markers is None:
         return None
@@ -209,7 +208,7 @@ def _count_thinking(lab: Lab, records: Iterable[RequestRecord]) -> dict[str, int
 
 
 def _audit(lab: Lab, passes: Mapping[str, list[GenerationResult]], progress: Progress) -> list[Divergence] | None:
-    """Compare with plain decoding; None where sampling gives the two nothing to agree on."""
+    """Compare the outputs with plain decoding's; None with sampling, where they need not be equal."""
     if lab.config.sampling.temperature > 0:
         return None
     plain = _outputs(passes["plain"][0].requests) if "plain" in passes else None
@@ -224,8 +223,8 @@ def _outputs(records: Iterable[RequestRecord]) -> dict[str, list[int]]:
 
 @contextmanager
 def _kept_if_interrupted(lab: Lab, recorder: Recorder) -> Iterator[list[RequestRecord]]:
-    """Give a list of requests; if Ctrl-C ends the block, they are recorded, without the audit still to come, and the
-    record says so."""
+    """Yield a list for finished requests. If Ctrl-C ends the block they are recorded, without an audit, and the record
+    says so."""
     finished: list[RequestRecord] = []
     try:
         yield finished

@@ -1,8 +1,8 @@
-"""A process of a run that fails ends all of them, and the first one says why, once.
+"""If one process of a run fails, all of them end, and the first one says why, once.
 
-A process that has failed is missed by the others in their next all-reduce, where they wait and cannot be told. So the
-first process has a thread that waits for bad news in the store of `torchrun`, records them, prints them and ends the
-process; `torchrun` then ends those that are left.
+If a process fails, the others wait for it in their next all-reduce, where they cannot be notified. So the first process
+has a thread that waits for a failure message in the store of `torchrun`, records it, prints it and ends the process;
+`torchrun` then ends the remaining ones.
 """
 
 from __future__ import annotations
@@ -26,18 +26,19 @@ from spec_lab.record.amend import amend_status
 
 NEWS = "spec_lab/ending"
 NOTHING = ""
-"""These are the news where the first process ends by itself."""
+"""The message that ends the thread when the first process finishes by itself."""
 PATIENCE_SECONDS = 5.0
-"""A failed process waits so long before it says so: what all of them run into, the first one says itself."""
+"""How long a failed process waits before it sends its message; an error that all have is printed by the first
+itself."""
 FOREVER = timedelta(days=365)
 
 
 @contextmanager
 def failures_shared(own: Ranks, folder: Path) -> Iterator[None]:
-    """Let a failure inside the block end the processes of all ranks.
+    """Make a failure inside the block end the processes of all ranks.
 
     Args:
-        folder: of the first rank's record.
+        folder: the folder of the first rank's record.
     """
     with _first_rank_listens(folder) if own.rank == 0 else _others_tell(own.rank):
         yield
@@ -58,7 +59,7 @@ def _listen(store: dist.Store, folder: Path) -> None:
     try:
         store.wait([NEWS], FOREVER)
         news = store.get(NEWS).decode()
-    except RuntimeError:  # the store has gone, and with it all that could be told
+    except RuntimeError:  # the store is gone, so no message can come
         return
     if news == NOTHING:
         return
@@ -81,8 +82,7 @@ def _others_tell(rank: int) -> Iterator[None]:
 
 
 def _told(rank: int, error: Exception) -> dict[str, str]:
-    """Return the line or the traceback that the first process prints for another one, and the reason that its record
-    gives."""
+    """Return what the first process prints for another one, a line or a traceback, and the reason for its record."""
     trouble = trouble_of(error)
     if trouble is None:
         shown = "".join(traceback.format_exception(error)) + f"failed: the error above is of rank {rank}"
@@ -92,6 +92,6 @@ def _told(rank: int, error: Exception) -> dict[str, str]:
 
 
 def _connect() -> dist.Store:
-    """Make a connection of one's own: while it waits, a connection is of no use to others."""
+    """Make a separate connection, since a connection that waits is blocked for other uses."""
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     return dist.TCPStore(host, port, is_master=False, wait_for_workers=False)

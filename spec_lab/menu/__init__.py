@@ -1,1 +1,1 @@
-"""The menu holds what can be chosen, without torch: schema, forms of rows, registry, refusals, and what a run chose."""
+"""The options that a run can choose: schema, registry, refusals, and a run's resolved choices. It imports no torch."""

@@ -1,9 +1,9 @@
-"""Chooses what stands at auto (`attention`, `kernels`, `graph`) by device and drafter, when a run is composed.
+"""Chooses options for the knobs set to auto (`attention`, `kernels`, `graph`) by device and drafter at composition.
 
-What runs on a CUDA device gets the fast option of each where nothing is said against it: the option is tried as if it
-had been typed, and where that would be refused the one that runs anywhere stays. A CPU has a fast option of `kernels`
-alone, where those know all of the target's layers and this machine can compile them. Everything behind this sees the
-options taken, and `RunConfig.auto` keeps which of them nobody named.
+On a CUDA device it takes the fast option of each knob if nothing refuses it: the option is tried as if the user had
+typed it, and if that would be refused, the option that runs anywhere is kept. On a CPU only `kernels` has a fast
+option, which is taken if it supports all of the target's layers and this machine can compile it. All later code sees
+the chosen options, and `RunConfig.auto` records which of them were chosen here.
 """
 
 from __future__ import annotations
@@ -28,23 +28,24 @@ from spec_lab.record.mixed import RUNS_ANYWHERE
 
 AUTO = "auto"
 CPU_PREFILL_TOKENS, CUDA_PREFILL_TOKENS = 2048, 8192
-"""More rows a forward bring little on either: docs/log/prompt_passes.md. vLLM has 8192 on GPUs of this size."""
+"""More rows per forward gain little on either device: docs/log/prompt_passes.md. vLLM uses 8192 on GPUs of this
+size."""
 NATIVE_PREFILL_TOKENS = 1
-"""A prompt alone runs its layers in C, and packs of prompts do not: docs/log/cpu.md."""
+"""A single prompt runs its layers in C, but packed prompts do not: docs/log/cpu.md."""
 SHORT_CHUNK, LONG_CHUNK = 512, 8192
-"""The long one is for attention without masks, which are as large as a chunk times all keys before it."""
+"""The long one is for attention that needs no masks, whose size is the chunk times all keys before it."""
 
 
 @dataclass(frozen=True, slots=True)
 class AutoKnob:
-    """A knob that may stand at auto.
+    """A knob that may be auto.
 
     Attributes:
-        name_of: what a run has of it.
-        take: the same run with another option of it.
-        fast: is taken on a CUDA device unless something refuses it.
-        fast_on_cpu: is taken on a CPU unless something refuses it; None where nothing is faster there.
-        needs_triton: of the fast one.
+        name_of: returns a run's option.
+        take: returns the run with another option.
+        fast: the option that is taken on a CUDA device unless something refuses it.
+        fast_on_cpu: the option that is taken on a CPU unless something refuses it; None if there is no faster one.
+        needs_triton: whether the option `fast` needs Triton.
     """
 
     name_of: Callable[[RunConfig], str]
@@ -74,10 +75,10 @@ KNOBS: Mapping[str, AutoKnob] = {
 
 
 def with_auto_chosen(config: RunConfig) -> RunConfig:
-    """Return the run with an option in place of each auto, and numbers in those of the nulls of `cache.prefill_*`.
+    """Return the run with an option in place of each auto, and a number in place of each null in `cache.prefill_*`.
 
     Raises:
-        UserError: `auto`, which says what was chosen here, was typed.
+        UserError: the user set `auto`, which only records what was chosen here.
     """
     if config.auto:
         raise UserError("auto=[...] is what the lab writes into its record; leave it out")
@@ -94,7 +95,7 @@ def with_auto_chosen(config: RunConfig) -> RunConfig:
 
 
 def _chosen(config: RunConfig) -> Chosen | None:
-    """Resolve a run; None where it names what nothing registered, which is refused when it is to start."""
+    """Resolve a run; None if it names an option that is not registered, which is refused later."""
     try:
         return choose(config)
     except UserError:
@@ -102,10 +103,10 @@ def _chosen(config: RunConfig) -> Chosen | None:
 
 
 def _with_prompt_sizes(config: RunConfig, on_cuda: bool) -> CacheConfig:
-    """Return the cache with the rows of a prompt's forwards as they are, where nothing was said of them."""
+    """Return the cache config with numbers for those sizes of prompt forwards that were not set."""
     cache = config.cache
     if cache.prefill_chunk is None:
-        # With this phase a prompt's last chunk decides what is relaxed, and no device may decide that.
+        # With this phase the result depends on a prompt's last chunk, whose size must not depend on the device.
         reads_chunks = getattr(config.acceptance, "phase", None) == RelaxedPhase.round
         is_long = on_cuda and config.attention.name == KNOBS["attention"].fast and not reads_chunks
         cache = dataclasses.replace(cache, prefill_chunk=LONG_CHUNK if is_long else SHORT_CHUNK)
@@ -116,7 +117,7 @@ def _with_prompt_sizes(config: RunConfig, on_cuda: bool) -> CacheConfig:
 
 
 def _faster(chosen: Chosen, knob: AutoKnob) -> Chosen:
-    """Return the run with the knob's fast option, or as it is where that would be refused."""
+    """Return the run with the knob's fast option, or unchanged if that would be refused."""
     if knob.needs_triton and (find_spec("triton") is None or os.environ.get("TRITON_INTERPRET")):
         return chosen
     faster = chosen.again(knob.take(chosen.config, knob.fast))
@@ -124,7 +125,8 @@ def _faster(chosen: Chosen, knob: AutoKnob) -> Chosen:
 
 
 def _faster_on_cpu(chosen: Chosen, knob: AutoKnob) -> Chosen:
-    """Return the run with what is fast on a CPU, where the target's layers have it and this machine can compile it."""
+    """Return the run with the option that is fast on a CPU, if it supports the target's layers and can be compiled
+    here."""
     if knob.fast_on_cpu is None:
         return chosen
     faster = chosen.again(knob.take(chosen.config, knob.fast_on_cpu))
@@ -132,12 +134,13 @@ def _faster_on_cpu(chosen: Chosen, knob: AutoKnob) -> Chosen:
 
 
 def _takes_native(native: Chosen, chosen: Chosen) -> bool:
-    """Tell whether nothing more speaks against a run with kernels in C than without, and the target has such layers."""
+    """Return whether kernels in C cause no refusals that the run would not have without them, and support the
+    target."""
     return _against_native(native, chosen) is None
 
 
 def _against_native(native: Chosen, chosen: Chosen) -> str | None:
-    """Say what speaks against a run with kernels in C, and not against the one without."""
+    """Return a refusal that the run has with kernels in C but not without them, else None."""
     before = set(problems(chosen))
     refused = next((problem for problem in problems(native) if problem not in before), None)
     if refused is not None:
@@ -149,7 +152,7 @@ def _against_native(native: Chosen, chosen: Chosen) -> str | None:
 
 
 def problem_of_native() -> str | None:
-    """Say what is missing for the C of `spec_kernels.native`; None where it is there."""
+    """Return what is missing to compile `spec_kernels.native`; None if nothing is."""
     if find_spec(KERNELS) is None:
         return NO_KERNELS
     from spec_kernels.native import build
@@ -158,7 +161,7 @@ def problem_of_native() -> str | None:
 
 
 def why_kernels(chosen: Chosen) -> str:
-    """Say in a line what a CPU computes with where nobody named it, on how many threads, and why not with the other."""
+    """Return a line that says which kernels were chosen for a CPU, the number of threads, and why not other kernels."""
     config = chosen.config
     named = None if config.num_threads is None else f"num_threads={config.num_threads}"
     if config.kernels == KernelsChoice.native:
@@ -170,8 +173,8 @@ def why_kernels(chosen: Chosen) -> str:
 
 
 def describe_auto(config: RunConfig) -> str:
-    """Say in a line what was chosen, as in `attention=torch graph=eager`, and what alone a CPU lacks for faster ones;
-    empty where every option was named."""
+    """Return a line that says what was chosen, as in `attention=torch graph=eager`, and, if only one thing is missing
+    for faster options on a CPU, what it is; empty if the user named every option."""
     chosen = " ".join(f"{name}={KNOBS[name].name_of(config)}" for name in config.auto)
     if "kernels" not in config.auto or runs_on_cuda(config.device):
         return chosen

@@ -1,6 +1,6 @@
-"""Says which numbers a knob takes: the bounds that stand in its field, and the one check that reads them.
+"""Which numbers a knob takes: the bounds in its dataclass field, and the check that reads them.
 
-The check walks any configuration made of dataclasses, so that a run and a training are held to their schemas alike.
+The check works for any configuration made of dataclasses, so that runs and trainings are checked in the same way.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from dataclasses import dataclass
 from typing import Any
 
 BOUNDS = "bounds"
-"""The name under which a field's metadata holds its `Bounds`."""
+"""The key of a field's `Bounds` in its metadata."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """The numbers that a knob takes: from `least` to `most`, or over `above`. None leaves that side open."""
+    """The numbers that a knob takes: from `least` to `most`, or greater than `above`. None leaves that side open."""
 
     least: float | None = None
     most: float | None = None
     above: float | None = None
 
     def admits(self, number: float) -> bool:
-        """Tell whether `number` is one that can be computed with, and within the bounds."""
+        """Return whether `number` can be computed with and is within the bounds."""
         return (
             _is_ordinary(number)
             and (self.least is None or number >= self.least)
@@ -33,13 +33,14 @@ class Bounds:
         )
 
     def nearest(self, number: float) -> float | None:
-        """Return the bound next to a number beyond it; None where no bound is a value that the knob takes."""
+        """Return the bound nearest to a number outside; None if that bound is not itself allowed."""
         beyond = (self.least, self.most)
         sides = (self.least is not None and number < self.least, self.most is not None and number > self.most)
         return next((bound for bound, is_beyond in zip(beyond, sides, strict=True) if is_beyond), None)
 
     def in_words(self) -> str:
-        """Say it as help and refusals do: "at least 1", "above 0 and at most 1"; empty where every number will do."""
+        """Return the text for help and refusals: "at least 1", "above 0 and at most 1"; empty if there are no
+        bounds."""
         sides = (("at least", self.least), ("above", self.above), ("at most", self.most))
         return " and ".join(f"{side} {bound}" for side, bound in sides if bound is not None)
 
@@ -51,15 +52,15 @@ def bounds_of(field: dataclasses.Field[Any]) -> Bounds:
 
 
 def default_of(field: dataclasses.Field[Any]) -> Any:
-    """Return the value of a schema's field that nobody set."""
+    """Return the default value of a schema's field."""
     return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
 def out_of_bounds(config: Any, prefix: str = "") -> list[str]:
     """Return a line for every number in `config`, a dataclass instance, that its field does not take.
 
-    NaN, the infinities and whole numbers beyond 64 bits are refused everywhere. `prefix` is the dotted name, with a
-    dot behind it, that `config` has in a larger one.
+    NaN, infinities and integers beyond 64 bits are refused everywhere. `prefix` is the dotted name of `config` in a
+    larger configuration, with a trailing dot.
     """
     fields = dataclasses.fields(config)
     return [line for field in fields for line in _refusals(field, getattr(config, field.name), prefix)]
@@ -82,7 +83,7 @@ def _refusals(field: dataclasses.Field[Any], value: Any, prefix: str) -> Iterato
 
 
 def _replacement(field: dataclasses.Field[Any], value: Any, bounds: Bounds) -> Any:
-    """Return the value nearest to a refused one, or the default where none is nearest."""
+    """Return the allowed value nearest to a refused one, or the default if there is none."""
     default = default_of(field)
     if not isinstance(value, list):
         nearest = bounds.nearest(value)
@@ -103,5 +104,5 @@ def _is_number(value: Any) -> bool:
 
 
 def _is_ordinary(number: float) -> bool:
-    """Tell whether a number is finite, and of 64 bits where it is whole: what torch and C can hold."""
+    """Return whether torch and C can represent a number: it is finite, and fits in 64 bits if it is an integer."""
     return abs(number) < 2**63 if isinstance(number, int) else math.isfinite(number)

@@ -1,4 +1,4 @@
-"""The closed sets of values that knobs take."""
+"""Enumerations: the fixed sets of values of knobs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Self
 
 
 class Choice(StrEnum):
-    """A closed set of values of a knob. A member is named as it is typed, and says in `help` what it means."""
+    """A fixed set of values of a knob. A member's name is what the user types, and its `help` explains it."""
 
     help: str
 
@@ -40,7 +40,7 @@ class KernelsChoice(Choice):
 
 
 class ReferenceChoice(Choice):
-    """The references that can be measured beside a run."""
+    """The references that can be measured with a run."""
 
     plain = "plain", "no drafter"
     unpruned = "unpruned", "no pruning"
@@ -48,7 +48,7 @@ class ReferenceChoice(Choice):
 
 
 class LoggerMode(Choice):
-    """The places to which W&B's records can go."""
+    """Where W&B's records go."""
 
     auto = "auto", "online with a key, else offline"
     online = "online"
@@ -57,14 +57,14 @@ class LoggerMode(Choice):
 
 
 class Unusable(Choice):
-    """The ways to go on where a prompt of a file cannot be used."""
+    """What to do if a prompt of a file cannot be used."""
 
     refuse = "refuse", "the run does not begin"
     skip = "skip", "the prompt is left out, and named"
 
 
 class Weights(Choice):
-    """The places from which a model's weights can come."""
+    """Where a model's weights come from."""
 
     checkpoint = "checkpoint"
     random = "random", "made on the device, for speed studies; config.json is all that is read"
@@ -79,28 +79,28 @@ class WeightDtype(Choice):
 
 
 class Rollback(Choice):
-    """The ways to take rejected drafts back from layers that keep a state."""
+    """How rejected drafts are undone in layers that keep a state."""
 
     checkpoints = "checkpoints", "a state behind each verify row; an index says which one stays"
     replay = "replay", "one state; the next round does again what was accepted"
 
 
 class DraftSampling(Choice):
-    """The ways to pick drafts."""
+    """How drafts are picked."""
 
     greedy = "greedy"
     distribution = "distribution", "at sampling.temperature"
 
 
 class DraftStop(Choice):
-    """The ways in which a request's drafting ends before K."""
+    """What ends a request's drafting before K."""
 
     none = "none", "it does not"
     confidence = "confidence", "with the draft at which the product of top-1 probabilities falls under stop_threshold"
 
 
 class ByRequest(Choice):
-    """What the K of a request follows from."""
+    """What a request's K depends on."""
 
     same = "same", "nothing of its own"
     given = "given", 'the `num_draft_tokens` of its line, a number or "off"'
@@ -108,7 +108,7 @@ class ByRequest(Choice):
 
 
 class DraftMetadata(Choice):
-    """The ways in which attention metadata moves between the draft steps of a graph."""
+    """How attention metadata is updated between the draft steps of a graph."""
 
     in_place = "in_place"
     stale = "stale", "wrong on purpose"

@@ -1,4 +1,4 @@
-"""A run whose names are rows, resolved once when its job begins and handed on: nobody below asks the registry.
+"""A run with its option names resolved to registry entries, once when its job begins. Later code uses these.
 
 Imports no torch.
 """
@@ -33,11 +33,11 @@ from spec_lab.menu.registry import Registry, Row, chosen_name
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """A run, and what it chose.
+    """A run and the registry entries (`Option`) that it chose.
 
     Attributes:
-        registry: all that it chose from.
-        sizes: of its tree; None where its drafts are a chain.
+        registry: the registry that it chose from.
+        sizes: the sizes of its tree; None if its drafts are a chain.
         offers: how many drafts its requests may offer.
     """
 
@@ -59,7 +59,7 @@ class Chosen:
 
     @property
     def rows(self) -> list[Option]:
-        """Returns the rows in the order in which their refusals are listed."""
+        """Return the chosen options, in the order in which their refusals are listed."""
         return [
             *(self.target, self.drafter, self.rule, self.prefill, self.catchup),
             *(self.graph, self.attention, self.workload, self.logger, self.tree),
@@ -67,26 +67,26 @@ class Chosen:
 
     @property
     def target_folder(self) -> Path:
-        """Returns the folder of the target's checkpoint."""
+        """Return the folder of the target's checkpoint."""
         return self.target.folder(self.config.target)
 
     @property
     def drafter_folder(self) -> Path:
-        """Returns the folder of the drafter's weights, which it has."""
+        """Return the folder of the drafter's weights; the drafter must have some."""
         assert self.drafter.folder is not None, "only drafters with weights are asked"
         return self.drafter.folder(self.config, self.config.drafter)
 
     def again(self, config: RunConfig) -> Chosen:
-        """Resolve another run of the same registry; UserError where it names what nothing registered."""
+        """Resolve another run with the same registry; UserError if it names an option that is not registered."""
         assert config.extensions == self.config.extensions, "other extensions are another registry"
         return _resolve(config, self.registry)
 
 
 def choose(config: RunConfig) -> Chosen:
-    """Resolve what a run names.
+    """Resolve the options that a run names.
 
     Raises:
-        UserError: nothing registered one of the names, or an extension cannot be loaded.
+        UserError: one of the options is not registered, or an extension cannot be loaded.
     """
     return _resolve(config, registry.load(config.extensions))
 
@@ -118,7 +118,7 @@ def _resolve(config: RunConfig, options: Registry) -> Chosen:
 
 
 def with_depth_as_k(config: RunConfig) -> RunConfig:
-    """Return the same run with K as deep as its tree, unless somebody set K: what then differs is refused."""
+    """Return the same run with K set to its tree's depth, unless the user set K; a different K is then refused."""
     name = config.tree.name
     options = registry.load(config.extensions).options(TreeOption)
     if name not in options or (sizes := options[name].sizes) is None:
@@ -132,6 +132,6 @@ def with_depth_as_k(config: RunConfig) -> RunConfig:
 
 
 def drafts_are_drawn(config: RunConfig) -> bool:
-    """Tell whether the drafts of a run are sampled."""
+    """Return whether the drafts of a run are sampled."""
     sampling = getattr(config.drafter, "draft_sampling", DraftSampling.greedy)
     return bool(sampling != DraftSampling.greedy)

@@ -1,8 +1,8 @@
 """The schema of a run: the type, the default and the explanation of every key.
 
-Values only. What one option has beyond its group (`acceptance.topk`, `drafter.window`) is a subclass that stands with
-the option, in `spec_lab.options`. A YAML under `conf/` names its schema in its defaults list and sets what that option
-changes.
+It has only values. The additional keys of one option (`acceptance.topk`, `drafter.window`) are in a subclass in the
+option's module in `spec_lab.options`. A YAML file under `conf/` names its schema in its defaults list, and sets the
+values that the option changes.
 """
 
 from __future__ import annotations
@@ -35,9 +35,10 @@ def knob(
     most: float | None = None,
     above: float | None = None,
 ) -> Any:
-    """Make a dataclass field with the line that `--help` prints for it. A list is copied for every instance.
+    """Make a dataclass field with its line in `--help`. If the default is a list it is copied for every instance.
 
-    `menu.bounds` refuses a number under `least`, over `most` or not over `above`; of a list it looks at each entry.
+    `menu.bounds` refuses a number below `least`, above `most` or not greater than `above`; in a list it checks each
+    entry.
     """
     metadata = {"help": explanation, BOUNDS: Bounds(least, most, above)}
     if isinstance(default, list):
@@ -106,14 +107,14 @@ class AcceptanceConfig:
 
 @dataclass
 class TreeConfig:
-    """tree=none: a round's drafts are a chain. A tree's options have keys of their own."""
+    """tree=none: a round's drafts are a chain. Options with trees have additional keys."""
 
     name: str = "none"
 
 
 @dataclass
 class PruneConfig:
-    """prune=none|prefill|post_attention|catchup, or the two knobs by hand: an option has no name, it only sets them."""
+    """prune=none|prefill|post_attention|catchup. The options only set the two knobs, which can also be set directly."""
 
     prefill: str = knob("all_rows", "prompt rows that go on past the KV write")
     catchup: str = knob("none", "where the catch-up step drops its dead rows")
@@ -128,7 +129,7 @@ class GraphConfig:
 
 @dataclass
 class AutoGraphConfig(GraphConfig):
-    """graph=auto: one of the others, which `spec_lab.menu.auto` chooses when a run is composed."""
+    """graph=auto: `spec_lab.menu.auto` chooses one of the other modes when a run is composed."""
 
     name: str = "auto"
 
@@ -142,7 +143,7 @@ class AttentionConfig:
 
 @dataclass
 class VerifyConfig:
-    """The part of the drafts that is verified."""
+    """How many of the drafts are verified."""
 
     budget: int | None = knob(
         None, "rows a round over the batch, given to the drafts likeliest to be accepted; null is all rows", least=2
@@ -151,7 +152,7 @@ class VerifyConfig:
 
 @dataclass
 class RecurrentConfig:
-    """The state of layers that keep one, as gated delta nets do; a no-op for any other target."""
+    """Keys for layers that keep a state, such as gated delta nets; a no-op for other targets."""
 
     rollback: Rollback = knob(Rollback.checkpoints, "how a round's rejected drafts are taken back from a state")
 
@@ -176,14 +177,14 @@ class CacheConfig:
 
     @property
     def chunk_size(self) -> int:
-        """The value of `prefill_chunk`, which is a number once a run is composed."""
+        """Return the value of `prefill_chunk`, which is a number once a run is composed."""
         assert self.prefill_chunk is not None, "chosen by spec_lab.menu.auto"
         return self.prefill_chunk
 
 
 @dataclass
 class RecordConfig:
-    """These keys say what is recorded besides the measurements."""
+    """What is recorded in addition to the measurements."""
 
     topk: int = knob(
         0,
@@ -225,7 +226,7 @@ class WorkloadConfig:
 
 @dataclass
 class SamplingConfig:
-    """temperature 0 is greedy."""
+    """How tokens are sampled; temperature 0 is greedy."""
 
     temperature: float = knob(0.0, "0 is greedy decoding")
     top_k: int | None = knob(None, "sample from the top_k likeliest tokens; null is all of them")
@@ -234,14 +235,14 @@ class SamplingConfig:
 
 @dataclass
 class LoggerConfig:
-    """The keys that every logger has; logger=jsonl (files only) has nothing besides."""
+    """The keys that every logger has; logger=jsonl (files only) has no others."""
 
     name: str = MISSING
 
 
 @dataclass
 class RunConfig:
-    """A whole run. `experiment` and `debug` only set other keys, so they are no part of it."""
+    """A whole run. `experiment` and `debug` only set other keys, so they are not part of it."""
 
     target: TargetConfig = knob(MISSING, "the model whose decoding is to become faster")
     drafter: DrafterConfig = knob(MISSING, "what proposes the draft tokens")

@@ -1,4 +1,4 @@
-"""Says on what kind of device a run will be, before torch is imported: composing, refusing and naming need to know."""
+"""Says which kind of device a run will use, before torch is imported, as composing, refusing and naming need it."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ BUILT_FOR_CUDA = re.compile(r"^cuda\b[^=]*= *['\"]", re.MULTILINE)
 
 
 def runs_on_cuda(device: str) -> bool:
-    """Tell whether `device=...` is a CUDA device; auto is one where `has_cuda` finds one."""
+    """Return whether `device=...` is a CUDA device; auto is one if `has_cuda` finds one."""
     return has_cuda() if device == "auto" else device.startswith("cuda")
 
 
 def has_cuda() -> bool:
-    """Tell whether torch was built for CUDA and the driver shows a GPU.
+    """Return whether torch was built for CUDA and the driver shows a GPU.
 
-    CUDA itself is not asked: that would start it, after which a launcher's worker could not take a GPU of its own.
+    This does not ask CUDA, which would initialise it, after which a launcher's worker could not select its own GPU.
     """
     return _shows_gpus() and _torch_has_cuda()
 
@@ -27,12 +27,12 @@ def _shows_gpus() -> bool:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None and visible.strip() in ("", "-1"):
         return False
-    # The second is where Windows puts its driver for the Linux inside it (WSL).
+    # The second path is the driver's under WSL (Linux inside Windows).
     return any(Path("/dev").glob("nvidia[0-9]*")) or Path("/usr/lib/wsl/lib/libcuda.so.1").exists()
 
 
 def _torch_has_cuda() -> bool:
-    """Tell it from torch's own note of how it was built, which is read and not imported."""
+    """Return whether torch was built for CUDA, from its version file, without importing torch."""
     spec = find_spec("torch")
     if spec is None or spec.origin is None:
         return False

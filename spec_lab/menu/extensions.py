@@ -23,7 +23,7 @@ from spec_lab.record.schema import ExtensionOrigin
 ENTRY_POINTS = "spec_lab.extensions"
 """The group under which an installed package names its module."""
 IMPORTED: set[str] = set()
-"""Names of the modules imported so far; Python, too, keeps one set of modules a process."""
+"""Names of the modules imported so far in this process."""
 ENDINGS = (Exception, SystemExit, GeneratorExit)
 
 
@@ -36,18 +36,18 @@ class Extension:
 
     @property
     def conf(self) -> Path | None:
-        """The package's own `conf/`; None where there is none."""
+        """Return the package's `conf/` folder; None if there is none."""
         folders = [Path(folder) / "conf" for folder in getattr(self.module, "__path__", [])]
         return next((folder.resolve() for folder in folders if folder.is_dir()), None)
 
     def origin(self) -> ExtensionOrigin:
-        """Return its version, and the revision of the checkout that its file is tracked in."""
+        """Return its version, and the git revision if its file is tracked in a checkout."""
         file = None if self.module.__file__ is None else Path(self.module.__file__).resolve()
         revision = None if file is None else git_revision(file.parent, file.name)
         return {"version": self._version(), "revision": revision}
 
     def _version(self) -> str | None:
-        """Return the version of the distribution that it came with, else its `__version__`."""
+        """Return the version of the distribution that contains it, else its `__version__`."""
         top = self.name.partition(".")[0]
         for distribution in metadata.packages_distributions().get(top, []):
             return metadata.version(distribution)
@@ -55,7 +55,7 @@ class Extension:
         return None if version is None else str(version)
 
     def register(self, registry: object) -> None:
-        """Let the module add its options to the registry, of which nothing else is known here.
+        """Call the module's `register` with the registry.
 
         Raises:
             UserError: it has no such function, or the function fails.
@@ -85,12 +85,12 @@ def find_extensions(names: Iterable[str]) -> list[Extension]:
 
 
 def find_extension(name: str) -> Extension:
-    """Import the module of an extension; UserError where it cannot be imported."""
+    """Import the module of an extension; UserError if it cannot be imported."""
     return Extension(name, _import(name))
 
 
 def extension_behind(error: BaseException) -> str | None:
-    """Name the extension whose code, or that of its package, stands innermost in a traceback; None where none does."""
+    """Return the extension whose code (or its package's) is innermost in a traceback; None if no extension is in it."""
     by_package = {name.partition(".")[0]: name for name in sorted(IMPORTED)}
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     packages = [frame.f_globals.get("__name__", "").partition(".")[0] for frame in reversed(frames)]
@@ -122,7 +122,7 @@ def _import(name: str) -> ModuleType:
 
 @contextmanager
 def _staying(name: str) -> Iterator[None]:
-    """Refuse code of an extension that leaves the working folder: every path that was typed would mean another."""
+    """Refuse code of an extension that changes the working folder, since typed paths are relative to it."""
     before = Path.cwd()
     yield
     if Path.cwd() != before:
@@ -132,6 +132,6 @@ def _staying(name: str) -> Iterator[None]:
 
 def _broken(name: str, error: BaseException) -> UserError:
     remedy = f'python -c "import {name}" shows where'
-    if isinstance(error, SystemExit):  # Python shows no place of it
+    if isinstance(error, SystemExit):  # Python prints no traceback for it
         remedy = "it must not end the process; mend it"
     return UserError(f"extensions: {name} cannot be imported ({describe_error(error)}); {remedy}")

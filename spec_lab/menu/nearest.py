@@ -1,4 +1,4 @@
-"""Finds the name that somebody may have meant."""
+"""Finds the name that the user may have meant."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ def nearest(word: str, names: Iterable[str]) -> str | None:
 
 
 def one_of(key: str, values: Iterable[str]) -> str:
-    """Return what can be typed as it stands, with the other values behind it: `drafter=eagle3 (or ngram, oracle)`."""
+    """Return an override that can be typed, followed by the other values: `drafter=eagle3 (or ngram, oracle)`."""
     first, *others = values
     return f"{key}={first} (or {', '.join(others)})" if others else f"{key}={first}"
 
 
 def hint(near: str | None) -> str:
-    """Ends a sentence that refuses a name."""
+    """Return the end of a sentence that refuses a name, with a suggestion if there is one."""
     return f"; did you mean {near}?" if near else "; see --help"

@@ -1,5 +1,5 @@
-"""This module says of a run how many drafts its requests may offer: its K by batch, its stop and its budget of rows. It
-imports no torch.
+"""How many drafts a run's requests may offer, by its K for each batch size, its stop and its budget of rows. It imports
+no torch.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ class RunOffers:
 
     Attributes:
         num_draft_tokens: K.
-        ranges: of `drafter.k_schedule`, which may be some that cannot be read; None is one K for all.
-        temperatures: of the confidence in each draft; None leaves it as the drafter says it.
-        threshold: the confidence under which a request's drafting ends; None where it does not.
-        budget: of rows a round; None is all of them.
-        by_request: what the K of a request follows from.
+        ranges: the ranges of `drafter.k_schedule`, which may be invalid; None means one K for all batch sizes.
+        temperatures: applied to the drafter's confidence in each draft; None leaves it unchanged.
+        threshold: the confidence below which a request's drafting ends; None if it does not end early.
+        budget: the largest number of rows in a round; None means no limit.
+        by_request: what a request's K depends on.
         finder: the name of a drafter that offers as many drafts as it finds; None for one that always has K.
     """
 
@@ -39,30 +39,30 @@ class RunOffers:
 
     @property
     def schedule(self) -> KSchedule | None:
-        """Returns the K of each batch size, where its ranges can be read; None where there is one K for all."""
+        """Return the K of each batch size if the ranges are valid; None if there is one K for all."""
         return None if self.ranges is None else KSchedule.of(self.ranges)
 
     @property
     def smallest_k(self) -> int:
-        """Returns the fewest drafts that a round of any batch has room for; K where no schedule can be read."""
+        """Return the smallest K of the schedule; K if there is no valid schedule."""
         if self.ranges is None or problem_of(self.ranges, MAX_DRAFT_TOKENS) is not None:
             return self.num_draft_tokens
         return KSchedule.of(self.ranges).choices[-1]
 
     @property
     def read_confidences(self) -> bool:
-        """Tells whether anything asks how sure the drafter is of its drafts."""
+        """Return whether anything uses the drafter's confidence in its drafts."""
         return self.threshold is not None or self.budget is not None
 
     @property
     def may_be_fewer(self) -> bool:
-        """Tells whether a request may offer fewer than K drafts."""
+        """Return whether a request may offer fewer than K drafts."""
         is_own = self.by_request != ByRequest.same
         return self.read_confidences or self.ranges is not None or self.finder is not None or is_own
 
     @property
     def named(self) -> str:
-        """Returns the knob by which a request may offer fewer than K drafts, as it was typed."""
+        """Return the override by which a request may offer fewer than K drafts."""
         if self.ranges is not None:
             ranges = ",".join(f"[{','.join(map(str, entry))}]" for entry in self.ranges)
             return f"drafter.k_schedule=[{ranges}]"
@@ -75,7 +75,7 @@ class RunOffers:
 
     @property
     def offers_all(self) -> str:
-        """Returns the overrides with which all drafts are offered, of the knobs alone that were set otherwise."""
+        """Return the overrides that make requests offer all drafts, for those knobs that are set otherwise."""
         fewer = {
             "drafter.stop=none": self.threshold,
             "drafter.k_schedule=null": self.ranges,
@@ -87,7 +87,7 @@ class RunOffers:
 
 
 def run_offers(config: RunConfig, drafts_on_host: bool) -> RunOffers:
-    """Read of a run what its requests may offer. A drafter on the host offers what it finds."""
+    """Return what a run's requests may offer. A drafter on the host offers as many drafts as it finds."""
     drafter: Any = config.drafter
     stops = getattr(drafter, "stop", DraftStop.none) == DraftStop.confidence
     threshold = drafter.stop_threshold if stops else None
@@ -105,7 +105,7 @@ def run_offers(config: RunConfig, drafts_on_host: bool) -> RunOffers:
 
 
 def with_largest_k(config: RunConfig) -> RunConfig:
-    """Return the same run with the largest K of its schedule as K, unless somebody set K: what then differs is
+    """Return the same run with K set to the largest K of its schedule, unless the user set K; a different K is then
     refused."""
     drafter = config.drafter
     usual = next(field.default for field in dataclasses.fields(drafter) if field.name == "num_draft_tokens")

@@ -1,6 +1,6 @@
-"""The row of an option: all that the lab must know of it, a class for each kind of part.
+"""Registry entries ("rows") of options: all that the lab must know about an option, with a class for each kind of part.
 
-Help lines and presets are not here: they stand in the option's YAML under `conf/`.
+Help lines and presets are not here but in the option's YAML file under `conf/`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ if TYPE_CHECKING:
     from spec_lab.record.sinks import Sink
 
 Refusal = Callable[[RunConfig], str | None]
-"""Looks at a run that chose the option: None, or one line that names the knob and the remedy. It imports no torch."""
+"""Checks a run that chose the option: returns None, or a line that names the knob and the remedy. It imports no
+torch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,8 +44,8 @@ class Option:
     """The fields that every option has.
 
     Attributes:
-        name: as it is typed behind `GROUP=`, or as the value of its knob.
-        refusals: what the option cannot do or be combined with; asked only of runs that chose it.
+        name: what the user types after `GROUP=`, or as the value of its knob.
+        refusals: checks for what the option cannot do or be combined with; called only for runs that chose it.
     """
 
     name: str
@@ -56,8 +57,8 @@ class TargetOption(Option):
     """`target=`.
 
     Attributes:
-        folder: where the checkpoint lies.
-        num_threads: CPU threads where `num_threads=null`; None is every core.
+        folder: where the checkpoint is.
+        num_threads: number of CPU threads if `num_threads=null`; None means all cores.
     """
 
     schema: type[TargetConfig] = TargetConfig
@@ -72,24 +73,25 @@ class DrafterOption(Option):
     Attributes:
         load: takes (the `Chosen` run, its `drafter` part, `DrafterBuild`), reads the weights, and returns a
             `DrafterFactory`.
-        folder: takes (config, its `drafter` part) and returns the folder of the weights; None where there are none.
-        aspects: takes (the `Chosen` run, its `drafter` part, `DrafterBuild`) and returns what the doctor reads in other
-            ways, a list of `menu.readings.Aspect`; None where weights have one reading.
-        drafts: it proposes tokens; False is plain decoding, with no draft tokens to count.
+        folder: takes (config, its `drafter` part) and returns the folder of the weights; None if there are none.
+        aspects: takes (the `Chosen` run, its `drafter` part, `DrafterBuild`) and returns a list of
+            `menu.readings.Aspect`, the choices that the doctor also tries in other ways; None if there are no such
+            choices.
+        drafts: whether it proposes tokens; False is plain decoding, with no draft tokens to count.
         follows_greedy_text: why its drafts fit only an output that is plain greedy decoding's, as in "replays a greedy
-            continuation"; None where they fit any.
-        hands_hidden_on: a draft step reads and replaces `state.tokens` and `state.hidden`, and nothing else of its
-            state; the doctor then asks what the hidden state is good for.
-        no_loop: why there is no draft loop to capture, as in "looks its drafts up"; None where there is one.
-        no_moves: why no metadata moves between draft steps; None where it does.
-        load_tree: as `load`, for a drafter that drafts the branches of a tree; None where it drafts chains only.
-        no_branch_keys: the branches of a tree write no keys, so that none can see those of another.
-        drafts_on_host: it makes drafts on the host between two rounds, as many as it finds.
-        ingests_in_graphs: its `ingest` may be captured for a prompt that comes alone, since it reads no spans.
-        notes_confidence: it picks its drafts with `wiring.drafting.make_picker`, which notes how sure it is of them.
-        preset_of: the option whose parts it is other values of, in everything the same; None where it is its own.
-        rows_written: counts from a run's configuration the rows that a round writes behind L, where those may be more
-            than 2K; None where they are not.
+            continuation"; None if they fit any.
+        hands_hidden_on: whether a draft step reads and replaces `state.tokens` and `state.hidden`, and nothing else of
+            its state; the doctor then measures how much the hidden state helps.
+        no_loop: why there is no draft loop to capture, as in "looks its drafts up"; None if there is one.
+        no_moves: why no metadata is updated between draft steps; None if it is.
+        load_tree: like `load`, for a drafter that drafts the branches of a tree; None if it drafts chains only.
+        no_branch_keys: whether the branches of a tree write no keys, so that none can see those of another.
+        drafts_on_host: whether it makes drafts on the host between two rounds, as many as it finds.
+        ingests_in_graphs: whether its `ingest` may be captured for a prompt that comes alone, since it reads no spans.
+        notes_confidence: whether it picks its drafts with `wiring.drafting.make_picker`, which stores its confidence.
+        preset_of: the option that this one is a preset of, with other values but the same code; None if it is not one.
+        rows_written: returns, from a run's configuration, the number of rows that a round writes after position L, if
+            it can exceed 2K; else None.
     """
 
     schema: type[DrafterConfig]
@@ -111,7 +113,7 @@ class DrafterOption(Option):
 
 
 MAX_ROWS, MAX_TOPK, MAX_DEPTH = 64, 16, 16
-"""The bounds of a tree's sizes."""
+"""The upper bounds of a tree's sizes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,11 +121,11 @@ class TreeSizes:
     """The fixed sizes of a tree, whatever tokens are in it.
 
     Attributes:
-        depth: drafts on its longest path, which stand for K: a round emits 1..depth + 1 tokens.
-        num_rows: rows a request that verify runs: the pending token, which is the root, and the drafts.
-        topk: likeliest continuations that are looked at of a drafted token.
-        width: rows a request of the widest draft step.
-        spine: drafts on the path of likeliest ones, as far as a tree is bound to have a place for them.
+        depth: number of drafts on its longest path, which is used as K: a round emits 1..depth + 1 tokens.
+        num_rows: number of rows in verify for each request: the pending token, which is the root, and the drafts.
+        topk: number of likeliest continuations that are considered for each drafted token.
+        width: number of rows for each request in the widest draft step.
+        spine: number of drafts on the path of likeliest tokens that every such tree is certain to contain.
     """
 
     depth: int
@@ -138,10 +140,11 @@ class TreeOption(Option):
     """`tree=`.
 
     Attributes:
-        sizes: takes the `tree` part, and says how large the tree is; None for a chain.
-        make: takes the `tree` part and `DrafterBuild`, and makes what decides which drafts are in the tree.
-        noting: takes what `make` made and `RowConfidences`, and makes the same of it, which notes how likely its rows
-            are; None where a tree's rows all count.
+        sizes: takes the `tree` part and returns the sizes of the tree; None for a chain.
+        make: takes the `tree` part and `DrafterBuild`, and returns the object that decides which drafts are in the
+            tree.
+        noting: takes the result of `make` and `RowConfidences`, and returns such an object that also stores how likely
+            its rows are; None if all rows of a tree are always used.
     """
 
     schema: type[TreeConfig] = TreeConfig
@@ -155,20 +158,20 @@ class RuleOption(Option):
     """`acceptance=`: either `judge` or `build` makes the rule.
 
     Attributes:
-        judge: takes (the `acceptance` part, `RuleContext`) and makes a rule that decides without drawing; such
-            a rule can also judge a recorded run again.
-        build: takes (the `Chosen` run, its `acceptance` part, `RuleBuild`) and makes a rule that draws or needs
-            those; it cannot judge a recorded run again, unless it has `judge_again`.
-        judge_again: takes what `judge` takes, and makes what judges a recorded run as a built rule does at temperature
-            0, where it draws nothing; None for a rule that always draws.
-        greedy_only: why it needs sampling.temperature=0, as in "compares with the argmax"; None where it does not.
-        keeps_greedy_text: its output is plain greedy decoding's, token for token, whatever is drafted.
-        walk: makes the rule's form for a tree of drafts, from (the `Chosen` run, its `acceptance` part,
-            `RuleBuild`); None where it judges chains only.
-        takes_fewer_drafts: it accepts no draft that `AcceptanceInputs.num_drafts` says is not offered, and puts the
-            target's own token in its place.
-        keeps_the_law: says of its `acceptance` part whether the output follows the target's law exactly; a rule that
-            does not say is taken to change it.
+        judge: takes (the `acceptance` part, `RuleContext`) and makes a rule that decides without drawing; such a rule
+            can also judge a recorded run again.
+        build: takes (the `Chosen` run, its `acceptance` part, `RuleBuild`) and makes a rule that draws or needs those;
+            it cannot judge a recorded run again, unless it has `judge_again`.
+        judge_again: takes what `judge` takes, and makes a rule that judges a recorded run as the built rule does at
+            temperature 0, where it does not draw; None for a rule that always draws.
+        greedy_only: why it needs sampling.temperature=0, as in "compares with the argmax"; None if it does not.
+        keeps_greedy_text: whether its output is plain greedy decoding's, token for token, whatever is drafted.
+        walk: makes the rule's form for a tree of drafts, from (the `Chosen` run, its `acceptance` part, `RuleBuild`);
+            None if it judges chains only.
+        takes_fewer_drafts: whether it accepts no draft that `AcceptanceInputs.num_drafts` says is not offered, and
+            emits the target's own token there.
+        keeps_the_law: takes the `acceptance` part and returns whether the output follows the target's distribution
+            exactly; without this function a rule is assumed to change it.
     """
 
     schema: type[AcceptanceConfig]
@@ -209,8 +212,8 @@ class GraphOption(Option):
     """`graph=`; `build` takes (the `Chosen` run, its `graph` part, `GraphBuild`).
 
     Attributes:
-        num_launched: draft steps a round that are launched from Python; None where none is captured.
-        runs_trees: draft steps may differ in their number of rows, as those of a tree do.
+        num_launched: number of draft steps in a round that are launched from Python; None if none is captured.
+        runs_trees: whether draft steps may differ in their number of rows, as those of a tree do.
     """
 
     schema: type[GraphConfig]
@@ -220,14 +223,14 @@ class GraphOption(Option):
 
     @property
     def captures(self) -> bool:
-        """Tells whether anything is captured."""
+        """Return whether anything is captured."""
         return self.num_launched is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionOption(Option):
-    """`attention=`; `make` takes a `BackendContext`, and so does `make_for_trees`, of a backend that masks the rows of
-    trees; None where there is none."""
+    """`attention=`; `make` takes a `BackendContext` and returns a backend, and `make_for_trees` returns one that masks
+    the rows of trees, or is None if there is none."""
 
     schema: type[AttentionConfig] = AttentionConfig
     make: Callable[..., AttentionBackend]
@@ -240,7 +243,7 @@ class WorkloadOption(Option):
     """`workload=`; `load` takes (config, tokenizer) and returns the requests.
 
     Attributes:
-        reads: the knobs of the group that it cannot do without, with a value to begin with.
+        reads: the knobs of the group that it requires, each with an example value.
         has_categories: whether there are categories to choose from.
         reads_text: whether prompts are text, which the target's tokenizer turns into ids.
     """
@@ -257,9 +260,9 @@ class CheckerOption(Option):
     """A value of `workload.checker`.
 
     Attributes:
-        read: takes a reply, without its thinking, and returns the answer in it; None where there is none.
-        same: takes the answer expected and the one read, and tells whether they are the same.
-        expects: takes the answer expected, and tells whether `read` can come to it at all.
+        read: takes a reply without its thinking and returns the answer in it; None if there is none.
+        same: takes the expected answer and the one that was read, and returns whether they are the same.
+        expects: takes the expected answer, and returns whether `read` can return it at all.
     """
 
     read: Callable[[str], str | None]
@@ -269,7 +272,7 @@ class CheckerOption(Option):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoggerOption(Option):
-    """`logger=`; `sinks` takes the `logger` part and returns where records go beside the files."""
+    """`logger=`; `sinks` takes the `logger` part and returns further places for records, in addition to the files."""
 
     schema: type[LoggerConfig] = LoggerConfig
     sinks: Callable[[LoggerConfig], list[Sink]]
@@ -277,12 +280,12 @@ class LoggerOption(Option):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricOption(Option):
-    """A figure of an extension's own, which every run has that names the extension: nothing chooses it.
+    """A number that an extension defines. It is computed in every run that names the extension, without being chosen.
 
     Attributes:
         definition: what it is, in a sentence, for records and reports.
-        of_round: takes a `RoundRecord`; the run's figure is then the mean over rounds.
-        of_run: takes a `GenerationResult`, a timed pass, and gives the run's figure in its place.
+        of_round: takes a `RoundRecord` and returns a number; the run's number is then the mean over rounds.
+        of_run: takes a `GenerationResult`, a timed pass, and returns the run's number; used instead of `of_round`.
     """
 
     definition: str

@@ -1,4 +1,4 @@
-"""A checkpoint leaves choices open: how a run makes one, and the other ways, which the doctor tries.
+"""Choices that a checkpoint leaves open: how a run makes each, and the alternatives, which the doctor tries.
 
 Imports no torch.
 """
@@ -16,7 +16,7 @@ class Reading:
 
     Attributes:
         make: builds the `DrafterFactory` when it is scored, so that one reading is in memory at a time.
-        min_draft_tokens: 2 where only later drafts can differ.
+        min_draft_tokens: 2 if only later drafts can differ.
     """
 
     name: str
@@ -26,7 +26,7 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Aspect:
-    """A choice, how it is made in this run, and the other ways."""
+    """A choice, how this run makes it, and the alternatives."""
 
     name: str
     configured: str

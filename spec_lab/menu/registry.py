@@ -1,6 +1,8 @@
-"""Lists the options that there are: those of `spec_lab.options`, the first extension, and those a run names.
+"""The registry of options: those of `spec_lab.options`, which counts as the first extension, and those of the
+extensions.
 
-A registry is a function of the names of the extensions alone. A run's rows are looked up once (`menu.chosen`).
+A registry depends only on the names of the extensions. A run's rows, its registry entries, are looked up once
+(`menu.chosen`).
 """
 
 from __future__ import annotations
@@ -48,7 +50,7 @@ if TYPE_CHECKING:
 Row = TypeVar("Row", bound=Option)
 PLAIN_WORD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 METRIC = "metric"
-"""What a row is called that nothing chooses."""
+"""The name used for the kind of rows that are not chosen by a knob."""
 OWN = "spec_lab.options"
 """The module with this lab's own options."""
 
@@ -65,7 +67,7 @@ KNOBS: Mapping[type[Option], str] = {
     LoggerOption: "logger",
     TreeOption: "tree",
 }
-"""This says what is typed to choose an option of a kind: a group, or a knob of one."""
+"""The group or knob that the user sets to choose an option of each kind."""
 
 GROUP_SCHEMAS: Mapping[str, type] = {
     "run": RunConfig,
@@ -88,10 +90,11 @@ class Registry:
         self._rows: defaultdict[type[Option], dict[str, Option]] = defaultdict(dict)
 
     def add(self, *options: Option) -> None:
-        """Add rows; an extension calls it once or often.
+        """Add rows. An extension may call it several times.
 
         Raises:
-            UserError: there is an option of that kind and name, the name is no plain word, or the row is none.
+            UserError: there already is an option of that kind and name, the name is not a plain word, or an argument is
+                not a row.
         """
         for option in options:
             if type(option) not in (*KNOBS, MetricOption):
@@ -116,7 +119,7 @@ class Registry:
         """Return the row of an option.
 
         Raises:
-            UserError: nothing registered it.
+            UserError: it is not registered.
         """
         found = self.options(kind).get(name)
         if found is None:
@@ -127,10 +130,10 @@ class Registry:
         return found
 
     def judge_of(self, rule: str) -> Callable[..., DraftJudge]:
-        """Return what makes a rule that decides without drawing.
+        """Return the function that makes a rule that decides without drawing.
 
         Raises:
-            UserError: nothing registered the rule, or only a run can make it.
+            UserError: the rule is not registered, or only a run can make it.
         """
         row = self.find(RuleOption, rule)
         judge = row.judge or row.judge_again
@@ -147,8 +150,8 @@ class Registry:
         return {extension.name: extension.origin() for extension in self.extensions}
 
     def schemas(self) -> dict[str, type]:
-        """Return every schema by the name under which a YAML asks for it: `drafter/eagle3`, or of a whole group
-        `workload`."""
+        """Return every schema by the name that YAML files use for it, such as `drafter/eagle3`, or `workload` for a
+        whole group."""
         schemas = dict(GROUP_SCHEMAS)
         for kind, group in KNOBS.items():
             for option in self.options(kind).values():
@@ -159,7 +162,7 @@ class Registry:
 
 
 def _refuse_broken(option: Option) -> None:
-    """Raise UserError where what a row holds is of another kind than what reads it."""
+    """Raise UserError if a field of a row has a value of the wrong kind."""
     typed = f"{KNOBS.get(type(option), METRIC)}={option.name}"
     if hasattr(option, "schema"):
         base = get_type_hints(RunConfig)[KNOBS[type(option)]]
@@ -176,7 +179,7 @@ def _refuse_broken(option: Option) -> None:
 
 
 def chosen_name(config: RunConfig, kind: type[Option]) -> str:
-    """Return the option of a kind that a run names."""
+    """Return the name of the option of a kind that a run chose."""
     knob = KNOBS[kind]
     name: str = attrgetter(knob if "." in knob else f"{knob}.name")(config)
     return name
@@ -186,7 +189,7 @@ def load(extensions: Sequence[str] = ()) -> Registry:
     """Register the options of this package, then those of installed extensions, then those of the modules named.
 
     Raises:
-        UserError: a module cannot be imported, registers nothing, or registers what is there.
+        UserError: a module cannot be imported, registers nothing, or registers an existing option.
     """
     return _load(tuple(extensions))
 

@@ -1,1 +1,1 @@
-"""The lean forward code of targets and draft heads, and the layers that they are built of."""
+"""Inference code of targets and draft heads, and the layers that they are built from."""

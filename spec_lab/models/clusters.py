@@ -1,4 +1,4 @@
-"""Clusters of tokens, of which a head scores the likeliest alone: that of the small Gemma 4 assistants."""
+"""A head that scores only the tokens of the likeliest clusters, as the small Gemma 4 assistants have."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from spec_lab.models.scored_tokens import top_probability
 
 @dataclass(frozen=True, slots=True)
 class TokenClusters:
-    """Finds the likeliest token of the likeliest clusters; of equal ones the lowest id.
+    """Finds the likeliest token of the likeliest clusters; ties go to the lowest id.
 
     Attributes:
-        centroids: gives the scores of the clusters.
-        rows: [num_clusters, size, hidden_size] the head's rows in cluster order (as SGLang has them), so that a cluster
-            is read as one block.
-        token_ids: [num_clusters, size] of these rows.
-        num_chosen: clusters whose tokens are scored.
+        centroids: computes the scores of the clusters.
+        rows: [num_clusters, size, hidden_size] the head's rows in cluster order (as in SGLang), so that a cluster is
+            one block of memory.
+        token_ids: [num_clusters, size] the ids of these rows.
+        num_chosen: the number of clusters whose tokens are scored.
     """
 
     centroids: Linear
@@ -28,22 +28,23 @@ class TokenClusters:
     num_chosen: int
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Turn [batch, hidden_size] into [batch] token ids."""
+        """Return the token ids [batch] for `hidden` [batch, hidden_size]."""
         return self._best(*self.scored(hidden))
 
     def with_probability(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Turn [batch, hidden_size] into [batch] token ids and their probabilities among the tokens that are scored."""
+        """Return the token ids [batch] for `hidden` [batch, hidden_size], and their probabilities [batch] among the
+        scored tokens."""
         tokens, logits = self.scored(hidden)
         return self._best(tokens, logits), top_probability(logits)
 
     def _best(self, tokens: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
-        # Clusters come in the order of their scores, so the lowest id of the best is looked for by itself.
+        # Clusters are in the order of their scores, so the lowest id among ties takes a separate search.
         best = logits.amax(dim=-1, keepdim=True)
         return tokens.masked_fill(logits < best, self.token_ids.numel() - 1).amin(dim=-1)
 
     def scored(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return token ids and logits of the likeliest clusters, both [batch, num_chosen * size]."""
-        # topk promises no order of equal scores; the sort is stable.
+        # A stable sort, since topk promises no order of equal scores.
         order = self.centroids(hidden).sort(dim=-1, descending=True, stable=True).indices
         clusters = order[:, : self.num_chosen].reshape(-1)
         batch, hidden_size = hidden.shape

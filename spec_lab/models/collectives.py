@@ -1,8 +1,9 @@
-"""This module lets the processes of `torchrun` add up and gather by `torch.distributed` and its default group.
+"""All-reduce and all-gather between the processes of `torchrun`, by `torch.distributed` and its default group.
 
-The group is that of NCCL or, on CPUs, of gloo. Both are operators of their own, so that the CPU recorder sees what they
-write; a CUDA graph captures them as they are. torch's functional collectives are operators too, but they stand under a
-private name, and each needs a wait of its own. `torch.library.triton_op` is for what launches Triton kernels.
+The group uses NCCL, or gloo on CPUs. Both functions are custom operators, so that the CPU recorder sees what they
+write. (`torch.library.triton_op` is only for functions that launch Triton kernels.) A CUDA graph captures them
+directly. torch's functional collectives are operators too, but they have a private name, and each needs a separate
+wait.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-# torch 2.13 has a new name for it, and warns of the old one.
+# torch 2.13 renamed it, and warns about the old name.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
@@ -25,7 +26,7 @@ def _gather(parts: torch.Tensor, part: torch.Tensor) -> None:
 
 
 class TorchCollectives:
-    """The sums and gathers of `models.tensor_parallel`, by torch.distributed."""
+    """The collectives of `models.tensor_parallel`, by torch.distributed."""
 
     def __init__(self, size: int) -> None:
         self._size = size

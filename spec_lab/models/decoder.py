@@ -1,4 +1,4 @@
-"""Targets that are decoders: lean inference code over Hugging Face weights."""
+"""Decoder targets: inference code over Hugging Face weights."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from spec_lab.models.rope import rotary_table
 
 
 class Decoder(ABC):
-    """Has what the targets of all families have: embedding, head, rotary tables, and the sizes that others ask for.
+    """The common part of the targets of all families: embedding, head, rotary tables and sizes.
 
     Attributes:
-        config: of the whole model.
-        layer_plans: of the layers as they lie in this process, and of their caches.
-        products: what gave the parts.
+        config: that of the whole model.
+        layer_plans: this process's share of each layer, and of its cache.
+        products: made the parts.
         layers: first to last.
-        final_norm_weight: of the norm in front of the head [hidden_size].
-        num_positions: rows of the rotary tables.
+        final_norm_weight: [hidden_size] of the norm before the head.
+        num_positions: the number of rows in the rotary tables.
     """
 
     layers: Sequence[Any]
@@ -46,7 +46,8 @@ class Decoder(ABC):
         partition: Partition,
         products: Products,
     ) -> None:
-        """`tensors` has of each what `partition` keeps of it; `products` gives the parts that few rows go through."""
+        """`tensors`: this process's share of each, as `partition` splits it; `products`: makes the parts that kernels
+        may replace."""
         self.config = config
         self.partition = partition
         self.products = products
@@ -56,7 +57,7 @@ class Decoder(ABC):
         self.eos_token_ids = frozenset(config.eos_token_ids)
         self.embedding = tensors["model.embed_tokens.weight"]
         head = self.embedding if config.tie_word_embeddings else tensors["lm_head.weight"]
-        # A packed product reads its weight back, which need not be there twice.
+        # A packed product can return its weight, so the weight need not be stored twice.
         reads_back = partition is WHOLE and can_pack(head)
         self._dense_head = None if reads_back and not config.tie_word_embeddings else head
         self._head = products.linear(partition.head(head))
@@ -89,7 +90,7 @@ class Decoder(ABC):
 
     @property
     def delta_nets(self) -> tuple[GatedDeltaNet, ...]:
-        """The gated delta nets of all layers that have one in the place of attention."""
+        """The gated delta nets of all layers that have one instead of attention."""
         plans = zip(self.layers, self.layer_plans, strict=True)
         return tuple(layer.mixer for layer, plan in plans if plan.delta_net is not None)
 
@@ -100,7 +101,7 @@ class Decoder(ABC):
 
 
 class DecoderTarget(Decoder):
-    """A `Target` of the Llama kind: pre-norm residual blocks."""
+    """A `Target` like Llama: pre-norm residual blocks."""
 
     def __init__(
         self,
@@ -111,7 +112,7 @@ class DecoderTarget(Decoder):
         partition: Partition = WHOLE,
         products: Products = PLAIN,
     ) -> None:
-        """`tensors` has of each what `partition` keeps of it; a layer is made before the next one is begun."""
+        """`tensors`: this process's share of each, as `partition` splits it. Layers are made one after another."""
         super().__init__(config, tensors, max_positions, partition, products)
         eps = config.rms_norm_eps
         self._launching = launching_of(products, self.layer_plans)
@@ -142,7 +143,8 @@ class DecoderTarget(Decoder):
 def read_features(
     features: FeatureSpec, taps: list[torch.Tensor], stream: torch.Tensor, hidden: torch.Tensor, num_rows: int
 ) -> torch.Tensor | None:
-    """Put together what a drafter reads: the inputs of layers, and the last hidden state on one side of its norm."""
+    """Concatenate the features for a drafter: tapped layer inputs, and the last hidden state before or after its
+    norm."""
     if features.final_hidden is not None:
         assert features.last_prompt_row or hidden.shape[0] == num_rows, "select every row"
         taps = [*taps, hidden if features.final_hidden is NormSide.POST_NORM else stream]

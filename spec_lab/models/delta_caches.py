@@ -1,5 +1,6 @@
-"""Two ways to keep the states of gated delta nets so that any number of a round's rows may turn out to stay
-(`recurrent.rollback`). The last slot of each tensor is the scratch slot of padded rows.
+"""Two caches for the states of gated delta nets, which can roll back to any row of a round (`recurrent.rollback`).
+
+The last slot of each tensor is the scratch slot, for padded rows.
 """
 
 from __future__ import annotations
@@ -19,30 +20,31 @@ Rows = TypeVar("Rows", contravariant=True)
 
 
 class DeltaCache(RecurrentCache, Protocol[Rows]):
-    """The states of one layer, which reads rows in the form that its `DeltaSteps` make."""
+    """The states of one layer. It takes rows in the form that the `DeltaSteps` of the same `DeltaParts` make."""
 
     def prompt(self, rows: Rows, slots: RecurrentRows) -> torch.Tensor:
-        """Run rows that all stay: their outputs [batch, num_rows, num_value_heads, value_head_dim]."""
+        """Run rows that are all committed; return their outputs [batch, num_rows, num_value_heads, value_head_dim]."""
         ...
 
     def verify(self, rows: Rows, slots: RecurrentRows) -> torch.Tensor:
-        """Run rows of which the first ones will stay, so many as the next round's `committed` says: their outputs."""
+        """Run rows that may be rejected, and return their outputs. The next round's `committed` tells the last accepted
+        row."""
         ...
 
 
 class StateEachRowSlots:
-    """A state behind each verify row, of which the next round begins with the committed one (vLLM's
+    """Keeps the state after each verify row. The next round begins with that of the committed row (vLLM's
     `MambaSpec.num_speculative_blocks`).
 
     Attributes:
-        states: [num_slots + 1, N, num_value_heads, key_head_dim, value_head_dim] float32. That of the committed row is
-            the one behind a slot's last token.
+        states: [num_slots + 1, N, num_value_heads, key_head_dim, value_head_dim] float32. The state of the committed
+            row is the one after the slot's last token.
     """
 
     def __init__(
         self, sizes: DeltaNetSizes, num_slots: int, num_rows: int, dtype: torch.dtype, device: torch.device
     ) -> None:
-        """`num_rows` N: the most rows that a round verifies of a request."""
+        """`num_rows`: N, the most rows that a round verifies for a request."""
         shape = (num_slots + 1, num_rows, *sizes.state_shape)
         self.states = torch.zeros(shape, dtype=torch.float32, device=device)
         num_columns = sizes.history + num_rows - 1
@@ -54,7 +56,7 @@ class StateEachRowSlots:
 
 
 class StateCheckpoints(StateEachRowSlots):
-    """rollback=checkpoints: nothing is copied."""
+    """rollback=checkpoints: rolling back copies nothing."""
 
     def prompt(self, rows: DeltaRows, slots: RecurrentRows) -> torch.Tensor:
         outputs, states = delta_in_chunks(rows, self._committed(slots))
@@ -69,7 +71,7 @@ class StateCheckpoints(StateEachRowSlots):
         return torch.stack(outputs, dim=1)
 
     def _committed(self, slots: RecurrentRows) -> torch.Tensor:
-        """Return the states that a forward begins with, a copy."""
+        """Return a copy of the states that a forward begins with."""
         num_rows = self.states.shape[1]
         return self.states.flatten(0, 1).index_select(0, slots.slot_ids * num_rows + slots.committed)
 
@@ -78,8 +80,9 @@ class StateCheckpoints(StateEachRowSlots):
 
 
 class OneStateSlots:
-    """One state, from before the last round, and what that round's rows did to it; the next round does as much of
-    it again as was accepted.
+    """Keeps one state, from before the last round, and the updates of that round's rows.
+
+    The next round first replays the updates of the accepted rows.
 
     Attributes:
         states: [num_slots + 1, num_value_heads, key_head_dim, value_head_dim] float32.
@@ -89,7 +92,7 @@ class OneStateSlots:
     def __init__(
         self, sizes: DeltaNetSizes, num_slots: int, num_rows: int, dtype: torch.dtype, device: torch.device
     ) -> None:
-        """`num_rows` N: the most rows that a round verifies of a request."""
+        """`num_rows`: N, the most rows that a round verifies for a request."""
 
         def zeros(*shape: int) -> torch.Tensor:
             return torch.zeros((num_slots + 1, *shape), dtype=torch.float32, device=device)
@@ -102,13 +105,13 @@ class OneStateSlots:
         self.windows = ConvWindows.zeros(num_slots, num_columns, sizes.conv_size, dtype, device)
 
     def clear(self, slot: int) -> None:
-        """Begin anew; the first round behind the prompt then finds rows that change nothing."""
+        """Zero the slot, including its updates, so that the first round after the prompt replays nothing."""
         for part in (self.states, self.keys, self.values, self.log_decay, self.strength, self.windows.inputs):
             part[slot].zero_()
 
 
 class ReplayedUpdates(OneStateSlots):
-    """rollback=replay: a slot takes little more than a state, and a round computes up to N rows more."""
+    """rollback=replay: a slot takes little more memory than one state, and a round replays up to N rows."""
 
     def prompt(self, rows: DeltaRows, slots: RecurrentRows) -> torch.Tensor:
         outputs, states = delta_in_chunks(rows, self.states.index_select(0, slots.slot_ids))
@@ -129,7 +132,7 @@ class ReplayedUpdates(OneStateSlots):
         return outputs
 
     def _accepted(self, slots: RecurrentRows) -> DeltaRows:
-        """Return the last round's rows up to the committed one, and behind it rows that change nothing."""
+        """Return the last round's rows up to the committed one, followed by zero rows, which change nothing."""
         stays = torch.arange(self.keys.shape[1], device=self.keys.device) <= slots.committed.unsqueeze(1)
 
         def read(part: torch.Tensor) -> torch.Tensor:
@@ -141,12 +144,12 @@ class ReplayedUpdates(OneStateSlots):
 
 
 CacheMaker = Callable[[DeltaNetSizes, int, int, torch.dtype, torch.device], DeltaCache[Any]]
-"""Makes the cache of a layer, with as many slots and verify rows."""
+"""Makes a layer's cache from sizes, number of slots, N, dtype and device."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeltaParts:
-    """Puts the steps of nets beside the caches that read what they make.
+    """An implementation of the steps, together with caches that take the rows these steps make.
 
     Attributes:
         checkpoints, replay: the caches by the value of `recurrent.rollback`.

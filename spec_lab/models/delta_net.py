@@ -1,4 +1,5 @@
-"""The gated delta net of Qwen3-Next and Qwen3.5: a layer's attention that keeps a state instead of keys and values."""
+"""The gated delta net of Qwen3-Next and Qwen3.5, which replaces attention and keeps a state instead of keys and
+values."""
 
 from __future__ import annotations
 
@@ -37,20 +38,23 @@ def build_delta_net(
 
 
 class GatedDeltaNet:
-    """Stands where another layer has attention. It reads no positions: a row's place is the state it finds."""
+    """Replaces the attention of a layer. It reads no positions: the state determines where a row is."""
 
     __slots__ = ("_steps", "_weights", "o", "qkv")
 
     def __init__(self, inputs: Linear, output: Linear, weights: DeltaNetWeights) -> None:
-        """`inputs`: one product for queries, keys and values (conv_size), the gate (value_size), and strength and time
-        step (num_value_heads each). The products have the names of attention's."""
+        """Take the products, which have the same names as those of attention, and the other weights.
+
+        `inputs`: one product for queries, keys and values (conv_size), the gate (value_size), and strength and time
+        step (num_value_heads each).
+        """
         self.qkv = inputs
         self.o = output
         self._weights = weights
         self._steps: DeltaSteps = TorchDeltaSteps(weights)
 
     def use(self, make_steps: Callable[[DeltaNetWeights], DeltaSteps]) -> None:
-        """Let other code compute what lies between the products; its caches have to be of the same `DeltaParts`."""
+        """Replace the steps between the two products. The caches must be of the same `DeltaParts`."""
         self._steps = make_steps(self._weights)
 
     def __call__(
@@ -61,7 +65,8 @@ class GatedDeltaNet:
         metadata: AttentionMetadata,
         selection: RowSelection,
     ) -> torch.Tensor:
-        """Take all rows into the states: what `o` takes of the kept ones. At least one row has to go on."""
+        """Update the states with all rows, and return the input of `o` for the kept rows, of which there is at least
+        one."""
         return self.attended(self.qkv(rows), rotary, cache, metadata, selection)
 
     def attended(
@@ -72,20 +77,20 @@ class GatedDeltaNet:
         metadata: AttentionMetadata,
         selection: RowSelection,
     ) -> torch.Tensor:
-        """Do what lies between the products: from what `qkv` gave to what `o` takes."""
+        """Compute everything between the products: from the output of `qkv` to the input of `o`."""
         outputs, gate = self._run(projected, cache, metadata)
         return self._steps.gated(selection.residual(outputs), selection.residual(gate)).flatten(1)
 
     def write(
         self, rows: torch.Tensor, rotary: RotaryRows, cache: DeltaCache[Any], metadata: AttentionMetadata
     ) -> None:
-        """Take all rows into the states, and nothing else: for a layer whose output nobody reads."""
+        """Only update the states with all rows, for a layer whose output is not read."""
         self.write_projected(self.qkv(rows), rotary, cache, metadata)
 
     def write_projected(
         self, projected: torch.Tensor, rotary: RotaryRows, cache: DeltaCache[Any], metadata: AttentionMetadata
     ) -> None:
-        """Take what `qkv` gave into the states, and nothing else."""
+        """Only update the states, from the output of `qkv`."""
         self._run(projected, cache, metadata)
 
     def _run(
@@ -98,7 +103,8 @@ class GatedDeltaNet:
         return outputs, gate.unflatten(-1, (sizes.num_value_heads, sizes.value_head_dim))
 
     def _scan(self, projected: torch.Tensor, cache: DeltaCache[Any], metadata: AttentionMetadata) -> torch.Tensor:
-        """Take the rows of an even batch into the states: their outputs [rows, num_value_heads, value_head_dim]."""
+        """Update the states with the rows of an even batch; return the outputs [rows, num_value_heads,
+        value_head_dim]."""
         slots = metadata.recurrent
         assert slots is not None, "whoever runs a target with recurrent layers says which slots its rows are of"
         inputs = self._steps.inputs(projected.unflatten(0, (-1, metadata.num_queries)), cache.windows, slots)

@@ -1,7 +1,7 @@
 """The gated delta rule (Yang et al. 2024, arXiv 2412.06464), row by row and in chunks. Everything is float32.
 
-A head's state S [key_head_dim, value_head_dim] is what it would answer to a key. A row first lets it fade, then
-corrects its answer to the row's key, and reads the corrected state with its query:
+A head's state S [key_head_dim, value_head_dim] maps a key to a value. A row first decays S, then corrects the value for
+its own key, and reads the corrected state with its query:
 
     S = exp(log_decay) * S
     S = S + key x (strength * (value - S^T key))
@@ -20,7 +20,7 @@ CHUNK_SIZE = 64
 
 @dataclass(slots=True)
 class DeltaRows:
-    """What the delta rule reads of some rows. A key head serves several value heads that follow each other.
+    """The inputs of the delta rule for some rows. A key head serves several adjacent value heads.
 
     Attributes:
         queries, keys: [batch, num_rows, num_key_heads, key_head_dim].
@@ -45,10 +45,10 @@ class DeltaRows:
 
 
 def delta_row_by_row(rows: DeltaRows, states: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yield of each row its output [batch, num_value_heads, value_head_dim] and the states behind it.
+    """Yield for each row its output [batch, num_value_heads, value_head_dim] and the states after it.
 
     Args:
-        states: [batch, num_value_heads, key_head_dim, value_head_dim] before the first row; it stays as it is.
+        states: [batch, num_value_heads, key_head_dim, value_head_dim] before the first row; not modified.
     """
     decay = rows.log_decay.exp()[..., None, None]
     keys, queries = rows.for_value_heads(rows.keys), rows.for_value_heads(rows.queries)
@@ -63,8 +63,8 @@ def delta_row_by_row(rows: DeltaRows, states: torch.Tensor) -> Iterator[tuple[to
 def delta_in_chunks(
     rows: DeltaRows, states: torch.Tensor, chunk_size: int = CHUNK_SIZE
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Run many rows, a chunk of them at a time: the outputs [batch, num_rows, num_value_heads, value_head_dim], and the
-    states behind the last row.
+    """Run rows a chunk at a time. Return the outputs [batch, num_rows, num_value_heads, value_head_dim], and the states
+    after the last row.
     """
     outputs = []
     for start in range(0, rows.num_rows, chunk_size):
@@ -76,9 +76,9 @@ def delta_in_chunks(
 def _chunk(rows: DeltaRows, part: slice, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Run one chunk as products over all its rows.
 
-    With D_i the decay from the chunk's start to row i, the state behind row i is D_i S + sum over j <= i of
-    D_i / D_j * key_j x u_j. There u_i = strength_i * (value_i - what the faded state before it answers to key_i) needs
-    the u_j before it: a triangular system (the UT transform of Yang et al. 2024, arXiv 2406.06484).
+    Let D_i be the decay from the chunk's start to row i. The state after row i is D_i S + sum over j <= i of D_i / D_j
+    * key_j x u_j, with u_i = strength_i * (value_i - S_i^T key_i). S_i is the decayed state before row i, so u_i
+    depends on all u_j before it. This is a triangular system (the UT transform of Yang et al. 2024, arXiv 2406.06484).
     """
     queries, keys = (rows.for_value_heads(heads[:, part]).transpose(1, 2) for heads in (rows.queries, rows.keys))
     values = rows.values[:, part].transpose(1, 2)
@@ -89,7 +89,7 @@ def _chunk(rows: DeltaRows, part: slice, states: torch.Tensor) -> tuple[torch.Te
     from_start = log_decay.exp().unsqueeze(-1)
     answers = keys @ states * from_start
     system = strength * between * (keys @ keys.transpose(-1, -2))
-    # The solver takes the diagonal for ones and does not look above it.
+    # The solver takes the diagonal to be ones, and ignores everything above it.
     updates = torch.linalg.solve_triangular(system, strength * (values - answers), upper=False, unitriangular=True)
     outputs = queries @ states * from_start + between * (queries @ keys.transpose(-1, -2)) @ updates
     to_end = (log_decay[..., -1:] - log_decay).exp().unsqueeze(-1)

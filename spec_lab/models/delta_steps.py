@@ -1,5 +1,6 @@
-"""The steps of a gated delta net between its two products, in torch, but for the rule itself: what the rule reads, and
-the norm behind it. `triton_delta` has them as kernels."""
+"""The steps of a gated delta net between its products, in torch: the inputs of the delta rule, and the norm after it.
+
+`triton_delta` has the same steps as kernels. The rule itself is in `delta_rule`."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ L2_EPS = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class DeltaNetWeights:
-    """The weights that are no product's.
+    """The weights of a gated delta net, except those of its two products.
 
     Attributes:
         conv_weight: [conv_size, kernel_size] float32.
@@ -36,26 +37,26 @@ class DeltaNetWeights:
 
 
 class DeltaSteps(Protocol):
-    """Does what lies before the rule and behind it. What the rule reads has the form that the caches beside these
-    steps take (`DeltaParts`)."""
+    """The steps before and after the delta rule. The inputs of the rule have the form that the caches of the same
+    `DeltaParts` take."""
 
     def inputs(self, projected: torch.Tensor, windows: ConvWindows, slots: RecurrentRows) -> Any:
-        """Turn [batch, num_rows, projected_size] into what the rule reads, and leave in the windows what will precede
-        later rows.
+        """Turn [batch, num_rows, projected_size] into the inputs of the rule, and update the convolution windows.
 
-        Behind verify, column r + i of a window is for each row r the i-th of the rows that precede the next one.
+        After verify, the window that follows row r begins at column r: column r + i holds the i-th of the inputs that
+        precede row r + 1.
         """
         ...
 
     def gated(self, outputs: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
-        """Norm each head of float32 outputs, and multiply by silu of the gate: [rows, num_value_heads,
+        """Norm each head of float32 outputs, multiply by silu of the gate, and return [rows, num_value_heads,
         value_head_dim]."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class TorchDeltaSteps:
-    """Rounds of gated delta nets in torch operators."""
+    """The steps in torch operators."""
 
     weights: DeltaNetWeights
 
@@ -70,7 +71,7 @@ class TorchDeltaSteps:
         return (normed * self.weights.norm_weight * F.silu(gate.float())).to(gate.dtype)
 
     def _convolve(self, raw: torch.Tensor, windows: ConvWindows, slots: RecurrentRows) -> torch.Tensor:
-        """Run silu of the causal convolution over raw [batch, num_rows, conv_size] and the rows before it."""
+        """Return silu of the causal convolution over raw [batch, num_rows, conv_size] and the inputs before it."""
         sizes = self.weights.sizes
         known = torch.cat((windows.read(slots, sizes.history), raw), dim=1)
         windows.write(slots, known[:, -sizes.history :] if slots.is_prompt else known[:, 1:])
@@ -78,7 +79,7 @@ class TorchDeltaSteps:
         return F.silu((seen * self.weights.conv_weight).sum(-1)).to(raw.dtype)
 
     def _heads(self, mixed: torch.Tensor, log_decay: torch.Tensor, strength: torch.Tensor) -> DeltaRows:
-        """Cut mixed [batch, num_rows, conv_size] into heads; queries and keys have unit length."""
+        """Split mixed [batch, num_rows, conv_size] into heads, and scale queries and keys to unit length."""
         sizes = self.weights.sizes
         queries, keys, values = mixed.float().split((sizes.key_size, sizes.key_size, sizes.value_size), dim=-1)
         return DeltaRows(

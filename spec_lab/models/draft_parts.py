@@ -1,4 +1,4 @@
-"""The parts of draft heads: each as it is plainly, with the protocol of what may take its place."""
+"""The parts of draft heads: each in torch, with the protocol that a replacement must keep."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from spec_lab.models.scored_tokens import top_probability
 
 @dataclass(frozen=True, slots=True)
 class DraftInput:
-    """Norms a token's embedding and a hidden state, and puts them side by side."""
+    """Norms a token's embedding and a hidden state, and concatenates them."""
 
     embedding: torch.Tensor
     embedding_norm: WeightedNorm
     hidden_norm: WeightedNorm
 
     def __call__(self, token_ids: torch.Tensor, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return [rows, 2 * hidden_size], and the normed hidden states alone."""
+        """Return both concatenated [rows, 2 * hidden_size], and the normed hidden states alone."""
         normed = self.hidden_norm(hidden)
         embedded = self.embedding_norm(F.embedding(token_ids, self.embedding))
         return torch.cat((embedded, normed), dim=-1), normed
@@ -38,11 +38,11 @@ class DraftInput:
 
 @dataclass(frozen=True, slots=True)
 class LikeliestToken:
-    """Finds the token that a head thinks likeliest.
+    """Finds the token with the largest logit of a head.
 
     Attributes:
-        norm: in front of the head; None where the rows have been normed.
-        token_map: [draft vocabulary] ids of the target; None where they are the head's.
+        norm: the norm before the head; None if its inputs are already normed.
+        token_map: [draft vocabulary] target ids; None if the head's ids are target ids.
     """
 
     norm: WeightedNorm | None
@@ -54,7 +54,8 @@ class LikeliestToken:
         return self._mapped(self._logits(hidden).argmax(dim=-1))
 
     def with_probability(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Turn [rows, hidden_size] into [rows] token ids and their probabilities, which the ids of the head share."""
+        """Return the token ids [rows] for `hidden` [rows, hidden_size], and their probabilities [rows] among the head's
+        tokens."""
         logits = self._logits(hidden)
         return self._mapped(logits.argmax(dim=-1)), top_probability(logits)
 
@@ -66,23 +67,24 @@ class LikeliestToken:
 
 
 class Likeliest(Protocol):
-    """Finds the likeliest tokens of rows: a `LikeliestToken` or `TokenClusters`, or what stands in for one."""
+    """Finds the likeliest tokens: a `LikeliestToken`, `TokenClusters`, or a kernel that replaces one."""
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
         """Turn [rows, hidden_size] into [rows] token ids."""
         ...
 
     def with_probability(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Turn [rows, hidden_size] into [rows] token ids, and the probability [rows] of each among the scored ones."""
+        """Return the token ids [rows] for `hidden` [rows, hidden_size], and the probability [rows] of each among the
+        scored tokens."""
         ...
 
 
 DraftInputs = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
-"""A `DraftInput`, or what stands in for one."""
+"""A `DraftInput`, or a kernel that replaces it."""
 
 
 class DraftLayers(Protocol):
-    """The layer of a draft head with what stands in front of it."""
+    """The input and the layer of a draft head."""
 
     def __call__(
         self,
@@ -92,17 +94,17 @@ class DraftLayers(Protocol):
         attention: AttentionMetadata,
         selection: RowSelection,
     ) -> torch.Tensor:
-        """Turn [rows] tokens and [rows, hidden_size] hidden states into the live rows' output [live rows,
+        """Run tokens [rows] and hidden states [rows, hidden_size], and return the live rows' output [live rows,
         hidden_size]."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class HeadLayer:
-    """The layer of a draft head behind its input.
+    """The input of a draft head, followed by its layer.
 
     Attributes:
-        residual_is_normed: the layer adds to the normed hidden state, not to the one it was normed from.
+        residual_is_normed: the layer's residual stream is the hidden state after its norm, not before.
     """
 
     inputs: DraftInputs
@@ -125,13 +127,15 @@ class HeadLayer:
 
 
 class ChainAtOnce(Protocol):
-    """Drafts a chain in two calls, each draft of which is the likeliest token."""
+    """Drafts a greedy chain in two calls."""
 
     def start(
         self, verified: VerifiedRound, cache: LayerCache, drop: Drop | None, num_draft_tokens: int
     ) -> StartedDraft | None:
-        """Run a catch-up step over the rows of `verified`, up to its first draft; do nothing, and return None, where
-        that takes the head's parts."""
+        """Run the catch-up step over the rows of `verified`, up to the first draft.
+
+        If it has no call for this case, it does nothing and returns None, and the caller uses the head's parts.
+        """
         ...
 
     def steps(
@@ -142,19 +146,22 @@ class ChainAtOnce(Protocol):
         attention: AttentionMetadata,
         num_draft_tokens: int,
     ) -> torch.Tensor:
-        """Turn [batch] first drafts, and [batch, hidden_size] what they were read from, into all drafts [batch,
-        num_draft_tokens]; the one-row metadata is moved in place."""
+        """Return all drafts [batch, num_draft_tokens], given the first drafts `tokens` [batch].
+
+        `hidden` [batch, hidden_size] are the outputs from which these were picked. The one-row metadata is advanced in
+        place.
+        """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class RecurrentParts:
-    """The parts of a draft head of one layer, from which a set of kernels makes the head.
+    """The parts of a one-layer draft head, from which a set of kernels makes the head.
 
     Attributes:
-        fuse: of the target's features.
-        features_are_normed: a norm stands before `fuse`.
-        output_is_normed: a norm behind the layer makes what is fed back.
+        fuse: the product of the target's features.
+        features_are_normed: whether a norm precedes `fuse`.
+        output_is_normed: whether a norm follows the layer, before its output is fed back.
         residual_is_normed: see `HeadLayer`.
     """
 
@@ -170,11 +177,11 @@ class RecurrentParts:
 
 @dataclass(frozen=True, slots=True)
 class RecurrentKernels:
-    """A draft head of one layer, as a set of kernels has made it.
+    """A one-layer draft head made by a set of kernels.
 
     Attributes:
-        run: does what `layer` does.
-        chain: runs what a round asks of the head; None where the round calls the head for each draft.
+        run: equivalent to `layer`.
+        chain: drafts a whole round in two calls; None if the round must call the head for each draft.
     """
 
     fuse: Linear

@@ -1,8 +1,8 @@
 """The EAGLE-3 head (Li et al. 2025, arXiv 2503.01840): one decoder layer over fused target features.
 
-Row p pairs the embedding of token t[p+1] with the feature of position p. The first step's features are the
-target's tapped layer inputs through `fc`; later steps feed the layer's own output back, before the final norm or, as
-some EAGLE-3.1 heads want it, after.
+Row p takes the embedding of token t[p+1] and the feature of position p. In the first step, features are the target's
+tapped layer inputs through `fc`. In later steps, they are the layer's own output before the final norm. Some EAGLE-3.1
+heads take it after the norm.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ class Eagle3Head:
         products: Products = PLAIN,
         rotary: RotaryTable | None = None,
     ) -> None:
-        """`embedding` and `target_head` [vocab, hidden_size] are the target's, used where the checkpoint has none.
+        """`embedding` and `target_head` [vocab, hidden_size] are the target's, used if the checkpoint has none.
 
         Args:
-            window: newest keys a row sees, itself included; None is all of them.
-            products: gives the parts that few rows go through.
-            rotary: None makes one.
+            window: the number of newest keys that a row sees, including its own; None for all keys.
+            products: makes the parts that kernels may replace.
+            rotary: the rotary table; None makes one.
         """
         plan, eps = replace(config.layer.only_layer, window=window), config.layer.rms_norm_eps
         self.config = config
@@ -62,7 +62,7 @@ class Eagle3Head:
                 RMSNorm(tensors["midlayer.input_layernorm.weight"], eps),
                 RMSNorm(tensors["midlayer.hidden_norm.weight"], eps),
             ),
-            layer=replace(layer, norm=None),  # its input is normed
+            layer=replace(layer, norm=None),  # its input is normed already
             likeliest=LikeliestToken(None if config.norm_output else norm, head, self._draft_to_target),
             rotary=self.rotary,
             features_are_normed=self._tap_norm is not None,
@@ -86,7 +86,7 @@ class Eagle3Head:
         attention: AttentionMetadata,
         selection: RowSelection,
     ) -> torch.Tensor:
-        """Turn [rows] tokens and [rows, hidden_size] features into the live rows' output [live rows, hidden_size]."""
+        """Run tokens [rows] and features [rows, hidden_size]; return the live rows' output [live rows, hidden_size]."""
         with self._launching(token_ids.shape[0]):
             out = self._run(token_ids, hidden, cache, attention, selection)
         return self._norm(out) if self.config.norm_output and not selection.is_empty else out
@@ -96,11 +96,11 @@ class Eagle3Head:
         return self._head(hidden if self.config.norm_output else self._norm(hidden))
 
     def greedy(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return the [rows] likeliest tokens, in target ids."""
+        """Return the likeliest tokens [rows], in target ids."""
         return self._likeliest(hidden)
 
     def greedy_with_probability(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the [rows] likeliest tokens and their probabilities."""
+        """Return the likeliest tokens [rows] and their probabilities [rows]."""
         return self._likeliest.with_probability(hidden)
 
     def target_logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -112,13 +112,13 @@ class Eagle3Head:
         return logits.index_copy_(1, self._draft_to_target, draft_logits)
 
     def scored_tokens(self, hidden: torch.Tensor) -> ScoredTokens:
-        """Return the logits of the draft vocabulary alone, and the target ids that it stands for."""
+        """Return the logits of the draft vocabulary, and its target ids."""
         return ScoredTokens(self.draft_logits(hidden), self._draft_to_target)
 
 
 @dataclass(slots=True)
 class TapNorm:
-    """Applies an RMSNorm of its own to each tap; weights [num_taps, target_hidden_size]."""
+    """Applies a separate RMSNorm to each tap; the weights are [num_taps, target_hidden_size]."""
 
     norm: RMSNorm
 

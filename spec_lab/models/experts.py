@@ -1,8 +1,8 @@
-"""Experts in an MLP's place: a router, the products of the experts that it chose, and a shared expert beside them.
+"""Experts instead of an MLP: a router, the products of the chosen experts, and possibly a shared expert.
 
-Everything has fixed shapes and asks the host for nothing, so that a graph can hold it. Rows are sorted by expert, and
-each stretch is multiplied with its expert's weights, in one grouped product (`torch.nn.functional.grouped_mm`): only
-the weights of chosen experts are read. `benchmarks/expert_products.py` compares it with other ways on a CPU.
+All shapes are fixed and nothing synchronises with the host, so that a graph can capture it. Rows are sorted by expert.
+One grouped product (`torch.nn.functional.grouped_mm`) multiplies each group with its expert's weights, so only weights
+of chosen experts are read. `benchmarks/expert_products.py` compares it with other ways on a CPU.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Activation = Callable[[torch.Tensor], torch.Tensor]
 
 
 class RoutedExperts(Protocol):
-    """Sends rows through the experts that were chosen for them."""
+    """Runs rows through the experts that were chosen for them."""
 
     @property
     def expert_bytes(self) -> int:
@@ -36,27 +36,27 @@ class RoutedExperts(Protocol):
         ...
 
     def made_by(self, make: ExpertsMaker) -> RoutedExperts:
-        """Return the same experts, whose products `make` makes."""
+        """Return the same experts, with products made by `make`."""
         ...
 
 
 ExpertsMaker = Callable[[torch.Tensor, torch.Tensor, Activation], RoutedExperts]
-"""Makes experts of their weights, `gate_up` and `down`, and what the gates go through, as `SortedExperts` does."""
+"""Makes experts from their weights `gate_up` and `down` and their activation, like `SortedExperts`."""
 
 
 class RoutingObserver(Protocol):
     """Sees every choice of the routers that it watches (`spec_lab.engine.experts_read`)."""
 
     def saw(self, routing: Routing, num_experts: int, expert_bytes: int) -> None:
-        """Take note of a choice among `num_experts` of that size; nothing is computed yet."""
+        """Record a choice among `num_experts`, each of `expert_bytes`. The experts run afterwards."""
         ...
 
 
 class ExpertMLP:
-    """Turns [rows, hidden_size] into as many rows: the weighted sum of each row's experts, and the shared expert.
+    """Returns for each row [rows, hidden_size] the weighted sum of its experts, plus the shared expert.
 
     Attributes:
-        observer: sees every choice; None where nobody counts.
+        observer: sees every choice; None if nothing is counted.
     """
 
     __slots__ = ("experts", "observer", "router", "shared", "sizes")
@@ -84,11 +84,11 @@ class ExpertMLP:
 
 @dataclass(slots=True)
 class SharedExpert:
-    """The expert that every row goes through; of Qwen's, each row takes a part: sigmoid(gate(x)) * mlp(x).
+    """The expert that every row uses. Qwen's models scale it for each row: sigmoid(gate(x)) * mlp(x).
 
     Attributes:
-        run: `mlp`, or what computes the same.
-        gate: None where rows take all of it.
+        run: `mlp`, or an equivalent kernel.
+        gate: None if it is not scaled.
     """
 
     mlp: GatedMLP
@@ -100,7 +100,7 @@ class SharedExpert:
 
 
 class SortedExperts:
-    """Computes the chosen experts, each for the rows that chose it."""
+    """Runs each chosen expert on the rows that chose it."""
 
     __slots__ = ("_activation", "_down", "_expert_ids", "_gate_up")
 
@@ -123,7 +123,7 @@ class SortedExperts:
         gate, up = self._product(rows.index_select(0, sources), self._gate_up, ends).chunk(2, dim=-1)
         inner = self._activation(gate) * up
         out = self._product(inner, self._down, ends)
-        # Back in the order of the rows before they are added up, so that a row's sum has one order of terms.
+        # The terms are reordered by row before they are summed, so that a row's sum always has the same order.
         in_rows = torch.empty_like(out).index_copy_(0, order, out).unflatten(0, (-1, num_chosen))
         return (in_rows * routing.weights.unsqueeze(-1)).sum(dim=1).to(rows.dtype)
 
@@ -135,7 +135,7 @@ class SortedExperts:
 
 
 def has_grouped_product(dtype: torch.dtype, device: torch.device) -> bool:
-    """Tell whether `grouped_mm` has a kernel: on a GPU for bfloat16 alone."""
+    """Return whether `grouped_mm` has a kernel; on a GPU it has one only for bfloat16."""
     return device.type != "cuda" or dtype == torch.bfloat16
 
 
@@ -143,7 +143,7 @@ def grouped_experts(gate_up: torch.Tensor, down: torch.Tensor, activation: Activ
     """Make `SortedExperts`, the `ExpertsMaker` of kernels=torch.
 
     Raises:
-        UserError: a dtype that the grouped product has not on the device.
+        UserError: the grouped product does not support the dtype on this device.
     """
     if not has_grouped_product(gate_up.dtype, gate_up.device):
         name = str(gate_up.dtype).removeprefix("torch.")

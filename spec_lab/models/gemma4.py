@@ -1,5 +1,8 @@
-"""Gemma 4 targets: dense (31B), with KV shared by the last layers and an embedding for each layer (E2B, E4B), and with
-experts (26B-A4B)."""
+"""Gemma 4 targets.
+
+They are dense (31B), or have experts (26B-A4B), or have last layers that share KV and an embedding for each layer (E2B,
+E4B).
+"""
 
 from __future__ import annotations
 
@@ -28,8 +31,8 @@ class Gemma4Target(Decoder):
     """A Gemma 4 decoder as a target.
 
     Attributes:
-        last_writer: the last layer that writes KV. Layers behind it read what earlier ones wrote, so that rows whose
-            output nobody reads need not enter them.
+        last_writer: the last layer that writes KV. Later layers read the KV of earlier ones, so rows whose output is
+            not read can skip them.
     """
 
     def __init__(
@@ -49,7 +52,7 @@ class Gemma4Target(Decoder):
         self._cap: CapLogits | None = None
         if sizes.logit_softcap is not None:
             self._cap = products.logit_cap(LogitCap(sizes.logit_softcap))
-        # Rounded to the weights' dtype first, as the checkpoint was trained.
+        # The checkpoint was trained with the scale rounded to the weights' dtype.
         self._embedding_scale = rounded(sizes.embedding_scale, self.embedding.dtype)
         self._norm = products.norm(Float32Norm(self.final_norm_weight, config.rms_norm_eps))
         self._embed_per_layer: EmbedPerLayer | None = None
@@ -100,8 +103,10 @@ class Gemma4Target(Decoder):
         return LayerRows(attention, [table.rows(attention.positions) for table in self.rotary_tables], of_layers)
 
     def _cut(self, behind: AttentionMetadata | None, features: FeatureSpec) -> int:
-        """Choose the layer in which the rows that nobody reads are dropped: the last one that writes KV, or the very
-        last where a drafter reads all rows of a layer behind it."""
+        """Choose the layer in which unread rows are dropped: the last one that writes KV.
+
+        If a drafter taps a later layer, it is the last layer, since the tap needs all rows.
+        """
         last = len(self.layers) - 1
         if behind is None or any(tap > self.last_writer for tap in features.layer_inputs):
             return last
@@ -115,11 +120,11 @@ class Gemma4Target(Decoder):
 
 @dataclass(frozen=True, slots=True)
 class LayerRows:
-    """What the layers ask of the rows that run through them.
+    """What the layers need to know of the current rows.
 
     Attributes:
-        rotary: of each of the target's tables.
-        of_layers: [rows, num_layers, per_layer_width] the embeddings of the layers; None where they have none.
+        rotary: cos and sin from each of the target's rotary tables.
+        of_layers: [rows, num_layers, per_layer_width] the embeddings for each layer; None if there are none.
     """
 
     attention: AttentionMetadata
@@ -134,7 +139,7 @@ class LayerRows:
 def build_per_layer_embedding(
     config: ModelConfig, tensors: Mapping[str, torch.Tensor], width: int
 ) -> PerLayerEmbedding:
-    """Build the embeddings that each layer has of its own, `width` channels a layer, from Hugging Face names."""
+    """Build the per-layer embeddings, of `width` channels for each layer, from Hugging Face names."""
     table = tensors["model.embed_tokens_per_layer.weight"]
     return PerLayerEmbedding(
         table=table,
@@ -147,5 +152,5 @@ def build_per_layer_embedding(
 
 
 def rounded(scale: float, dtype: torch.dtype) -> float:
-    """Round a factor as the weights that it is multiplied with are."""
+    """Round a factor to `dtype`, that of the weights it multiplies."""
     return float(torch.tensor(scale, dtype=dtype))

@@ -1,8 +1,9 @@
-"""The Gemma 4 assistant: a small decoder with queries only, which reads keys and values that the target wrote.
+"""The Gemma 4 assistant: a small decoder with queries only, which reads the target's keys and values.
 
-Google, 2026; `gemma4_assistant` in transformers, SGLang #24436, vLLM #41745. Input of a step is the target's embedding
-of a token beside a recurrent vector of the target's width: first the target's hidden state after its final norm, then
-the assistant's own output, projected back. Keys and values come normed and rotated from the target's cache.
+Google, 2026; `gemma4_assistant` in transformers, SGLang #24436, vLLM #41745. The input of a step is the target's
+embedding of a token, concatenated with a recurrent vector of the target's width. In the first step that vector is the
+target's hidden state after the final norm. Later it is the assistant's own output, projected to that width. Keys and
+values in the target's cache are already normed and rotated.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ ATTENTION_SCALE = 1.0
 class Gemma4Assistant:
     """Weights and forward; no state between calls. See `DraftHead` for `greedy` and `target_logits`.
 
-    Rows are in the checkpoint's own width, hidden_size, where not said otherwise.
+    Unless noted otherwise, rows have the assistant's own hidden_size.
     """
 
     def __init__(
@@ -55,14 +56,14 @@ class Gemma4Assistant:
         Args:
             target_embedding: [vocab, target hidden_size].
             extra_window_keys: added to every sliding window.
-            partition: of the target: where a process holds the KV of some heads only, the queries that read them and
-                the product behind them are split as well. All else is in every process.
-            products: gives the parts that few rows go through, where the target is not split.
+            partition: that of the target. If a process holds the KV of some heads only, the queries of these heads and
+                the product after them are split too. Everything else is whole in every process.
+            products: makes the parts that kernels may replace, if the target is not split.
         """
         self.config = config
         self._embedding = target_embedding
         self._launching = products.launching
-        # Rounded to the weights' dtype first, as the target's embedding module does.
+        # The target's embedding module also rounds the scale to the weights' dtype first.
         self._embedding_scale = float(torch.tensor(config.target.embedding_scale, dtype=target_embedding.dtype))
         self._pre_projection = products.linear(make_linear(tensors["pre_projection.weight"]))
         self._post_projection = products.linear(make_linear(tensors["post_projection.weight"]))
@@ -87,10 +88,10 @@ class Gemma4Assistant:
         caches: Sequence[LayerCache],
         attention: AttentionMetadata,
     ) -> torch.Tensor:
-        """Turn [batch] tokens and [batch, target hidden_size] recurrent vectors into the normed output [batch,
+        """Run tokens [batch] and recurrent vectors [batch, target hidden_size]; return the normed output [batch,
         hidden_size].
 
-        `caches` holds the target layer that each layer reads; nothing is written to them.
+        `caches` holds, for each layer, the cache of the target layer that it reads. Nothing is written to them.
         """
         with self._launching():
             return self._forward(token_ids, recurrent, caches, attention)
@@ -110,7 +111,7 @@ class Gemma4Assistant:
         return self._norm(stream)
 
     def project(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Turn output rows into the next step's recurrent vectors [batch, target hidden_size]."""
+        """Project output rows to the next step's recurrent vectors [batch, target hidden_size]."""
         return self._post_projection(hidden)
 
     def greedy(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -123,12 +124,12 @@ class Gemma4Assistant:
         return self._head.target_logits(hidden)
 
     def scored_tokens(self, hidden: torch.Tensor) -> ScoredTokens:
-        """Return the same logits, as of a head that knows every token."""
+        """Return the same logits as scores of all tokens."""
         return ScoredTokens(self.target_logits(hidden))
 
 
 class AssistantLayer:
-    """A Gemma 4 layer without keys and values: each half is normed before and after, and the sum is scaled."""
+    """A Gemma 4 layer without keys and values. Each half has a norm before and after it, and the sum is scaled."""
 
     def __init__(
         self,
@@ -179,11 +180,11 @@ class TokenHead(Protocol):
     """Turns output rows [batch, hidden_size] into tokens."""
 
     def greedy(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return the [batch] likeliest tokens; of equal ones the lowest id."""
+        """Return the likeliest tokens [batch]; ties go to the lowest id."""
         ...
 
     def greedy_with_probability(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return them and their probabilities [batch] among the tokens that were scored."""
+        """Return the same tokens, and their probabilities [batch] among the scored tokens."""
         ...
 
     def target_logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -192,7 +193,7 @@ class TokenHead(Protocol):
 
 
 class DenseHead:
-    """Scores every token, by the assistant's own embedding [vocab, hidden_size]."""
+    """Scores every token, with the assistant's own embedding [vocab, hidden_size]."""
 
     def __init__(self, embedding: torch.Tensor, products: Products = PLAIN) -> None:
         linear = make_linear(embedding)
@@ -212,8 +213,8 @@ class DenseHead:
 class CentroidHead:
     """Scores only the tokens of the likeliest clusters.
 
-    The embedding serves the head alone, tokens go in by the target's. Unscored tokens are -inf: transformers' smallest
-    score minus 1 leaves them real probability, and asks the device for it.
+    The embedding is used only by the head; input tokens use the target's. Unscored tokens are -inf. transformers gives
+    them the smallest score minus 1, which leaves them some probability and needs a synchronisation.
     """
 
     def __init__(
@@ -248,7 +249,7 @@ class CentroidHead:
 def build_token_head(
     config: AssistantConfig, tensors: Mapping[str, torch.Tensor], products: Products = PLAIN
 ) -> TokenHead:
-    """Build the head that the checkpoint was trained with."""
+    """Build the kind of head that the checkpoint was trained with."""
     embedding = tensors["model.embed_tokens.weight"]
     if config.centroids is None:
         return DenseHead(embedding, products)

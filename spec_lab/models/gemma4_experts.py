@@ -1,6 +1,7 @@
-"""The second half of a Gemma 4 layer with experts (26B-A4B): a dense MLP and routed experts side by side.
+"""The second half of a Gemma 4 layer with experts (26B-A4B): a dense MLP and routed experts in parallel.
 
-Router and experts read the stream each behind a norm of its own, and each branch is normed before they are added up.
+The router and the experts each norm the residual stream themselves. The outputs of MLP and experts are normed before
+they are added.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from spec_lab.models.routers import Router, RouterMaker, Routing, chosen_weights
 
 
 class Gemma4Router:
-    """Weighs the likeliest experts by their share among the chosen ones, and by a factor of each expert's own.
+    """Weighs each chosen expert by its share among the chosen ones, times a factor of that expert.
 
-    So the weights of a row need not add up to 1.
+    So the weights of a row need not sum to 1.
     """
 
     __slots__ = ("_eps", "_expert_scale", "_logits", "_scale", "_sizes")
@@ -43,13 +44,13 @@ class Gemma4Router:
         return Routing(expert_ids, weights * self._expert_scale[expert_ids])
 
     def made_by(self, make: RouterMaker) -> Router:
-        """Return itself: no other router norms its rows, or weighs experts."""
+        """Return itself, since `make` makes no router that norms rows or scales experts."""
         return self
 
 
 @dataclass(frozen=True, slots=True)
 class NormedExperts:
-    """Norms the rows that the router saw before the experts read them."""
+    """Norms rows before the experts run."""
 
     norm: Float32Norm
     experts: RoutedExperts
@@ -67,7 +68,7 @@ class NormedExperts:
 
 @dataclass(frozen=True, slots=True)
 class ExpertsBeside:
-    """Adds the experts of a stream to what a dense MLP made of it, each behind a norm."""
+    """Adds the outputs of the dense MLP and the experts, each after a norm."""
 
     dense_norm: Float32Norm
     experts: ExpertMLP

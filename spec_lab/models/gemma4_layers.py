@@ -43,8 +43,8 @@ ATTENTION_SCALE = 1.0
 class NormedRopeAndWrite:
     """Norms queries, keys and values, rotates queries and keys, and writes keys and values to the KV cache.
 
-    The last `num_kv_heads` heads of the fused projection are the values. They come from v_proj, or from k_proj where
-    the layer has no v_proj. Their norm has no weight, and they are not rotated.
+    The last `num_kv_heads` heads of the fused projection are the values. They come from v_proj, or from k_proj if the
+    layer has no v_proj. Their norm has no weight, and they are not rotated.
 
     Attributes:
         weight: [num_heads + num_kv_heads, head_dim] float32, the weights of the queries' norm and of the keys'.
@@ -88,7 +88,7 @@ class Gemma4Layer:
         metadata: AttentionMetadata,
         selection: RowSelection,
     ) -> torch.Tensor:
-        """Turn the [rows, hidden_size] residual stream into [selected rows, hidden_size], possibly no rows.
+        """Turn the residual stream [rows, hidden_size] into [selected rows, hidden_size], possibly no rows.
 
         `embedded` [rows, per_layer_width] is the layer's own embedding of the tokens.
         """
@@ -173,7 +173,7 @@ def _build_attention(
     backend: AttentionBackend,
     partition: Partition,
 ) -> Attention:
-    """Fuse the layer's projections: q, k and v; q and k, where k_proj makes the values too; or q alone."""
+    """Fuse the layer's projections: q, k and v; or q and k, if k_proj also makes the values; or only q."""
     projections = [tensors[name] for part in "qkv" if (name := f"{prefix}{part}_proj.weight") in tensors]
     return Attention(
         qkv=fused_linear(projections),
@@ -190,7 +190,7 @@ def _build_attention(
 def _rope_and_write(
     plan: LayerPlan, eps: float, tensors: Mapping[str, torch.Tensor], prefix: str, backend: AttentionBackend
 ) -> RopeAndWrite:
-    """Choose what norms, rotates and writes: the backend's fused kernel if it has one, else torch."""
+    """Choose the code that norms, rotates and writes: the backend's fused kernel if it has one, else torch."""
     query_weight = tensors[f"{prefix}q_norm.weight"]
     if plan.kv_owner is not None:
         return norm_and_turn_queries(Float32Norm(query_weight, eps), plan.num_heads, backend)

@@ -1,8 +1,8 @@
 """Multi-head latent attention (MLA; DeepSeek-V2, arXiv 2405.04434) over the paged cache.
 
-A head's key is a linear map of the latent row. For a few rows the map is absorbed: it is applied to the query instead,
-and its value's map behind attention, so that what is read and attended is one row a token for all heads. For a prompt's
-many rows it is cheaper to unfold keys and values of all heads.
+Each head's key and value are linear maps of the token's latent row. For a few rows these maps are absorbed: the key map
+is applied to the query instead, and the value map after attention. So all heads attend to one cached row for each
+token. For the many rows of a prompt it is cheaper to unfold the keys and values of all heads.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from spec_lab.models.rope import RotaryRows
 
 @dataclass(frozen=True, slots=True)
 class NarrowQuery:
-    """Makes queries through a narrow, normed step; keeps the protocol `Linear`."""
+    """Makes queries through a narrow, normed bottleneck. It implements the protocol `Linear`."""
 
     narrow: Linear
     norm: RMSNorm
@@ -42,7 +42,7 @@ class NarrowQuery:
 class LatentAttention:
     """Attention over latent rows.
 
-    All rows write their latent row; of a row that no longer counts nothing else is computed.
+    All rows write their latent row. For dropped rows nothing else is computed.
     """
 
     __slots__ = ("backend", "key_map", "narrow", "norm", "o", "query", "row", "sizes", "value_map", "window")
@@ -60,13 +60,13 @@ class LatentAttention:
         window: int | None = None,
         narrow: NarrowQuery | None = None,
     ) -> None:
-        """Take the products of layer inputs to queries and to cache rows, and of heads to the output.
+        """Take the products: `query` and `row` from layer inputs to queries and cache rows, `o` from heads to output.
 
         Args:
-            norm: of a cache row's latent numbers, not of its rotated key.
-            key_map: [num_heads, qk_nope_head_dim, kv_lora_rank] from a query to what meets the latent numbers.
-            value_map: [num_heads, kv_lora_rank, v_head_dim] from attended latent numbers to values.
-            narrow: `query`, where it has a narrow step.
+            norm: applies to the latent numbers of a cache row, not to its rotated key.
+            key_map: [num_heads, qk_nope_head_dim, kv_lora_rank] maps a query into the space of latent numbers.
+            value_map: [num_heads, kv_lora_rank, v_head_dim] maps attended latent numbers to values.
+            narrow: `query`, if it has a bottleneck.
         """
         self.query = query
         self.row = row
@@ -87,8 +87,8 @@ class LatentAttention:
         metadata: AttentionMetadata,
         selection: RowSelection,
     ) -> torch.Tensor:
-        """Write the latent rows of all rows, and attend: what `o` takes of the kept ones. At least one row has to go
-        on."""
+        """Write the latent rows of all rows, and return the input of `o` for the kept rows, of which there is at least
+        one."""
         self.write(rows, rotary, cache, metadata)
         attending, live_metadata = selection.queries(rows, metadata)
         turns = RotaryRows(*(selection.queries(turn, metadata)[0] for turn in (rotary.cos, rotary.signed_sin)))
@@ -102,7 +102,7 @@ class LatentAttention:
         live_metadata: AttentionMetadata,
         selection: RowSelection,
     ) -> torch.Tensor:
-        """Do what lies between the products: from the queries of the rows that attend to what `o` takes."""
+        """Compute everything between the products: from the queries of the rows that attend to the input of `o`."""
         heads = queries.unflatten(-1, (-1, self.sizes.query_width))
         if self.sizes.unfolding_is_cheaper(live_metadata.num_queries, live_metadata.max_seq_len):
             values = selection.attended(self._attend_unfolded(heads, turns, cache, live_metadata))
@@ -120,29 +120,29 @@ class LatentAttention:
         metadata: AttentionMetadata,
         selection: RowSelection,
     ) -> torch.Tensor:
-        """Do `write_projected` and `attended`, of rows that all attend."""
+        """Do `write_projected` and `attended`, for rows that all attend."""
         self.write_projected(projected, rotary, cache, metadata)
         return self.attended(queries, rotary, cache, metadata, selection)
 
     def write(self, rows: torch.Tensor, rotary: RotaryRows, cache: LayerCache, metadata: AttentionMetadata) -> None:
-        """Write the latent rows of all rows, and nothing else: for a layer whose output nobody reads."""
+        """Only write the latent rows of all rows, for a layer whose output is not read."""
         self.write_projected(self.row(rows), rotary, cache, metadata)
 
     def write_projected(
         self, projected: torch.Tensor, rotary: RotaryRows, cache: LayerCache, metadata: AttentionMetadata
     ) -> None:
-        """Norm, rotate and write what `row` gave."""
+        """Norm, rotate and write the output of `row`."""
         latent, key = projected.split((self.sizes.kv_lora_rank, self.sizes.qk_rope_head_dim), dim=-1)
         turned = rotary(key.unsqueeze(1)).squeeze(1)
         self.backend.write(cache, metadata, torch.cat((self.norm(latent), turned), dim=-1))
 
     def absorb(self, heads: torch.Tensor, rotary: RotaryRows) -> torch.Tensor:
-        """Turn [rows, num_heads, query_width] heads into queries of latent rows: [rows, num_heads, row_width]."""
+        """Map query heads [rows, num_heads, query_width] to queries of latent rows [rows, num_heads, row_width]."""
         plain, turning = self._parts(heads)
         return torch.cat((each_head(plain, self.key_map), rotary(turning)), dim=-1)
 
     def values(self, latents: torch.Tensor) -> torch.Tensor:
-        """Turn attended latent numbers [rows, num_heads, kv_lora_rank] into values [rows, num_heads, v_head_dim]."""
+        """Map attended latent numbers [rows, num_heads, kv_lora_rank] to values [rows, num_heads, v_head_dim]."""
         return each_head(latents, self.value_map)
 
     def _attend_unfolded(
@@ -167,18 +167,18 @@ class LatentAttention:
         )
 
     def _parts(self, heads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the channels of query heads that stay, and those that turn."""
+        """Return the channels of query heads that are not rotated, and those that are."""
         plain, turning = heads.split((self.sizes.qk_nope_head_dim, self.sizes.qk_rope_head_dim), dim=-1)
         return plain, turning
 
 
 class FusedLatentAttention(LatentAttention):
-    """The same with kernels for what is neither a product of all heads nor attention, and products into place."""
+    """The same with kernels for everything but attention and batched products, which write their results in place."""
 
     __slots__ = ("kernels",)
 
     def __init__(self, kernels: LatentKernels, *parts: Any) -> None:
-        """Take the kernels, and what `LatentAttention` takes."""
+        """Take the kernels, and the arguments of `LatentAttention`."""
         super().__init__(*parts)
         self.kernels = kernels
 
@@ -257,11 +257,11 @@ def build_latent_attention(
 ) -> LatentAttention:
     """Build latent attention from Hugging Face names below `prefix` (ending in `self_attn.`).
 
-    `eps` is that of all norms. transformers 5 has 1e-6 in the two inner ones whatever config.json says; the engines
-    (vLLM, SGLang, tokenspeed) have the one of config.json there, and so has this.
+    `eps` applies to all norms. transformers 5 always uses 1e-6 in the two inner norms. The engines (vLLM, SGLang,
+    tokenspeed) use the eps of config.json there, and so does this.
 
     Raises:
-        UserError: the attention backend knows no latent rows.
+        UserError: the attention backend has no latent attention.
     """
     if backend.latent is None:
         raise UserError(
@@ -292,14 +292,14 @@ def build_latent_attention(
 
 
 def each_head(heads: torch.Tensor, maps: torch.Tensor) -> torch.Tensor:
-    """Multiply [rows, num_heads, in] by a matrix of each head [num_heads, in, out]: [rows, num_heads, out]."""
+    """Multiply [rows, num_heads, in] by each head's matrix [num_heads, in, out], giving [rows, num_heads, out]."""
     return torch.bmm(heads.transpose(0, 1), maps).transpose(0, 1)
 
 
 def _query(
     sizes: LatentSizes, num_heads: int, eps: float, tensors: Mapping[str, torch.Tensor], prefix: str
 ) -> tuple[Linear, NarrowQuery | None]:
-    """Return what makes queries, and the same where it has a narrow step."""
+    """Return the product for queries, and the same as `NarrowQuery` if it has a bottleneck, else None."""
     name = "q_proj" if sizes.q_lora_rank is None else "q_b_proj"
     heads = tensors[f"{prefix}{name}.weight"].unflatten(0, (num_heads, sizes.query_width))
     widen = make_linear(heads[:, _row_order(sizes, sizes.qk_nope_head_dim)].flatten(0, 1))
@@ -311,8 +311,12 @@ def _query(
 
 
 def _row_order(sizes: LatentSizes, num_unrotated: int) -> torch.Tensor:
-    """Return the order of a weight's rows in which the rotated ones, which are the last, are two halves: rotary tables
-    turn channel i with channel i + qk_rope_head_dim / 2. Scores do not change when both sides are reordered alike."""
+    """Return an order of a weight's rows that puts the rotated channels, which are the last, into the rotate-half
+    layout.
+
+    Rotary tables pair channel i with channel i + qk_rope_head_dim / 2. Scores do not change, since queries and keys are
+    reordered alike.
+    """
     rotated = torch.arange(sizes.qk_rope_head_dim)
     if sizes.interleaved:
         rotated = rotated.view(-1, 2).t().flatten()

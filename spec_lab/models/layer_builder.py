@@ -1,4 +1,4 @@
-"""Building a decoder's layer from its plan and the tensors of a Hugging Face checkpoint."""
+"""Builds a decoder layer from its plan and the tensors of a Hugging Face checkpoint."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def build_layer(
 ) -> LayerParts:
     """Build the parts of a layer from Hugging Face names below `prefix` (empty, or ending in a dot).
 
-    `plan` and `tensors` are those of the process's share, as `partition` cuts them.
+    `plan` and `tensors` hold this process's share of the layer, as `partition` splits it.
     """
     attention, latent, delta_net, dense, experts = None, None, None, None, None
     mixer: Attention | LatentAttention | GatedDeltaNet
@@ -69,7 +69,7 @@ def build_attention(
 ) -> Attention:
     """Build attention over keys and values from Hugging Face names below `prefix` (ending in `self_attn.`).
 
-    As in `build_layer`, `plan` and `tensors` are those of a share. `eps` is of its norms.
+    `plan` and `tensors` are as in `build_layer`; `eps` is that of the norms.
     """
     projections = _attention_inputs(plan, tensors, prefix, "weight")
     biases = _attention_inputs(plan, tensors, prefix, "bias") if plan.qkv_bias else None
@@ -94,7 +94,7 @@ def _output(tensors: Mapping[str, torch.Tensor], prefix: str, partition: Partiti
 def _rope_and_write(
     plan: LayerPlan, eps: float, tensors: Mapping[str, torch.Tensor], prefix: str, backend: AttentionBackend
 ) -> RopeAndWrite:
-    """Take the backend's kernel where it has one."""
+    """Return the backend's kernel if it has one, else the torch form."""
     num_heads, num_kv_heads = plan.num_heads, plan.num_kv_heads
     weight = None
     if plan.qk_norm:
@@ -109,8 +109,10 @@ def _rope_and_write(
 def _attention_inputs(
     plan: LayerPlan, tensors: Mapping[str, torch.Tensor], prefix: str, kind: str
 ) -> list[torch.Tensor]:
-    """Return weights, biases or scales of q, k and v, and of the gate, which shares q_proj: a head's query rows, then
-    its gate's."""
+    """Return weights, biases or scales of q, k and v, and of the gate if there is one.
+
+    The gate shares q_proj: each head's query rows are followed by its gate's rows.
+    """
     q, k, v = (tensors[f"{prefix}{name}.{kind}"] for name in ("q_proj", "k_proj", "v_proj"))
     if not plan.attention_gate:
         return [q, k, v]

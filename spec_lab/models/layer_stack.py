@@ -1,4 +1,4 @@
-"""The layers of a target, one behind the other."""
+"""The stack of a target's layers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from spec_lab.models.rope import RotaryRows, RotaryTable
 
 
 class Layer(Protocol):
-    """A decoder layer: `DecoderLayer`, or what stands in for one."""
+    """A decoder layer: `DecoderLayer`, or a kernel that replaces it."""
 
     @property
     def experts(self) -> ExpertMLP | None: ...
@@ -35,10 +35,10 @@ class Layer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LayerStack:
-    """Runs the layers of a target one behind the other.
+    """Runs the layers of a target one after another.
 
     Attributes:
-        rotary_tables: those that layers turn their heads by, of which each layer has one, `table_of_layer`.
+        rotary_tables: the rotary tables; `table_of_layer` has the index of each layer's table.
     """
 
     layers: Sequence[Layer]
@@ -53,8 +53,11 @@ class LayerStack:
         selection: RowSelection,
         tapped: Sequence[int],
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """Turn the stream [rows, hidden_size] into [kept rows, hidden_size], and return beside it what enters the
-        layers `tapped`; in the last layer only the rows of `selection` go on."""
+        """Turn the residual stream [rows, hidden_size] into [kept rows, hidden_size], and return it with the inputs of
+        the layers `tapped`.
+
+        In the last layer `selection` drops rows.
+        """
         rotary = [table.rows(attention.positions) for table in self.rotary_tables]
         taps: list[torch.Tensor] = []
         last_layer = len(self.layers) - 1
@@ -68,7 +71,7 @@ class LayerStack:
 
 
 class Stack(Protocol):
-    """All layers of a target: `LayerStack`, whose words are these."""
+    """All layers of a target: `LayerStack`, or a kernel that replaces it."""
 
     def __call__(
         self,

@@ -1,7 +1,7 @@
-"""The pieces of a decoder layer, for targets and draft heads alike: RoPE with the KV write, attention, MLP.
+"""The parts of a decoder layer, for targets and draft heads: RoPE with the KV write, attention, residuals and norms.
 
-Projections that read the same rows are fused (q, k and v; gate and up). Everything works on flat rows
-[batch * num_queries, width].
+Projections of the same rows are fused (q, k and v; gate and up). Everything works on flat rows [batch * num_queries,
+width].
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from spec_lab.models.rope import RotaryRows
 
 
 class RopeAndWrite(Protocol):
-    """Puts K and V of the projected heads into the cache, and returns the queries that may attend."""
+    """Writes K and V of the projected heads to the cache, and returns the queries."""
 
     def __call__(
         self, heads: torch.Tensor, rotary: RotaryRows, cache: LayerCache, metadata: AttentionMetadata
@@ -37,7 +37,7 @@ class RopeAndWrite(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RopeThenWrite:
-    """Norms, rotates and writes KV, each on its own: for heads of every kind."""
+    """Norms, rotates and writes KV as separate steps, for heads of every kind."""
 
     num_heads: int
     num_kv_heads: int
@@ -58,11 +58,10 @@ class RopeThenWrite:
 
 @dataclass(frozen=True, slots=True)
 class FusedRopeAndWrite:
-    """Runs one kernel: it norms heads one by one or takes them as they come from the projection, and writes nothing
-    where there are no KV heads.
+    """Runs one kernel, which norms each head if there is a norm, rotates, and writes KV if there are KV heads.
 
     Attributes:
-        norm_weight: [num_heads + num_kv_heads, head_dim]; float32 where norms round behind it alone.
+        norm_weight: [num_heads + num_kv_heads, head_dim]; float32 if the norm rounds only after its weight.
         norms_values: values are normed as well, without a weight.
     """
 
@@ -89,8 +88,8 @@ class FusedRopeAndWrite:
 class Attention:
     """Grouped-query attention over the paged cache.
 
-    A gated one (Qwen3-Next, Qwen3.5) multiplies each head's output by the sigmoid of a gate: `num_heads` more heads at
-    the end of the `qkv` product.
+    Gated attention (Qwen3-Next, Qwen3.5) multiplies each head's output by the sigmoid of a gate. The gates are
+    `num_heads` more heads at the end of the `qkv` product.
     """
 
     __slots__ = ("backend", "gated", "head_dim", "num_heads", "o", "qkv", "rope_and_write", "scale", "window")
@@ -107,7 +106,7 @@ class Attention:
         gated: bool = False,
         scale: float | None = None,
     ) -> None:
-        """`scale` of the products of queries and keys is 1 / sqrt(head_dim) where it is not given."""
+        """`scale`: of attention scores; None for 1 / sqrt(head_dim)."""
         self.qkv = qkv
         self.o = o
         self.num_heads = num_heads
@@ -126,7 +125,8 @@ class Attention:
         metadata: AttentionMetadata,
         selection: RowSelection,
     ) -> torch.Tensor:
-        """Write the KV of all rows, and attend: what `o` takes of the kept ones. At least one row has to go on."""
+        """Write the KV of all rows, attend, and return the input of `o` for the kept rows, of which there is at least
+        one."""
         return self.attended(self.qkv(rows), rotary, cache, metadata, selection)
 
     def attended(
@@ -137,7 +137,7 @@ class Attention:
         metadata: AttentionMetadata,
         selection: RowSelection,
     ) -> torch.Tensor:
-        """Do what lies between the products: from what `qkv` gave to what `o` takes."""
+        """Compute everything between the products: from the output of `qkv` to the input of `o`."""
         heads = projected.unflatten(-1, (-1, self.head_dim))
         out = self.mixed(self.rope_and_write(heads, rotary, cache, metadata), cache, metadata, selection)
         if self.gated:
@@ -147,18 +147,18 @@ class Attention:
     def mixed(
         self, queries: torch.Tensor, cache: LayerCache, metadata: AttentionMetadata, selection: RowSelection
     ) -> torch.Tensor:
-        """Attend with roped queries [rows, num_heads, head_dim] over the cache as written: [kept rows, width]."""
+        """Attend with rotated queries [rows, num_heads, head_dim] over the cache, and return [kept rows, width]."""
         queries, metadata = selection.queries(queries, metadata)
         return selection.attended(attend(self.backend, queries, cache, metadata, self.window, self.scale))
 
     def write(self, rows: torch.Tensor, rotary: RotaryRows, cache: LayerCache, metadata: AttentionMetadata) -> None:
-        """Write the KV of all rows, and nothing else: for a layer whose output nobody reads."""
+        """Only write the KV of all rows, for a layer whose output is not read."""
         self.write_projected(self.qkv(rows), rotary, cache, metadata)
 
     def write_projected(
         self, projected: torch.Tensor, rotary: RotaryRows, cache: LayerCache, metadata: AttentionMetadata
     ) -> None:
-        """Write the KV of what `qkv` gave."""
+        """Only write the KV, from the output of `qkv`."""
         self.rope_and_write(projected.unflatten(-1, (-1, self.head_dim)), rotary, cache, metadata)
 
 
@@ -166,7 +166,7 @@ Cache = TypeVar("Cache", contravariant=True)
 
 
 class Mixer(Protocol[Cache]):
-    """Mixes the rows of a request: the part of a layer that has a cache, of pages or of states."""
+    """The part of a layer that mixes the rows of a request, with a cache of pages or states."""
 
     def __call__(
         self,
@@ -176,11 +176,11 @@ class Mixer(Protocol[Cache]):
         metadata: AttentionMetadata,
         selection: RowSelection,
     ) -> torch.Tensor:
-        """Write what all rows leave in the cache, and mix: [kept rows, width] before the layer's output product."""
+        """Update the cache with all rows, and return the kept rows [kept rows, width] before the output product."""
         ...
 
     def write(self, rows: torch.Tensor, rotary: RotaryRows, cache: Cache, metadata: AttentionMetadata) -> None:
-        """Write what all rows leave in the cache, and nothing else."""
+        """Only update the cache with all rows."""
         ...
 
 
@@ -189,10 +189,10 @@ class LayerParts:
     """The parts of a pre-norm layer, from which a set of kernels makes the layer.
 
     Attributes:
-        o: the product behind the mixer.
-        norm: of what `mixer` reads; None where it is given normed rows.
-        attention: `mixer`, where it is one over keys and values. So are `latent` and `delta_net`, where it is one of
-            these, and of `mlp` `dense` and `experts`; None where it is another.
+        o: the product after the mixer.
+        norm: the norm before `mixer`; None if its input is already normed.
+        attention: `mixer`, if it is attention over keys and values, else None. In the same way `latent` and `delta_net`
+            are `mixer`, and `dense` and `experts` are `mlp`, if it is of that kind.
     """
 
     mixer: Mixer[Any]
@@ -209,20 +209,21 @@ class LayerParts:
 
 @dataclass(slots=True)
 class AddThenNorm:
-    """Ends the first half of a layer: adds a product to the stream, and norms what the second half reads."""
+    """Ends the first half of a layer: adds its output to the residual stream, and norms the input of the second
+    half."""
 
     product: Linear
     norm: RowsPart
 
     def __call__(self, mixed: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the stream [rows, hidden_size], and what the second half reads of it."""
+        """Return the residual stream [rows, hidden_size], and the normed input of the second half."""
         stream = residual + self.product(mixed)
         return stream, self.norm(stream)
 
 
 @dataclass(slots=True)
 class AddPart:
-    """Adds a part of the rows to the stream."""
+    """Adds the output of a part, such as the MLP, to the residual stream."""
 
     part: RowsPart
 
@@ -232,13 +233,13 @@ class AddPart:
 
 @dataclass(slots=True)
 class DecoderLayer:
-    """A pre-norm residual block. All rows write KV; the selected ones go on.
+    """A pre-norm residual block. All rows write KV, and only the selected rows go on.
 
     Attributes:
-        norm: of what `mixer` reads; None where that norms the stream itself, or is given normed rows.
-        close: ends the first half: `AddThenNorm`, or what does the same.
-        finish: adds the second half to the stream, and may do so in place: `AddPart`, or what does the same.
-        experts: which `finish` adds; None where there are none.
+        norm: the norm before `mixer`; None if `mixer` includes it, or if its input is already normed.
+        close: ends the first half: `AddThenNorm`, or an equivalent kernel.
+        finish: runs the second half and adds it to the stream, maybe in place: `AddPart`, or an equivalent kernel.
+        experts: the experts within `finish`; None if there are none.
     """
 
     norm: RowsPart | None
@@ -249,7 +250,7 @@ class DecoderLayer:
 
     @classmethod
     def of(cls, parts: LayerParts) -> DecoderLayer:
-        """Take each part as it is."""
+        """Make the layer of the parts without any kernels."""
         close, finish = AddThenNorm(parts.o, parts.mlp_norm), AddPart(parts.mlp)
         return cls(parts.norm, parts.mixer, close, finish, parts.experts)
 
@@ -262,9 +263,9 @@ class DecoderLayer:
         selection: RowSelection,
         rows: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Turn the [rows, hidden_size] residual stream into [kept rows, hidden_size], which may be no row at all.
+        """Turn the residual stream [rows, hidden_size] into [kept rows, hidden_size], possibly no rows.
 
-        `rows` are what the mixer reads in a layer that has no norm for it.
+        `rows` is the mixer's input if the layer has no norm before it.
         """
         if rows is None:
             rows = stream if self.norm is None else self.norm(stream)

@@ -1,9 +1,9 @@
 """Matrix products with weights fixed for the whole run.
 
-On a CPU in float32 the weight is packed for oneDNN once. Two reasons, both measured on 2 cores with the pocket shapes:
-a product of four rows costs a third to an eighth of `F.linear`'s (which goes to MKL), and a row's result is bit-equal
-whatever the number of rows beside it. The attention's products are not, so that the logits of verifying N rows and of
-decoding one still differ by some 1e-6.
+On a CPU in float32 the weight is packed once for oneDNN. Measured on 2 cores with the pocket shapes, a product of four
+rows then takes a third to an eighth of the time of `F.linear`, which uses MKL. Also, a row's result has the same bits
+whatever the number of rows. This does not hold for attention. So the logits of N verify rows and of decoding one row
+still differ by some 1e-6.
 """
 
 from __future__ import annotations
@@ -20,35 +20,35 @@ from spec_kernels.block_fp8_reference import BLOCK_SIZE, dequantise_reference, p
 
 
 class Linear(Protocol):
-    """Multiplies [rows, in_features] to [rows, out_features]."""
+    """A product from [rows, in_features] to [rows, out_features]."""
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor: ...
 
 
 Dequantise = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]
-"""Writes what a packed weight and its scales stand for: `dequantise_reference`, or a kernel."""
+"""Writes a packed e4m3 weight, times its scales, in a wider dtype: `dequantise_reference`, or a kernel."""
 
 
 class WholeLinear(Protocol):
-    """A product of one process that can say what it multiplies by."""
+    """A product that is whole in one process and can return its weight."""
 
     bias: torch.Tensor | None
 
     def dense_weight(self) -> torch.Tensor:
-        """Return the weight [out_features, in_features], whichever way it lies here."""
+        """Return the weight [out_features, in_features] as a dense tensor, however it is stored."""
         ...
 
 
 def whole_linear(linear: Linear) -> WholeLinear:
-    """Return a product of one process, which is whole wherever this is asked for."""
+    """Cast to `WholeLinear`. Callers only pass products that are whole in one process."""
     return cast(WholeLinear, linear)
 
 
 class StreamedLinear(Protocol):
-    """Has a weight that lies as kernels read it.
+    """A product whose weight is stored as kernels read it.
 
     Attributes:
-        weight: [out_features, in_features]; in e4m3 as `Fp8Linear` has it.
+        weight: [out_features, in_features]; an e4m3 weight is stored as in `Fp8Linear`.
     """
 
     weight: torch.Tensor
@@ -56,27 +56,27 @@ class StreamedLinear(Protocol):
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Return the numbers of outputs and of inputs."""
+        """Return the number of outputs and the number of inputs."""
         ...
 
     @property
     def scales(self) -> torch.Tensor | None:
-        """Return what the blocks of a weight in e4m3 are multiplied by; None for others."""
+        """Return the scales of an e4m3 weight's blocks; None for other weights."""
         ...
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor: ...
 
     def add_to(self, stream: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        """Add the product to [rows, out_features], in place; a product without a bias. Returns `stream`."""
+        """Add the product to `stream` [rows, out_features] in place, and return `stream`. There must be no bias."""
         ...
 
     def widened_by(self, dequantise: Dequantise) -> StreamedLinear:
-        """Return the library's product, for which `dequantise` widens a weight in e4m3."""
+        """Return the library's product; it widens an e4m3 weight with `dequantise`."""
         ...
 
 
 class DenseLinear:
-    """Uses the library's own product."""
+    """Uses the library's product."""
 
     __slots__ = ("bias", "weight")
 
@@ -108,11 +108,11 @@ class DenseLinear:
 
 
 class Fp8Linear:
-    """Uses the library's product on an e4m3 weight that is widened for it, every time anew.
+    """Uses the library's product on an e4m3 weight, which is widened in every call.
 
     Attributes:
         weight: [out_features, 64 * blocks of inputs] int16, as the kernels read it.
-        scales: [blocks of rows, blocks of inputs], or a row for each of the weight's where blocks are not the same.
+        scales: [blocks of rows, blocks of inputs]; or [out_features, blocks of inputs] if rows of a block differ.
     """
 
     __slots__ = ("_dequantise", "bias", "scales", "shape", "weight")
@@ -143,9 +143,10 @@ class Fp8Linear:
 
 
 def by_blocks(scales: torch.Tensor) -> torch.Tensor:
-    """Return a row of scales for each block of 128, where all rows of a block have the same ones; else those of rows.
+    """Return one row of scales for each block of 128 rows; return `scales` if rows of a block differ.
 
-    Blocks of several projections that are one product need not begin where its own do.
+    They can differ if several projections are fused, since a projection's blocks need not align with those of the
+    whole.
     """
     of_blocks = scales[::BLOCK_SIZE].contiguous()
     same = torch.equal(of_blocks.repeat_interleave(BLOCK_SIZE, dim=0)[: len(scales)], scales)
@@ -153,11 +154,11 @@ def by_blocks(scales: torch.Tensor) -> torch.Tensor:
 
 
 class PackedLinear:
-    """A product whose weight lies in oneDNN's blocked layout: the operator that torch.compile's CPU freezing uses."""
+    """A product with a weight in oneDNN's blocked layout, by the operator that torch.compile's CPU freezing uses."""
 
     __slots__ = ("_product", "bias", "packed")
 
-    # One packing for all row counts: packing for a given count would choose another layout, and other rounding.
+    # One layout for all row counts: packing for another count could choose another layout, which rounds differently.
     _ROWS_HINT = 4
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
@@ -173,8 +174,10 @@ class PackedLinear:
 
 
 def can_pack(weight: torch.Tensor) -> bool:
-    """Return whether `weight` is one that oneDNN packs here, and warn where a float32 weight on a CPU cannot be
-    packed. One that is trained changes with every step, and is not."""
+    """Return whether `weight` should be packed for oneDNN: float32, on a CPU, and not trained.
+
+    Warn if this torch cannot pack it. A weight in training changes with every step, so it is not packed.
+    """
     if weight.device.type != "cpu" or weight.dtype != torch.float32 or weight.requires_grad:
         return False
     if torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_reorder_linear_weight"):
@@ -184,8 +187,8 @@ def can_pack(weight: torch.Tensor) -> bool:
 
 
 def make_linear(weight: torch.Tensor, bias: torch.Tensor | None = None, scales: torch.Tensor | None = None) -> Linear:
-    """Make the fastest product for this weight [out_features, in_features]; one in e4m3 has `scales`, for each row
-    [out_features, blocks of inputs]."""
+    """Make the fastest product for a weight [out_features, in_features]. An e4m3 weight has `scales` [out_features,
+    blocks of inputs]."""
     if scales is not None:
         return Fp8Linear(weight, scales, bias)
     return PackedLinear(weight, bias) if can_pack(weight) else DenseLinear(weight, bias)
@@ -194,8 +197,8 @@ def make_linear(weight: torch.Tensor, bias: torch.Tensor | None = None, scales: 
 def fused_linear(
     weights: list[torch.Tensor], biases: list[torch.Tensor] | None = None, scales: list[torch.Tensor] | None = None
 ) -> Linear:
-    """Make one product for several projections of the same rows; weights, and the scales of those in e4m3, are stacked
-    along the output."""
+    """Make one product for several projections of the same rows. Weights, biases and scales are stacked along the
+    output."""
     bias, of_rows = (torch.cat(parts) if parts else None for parts in (biases, scales))
     return make_linear(torch.cat(weights), bias, of_rows)
 
@@ -204,7 +207,7 @@ Activation = Callable[[torch.Tensor], torch.Tensor]
 
 
 def gelu_tanh(rows: torch.Tensor) -> torch.Tensor:
-    """Compute Gemma's activation: GELU by its approximation with tanh."""
+    """Compute Gemma's activation: GELU in its tanh approximation."""
     return F.gelu(rows, approximate="tanh")
 
 

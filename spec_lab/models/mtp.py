@@ -1,7 +1,7 @@
 """One multi-token prediction module (DeepSeek-V3, arXiv 2412.19437; NextN in SGLang).
 
-Row p pairs the embedding of token t[p+1] with the hidden state of position p, each normed, through a projection into
-one decoder layer with a KV cache of its own. Embedding and LM head are the target's.
+Row p norms the embedding of token t[p+1] and the hidden state of position p. A projection of both is the input of one
+decoder layer with its own KV cache. Embedding and LM head are the target's.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class MtpModule:
         backend: AttentionBackend,
         products: Products = PLAIN,
     ) -> None:
-        """`tensors` as `load_mtp` gives them; `embedding` [vocab, hidden_size] and `head` are the target's, and
-        `products` gives the parts that few rows go through."""
+        """`tensors`: as `load_mtp` returns them; `embedding` [vocab, hidden_size] and `head`: the target's; `products`:
+        makes the parts that kernels may replace."""
         plan, eps = config.layer.only_layer, config.layer.rms_norm_eps
         self._launching = launching_of(products, (plan,))
         self.config = config
@@ -72,8 +72,9 @@ class MtpModule:
         attention: AttentionMetadata,
         selection: RowSelection,
     ) -> torch.Tensor:
-        """Turn [rows] tokens t[p+1] and [rows, hidden_size] hidden states h[p] into the live rows' output, as it is
-        recycled: [live rows, hidden_size].
+        """Run tokens t[p+1] [rows] and hidden states h[p] [rows, hidden_size].
+
+        Return the live rows' output in the form in which it is fed back, [live rows, hidden_size].
         """
         with self._launching(token_ids.shape[0]):
             stream = self._projection(self._draft_input(token_ids, hidden)[0])
@@ -82,15 +83,15 @@ class MtpModule:
             return self._norm(live) if self._recycles_normed else live
 
     def draft_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Turn what `forward` returned [rows, hidden_size] into logits [rows, vocab]."""
+        """Turn the output of `forward` [rows, hidden_size] into logits [rows, vocab]."""
         return self._head(hidden if self._recycles_normed else self._norm(hidden))
 
     def greedy(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return the [rows] likeliest tokens."""
+        """Return the likeliest tokens [rows]."""
         return self._likeliest(hidden)
 
     def greedy_with_probability(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the [rows] likeliest tokens and their probabilities."""
+        """Return the likeliest tokens [rows] and their probabilities [rows]."""
         return self._likeliest.with_probability(hidden)
 
     def target_logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -98,5 +99,5 @@ class MtpModule:
         return self.draft_logits(hidden)
 
     def scored_tokens(self, hidden: torch.Tensor) -> ScoredTokens:
-        """Return the same logits, as of a head that knows every token."""
+        """Return the same logits as scores of all tokens."""
         return ScoredTokens(self.target_logits(hidden))

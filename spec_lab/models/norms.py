@@ -1,7 +1,7 @@
-"""RMSNorms of two kinds: the usual one, and that of Gemma 4, Qwen3.5 and Qwen3-Next.
+"""Two kinds of RMSNorm: the usual one, and that of Gemma 4, Qwen3.5 and Qwen3-Next.
 
-The usual one rounds to the rows' dtype before it multiplies by its weight, and again behind it. The other multiplies in
-float32, and rounds once.
+The usual one rounds to the rows' dtype before it multiplies by its weight, and again after. The other multiplies in
+float32 and rounds once.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import torch.nn.functional as F
 
 
 class RowsPart(Protocol):
-    """Turns each row by itself: a norm, or the part of a layer behind attention."""
+    """A function that maps each row by itself: a norm, or the part of a layer after attention."""
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor: ...
 
 
 class WeightedNorm(RowsPart, Protocol):
-    """An RMSNorm as kernels read it."""
+    """An RMSNorm whose weight kernels can read."""
 
     @property
     def weight(self) -> torch.Tensor: ...
@@ -30,7 +30,7 @@ class WeightedNorm(RowsPart, Protocol):
 
     @property
     def kernel_weight(self) -> torch.Tensor:
-        """[size], of the rows' dtype where the norm rounds before its weight and behind it, else float32."""
+        """[size], in the rows' dtype if the norm rounds both before and after its weight, else float32."""
         ...
 
 
@@ -46,16 +46,16 @@ class RMSNorm:
 
     @property
     def kernel_weight(self) -> torch.Tensor:
-        """The weight as kernels take it, which round before one of the rows' dtype."""
+        """The weight for kernels. In the rows' dtype it tells them to round before and after it."""
         return self.weight
 
 
 @dataclass(frozen=True, slots=True)
 class Float32Norm:
-    """RMSNorm in float32, its weight as well; the plain one rounds before it multiplies by the weight.
+    """RMSNorm that multiplies by its weight in float32, and rounds once.
 
     Attributes:
-        weight: of the rows' dtype, or float32 where that one cannot hold it: 1 + w of a small w (Qwen3.5).
+        weight: in the rows' dtype; or in float32 if that is too coarse, as for 1 + w with a small w (Qwen3.5).
     """
 
     weight: torch.Tensor
@@ -66,13 +66,13 @@ class Float32Norm:
 
     @property
     def kernel_weight(self) -> torch.Tensor:
-        """The weight as kernels take it, which round behind a float32 one alone."""
+        """The weight for kernels. In float32 it tells them to round only after it."""
         return self.weight.float()
 
 
 @dataclass(frozen=True, slots=True)
 class Float32HeadNorm:
-    """The same over the heads of a row, of which each has a weight of its own.
+    """The same for the heads of a row, each of which has its own weight.
 
     Attributes:
         weight: [num_heads, head_dim] float32.
@@ -86,15 +86,15 @@ class Float32HeadNorm:
 
 
 def make_norm(weight: torch.Tensor, eps: float, in_float32: bool) -> WeightedNorm:
-    """Make the RMSNorm of a family: in float32 up to its weight, or rounded before it (`LayerPlan.float32_norms`)."""
+    """Make one of the two kinds of RMSNorm (`LayerPlan.float32_norms`)."""
     return Float32Norm(weight, eps) if in_float32 else RMSNorm(weight, eps)
 
 
 def head_weights(q_weight: torch.Tensor, k_weight: torch.Tensor, num_heads: int, num_kv_heads: int) -> torch.Tensor:
-    """Return the weights of the norms of query and key heads together: [num_heads + num_kv_heads, head_dim]."""
+    """Return the norm weights of all query and key heads, [num_heads + num_kv_heads, head_dim]."""
     return torch.cat((q_weight.expand(num_heads, -1), k_weight.expand(num_kv_heads, -1)))
 
 
 def per_head_norm(weight: torch.Tensor, eps: float, in_float32: bool) -> RowsPart:
-    """Make one RMSNorm over all heads, of which each has a row of `weight`."""
+    """Make one RMSNorm for all heads, each of which has a row of `weight`."""
     return Float32HeadNorm(weight, eps) if in_float32 else RMSNorm(weight, eps)

@@ -1,6 +1,6 @@
-"""The P-EAGLE head (arXiv 2602.01469): an EAGLE-3 head of one or more layers, with rows that stand for drafts.
+"""The P-EAGLE head (arXiv 2602.01469): an EAGLE-3 head of one or more layers, with mask rows that predict drafts.
 
-Such a row has the mask token's embedding, and in place of the target's features a vector that was learned.
+A mask row has the mask token's embedding, and a learned vector instead of the target's features.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class PEagleHead:
     """Weights and forward of the head; no state between calls.
 
     Attributes:
-        mask_token_id: of the rows that stand for drafts.
-        mask_features: [1, hidden_size] what such a row has in place of fused features.
+        mask_token_id: the token of mask rows.
+        mask_features: [1, hidden_size] the learned vector that mask rows have instead of fused features.
     """
 
     def __init__(
@@ -42,9 +42,9 @@ class PEagleHead:
         products: Products = PLAIN,
         rotary: RotaryTable | None = None,
     ) -> None:
-        """As `Eagle3Head`, which the first layer is."""
+        """Take the arguments of `Eagle3Head`, since the first layer is one."""
         assert config.mask_token_id is not None
-        # Nothing is fed back, so what would be has no side of the final norm.
+        # No output is fed back, so whether it would be normed does not matter.
         first = replace(config, norm_output=False)
         self._first = Eagle3Head(
             first, tensors, embedding, target_head, backend, max_positions, products=products, rotary=rotary
@@ -71,7 +71,7 @@ class PEagleHead:
         attention: AttentionMetadata,
         selection: RowSelection,
     ) -> torch.Tensor:
-        """Turn [rows] tokens and [rows, hidden_size] features into the live rows' output [live rows, hidden_size]."""
+        """Run tokens [rows] and features [rows, hidden_size]; return the live rows' output [live rows, hidden_size]."""
         whole = AllRows()
         kept = selection if not self._layers else whole
         stream = self._first.forward(token_ids, hidden, cache.layers[0], attention, kept)
@@ -88,5 +88,5 @@ class PEagleHead:
         return self._first.draft_logits(hidden)
 
     def scored(self, logits: torch.Tensor) -> SlotScores:
-        """Return logits [batch, draft vocabulary] with the tokens that they are of."""
+        """Return logits [batch, draft vocabulary] together with their token ids."""
         return SlotScores(logits, self._token_map, self._vocab_size)

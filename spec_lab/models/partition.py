@@ -1,7 +1,7 @@
-"""A partition says how a decoder's weights lie over the processes of a run: all in one, or a part in each.
+"""A partition: how a decoder's weights are distributed over the processes of a run.
 
-Whoever builds layers asks a partition for its share of each tensor, and for the products that need the other shares. In
-one process that is the whole tensor and the plain product, so that nothing of this is left in the round.
+Code that builds layers asks the partition for this process's share of each tensor, and for the products that need the
+other shares. With one process these are the whole tensor and the plain product, so a round costs nothing more.
 """
 
 from __future__ import annotations
@@ -15,22 +15,25 @@ from spec_lab.models.linear import Linear, make_linear
 
 
 class Partition(Slices, Protocol):
-    """Says which share of a decoder one process has, and makes the products that need the others' shares."""
+    """Decides which share of a decoder one process has, and makes the products that need the other shares."""
 
     def output(
         self, weight: torch.Tensor, bias: torch.Tensor | None = None, scales: torch.Tensor | None = None
     ) -> Linear:
-        """Make the product that ends an attention or an MLP, from the share of its weight and the whole bias; `scales`
-        are as in `make_linear`."""
+        """Make the product that ends an attention or an MLP, from this process's share of its weight and the whole
+        bias.
+
+        `scales` is as in `make_linear`.
+        """
         ...
 
     def head(self, weight: torch.Tensor) -> Linear:
-        """Make the product that gives the logits of all tokens, from the whole weight [vocab, hidden_size]."""
+        """Make the product for the logits of all tokens, from the whole weight [vocab, hidden_size]."""
         ...
 
 
 class Whole(WholeTensors):
-    """A model that is whole in one process."""
+    """The whole model is in one process."""
 
     def output(
         self, weight: torch.Tensor, bias: torch.Tensor | None = None, scales: torch.Tensor | None = None

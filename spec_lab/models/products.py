@@ -1,4 +1,4 @@
-"""`Products` gives a model faster parts where an option has them; `PLAIN` leaves each as it is."""
+"""`Products` replaces parts of a model by faster ones, if an option has them; `PLAIN` replaces none."""
 
 from __future__ import annotations
 
@@ -26,24 +26,25 @@ from spec_lab.models.sandwich import CapLogits, EmbedPerLayer, LogitCap, PerLaye
 
 
 class Products(Protocol):
-    """Gives a faster part for one of a model, or the same where it has none.
+    """Each method returns a faster replacement of a part, or the part itself if there is none.
 
-    `plan` is that of the layer the part belongs to: it says what kind the part is of.
+    `plan` is the plan of the layer to which the part belongs.
 
     Attributes:
-        invariant_rows: the most rows of a forward that `is_row_invariant` speaks of.
-        prompt_rounding: how the rows of prompts round alike, through layers of which it says so.
+        invariant_rows: the most rows of a forward for which `is_row_invariant` holds.
+        prompt_rounding: makes the rows of prompts round alike, in layers for which `is_row_invariant` holds.
     """
 
     invariant_rows: int
     prompt_rounding: PromptRounding
 
     def is_row_invariant(self, plan: LayerPlan) -> bool:
-        """Tell whether a row of such a layer does not depend on the others, of up to `invariant_rows`."""
+        """Return whether, in such a layer, a row's bits do not depend on the others, for up to `invariant_rows`
+        rows."""
         ...
 
     def launching(self) -> AbstractContextManager[None]:
-        """Return the context in which a forward is launched whose kernels may be placed early."""
+        """Return the context for forwards whose kernels may start early (programmatic dependent launch)."""
         ...
 
     def norm(self, norm: WeightedNorm) -> RowsPart: ...
@@ -53,7 +54,7 @@ class Products(Protocol):
     def layer(self, parts: LayerParts, plan: LayerPlan) -> Layer: ...
 
     def stack(self, stack: LayerStack, plans: Sequence[LayerPlan]) -> Stack:
-        """Give all layers of a target, each of which is one that `layer` gave."""
+        """Replace the stack of all layers of a target; each layer comes from `layer`."""
         ...
 
     def draft_input(self, part: DraftInput) -> DraftInputs: ...
@@ -65,7 +66,7 @@ class Products(Protocol):
     def likeliest_in_clusters(self, part: TokenClusters) -> Likeliest: ...
 
     def sandwich(self, parts: SandwichParts) -> Sandwich:
-        """Give those of a layer whose halves are normed before and after."""
+        """Replace the parts of a layer whose halves have a norm before and after."""
         ...
 
     def per_layer_embedding(self, part: PerLayerEmbedding) -> EmbedPerLayer: ...
@@ -74,7 +75,7 @@ class Products(Protocol):
 
 
 class PlainProducts:
-    """Leaves every part as it is."""
+    """Replaces nothing."""
 
     invariant_rows = 1
     prompt_rounding = NO_ROUNDING
@@ -123,25 +124,25 @@ PLAIN = PlainProducts()
 
 
 def recurrent_by_parts(products: Products, parts: RecurrentParts, plan: LayerPlan) -> RecurrentKernels:
-    """Make a draft head part by part."""
+    """Make a draft head by replacing each of its parts separately."""
     inputs, layer = products.draft_input(parts.inputs), products.layer(parts.layer, plan)
     run = HeadLayer(inputs, layer, parts.rotary, parts.residual_is_normed)
     return RecurrentKernels(products.linear(parts.fuse), run, products.likeliest(parts.likeliest), run)
 
 
 SMALL_LAYER = 5120
-"""Early launches gained 4 to 18 % where MLPs are no wider, and -2 to 4 % at 8192 (docs/log/small_models.md)."""
+"""The widest MLP with early launches. Up to this width they gained 4 to 18 %, and -2 to 4 % at 8192
+(docs/log/small_models.md)."""
 Launching = Callable[[int], AbstractContextManager[None]]
-"""Gives the context in which a forward of so many rows is launched."""
+"""Returns the context for a forward of the given number of rows."""
 
 
 def launching_of(products: Products, plans: Sequence[LayerPlan]) -> Launching:
-    """Say which forwards through such layers have each kernel placed before the one in front of it has ended.
+    """Decide which forwards through such layers use early launches: a kernel starts before the one before it has ended.
 
-    What a launch costs beside its bytes weighs most where a layer is many launches that read little: with experts, of
-    which few rows read a part, with latent attention, and where a whole layer is small. Larger layers of Llama's kind
-    gain less than 1 % on an H200 or lose by it (docs/log/moe.md), and launch as ever. Forwards of 32 rows gained
-    nothing, and layers that keep states have not been measured.
+    They help if a layer consists of many launches that read little: layers with experts, layers with latent attention,
+    and small layers. Larger layers like Llama's gain less than 1 % on an H200, or lose (docs/log/moe.md), so they do
+    not use them. Forwards of 32 rows gained nothing. Layers that keep states have not been measured.
     """
     are_small = all(plan.is_plain and plan.intermediate_size <= SMALL_LAYER for plan in plans)
     weighs = are_small or any(plan.experts is not None or plan.latent is not None for plan in plans)

@@ -1,4 +1,4 @@
-"""Queries of layers that read the keys and values of another layer, and write none."""
+"""Queries of layers that read another layer's keys and values and write none."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from spec_lab.models.rope import RotaryRows
 
 @dataclass(frozen=True, slots=True)
 class NormedQueries:
-    """Norms and rotates queries, each on its own."""
+    """Norms and rotates queries in separate steps."""
 
     norm: WeightedNorm
 
@@ -27,7 +27,7 @@ class NormedQueries:
 
 
 def norm_and_turn_queries(norm: WeightedNorm, num_heads: int, backend: AttentionBackend) -> RopeAndWrite:
-    """Take the backend's kernel where it has one; all heads have the norm's one weight [head_dim]."""
+    """Return the backend's kernel if it has one, else `NormedQueries`. All heads share the norm's weight [head_dim]."""
     if backend.rope_write is None:
         return NormedQueries(norm)
     weight = norm.kernel_weight.expand(num_heads, -1).contiguous()

@@ -1,7 +1,7 @@
-"""Rotary position embeddings: their tables, in the rotate-half layout of the Hugging Face checkpoints, and rotating.
+"""Rotary position embeddings, in the rotate-half layout of the Hugging Face checkpoints: their tables and the rotation.
 
-Sources: RoFormer (Su et al. 2021); linear position interpolation (Chen et al. 2023); the frequency-dependent scaling
-of Llama 3.1; Gemma 4's "proportional" embedding, which turns the first pairs of the whole head; YaRN (Peng et al. 2023,
+Sources: RoFormer (Su et al. 2021); linear position interpolation (Chen et al. 2023); the frequency-dependent scaling of
+Llama 3.1; Gemma 4's "proportional" embedding, which rotates the first pairs of the whole head; YaRN (Peng et al. 2023,
 arXiv 2309.00071).
 """
 
@@ -30,7 +30,7 @@ class RotaryRows:
         return torch.cat((self._turned(heads[..., :rotary_dim]), heads[..., rotary_dim:]), dim=-1)
 
     def _turned(self, heads: torch.Tensor) -> torch.Tensor:
-        """Rotate: with sin negated in its first half, swapping halves is one roll."""
+        """Rotate all channels. Since sin is negated in its first half, swapping the halves takes one roll."""
         swapped = torch.roll(heads, heads.shape[-1] // 2, -1)
         return torch.addcmul(heads * self.cos, swapped, self.signed_sin)
 
@@ -53,7 +53,7 @@ class RotaryTable:
 
 
 def inverse_frequencies(rope: RopeConfig, head_dim: int) -> torch.Tensor:
-    """Return the radians by which a position turns each pair of channels: [rotary_dim / 2] float32."""
+    """Return the rotation of each pair of channels in radians per position, [rotary_dim / 2] float32."""
     if rope.scaling == "proportional":
         return _proportional_frequencies(rope, head_dim)
     rotary_dim = int(head_dim * rope.partial_rotary_factor)
@@ -71,14 +71,14 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int) -> torch.Tensor:
 
 
 def _proportional_frequencies(rope: RopeConfig, head_dim: int) -> torch.Tensor:
-    """All pairs of the head have the exponents of the whole head; those past the rotated part do not turn."""
+    """Compute exponents over the whole head; pairs past the rotated part are not rotated."""
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
     turns = torch.arange(head_dim // 2) < int(rope.partial_rotary_factor * head_dim // 2)
     return torch.where(turns, 1.0 / rope.theta**exponents, 0.0)
 
 
 def _llama3_frequencies(frequencies: torch.Tensor, rope: RopeConfig) -> torch.Tensor:
-    """Slow frequencies are divided by `factor`, fast ones kept, those between are blended by wavelength."""
+    """Divide low frequencies by `factor`, keep high ones, and blend those between by wavelength."""
     wavelengths = 2 * math.pi / frequencies
     turns = rope.original_max_position_embeddings / wavelengths
     kept = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
@@ -87,8 +87,8 @@ def _llama3_frequencies(frequencies: torch.Tensor, rope: RopeConfig) -> torch.Te
 
 
 def _yarn_frequencies(frequencies: torch.Tensor, rope: RopeConfig) -> torch.Tensor:
-    """Pairs that turn often within the original positions are kept, slow ones divided by `factor`, those between are
-    blended by their number."""
+    """Keep frequencies of many turns within the original positions, divide low ones by `factor`, and blend those
+    between by the index of the pair."""
     num_pairs = len(frequencies)
     first, last = (_pair_of(turns, rope, num_pairs) for turns in (rope.beta_fast, rope.beta_slow))
     if rope.whole_channels:
@@ -100,7 +100,7 @@ def _yarn_frequencies(frequencies: torch.Tensor, rope: RopeConfig) -> torch.Tens
 
 
 def _pair_of(turns: float, rope: RopeConfig, num_pairs: int) -> float:
-    """Return the number of the pair of channels that turns `turns` times within the original positions."""
+    """Return the index of the pair of channels that turns `turns` times within the original positions."""
     wavelength = rope.original_max_position_embeddings / (turns * 2 * math.pi)
     return num_pairs * math.log(wavelength) / math.log(rope.theta)
 
@@ -108,7 +108,7 @@ def _pair_of(turns: float, rope: RopeConfig, num_pairs: int) -> float:
 def rotary_table(
     rope: RopeConfig, head_dim: int, max_positions: int, dtype: torch.dtype, device: torch.device | str
 ) -> RotaryTable:
-    """Make the table of a rope for heads of `head_dim` channels."""
+    """Make the rotary table of `rope` for heads of `head_dim` channels."""
     return RotaryTable(*rope_tables(rope, head_dim, max_positions, dtype, device))
 
 
@@ -117,8 +117,8 @@ def rope_tables(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return cosines and sines of the positions 0..max_positions - 1, each [max_positions, rotary_dim].
 
-    Channel i and channel i + rotary_dim / 2 are one pair and hold the same angle. Angles are computed in float32 on the
-    CPU whatever `dtype` and `device`, so that every device reads the same table.
+    Channels i and i + rotary_dim / 2 are a pair and have the same angle. Angles are always computed in float32 on the
+    CPU, so that every device has the same table.
     """
     positions = torch.arange(max_positions, dtype=torch.float32)
     angles = torch.outer(positions, inverse_frequencies(rope, head_dim)).repeat(1, 2)

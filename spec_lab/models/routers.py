@@ -1,8 +1,7 @@
-"""Routers: which experts a row goes through, and how much each of them weighs.
+"""Routers: they choose the experts of each row, and their weights.
 
-Logits and scores are float32 whatever the model's dtype, as in DeepSeek-V3 and GLM-4.5. Of equal scores the lower
-expert wins, whatever rows stand beside: `torch.topk` orders ties as it likes, so that a row's output would depend on
-its batch.
+Logits and scores are float32 for every dtype of the model, as in DeepSeek-V3 and GLM-4.5. Ties go to the lower expert.
+`torch.topk` promises no order of ties, so with it a row's output could depend on its batch.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ class Routing:
 
     Attributes:
         expert_ids: [rows, num_chosen] the experts of each row, all different.
-        weights: [rows, num_chosen] what their outputs are multiplied by, float32.
+        weights: [rows, num_chosen] float32 factors of their outputs.
     """
 
     expert_ids: torch.Tensor
@@ -36,16 +35,16 @@ class Router(Protocol):
     def __call__(self, rows: torch.Tensor) -> Routing: ...
 
     def made_by(self, make: RouterMaker) -> Router:
-        """Return what makes the same choice, which `make` makes where it can."""
+        """Return an equivalent router made by `make`, or itself if `make` has none."""
         ...
 
 
 RouterMaker = Callable[[torch.Tensor, torch.Tensor | None, ExpertSizes], Router]
-"""Makes a router of its weight [num_experts, hidden_size] and of the bias of the choice, if any."""
+"""Makes a router from its weight [num_experts, hidden_size] and the bias of the choice, if any."""
 
 
 class SoftmaxRouter:
-    """Weighs the likeliest experts by their probability among all (Qwen3-MoE, Qwen3-Next)."""
+    """Chooses the likeliest experts, and weighs them by their softmax probability (Qwen3-MoE, Qwen3-Next)."""
 
     __slots__ = ("_logits", "_sizes", "_weight")
 
@@ -65,8 +64,9 @@ class SoftmaxRouter:
 
 
 class SigmoidRouter:
-    """Scores each expert by itself; a bias and groups decide which are chosen, the scores alone what they weigh
-    (DeepSeek-V3, arXiv 2412.19437, section 2.1.2; GLM-4.5).
+    """Scores each expert by a sigmoid. The choice also uses a bias and groups; the weights use only the scores.
+
+    Sources: DeepSeek-V3 (arXiv 2412.19437, section 2.1.2); GLM-4.5.
     """
 
     __slots__ = ("_bias", "_logits", "_sizes", "_weight")
@@ -97,7 +97,7 @@ def build_router(sizes: ExpertSizes, tensors: Mapping[str, torch.Tensor], prefix
 
 
 def torch_router(weight: torch.Tensor, bias: torch.Tensor | None, sizes: ExpertSizes) -> Router:
-    """Make the router of these scores, as a `RouterMaker` does."""
+    """Make the torch router for the kind of scores in `sizes`; it is a `RouterMaker`."""
     if sizes.scores is RouterScores.SOFTMAX:
         assert bias is None and sizes.num_groups == 1, "no family has a softmax with either"
         return SoftmaxRouter(weight, sizes)
@@ -105,14 +105,14 @@ def torch_router(weight: torch.Tensor, bias: torch.Tensor | None, sizes: ExpertS
 
 
 def highest(scores: torch.Tensor, count: int) -> torch.Tensor:
-    """Return the indices [rows, count] of the highest of [rows, columns] scores, of equal ones the first."""
+    """Return the indices [rows, count] of the highest scores [rows, columns]; ties go to the lower index."""
     return scores.sort(dim=-1, descending=True, stable=True).indices[:, :count]
 
 
 def best_groups_only(scores: torch.Tensor, num_groups: int, num_kept: int) -> torch.Tensor:
-    """Put -inf in place of the scores [rows, experts] outside the groups whose two best experts sum highest.
+    """Replace scores [rows, experts] by -inf outside the best groups: those with the highest sum of their two best.
 
-    Old code of DeepSeek's put 0 there, which a score with a negative bias loses to.
+    DeepSeek's older code used 0 instead, which can beat a score with a negative bias.
     """
     groups = scores.unflatten(-1, (num_groups, -1))
     kept = highest(groups.topk(2, dim=-1).values.sum(dim=-1), num_kept)

@@ -1,6 +1,6 @@
-"""The parts of a layer whose halves are normed before and after (Gemma 4): target's and assistant's are made of them.
+"""The parts of layers whose halves have a norm before and after (Gemma 4 targets and assistants).
 
-Each part says what is computed together, so that `Products` can put a kernel or two in its place.
+Each part groups what one or two kernels can compute together, so that `Products` can replace it.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ class NormedLinear:
 
 @dataclass(frozen=True, slots=True)
 class AddNormed:
-    """Ends a half of a layer: its norm is added to the stream, which is scaled behind a layer's last one.
+    """Ends a half of a layer: norms its output and adds it to the residual stream, which may then be scaled.
 
     Attributes:
-        scale: [1]; None is no scale.
+        scale: [1]; None for no scale.
     """
 
     norm: WeightedNorm
@@ -44,20 +44,20 @@ class AddNormed:
 
 @dataclass(frozen=True, slots=True)
 class AddNormedThenNorm:
-    """Ends a half of a layer, and norms what the next one reads."""
+    """Ends a half of a layer, and norms the input of the next half."""
 
     add: AddNormed
     next_norm: WeightedNorm
 
     def __call__(self, stream: torch.Tensor, added: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the stream and its norm."""
+        """Return the residual stream, and its norm."""
         stream = self.add(stream, added)
         return stream, self.next_norm(stream)
 
 
 @dataclass(frozen=True, slots=True)
 class PerLayerGate:
-    """Lets the rows choose from the layer's own embedding of their tokens."""
+    """Gates the layer's own embedding of each token by the token's row."""
 
     gate: Linear
     projection: Linear
@@ -68,19 +68,19 @@ class PerLayerGate:
 
 
 Ending = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""Adds a half of a layer to the stream: `AddNormed`, or what stands in its place."""
+"""Adds a half of a layer to the residual stream: `AddNormed`, or a kernel that replaces it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sandwich:
-    """Everything of a layer that turns each row by itself.
+    """All parts of a layer that map each row by itself.
 
     Attributes:
         project: the norm before attention, and attention's first product.
         output: attention's last product.
-        after_attention: gives the stream, and what `mlp` reads.
-        after_mlp: gives the stream.
-        gate: of the layer's own embeddings; None where it has none, and so is `after_gate`.
+        after_attention: returns the residual stream, and the input of `mlp`.
+        after_mlp: returns the residual stream.
+        gate: gates the layer's own embedding; None if there is none, and then `after_gate` is None too.
     """
 
     project: RowsPart
@@ -94,7 +94,7 @@ class Sandwich:
 
 @dataclass(frozen=True, slots=True)
 class SandwichParts(Sandwich):
-    """The same in torch, from which a set of kernels makes its own."""
+    """The same parts in torch, from which a set of kernels makes its own."""
 
     project: NormedLinear
     after_attention: AddNormedThenNorm
@@ -106,11 +106,11 @@ class SandwichParts(Sandwich):
 
 @dataclass(frozen=True, slots=True)
 class PerLayerEmbedding:
-    """Gives every layer an embedding of the tokens, one part from the token alone and one from the shared embedding.
+    """Computes an embedding of the tokens for each layer: a table lookup plus a projection of the shared embedding.
 
     Attributes:
         table: [vocab, num_layers * width].
-        table_scale: rounded as the weights are.
+        table_scale: rounded to the weights' dtype.
     """
 
     table: torch.Tensor
@@ -122,7 +122,7 @@ class PerLayerEmbedding:
     scale: float = 2**-0.5
 
     def __call__(self, token_ids: torch.Tensor, embedded: torch.Tensor) -> torch.Tensor:
-        """Turn [rows] tokens and their scaled embeddings [rows, hidden_size] into [rows, num_layers, width]."""
+        """Turn tokens [rows] and their scaled embeddings [rows, hidden_size] into [rows, num_layers, width]."""
         of_token = F.embedding(token_ids, self.table) * self.table_scale
         of_context = self.projection(embedded) * self.projection_scale
         normed = self.norm(of_context.unflatten(-1, (-1, self.width)))
@@ -130,16 +130,16 @@ class PerLayerEmbedding:
 
 
 EmbedPerLayer = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""A `PerLayerEmbedding`, or what stands in its place."""
+"""A `PerLayerEmbedding`, or a kernel that replaces it."""
 
 
 CapLogits = Callable[[torch.Tensor], torch.Tensor]
-"""A `LogitCap`, or what stands in its place."""
+"""A `LogitCap`, or a kernel that replaces it."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogitCap:
-    """Caps logits in float32: near the cap, rounding would make ties."""
+    """Caps logits in float32, since rounding near the cap would make ties."""
 
     cap: float
 

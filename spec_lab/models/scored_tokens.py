@@ -1,4 +1,4 @@
-"""The logits of a head that may know fewer tokens than its target, and how sure it is."""
+"""The logits of a head whose vocabulary may be smaller than the target's, and its confidence."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ class ScoredTokens:
     """A head's logits [rows, tokens of the head].
 
     Attributes:
-        token_ids: [tokens of the head] what they stand for, or [rows, tokens] where each row has its own; None where
-            each is its own number.
+        token_ids: [tokens of the head] their target ids, or [rows, tokens of the head] if rows differ; None if the
+            head's ids are target ids.
     """
 
     logits: torch.Tensor

@@ -1,4 +1,4 @@
-"""Making a target of a checkpoint, or of random weights, by what its family needs."""
+"""Loads a target from a checkpoint or with random weights, as its family requires."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ Tensors = Mapping[str, torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class WeightSource:
-    """Names the place of a target's weights, and the form in which they are wanted.
+    """Where a target's weights come from, and the form in which they are stored.
 
     Attributes:
         folder: a checkpoint; None for random weights.
-        partition: what of each tensor is kept.
-        kept_in: what weights are kept in; None for `dtype`. e4m3 is for the products of layers (`keep_fp8`), which on a
-            CPU, where no product takes it, have its values in `dtype`. bfloat16 is for all matrices, which have its
-            values in `dtype`: kernels=native packs such numbers in 16 bits.
+        partition: which share of each tensor is kept.
+        kept_in: the type that weights are rounded to; None for `dtype`. e4m3 applies to the products of layers
+            (`keep_fp8`). On a CPU, which has no e4m3 products, they have its values but are stored in `dtype`. bfloat16
+            applies to all matrices. They are stored in `dtype` too, and kernels=native packs them in 16 bits.
     """
 
     folder: Path | None
@@ -54,8 +54,10 @@ class WeightSource:
     def read(
         self, shapes: Shapes, own: OwnTensors = without_mtp, in_float32: Callable[[str], bool] = lambda name: False
     ) -> Tensors:
-        """Read, or draw, tensors of these names and shapes; `own` as in `open_tensors`, and `in_float32` says of drawn
-        ones what `own` says of those that are read."""
+        """Read or randomly draw tensors of these names and shapes.
+
+        `own` is as in `open_tensors`. `in_float32` tells which drawn tensors are float32, as `own` does for those read.
+        """
         tensors: Tensors
         if self.folder is None:
             tensors = random_tensors(shapes, self.dtype, self.device, self.seed, self.partition, in_float32)
@@ -72,7 +74,7 @@ class WeightSource:
 
 
 def with_rounded_matrices(tensors: Tensors, dtype: torch.dtype) -> Tensors:
-    """Give matrices the values of a narrower type, each as it is asked for; norms and biases stay as they are."""
+    """Round matrices to the values of a narrower type, each when it is read. Norms and biases are not rounded."""
 
     def read(name: str) -> torch.Tensor:
         tensor = tensors[name]
@@ -82,12 +84,12 @@ def with_rounded_matrices(tensors: Tensors, dtype: torch.dtype) -> Tensors:
 
 
 def read_plain(config: ModelConfig, source: WeightSource) -> Tensors:
-    """Read a checkpoint whose tensors have the names of Llama's."""
+    """Read a checkpoint with Llama's tensor names."""
     return source.read(decoder_tensor_shapes(config))
 
 
 def read_gemma4_tensors(config: ModelConfig, source: WeightSource) -> Tensors:
-    """Read a Gemma 4 decoder, alone or inside a model that also sees and hears."""
+    """Read a Gemma 4 decoder, alone or as part of a multimodal model."""
 
     def own(stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
         return own_tensors(stored, config)
@@ -96,18 +98,18 @@ def read_gemma4_tensors(config: ModelConfig, source: WeightSource) -> Tensors:
 
 
 def read_hybrid(config: ModelConfig, source: WeightSource) -> Tensors:
-    """Read a Qwen3.5 or Qwen3-Next, alone or inside a model that also sees."""
+    """Read a Qwen3.5 or Qwen3-Next, alone or as part of a vision model."""
     shapes = decoder_tensor_shapes(config)
     return source.read(shapes, lambda stored: hybrid_tensors(stored, config), counts_from_one)
 
 
 @dataclass(frozen=True, slots=True)
 class TargetFamily:
-    """What a family of targets has of its own; by default it is what Llama has.
+    """What is specific to a family of targets; the defaults are those of Llama.
 
     Attributes:
-        read: reads its tensors, whatever a checkpoint calls them, in the form in which `target` takes them.
-        target: makes one of its targets.
+        read: reads a checkpoint's tensors, under the names that `target` expects.
+        target: makes a target of the family.
     """
 
     read: Callable[[ModelConfig, WeightSource], Tensors] = read_plain
@@ -136,14 +138,14 @@ def load_target(
     max_positions: int,
     products: Products = PLAIN,
 ) -> Decoder:
-    """Make a target, each part of which `products` gives as soon as it is made.
+    """Make a target, and replace each part by that of `products` as soon as it is made.
 
     Raises:
-        UserError: the checkpoint is not what its config says, cannot be split as `source.partition` wants, or the
-            device has no room for the weights.
+        UserError: the checkpoint does not match its config, `source.partition` cannot split it, or the device has no
+            room for the weights.
     """
     for plan in config.layers:
-        source.partition.share(plan)  # what cannot be split is refused before it is read
+        source.partition.share(plan)  # refuse what cannot be split before reading it
     family = FAMILIES[config.family]
     with enough_memory(_without_room(config, source)):
         return family.target(config, family.read(config, source), backend, max_positions, source.partition, products)

@@ -1,12 +1,12 @@
-"""Tensor parallelism splits every layer of a target over several processes, as in Megatron-LM (Shoeybi et al., 2019).
+"""Tensor parallelism: splits every layer of a target over several processes, as in Megatron-LM (Shoeybi et al., 2019).
 
-Queries, keys, values, gate and up are split by columns, which are heads or the MLP's inner channels: each process has
-its own, and the KV of its own heads. The products that end the two halves of a layer, o and down, are split by rows:
-each process has a term of the sum, and an all-reduce adds the terms up. So a layer needs two all-reduces, the residual
-stream is the same in every process, and a drafter that reads it runs in each of them as it would in one.
+Queries, keys, values, gate and up are split by columns, which are heads or the MLP's inner channels. Each process also
+has the KV of its own heads. The products that end the two halves of a layer, o and down, are split by rows. Each
+process computes a term of the sum, and an all-reduce adds the terms. So a layer needs two all-reduces. The residual
+stream is the same in every process, and a drafter that reads it runs whole in each of them.
 
-The embedding and the head are whole in every process, since drafters share them. The logits are nevertheless computed
-in parts, by tokens, and gathered: a product of a few rows takes as long as its weight takes to be read.
+The embedding and the head are whole in every process, since drafters share them. Still, each process computes the
+logits of some tokens only, and these are gathered. A product of a few rows takes as long as reading its weight.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ from spec_lab.models.linear import Linear, make_linear
 
 BY_COLUMNS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
 BY_ROWS = ("o_proj", "down_proj")
-"""These are split by rows. A weight is [out_features, in_features]: its columns, the outputs, come first."""
+"""The products that are split by rows. A weight is [out_features, in_features], so its columns are the first
+dimension."""
 
 
 class Collectives(Protocol):
-    """Lets the processes work together; each calls the same, in the same order."""
+    """Communication between the processes. Each must make the same calls in the same order."""
 
     def add_up(self, terms: torch.Tensor) -> None:
         """Replace `terms` by their sum over all processes, bit-equal in each."""
@@ -41,7 +42,7 @@ class Collectives(Protocol):
 
 
 class SummedLinear:
-    """Computes a term of a product, adds up those of all processes, and then the bias."""
+    """Computes this process's term of a product, adds the terms of all processes, then adds the bias."""
 
     __slots__ = ("_bias", "_collectives", "_term")
 
@@ -57,7 +58,7 @@ class SummedLinear:
 
 
 class GatheredLinear:
-    """Computes some of a product's columns, and gathers the others: [rows, out_features] in every process."""
+    """Computes some of a product's columns, and gathers all of them, [rows, out_features], in every process."""
 
     __slots__ = ("_collectives", "_columns", "_out_features")
 
@@ -73,7 +74,7 @@ class GatheredLinear:
 
 @dataclass(frozen=True, slots=True)
 class TensorParallel:
-    """The slices of a model that process `rank` of `size` has."""
+    """The share of a model that process `rank` of `size` has."""
 
     rank: int
     size: int
@@ -83,8 +84,8 @@ class TensorParallel:
         """Return the sizes of this process's share of a layer.
 
         Raises:
-            UserError: the heads or the inner channels do not divide, or the layer has experts, latent attention or a
-                state.
+            UserError: the heads or the inner channels cannot be divided evenly, or the layer has experts, latent
+                attention or a state.
         """
         problem = problem_of_split(plan, self.size)
         if problem is not None:
@@ -108,7 +109,7 @@ class TensorParallel:
         return SummedLinear(make_linear(weight), bias, self.collectives)
 
     def head(self, weight: torch.Tensor) -> Linear:
-        """Make the product; where the tokens do not divide, the last process computes some that are dropped."""
+        """Make the product. If tokens cannot be divided evenly, the last process computes padding that is dropped."""
         vocab_size = weight.shape[0]
         share = -(-vocab_size // self.size)
         own = weight[self.rank * share : (self.rank + 1) * share]

@@ -1,1 +1,1 @@
-"""The door: which kernel stands in for which torch form."""
+"""Chooses the kernel that replaces each torch form."""

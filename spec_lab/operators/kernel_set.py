@@ -1,4 +1,4 @@
-"""A set of kernels says which functions of the lab are replaced, and by what."""
+"""A set of kernels: which functions of the lab are replaced, and by which kernels."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Form = TypeVar("Form")
 class Op(Enum):
     """The functions without weights that a kernel may replace.
 
-    Its torch form stands where its idea does, and says what it computes.
+    The torch form is in the module that uses it, and documents what it computes.
     """
 
     STRICT_ACCEPT = auto()
@@ -40,18 +40,18 @@ class Op(Enum):
 
 @dataclass(frozen=True, slots=True)
 class KernelSet:
-    """The kernels of a run, which are handed to what asks for one when it is made.
+    """The kernels of a run. Objects look up the kernels they need here when they are made.
 
     Attributes:
-        functions: what replaces a torch form, for the same arguments and with the same results.
+        functions: the replacements of torch forms, with the same arguments and results.
     """
 
     functions: Mapping[Op, Callable[..., Any]] = field(default_factory=dict)
 
     def get(self, op: Op, torch_form: Form) -> Form:
-        """Return the kernel that replaces `torch_form`, or `torch_form` where there is none."""
+        """Return the kernel that replaces `torch_form`, or `torch_form` if there is none."""
         return cast(Form, self.functions.get(op, torch_form))
 
 
 TORCH_FORMS = KernelSet()
-"""Replaces nothing."""
+"""The set that replaces nothing."""

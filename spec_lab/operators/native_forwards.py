@@ -1,4 +1,4 @@
-"""kernels=native runs all layers of a target in one call, and of a draft head the layer and its input in one."""
+"""kernels=native runs all layers of a target in one C call, and a draft head's layer with its input in another."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from spec_lab.models.layer_stack import LayerStack
 from spec_lab.models.rope import RotaryTable
 
 MAX_ROWS = 128
-"""More rows are bound by arithmetic alone, in which the library is as quick: docs/log/cpu.md."""
+"""With more rows arithmetic is the bound, where the library is as fast: docs/log/cpu.md."""
 
 
 def are_few(rows: torch.Tensor, metadata: AttentionMetadata) -> bool:
-    """Tell whether the kernels take these rows: few, as many of each request."""
+    """Return whether the kernels take these rows: few, and equally many for each request."""
     return 0 < rows.shape[0] <= MAX_ROWS and not metadata.batches
 
 
 class NativeStack:
-    """All layers as one C call, where no row is dropped in the last layer."""
+    """All layers as one C call, if no row is dropped in the last layer."""
 
     __slots__ = ("_layers", "_plain", "_table")
 
     def __init__(self, plain: LayerStack, layers: native.NativeLayers) -> None:
-        """All `layers` turn their heads by the one table of `plain`."""
+        """All `layers` rotate their heads with the one rotary table of `plain`."""
         (table,) = plain.rotary_tables
         self._table = table.rows_of_positions
         self._layers = layers
@@ -65,17 +65,17 @@ class NativeStack:
 
 
 class NativeHeadLayer:
-    """A draft head's layer as one C call. Runs part by part where rows are dropped behind attention.
+    """A draft head's layer as one C call. It runs part by part if rows are dropped after attention.
 
     Attributes:
-        layer: as the kernels read it.
-        table: that it turns heads by.
+        layer: the layer as the kernels read it.
+        table: the rotary table.
     """
 
     __slots__ = ("_parts", "layer", "table")
 
     def __init__(self, parts: DraftLayers, rotary: RotaryTable, layer: native.NativeDraftLayer) -> None:
-        """`parts` take what is not few rows, those that are dropped behind attention, and those that only write."""
+        """`parts` handle many rows, rows that are dropped after attention, and rows that only write KV."""
         self.table = rotary.rows_of_positions
         self.layer = layer
         self._parts = parts
@@ -116,7 +116,7 @@ class NativeChain:
     __slots__ = ("_fuse", "_head", "_layer")
 
     def __init__(self, fuse: NativeProduct | None, layer: NativeHeadLayer, head: native.NativeHead) -> None:
-        """`fuse` turns the target's features into what `layer` takes; None where C has not all of it."""
+        """`fuse` turns the target's features into the input of `layer`; None if the C code does not cover all of it."""
         self._fuse = fuse
         self._layer = layer
         self._head = head

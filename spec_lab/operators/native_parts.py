@@ -1,4 +1,4 @@
-"""Norms, products and what stands at a draft head's two ends, each one call of kernels=native."""
+"""kernels=native: norms, products, and the input and output of a draft head, each as one C call."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class NativeRMSNorm:
 
 
 class NativeLinear:
-    """A product in C, of many rows in parts of `MAX_ROWS`."""
+    """A product in C; many rows are computed `MAX_ROWS` at a time."""
 
     __slots__ = ("product",)
 
@@ -83,10 +83,10 @@ class NativeDraftInput:
 
 
 class NativeLikeliest:
-    """The likeliest token as one C call; a probability beside it takes that of its parts.
+    """The likeliest token as one C call. With its probability it is computed part by part.
 
     Attributes:
-        described: as the kernels read it.
+        described: the head as the kernels read it.
     """
 
     __slots__ = ("_parts", "described")

@@ -1,8 +1,9 @@
-"""kernels=native computes forwards of up to 128 rows with the C of `spec_kernels.native`: a decoder layer is one call.
+"""kernels=native computes forwards of up to 128 rows with the C code of `spec_kernels.native`, a decoder layer per
+call.
 
-A row of those does not depend, bit for bit, on how many stand beside it. More rows go part by part, their attention to
-the library, their products through the same panels, so that a weight is kept once. What a layer has that the kernels do
-not know (experts, states, gates, latents) stays with the library as well.
+The result of such a row does not depend, bit for bit, on the number of rows. More rows are computed part by part:
+attention by the library, and products by C with the same packed weights, so that each weight is stored once. Parts of a
+layer that the kernels do not support (experts, states, gates, latents) are left to the library as well.
 """
 
 from __future__ import annotations
@@ -62,22 +63,22 @@ NATIVE_FUNCTIONS: Mapping[Op, Callable[..., Any]] = {
     Op.COMMIT_ROWS: commit_rows,
     Op.LOOK_UP: extend_and_look_up,
 }
-"""What `kernels=native` replaces of the functions without weights."""
+"""The functions without weights that `kernels=native` replaces."""
 
 
 class NativeDecoderLayer:
-    """A decoder layer as one C call, or as three where rows are dropped behind attention.
+    """A decoder layer as one C call, or as three if rows are dropped after attention.
 
     Attributes:
-        row_invariant: a row does not depend on the others, its attention included.
-        layer: as the kernels read it.
+        row_invariant: whether a row's result, including attention, does not depend on the other rows.
+        layer: the layer as the kernels read it.
     """
 
     __slots__ = ("_many", "layer")
     row_invariant = True
 
     def __init__(self, layer: NativeLayer, many: DecoderLayer) -> None:
-        """`many` takes what is not few rows."""
+        """`many` is the layer for more than few rows."""
         self.layer = layer
         self._many = many
 
@@ -125,7 +126,7 @@ class NativeDecoderLayer:
         behind: AttentionMetadata,
         live_rows: torch.Tensor | None,
     ) -> torch.Tensor:
-        """Let all rows write KV, and `live_rows`, which are all where it is None, go on with the metadata `behind`."""
+        """Write KV for all rows, and compute the rest for `live_rows` (all if None) with the metadata `behind`."""
         out = residual.new_empty(residual.shape)
         native.decoder_layer(
             out,
@@ -175,7 +176,7 @@ class NativeProducts(PlainProducts):
         assert mlp.activation is F.silu, "a family with another activation has layers of another kind"
         head_norm = cast(RopeThenWrite, attention.rope_and_write).qk_norm
         qkv, o, gate_up, down = (packed(linear) for linear in (attention.qkv, parts.o, mlp.gate_up, mlp.down))
-        # What many rows go through reads the same panels, and the library's weights go.
+        # The parts for many rows read the same packed weights, and the library's weights are freed.
         attention.qkv, attention.o, parts.o = NativeLinear(qkv), NativeLinear(o), NativeLinear(o)
         mlp.gate_up, mlp.down = NativeLinear(gate_up), NativeLinear(down)
         own = NativeLayerParts(
@@ -188,7 +189,7 @@ class NativeProducts(PlainProducts):
             head_norm=NativeNorm() if head_norm is None else as_native(cast(WeightedNorm, head_norm)),
         )
         rotary_dim = int(plan.head_dim * plan.rope.partial_rotary_factor)
-        backend: Any = attention.backend  # of paged keys and values, as each is that goes with kernels in C
+        backend: Any = attention.backend  # native kernels only run with backends of paged keys and values
         layer = NativeLayer(
             own,
             attention.scale,

@@ -1,4 +1,4 @@
-"""The parts of a drafter under `kernels=triton`: what goes into a draft step, and the likeliest tokens behind it."""
+"""The parts of a drafter under `kernels=triton`: the input of a draft step, and the likeliest tokens after it."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class FusedLikeliest:
 
 
 class TritonClusters:
-    """The tokens of the likeliest clusters in a product and two kernels, for up to 64 rows."""
+    """The likeliest token of the likeliest clusters, as a product and two kernels, for up to 64 rows."""
 
     __slots__ = ("_arrivals", "_plain")
 

@@ -30,7 +30,7 @@ from spec_lab.operators.triton_linear import ACTIVATIONS, SkinnyMLP, dense
 
 @dataclass(frozen=True, slots=True)
 class SharedWeights:
-    """The weights of an expert that every row goes through, of the size of the routed ones.
+    """The weights of an expert that every row goes through, which has the size of the routed ones.
 
     Attributes:
         gate_up: [2 * intermediate_size, hidden_size].
@@ -42,15 +42,15 @@ class SharedWeights:
 
 
 class TritonExperts:
-    """Routed experts in Triton. For up to 16 rows a row does not depend on those beside it."""
+    """Routed experts in Triton. With up to 16 rows, a row's result does not depend on the other rows."""
 
     __slots__ = ("_activation", "_arrivals", "_down", "_gate_up")
 
     def __init__(self, gate_up: torch.Tensor, down: torch.Tensor, activation: Activation) -> None:
-        """Take what `SortedExperts` takes.
+        """The arguments are those of `SortedExperts`.
 
         Raises:
-            UserError: the kernels have no such activation, or the copy engine no such rows.
+            UserError: the kernels do not have this activation, or the copy engine cannot copy rows of this size.
         """
         if activation not in ACTIVATIONS:
             raise UserError("kernels=triton: the experts' activation has no kernel; use kernels=torch")
@@ -72,7 +72,8 @@ class TritonExperts:
     def added_to(
         self, stream: torch.Tensor | None, rows: torch.Tensor, routing: Routing, shared: SharedWeights | None
     ) -> torch.Tensor:
-        """Return the stream, where there is one, plus the experts of the rows; of up to 16 with the shared expert."""
+        """Return the experts' outputs for the rows, added to the stream if given; with up to 16 rows `shared` may be
+        given, whose output is added too."""
         out = rows.new_empty(rows.shape)
         expert_ids = routing.expert_ids.contiguous()
         activation = ACTIVATIONS[self._activation]
@@ -101,12 +102,13 @@ class TritonExperts:
 
 
 class TritonRouter:
-    """A router in Triton. For up to 64 rows a row's choice does not depend on the rows beside it."""
+    """A router in Triton. With up to 64 rows, a row's choice does not depend on the other rows."""
 
     __slots__ = ("_arrivals", "_bias", "_many_logits", "_sizes", "_weight")
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, sizes: ExpertSizes) -> None:
-        """`weight` is [num_experts, hidden_size]; `bias` [num_experts] is that of the choice, float32."""
+        """`weight` is [num_experts, hidden_size]; `bias` [num_experts] is added to scores for the choice only, in
+        float32."""
         self._weight = weight.contiguous()
         self._many_logits = float32_product(weight)
         self._bias = bias
@@ -122,7 +124,7 @@ class TritonRouter:
         return routing
 
     def of_few(self, stream: torch.Tensor, norm_weight: torch.Tensor, eps: float) -> tuple[Routing, torch.Tensor]:
-        """Return the choice for the RMSNorm of up to 64 rows, and that norm."""
+        """Apply an RMSNorm to up to 64 rows; return the choice for the normed rows, and these."""
         normed = torch.empty_like(stream)
         return self._route(stream, normed, norm_weight, eps), normed
 
@@ -148,20 +150,20 @@ class TritonRouter:
 
 
 def triton_router(weight: torch.Tensor, bias: torch.Tensor | None, sizes: ExpertSizes) -> Router:
-    """Make a `TritonRouter`, or one of torch where groups are no powers of two."""
+    """Make a `TritonRouter`, or a torch router if the sizes of groups are not powers of two."""
     if can_choose(sizes.num_experts, sizes.num_groups, sizes.num_chosen_groups):
         return TritonRouter(weight, bias, sizes)
     return torch_router(weight, bias, sizes)
 
 
 class ResidualExperts:
-    """Adds the experts of the normed stream to it, of up to 16 rows in two launches: norm and router; experts with
-    their sum, the shared one and the residual, which of one row are two."""
+    """Adds the experts of the normed stream to the stream. With up to 16 rows it takes two launches: one for norm and
+    router, one for the experts with their sum, the shared expert and the residual. With one row the latter are two."""
 
     __slots__ = ("_eps", "_experts", "_mlp", "_norm_weight", "_router", "_share", "_shared")
 
     def __init__(self, mlp: ExpertMLP, norm: WeightedNorm) -> None:
-        """Take experts whose choice has a kernel (`fits_few_rows`), and the norm before them."""
+        """`mlp` must have a choice that the kernel supports (`fits_few_rows`); `norm` is the norm before it."""
         self._mlp = mlp
         self._norm_weight, self._eps = norm.kernel_weight, norm.eps
         self._router = cast(TritonRouter, mlp.router.made_by(triton_router))
@@ -181,12 +183,12 @@ class ResidualExperts:
 
 
 class SharedPart:
-    """Adds a gated shared expert of few rows to the stream, in three launches."""
+    """Adds a gated shared expert to the stream, for few rows in three launches."""
 
     __slots__ = ("_gate", "_mlp")
 
     def __init__(self, plain: SharedExpert, gate: Linear) -> None:
-        """`gate` is that of `plain`."""
+        """`gate` is the gate of `plain`."""
         self._gate = dense(gate).weight
         self._mlp = SkinnyMLP(plain.mlp)
 
@@ -197,7 +199,7 @@ class SharedPart:
 
 
 class AddExperts:
-    """Adds the experts of normed rows to the stream, of many rows: the residual is part of the experts' sum."""
+    """Adds the experts of normed rows to the stream, for many rows; the residual is added in the experts' sum."""
 
     __slots__ = ("_experts", "_mlp")
 
@@ -215,12 +217,12 @@ class AddExperts:
 
 
 def fits_few_rows(sizes: ExpertSizes) -> bool:
-    """Tell whether the kernel of few rows has the choice of these experts."""
+    """Return whether the kernel for few rows supports the way these experts are chosen."""
     return can_choose(sizes.num_experts, sizes.num_groups, sizes.num_chosen_groups)
 
 
 def shared_weights(mlp: ExpertMLP) -> SharedWeights | None:
-    """Return the weights of a shared expert that is one more expert of the same size; a gated one is not."""
+    """Return the weights of the shared expert if it is ungated and has the size of a routed expert, else None."""
     sizes = mlp.sizes
     if mlp.shared is None or sizes.shared_intermediate_size != sizes.intermediate_size or sizes.shared_gate:
         return None

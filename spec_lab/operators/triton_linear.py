@@ -1,4 +1,4 @@
-"""Products of few rows by kernels, and what fuses with them: the pieces of which kernels=triton makes layers."""
+"""Products of few rows by kernels, with the parts fused into them; kernels=triton makes layers of these."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ class TritonNorm:
 
 
 class SkinnyProduct:
-    """A product of up to 64 rows, with what fuses with it: a norm before it, and after it an activation and the
-    product with the other half of the outputs or with other rows, or a residual.
+    """A product of up to 64 rows with fused parts: a norm before it; and after it either a residual, or an activation
+    that is multiplied by the other half of the outputs or by other rows.
 
-    Every program of a fused norm sees all rows: beyond 16 of them a kernel before it costs less.
+    With a fused norm every program reads all rows, so with more than 16 rows a separate kernel for the norm is cheaper.
     """
 
     __slots__ = (
@@ -80,7 +80,7 @@ class SkinnyProduct:
     def __call__(
         self, rows: torch.Tensor, residual: torch.Tensor | None = None, multiplied: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """`residual` is added to the outcome; the activation of the product is multiplied by `multiplied`."""
+        """`residual` is added to the result; the activation of the product is multiplied by `multiplied`."""
         out = rows.new_empty(rows.shape[0], self._out_features)
         norm_weight = self._norm_weight
         if self._norm is not None and rows.shape[0] > INVARIANT_ROWS:
@@ -103,13 +103,13 @@ class SkinnyProduct:
 
 
 def no_arrivals(out_features: int, device: torch.device) -> torch.Tensor:
-    """Make the counters by which the programs of a product learn which of them ends last, all at 0."""
+    """Make the counters, all 0, by which a product's programs find out which of them finishes last."""
     return torch.zeros(num_arrivals(out_features), dtype=torch.int32, device=device)
 
 
 class SkinnyLinear:
-    """A product, of normed rows where it has a norm: of few rows by the kernel, of many by the library, for which a
-    weight in e4m3 is widened."""
+    """A product, with a norm before it if given: by the kernel for few rows, by the library for many, for which an e4m3
+    weight is converted."""
 
     __slots__ = ("_few", "_many", "_max_rows", "_norm")
 
@@ -127,7 +127,7 @@ class SkinnyLinear:
 
 @dataclass(frozen=True, slots=True)
 class TritonGatedMLP:
-    """A gated MLP of many rows: products of the library, and one kernel between them."""
+    """A gated MLP for many rows: the library's products with one kernel between them."""
 
     gate_up: StreamedLinear
     down: StreamedLinear
@@ -135,7 +135,7 @@ class TritonGatedMLP:
 
     @classmethod
     def of(cls, mlp: GatedMLP) -> TritonGatedMLP:
-        """Take a kernel to widen weights in e4m3."""
+        """Make one from `mlp`, in which a kernel converts e4m3 weights."""
         gate_up, down = (dense(linear).widened_by(dequantise) for linear in (mlp.gate_up, mlp.down))
         return cls(gate_up, down, mlp.activation)
 
@@ -143,8 +143,8 @@ class TritonGatedMLP:
         return self.down(self._inner(rows))
 
     def add_to(self, stream: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        """Add it to `stream`, in place: the library's product does so as it writes, and one pass less is made. A few
-        rows of prompts are copied."""
+        """Add the MLP's output to `stream` in place. The library's product adds it as it writes, which saves a pass. A
+        few rows of prompts are copied."""
         whole = filled(stream)
         added = self.down.add_to(whole, self._inner(filled(rows)))
         return added if whole is stream else added[: len(stream)]
@@ -157,7 +157,7 @@ class TritonGatedMLP:
 
 
 class SkinnyMLP:
-    """A gated MLP whose first product ends in the gate where rows are few."""
+    """A gated MLP in which the gate is fused into the first product if rows are few."""
 
     __slots__ = ("_down", "_gate_up", "_many", "_max_rows")
 
@@ -172,8 +172,8 @@ class SkinnyMLP:
 
 
 class AddMLP:
-    """Adds a gated MLP to the stream: by our products up to `max_rows`, which norm what they read where a norm is
-    given, and else by the library's, which are given normed rows."""
+    """Adds a gated MLP to the stream: up to `max_rows` by our products, which apply `norm` to their input if given, and
+    otherwise by the library's, whose input must be normed."""
 
     __slots__ = ("_down", "_gate_up", "_many", "_max_rows")
 
@@ -191,7 +191,8 @@ class AddMLP:
 
 @dataclass(frozen=True, slots=True)
 class AddProduct:
-    """Ends the first half of a layer of few rows: adds a product to the stream, which the second half norms itself."""
+    """The end of a layer's first half for few rows: it adds a product to the stream. The second half applies its own
+    norm."""
 
     product: SkinnyProduct
 
@@ -202,7 +203,7 @@ class AddProduct:
 
 @dataclass(frozen=True, slots=True)
 class TritonAddThenNorm:
-    """`AddThenNorm` with one kernel behind the library's product."""
+    """`AddThenNorm` as the library's product and one kernel."""
 
     product: Linear
     norm: WeightedNorm
@@ -215,6 +216,6 @@ class TritonAddThenNorm:
 
 
 def dense(linear: Linear) -> StreamedLinear:
-    """Return a product whose weight lies as the kernels read it; on a GPU each does."""
+    """Return `linear` as a product whose weight has the layout that the kernels read, as all have on a GPU."""
     assert hasattr(linear, "weight"), "a packed or split product has no kernel"
     return cast(StreamedLinear, linear)

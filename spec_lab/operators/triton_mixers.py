@@ -1,7 +1,7 @@
-"""Mixers of few rows under kernels=triton, from the stream to what attention gives: the layer's first norm is inside
-their first product, where the layer has one.
+"""Mixers for few rows under kernels=triton, from the stream to attention's result. The layer's first norm, if it has
+one, is fused into their first product.
 
-Before the output product, attention is two launches or three, and latent attention four or five.
+Before the output product, attention takes two or three launches, and latent attention four or five.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from spec_lab.operators.triton_linear import SkinnyLinear, SkinnyProduct, Triton
 
 @dataclass(frozen=True, slots=True)
 class ProjectedAttention:
-    """Makes heads in one launch and rotates and writes them in another: heads of every kind."""
+    """Makes heads in one launch, and rotates and writes them in another; it supports heads of every kind."""
 
     attention: Attention | GatedDeltaNet
     qkv: SkinnyProduct
@@ -48,7 +48,7 @@ class ProjectedAttention:
 
 
 class FusedHeadsAttention:
-    """Makes, rotates and writes heads in one launch: those that turn whole, without norms or gates."""
+    """Makes, rotates and writes heads in one launch; the heads must be rotated whole, without norms or gates."""
 
     __slots__ = ("_arrivals", "_attention", "_bias", "_eps", "_norm_weight", "_scales", "_weight")
 
@@ -76,7 +76,7 @@ class FusedHeadsAttention:
     def _heads(
         self, rows: torch.Tensor, rotary: RotaryRows, cache: LayerCache, metadata: AttentionMetadata
     ) -> torch.Tensor:
-        """Write KV, and return roped queries [rows, num_heads, head_dim]."""
+        """Write KV, and return rotated queries [rows, num_heads, head_dim]."""
         queries = rows.new_empty(rows.shape[0], self._attention.num_heads, self._attention.head_dim)
         project_heads(
             queries,
@@ -96,7 +96,7 @@ class FusedHeadsAttention:
 
 
 class SkinnyQuery:
-    """A query in two narrow products; the norm between them is inside the second."""
+    """Computes queries by two narrow products; the norm between them is fused into the second."""
 
     __slots__ = ("_few", "_many", "_narrow", "_norm")
 
@@ -111,10 +111,10 @@ class SkinnyQuery:
 
 
 class NarrowProducts:
-    """Makes the first products of latent attention: one of all rows to their queries and cache rows both, or, where
-    some rows make no query, one of each. The weight is the same.
+    """The first products of latent attention: one that makes both queries and cache rows, or a separate product for
+    each if some rows need no query. They share one weight.
 
-    `query_width`: of what the first of them gives, `q_lora_rank` or whole queries.
+    `query_width`: width of the query product's output, which is `q_lora_rank` or that of whole queries.
     """
 
     __slots__ = ("_both", "_query", "_query_width", "_row")
@@ -122,12 +122,12 @@ class NarrowProducts:
     def __init__(self, query: StreamedLinear, row: StreamedLinear, norm: WeightedNorm | None) -> None:
         both = DenseLinear(torch.cat((query.weight, row.weight)), _cat_bias(query, row))
         self._query_width = len(query.weight)
-        # Views of it: the weights are kept once.
+        # These are views of `both`, so that the weights are stored once.
         query.weight, row.weight = both.weight[: self._query_width], both.weight[self._query_width :]
         self._both, self._query, self._row = (SkinnyProduct(part, norm) for part in (both, query, row))
 
     def both(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return queries, and cache rows before their norm."""
+        """Return queries, and cache rows to which the norm is still to be applied."""
         queries, projected = self._both(rows).tensor_split((self._query_width,), dim=1)
         return queries, projected
 
@@ -139,13 +139,13 @@ class NarrowProducts:
 
 
 def _cat_bias(query: StreamedLinear, row: StreamedLinear) -> torch.Tensor | None:
-    """Return the biases of both; a family has them in both or in none."""
+    """Return the concatenated biases; a model family has biases in both or in neither."""
     assert (query.bias is None) == (row.bias is None)
     return None if query.bias is None or row.bias is None else torch.cat((query.bias, row.bias))
 
 
 class NarrowLatentAttention:
-    """Latent attention whose first products are one, where all rows attend."""
+    """Latent attention whose first products are fused into one if all rows attend."""
 
     __slots__ = ("_attention", "_narrow", "_widen")
 
@@ -184,7 +184,7 @@ class NarrowLatentAttention:
 
 
 def few_rows_mixer(parts: LayerParts, plan: LayerPlan) -> Mixer[Any]:
-    """Make the mixer of few rows of a layer, with the layer's first norm in it."""
+    """Make a layer's mixer for few rows, which includes the layer's first norm."""
     if parts.latent is not None:
         return NarrowLatentAttention(parts.latent, parts.norm)
     attention = parts.delta_net if parts.attention is None else parts.attention

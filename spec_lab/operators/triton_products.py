@@ -1,8 +1,8 @@
-"""kernels=triton computes forwards of up to 16 rows with `spec_kernels`: a decoder layer is then six launches.
+"""kernels=triton computes forwards of up to 16 rows with `spec_kernels`, in six launches per decoder layer.
 
-Norms of heads take a seventh (Qwen3). A row of those does not depend, bit for bit, on how many stand beside it. Up to
-64 rows the large products are ours too, and the small ones the library's, each where it was faster. More rows go to the
-library, since arithmetic bounds them there and not bytes.
+Norms of heads take a seventh (Qwen3). The result of such a row does not depend, bit for bit, on the number of rows. Up
+to 64 rows, large products are ours and small ones the library's, whichever was faster. More rows are left to the
+library, since arithmetic rather than bytes is then the bound.
 """
 
 from __future__ import annotations
@@ -67,12 +67,12 @@ AddHalf = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class TwoWays:
-    """A layer with a way for few rows, whose products norm what they read, and one for many. That one has the
-    library's products, and kernels between them; the MLP's are ours up to 64 rows.
+    """A layer with one implementation for few rows, whose products apply the norms to their input, and one for many
+    rows, with the library's products and kernels between them. The MLP's products are ours up to 64 rows.
 
     Attributes:
-        max_rows: that enter the layer, and are few. Bits depend on the way, so rows that are dropped inside the layer
-            change nothing about it.
+        max_rows: the largest number of rows that counts as few. The rows that enter the layer are counted, so that
+            results do not depend on rows being dropped inside it.
     """
 
     few: DecoderLayer
@@ -103,8 +103,8 @@ class TwoWays:
 class TritonProducts:
     """Makes the parts of models that run in Triton, for 16-bit weights.
 
-    Without row invariance all products are the library's, whose rounding follows the number of rows; what stands
-    between them stays fused.
+    Without row invariance all products are the library's, whose rounding depends on the number of rows; the kernels
+    between them are the same.
     """
 
     def __init__(self, row_invariant: bool = True) -> None:
@@ -142,7 +142,8 @@ class TritonProducts:
         return recurrent_by_parts(self, parts, plan)
 
     def _fits(self, plan: LayerPlan) -> bool:
-        """Latent attention does with invariant rows, and norms that round before their weight."""
+        """Return whether the kernels support the layer: latent attention needs row invariance and norms that round
+        before the weight is applied."""
         return plan.latent is None or (self._max_rows > 0 and not plan.float32_norms)
 
     def _few_rows(self, parts: LayerParts, plan: LayerPlan) -> DecoderLayer:
@@ -150,7 +151,7 @@ class TritonProducts:
         return DecoderLayer(None, mixer, close, self._finish(parts, plan), parts.experts)
 
     def _finish(self, parts: LayerParts, plan: LayerPlan) -> AddHalf:
-        """Return what adds a layer's second half to the stream of few rows, and norms the stream for it."""
+        """Return the function that norms the stream of few rows and adds a layer's second half to it."""
         norm = parts.mlp_norm
         if parts.dense is not None and has_dense_mlp(plan):
             return AddMLP(parts.dense, INVARIANT_ROWS, norm)
@@ -168,8 +169,8 @@ class TritonProducts:
         return DecoderLayer(norm, parts.mixer, TritonAddThenNorm(parts.o, parts.mlp_norm), finish, parts.experts)
 
     def _replaced(self, parts: LayerParts) -> LayerParts:
-        """Take our products up to 64 rows around latent attention, and where the library's would have to widen every
-        weight for them."""
+        """Use our products for up to 64 rows around latent attention, and if the library would have to convert every
+        weight."""
         latent, attention = parts.latent, parts.attention
         if latent is not None:
             latent.query = self.linear(latent.query) if latent.narrow is None else SkinnyQuery(latent.narrow)
@@ -181,7 +182,7 @@ class TritonProducts:
         return replace(parts, o=self.linear(parts.o))
 
     def _replace_shared_expert(self, experts: ExpertMLP) -> None:
-        """Replace the shared expert, where it is a plain MLP."""
+        """Replace the shared expert if it is a plain MLP."""
         shared = experts.shared
         if self._max_rows and shared is not None and shared.gate is None:
             shared.run = SkinnyMLP(shared.mlp)

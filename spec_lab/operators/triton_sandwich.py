@@ -1,7 +1,7 @@
-"""This module has kernels=triton for layers whose halves are normed before and after (Gemma 4).
+"""kernels=triton for layers whose halves have a norm both before and after (Gemma 4).
 
-Of up to 16 rows a half is then two products, what lies between them, and one kernel that ends it: the norm behind it,
-the residual, and the norm before the next half.
+With up to 16 rows a half consists of two products, the kernels between them, and one kernel that ends it: the norm
+after it, the residual, and the norm before the next half.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from spec_lab.operators.triton_linear import ACTIVATIONS, SkinnyLinear, SkinnyML
 
 
 def triton_sandwich(parts: SandwichParts, max_rows: int) -> Sandwich:
-    """Put kernels in the place of a layer's parts; products of more than `max_rows` rows are the library's, those of
-    small weights of more than 16."""
+    """Replace a layer's parts by kernels. Products of more than `max_rows` rows are the library's; those with small
+    weights are the library's from 17 rows on."""
     project, mlp = parts.project, parts.mlp
     return Sandwich(
         project=SkinnyLinear(dense(project.linear), max_rows, project.norm),
@@ -89,7 +89,7 @@ class TritonAddNormedThenNorm:
 
 
 class SkinnyGate:
-    """`PerLayerGate`, of few rows in two products."""
+    """`PerLayerGate` as two of our products if rows are few."""
 
     __slots__ = ("_few", "_many", "_max_rows", "_projection")
 

@@ -1,4 +1,4 @@
-"""The options of this lab, a file each. To the registry they are the first extension."""
+"""The options of this lab, one file each. The registry treats them as the first extension."""
 
 from __future__ import annotations
 

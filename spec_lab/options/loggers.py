@@ -1,4 +1,4 @@
-"""The places where records go beside the files: a row for each, its keys and what it refuses."""
+"""The loggers, which send records to further places in addition to the files: registry entries, keys and refusals."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class WandbConfig(LoggerConfig):
 
 
 def no_sinks(options: LoggerConfig) -> list[Sink]:
-    """Make no sink: the files alone are written."""
+    """Return no sinks, so that only the files are written."""
     return []
 
 
 def wandb_sinks(options: Any) -> list[Sink]:
-    """Make the sink of W&B, which is imported only here."""
+    """Return the sink for W&B, which is imported only here."""
     from spec_lab.record.wandb_sink import WandbSink
     from spec_lab.report.saved_plots import run_plots_of
 
@@ -39,13 +39,13 @@ def wandb_sinks(options: Any) -> list[Sink]:
 
 
 def join_sweep(logger: Any, sweep: str) -> None:
-    """Name the sweep as the group, where the logger has groups and none was chosen."""
+    """Set the sweep's name as the group, if the logger has groups and none was chosen."""
     if getattr(logger, "group", "") is None:
         logger.group = sweep
 
 
 def wandb_takes_it(config: RunConfig) -> str | None:
-    """Name and settings that W&B would stumble over, and a mode that needs a key where there is none."""
+    """Refuse names and settings that W&B does not accept, and a mode that needs a key if there is none."""
     logger: Any = config.logger
     return (
         project_problem(logger.project)

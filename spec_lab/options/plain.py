@@ -1,4 +1,4 @@
-"""The runs that a run is compared with: plain decoding, the same without pruning, and the same without a graph."""
+"""The configs of a run's references: plain decoding, the same run without pruning, and the same run without graphs."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ PLAIN_PRUNE = PruneConfig(prefill="last_row", catchup="none")
 
 
 def plain_config(config: RunConfig) -> RunConfig:
-    """Return the same run without drafter and lossy acceptance: what every run is compared with.
+    """Return the same run without drafter and lossy acceptance, which every run is compared with.
 
-    Its prompt pass computes logits for the last row alone, as every serving engine does: no straw man.
+    Its prompt pass computes logits only for the last row, as serving engines do, so that the comparison is fair.
     """
     is_greedy = config.sampling.temperature == 0
     rule = StrictAcceptanceConfig() if is_greedy else RejectionConfig(method=RejectionMethodChoice.one_hot)
@@ -38,5 +38,5 @@ def unpruned_config(config: RunConfig) -> RunConfig:
 
 
 def eager_config(config: RunConfig) -> RunConfig:
-    """Return the same run without a graph."""
+    """Return the same run without graphs."""
     return dataclasses.replace(config, graph=EagerGraphConfig())

@@ -1,4 +1,4 @@
-"""The values of the two pruning knobs: a row for each."""
+"""The values of the two pruning knobs, with a registry entry (row) for each."""
 
 from __future__ import annotations
 

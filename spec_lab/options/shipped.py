@@ -1,4 +1,4 @@
-"""The weights that are shipped, where those of a drafter lie, and what is refused where there are none."""
+"""The shipped weights: which there are, where a drafter's are, and refusals if there are none."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SHIPPED: Mapping[str, tuple[str, ...]] = {
 }
 """The targets whose weights are in this package, and the drafters that have weights for each."""
 SHIPPED_HEADS: Mapping[str, tuple[str, ...]] = {"smollm2_135m": ("eagle3", "mtp_eagle", "dflash")}
-"""Likewise for targets whose own weights come from elsewhere."""
+"""The drafters with weights in this package for targets whose own weights are not in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class DrafterWeights:
     """The weights of one drafter: those in `drafter.path`, or those shipped for the target.
 
     Attributes:
-        shipped: their folders, by the target's option.
+        shipped: the folders of shipped weights, by the target's option.
     """
 
     shipped: Mapping[str, Path]
@@ -40,10 +40,10 @@ class DrafterWeights:
         return self.shipped.get(target.name)
 
     def folder(self, config: RunConfig, options: TrainedDrafterConfig) -> Path:
-        """Find the folder of the weights.
+        """Return the folder of the weights.
 
         Raises:
-            UserError: no path, and a target that nothing is shipped for.
+            UserError: there is no path, and nothing is shipped for the target.
         """
         if options.path is not None:
             return Path(options.path)
@@ -53,7 +53,7 @@ class DrafterWeights:
         return shipped
 
     def missing(self, config: RunConfig) -> str | None:
-        """Return the refusal of a run whose drafter has no weights."""
+        """Return the refusal if the run's drafter has no weights, else None."""
         options: Any = config.drafter
         if options.path is not None:
             return missing_folder("drafter.path", options.path)
@@ -76,21 +76,21 @@ def no_weights_shipped(options: DrafterConfig, target: TargetConfig, searched: s
 
 
 def missing_shipped(options: DrafterConfig, folder: Path) -> str | None:
-    """Return the refusal of a drafter whose shipped weights a checkout, or a package, is without."""
+    """Return the refusal if a drafter's shipped weights are missing from this checkout or package, else None."""
     if folder.is_dir():
         return None
     return f"drafter={options.name}: its weights are not here ({folder}); give some with drafter.path=FOLDER"
 
 
 def path_beside_random_weights(options: TrainedDrafterConfig) -> str | None:
-    """Return the refusal of a folder that random weights would not be read from."""
+    """Return the refusal if a path is set together with random weights, which would not read it, else None."""
     if options.path is None:
         return None
     return f"drafter.path={options.path} is not read with drafter.weights=random; leave one of them out"
 
 
 def missing_folder(knob: str, path: str) -> str | None:
-    """Return the refusal of a path that is no folder."""
+    """Return the refusal if a path is not a folder, else None."""
     if Path(path).is_dir():
         return None
     if knob == "target.path" and is_gguf_misnamed(Path(path)):

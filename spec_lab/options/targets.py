@@ -1,4 +1,4 @@
-"""The targets: a row for each, and for each shape of a known model."""
+"""The targets: a registry entry (row) for each, and for each shape of a known model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SHAPES = Path(__file__).parents[1] / "checkpoints" / "shapes"
 
 
 def reads_no_path(config: RunConfig) -> str | None:
-    """A shipped target lies where it lies."""
+    """A shipped target has no path."""
     target = config.target
     return (
         None if target.path is None else f"target.path={target.path} is not read by target={target.name}; add target=hf"
@@ -23,7 +23,7 @@ def reads_no_path(config: RunConfig) -> str | None:
 
 
 def needs_a_path(config: RunConfig) -> str | None:
-    """A checkpoint is named by its folder, or is a file."""
+    """A checkpoint needs a path, to its folder or file."""
     path = config.target.path
     if path is None:
         return "target=hf needs a checkpoint; add target.path=FOLDER, or target.path=FILE.gguf"
@@ -33,12 +33,12 @@ def needs_a_path(config: RunConfig) -> str | None:
 
 
 def shipped_folder(target: TargetConfig) -> Path:
-    """Find the shipped target of this name."""
+    """Return the folder of the shipped target with this name."""
     return ZOO / target.name
 
 
 def weights_are_here(config: RunConfig) -> str | None:
-    """A checkout, or a package, may be without the weights of a shipped target."""
+    """The weights of a shipped target are in this checkout or package."""
     folder = shipped_folder(config.target)
     return (
         None
@@ -48,7 +48,7 @@ def weights_are_here(config: RunConfig) -> str | None:
 
 
 def package_is_here(config: RunConfig) -> str | None:
-    """A target that comes in a package needs it installed."""
+    """The package of a target that comes in one is installed."""
     name = config.target.name
     if PACKAGED[name].find() is not None:
         return None
@@ -56,20 +56,20 @@ def package_is_here(config: RunConfig) -> str | None:
 
 
 def packaged_file(target: TargetConfig) -> Path:
-    """Find the file of a package that was not refused."""
+    """Return the file in an installed package."""
     file = PACKAGED[target.name].find()
     assert file is not None
     return file
 
 
 def checkpoint_folder(target: TargetConfig) -> Path:
-    """Return `target.path`, which was not refused."""
+    """Return `target.path`, which must be set."""
     assert target.path is not None
     return Path(target.path)
 
 
 def weights_or_random(config: RunConfig) -> str | None:
-    """A shape brings no weights."""
+    """A shape has no weights, so they must be random or have a path."""
     target = config.target
     if target.path is not None:
         return missing_folder("target.path", target.path)
@@ -84,8 +84,8 @@ def shape_folder(target: TargetConfig) -> Path:
 
 
 ROWS = (
-    # One thread: its operators are too short to share, and a second thread that has to wait for a busy core costs more
-    # than it brings.
+    # One thread, since its operators are too short to share: a second thread that waits for a busy core costs more than
+    # it saves.
     *(
         TargetOption(name=name, folder=shipped_folder, num_threads=1, refusals=(reads_no_path, weights_are_here))
         for name in SHIPPED

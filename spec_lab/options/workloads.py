@@ -1,4 +1,4 @@
-"""The workloads and the checkers of answers: a row for each."""
+"""The workloads and the answer checkers, with a registry entry (row) for each."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ONE_LENGTH = {"prompt_tokens": "8", "num_requests": "8"}
 
 
 def file_exists(config: RunConfig) -> str | None:
-    """The path is that of a file."""
+    """The path is a file."""
     path = config.workload.path
     if path is None or Path(path).is_file():
         return None
@@ -26,13 +26,13 @@ def file_exists(config: RunConfig) -> str | None:
 
 
 def tells_nothing(config: RunConfig) -> str | None:
-    """Prompts that are no chats have nothing in front of them."""
+    """A system prompt is only set for chats."""
     workload = config.workload
     return None if workload.system is None else f"workload.system is not read by workload={workload.name}; leave it out"
 
 
 def asks_one_turn(config: RunConfig) -> str | None:
-    """Only files hold conversations."""
+    """Several turns need a workload from files, since only files have conversations."""
     turns, name = config.workload.turns, config.workload.name
     if turns is None:
         return None

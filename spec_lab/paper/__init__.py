@@ -1,1 +1,2 @@
-"""From a list of drafters and rules to the tables of a paper: one resumable study, one JSON, and what is made of it."""
+"""From a list of drafters and rules to the tables of a paper: a resumable study, a JSON file, and tables and
+figures."""

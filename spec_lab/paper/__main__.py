@@ -1,7 +1,7 @@
 """`python -m spec_lab.paper FILE [OVERRIDES...]`: from a list of drafters and rules to the tables of a paper.
 
-One study runs all that the tables need, and goes on where it was killed. Its folder then holds paper/paper.json, and
-made of that each table as LaTeX (booktabs), Markdown and CSV, and figures as PDF and SVG. LaTeX is printed.
+It runs everything that the tables need, and continues if it was killed. Its folder then has paper/paper.json and, made
+from it, each table as LaTeX (booktabs), Markdown and CSV, and figures as PDF and SVG. The LaTeX is also printed.
 
   python -m spec_lab.paper conf/paper/pocket.yaml --plan
   python -m spec_lab.paper conf/paper/pocket.yaml
@@ -36,7 +36,7 @@ OUTPUT_DIR = "output_dir="
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the paper that `arguments` (default: those of the process) name and return the exit code."""
+    """Run the paper given by `arguments` (default: those of the process), and return the exit code."""
     arguments = sys.argv[1:] if arguments is None else arguments
     return guarded(lambda: _run(arguments), interrupted="interrupted; the same command goes on from here")
 
@@ -78,7 +78,7 @@ def _run_and_print(study: PaperStudy, options: argparse.Namespace, command: str)
     from spec_lab.paper.runs import finished_runs
     from spec_lab.program.folder import display
 
-    with redirect_stdout(sys.stderr):  # so that what goes to a file is the tables alone
+    with redirect_stdout(sys.stderr):  # so that a redirected output has only the tables
         ended = study.run()
     runs = finished_runs(ended)
     counts = Counter(each.outcome.status for each in ended)

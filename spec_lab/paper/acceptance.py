@@ -1,4 +1,5 @@
-"""The tables of acceptance: by task and temperature, against the base, by position, and as other tools count it."""
+"""The tables of acceptance: by task and temperature, compared with the base, by position, and as other tools count
+it."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ ALL_NOTE = (
 
 
 def acceptance_table(runs: Sequence[PaperRun]) -> PaperTable:
-    """Return a row a line, temperature and task, and one for the mean over tasks."""
+    """Return a row for each line, temperature and task, and one for the mean over tasks."""
     rows = [row for line in of_part(runs, "acceptance") for row in _length_rows(line)]
     return table_of(
         "acceptance", "Acceptance length by task and temperature", [HEAT, LINE, TASK, LENGTH, PROMPTS],
@@ -32,7 +33,7 @@ def acceptance_table(runs: Sequence[PaperRun]) -> PaperTable:
 
 
 def difference_table(runs: Sequence[PaperRun], base: str) -> PaperTable:
-    """Return the same as differences to the base's line, paired over the same prompts."""
+    """Return the same as differences from the base's line, paired over the same prompts."""
     lines = list(of_part(runs, "acceptance"))
     bases = {line.temperature: line for line in lines if line.line == base}
     rows = [
@@ -89,7 +90,7 @@ def tools_table(runs: Sequence[PaperRun]) -> PaperTable:
 
 
 def as_tool(table: PaperTable, tool: str) -> PaperTable:
-    """Return the table of one tool's lengths, a task a column."""
+    """Return the table of one tool's lengths, with a column for each task."""
     columns = [HEAT, LINE, TASK, TableColumn(tool, f"acceptance length as {tool} counts it", 2)]
     return PaperTable(
         f"acceptance_as_{tool}", f"Acceptance length by task and temperature, as {tool} counts it", columns,
@@ -126,7 +127,7 @@ def _difference_rows(line: LineRuns, base: LineRuns) -> list[TableRow]:
 def shared_prompts(
     ours: Mapping[str, TaskRows], theirs: Mapping[str, TaskRows]
 ) -> dict[str, tuple[TaskRows, TaskRows]]:
-    """Return of each task the requests whose prompts both have, in one order."""
+    """Return, for each task, the requests of both for the prompts that both have, in the same order."""
     shared: dict[str, tuple[TaskRows, TaskRows]] = {}
     for task in (task for task in ours if task in theirs):
         known = {(row["id"], tuple(row["prompt_ids"])): row for row in theirs[task].rows}
@@ -158,7 +159,7 @@ def _position_rows(line: LineRuns) -> list[TableRow]:
 
 
 def pooled_counts(task: TaskRows) -> DraftCounts:
-    """Count what was reached and accepted, with the drafts that each round offered."""
+    """Return the pooled counts of reached and accepted drafts, given the drafts that each round offered."""
     rounds: list[tuple[int, ...]] = []
     for row in task.rows:
         offered = row["offered_per_round"] or [task.num_draft_tokens] * len(row["accepted_per_round"])
@@ -182,13 +183,13 @@ def _by_tool(task: TaskRows) -> dict[str, float | None]:
 
 
 def ends_of(key: str, interval: Interval | None) -> dict[str, Value]:
-    """Return a value with the ends of its interval, as a column of intervals has them."""
+    """Return a value and the ends of its interval under the keys of an interval column."""
     if interval is None:
         return {key: None, f"{key}_low": None, f"{key}_high": None}
     return {key: interval.value, f"{key}_low": interval.low, f"{key}_high": interval.high}
 
 
 def mean_of(values: Sequence[float | None]) -> float | None:
-    """Return the mean; None where one is missing, since a mean over fewer is of something else."""
+    """Return the mean; None if a value is missing, since a mean over fewer values would not be comparable."""
     known = [value for value in values if value is not None]
     return fmean(known) if known and len(known) == len(values) else None

@@ -1,4 +1,4 @@
-"""A paper's one JSON: its tables, the machine and versions, and the command that makes it again."""
+"""A paper's JSON file: its tables, the machine and versions, and the command that reproduces it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def tables_of(paper: PaperFile, runs: Sequence[PaperRun]) -> list[PaperTable]:
 
 
 def content_of(paper: PaperFile, runs: Sequence[PaperRun], command: str) -> dict[str, Any]:
-    """Return all that is printed and drawn, as plain values."""
+    """Return everything that is printed and drawn, as plain values."""
     summaries = [run.summary for run in runs]
     return {
         "layout": LAYOUT,
@@ -67,7 +67,7 @@ def content_of(paper: PaperFile, runs: Sequence[PaperRun], command: str) -> dict
 def write_content(folder: Path, content: Mapping[str, Any]) -> Path:
     """Write the JSON, and from it each table in each format and each figure; return the folder.
 
-    Every other file is made of the JSON alone.
+    All other files are made only from the JSON.
     """
     folder.mkdir(exist_ok=True)
     replace_text(folder / JSON_FILE, json.dumps(content, indent=1))
@@ -83,13 +83,13 @@ def write_content(folder: Path, content: Mapping[str, Any]) -> Path:
 
 
 def read_tables(file: Path) -> dict[str, PaperTable]:
-    """Return the tables of a JSON by their names."""
+    """Return the tables in a JSON file, by name."""
     return {table["name"]: table_from(table) for table in json.loads(regular_text(file))["tables"]}
 
 
 def printed(file: Path, form: str, tool: str | None) -> str:
-    """Return the tables of a JSON in one of `FORMATS`; with `tool`, acceptance length as it counts, and no other
-    table."""
+    """Return the tables in a JSON file in one of `FORMATS`; with `tool`, only the table of acceptance lengths as that
+    tool counts them."""
     tables = read_tables(file)
     chosen = list(tables.values()) if tool is None else [as_tool(tables["tools"], tool)]
     _, write = FORMATS[form]

@@ -1,4 +1,4 @@
-"""The table of drafters: parameters, bytes and what training cost, from their files and their cards."""
+"""The table of drafters: parameters, bytes and training cost, from their weight files and model cards."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from spec_lab.program.compose import compose_run
 CARD = "README.md"
 NOT_SAID = "its card does not say"
 BYTES: Mapping[str, int] = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "BF16": 2, "F16": 2, "I16": 2}
-"""Bytes a number by the code in a safetensors file; all others have one."""
+"""Bytes of a number by its type code in a safetensors file; other types have one byte."""
 WHAT = re.compile(r"On ([\d,]+) texts")
 STEPS = re.compile(r"([\d,]+) steps of ([\d,]+) rows")
 HOURS = re.compile(r"([\d,.]+) s on ([^.]+?) with torch")
 
 
 def drafter_table(runs: Sequence[PaperRun]) -> PaperTable:
-    """Return a row a line of the acceptance tables."""
+    """Return a row for each line of the acceptance tables."""
     lines: dict[str, PaperRun] = {}
     for run in runs:
         if run.cell.part == "acceptance":
@@ -63,14 +63,14 @@ def _values(run: PaperRun) -> dict[str, Value]:
 
 
 def _folder(run: PaperRun) -> Path | None:
-    """Find the folder of the weights; None for a drafter that has none."""
+    """Return the folder of the weights; None for a drafter that has none."""
     config, _ = compose_run(run.cell.overrides)
     chosen: Chosen = choose(config)
     return None if chosen.drafter.folder is None else chosen.drafter_folder
 
 
 def read_card(path: Path) -> dict[str, Value]:
-    """Return what a card says of training, in its own words; `NOT_SAID` for what it does not say."""
+    """Return a model card's entries about training, verbatim; `NOT_SAID` for those that it does not have."""
     try:
         text = " ".join(regular_text(path).split()) if path.is_file() else ""
     except (OSError, ValueError) as error:

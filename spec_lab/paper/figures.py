@@ -1,4 +1,4 @@
-"""The figures of a paper, drawn from its tables alone: acceptance by task and position, reliability, the frontier."""
+"""The figures of a paper, drawn only from its tables: acceptance by task and position, reliability, the frontier."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 ACROSS = 0.8
-"""Part of a task's place that its lines share."""
+"""Fraction of a task's width on the axis that its lines take up."""
 
 
 def figures_of(tables: Mapping[str, PaperTable]) -> Iterator[tuple[str, Callable[[], Figure]]]:
-    """Yield the name of each figure that the tables have rows for, and what draws it."""
+    """Yield the name of each figure that the tables have rows for, and the function that draws it."""
     drawings: Mapping[str, Callable[[PaperTable], Figure]] = {
         "acceptance": acceptance_figure,
         "position": position_figure,
@@ -29,7 +29,8 @@ def figures_of(tables: Mapping[str, PaperTable]) -> Iterator[tuple[str, Callable
 
 
 def acceptance_figure(table: PaperTable) -> Figure:
-    """Draw acceptance length by task, with its intervals: a panel a temperature, a colour a line."""
+    """Draw acceptance length by task, with intervals; there is a panel for each temperature and a colour for each
+    line."""
     import seaborn as sns
 
     heats = _values(table.rows, "temperature")
@@ -58,7 +59,8 @@ def acceptance_figure(table: PaperTable) -> Figure:
 
 
 def position_figure(table: PaperTable) -> Figure:
-    """Draw acceptance by draft position, conditional left and joint right: a line for each line and temperature."""
+    """Draw acceptance by draft position, conditional on the left and joint on the right, for each line and
+    temperature."""
     import seaborn as sns
 
     names = list(dict.fromkeys((row.values["line"], row.values["temperature"]) for row in table.rows))
@@ -81,7 +83,8 @@ def position_figure(table: PaperTable) -> Figure:
 
 
 def reliability_figure(table: PaperTable) -> Figure:
-    """Draw the share accepted over mean confidence, a panel a task; on the diagonal a drafter is as sure as right."""
+    """Draw the accepted share against mean confidence, with a panel for each task; the diagonal is perfect
+    calibration."""
     import seaborn as sns
 
     tasks, lines = _values(table.rows, "task"), _values(table.rows, "line")
@@ -113,7 +116,8 @@ def reliability_figure(table: PaperTable) -> Figure:
 
 
 def frontier_figure(table: PaperTable) -> Figure:
-    """Draw tokens a second a GPU over those a user gets, a point a batch size, at the best K; other K are pale."""
+    """Draw tokens/s per GPU against tokens/s per user, with a point for each batch size at the best K; other K are
+    pale."""
     import seaborn as sns
 
     lines = _values(table.rows, "line")

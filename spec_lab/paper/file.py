@@ -1,4 +1,4 @@
-"""Reads the YAML of a paper: which lines its tables have, over which tasks, temperatures, batch sizes and K."""
+"""Reads the YAML file of a paper: the lines of its tables, and their tasks, temperatures, batch sizes and K."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ KEYS = (
 )
 LINE_KEYS = ("always", "greedy", "sampled", "temperatures")
 LARGEST = 1e9
-"""No temperature, batch size or number of minutes is larger."""
+"""The largest temperature, batch size or number of minutes."""
 SPEED_KEYS = ("always", "batch_sizes", "draft_tokens", "lines")
 
 
@@ -28,9 +28,9 @@ class Line:
     """A line of the tables: a drafter with its rule, or an ablation. All but `temperatures` are overrides.
 
     Attributes:
-        greedy: at temperature 0; None for those of the paper.
-        sampled: at all others; None for those of the paper.
-        temperatures: at which it is run; None for those of the paper.
+        greedy: overrides at temperature 0; None means those of the paper.
+        sampled: overrides at other temperatures; None means those of the paper.
+        temperatures: the temperatures at which it is run; None means those of the paper.
     """
 
     name: str
@@ -42,7 +42,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class SpeedPart:
-    """What the frontier is measured over: overrides for its prompts, batch sizes, fixed K, and the lines in it."""
+    """The measurement of the frontier: overrides for its prompts, batch sizes, fixed K, and its lines."""
 
     always: tuple[str, ...]
     batch_sizes: tuple[int, ...]
@@ -55,14 +55,14 @@ class PaperFile:
     """A paper.
 
     Attributes:
-        minutes: what its author says the whole takes; None where nobody has said.
-        always: overrides of every run.
+        minutes: the author's estimate for the whole study; None if there is none.
+        always: overrides for every run.
         greedy: overrides at temperature 0.
-        sampled: overrides at all others.
-        base: name of the line that others are paired with.
+        sampled: overrides at other temperatures.
+        base: name of the line that others are compared with.
         tasks: overrides that choose prompts, by name.
-        ablations: lines that differ from the base's in what they override.
-        speed: None where no frontier is asked for.
+        ablations: lines that change the base's line by their overrides.
+        speed: None if no frontier is asked for.
     """
 
     path: Path
@@ -79,7 +79,7 @@ class PaperFile:
     speed: SpeedPart | None
 
     def line(self, name: str) -> Line:
-        """Return the line of that name."""
+        """Return the line with that name."""
         return next(line for line in self.lines if line.name == name)
 
 
@@ -140,7 +140,7 @@ def _no_line(name: str, names: Sequence[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """The keys of a mapping, each read as the type that it has to have."""
+    """The keys of a mapping, each read as the required type."""
 
     path: Path
     place: str
@@ -161,7 +161,7 @@ class Fields:
         return value
 
     def mapping(self, key: str, required: bool = False) -> Mapping[str, Any]:
-        """Return a mapping with names for its keys; an empty one where the key is missing."""
+        """Return a mapping whose keys are names; empty if the key is missing."""
         found = _mapping(self.path, f"{self.place}{key}", self.values.get(key, {}))
         if required and not found:
             raise UserError(f"{self.path}: {self.place}{key} must name one at least, as in conf/paper/pocket.yaml")
@@ -180,7 +180,7 @@ class Fields:
         return tuple(dict.fromkeys(float(item) for item in listed))
 
     def counts(self, key: str) -> tuple[int, ...]:
-        """Return one whole number or a list of them, none below 1."""
+        """Return one integer or a list of them, none below 1."""
         found = self.numbers(key)
         if not found or any(item < 1 or item != int(item) for item in found):
             raise UserError(f"{self.path}: {self.place}{key} must hold whole numbers of 1 or more")

@@ -1,4 +1,4 @@
-"""Makes the list of runs of a paper: what each is for, and the command line that it is."""
+"""Makes the list of a paper's runs: what each is for, and its command line."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from spec_lab.paper.file import Line, PaperFile
 Part = Literal["acceptance", "ablation", "speed"]
 MOST_RUNS = 1000
 MAY_BE_LEVELLED = ("references",)
-"""Keys that runs differ in, and that no line is named for."""
+"""Keys in which runs differ but that do not distinguish lines, so that the user may set them for all runs."""
 LEAVE_OUT = "leave_out"
 DRAFT_TOKENS = "drafter.num_draft_tokens"
 GREEDY = ("references=[plain]",)
 SAMPLED = ("references=[]", "sampling=sampled")
-"""A sampled text cannot be compared with plain decoding's, so nothing is decoded plainly beside it."""
+"""Overrides for sampled runs. A sampled text cannot be compared with plain decoding's, so there are no references."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedCell:
-    """One run of a paper, and the place of its figures in the tables.
+    """One run of a paper, and the place of its numbers in the tables.
 
     Attributes:
-        draft_tokens: K where the part varies it, else None.
+        draft_tokens: K if the part varies it, else None.
     """
 
     part: Part
@@ -38,11 +38,10 @@ class PlannedCell:
 
 
 def cells_of(paper: PaperFile, typed: Iterable[str] = ()) -> list[PlannedCell]:
-    """Return the runs of a paper in their order; what was `typed` behind the file holds for every run.
+    """Return the runs of a paper in order; the overrides `typed` after the file apply to every run.
 
     Raises:
-        UserError: they are more than anyone waits for, and composing each takes a while; or what was typed sets what
-            the tables tell apart.
+        UserError: there are too many runs, or a typed override sets a key that distinguishes the tables' lines.
     """
     typed = tuple(typed)
     _refuse_levelling(paper, typed)
@@ -61,7 +60,7 @@ def _cells(paper: PaperFile, typed: tuple[str, ...]) -> list[PlannedCell]:
 
 
 def _refuse_levelling(paper: PaperFile, typed: Iterable[str]) -> None:
-    """Refuse what would make cells of other names the same: a drafter for every run, where each line has its own."""
+    """Refuse overrides that would make differently named cells equal, such as one drafter for all runs."""
     cells = [{_key(text): text for text in cell.overrides} | {"": cell.part} for cell in _cells(paper, ())]
     for text in typed:
         key = _key(text)
@@ -76,9 +75,9 @@ def _key(override: str) -> str:
 
 
 def merged(*parts: Iterable[str]) -> tuple[str, ...]:
-    """Return overrides in which a later one stands in for an earlier one of the same key, at the earlier's place.
+    """Return overrides in which a later one replaces an earlier one of the same key, at the earlier one's place.
 
-    A group's option comes before the keys below it, wherever either was given: Hydra reads them in any order.
+    The order of a group's option and the keys below it does not matter, since Hydra always applies the option first.
     """
     by_key: dict[str, str] = {}
     for text in (text for part in parts for text in part):
@@ -96,7 +95,8 @@ def _acceptance(paper: PaperFile, typed: tuple[str, ...]) -> Iterator[PlannedCel
 
 
 def _ablations(paper: PaperFile, typed: tuple[str, ...]) -> Iterator[PlannedCell]:
-    """An ablation is the base's line with something else, over the same tasks, at temperature 0 unless it says so."""
+    """Yield the ablations: the base's line with changes, over the same tasks, at temperature 0 unless they say
+    otherwise."""
     base = paper.line(paper.base)
     for ablation in paper.ablations:
         line = Line(
@@ -112,7 +112,7 @@ def _ablations(paper: PaperFile, typed: tuple[str, ...]) -> Iterator[PlannedCell
 
 
 def _speed(paper: PaperFile, typed: tuple[str, ...]) -> Iterator[PlannedCell]:
-    """Frontiers are greedy: what is accepted then is the same at every batch size."""
+    """Yield the runs of the frontier, which are greedy, so that acceptance is the same at every batch size."""
     speed = paper.speed
     if speed is None:
         return

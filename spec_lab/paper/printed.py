@@ -1,4 +1,4 @@
-"""A paper's tables as they are printed: with tasks beside each other, as LaTeX (booktabs), Markdown and CSV."""
+"""A paper's tables as they are printed: with a column for each task, as LaTeX (booktabs), Markdown and CSV."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LATEX_SIGNS = {
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """A table as texts: a header, its lines, and how many leading columns are texts."""
+    """A table as texts: its header, its lines, and the number of leading columns that hold text."""
 
     header: Sequence[str]
     lines: Sequence[Sequence[str]]
@@ -32,9 +32,9 @@ class Grid:
 
 
 def grid_of(table: PaperTable) -> Grid:
-    """Set a table's rows below each other, or the values of the key `across` beside each other.
+    """Lay out a table with its rows as lines, or with a column for each value of the key `across`.
 
-    What rows differ in besides stands in columns of its own, so that no two rows read alike.
+    Other keys in which rows differ have their own columns, so that no two lines have the same labels.
     """
     own = {column.key for column in table.columns}
     covers = {"temperature": "sampler", "batch_size": "batch", "draft_tokens": "K"}
@@ -72,7 +72,7 @@ def _across(table: PaperTable, across: str, differing: Sequence[str]) -> Grid:
 
 
 def caption_of(table: PaperTable) -> str:
-    """Return the title, the note, and what all rows share."""
+    """Return the title, the note, and what all rows have in common."""
     shared, _ = shared_and_differing(table)
     known = [f"{name} {value}" for name, value in shared.items()]
     of_all = f" All rows: {'; '.join(known)}." if known else ""
@@ -111,7 +111,7 @@ def as_markdown(table: PaperTable) -> str:
 
 
 def as_csv(table: PaperTable) -> str:
-    """Write every figure of every row unrounded, each with all that it is of."""
+    """Write every number of every row unrounded, with all of the row's keys and provenance."""
     figures: list[str] = [
         key
         for column in table.columns

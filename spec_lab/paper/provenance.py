@@ -1,4 +1,4 @@
-"""The columns that say what a row of a paper's table is of. A row that lacks one is not printed; `none` is a value."""
+"""The columns of a row's provenance in a paper's table. A row that lacks one is not printed; `none` is a value."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ COLUMNS: Mapping[str, str] = {
 
 
 def provenance_of(summary: Summary) -> dict[str, str | None]:
-    """Return the columns of a run; None for one that its record does not tell."""
+    """Return a run's provenance by column; None for a column that its record does not have."""
     config, choices = summary["config"], summary["choices"]
     return {
         "K": _drafts(summary),
@@ -55,7 +55,7 @@ def missing(provenance: Mapping[str, str | None]) -> list[str]:
 
 
 def _drafts(summary: Summary) -> str | None:
-    """Say K, and what a request's follows from where that is not all: `3, stop 0.4`."""
+    """Return K, followed by what else determines a request's K, if anything: `3, stop 0.4`."""
     config, drafting = summary["config"], drafting_of(summary)
     budget, by_request = (config.get("verify") or {}).get("budget"), config.get("drafter", {}).get("by_request", "same")
     marks = {

@@ -1,8 +1,8 @@
-"""The tables of confidences: how often drafts are accepted of which the drafter said how likely that is.
+"""The tables of calibration: how often drafts are accepted, compared with the confidence that the drafter gave them.
 
-A confidence is that of a draft and all before it, as `drafter.stop` and `verify.budget` read it. So it stands beside
-whether they were all accepted. Where a text ends among accepted drafts, those behind its end are left out, as they are
-of acceptance by position. Of trees none are recorded.
+A confidence is for a draft and all before it, as `drafter.stop` and `verify.budget` use it. So it is compared with
+whether all of these were accepted. If a text ends among accepted drafts, drafts after its end are left out, as in
+acceptance by position. Confidences in trees are not recorded.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from spec_lab.record.row_schema import RequestRow
 
 NUM_BINS = 10
 ALL = "all"
-"""Stands for every task of a line that has no confidences."""
+"""The task in the row of a line that has no confidences."""
 DRAFTS = TableColumn("drafts", "drafts", 0)
 CONFIDENCE = TableColumn("confidence", "confidence", 3)
 ACCEPTED = TableColumn("accepted", "accepted", 3)
@@ -39,7 +39,7 @@ NONE_NOTE = f"{NONE}: no confidence is recorded."
 
 @dataclass(frozen=True, slots=True)
 class JudgedDraft:
-    """A draft that was offered and whose fate is known. `position` counts from 1; `accepted`: with all before it."""
+    """An offered draft that was judged. `position` counts from 1; `accepted` says whether it and all before it were."""
 
     position: int
     confidence: float
@@ -59,8 +59,8 @@ def judged_drafts(rows: Iterable[RequestRow]) -> Iterator[JudgedDraft]:
 
 
 def reliability_table(runs: Sequence[PaperRun]) -> PaperTable:
-    """Return a row a line, temperature and task, one for all tasks of a line that has none; no row at all where no line
-    has confidences."""
+    """Return a row for each line, temperature and task. A line without confidences has one row for all tasks. If no
+    line has confidences there are no rows."""
     found = [(line, _by_task(line)) for line in of_part(runs, "acceptance")]
     rows = [
         line.row({"task": task, **_summed(drafts)})
@@ -78,7 +78,7 @@ def reliability_table(runs: Sequence[PaperRun]) -> PaperTable:
 
 
 def bins_table(runs: Sequence[PaperRun]) -> PaperTable:
-    """Return a row a bin of confidence, of each line, temperature and task that has any."""
+    """Return a row for each bin of confidence, for every line, temperature and task that has confidences."""
     rows = [row for line in of_part(runs, "acceptance") for row in _bin_rows(line)]
     columns = [HEAT, LINE, TASK, TableColumn("bin", "confidence from, to"), DRAFTS, CONFIDENCE, ACCEPTED]
     note = f"{NOTE} A column is a bin of confidence. The CSV has drafts and mean confidence of each."
@@ -89,7 +89,7 @@ def bins_table(runs: Sequence[PaperRun]) -> PaperTable:
 
 
 def by_position(drafts: Sequence[JudgedDraft], position: int) -> dict[str, Value]:
-    """Return mean confidence and calibration error of the drafts at a position; `NONE` where none are recorded."""
+    """Return mean confidence and calibration error of the drafts at a position; `NONE` if none are recorded."""
     if not drafts:
         return {"confidence": NONE, "error": NONE}
     here = [draft for draft in drafts if draft.position == position]
@@ -97,7 +97,8 @@ def by_position(drafts: Sequence[JudgedDraft], position: int) -> dict[str, Value
 
 
 def calibration_error(said: ArrayLike, came_true: ArrayLike, num_bins: int = NUM_BINS) -> float:
-    """Return the mean distance of what was `said` from how often it came true, over bins of equal width."""
+    """Return the mean distance of the probabilities `said` from the frequencies of `came_true`, over bins of equal
+    width."""
     confidences = np.asarray(said)
     bins = np.minimum((confidences * num_bins).astype(np.int64), num_bins - 1)
     apart = np.bincount(bins, weights=confidences - np.asarray(came_true))
@@ -109,9 +110,9 @@ def _error(drafts: Sequence[JudgedDraft]) -> float | None:
 
 
 def chance_of_order(drafts: Sequence[JudgedDraft]) -> float | None:
-    """Return the area under the curve of hits over false alarms, by ranks; None where all drafts had one fate.
+    """Return the area under the ROC curve, by ranks; None if all drafts were accepted, or none.
 
-    Of two drafts with one confidence each is above the other half of the time (Mann and Whitney 1947).
+    A pair of drafts with equal confidence counts one half (Mann and Whitney 1947).
     """
     accepted = np.array([draft.accepted for draft in drafts], dtype=bool)
     num_accepted, num_others = int(accepted.sum()), int((~accepted).sum())
@@ -145,7 +146,7 @@ def _bin_rows(line: LineRuns) -> Iterator[TableRow]:
 
 
 def _bins(drafts: Iterable[JudgedDraft]) -> Mapping[int, list[JudgedDraft]]:
-    """Part drafts by their confidence: bin b has those from b / NUM_BINS on, the last one 1 as well."""
+    """Group drafts by confidence: bin b begins at b / NUM_BINS, and the last bin includes 1."""
     bins: dict[int, list[JudgedDraft]] = {place: [] for place in range(NUM_BINS)}
     for draft in drafts:
         bins[min(int(draft.confidence * NUM_BINS), NUM_BINS - 1)].append(draft)

@@ -1,4 +1,4 @@
-"""The runs of a paper as its tables read them: each with its requests, by task."""
+"""The finished runs of a paper with their requests by task, as the tables need them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ class PaperRun:
         return provenance_of(self.summary)
 
     def of_tasks(self) -> dict[str, TaskRows]:
-        """Return the requests by task: those of one category under the task's name, of several under both names."""
+        """Return the requests by task. If the task's prompts have several categories, each is a task named after
+        both."""
         categories = sorted({row["category"] for row in self.rows})
         if len(categories) == 1:
             return {self.cell.task: TaskRows(self.rows, self.num_draft_tokens)}
@@ -54,12 +55,13 @@ class LineRuns:
 
     @property
     def provenance(self) -> dict[str, str | None]:
-        """Return what the runs are of; None for a column in which they differ, as no one row can be of both."""
+        """Return the runs' common provenance; None for a column in which they differ, so that the row is not
+        printed."""
         each = [run.provenance for run in self.runs]
         return {name: each[0][name] if len({one[name] for one in each}) == 1 else None for name in each[0]}
 
     def row(self, values: Mapping[str, Value]) -> TableRow:
-        """Make a row of the line."""
+        """Make a table row for this line, with these values."""
         return TableRow({"temperature": self.temperature, "line": self.line, **values}, self.provenance)
 
     def of_tasks(self) -> dict[str, TaskRows]:
@@ -68,7 +70,7 @@ class LineRuns:
 
 
 def finished_runs(ended: Sequence[Ended]) -> list[PaperRun]:
-    """Read the runs that finished, with their requests."""
+    """Read the finished runs among those that ended, with their requests."""
     found: list[PaperRun] = []
     for each in ended:
         folder = each.outcome.folder
@@ -79,7 +81,7 @@ def finished_runs(ended: Sequence[Ended]) -> list[PaperRun]:
 
 
 def of_part(runs: Sequence[PaperRun], part: Part) -> Iterator[LineRuns]:
-    """Yield the lines of a part, a temperature at a time, in the order of the list."""
+    """Yield the lines of a part, separately for each temperature, in the order of the list."""
     places = dict.fromkeys((run.cell.temperature, run.cell.line) for run in runs if run.cell.part == part)
     for temperature, line in places:
         alike = [

@@ -1,4 +1,5 @@
-"""The tables of speed: what a user and a GPU get, with the best fixed K at every point; and stage times."""
+"""The tables of speed: tokens per second per user and per GPU, with the best fixed K at every point; and stage
+times."""
 
 from __future__ import annotations
 
@@ -20,11 +21,11 @@ MILLISECONDS = 1000.0
 
 
 def frontier_table(runs: Sequence[PaperRun]) -> PaperTable:
-    """Return a row a line, batch size and K, with plain decoding at every batch size."""
+    """Return a row for each line, batch size and K, and rows for plain decoding at every batch size."""
     speed = [run for run in runs if run.cell.part == "speed"]
     best = _best(speed)
     rows = [*_plain_rows(speed), *(_row(run, best.get(_point(run)) is run) for run in speed)]
-    rows.sort(key=lambda row: int(row.values["batch_size"] or 0))  # of one batch size plain decoding comes first
+    rows.sort(key=lambda row: int(row.values["batch_size"] or 0))  # plain decoding is first within a batch size
     columns = [
         BATCH,
         LINE,
@@ -45,7 +46,7 @@ def frontier_table(runs: Sequence[PaperRun]) -> PaperTable:
 
 
 def stage_table(runs: Sequence[PaperRun]) -> PaperTable:
-    """Return where a round's time goes, of the same runs."""
+    """Return the stage times of a round in the same runs."""
     speed = [run for run in runs if run.cell.part == "speed"]
     known = [stage for stage in STAGES if any(_stages(run.summary).get(stage) is not None for run in speed)]
     columns = [
@@ -74,8 +75,8 @@ def _point(run: PaperRun) -> tuple[str, int | None]:
 
 
 def _best(runs: Sequence[PaperRun]) -> dict[tuple[str, int | None], PaperRun]:
-    """Find the K with the highest speedup at each point: all took turns with plain decoding, so machines' moods fall
-    out."""
+    """Find the K with the highest speedup at each point. Each run was timed in turns with plain decoding, so changes of
+    the machine between runs cancel out."""
     best: dict[tuple[str, int | None], PaperRun] = {}
     for run in runs:
         known = best.get(_point(run))
@@ -104,7 +105,7 @@ def _row(run: PaperRun, is_best: bool) -> TableRow:
 
 
 def _plain_rows(runs: Sequence[PaperRun]) -> list[TableRow]:
-    """Take plain decoding at each batch size from the first run there that had it beside it."""
+    """Take plain decoding at each batch size from the first run that has it as a reference."""
     first: dict[int | None, PaperRun] = {}
     for run in runs:
         if "plain" in run.summary["references"]:

@@ -1,4 +1,4 @@
-"""Runs what a paper's list says and has not ended before. The same command goes on where it was killed."""
+"""Runs the runs of a paper that have not ended before, so that the same command continues a killed study."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class PaperStudy:
     ground: Ground
 
     def run(self) -> list[Ended]:
-        """Run what has not ended before, in the order of the list.
+        """Run the cells that have not ended before, in the order of the list.
 
         Raises:
             UserError: the folder cannot be written, or another process runs this paper.
@@ -63,7 +63,7 @@ class PaperStudy:
 
 
 def plan_study(paper: PaperFile, cells: Sequence[PlannedCell], output_dir: Path, fresh: bool) -> PaperStudy:
-    """Name the folder of a paper's runs: the one in which the same list goes on."""
+    """Plan a paper's runs in their folder; the same list of runs always gets the same folder."""
     commands = [list(cell.overrides) for cell in cells]
     extensions = dict.fromkeys(name for command in commands for name in extensions_in(command))
     ground = ground_of(commands, tuple(extensions))
@@ -72,7 +72,8 @@ def plan_study(paper: PaperFile, cells: Sequence[PlannedCell], output_dir: Path,
 
 
 def preview(study: PaperStudy) -> tuple[list[str], bool]:
-    """Return the plan in lines, runs and minutes first, and whether any run would be refused."""
+    """Return the lines of the plan, beginning with the number of runs and minutes, and whether any run would be
+    refused."""
     lines: list[str] = []
     seconds: list[float] = []
     refused = False
@@ -87,7 +88,7 @@ def preview(study: PaperStudy) -> tuple[list[str], bool]:
 
 
 def _look(study: PaperStudy, number: int, cell: PlannedCell) -> tuple[str | None, float | None]:
-    """Return why a cell would be refused, and how long it took where it has run."""
+    """Return why a cell would be refused, and how long it took if it has run."""
     try:
         config, choices = compose_run(cell.overrides)
         admit(config)
@@ -100,7 +101,7 @@ def _look(study: PaperStudy, number: int, cell: PlannedCell) -> tuple[str | None
 
 
 def _how_long(study: PaperStudy, seconds: Sequence[float]) -> str:
-    """Say how many runs are left, and how long they take: by those that ran here, else by what the file says."""
+    """Return how many runs are left, and how long they take, estimated from finished runs or else from the file."""
     total, left = len(study.cells), len(study.cells) - len(seconds)
     runs = f"{total} runs" if left == total else f"{total} runs, {left} of them left"
     if seconds:

@@ -1,4 +1,4 @@
-"""A table of a paper as data: what is in its JSON, and what LaTeX, Markdown and CSV are written from."""
+"""A table of a paper as data: it is stored in the JSON file, and LaTeX, Markdown and CSV are written from it."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class TableColumn:
     """A column.
 
     Attributes:
-        digits: behind the point; None for a text.
-        interval: the row also has `KEY_low` and `KEY_high`.
-        signed: a difference, written with its sign.
+        digits: number of decimals; None for a text.
+        interval: whether the row also has `KEY_low` and `KEY_high`.
+        signed: whether it is a difference, written with its sign.
     """
 
     key: str
@@ -36,7 +36,7 @@ TASK = TableColumn("task", "task")
 
 @dataclass(frozen=True, slots=True)
 class TableRow:
-    """A line: its figures by column, and what it is of."""
+    """A row: its values by column, and its provenance."""
 
     values: Mapping[str, Value]
     provenance: Mapping[str, str | None]
@@ -47,10 +47,10 @@ class PaperTable:
     """A table in long form.
 
     Attributes:
-        keys: columns that name a line; no two rows have the same.
-        across: a key whose values stand beside each other where the table is printed; None for a table as it is.
-        shown: the column that then stands in each of these places.
-        left_out: rows that are not printed, each with what it lacks.
+        keys: columns that identify a row; no two rows have the same values.
+        across: a key whose values become columns when the table is printed; None prints the table as it is.
+        shown: the column whose values are then shown in these columns.
+        left_out: rows that are not printed, each with the columns that it lacks.
     """
 
     name: str
@@ -78,7 +78,7 @@ def table_of(
     across: str | None = None,
     shown: str | None = None,
 ) -> PaperTable:
-    """Make a table of the rows that lack nothing, and name the others."""
+    """Make a table from the rows with complete provenance, and list the others."""
     places = [tuple(row.values[key] for key in keys) for row in rows]
     assert len(set(places)) == len(places), f"two rows of {name} have the same name"
     kept, left_out = [], []
@@ -92,14 +92,14 @@ def table_of(
 
 
 def table_from(values: Mapping[str, Any]) -> PaperTable:
-    """Read what `as_json` gave."""
+    """Make a table from the result of `as_json`."""
     columns = [TableColumn(**column) for column in values["columns"]]
     rows = [TableRow(**row) for row in values["rows"]]
     return PaperTable(**{**values, "columns": columns, "rows": rows})
 
 
 def cell(column: TableColumn, values: Mapping[str, Value]) -> str:
-    """Write a figure with its interval, `2.41 (2.10 to 2.75)`."""
+    """Write a number with its interval, `2.41 (2.10 to 2.75)`."""
     value = values.get(column.key)
     if column.digits is None or isinstance(value, str):
         return ABSENT if value is None else str(value)
@@ -113,7 +113,7 @@ def _figure(value: Any, digits: int, signed: bool) -> str:
 
 
 def shared_and_differing(table: PaperTable) -> tuple[dict[str, str], list[str]]:
-    """Return what all rows share of what they are of, for the caption, and the columns in which they differ."""
+    """Return the provenance that all rows have in common, for the caption, and the columns in which they differ."""
     values = {
         name: list(dict.fromkeys(row.provenance[name] for row in table.rows))
         for name in (table.rows[0].provenance if table.rows else ())

@@ -1,1 +1,1 @@
-"""The command line as a library: help, typos, composing, folders of runs. Programs are made of it."""
+"""The command line as a library, which the programs use: help, typo checks, composing, folders of runs."""

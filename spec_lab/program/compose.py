@@ -1,4 +1,4 @@
-"""This module makes a `RunConfig` of overrides."""
+"""Makes a `RunConfig` from overrides."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ from spec_lab.program.unsafe import refuse_argument
 VERSION_BASE = "1.3"
 SEARCH_PATH = "hydra.searchpath="
 ONE_AT_A_TIME = threading.Lock()
-"""Hydra composes by what it keeps once a process, so that threads take turns."""
+"""Hydra keeps global state for the process while composing, so only one thread may compose at a time."""
 
 
 def compose_run(overrides: Sequence[str] = ()) -> tuple[RunConfig, dict[str, str]]:
-    """Return what `python -m spec_lab OVERRIDES...` would run, and what each group is called (`labels.py`).
+    """Return what `python -m spec_lab OVERRIDES...` would run, and the name of each group's choice (`labels.py`).
 
     For tests, notebooks and other programs; a sweep is not expanded and not accepted.
 
@@ -49,7 +49,7 @@ def compose_run(overrides: Sequence[str] = ()) -> tuple[RunConfig, dict[str, str
 
 
 def to_config_and_options(composed: DictConfig) -> tuple[RunConfig, dict[str, str]]:
-    """Return the typed form of what `compose_with_hydra` gives, and the option chosen of each group."""
+    """Return the typed form of a result of `compose_with_hydra`, and the option chosen in each group."""
     options = chosen_options(composed.hydra.runtime.choices)
     with open_dict(composed):
         del composed["hydra"]
@@ -57,12 +57,13 @@ def to_config_and_options(composed: DictConfig) -> tuple[RunConfig, dict[str, st
 
 
 def name_options(config: RunConfig, options: Mapping[str, str]) -> dict[str, str]:
-    """Return what each group of a run is called, of the option chosen of each."""
+    """Return the name of each group's choice in a run, given the option chosen in each."""
     return name_groups(config, options, read_groups(tuple(config.extensions)))
 
 
 def compose_with_hydra(overrides: Sequence[str]) -> DictConfig:
-    """Compose as `compose_run` does, before it is typed: Hydra's own part says whether this is a sweep."""
+    """Compose as `compose_run` does, without converting to types; Hydra's part of the result says whether it is a
+    sweep."""
     if isinstance(overrides, str) or not isinstance(overrides, Sequence) or not all(map(_is_text, overrides)):
         raise UserError(f"compose takes a list of texts, not {overrides!r}; use one such as ['drafter=ngram']")
     for override in overrides:
@@ -83,7 +84,7 @@ def compose_with_hydra(overrides: Sequence[str]) -> DictConfig:
 
 
 def _refuse_several(overrides: Sequence[str], extensions: tuple[str, ...]) -> None:
-    """Refuse several values of a key, for which Hydra would advise a flag that nothing takes here."""
+    """Refuse several values of a key, for which Hydra would suggest a flag that does not exist here."""
     parser, menu = OverridesParser.create(), run_menu(extensions)
     for text in overrides:
         if parse_override(parser, text, menu).is_sweep_override():
@@ -95,11 +96,11 @@ def _is_text(override: object) -> bool:
 
 
 def refuse_unread_extensions(names: Sequence[str], registered: Registry) -> None:
-    """Raise UserError where a file names an extension whose rows and `conf/` were not there when it was composed.
+    """Raise UserError if a file names an extension that was not loaded when the run was composed.
 
     Args:
-        names: what `extensions` was composed to.
-        registered: what it was composed with.
+        names: the composed value of `extensions`.
+        registered: the registry that it was composed with.
     """
     there = {extension.name for extension in registered.extensions}
     if not there.issuperset(names):
@@ -108,7 +109,7 @@ def refuse_unread_extensions(names: Sequence[str], registered: Registry) -> None
 
 @contextmanager
 def _alone_with_hydra() -> Iterator[None]:
-    """Set aside what a program that calls this one has initialised, of which there can be one a process."""
+    """Set aside Hydra's global state, which exists once in a process, if a calling program has initialised it."""
     with ONE_AT_A_TIME:
         callers = GlobalHydra.instance().hydra
         GlobalHydra.instance().clear()
@@ -124,16 +125,16 @@ def register_schemas(registered: Registry) -> None:
 
 
 def store_schemas(schemas: Mapping[str, type]) -> None:
-    """Make `schemas` known to Hydra as `/schema/NAME`, a group of its own so that none shows up as an option."""
+    """Make `schemas` known to Hydra as `/schema/NAME`, a separate group, so that they do not appear as options."""
     store = ConfigStore.instance()
     for path, schema in schemas.items():
         group, _, name = f"schema/{path}".rpartition("/")
-        if _stored_schema(store, group, name) is not schema:  # making a node takes as long as much of composing
+        if _stored_schema(store, group, name) is not schema:  # making a node is slow compared with composing
             store.store(group=group, name=name, node=schema)
 
 
 def _stored_schema(store: ConfigStore, group: str, name: str) -> type | None:
-    """Return what is known to Hydra under a name already; None where nothing is."""
+    """Return the schema that Hydra already has under a name; None if there is none."""
     folder: Any = store.repo
     for part in group.split("/"):
         folder = folder.get(part, {})
@@ -142,9 +143,9 @@ def _stored_schema(store: ConfigStore, group: str, name: str) -> type | None:
 
 
 def with_search_path(arguments: Sequence[str], registered: Registry) -> list[str]:
-    """Return `arguments` with the `conf/` of extensions on Hydra's search path, behind what was typed of it.
+    """Return `arguments` with the `conf/` of extensions on Hydra's search path, after the user's own entries.
 
-    Of two such overrides Hydra reads one.
+    They are merged into one override, since Hydra reads only one.
     """
     typed = {text: value_of(text) for text in arguments if text.startswith(SEARCH_PATH)}
     folders = [extension.conf.as_uri() for extension in registered.extensions if extension.conf is not None]
@@ -155,8 +156,8 @@ def with_search_path(arguments: Sequence[str], registered: Registry) -> list[str
 
 
 def to_run_config(composed: DictConfig) -> RunConfig:
-    """Return the typed form of a composed run, in which the depth of a tree, or a schedule's largest K, stands for K,
-    and the options that were taken stand for auto.
+    """Return the typed form of a composed run, with K set from a tree's depth or a schedule's largest K, and each
+    `auto` replaced by the chosen option.
 
     Raises:
         UserError: see `to_typed` and `with_auto_chosen`.
@@ -167,10 +168,10 @@ def to_run_config(composed: DictConfig) -> RunConfig:
 
 
 def to_typed(composed: DictConfig, menu: Menu) -> Any:
-    """Return an instance of the dataclass that a composed configuration is typed by.
+    """Return a composed configuration as an instance of its dataclass.
 
     Raises:
-        UserError: a key was forced in that nothing reads, one has no value, or an interpolation leads nowhere.
+        UserError: an added key is not read by anything, a key has no value, or an interpolation is invalid.
     """
     try:
         unknown = sorted(_unknown_keys(composed))
@@ -180,14 +181,14 @@ def to_typed(composed: DictConfig, menu: Menu) -> Any:
         if missing:
             raise UserError(f"{missing[0]} has no value; set {missing[0]}=...")
         resolved = composed.copy()
-        OmegaConf.resolve(resolved)  # holds what an interpolation leads to to the key's type, which to_object does not
+        OmegaConf.resolve(resolved)  # checks the types of interpolated values, which to_object does not
         return OmegaConf.to_object(resolved)
     except OmegaConfBaseException as error:
         raise UserError(explain(error, menu)) from error
 
 
 def retyped(config: RunConfig) -> RunConfig:
-    """Return a run that a program may have changed since it was composed, with every value of its key's type.
+    """Check the types of a run that a program may have changed since it was composed, and return it with correct types.
 
     Raises:
         UserError: a key has a value of another type, or there is no such key.
@@ -213,7 +214,7 @@ def retyped(config: RunConfig) -> RunConfig:
 
 
 def _refuse_renamed(config: RunConfig) -> None:
-    """Raise UserError where a part has the name of an option that has other keys."""
+    """Raise UserError if a part has the name of an option with different keys."""
     schemas = registry.load(config.extensions).schemas()
     for group in (field.name for field in dataclasses.fields(config)):
         part = getattr(config, group)
@@ -226,14 +227,15 @@ def _refuse_renamed(config: RunConfig) -> None:
 
 
 def _refuse_new_attributes(part: Any, prefix: str, menu: Menu) -> None:
-    """Python takes any attribute, which then nobody reads."""
+    """Refuse additional attributes, which Python allows but nothing would read."""
     for name in sorted(vars(part).keys() - {field.name for field in dataclasses.fields(part)}):
         key = f"{prefix}{name}"
         raise UserError(f"config.{key}: {not_read(key, menu) if key in menu.keys else explain_unknown(key, menu)}")
 
 
 def _wrong_type(place: str, error: OmegaConfBaseException, menu: Menu) -> str:
-    """Say what a key takes that has a value of another type; `place` may name an entry of its list."""
+    """Return the error for a value of the wrong type, which says what the key takes; `place` may be an entry of a
+    list."""
     knob = place.partition("[")[0]
     if knob in menu.keys:
         key = menu.keys[knob]
@@ -244,9 +246,9 @@ def _wrong_type(place: str, error: OmegaConfBaseException, menu: Menu) -> str:
 
 
 def chosen_options(hydra_choices: Mapping[str, str | None]) -> dict[str, str]:
-    """Return the option of each group in the order of conf/config.yaml; Hydra's own groups and unchosen ones left out.
+    """Return the option of each group in the order of conf/config.yaml, without Hydra's groups and unchosen ones.
 
-    Without an experiment there is nothing that has a size.
+    The group of sizes is also left out if there is no experiment.
     """
     chosen = {group: option for group in read_groups() if (option := hydra_choices.get(group)) is not None}
     if "experiment" not in chosen:
@@ -255,7 +257,7 @@ def chosen_options(hydra_choices: Mapping[str, str | None]) -> dict[str, str]:
 
 
 def _unknown_keys(node: DictConfig, prefix: str = "") -> list[str]:
-    """List keys forced into a typed node, which OmegaConf would drop silently."""
+    """List keys that were added to a typed node, which OmegaConf would drop silently."""
     schema = OmegaConf.get_type(node)
     declared = {field.name for field in dataclasses.fields(schema)} if dataclasses.is_dataclass(schema) else set()
     unknown = []

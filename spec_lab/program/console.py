@@ -1,4 +1,5 @@
-"""Standard output and errors outlive their reader here: `| head -1`, an ASCII console, a full disk behind `>`."""
+"""Keeps standard output and error usable after their reader has gone (`| head -1`), on ASCII consoles and full
+disks."""
 
 from __future__ import annotations
 
@@ -14,9 +15,9 @@ if TYPE_CHECKING:
 
 
 class PatientFile(io.FileIO):
-    """Goes on taking what is written to it, into nothing, once nobody reads it any more.
+    """A file that discards what is written once its reader has gone.
 
-    A run that has taken minutes must not end because a pager has seen enough.
+    A run that has taken minutes must not fail because the user quit a pager.
     """
 
     def __init__(self, descriptor: int, name: str) -> None:
@@ -39,7 +40,8 @@ class PatientFile(io.FileIO):
 
 
 def raise_lost(stream: TextIO) -> None:
-    """Raise again what kept a `PatientFile` from writing: Hydra takes errors while it flushes logs, and goes on."""
+    """Raise again the error that kept a `PatientFile` from writing, since Hydra ignores errors while it flushes
+    logs."""
     lost = getattr(getattr(getattr(stream, "buffer", None), "raw", None), "lost", None)
     if lost is not None:
         raise lost
@@ -47,10 +49,10 @@ def raise_lost(stream: TextIO) -> None:
 
 @contextmanager
 def patient_console() -> Iterator[None]:
-    r"""Put a `PatientFile` under standard output and errors, and write as `\xfc` what their encoding has not.
+    r"""Put a `PatientFile` under standard output and error, and write letters that their encoding lacks as `\xfc`.
 
-    Streams that somebody else has put there already, such as a notebook or a test, are left as they are. One that was
-    closed before the start (`2>&-`) leads nowhere.
+    Streams that were replaced before, as by a notebook or a test, are left as they are. Output to a stream that was
+    closed before the start (`2>&-`) is discarded.
     """
     output, errors = sys.stdout, sys.stderr
     if output is None:
@@ -71,8 +73,8 @@ def patient_console() -> Iterator[None]:
 
 
 def _nowhere() -> TextIO:
-    """Return a stream that leads nowhere, and leave none of the standard descriptors to the next file that is opened:
-    what C writes there would go into it."""
+    """Return a stream that discards its output. It occupies the standard descriptor, so that no file that is opened
+    later gets it and with it the output of C code."""
     while (descriptor := os.open(os.devnull, os.O_WRONLY)) <= 2:
         pass
     return os.fdopen(descriptor, "w")

@@ -1,4 +1,4 @@
-"""Prints what `--dry-run` shows: the composed parts, a line a group, and everything that would be refused."""
+"""The output of `--dry-run`: the composed parts, a line for each group, and all refusals."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from spec_lab.program.help import show_value
 
 
 def describe(config: RunConfig, choices: Mapping[str, str], refused: list[str]) -> str:
-    """Write what a run is made of, where it would go and what refuses it, a line each."""
+    """Return lines with a run's parts, its folder and its refusals."""
     lines = []
     for field in dataclasses.fields(config):
         part = getattr(config, field.name)

@@ -1,12 +1,13 @@
-"""Ends every program of the lab: an exit code, and one line where what went wrong is not ours.
+"""How every program of the lab ends: with an exit code, and a one-line message for errors that are not bugs.
 
     def main(arguments: Sequence[str] | None = None) -> int:
         return guarded(lambda: _run(sys.argv[1:] if arguments is None else arguments))
 
-`guarded` turns what `_run` lets through into an ending. One line and exit code 2: a `UserError`, what Hydra complains
-about, a file that cannot be read, too little memory. One line and 1: a full disk. Ctrl-C and SIGTERM: 130. All else is
-a mistake of ours: a traceback, and 1. So `_run` catches nothing but what it can add a knob to:
-`except OSError as error: raise UserError(f"output_dir={folder} ... ({describe_os_error(error)}); ...") from error`.
+`guarded` handles the exceptions that `_run` raises. A `UserError`, an error of Hydra's, an unreadable file or too
+little memory gives one line and exit code 2. A full disk gives one line and code 1. Ctrl-C and SIGTERM give code 130.
+Anything else is a bug of the lab and gives a traceback and code 1. So `_run` only catches errors to which it can add a
+knob: `except OSError as error: raise UserError(f"output_dir={folder} ... ({describe_os_error(error)}); ...") from
+error`.
 
 A program that goes on after an error, such as a sweep, uses `print_trouble`, and reads the status from it.
 """
@@ -37,12 +38,12 @@ EXIT_CODES: dict[Status, int] = {"finished": 0, "failed": 1, "refused": 2, "inte
 def guarded(
     run: Callable[[], int | None], menu: Callable[[], Menu] | None = None, interrupted: str = "interrupted"
 ) -> int:
-    """Return the exit code of `run()`, None for 0, or of what it raises, which is printed.
+    """Return the exit code of `run()`, where None counts as 0, or of the exception that it raises, which is printed.
 
     Args:
-        menu: returns what the command line could choose, for the remedies of what does not compose; None is that of a
-            run.
-        interrupted: what Ctrl-C and SIGTERM are answered with.
+        menu: returns the choices of the command line, for remedies if a configuration does not compose; None means the
+            choices of a run.
+        interrupted: the message for Ctrl-C and SIGTERM.
     """
     status: Status
     with patient_console():
@@ -66,10 +67,10 @@ def guarded(
 
 
 def refuse_process() -> None:
-    """Raise UserError where nothing can be done right: without docstrings, or in a working folder that was deleted.
+    """Raise UserError if Python runs without docstrings, or if the working folder was deleted.
 
-    The first are what help shows and what records define their numbers by. In the second, imports fail in ways that
-    name something else.
+    Help and the definitions in records are made from docstrings. In a deleted folder, imports fail with misleading
+    errors.
     """
     if sys.flags.optimize > 1:
         raise UserError("python -OO takes away the texts that define a record's numbers; use python -O, or neither")
@@ -80,15 +81,15 @@ def refuse_process() -> None:
 
 
 def leave(code: int) -> NoReturn:
-    """End the process with the exit code of `guarded`, after Ctrl-C without taking the interpreter apart.
+    """End the process with the exit code of `guarded`; after Ctrl-C, without finalising the interpreter.
 
-    That takes seconds once torch and the models are in it, and nothing is left to wait for: records and W&B's run were
-    closed on the way here, and the exit functions are called. Workers of a launcher are ended in the usual way.
+    Finalising takes seconds with torch and models loaded, and is not needed: records and W&B's run are closed by now,
+    and exit functions are called here. Workers of a launcher end in the usual way.
     """
     from multiprocessing import active_children
 
     if code == EXIT_CODES["interrupted"]:
-        logging.disable()  # an interrupted import of torch leaves exit functions that log, and loggers without levels
+        logging.disable()  # after an interrupted import of torch, exit functions log to loggers without levels
     if code == EXIT_CODES["interrupted"] and not active_children():
         atexit._run_exitfuncs()
         for stream in (sys.stdout, sys.stderr):
@@ -99,14 +100,14 @@ def leave(code: int) -> NoReturn:
 
 
 def print_trouble(error: BaseException, menu: Menu | None = None) -> Status:
-    """Say what went wrong on stderr, in a line or, of a mistake of ours, with a traceback; `refused` or `failed`."""
+    """Print an error on stderr, in a line, or with a traceback for a bug. Return `refused` or `failed`."""
     trouble = explained(error, menu)
     print_ending(error, trouble)
     return "failed" if trouble is None else trouble.status
 
 
 def print_ending(error: BaseException, trouble: Trouble | None) -> None:
-    """Print the line of `trouble`, or, of a mistake in code, the traceback of `error` and whose it is, on stderr."""
+    """Print the line of `trouble` on stderr, or for a bug the traceback of `error` and whose code it is in."""
     if trouble is None:
         from spec_lab.menu.extensions import extension_behind
 
@@ -118,12 +119,13 @@ def print_ending(error: BaseException, trouble: Trouble | None) -> None:
 
 
 def print_refusal(reason: object) -> None:
-    """Print one line on stderr, whatever the reason looks like."""
+    """Print the reason as one line on stderr."""
     print("refused:", one_line(reason), file=sys.stderr)
 
 
 def explained(error: BaseException, menu: Menu | None = None) -> Trouble | None:
-    """Say what `trouble_of` does, past Hydra's wrapping, with the remedy where a configuration does not compose."""
+    """Return the result of `trouble_of` for the error inside Hydra's, with a remedy if a configuration does not
+    compose."""
     if not isinstance(error, Exception) or not is_of_composing(error) or type(error).__module__.startswith("yaml"):
         return trouble_of(error)
     from hydra.errors import HydraException
@@ -138,12 +140,13 @@ def explained(error: BaseException, menu: Menu | None = None) -> Trouble | None:
 
 
 def _is_of_a_file(error: BaseException) -> bool:
-    """Tell an error of the operating system from what OmegaConf raises of the same class about contents."""
+    """Return whether it is an error of the operating system, rather than one of OmegaConf's with the same class."""
     return isinstance(error, OSError) and error.errno is not None
 
 
 class LineParser(argparse.ArgumentParser):
-    """Raises what argparse would print below the usage, which `--help` shows, and what it would take in silence."""
+    """Raises errors instead of printing them with the usage, and refuses some input that argparse would accept
+    silently."""
 
     def error(self, message: str) -> NoReturn:
         """Refuse the arguments.
@@ -154,7 +157,7 @@ class LineParser(argparse.ArgumentParser):
         raise UserError(f"{message}; {self.prog} --help shows what there is")
 
     def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
-        """Refuse an empty path, which would be the working folder."""
+        """Refuse an empty path, which would mean the working folder."""
         if action.type is Path and not arg_string:
             self.error(f"{'/'.join(action.option_strings) or action.metavar}: an empty text is no path")
         return super()._get_value(action, arg_string)

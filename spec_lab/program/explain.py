@@ -1,6 +1,6 @@
-"""Says in a line why a configuration does not compose: the file, the key, the cause and a remedy.
+"""Explains in a line why a configuration does not compose: the file, the key, the cause and a remedy.
 
-Hydra and OmegaConf spread these over the lines of a message, the attributes of an exception, and the causes behind it.
+Hydra and OmegaConf spread these over the lines of a message, the attributes of an exception, and its causes.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ from spec_lab.program.options import Menu, run_menu
 from spec_lab.program.overrides import explain_unknown, extensions_in, in_words, with_extensions
 
 PLACE = re.compile(r"In '(?P<option>[^']+)': ")
-"""Hydra begins a message so, with the file it was about to take in, without the ending."""
+"""The beginning of Hydra's messages, with the file that it was about to read, without suffix."""
 UNMATCHED = re.compile(r"Could not override '(?P<name>[^'@]+)")
 NO_SCHEMA = re.compile(r"In '(?P<option>[^']+)': Could not load '(?P<schema>schema/[^']+)'")
 NO_OPTION = re.compile(r"In '(?P<place>[^']+)': Could not (find|load) '")
 NO_PRIMARY = ("Primary config", "Cannot find primary config")
-"""Hydra says so where a flag names another folder, and where the lab's is taken away while it starts."""
+"""Hydra's messages if a flag names another folder, or if the lab's folder is removed while it starts."""
 INTERVAL = "BasicSweeper does not support sweep type"
-"""Hydra's own sweeper says so of an interval alone."""
+"""The message of Hydra's own sweeper for an interval."""
 LAYOUT = "KEY: VALUE on lines of its own, below a line '# @package _global_' where it sets keys of several groups"
 CHOICE = "a line `- override /drafter: ngram` below `defaults:` chooses one option of a group"
 NO_CHOICE = re.compile(r"Merge error: \w+ is not a subclass of \w+|field '\w+' is not Optional")
-"""OmegaConf says so of what stands in the place of a group."""
+"""OmegaConf's messages for a value in place of a group."""
 LOADER = "hydra._internal.config_loader_impl"
 DEFAULTS_LISTS = "hydra._internal.defaults_list"
 LONGEST_CAUSE = 200
 
 
 def explain(error: Exception, menu: Menu | None = None) -> str:
-    """Say what Hydra or OmegaConf complains about, in one line with a remedy of ours where we know one.
+    """Return an error of Hydra or OmegaConf in one line, with a remedy if the lab knows one.
 
-    `menu` is what could be chosen; None stands for that of a run.
+    `menu` has the possible choices; None means those of a run.
     """
     menu, first = menu or run_menu(), first_line(error)
     no_schema = NO_SCHEMA.match(first)
@@ -72,7 +72,7 @@ def explain(error: Exception, menu: Menu | None = None) -> str:
 
 
 def read_too_late(extensions: Sequence[str]) -> str:
-    """Refuses, in a line, a file that names extensions, which were to be read before the file was."""
+    """Return the refusal of a file that names extensions, since these must be loaded before files are read."""
     typed = f"type extensions=[{','.join(extensions)}] on the command line"
     return (
         f"extensions is read before anything is composed: {typed}, or install it with the entry point group "
@@ -81,7 +81,7 @@ def read_too_late(extensions: Sequence[str]) -> str:
 
 
 def _extensions_named_by(option: str, error: Exception) -> list[str]:
-    """Return what a file of options at fault names as its extensions; nothing where they were read in time."""
+    """Return the extensions named in the file that caused the error; empty if they were loaded in time."""
     files, typed = (_local_of(error, LOADER, name) for name in ("caching_repo", "overrides"))
     loaded = None if files is None or not option else files.load_config(option)
     content = None if loaded is None else loaded.config
@@ -93,7 +93,7 @@ def _extensions_named_by(option: str, error: Exception) -> list[str]:
 
 
 def not_read(key: str, menu: Menu) -> str:
-    """Refuses, in a line, a key that exists, but that none of the chosen options reads."""
+    """Return the refusal of a key that exists but is not read by any chosen option."""
     group = key.partition(".")[0]
     owners = menu.keys[key].defaults if key in menu.keys and group in menu.groups else {}
     remedy = f"leave it out or choose {one_of(group, owners)}" if owners else "leave it out"
@@ -101,7 +101,8 @@ def not_read(key: str, menu: Menu) -> str:
 
 
 def _missing_option(error: MissingConfigException, place: str, menu: Menu) -> str:
-    """Explain that a file of options, or the command line, chooses what is not there; `place` lists the group."""
+    """Explain that a file of options, or the command line, chooses an option that does not exist; `place` has the
+    group."""
     group, _, option = str(error.missing_cfg_file).rpartition("/")
     overrides = _local_of(error, "hydra._internal.defaults_list", "overrides")
     override = None if overrides is None else overrides.override_metadata.get(group)
@@ -121,7 +122,7 @@ def _missing_option(error: MissingConfigException, place: str, menu: Menu) -> st
 
 
 def _in_its_file(error: Exception, first: str, menu: Menu) -> str:
-    """Explain what is wrong with a key, begun with the file of options that sets it, where one does."""
+    """Explain what is wrong with a key, beginning with the file of options that sets it, if there is one."""
     place = PLACE.match(first)
     option, message = (place["option"], first.removeprefix(place[0])) if place else ("", first)
     too_late = _extensions_named_by(option, error)
@@ -145,7 +146,7 @@ def _in_its_file(error: Exception, first: str, menu: Menu) -> str:
 
 
 def _wrong_key(error: OmegaConfBaseException, group: str, menu: Menu) -> str:
-    """Explain an error of OmegaConf; `group` is that of the file that brought it, empty where none did."""
+    """Explain an error of OmegaConf; `group` is that of the file that caused it, empty if none did."""
     key, cause = str(error.full_key or ""), _cause(error)
     if isinstance(error, InterpolationResolutionError):
         return f"{key}: {cause}; write a value in its place"
@@ -165,8 +166,8 @@ def _wrong_key(error: OmegaConfBaseException, group: str, menu: Menu) -> str:
 
 
 def _local_of(error: BaseException, module: str, name: str) -> Any:
-    """Return a local variable of Hydra's where it raised `error`, which is in no message; None where it has no such
-    one."""
+    """Return a local variable of the Hydra function that raised `error`, since no message has it; None if there is no
+    such variable."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__) if frame.f_globals["__name__"] == module]
     return next((frame.f_locals[name] for frame in reversed(frames) if name in frame.f_locals), None)
 
@@ -176,6 +177,6 @@ def _cause(error: Exception) -> str:
 
 
 def first_line(error: Exception) -> str:
-    """Return the first line of a message that says something; libraries write pages behind it."""
+    """Return the first non-empty line of a message, after which libraries may write pages."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0] if lines else type(error).__name__

@@ -1,6 +1,6 @@
-"""The flags of the command line are Hydra's, and `--dry-run`.
+"""The flags of the command line: Hydra's, and `--dry-run`.
 
-Hydra gives up on flags between overrides (`batch_size=1,8 -m drafter=eagle3`), so they are moved to the front.
+Hydra does not accept flags between overrides (`batch_size=1,8 -m drafter=eagle3`), so they are moved to the front.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ FLAGS_THAT_ADD_OPTIONS = ("--config-path", "-cp", "--config-dir", "-cd")
 FLAGS_THAT_SHOW = (
     *("--help", "-h", "--hydra-help", "--version", "--cfg", "-c", "--info", "-i", "--shell-completion", "-sc"),
 )
-"""Nothing runs with one of these."""
+"""Flags that only show something, so that nothing runs."""
 OF_CFG = ("--package", "-p")
-"""Hydra reads these where it prints a configuration, and drops them without a word elsewhere."""
+"""Flags that Hydra reads when it prints a configuration, and silently ignores otherwise."""
 
 
 def split_flags(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -55,7 +55,7 @@ def split_flags(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _take_flag(argument: str, pending: list[str]) -> list[str]:
-    """Return `argument` and its value, which is taken off the end of `pending` where it stands there."""
+    """Return `argument` and its value, which is removed from the end of `pending` if it is there."""
     flag, has_value, value = argument.partition("=")
     known = (*FLAGS, *FLAGS_WITH_VALUE, *FLAGS_WITH_OPTIONAL_VALUE)
     if flag not in known:

@@ -1,7 +1,7 @@
-"""Folders are named by what ran and a short hash of the resolved configuration. No clock is in their names.
+"""Names and makes folders: by the options of the run and a short hash of the resolved configuration, without a date.
 
-The same run again gets the same name with a number behind it, so nothing is ever overwritten. The same sweep again
-goes on in the newest folder of that name, where what has ended is not repeated.
+A repeated run gets the same name with a number appended, so nothing is ever overwritten. A repeated sweep continues in
+the newest folder with its name, where jobs that have ended are not repeated.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ NAMED_GROUPS = ("target", "drafter", "acceptance", "prune", "graph")
 NAMED_UNLESS = {"tree": "none"}
 MAX_PARTS_LENGTH = 120
 MULTIRUN_FILE = "multirun.yaml"
-"""Hydra writes the composed sweep there before the first job."""
+"""The file into which Hydra writes the composed sweep before the first job."""
 OF_NO_JOB = (MULTIRUN_FILE, GROUND_FILE)
-"""Files of a multirun that stand there before any job."""
+"""Files of a multirun's folder that exist before any job."""
 NOT_PART_OF_THE_RUN = ("output_dir", "dry_run", "fresh", "leave_out", "logger", "auto")
 
 
 def folder_name(config: RunConfig, choices: Mapping[str, str]) -> str:
     """Return `run-pocket-eagle3-strict-catchup-eager-1a2b3c4d`; `choices` are names of groups (`cli.labels`).
 
-    Where the names are long they are cut: the hash is of the whole configuration.
+    Long names are cut, since the hash covers the whole configuration.
     """
     values = {key: value for key, value in dataclasses.asdict(config).items() if key not in NOT_PART_OF_THE_RUN}
     named = [*NAMED_GROUPS, *(group for group, usual in NAMED_UNLESS.items() if choices.get(group, usual) != usual)]
@@ -59,7 +59,7 @@ def folder_name(config: RunConfig, choices: Mapping[str, str]) -> str:
 
 
 def _knobs_without_a_group(config: RunConfig) -> list[str]:
-    """Name what makes a round another one and belongs to no group, where it is not as usual."""
+    """Return the non-default settings that affect a round but do not belong to a group."""
     budget, rollback = config.verify.budget, config.recurrent.rollback
     return [
         *([] if budget is None else [f"budget{budget}"]),
@@ -68,10 +68,11 @@ def _knobs_without_a_group(config: RunConfig) -> list[str]:
 
 
 def make_folder(base: Path, name: str, write: Callable[[Path], object]) -> Path:
-    """Make `base/name`, or `base/name-2` and so on; safe against other processes that do the same.
+    """Make `base/name`, or `base/name-2` and so on, safely even if other processes do the same.
 
     Args:
-        write: puts the first files into the folder before it gets its name, so that whoever finds it finds them.
+        write: writes the first files into the folder before it is renamed to its name, so that it is never seen without
+            them.
 
     Raises:
         UserError: `base` cannot be written.
@@ -88,12 +89,12 @@ def make_folder(base: Path, name: str, write: Callable[[Path], object]) -> Path:
 
 
 def missing_folders(folder: Path) -> list[Path]:
-    """List `folder` and those above it that are not there yet, the deepest first."""
+    """List those of `folder` and its parents that do not exist yet, deepest first."""
     return list(itertools.takewhile(lambda place: not os.path.lexists(place), (folder, *folder.parents)))
 
 
 def remove_empty(folders: Iterable[Path]) -> None:
-    """Remove folders, the deepest first, up to one in which there is something."""
+    """Remove folders, deepest first, until one is not empty."""
     with suppress(OSError):
         for folder in folders:
             folder.rmdir()
@@ -111,7 +112,7 @@ def full_disk(output_dir: object, error: BaseException, knob: str = "output_dir"
 
 @contextmanager
 def room_under(output_dir: Path, knob: str = "output_dir") -> Iterator[None]:
-    """Stand around the writing of a folder, and name it where its disk is full.
+    """Wrap the writing of a folder, and name the folder in the error if its disk is full.
 
     Raises:
         Breakdown: the disk is full.
@@ -126,7 +127,7 @@ def room_under(output_dir: Path, knob: str = "output_dir") -> Iterator[None]:
 
 
 def make_output_dir(folder: Path) -> None:
-    """Make `folder` with all above it.
+    """Make `folder` with its parents.
 
     Raises:
         UserError: it cannot be made, or is no folder.
@@ -146,7 +147,7 @@ def _make_writable(folder: Path, base: Path, exist_ok: bool = False) -> None:
 
 
 def _obstacle(folder: Path, error: OSError) -> str:
-    """Find what is in the way of making `folder`: the first thing on the way there that is no folder."""
+    """Return what prevents making `folder`: the first part of its path that is not a folder."""
     if error.errno in (errno.EEXIST, errno.ENOTDIR, errno.ENOENT, errno.ELOOP):
         for place in (*reversed(folder.parents), folder):
             if os.path.lexists(place) and not place.is_dir():
@@ -155,7 +156,7 @@ def _obstacle(folder: Path, error: OSError) -> str:
 
 
 def _rename(unnamed: Path, folder: Path) -> bool:
-    """Tell whether `unnamed` is `folder` now, and not another one that has that name."""
+    """Rename `unnamed` to `folder`; return false if something with that name exists."""
     if os.path.lexists(folder):
         return False
     try:
@@ -168,7 +169,7 @@ def _rename(unnamed: Path, folder: Path) -> bool:
 
 
 class Study(NamedTuple):
-    """What was asked for: a name, and in plain values what runs."""
+    """A study: its name, and in plain values what it runs."""
 
     name: str
     content: Any
@@ -178,21 +179,21 @@ def multirun_study(name: str, overrides: Sequence[str], sweeper: Mapping[str, An
     """Return the study of a multirun.
 
     Args:
-        overrides: what was typed; the order does not matter.
-        sweeper: Hydra's sweeper, whose parameters an experiment may set.
+        overrides: the overrides on the command line, in any order.
+        sweeper: the config of Hydra's sweeper, whose parameters an experiment may set.
     """
     typed = sorted(text for text in overrides if text.lstrip("+").partition("=")[0] != "fresh")
     return Study(name, [typed, _plain(sweeper.get("params"))])
 
 
 def study_place(output_dir: Path, study: Study, ground: Ground, fresh: bool) -> Path:
-    """Return the folder of a study, `outputs/NAME-sweep-1a2b3c4d`: the newest of that name that stands on `ground`, in
-    which the same command goes on.
+    """Return the folder of a study, `outputs/NAME-sweep-1a2b3c4d`: the newest with that name that was made on the same
+    `ground`, so that the same command continues it.
 
-    Where it must start over, what has changed is said on stderr.
+    If the study must start over, what has changed is printed on stderr.
 
     Args:
-        fresh: whether the newest, if it ended, is left alone and another one begins.
+        fresh: whether to begin a new folder if the newest study has ended.
     """
     places = (output_dir / numbered for numbered in _numbered(f"{study.name}-sweep-{short_hash(study.content)}"))
     earlier: list[Path] = []
@@ -200,7 +201,7 @@ def study_place(output_dir: Path, study: Study, ground: Ground, fresh: bool) -> 
         if not os.path.lexists(place):
             free = place
             break
-        if place.is_dir():  # a file or a link that leads nowhere keeps its name
+        if place.is_dir():  # not a file or a broken link of that name
             earlier.append(place)
     reasons = [_reason_to_start_over(place, ground) for place in earlier]
     alike = [place for place, reason in zip(earlier, reasons, strict=True) if reason is None]
@@ -212,7 +213,8 @@ def study_place(output_dir: Path, study: Study, ground: Ground, fresh: bool) -> 
 
 
 def _reason_to_start_over(place: Path, ground: Ground) -> str | None:
-    """Say why what was recorded in a study's folder does not stand on `ground`; None where it does, or is nothing."""
+    """Return why the records in a study's folder were made on another ground; None if they were not, or there are
+    none."""
     before = read_ground(place)
     if before is not None:
         changed = changes(before, ground)
@@ -223,7 +225,7 @@ def _reason_to_start_over(place: Path, ground: Ground) -> str | None:
 
 
 def forget_places(folder: Path) -> None:
-    """Cut the absolute paths that Hydra has written into the folder of a multirun to their last parts."""
+    """Shorten the absolute paths that Hydra has written into a multirun's folder to their last parts."""
     file = folder / MULTIRUN_FILE
     with suppress(FileNotFoundError):
         text = regular_text(file)
@@ -232,15 +234,15 @@ def forget_places(folder: Path) -> None:
 
 
 def close_sweep(folder: Path, statuses: Iterable[Status]) -> None:
-    """Record that all jobs of a sweep have ended, so that the same command shows it, or begins a fresh one."""
+    """Record that all jobs of a sweep have ended, so that the same command shows the results or begins a new sweep."""
     counts: Counter[str] = Counter(statuses)
     write_json(folder / SWEEP_FILE, {"jobs": counts.total(), **counts})
 
 
 def find_ended(base: Path, name: str) -> tuple[Path, Status] | None:
-    """Find the folder of an earlier job of this name that need not run again: it finished or was refused."""
+    """Return the folder of an earlier job of this name that finished or was refused, and so need not run again."""
     for candidate in itertools.takewhile(Path.exists, (base / numbered for numbered in _numbered(name))):
-        with suppress(ValueError, OSError):  # what cannot be read has not ended
+        with suppress(ValueError, OSError):  # a record that cannot be read counts as not ended
             status = read_summary(candidate)["status"]
             if status in ("finished", "refused"):
                 return candidate, status
@@ -256,7 +258,7 @@ def discard_empty_sweep(folder: Path) -> None:
 
 
 def display(folder: Path) -> str:
-    """Return the path relative to the working directory where it is below it."""
+    """Return the path, relative to the working directory if it is below it."""
     return str(folder.relative_to(Path.cwd())) if folder.is_relative_to(Path.cwd()) else str(folder)
 
 

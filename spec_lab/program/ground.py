@@ -1,6 +1,7 @@
-"""Finds what the runs of a study stand on: the package, its configuration, versions, weights and prompts.
+"""The "ground" of a study, which is everything its results depend on: package, config files, versions, weights,
+prompts.
 
-A study goes on where all of it is as it was. Whatever else has changed in a checkout, such as a notebook, is not read.
+A study is continued only if its ground is unchanged. Other files in a checkout, such as notebooks, are not part of it.
 """
 
 from __future__ import annotations
@@ -22,22 +23,23 @@ from spec_lab.record.sinks import write_json
 
 GROUND_FILE = "stands_on.json"
 READ_WHOLE = 2**24
-"""A larger file is read in so many pieces, evenly spaced: other weights differ in them."""
+"""Number of bytes up to which a file is read whole. Of larger files evenly spaced pieces are read, in which different
+weights differ."""
 NUM_PIECES, PIECE = 64, 2**16
 NOT_READ = ("__pycache__",)
 SOURCES = (".py", ".yaml", ".yml", ".json", ".jsonl", ".c", ".h", ".txt", ".safetensors")
 NAMED = 3
 
 Ground = Mapping[str, str]
-"""A short digest, or a version, by the name of a file or of what it is."""
+"""A short digest or a version, by the name of the file or package."""
 
 
 def ground_of(content: Any, extensions: tuple[str, ...]) -> Ground:
-    """Say what a study stands on.
+    """Return the ground of a study.
 
     Args:
-        content: what runs, in plain values; the files and folders that it names are weights and prompts.
-        extensions: the modules that were typed.
+        content: what runs, in plain values; files and folders named in it are weights and prompts.
+        extensions: the extension modules given on the command line.
     """
     named = {key: _digest_of(path) for key, path in _paths_in(content)}
     folders = {"spec_lab": Path(__file__).parents[1], "conf": conf_folder(), **_kernels()}
@@ -47,7 +49,7 @@ def ground_of(content: Any, extensions: tuple[str, ...]) -> Ground:
 
 
 def changes(before: Ground, now: Ground) -> str | None:
-    """Name what has changed, as in `spec_lab/engine/round.py and 2 more`; None where nothing has."""
+    """Return what has changed, as in `spec_lab/engine/round.py and 2 more`; None if nothing has."""
     changed = sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
     if not changed:
         return None
@@ -56,7 +58,7 @@ def changes(before: Ground, now: Ground) -> str | None:
 
 
 def read_ground(folder: Path) -> Ground | None:
-    """Read what the study in `folder` stands on; None where it has not begun, or nobody can tell."""
+    """Read the ground of the study in `folder`; None if it has not begun, or the file cannot be read."""
     with suppress(OSError, ValueError):
         values = json.loads(regular_text(folder / GROUND_FILE))
         if isinstance(values, dict):
@@ -65,7 +67,7 @@ def read_ground(folder: Path) -> Ground | None:
 
 
 def keep_ground(folder: Path, ground: Ground) -> None:
-    """Write it into the folder of a study that begins; one that goes on stands on the same."""
+    """Write the ground into the folder of a new study; a continued one already has the same."""
     if read_ground(folder) is None:
         write_json(folder / GROUND_FILE, ground)
 
@@ -84,7 +86,7 @@ def _modules(extensions: tuple[str, ...]) -> Iterator[tuple[str, Path]]:
 
 
 def _tree(name: str, path: Path) -> Iterator[tuple[str, str]]:
-    """Yield each source of a package with its digest; or a module of one file."""
+    """Yield each source file of a package, or of a module with one file, with its digest."""
     if not path.is_dir():
         yield name, _digest(path)
         return
@@ -95,7 +97,7 @@ def _tree(name: str, path: Path) -> Iterator[tuple[str, str]]:
 
 
 def _paths_in(value: Any, key: str = "") -> Iterator[tuple[str, Path]]:
-    """Yield every file and folder that is named as `KEY=PATH[,PATH]`, or as a value below KEY; not those written to."""
+    """Yield every file and folder named as `KEY=PATH[,PATH]` or as a value of KEY, except those that are written to."""
     if isinstance(value, Mapping):
         for name, item in value.items():
             yield from _paths_in(item, f"{key}.{name}".strip("."))
@@ -114,7 +116,7 @@ def _paths_in(value: Any, key: str = "") -> Iterator[tuple[str, Path]]:
 
 
 def _digest_of(path: Path) -> str:
-    """Return the digest of a file, or of the files of a checkpoint's folder; those of folders below it are not read."""
+    """Return the digest of a file, or of the files in a checkpoint's folder, without its subfolders."""
     if not path.is_dir():
         return _digest(path)
     files = {file.name: _digest(file) for file in sorted(path.iterdir()) if not file.is_dir()}

@@ -1,4 +1,4 @@
-"""The text of `--help` has a line for every option and every key."""
+"""Makes the text of `--help`, which has a line for every option and every key."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NAME_WIDTH = 32
 
 
 def help_text(extensions: tuple[str, ...] = (), groups: Sequence[str] = ()) -> str:
-    """Return the help of `python -m spec_lab`, or of some of its groups alone.
+    """Return the help of `python -m spec_lab`, or only that of some of its groups.
 
     Raises:
         UserError: there is no such group.
@@ -45,7 +45,7 @@ def help_text(extensions: tuple[str, ...] = (), groups: Sequence[str] = ()) -> s
 
 
 def groups_in_help(arguments: Sequence[str]) -> list[str]:
-    """Return the groups whose help is asked for: the words beside `--help` that set nothing."""
+    """Return the groups whose help is asked for: the arguments next to `--help` that are no overrides."""
     return [text for text in arguments if not text.startswith("-") and "=" not in text]
 
 
@@ -63,7 +63,7 @@ def version_text() -> str:
 
 
 def describe_menu(menu: Menu) -> str:
-    """List what may be typed behind a program's name."""
+    """List what may be typed after a program's name."""
     keys = list(menu.keys.values())
     sections = ["Options, GROUP=OPTION (* is the default), and the keys they read, KEY=VALUE [default]"]
     sections += [_describe_group(group, _keys_of(group.name, menu)) for group in menu.groups.values()]
@@ -92,7 +92,7 @@ def _describe_flags(menu: Menu) -> list[str]:
 
 
 def _describe_key(key: Key, readers: str) -> str:
-    """`readers` names the options that have the key, where others of the group have keys but not this one."""
+    """`readers` names the options that have the key, if other options of the group do not have it."""
     takes = f": {_describe_choices(key.choices)}" if key.choices else ""
     bounds = key.bounds.in_words()
     within = f" ({bounds})" if bounds else ""
@@ -104,7 +104,7 @@ def _describe_choices(choices: dict[str, str]) -> str:
 
 
 def _describe_defaults(defaults: dict[str, Any]) -> str:
-    """Return one value where all options agree, else the commonest one and who differs: `null, pocket: 9`."""
+    """Return one value if all options agree, else the most common one and the differing options: `null, pocket: 9`."""
     shown = {option: show_value(value) for option, value in defaults.items()}
     texts = list(shown.values())
     commonest = max(texts, key=texts.count)

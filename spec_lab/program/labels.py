@@ -1,18 +1,18 @@
-"""Says what a run is called: each group by the option whose knobs all stand as they do, else by the knobs that differ.
+"""Names a run: each group by the option that has the same knobs, else by the knobs that differ.
 
 | typed | name |
 |---|---|
 | `prune=catchup` | `catchup` |
 | `prune.prefill=last_row prune.catchup=pre_attention` | `catchup`: its knobs all equal that option's |
-| `prune.catchup=pre_attention` | `all_rows+pre_attention`: this group is its knobs, so they name it |
+| `prune.catchup=pre_attention` | `all_rows+pre_attention`: no option has these knobs, so they are the name |
 | `sampling.temperature=0.7` | `temperature0.7` |
 | `graph=round graph.overlap=true` | `round_overlap` |
 | `acceptance=relaxed_thinking acceptance.topk=3` | `relaxed_thinking+topk3` |
 | `graph=full_loop graph.verify=false` | `full_loop+verify_false` |
 | `target=hf target.path=/models/Qwen3-1.7B` | `hf+Qwen3-1.7B`: a folder by its last part alone |
 
-Two configurations of a group have two names, but for folders that end alike, and for the drafter's K, which stands in
-every table on its own.
+Two configurations of a group have different names, except for folders with the same last part, and for the drafter's K,
+which has its own column in every table.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ Knobs = dict[str, Any]
 
 
 def name_groups(config: RunConfig, chosen: Mapping[str, str], groups: Mapping[str, Group]) -> dict[str, str]:
-    """Return the name of each group of `chosen`, which says the option taken of it; `groups` are all there are.
+    """Return the name of each group in `chosen`, which has the chosen options; `groups` are all groups.
 
-    What is no part of the configuration, such as an experiment, keeps its option's name, and so does the logger.
+    Groups that are not part of the configuration, such as experiments, keep the option's name, and so does the logger.
     """
     return {
         name: _name(groups[name], option, getattr(config, name))
@@ -71,7 +71,7 @@ def _without_hidden(group: Group, knobs: Knobs) -> Knobs:
 
 
 def _from_option(presets: Mapping[str, Knobs], chosen: str, knobs: Knobs) -> str:
-    """Name the nearest of the options that build the same part, and what differs from it; `chosen` where none does."""
+    """Return the nearest option that builds the same part, and what differs from it; `chosen` if there is none."""
     alike = {option: preset for option, preset in presets.items() if preset["name"] == knobs["name"]}
     if not alike:
         return chosen
@@ -81,7 +81,7 @@ def _from_option(presets: Mapping[str, Knobs], chosen: str, knobs: Knobs) -> str
 
 
 def _from_knobs(presets: Mapping[str, Knobs], knobs: Knobs) -> str:
-    """Name all knobs in which the options differ, words without their key, and others that are as in none of them."""
+    """Return all knobs in which the options differ, text values without their key, and other knobs that match none."""
     parts = []
     for key, value in knobs.items():
         usual = [preset[key] for preset in presets.values()]
@@ -109,7 +109,8 @@ def _show(value: Any) -> str:
 
 
 def _short(name: str) -> str:
-    """Make a name fit for a file. What had to be changed or cut for that ends in a hash of the whole."""
+    """Return the name in a form that is valid for a file. If it had to be changed or cut, a hash of the whole is
+    added."""
     fit = UNFIT_FOR_A_FILE.sub("_", name)
     if fit == name and len(name) <= MAX_LENGTH:
         return name

@@ -1,7 +1,7 @@
-"""Jobs run in other processes by Hydra's launchers: joblib, on this machine, and submitit, on a cluster.
+"""Handles Hydra's launchers, which run jobs in other processes: joblib on this machine, and submitit on a cluster.
 
-Neither knows of GPUs. What would make jobs time one another is refused here before any starts; at the start of each a
-worker leases its device (`spec_lab.program.lease`).
+Neither handles GPUs. Settings with which jobs would disturb each other's timings are refused here before any job
+starts. Each worker then leases its device at the start of its job (`spec_lab.program.lease`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PLUGINS = {
 
 
 def refuse_missing_launcher(arguments: Iterable[str]) -> None:
-    """Raise UserError where a launcher is asked for whose package, or whose cluster, is not here."""
+    """Raise UserError if the package or the cluster of a requested launcher is missing."""
     for argument in arguments:
         key, _, option = argument.partition("=")
         plugin = PLUGINS.get(option) if key.lstrip("+") == "hydra/launcher" else None
@@ -39,20 +39,20 @@ def refuse_missing_launcher(arguments: Iterable[str]) -> None:
 
 
 def refuse_launcher(arguments: Iterable[str], program: str) -> None:
-    """Raise UserError where `program`, which starts no workers, is asked for a launcher that it would not use."""
+    """Raise UserError if a launcher is requested for `program`, which starts no workers."""
     for argument in arguments:
         if argument.lstrip("+").startswith(("hydra/launcher", "hydra.launcher")):
             raise UserError(f"{argument}: {program} runs in one process; leave it out (docs/use.md)")
 
 
 def refuse_sharing(launcher: Mapping[str, Any], device: str) -> None:
-    """Raise UserError where more jobs would run at a time than there are devices to time them on.
+    """Raise UserError if more jobs would run at a time than there are devices to time them on.
 
-    Only joblib says how many that is; jobs of submitit wait for one another where they meet on a machine.
+    Their number is only known for joblib; submitit's jobs wait for each other if they are on the same machine.
 
     Args:
-        launcher: Hydra's node of that name.
-        device: of the jobs, where they do not set it themselves.
+        launcher: Hydra's config node of that name.
+        device: the device of jobs that do not set it themselves.
     """
     if launcher.get("n_jobs") == 0:
         raise UserError("hydra.launcher.n_jobs=0 runs no job; use hydra.launcher.n_jobs=1")
@@ -68,19 +68,19 @@ def refuse_sharing(launcher: Mapping[str, Any], device: str) -> None:
 
 
 def _num_workers(n_jobs: int | None) -> int:
-    """Count the jobs that joblib runs at a time: -1 is as many as there are cores, -2 one less."""
+    """Return how many jobs joblib runs at a time: -1 means the number of cores, -2 one less, and so on."""
     if n_jobs is None:
         return 1
     return n_jobs if n_jobs >= 0 else max(1, len(os.sched_getaffinity(0)) + 1 + n_jobs)
 
 
 def launches_elsewhere(launcher: Mapping[str, Any]) -> bool:
-    """Tell whether jobs write to files of the launcher's own, and not to this terminal, as those of submitit do."""
+    """Return whether jobs print to files of the launcher rather than to this terminal, as with submitit."""
     return "submitit" in launcher["_target_"]
 
 
 def lost_worker(error: BaseException) -> str | None:
-    """Return what a launcher says when a worker ended before its job had; None for any other error."""
+    """Return the launcher's message if a worker died before its job ended; None for other errors."""
     if isinstance(error, BrokenExecutor) or type(error).__module__.startswith("submitit"):
         return one_line(str(error).partition("\n")[0]) or type(error).__name__
     return None

@@ -1,7 +1,7 @@
-"""A worker leases a device for itself alone, so that jobs that run beside one another do not time each other.
+"""Lets a worker lease a device for itself, so that jobs running at the same time do not disturb each other's timings.
 
-A lease is a lock file a device in the system's temporary folder, the same for all of a host. The system gives the lock
-back when its process ends, however it ends. Only workers of a launcher take leases; a run on its own does not ask.
+A lease is a lock file for each device in the system's temporary folder, shared by all processes of a host. The system
+releases the lock when its process ends in any way. Only workers of a launcher take leases; single runs do not.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ UUID = re.compile(r"\(UUID: ((?:GPU|MIG)-[^)]+)\)")
 
 @contextmanager
 def leased(device: str) -> Iterator[None]:
-    """Hold what a job with `device=...` will run on, waiting until it is free.
+    """Wait until the device for a job with `device=...` is free, and hold it.
 
-    A GPU stays with the process to its end, since CUDA cannot change it once it has started; the CPU is given back
-    behind the job.
+    A GPU is held until the process ends, since CUDA cannot change it after it has started; the CPU is released after
+    the job.
 
     Raises:
         UserError: the job names a GPU itself.
@@ -51,17 +51,17 @@ def leased(device: str) -> Iterator[None]:
 
 @cache
 def spread() -> None:
-    """Give this process one of the GPUs, whoever else uses it, as jobs do whose times are not wanted."""
+    """Give this process one of the GPUs, even if others use it, for jobs that are not timed."""
     gpus = visible_gpus()
     if gpus:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpus[os.getpid() % len(gpus)]
 
 
 def visible_gpus() -> list[str]:
-    """List the GPUs that CUDA will show this process, by UUID, asked of the driver's own program and not of CUDA.
+    """List the GPUs that CUDA will show this process, by UUID, using the driver's program rather than CUDA.
 
-    Asking CUDA would start it, and what it shows could not be changed any more. Of a GPU in MIG mode these are its
-    slices, of which CUDA shows a process one.
+    Calling CUDA would initialise it, after which the visible GPUs can no longer be changed. For a GPU in MIG mode the
+    slices are listed, of which CUDA shows only one to a process.
     """
     all_gpus = _gpus_of_the_driver()
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -83,7 +83,7 @@ def _gpus_of_the_driver() -> list[str]:
 
 
 def _by_uuid(name: str, all_gpus: Sequence[str]) -> str | None:
-    """Return the UUID that an entry of CUDA_VISIBLE_DEVICES means: a number, or the beginning of one."""
+    """Return the UUID for an entry of CUDA_VISIBLE_DEVICES, which is a number or the beginning of a UUID."""
     if name.isdigit():
         return all_gpus[int(name)] if int(name) < len(all_gpus) else None
     return next((uuid for uuid in all_gpus if name and uuid.startswith(name)), None)
@@ -91,7 +91,7 @@ def _by_uuid(name: str, all_gpus: Sequence[str]) -> str | None:
 
 @cache
 def take_gpu() -> str:
-    """Make one free GPU the only one of this process; called again, it is that one."""
+    """Make one free GPU the only one visible to this process; later calls return the same one."""
     torch = sys.modules.get("torch")
     assert torch is None or not torch.cuda.is_initialized(), "a GPU is chosen before CUDA starts"
     uuid, _ = _wait_for(visible_gpus())  # the descriptor is never closed: the lease ends with the process
@@ -100,7 +100,7 @@ def take_gpu() -> str:
 
 
 def _wait_for(devices: Sequence[str]) -> tuple[str, int]:
-    """Return the first of `devices` that is free and the descriptor that holds it."""
+    """Return the first of `devices` to become free, and the descriptor that holds its lock."""
     says_so = True
     while True:
         for device in devices:
@@ -114,13 +114,13 @@ def _wait_for(devices: Sequence[str]) -> tuple[str, int]:
 
 
 def lock_file(device: str) -> Path:
-    """Name the file whose lock is the lease of a device. It is never removed: a lock of a removed file holds nobody
-    off."""
+    """Return the file whose lock is the lease of a device. It is never removed, since a lock on a removed file is
+    useless."""
     return Path(tempfile.gettempdir()) / f"spec_lab-{device.replace('/', '-')}.lock"
 
 
 def _try_lock(path: Path) -> int | None:
-    """Return a descriptor that holds the lock; None where another process has it."""
+    """Return a descriptor that holds the lock; None if another process has it."""
     descriptor = _open(path)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -131,7 +131,7 @@ def _try_lock(path: Path) -> int | None:
 
 
 def _open(path: Path) -> int:
-    """Open for locking only, which another user's file allows too; a link that somebody laid there is not followed."""
+    """Open a file for locking only, which also works for another user's file. Links are not followed."""
     try:
         return os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:

@@ -1,6 +1,6 @@
-"""Cells of a sweep's grid that are known not to work are left out of it: `leave_out` of an experiment says which.
+"""Leaves cells that are known not to work out of a sweep's grid, as listed in an experiment's `leave_out`.
 
-A grid of Hydra's is a product, from which no cell can be taken.
+This is needed because Hydra's grids are full products.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from spec_lab.program.overrides import check_overrides
 
 
 def cell_left_out(composed: DictConfig, choices: Mapping[str, str | None]) -> str | None:
-    """Return the entry of `leave_out` that a composed job of a sweep is; None where it is to run.
+    """Return the entry of `leave_out` that a composed job of a sweep matches; None if the job is to run.
 
     Args:
         choices: the option of each group.
 
     Raises:
-        UserError: an entry names a key or an option that there is not.
+        UserError: an entry names a key or an option that does not exist.
     """
     return next((cell for cell in composed.leave_out if _is_cell(cell, composed, choices)), None)
 

@@ -1,4 +1,4 @@
-"""While a sweep runs, or is only shown, it is said once where auto takes something else for a job than for others."""
+"""Prints, once in a sweep or its preview, that `auto` chose different options for different jobs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class MixNote:
         self._said: set[str] = set()
 
     def see(self, config: RunConfig) -> None:
-        """Say what auto took differently for this job than for those before, where it is the first of its kind."""
+        """Print what `auto` chose differently for this job than for earlier ones, if that was not printed yet."""
         self._seen.append(dataclasses.asdict(config))
         for name, line in mixed_by_auto(self._seen).items():
             if name not in self._said:

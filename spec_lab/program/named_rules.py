@@ -1,4 +1,4 @@
-"""Reads the rules named behind `python -m spec_lab.rescore FOLDER`, each with its knobs. Imports no torch."""
+"""Reads the rules given after `python -m spec_lab.rescore FOLDER`, each with its knobs. Imports no torch."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ MAX_RULES = 200
 
 @dataclass(frozen=True, slots=True)
 class NamedRule:
-    """A rule as it was typed, without the group's name: `relaxed_thinking topk=3`; `config` is a run's under it."""
+    """A rule as it was typed, without the group's name: `relaxed_thinking topk=3`; `config` is that of a run with
+    it."""
 
     name: str
     config: RunConfig
@@ -53,7 +54,7 @@ def read_rules(arguments: Sequence[str]) -> list[NamedRule]:
 
 
 def is_of_a_rule(argument: str) -> bool:
-    """Tell what `read_rules` reads from all else that may be typed beside it, such as a folder."""
+    """Return whether an argument is for `read_rules`, and not something else such as a folder."""
     key, equals, _ = argument.lstrip("+").partition("=")
     return bool(equals) and (key in (GROUP, EXTENSIONS) or key.startswith(f"{GROUP}."))
 

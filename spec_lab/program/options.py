@@ -1,6 +1,6 @@
-"""This module holds what there is to choose: the groups of `conf/` with their options, and every key of the schema.
+"""Everything that can be chosen: the groups of `conf/` with their options, and every key of the schema.
 
-Read from the files themselves, without Hydra and without torch, so that help and typo checks are instant.
+It is read from the files without Hydra and torch, so that help and typo checks are instant.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from spec_lab.program.yaml_file import read_yaml
 
 @dataclass(frozen=True, slots=True)
 class OptionFile:
-    """One YAML of a group. `schema` is None for an experiment or a debug setting, which only set other keys."""
+    """One YAML file of a group. `schema` is None for an experiment or a debug setting, which only set other keys."""
 
     name: str
     command: str
@@ -36,7 +36,7 @@ class OptionFile:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A folder of `conf/`. `default` is None where nothing is chosen by default."""
+    """A folder of `conf/`. `default` is None if nothing is chosen by default."""
 
     name: str
     explanation: str
@@ -49,8 +49,8 @@ class Key:
     """A key that can be set, in dotted form.
 
     Attributes:
-        schemas: the dataclasses that have it: several for a group whose options differ.
-        choices: the values it takes, each with what it means or an empty text; empty for a key that takes any.
+        schemas: the dataclasses that have it; several for a group with different options.
+        choices: the values it takes, each with its meaning or an empty text; empty for a key that takes any value.
         defaults: its value by option, or under the empty name for a key that belongs to no group.
     """
 
@@ -63,26 +63,26 @@ class Key:
 
     @property
     def bounds(self) -> Bounds:
-        """Returns the numbers it takes, by the first schema that has it."""
+        """Return the bounds of its numbers, from the first schema that has it."""
         return bounds_of(_field(self.schemas[0], self.name.rpartition(".")[2]))
 
 
 @dataclass(frozen=True, slots=True)
 class Menu:
-    """All that one command line lets choose, by name: that of the run, or of a program with a folder of its
-    own."""
+    """Everything that can be chosen on one command line, by name: that of the run, or of a program with its own config
+    folder."""
 
     groups: dict[str, Group]
     keys: dict[str, Key]
 
 
 def conf_folder() -> Path:
-    """Find `conf/`: inside the package where it was installed, beside it in a checkout.
+    """Return `conf/`: inside an installed package, or next to the package in a checkout.
 
-    Never by the name spec_lab.conf: with two installs Python may find that of the other one.
+    It is not found by the name spec_lab.conf, which with two installs could be that of the other one.
 
     Raises:
-        UserError: neither is there.
+        UserError: there is neither.
     """
     package = Path(__file__).parents[1]
     folders = [package / "conf", package.parent / "conf"]
@@ -95,7 +95,7 @@ def conf_folder() -> Path:
 
 
 def run_menu(extensions: tuple[str, ...] = ()) -> Menu:
-    """Read what `python -m spec_lab` lets choose, with the options of `extensions` among those here."""
+    """Read the choices of `python -m spec_lab`, including the options of `extensions`."""
     return Menu(read_groups(extensions), read_keys(extensions))
 
 
@@ -119,8 +119,8 @@ def groups_in(
     """Read the groups of the Hydra folder `conf`, in the order of its config.yaml's defaults list.
 
     Args:
-        schemas: those that a YAML may name in its defaults list.
-        added: folders like `conf`, with more options for the same groups.
+        schemas: those that a YAML file may name in its defaults list.
+        added: folders like `conf` with more options for the same groups.
     """
     groups = {}
     for name, default in _chosen_by_default(conf).items():
@@ -132,10 +132,10 @@ def groups_in(
 
 
 def read_option(file: Path, schemas: Mapping[str, type]) -> OptionFile:
-    """Read an option from its YAML, whose opening comment is the command that uses it and, below, what it is.
+    """Read an option from its YAML file, which begins with a comment: the command that uses it, then a description.
 
     Raises:
-        UserError: the file is no YAML, does not open so, or names a schema that does not exist.
+        UserError: the file is not YAML, does not begin like this, or names a schema that does not exist.
     """
     values = {} if (read := read_yaml(file)) is None else read
     if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
@@ -153,7 +153,7 @@ def read_option(file: Path, schemas: Mapping[str, type]) -> OptionFile:
 
 @cache
 def read_keys(extensions: tuple[str, ...] = ()) -> dict[str, Key]:
-    """Read every key of a run by its dotted name; `GROUP.name`, which the option sets, is not among them."""
+    """Read every key of a run by its dotted name, except `GROUP.name`, which the option sets."""
     groups = read_groups(extensions)
     keys: dict[str, Key] = {}
     for group in groups.values():
@@ -165,7 +165,7 @@ def read_keys(extensions: tuple[str, ...] = ()) -> dict[str, Key]:
 
 
 def keys_of(schema: Any, prefix: str = "", without: Sequence[str] = ()) -> dict[str, Key]:
-    """Return the keys of a schema that belong to no group, by their dotted names behind `prefix`."""
+    """Return the keys of a schema that belong to no group, by their dotted names after `prefix`."""
     fields = [field for field in dataclasses.fields(schema) if field.name not in without]
     return {
         prefix + field.name: _key(prefix + field.name, field, (schema,), {"": default_of(field)}) for field in fields
@@ -206,7 +206,7 @@ def _key(name: str, field: dataclasses.Field[Any], schemas: tuple[type, ...], de
 
 
 def choices_of(hint: Any) -> dict[str, str]:
-    """Return the members of a closed set with what they mean; empty for any other type. Looks inside lists and
+    """Return the members of a `Choice` with their meanings; empty for any other type. It looks inside lists and
     unions."""
     if isinstance(hint, type) and issubclass(hint, Choice):
         return {member.value: member.help for member in hint}
@@ -218,7 +218,7 @@ def _field(schema: type, name: str) -> dataclasses.Field[Any]:
 
 
 def _chosen_by_default(conf: Path) -> dict[str, str | None]:
-    """Return the groups of the defaults list; what begins with a slash, `override` or `optional` is none of ours."""
+    """Return the groups of the defaults list, without entries that begin with a slash, `override` or `optional`."""
     entries = read_yaml(conf / "config.yaml")["defaults"]
     chosen = {}
     for entry in entries:

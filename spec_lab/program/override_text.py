@@ -1,4 +1,4 @@
-"""One `KEY=VALUE` text as Hydra reads it, and how a value must be written for Hydra to take it as it is."""
+"""Reads a `KEY=VALUE` text as Hydra does, and writes values so that Hydra reads them unchanged."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _readable(text: str, menu: Menu) -> str:
 
 
 def _typed(text: str) -> str:
-    """Return a text as a shell takes it, in double quotes where that is enough: it holds single ones."""
+    """Return a text quoted for a shell, in double quotes if that suffices, since it has single ones inside."""
     return shlex.quote(text) if set(text) & set('"$`\\!') else f'"{text}"'
 
 
@@ -63,7 +63,7 @@ def _names_key(word: str, menu: Menu) -> bool:
 
 
 def as_override(key: str, value: object) -> str:
-    """Return `KEY=VALUE` that Hydra reads as the text of `value`, whatever signs it has: a path, for example."""
-    # Within quotes Hydra takes a backslash as it is, but in front of a quote.
+    """Return `KEY=VALUE` that Hydra reads as exactly the text of `value`, such as a path with special characters."""
+    # Within quotes Hydra reads a backslash literally, except before a quote.
     quoted = re.sub(r"(\\*)('|$)", lambda found: 2 * found[1] + ("\\'" if found[2] else ""), str(value))
     return f"{key}='{quoted}'"

@@ -1,1 +1,1 @@
-"""This package holds what a run records: metric definitions, provenance and sinks. None of it loads torch."""
+"""Everything for recording runs: metric definitions, provenance and sinks. It does not load torch."""

@@ -1,4 +1,4 @@
-"""The last word on a run whose recorder could not say it, as on a full disk."""
+"""Amends the record of a run whose recorder could not write how it ended, as on a full disk."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from spec_lab.record.schema import Status
 from spec_lab.record.sinks import SUMMARY_FILE, write_json
 
 BYTES_PER_BLOCK = 512
-"""The unit of `st_blocks`, whatever the file system's own is."""
+"""The unit of `st_blocks`, on every file system."""
 
 
 def amend_status(folder: Path, status: Status, reason: str) -> None:
-    """Let the record in `folder`, which says that the run goes on, say how it ended.
+    """Write how the run ended into the record in `folder`, which says that it is running.
 
     Raises:
-        OSError: there is no room even in the place that the record has.
+        OSError: the disk is full, and the amended record does not fit in place of the old one.
     """
     path = folder / SUMMARY_FILE
     summary = json.loads(regular_text(path)) | {"status": status, "reason": reason}
@@ -29,7 +29,7 @@ def amend_status(folder: Path, status: Status, reason: str) -> None:
 
 
 def _overwrite(path: Path, content: bytes) -> None:
-    """Write in place, which needs no new block: only where `content` fits into those that the file has."""
+    """Write in place, if `content` fits into the blocks that the file has, so that no new block is needed."""
     with path.open("r+b") as file:
         status = os.fstat(file.fileno())
         if len(content) > max(status.st_size, status.st_blocks * BYTES_PER_BLOCK):

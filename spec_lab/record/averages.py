@@ -1,4 +1,4 @@
-"""Means, medians and shares of which there may be none."""
+"""Means, medians and ratios, which are None without values."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ def percentile(values: Sequence[float], percent: float) -> float | None:
 
 
 def median_over_repeats(values: Iterable[float | None]) -> float | None:
-    """Return the middle value of those repeats that have one."""
+    """Return the median over the repeats that have a value."""
     known = [value for value in values if value is not None]
     return median(known) if known else None
 
 
 def ratio(numerator: float, denominator: float) -> float | None:
-    """Return the ratio of two numbers; None where the second is 0."""
+    """Return the ratio of two numbers; None if the second is 0."""
     return numerator / denominator if denominator else None
 
 
 def mean(values: Sequence[float]) -> float | None:
-    """Return the mean of some values; None where there are none."""
+    """Return the mean of some values; None if there are none."""
     return sum(values) / len(values) if values else None

@@ -192,4 +192,4 @@ DEFINITIONS: dict[str, str] = {
     "world_size": "Processes that the target was split over; null where nothing was loaded.",
     "schema_version": "Version of this record's layout.",
 }
-"""This says what each number of `summary.json` means, by its key; a longer key is the more exact one."""
+"""The definition of each number in `summary.json`, by its key; a longer key is more specific."""

@@ -1,15 +1,15 @@
 """Acceptance by draft position, counted round by round, and the acceptance length that follows from it.
 
-The end of a text hides how far a round's drafts would have held. Leaving such rounds out is biased low, because long
-rounds are the ones that reach the end (length bias); so is counting what was emitted. What the rule says of drafts
-behind an end of sequence is no substitute: there is no text there, and target and drafter have learned none. So these
-drafts are censored, as in survival analysis: each draft counts at its position if it stands in the text, and the rate
-at a position is over the drafts that were there to be judged (Kaplan and Meier 1958). A limit hides nothing: the round
-was judged before it was cut, and counts as it was judged. Its length then is one of a sum stopped by what came before
-(Wald 1944), and neither leads to a bias. `benchmarks/acceptance_length_bias.py` compares the ways of counting.
+The end of a text hides how many of a round's drafts would have been accepted. Leaving such rounds out gives too low a
+result, because long rounds are more likely to reach the end (length bias); so does counting what was emitted. The
+rule's decisions on drafts after an end of sequence cannot be used, since neither target nor drafter was trained on text
+there. So these drafts are censored, as in survival analysis: a draft counts at its position if it is in the text, and
+the rate at a position is over the drafts that could be judged there (Kaplan and Meier 1958). A token limit hides
+nothing: the round was judged before it was cut, and counts as judged. The number of rounds then depends only on earlier
+rounds, so the mean is unbiased (Wald 1944). `benchmarks/acceptance_length_bias.py` compares the ways of counting.
 
-Where a round offers fewer than K drafts, it accepts none at the positions behind them, and its length counts so: that
-is what it emits. The rate at a position is over the drafts that were offered there.
+A round that offers fewer than K drafts accepts none at later positions, and its length is counted accordingly, as it is
+what the round emits. The rate at a position is over the drafts that were offered there.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from fractions import Fraction
 
 @dataclass(slots=True)
 class DraftCounts:
-    """Pooled over rounds, an entry a draft position, K in all.
+    """Counts pooled over rounds, with an entry for each of K draft positions.
 
     Attributes:
-        reached: rounds whose text goes on to the position and whose earlier drafts were all accepted.
-        offered: those of them that offered a draft there.
-        accepted: those of them whose draft was accepted.
+        reached: number of rounds whose text continues to the position and whose earlier drafts were all accepted.
+        offered: number of those that offered a draft there.
+        accepted: number of those whose draft was accepted.
     """
 
     reached: list[int]
@@ -39,8 +39,8 @@ class DraftCounts:
 
     @classmethod
     def of(cls, rounds: Iterable[tuple[int, ...]], num_draft_tokens: int) -> DraftCounts:
-        """Count rounds given as (accepted drafts, judged tokens), with the offered drafts behind them where they may
-        be fewer than K; see `add_round`."""
+        """Count rounds given as (accepted drafts, judged tokens), or with the offered drafts as a third entry if these
+        may be fewer than K; see `add_round`."""
         counts = cls.empty(num_draft_tokens)
         for numbers in rounds:
             counts.add_round(*numbers)
@@ -51,8 +51,8 @@ class DraftCounts:
 
         Args:
             num_accepted: drafts that the rule accepted, before any cut.
-            num_judged: tokens of the round that stand in the text: `num_accepted` + 1, or fewer where the text ended.
-            num_offered: drafts that could have been accepted; None where there were K.
+            num_judged: tokens of the round that are in the text: `num_accepted` + 1, or fewer if the text ended.
+            num_offered: drafts that could have been accepted; None means K.
         """
         most = len(self.reached)
         for position in range(min(num_judged, most)):
@@ -91,8 +91,7 @@ class DraftCounts:
         return float(total)
 
     def _shares(self) -> list[Fraction | None]:
-        """Return the products of the rates. Behind a position that accepts nothing nothing is accepted, judged there or
-        not."""
+        """Return the products of the rates. After a position that accepts nothing the products are 0, judged or not."""
         shares: list[Fraction | None] = []
         share: Fraction | None = Fraction(1)
         for rate in _rates(self.accepted, self.reached):

@@ -1,7 +1,7 @@
-"""Reads JSON that somebody may have cut, edited or written with another version, and says in a line where it is wrong.
+"""Checks JSON that may be truncated, edited or from another version, and says in a line where it is wrong.
 
-A layout is a type: a TypedDict of `record.schema` or `record.row_schema`, or what such a one is made of. Keys beyond
-the layout are let through, so that a record may hold more than this version reads.
+A layout is a type: a TypedDict of `record.schema` or `record.row_schema`, or the type of a value in one. Additional
+keys are allowed, so that a record may hold more than this version reads.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from types import NoneType, UnionType
 from typing import Any, Literal, NotRequired, Union, get_args, get_origin, get_type_hints, is_typeddict
 
 MAX_INTEGER = 2**53
-"""JSON's integers are exact up to here in every reader, and sums of them fit where a table or a plot needs them."""
+"""Every JSON reader represents integers up to this exactly, and tables and plots can hold their sums."""
 MAX_DEPTH = 32
 WORDS = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", NoneType: "null"}
 LONGEST_SHOWN = 40
@@ -46,7 +46,7 @@ def _misfits(value: Any, layout: Any, where: str) -> Iterator[str]:
     elif is_typeddict(layout):
         yield from _misfits_of_keys(value, layout, where)
     elif origin is list and isinstance(value, list):
-        # Most lists are of thousands of ids: the fast answer first, the place only where it is asked for.
+        # Most lists have thousands of ids, so do a fast check first, and look for the place only if it fails.
         if not all(_is_one(item, parts[0]) for item in value):
             for index, item in enumerate(value):
                 yield from _misfits(item, parts[0], f"{where}[{index}]")
@@ -58,7 +58,7 @@ def _misfits(value: Any, layout: Any, where: str) -> Iterator[str]:
 
 
 def _misfits_of_choice(value: Any, layout: Any, where: str) -> Iterator[str]:
-    """A misfit inside the value names the very key; one of the whole value names all that it may be."""
+    """Find misfits of a union. One inside the value names its key; one of the whole value names all allowed types."""
     found = [misfit(value, part, where) for part in get_args(layout)]
     if None not in found:
         inside = [text for text in found if text and not text.startswith(f"{where or 'it'} is ")]
@@ -79,7 +79,7 @@ def _misfits_of_keys(value: Any, layout: Any, where: str) -> Iterator[str]:
 
 
 def _plain_misfits(value: Any, where: str, depth: int) -> Iterator[str]:
-    """Find the misfits of any plain value: it must end, and its numbers must be finite."""
+    """Find misfits of any plain value: its nesting must be limited, and its numbers finite."""
     if depth == 0:
         yield f"{where or 'it'} is nested too deeply"
     elif isinstance(value, (dict, list)):
@@ -95,7 +95,7 @@ def _plain_misfits(value: Any, where: str, depth: int) -> Iterator[str]:
 
 
 def _is_one(value: Any, layout: Any) -> bool:
-    """Tell whether `value` fits a layout without parts."""
+    """Return whether `value` fits a layout that is a plain type."""
     if get_origin(layout) is Literal:
         return isinstance(value, str) and value in get_args(layout)
     if layout is int:
@@ -106,7 +106,7 @@ def _is_one(value: Any, layout: Any) -> bool:
 
 
 def in_words(layout: Any) -> str:
-    """Say what a layout takes, as in `a number or null`."""
+    """Describe what a layout allows, as in `a number or null`."""
     origin, parts = get_origin(layout), get_args(layout)
     if origin in (Union, UnionType):
         return " or ".join(in_words(part) for part in parts)

@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RunInfo:
-    """The facts that are known of a run before it starts.
+    """What is known about a run before it starts.
 
     Attributes:
         name: the user's name for it.
-        choices: what each group is called, an option such as `{"prune": "catchup"}`, or knobs that differ from every
-            option, such as `{"sampling": "temperature0.7"}` (`spec_lab.program.labels`).
+        choices: the name of each group's choice: an option, as in `{"prune": "catchup"}`, or knobs that differ from
+            every option, as in `{"sampling": "temperature0.7"}` (`spec_lab.program.labels`).
         config: the resolved config, plain values only, paths as the user gave them.
         started_at: UTC, ISO 8601, to the microsecond.
     """
@@ -36,11 +36,11 @@ class RunInfo:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One configuration: a result per timed repeat, and what was found of the outputs of the first, by request id.
+    """One configuration: a result for each timed repeat, and by request id the findings on the first repeat's outputs.
 
     Attributes:
-        correct: whether the answer was right; None for one that was not checked.
-        num_thinking_tokens: output tokens inside thinking; None where the tokenizer has no markers.
+        correct: whether the answer was correct; None for one that was not checked.
+        num_thinking_tokens: number of output tokens inside thinking; None if the tokenizer has no markers.
     """
 
     repeats: Sequence[GenerationResult] = ()
@@ -49,12 +49,12 @@ class Measured:
 
     @property
     def requests(self) -> list[RequestRecord]:
-        """The requests of the first repeat, from which everything untimed is counted."""
+        """Return the requests of the first repeat, from which everything except times is counted."""
         return self.repeats[0].requests if self.repeats else []
 
     @property
     def rounds(self) -> list[RoundRecord]:
-        """The rounds of the first repeat."""
+        """Return the rounds of the first repeat."""
         return self.repeats[0].rounds if self.repeats else []
 
     @property
@@ -67,8 +67,8 @@ class Divergence:
     """The first token of a request that differs from plain decoding.
 
     Attributes:
-        index: its index into `output_ids`; the length of the shorter output where one is a prefix of the other.
-        margin: plain decoding's own top-2 logit difference there, None where it was not computed.
+        index: its index in `output_ids`; the length of the shorter output if one is a prefix of the other.
+        margin: plain decoding's top-2 logit difference there; None if it was not computed.
         kind: `near_tie`, `bug`, or `lossy` under a rule that may differ.
     """
 

@@ -1,6 +1,6 @@
-"""Metrics from outside: figures of a round and of a run that an extension computes, beside those of the lab.
+"""Metrics of extensions: numbers of a round and of a run that an extension computes in addition to the lab's.
 
-One that fails says so once and has no value; the run that it was computed of stands.
+A metric that fails prints one message and has no value; the run is unaffected.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ class OwnMetrics:
     _failed: set[str] = field(default_factory=set)
 
     def of_round(self, record: RoundRecord) -> dict[str, float | None]:
-        """Return the figures of one round."""
+        """Return the numbers of one round."""
         return {metric.name: self._value(metric, metric.of_round, record) for metric in self.metrics if metric.of_round}
 
     def of_run(self, result: GenerationResult | None) -> dict[str, float | None]:
-        """Return the figures of a pass: those of a run as they are, those of a round as the mean over rounds."""
+        """Return the numbers of a pass: those defined for a run, and means over rounds of those defined for a round."""
         if result is None:
             return {}
         return {metric.name: self._of_pass(metric, result) for metric in self.metrics}
 
     @property
     def definitions(self) -> dict[str, str]:
-        """Return what each means, by its key in a record."""
+        """Return the definition of each metric, by its key in a record."""
         return {f"metrics.{metric.name}": metric.definition for metric in self.metrics}
 
     def _of_pass(self, metric: Metric, result: GenerationResult) -> float | None:
@@ -66,7 +66,7 @@ class OwnMetrics:
             number = None if value is None else float(value)
             if number is not None and not math.isfinite(number):
                 raise ValueError(f"{number} is no finite number")
-        except Exception as error:  # it is somebody else's code, and the run is done
+        except Exception as error:  # an extension's code may raise anything, and the run is done
             if metric.name not in self._failed:
                 print(f"metric {metric.name} has no value: {describe_error(error)}", file=sys.stderr)
             self._failed.add(metric.name)

@@ -1,7 +1,8 @@
-"""Says where auto took different options for runs that are set side by side: their times differ by that too.
+"""Says if `auto` chose different options for runs that are compared, since their times then also differ by these.
 
-Auto is about one run, and a sweep may have some that a fast option does not fit. What runs anywhere is never taken for
-all of them behind one's back: they are told apart, and the option that fits all is named.
+`auto` chooses for each run separately, and a fast option may not suit all runs of a sweep. The option that runs
+anywhere is not silently used for all of them. Instead the difference is reported, and the option that suits all is
+named.
 """
 
 from __future__ import annotations
@@ -10,14 +11,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 RUNS_ANYWHERE = {"attention": "torch", "kernels": "torch", "graph": "eager"}
-"""The knobs that may stand at auto, with the option of each that fits every run."""
+"""The knobs that may be `auto`, each with the option that suits every run."""
 
 
 def taken_by_auto(config: Mapping[str, Any]) -> dict[str, str]:
-    """Return the options that nobody named, as in `{"kernels": "native", "graph": "eager"}`.
+    """Return the options that `auto` chose, as in `{"kernels": "native", "graph": "eager"}`.
 
     Args:
-        config: as a record keeps it.
+        config: the config in a record.
     """
     names = config.get("auto", [])
     return {name: option_of(config, name) for name in RUNS_ANYWHERE if name in names and name in config}
@@ -30,13 +31,13 @@ def option_of(config: Mapping[str, Any], name: str) -> str:
 
 
 def are_mixed(config: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Tell whether auto took another option for the one than for the other."""
+    """Return whether `auto` chose different options for the two."""
     ours, theirs = taken_by_auto(config), taken_by_auto(other)
     return any(ours[name] != theirs[name] for name in ours.keys() & theirs.keys())
 
 
 def mixed_by_auto(configs: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """Return a line for each knob of which auto took several options."""
+    """Return a line for each knob for which `auto` chose several options."""
     taken = [taken_by_auto(config) for config in configs]
     found = {name: dict.fromkeys(options[name] for options in taken if name in options) for name in RUNS_ANYWHERE}
     return {name: _line(name, list(options)) for name, options in found.items() if len(options) > 1}

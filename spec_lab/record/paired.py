@@ -1,8 +1,8 @@
-"""The one rule by which speeds are compared: ratios within a turn, and how far turns differ.
+"""The one way in which speeds are compared: by ratios within turns, and the scatter between turns.
 
-A run and its references take turns in one process, so what slows the machine for longer than a turn falls out of a
-ratio. What is left is scatter between turns, of which a 95 % t interval of the mean log is made. It narrows with turns,
-and a difference that it cannot tell from none is within noise.
+A run and its references take turns in one process, so anything that slows the machine for longer than a turn cancels
+out in the ratio. The remaining scatter between turns gives a 95 % t interval of the mean log ratio. It narrows with
+more turns. A difference is within noise if the interval includes 1.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from typing import Literal
 from spec_lab.record.schema import Speed, Summary
 
 LEAST_TURNS = 3
-"""Fewer give no interval: two may agree by chance, and their t interval is seldom narrow enough to tell anything."""
+"""Fewer turns give no interval: two may agree by chance, and their t interval is seldom narrow enough to be useful."""
 Reference = Literal["plain", "unpruned", "eager"]
 Number = Literal["decode_tokens_per_second", "end_to_end_tokens_per_second", "round_ms", "prefill_ms_per_request"]
-"""A record keeps these of each turn."""
+"""The numbers that a record has for each turn."""
 
 _NORMAL_QUANTILE = NormalDist().inv_cdf(0.975)
 _LARGEST_LOG = 700.0
-"""`exp` of more is no float."""
+"""The `exp` of a larger number would overflow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +32,9 @@ class PairedRatio:
 
     Attributes:
         log: mean of the logs of the turns' ratios.
-        error: standard error of it; None where the turns are too few.
+        error: standard error of `log`; None if there are too few turns.
         freedom: degrees of freedom of that error.
-        num_turns: of both sides; of two runs those of the shorter one.
+        num_turns: number of turns that have both sides; for two runs, that of the run with fewer.
     """
 
     log: float
@@ -44,12 +44,12 @@ class PairedRatio:
 
     @property
     def value(self) -> float:
-        """Returns the geometric mean over turns."""
+        """Return the geometric mean over turns."""
         return _exp(self.log)
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """Returns the ends of the 95 % t interval; None under `LEAST_TURNS` turns."""
+        """Return the ends of the 95 % t interval; None with fewer than `LEAST_TURNS` turns."""
         if self.error is None:
             return None
         reach = t_quantile(self.freedom) * self.error
@@ -57,7 +57,7 @@ class PairedRatio:
 
     @property
     def ends(self) -> tuple[float, float] | tuple[None, None]:
-        """Returns the ends of the interval, for whoever writes them; Nones where there is none."""
+        """Return the ends of the interval for output, or (None, None) if there is none."""
         return self.interval or (None, None)
 
     @property
@@ -66,21 +66,22 @@ class PairedRatio:
 
     @property
     def is_noise(self) -> bool:
-        """Tells whether the turns do not tell the ratio from 1."""
+        """Return whether the interval includes 1."""
         return self.is_judged and not self.is_above and not self.is_below
 
     @property
     def is_above(self) -> bool:
-        """Tells whether the ratio is above 1 beyond noise."""
+        """Return whether the ratio is above 1 beyond noise."""
         return self.interval is not None and self.interval[0] > 1
 
     @property
     def is_below(self) -> bool:
-        """Tells whether the ratio is below 1 beyond noise."""
+        """Return whether the ratio is below 1 beyond noise."""
         return self.interval is not None and self.interval[1] < 1
 
     def over(self, base: PairedRatio) -> PairedRatio:
-        """Return this ratio over that of another run, whose turns are no pairs with these: Welch's interval."""
+        """Return this ratio over that of another run, with Welch's interval, since the turns of two runs are not
+        paired."""
         log, num_turns = self.log - base.log, min(self.num_turns, base.num_turns)
         if self.error is None or base.error is None:
             return PairedRatio(log, None, 0.0, num_turns)
@@ -92,7 +93,7 @@ class PairedRatio:
 
 
 def of_turns(numbers: Sequence[float | None], others: Sequence[float | None]) -> PairedRatio | None:
-    """Return the ratio of what two sides took turn by turn; None where no turn has both."""
+    """Return the ratio of two sides' numbers, turn by turn; None if no turn has both."""
     pairs = [(number, other) for number, other in zip(numbers, others, strict=True) if number and other]
     logs = [math.log(number) - math.log(other) for number, other in pairs if min(number, other) > 0]
     if not logs:
@@ -104,9 +105,9 @@ def of_turns(numbers: Sequence[float | None], others: Sequence[float | None]) ->
 def over_reference(
     part: Speed, summary: Summary, reference: Reference, number: Number = "decode_tokens_per_second"
 ) -> PairedRatio | None:
-    """Return a number of the run, or of one of its references, over that of the reference named.
+    """Return a number of the run, or of one of its references, over that of the named reference.
 
-    None without such a reference, or without that number of each turn, which older records have not of all.
+    It is None without such a reference, or if the record lacks that number for each turn, as some older ones do.
     """
     other = summary["references"].get(reference)
     if other is None or other is part:
@@ -115,13 +116,13 @@ def over_reference(
 
 
 def order_of_turn(names: Sequence[str], turn: int) -> list[str]:
-    """Return another order each turn, so that a machine that slows down does not always hurt the same one."""
+    """Return a different order for each turn, so that a machine that slows down does not always affect the same one."""
     shift = turn % len(names)
     return [*names[shift:], *names[:shift]]
 
 
 def t_quantile(freedom: float) -> float:
-    """Return Student's 97.5 % quantile, by Cornish and Fisher: short by 0.8 % at 2 degrees and by 0.15 % at 3."""
+    """Return Student's 97.5 % quantile by Cornish and Fisher, which is 0.8 % too low at 2 degrees and 0.15 % at 3."""
     z = _NORMAL_QUANTILE
     terms = (
         (z**3 + z) / 4,

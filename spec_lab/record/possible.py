@@ -1,7 +1,7 @@
-"""Names numbers of a record that nothing measured can have, such as an acceptance length of -3.
+"""Finds numbers of a record that no measurement can give, such as an acceptance length of -3.
 
-A layout says of what type a value is; this says of what size. Whatever is not named here is a count, a time or a rate,
-and at least 0, so that a number which a later version adds is checked too.
+A layout gives the type of a value, and this module its range. Numbers not named here are counts, times or rates, which
+are at least 0, so that numbers added in later versions are checked too.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from spec_lab.record.row_schema import RequestRow, RoundRow
 from spec_lab.record.schema import Summary
 
 FREE = ("name", "choices", "config", "versions", "definitions", "extensions")
-"""Keys of a summary below which nothing was measured."""
+"""Keys of a summary that hold no measurements."""
 SIGNED = ("margin", "median_margin")
 SHARES = ("conditional", "unconditional", "equal_to_plain", "gpu_idle_share", "share")
 """Numbers between 0 and 1; so are those inside ACCURACY."""
@@ -26,7 +26,7 @@ ROUNDING = 1e-9
 
 
 def impossible_numbers(summary: Summary) -> Iterator[str]:
-    """Say of each number of a summary that is impossible what it is, and between what it must lie."""
+    """Yield a line for each impossible number in a summary, with its value and the allowed range."""
     longest = (summary["num_draft_tokens"] or 0) + 1.0
     yield from _impossible({key: value for key, value in summary.items() if key not in FREE}, "", "", longest)
     config = summary["config"]
@@ -42,7 +42,7 @@ def impossible_numbers(summary: Summary) -> Iterator[str]:
 
 
 def impossible_request(row: RequestRow) -> Iterator[str]:
-    """Say what is impossible in a line of `requests.jsonl`."""
+    """Yield what is impossible in a line of `requests.jsonl`."""
     yield from _impossible(row, "", "", math.inf)
     offered = row.get("offered_per_round") or []
     if any(most < count for count, most in zip(row["accepted_per_round"], offered, strict=False)):
@@ -55,7 +55,7 @@ def impossible_request(row: RequestRow) -> Iterator[str]:
 
 
 def impossible_round(row: RoundRow) -> Iterator[str]:
-    """Say what is impossible in a line of `rounds.jsonl`."""
+    """Yield what is impossible in a line of `rounds.jsonl`."""
     yield from _impossible(row, "", "", math.inf)
     for key in ("accepted", "emitted", "truncated"):
         if len(row[key]) != len(row["request_ids"]):
@@ -63,7 +63,7 @@ def impossible_round(row: RoundRow) -> Iterator[str]:
 
 
 def _impossible(value: Any, where: str, inside: str, longest: float) -> Iterator[str]:
-    """Look at what a set of keys holds, at any depth.
+    """Check all values below a set of keys, at any depth.
 
     Args:
         inside: the key that holds it.
@@ -83,7 +83,7 @@ def _impossible(value: Any, where: str, inside: str, longest: float) -> Iterator
 
 
 def _numbers(value: Any) -> list[float]:
-    """Return a number, or those of a list of which the others can be told: its least and its largest."""
+    """Return a number, or the smallest and the largest number of a list."""
     numbers = [each for each in (value if isinstance(value, list) else [value]) if isinstance(each, (int, float))]
     return [min(numbers), max(numbers)] if numbers else []
 
@@ -99,7 +99,7 @@ def _bounds(key: str, inside: str, longest: float) -> tuple[float, float]:
 
 
 def _disorder(value: Mapping[str, Any], where: str) -> Iterator[str]:
-    """An interval begins before it ends, and holds its value."""
+    """Yield intervals that end before they begin, or do not include their value."""
     ends = [number for key in ("low", "value", "high") if isinstance(number := value.get(key), (int, float))]
     if any(second < first - ROUNDING for first, second in pairwise(ends)):
         yield f"{where} has low, value and high in another order"

@@ -1,4 +1,4 @@
-"""Progress on stderr: a bar on a terminal and in a notebook; elsewhere a line a stage, and one every ten seconds."""
+"""Progress on stderr: a bar on a terminal and in a notebook; elsewhere a line for each stage and every ten seconds."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ T = TypeVar("T")
 class Progress:
     """Counts steps of a known total: `with Progress(total, "request") as progress: progress.stage("plain")`.
 
-    Beside a timed stretch a thread wakes every ten seconds, to say that it goes on.
+    During timed parts a thread wakes every ten seconds to print that the run is still going on.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class Progress:
     def __enter__(self) -> Progress:
         if in_notebook():
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # without ipywidgets the bar is one of text, which nobody need be told
+                warnings.simplefilter("ignore")  # without ipywidgets the bar is a text bar, without need for a warning
                 from tqdm.auto import tqdm
 
             self._bar = tqdm(total=self._total, unit=self._unit, leave=False)
@@ -57,7 +57,7 @@ class Progress:
             self._bar.close()
 
     def stage(self, name: str) -> None:
-        """Say what comes next."""
+        """Print the name of the next stage."""
         self._name = name
         if self._bar is not None:
             self._bar.set_description(name)
@@ -66,7 +66,7 @@ class Progress:
         self._beats.restart()
 
     def counted(self, name: str, items: Sequence[T]) -> Iterator[T]:
-        """Give items one by one behind `stage(name)`; lines that say that it goes on say how many are done."""
+        """Begin the stage `name` and yield its items; progress lines then say how many are done."""
         self.stage(name)
         for num_done, item in enumerate(items):
             self._name = f"{name}, {num_done} of {len(items)}"
@@ -93,9 +93,10 @@ class Progress:
 
 
 class Beats:
-    """Calls `beat` every few seconds from a thread of its own: `with Beats(beat): ...`.
+    """Calls `beat` every few seconds from a separate thread: `with Beats(beat): ...`.
 
-    A thread, since one operation of C may take longer than that, and hears no signal. It sleeps but for the call.
+    A thread is needed, since a single operation in C may take longer and does not respond to signals. It sleeps
+    otherwise.
     """
 
     def __init__(self, beat: Callable[[], None], seconds: float = SECONDS_BETWEEN_LINES) -> None:
@@ -117,7 +118,7 @@ class Beats:
         self._thread.join()
 
     def restart(self) -> None:
-        """Let the seconds begin anew: something was said just now."""
+        """Restart the interval, since something was just printed."""
         with self._changed:
             self._restarts = True
             self._changed.notify()
@@ -133,7 +134,8 @@ class Beats:
 
 @contextmanager
 def said_to_go_on(what: str, seconds: float = SECONDS_BETWEEN_LINES) -> Iterator[None]:
-    """Say on stderr now and again that the block goes on, with the seconds since it began; nothing of a short one."""
+    """Print on stderr at intervals that the block is still running, with the elapsed seconds; nothing for a short
+    one."""
     began = time.perf_counter()
 
     def say() -> None:
@@ -144,7 +146,7 @@ def said_to_go_on(what: str, seconds: float = SECONDS_BETWEEN_LINES) -> Iterator
 
 
 def in_notebook() -> bool:
-    """Tell whether a kernel of Jupyter runs this; nothing is imported to find out."""
+    """Return whether this runs in a Jupyter kernel, without importing anything."""
     ipython = sys.modules.get("IPython")
     shell = None if ipython is None else ipython.get_ipython()
     return shell is not None and type(shell).__name__ == "ZMQInteractiveShell"

@@ -1,6 +1,6 @@
-"""Records where a number comes from: versions, revision, machine.
+"""Records where a run's numbers come from: versions, revision, machine.
 
-Nothing secret is taken, so nothing needs redacting: no environment, no host or user name, no command line, no path.
+It collects nothing private, so nothing needs redacting: no environment, host name, user name, command line or path.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ GIT_TIMEOUT_SECONDS = 5
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """The machine and versions that a run stood on. `device_name` is the accelerator's, or the CPU's of a run there.
+    """The machine and versions of a run. `device_name` is that of the accelerator, or of the CPU for a run on one.
 
     Before anything is loaded (a refused run) the device, dtypes and threads are unknown: None.
     """
@@ -62,16 +62,16 @@ def collect_provenance(
     template: str | None = None,
     thinking_markers: bool | None = None,
 ) -> Provenance:
-    """Look at this process and machine; no network.
+    """Collect the provenance from this process and machine, without network.
 
     Args:
         device: as torch spells it, such as `cpu` or `cuda:0`.
         extensions: modules outside this package that added options, by name.
         world_size: how many processes the run has.
-        weight_dtype: what the products of the target's layers keep their weights in.
-        stored_types: what the file has, where it is not as `dtype` alone.
-        template: twelve digits of the chat template that writes prompts, `none` where there is none.
-        thinking_markers: whether the tokenizer has tokens that thinking stands between.
+        weight_dtype: type in which weights of the products in the target's layers are stored.
+        stored_types: the types in the file, if they are not just `dtype`.
+        template: digest of the chat template, twelve digits; `none` if there is none.
+        thinking_markers: whether the tokenizer has tokens that begin and end thinking.
     """
     return Provenance(
         versions=package_versions(),
@@ -91,7 +91,7 @@ def collect_provenance(
 
 
 def package_versions() -> dict[str, str | None]:
-    """Return version by distribution, null where it is not installed; beside them Python, the platform and spec_lab."""
+    """Return versions by distribution, null if not installed, and those of Python, the platform and spec_lab."""
     from spec_lab.core.version import VERSION
 
     versions: dict[str, str | None] = {
@@ -111,8 +111,8 @@ def git_revision(folder: Path | None = None, tracked: str = "__init__.py") -> st
     """Return the commit of the checkout that `folder` (default: this package) is tracked in, with `+dirty` for local
     changes.
 
-    `tracked` is the file of the folder that has to be tracked. None outside a checkout. An installed package may lie
-    in the virtual environment of an unrelated repository, hence the question whether it is tracked.
+    `tracked` is the file in the folder that must be tracked by git, since an installed package may be in a virtual
+    environment inside an unrelated repository. It is None outside a checkout.
     """
     folder = folder or Path(__file__).resolve().parents[1]
     if _git(folder, "ls-files", "--error-unmatch", tracked) is None:
@@ -123,7 +123,7 @@ def git_revision(folder: Path | None = None, tracked: str = "__init__.py") -> st
 
 
 def cpu_model() -> str:
-    """Return the processor's name as the system gives it; its architecture where it gives none."""
+    """Return the processor's name according to the system, or its architecture if that is unknown."""
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
         for line in cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines():

@@ -114,7 +114,7 @@ def read_round_rows(folder: Path) -> list[RoundRow]:
 
 
 def _read_rows(path: Path, layout: Any) -> Iterator[Any]:
-    """Read the lines of a file. A last line that a kill or a full disk cut short is dropped."""
+    """Read the lines of a file. A last line that is incomplete, after a kill or on a full disk, is dropped."""
     try:
         lines = regular_bytes(path).split(b"\n")
     except FileNotFoundError as error:
@@ -129,7 +129,7 @@ def _read_rows(path: Path, layout: Any) -> Iterator[Any]:
 
 
 def _is_whole(line: bytes) -> bool:
-    """Tell whether a line is a whole JSON object. One that was cut short never parses."""
+    """Return whether a line is a complete JSON object; an incomplete one never parses."""
     try:
         parse_json(line)
     except ValueError:

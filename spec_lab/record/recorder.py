@@ -1,4 +1,4 @@
-"""Turns what the engine produced into rows, and keeps the run's record valid whatever happens."""
+"""Turns the engine's results into rows, and keeps the run's record valid at all times."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ if TYPE_CHECKING:
     from spec_lab.core.results import RequestRecord, RoundRecord
 
 DIGITS = 5
-"""Of a confidence in a record, behind the point."""
+"""Number of decimals of a confidence in a record."""
 STILL_RUNNING = "it still runs, or was killed before its end"
 
 
 class Recorder:
     """Records one run into its folder: `with Recorder(folder, info) as recorder: ...; recorder.finish(summary)`.
 
-    A provisional `summary.json` with status `interrupted` stands from the first moment, so that a killed process leaves
-    a valid record. An exception makes it `failed`, Ctrl-C `interrupted`, each with its reason; both are raised on.
-    Files come first among the sinks, so that another sink's trouble cannot lose them.
+    A provisional `summary.json` with status `interrupted` is written at once, so that a killed process leaves a valid
+    record. An exception changes it to `failed`, and Ctrl-C to `interrupted`, each with a reason; both are raised again.
+    Files are the first sink, so that errors of other sinks cannot lose them.
 
     Args:
         sinks: further sinks, such as `WandbSink`.
-        metrics: of extensions, whose figures of a round stand in its line.
+        metrics: metrics of extensions, whose numbers for a round are written in its line.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Recorder:
 
     @property
     def seconds(self) -> float:
-        """Wall time since the recorder was made, for `build_summary`."""
+        """Return the wall time since the recorder was made, for `build_summary`."""
         return time.perf_counter() - self._started_at
 
     def __enter__(self) -> Recorder:
@@ -80,12 +80,12 @@ class Recorder:
                 sink.round(row)
 
     def request(self, row: RequestRow) -> None:
-        """Record a finished request of the first repeat, as `request_row` has it."""
+        """Record a finished request of the first repeat; `row` is made by `request_row`."""
         for sink in self._started:
             sink.request(row)
 
     def finish(self, summary: Summary) -> None:
-        """Write the final record, once. The files count: once they are written, the run has ended as they say."""
+        """Write the final record, once. When its files are written, the run has ended, whatever other sinks do."""
         assert not self._is_finished, "a run ends once"
         for sink in self._started:
             sink.finish(summary)
@@ -111,7 +111,7 @@ def write_status(folder: Path, info: RunInfo, status: Status, reason: str) -> Su
 
 
 def utc_now() -> str:
-    """Return the moment, as `RunInfo.started_at` wants it."""
+    """Return the current time in the format of `RunInfo.started_at`."""
     return datetime.now(UTC).isoformat(timespec="microseconds")
 
 
@@ -125,7 +125,7 @@ def request_row(
     checker: str | None = None,
     answer_read: str | None = None,
 ) -> RequestRow:
-    """Make the line of `requests.jsonl` for a request, with its decoded output and what the checks said of it."""
+    """Make the line of `requests.jsonl` for a request, with its decoded output and the results of the checks."""
     return RequestRow(
         id=record.request_id,
         category=record.category,
@@ -156,7 +156,7 @@ def request_row(
 
 
 def round_row(repeat: int, record: RoundRecord, metrics: dict[str, float | None] | None = None) -> RoundRow:
-    """Make the line of `rounds.jsonl` for a round, with the figures of extensions' metrics."""
+    """Make the line of `rounds.jsonl` for a round, with the numbers of extensions' metrics."""
     return RoundRow(
         repeat=repeat,
         index=record.index,
@@ -176,11 +176,12 @@ def round_row(repeat: int, record: RoundRecord, metrics: dict[str, float | None]
 
 
 def _rounded(confidences: list[list[float]]) -> list[list[float]] | None:
-    """Return confidences with the digits that anybody reads; None where none were noted."""
+    """Return confidences rounded to `DIGITS` decimals; None if none were stored."""
     noted = [[round(number, DIGITS) for number in numbers] for numbers in confidences]
     return noted if any(noted) else None
 
 
 def _finite(numbers: list[float]) -> list[float | None]:
-    """Put None for infinity, which JSON has not: KL is infinite where a token is emitted that the target excludes."""
+    """Replace infinity by None, since JSON does not have it. KL is infinite if a token is emitted that the target
+    excludes."""
     return [number if math.isfinite(number) else None for number in numbers]

@@ -18,13 +18,12 @@ class RequestDivergence(TypedDict):
 class RequestRow(TypedDict):
     """A line of `requests.jsonl`, from the first timed repeat. Times in seconds from the start of that repeat.
 
-    `token_origins` has a letter of `core.origins.TokenOrigin` for each of `output_ids`, and `text_ends` how much of
-    `text` stands when it is decoded up to and including each; null where that is unknown, as in older records.
-    `drafted_by` names the part of drafter=hybrid that drafted for each round; null for others.
-    `offered_per_round` is null in records whose rounds all offered K drafts. `confidence_per_round` has, for each
-    offered draft of a chain, how likely the drafter thought it that this draft and all before it are accepted; null
-    where neither `drafter.stop=confidence` nor `verify.budget` reads it. `answer_read` is what `checker` read in
-    the output, null where it found no answer.
+    `token_origins` has a letter of `core.origins.TokenOrigin` for each of `output_ids`, and `text_ends` the number of
+    characters of `text` after each token is decoded; null if unknown, as in older records. `drafted_by` names the part
+    of drafter=hybrid that drafted for each round; null for others. `offered_per_round` is null in records whose rounds
+    all offered K drafts. `confidence_per_round` has, for each offered draft of a chain, how likely the drafter thought
+    it that this draft and all before it are accepted; null where neither `drafter.stop=confidence` nor `verify.budget`
+    reads it. `answer_read` is what `checker` read in the output, null where it found no answer.
     """
 
     id: str
@@ -53,11 +52,11 @@ class RequestRow(TypedDict):
 
 
 class RoundRow(TypedDict):
-    """A line of `rounds.jsonl`: one round of the main configuration, lists with an entry a request.
+    """A line of `rounds.jsonl`: one round of the main configuration; lists have an entry for each request.
 
-    It has the figures of a `RoundRecord` and is a type of its own on purpose: this is the layout of a file, which lines
-    of older records must fit too, so that keys may be missing here that the engine always has. `num_surplus` requests
-    more were in the round, which the round before had ended.
+    It has the numbers of a `RoundRecord`, but is a separate type, since it is the layout of a file: lines of older
+    records must fit too, so keys may be missing that the engine always has. `num_surplus` counts requests that were
+    also in the round, though they had ended in the round before.
     """
 
     repeat: int

@@ -19,21 +19,21 @@ if TYPE_CHECKING:
 
 
 class Run(NamedTuple):
-    """A run that was found: its folder and its record."""
+    """A recorded run: its folder and its record."""
 
     folder: Path
     summary: Summary
 
 
 class Found(NamedTuple):
-    """Runs, the oldest first, and of each record that cannot be read its file and the reason."""
+    """Runs, oldest first, and the file and the reason for each record that cannot be read."""
 
     runs: list[Run]
     unreadable: list[str]
 
 
 def search_runs(folders: Iterable[Path]) -> Found:
-    """Find all runs in the folders and below them. One that cannot be read does not hide the others.
+    """Find all runs in the folders and below them, even if some cannot be read.
 
     Raises:
         UserError: a folder is missing or has no run.
@@ -54,7 +54,7 @@ def search_runs(folders: Iterable[Path]) -> Found:
 
 
 def find_runs(folders: Iterable[Path]) -> list[Run]:
-    """Find what `search_runs` does, for notebooks: what cannot be read is left out with a warning."""
+    """Find the same runs as `search_runs`, for notebooks: runs that cannot be read are left out with a warning."""
     found = search_runs(folders)
     for reason in found.unreadable:
         warnings.warn(f"left out: {reason}", stacklevel=2)
@@ -70,7 +70,7 @@ def newest_run(folder: Path, finished: bool = True) -> Run:
 
 
 def load_runs(folders: Path | Sequence[Path]) -> pd.DataFrame:
-    """Return one row a run, oldest first: its choices, knobs and numbers in flat columns."""
+    """Return one row for each run, oldest first, with its choices, knobs and numbers in flat columns."""
     import pandas as pd
 
     folders = [folders] if isinstance(folders, Path) else folders
@@ -78,7 +78,7 @@ def load_runs(folders: Path | Sequence[Path]) -> pd.DataFrame:
 
 
 def folder_of(folder: str | os.PathLike[str]) -> Path:
-    """Return the folder that a notebook named; UserError where it named none."""
+    """Return the folder that a notebook passed; UserError if it is not a path."""
     try:
         path = Path(folder)
         if "\0" in str(path):
@@ -89,7 +89,7 @@ def folder_of(folder: str | os.PathLike[str]) -> Path:
 
 
 def load_requests(folder: str | os.PathLike[str]) -> pd.DataFrame:
-    """Return `requests.jsonl` of one run, a row a request, with its own acceptance length beside."""
+    """Return `requests.jsonl` of one run, with a row for each request and a column for its acceptance length."""
     import pandas as pd
 
     frame = pd.DataFrame(read_request_rows(folder_of(folder)))
@@ -103,7 +103,7 @@ def load_requests(folder: str | os.PathLike[str]) -> pd.DataFrame:
 
 
 def load_rounds(folder: str | os.PathLike[str]) -> pd.DataFrame:
-    """Return `rounds.jsonl` of one run, a row a round, each stage's milliseconds in a column of its own."""
+    """Return `rounds.jsonl` of one run, with a row for each round and a column for each stage's milliseconds."""
     import pandas as pd
 
     lines = []
@@ -114,7 +114,7 @@ def load_rounds(folder: str | os.PathLike[str]) -> pd.DataFrame:
 
 
 def load_categories(summary: Summary) -> pd.DataFrame:
-    """Return one row a category of one run, hardest first."""
+    """Return one row for each category of a run, hardest first."""
     import pandas as pd
 
     rows = [
@@ -149,7 +149,7 @@ def load_positions(summary: Summary) -> pd.DataFrame:
 
 
 def load_configurations(summary: Summary) -> pd.DataFrame:
-    """Return one row a configuration, the main one first: stage times, rows and rates beside its references'."""
+    """Return stage times, rows and rates, with one row for each configuration: the run first, then its references."""
     import pandas as pd
 
     configurations: dict[str, Any] = {THIS_RUN: summary, **summary["references"]}
@@ -168,7 +168,7 @@ def load_configurations(summary: Summary) -> pd.DataFrame:
 
 
 def run_folders(folder: Path) -> Iterator[Path]:
-    """Yield folders with a record, nearest first; nothing below one is looked at: its files may hold copies."""
+    """Yield folders with a record, nearest first. Folders below one are not searched, since they may have copies."""
     for place, folders, files in os.walk(folder):
         if SUMMARY_FILE in files:
             folders.clear()

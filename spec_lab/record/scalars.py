@@ -1,4 +1,4 @@
-"""The numbers of a record by one dotted name each, for whoever optimises or plots one of them."""
+"""The numbers of a record by dotted names, for optimising or plotting one of them."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ NOT_RESULTS = {*Origin.__annotations__, "schema_version"}
 
 @cache
 def scalar_paths() -> dict[str, tuple[str, ...]]:
-    """Find where each number stands in `summary.json`, by its name: `summary.speedup` is at `("speedup", "value")`.
+    """Return the path of each number in `summary.json`, by its name: `summary.speedup` is at `("speedup", "value")`.
 
-    Numbers whose keys depend on the run (categories, references, stages, positions) are not among them.
+    Numbers whose keys depend on the run (categories, references, stages, positions) are not included.
     """
     paths = {}
     for path in _number_paths(Summary, ()):
@@ -30,7 +30,7 @@ def scalar_paths() -> dict[str, tuple[str, ...]]:
 
 
 def scalar(summary: Mapping[str, Any], name: str) -> float | None:
-    """Return the number called `name` in a record; None where the run has none."""
+    """Return the number called `name` in a record; None if the run does not have it."""
     value: Any = summary
     for key in scalar_paths()[name]:
         value = None if value is None else value.get(key)
@@ -38,7 +38,7 @@ def scalar(summary: Mapping[str, Any], name: str) -> float | None:
 
 
 def scalars(summary: Mapping[str, Any]) -> dict[str, float]:
-    """Return every number that a record has, by its name; those by position, stage and metric too."""
+    """Return every number of a record by name, including those by position, stage and metric."""
     found = {name: scalar(summary, name) for name in scalar_paths()} | dict(_varying(summary))
     return {name: value for name, value in found.items() if value is not None}
 

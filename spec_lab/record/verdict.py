@@ -1,4 +1,4 @@
-"""One sentence that says what a run came to, without a reader having to weigh the table."""
+"""The verdict: a summary of a run's results in a sentence, for readers who do not study the table."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from spec_lab.record.wording import number, percent, with_range
 
 NO_PLAIN = "references has no plain"
 MOSTLY_FIXED = 0.75
-"""The share of a plain step that more rows do not lengthen, from which a step is called mostly fixed cost."""
+"""If at least this share of a plain step's time does not grow with rows, the step is called mostly fixed cost."""
 
 
 def verdict(summary: Summary) -> str:
-    """Say speedup with its interval, acceptance length, same tokens or not, what pruning saved, what eats a gain."""
+    """Say the speedup with its interval, the acceptance length, whether tokens are the same, what pruning saved, and
+    why there is no gain."""
     if summary["status"] != "finished":
         return f"The run is {summary['status']}: {summary['reason'] or 'no reason was recorded'}."
     parts = [_speed(summary), _tokens(summary), _price(summary), _pruning(summary), _shared(summary), _caveat(summary)]
@@ -54,7 +55,7 @@ def _too_few(ratio: PairedRatio) -> str:
 
 
 def _break_even(summary: Summary, speedup: PairedRatio) -> str:
-    """Say from which length drafting pays, which is what the speedup says in other words, and as sure as that."""
+    """Say from which acceptance length drafting pays; this follows from the speedup, and is as certain as it is."""
     length = summary["break_even_acceptance_length"]
     return f" (drafting pays from {number(length)})" if length is not None and speedup.is_judged else ""
 
@@ -164,7 +165,7 @@ def _saved_rows(summary: Summary) -> str:
 
 
 def _experts_read(summary: Summary) -> str:
-    """Say how many different experts the catch-up step read a round, where its layer has any."""
+    """Say how many distinct experts the catch-up step read in a round, if its layer has experts."""
     read, unpruned = summary.get("experts_read"), summary["references"]["unpruned"].get("experts_read")
     if not read or not unpruned or unpruned["catchup"] == 0:
         return ""
@@ -172,7 +173,7 @@ def _experts_read(summary: Summary) -> str:
 
 
 def _shared_rows(rows: Rows, all_rows: Rows) -> str:
-    """Say how many prompt rows entered the layers that only read KV, where there are such layers."""
+    """Say how many prompt rows entered the layers that only read KV, if there are such layers."""
     unpruned = all_rows.get("prefill_shared", 0)
     return (
         f", {rows.get('prefill_shared', 0):,} of {unpruned:,} prompt rows in layers that share KV" if unpruned else ""
@@ -180,7 +181,7 @@ def _shared_rows(rows: Rows, all_rows: Rows) -> str:
 
 
 def _prompt_pass(summary: Summary) -> str:
-    """Say what `prune.prefill` saves, which is no part of the decode rate."""
+    """Say what `prune.prefill` saves, which does not affect the decode rate."""
     pruned, unpruned = (speed["prefill_ms_per_request"] for speed in (summary, summary["references"]["unpruned"]))
     if pruned is None or unpruned is None:
         return ""
@@ -188,15 +189,15 @@ def _prompt_pass(summary: Summary) -> str:
 
 
 def _shared(summary: Summary) -> str:
-    """Say that no time of the run means anything, where other jobs may have run beside it."""
+    """Say that the run's times are meaningless, if other jobs may have run at the same time."""
     return "its times mean nothing (shared_device=true)" if summary["config"].get("shared_device") else ""
 
 
 def _caveat(summary: Summary) -> str:
-    """Say that a CPU's fixed costs eat the gain, where the stages show it.
+    """Say that a CPU's fixed costs consume the gain, if the stage times show it.
 
-    They show it where verifying more rows is all but free, and drafting costs more than that. Nothing is said behind a
-    gain, nor where the turns tell nothing.
+    They show it if verifying more rows is almost free, and drafting costs more than that. Nothing is said if there is a
+    gain, or if the turns are too noisy.
     """
     is_cpu, num_rows = (summary["device"] or "").startswith("cpu"), _verify_rows(summary)
     verify = in_plain_steps(summary, summary["stage_ms_per_round"].get("verify"))

@@ -1,8 +1,8 @@
-"""The verify rows of one pass over a workload: what the target thought at each position, and what was drafted there.
+"""The verify rows of one pass over a workload: the target's probabilities at each position, and the draft there.
 
-Kept in `verify_rows.safetensors` beside `requests.jsonl`, so that deterministic rules can be re-scored on one
-trajectory (`spec_lab.rescore`). The top probabilities of a row answer all that such a rule asks, as long as its own
-top-k is no larger than the recorded one.
+They are stored in `verify_rows.safetensors` next to `requests.jsonl`, so that deterministic rules can be re-scored on
+the same trajectory (`spec_lab.rescore`). Such a rule needs only the top probabilities of a row, as long as its top-k is
+not larger than the recorded one.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ARRAYS = ("first_ids", "num_rounds", "draft_ids", "accepted", "last_ids", "top_i
 
 @dataclass(frozen=True, slots=True)
 class RowsOrigin:
-    """The facts of the run that a rule has to know besides the rows.
+    """What a rule needs to know about the run in addition to the rows.
 
     Attributes:
         request_ids: in the order of the rows.
@@ -43,7 +43,7 @@ class RowsOrigin:
 
 @dataclass(frozen=True, slots=True)
 class VerifyRows:
-    """Rounds of all requests one behind the other, each request's in order; `rounds` is their number.
+    """The rounds of all requests, concatenated request by request; `rounds` is their total number.
 
     Attributes:
         first_ids: [requests] the prompt pass's token.
@@ -66,7 +66,7 @@ class VerifyRows:
 
 
 def num_bytes_per_round(num_draft_tokens: int, topk: int) -> int:
-    """Count what one request round takes in the file: 4 bytes an id and a probability."""
+    """Return the bytes of one request round in the file: 4 for each id and each probability."""
     return 4 * (num_draft_tokens + 2 + 2 * (num_draft_tokens + 1) * topk)
 
 

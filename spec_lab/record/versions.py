@@ -1,4 +1,4 @@
-"""Records of an older layout, brought into the one that `spec_lab/record/schema.py` describes."""
+"""Converts records of older layouts into the one in `spec_lab/record/schema.py`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ UNKNOWN_WORK = ("launches_per_round", "replays_per_round", "host_syncs_per_round
 
 
 def completed_version_1(value: dict[str, Any]) -> dict[str, Any]:
-    """Give what was read of version 1, before it is checked, the keys of version 2: nothing known."""
+    """Add the keys of version 2 to a record of version 1, with unknown values, before it is checked."""
     references = value.get("references")
     speeds = [value, *(references.values() if isinstance(references, dict) else [])]
     for speed in speeds:
@@ -29,8 +29,8 @@ def completed_version_1(value: dict[str, Any]) -> dict[str, Any]:
 
 
 def upgraded_summary(summary: Summary) -> Summary:
-    """Return a summary of any readable version with all keys of today's; `schema_version` and the numbers stay as
-    recorded."""
+    """Return a summary of any readable version with all keys of the current one; `schema_version` and the numbers stay
+    as recorded."""
     speeds: list[Speed] = [summary, *summary["references"].values()]
     for speed in speeds:
         speed["stage_ms_per_round"].setdefault("readback", None)
@@ -50,7 +50,7 @@ def upgraded_summary(summary: Summary) -> Summary:
 
 
 def upgraded_request(row: RequestRow) -> RequestRow:
-    """Return a line of `requests.jsonl` with all keys of today's.
+    """Return a line of `requests.jsonl` with all keys of the current version.
 
     `judged_per_round` follows from how its last round was cut. One thing is lost before version 3: an end of sequence
     among the tokens that a limit cut off. Origins of tokens are unknown before version 4; before version 5 every round
@@ -65,8 +65,7 @@ def upgraded_request(row: RequestRow) -> RequestRow:
 
 
 def old_definition(summaries: Iterable[Summary]) -> str:
-    """Return the note under a table with acceptance lengths that are not defined as today's are; empty where all
-    are."""
+    """Return the note for a table with acceptance lengths that have an older definition; empty if there are none."""
     if all(summary["schema_version"] >= SINCE_JUDGED_ROUNDS for summary in summaries):
         return ""
     return (

@@ -1,4 +1,4 @@
-"""Writes numbers as they stand in tables and sentences."""
+"""Writes numbers for tables and sentences."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ ABSENT = "-"
 
 
 def number(value: float | None, digits: int = 2) -> str:
-    """Write a number with thousands separated, `-` where there is none."""
+    """Write a number with thousands separators, or `-` for None."""
     return ABSENT if value is None else f"{value:,.{digits}f}"
 
 
@@ -27,7 +27,7 @@ def with_range(value: float | None, low: float | None, high: float | None, digit
 
 
 def in_html(text: str) -> str:
-    """Write text from outside so that a page shows it, whatever it is."""
+    """Escape text for HTML."""
     return escape(visible(text, keep="\n"))
 
 

@@ -1,11 +1,11 @@
 """`python -m spec_lab.report [FOLDER...]`: the tables of recorded runs, the newest or the named ones.
 
-Of a sweep in which lossy rules have a strict run beside them, also what they cost and bring; of runs that differ in
-their drafter alone, also the drafters side by side; of runs that differ in their graph mode, also those; of the other
-experiments, what their knobs do; of any runs, their acceptance lengths and rates against one of them, and what the cost
-of their rounds predicts. With one FOLDER, plots go into it.
+It also compares the runs, with a table for each comparison that they allow: lossy rules against their strict run,
+drafters (where runs differ in the drafter alone), graph modes, and the knobs of the other experiments. For any runs it
+compares acceptance lengths and rates with those of one of them, and shows the speedup that the cost of a round
+predicts. With one FOLDER, plots are saved in it.
 
-Runs with other definitions, prompts or versions are shown and not compared, unless --anyway is given.
+Runs with different definitions, prompts or versions are shown but not compared, unless --anyway is given.
 
   python -m spec_lab.report outputs/drafters-sweep-1a2b3c4d
   python -m spec_lab.report outputs/RUN outputs/OTHER --base 2 --csv runs.csv --figures figures
@@ -62,12 +62,12 @@ OTHERS = {
     "markdown": ("html", "csv", "figures", "base"),
     "html": ("csv", "figures"),
 }
-"""Flags that print something of another kind, with those that are not read beside them."""
+"""Flags that print something other than the report, each with the flags that it cannot be combined with."""
 
 
 @dataclass(frozen=True, slots=True)
 class Comparisons:
-    """Everything that there is to compare among runs that may be compared."""
+    """All comparisons within one set of comparable runs."""
 
     studies: list[list[Point]]
     prices: list[PricedRules]
@@ -80,7 +80,7 @@ class Comparisons:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the report; return the exit code, 2 where there is no run to show."""
+    """Print the report and return the exit code, which is 2 if there is no run to show."""
     return guarded(lambda: _run(_parse(arguments)))
 
 
@@ -108,7 +108,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _refuse_other_prints(options: argparse.Namespace) -> None:
-    """Refuse what a report of another kind leaves out: nothing that was asked for is missed in silence."""
+    """Raise UserError if a given flag would be ignored because of another one."""
     given = [name for name, value in vars(options).items() if value not in (None, False)]
     for flag, others in OTHERS.items():
         left_out = [name for name in others if name in given]
@@ -162,10 +162,11 @@ def _report(options: argparse.Namespace) -> int:
 
 
 def _markdown(runs: Sequence[Run], anyway: bool) -> str:
-    """Return the one table of all runs; whoever reads it in a document cannot see which of them are no match.
+    """Return one table of all runs. They must be comparable, since a reader of the document could not see which are
+    not.
 
     Raises:
-        UserError: some of them are not to be compared, or none has finished.
+        UserError: some of the runs are not comparable, or none has finished.
     """
     finished = [run for run in numbered(runs) if run.run.summary["status"] == "finished"]
     apart = [] if anyway else refusals(comparable_sets(finished))
@@ -191,7 +192,7 @@ def _compare(runs: Sequence[NumberedRun], base: int | None) -> Comparisons:
 
 
 def _left_out(found: Sequence[Comparisons]) -> list[str]:
-    """Return a line for each run that a comparison had to do without, whichever says so."""
+    """Return a line for each run that a comparison had to leave out, from all comparisons."""
     said = list(dict.fromkeys(reason for part in found for reason in part.left_out))
     others = dict.fromkeys(reason for part in found for reason in part.unreadable)
     return [*said, *(f"not compared: {reason}" for reason in others if not any(reason in line for line in said))]
@@ -200,7 +201,8 @@ def _left_out(found: Sequence[Comparisons]) -> list[str]:
 def _plots(
     found: Sequence[Comparisons], knobs: Sequence[tuple[KnobStudy, list[Run]]], options: argparse.Namespace
 ) -> list[Plot]:
-    """Return the plots of experiments in the one folder, or all of them where `--figures` says."""
+    """Return the plots that were saved: all of them with `--figures`, else those of experiments, if there is one
+    folder."""
     if options.figures is None:
         return _experiment_plots(found, knobs, options.folders[0]) if len(options.folders) == 1 else []
     try:

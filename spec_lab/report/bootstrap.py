@@ -1,7 +1,7 @@
-"""Percentile bootstrap of acceptance lengths over prompts, seeded: alone, and of differences between two runs.
+"""Seeded percentile bootstrap over prompts, of acceptance lengths and of their difference between two runs.
 
-Requests are resampled and not rounds, since the rounds of a text resemble each other. Two runs over the same prompts
-are resampled together, so that what makes a prompt easy for both falls out of their difference.
+It resamples requests rather than rounds, since the rounds of one text are correlated. Two runs over the same prompts
+are resampled together, so that a prompt's difficulty cancels out in their difference.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ NUM_RESAMPLES = 2000
 SEED = 0
 PERCENTILES = (2.5, 97.5)
 LEAST_PROMPTS = 2
-"""All resamples of one prompt are the same, which would look like certainty."""
+"""With one prompt all resamples are equal, and the interval would have no width."""
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A value with its 95 % interval, whose ends are None where one prompt alone gives no spread."""
+    """A value with its 95 % interval, whose ends are None if there is only one prompt."""
 
     value: float
     low: float | None
@@ -35,12 +35,12 @@ class Interval:
 
     @property
     def holds_zero(self) -> bool:
-        """Tells whether the prompts do not tell the value from 0; one prompt tells nothing."""
+        """Return whether the interval includes 0; always true with one prompt."""
         return self.low is None or self.high is None or self.low <= 0 <= self.high
 
 
 def bootstrap_acceptance_length(rows: Sequence[RequestRow], num_draft_tokens: int) -> Interval | None:
-    """Return pooled acceptance length with its 95 % percentile interval; None where too little was judged."""
+    """Return pooled acceptance length with its 95 % percentile interval; None if too few drafts were judged."""
     if not rows:
         return None
     return _interval(*_pooled_and_resampled(rows, num_draft_tokens, _times_picked(len(rows), SEED)), len(rows))
@@ -53,11 +53,11 @@ def bootstrap_difference(
     base_num_draft_tokens: int,
     paired: bool = True,
 ) -> Interval | None:
-    """Return acceptance length less that of a base run, with its 95 % percentile interval; None where too little was
+    """Return acceptance length minus that of a base run, with its 95 % percentile interval; None if too few drafts were
     judged.
 
     Args:
-        paired: the two have the same prompts in the same order, and are resampled together.
+        paired: whether both have the same prompts in the same order, and are to be resampled together.
     """
     assert not paired or [row["id"] for row in rows] == [row["id"] for row in base_rows]
     if not rows or not base_rows:
@@ -71,18 +71,18 @@ def bootstrap_difference(
 
 @dataclass(frozen=True, slots=True)
 class TaskRows:
-    """The requests of one task under one configuration, with its K."""
+    """The requests of one task in one configuration, with that configuration's K."""
 
     rows: Sequence[RequestRow]
     num_draft_tokens: int
 
 
 def bootstrap_mean(tasks: Sequence[TaskRows], base: Sequence[TaskRows] = ()) -> Interval | None:
-    """Return the mean over tasks of the pooled acceptance lengths, less that of `base` where there is one, with its
-    95 % percentile interval; None where too little was judged. Prompts are drawn within each task.
+    """Return the mean over tasks of the pooled acceptance lengths, minus that of `base` if given, with its 95 %
+    percentile interval; None if too few drafts were judged. Prompts are drawn within each task.
 
     Args:
-        base: the same tasks with the same prompts in the same order, which are resampled together.
+        base: the same tasks with the same prompts in the same order; both are resampled together.
     """
 
     assert not base or [[row["id"] for row in task.rows] for task in tasks] == [
@@ -109,7 +109,7 @@ def _mean_over_tasks(tasks: Sequence[TaskRows], picks: Sequence[Counts]) -> tupl
 
 
 def _times_picked(count: int, seed: int) -> Counts:
-    """Return [resamples, count] how often each request is in each resample."""
+    """Return how often each request is in each resample, [resamples, count]."""
     import numpy as np
 
     picks = np.random.default_rng(seed).integers(count, size=(NUM_RESAMPLES, count))
@@ -117,7 +117,7 @@ def _times_picked(count: int, seed: int) -> Counts:
 
 
 def _pooled_and_resampled(rows: Sequence[RequestRow], num_draft_tokens: int, picks: Counts) -> tuple[float, Counts]:
-    """Return the pooled acceptance length, and that of each resample; NaN where too little was judged."""
+    """Return the pooled acceptance length, and that of each resample; NaN where too few drafts were judged."""
     import numpy as np
 
     counts = [
@@ -130,7 +130,7 @@ def _pooled_and_resampled(rows: Sequence[RequestRow], num_draft_tokens: int, pic
 
 
 def _acceptance_lengths(reached: Counts, accepted: Counts) -> Counts:
-    """Return `DraftCounts.acceptance_length` of many counts at once, [count, K] each; NaN where too little was
+    """Return `DraftCounts.acceptance_length` of many counts at once, [count, K] each; NaN where too few drafts were
     judged."""
     import numpy as np
 

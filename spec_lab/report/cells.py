@@ -9,7 +9,7 @@ from spec_lab.report.bootstrap import Interval
 
 
 def ratio_cell(ratio: PairedRatio | None) -> str:
-    """Write a ratio with its 95 % interval over turns, where they are enough for one."""
+    """Write a ratio, with its 95 % interval over turns if there were enough of them."""
     return ABSENT if ratio is None else with_range(ratio.value, *ratio.ends)
 
 
@@ -19,7 +19,7 @@ def interval_cell(interval: Interval | None) -> str:
 
 
 def accuracy_cell(accuracy: Accuracy) -> str:
-    """Write the share of right answers with the ends of its interval."""
+    """Write the share of correct answers with the ends of its interval."""
     if accuracy["value"] is None:
         return ABSENT
     return f"{percent(accuracy['value'])} ({percent(accuracy['low'])} to {percent(accuracy['high'])})"

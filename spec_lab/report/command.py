@@ -1,4 +1,4 @@
-"""Writes the command that a record is of: the options of its groups, and each knob that differs from theirs."""
+"""Writes a command that repeats a recorded run: the option of each group, and each knob that differs from it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ START = "python -m spec_lab"
 def command_of(summary: Summary) -> str:
     """Return a command that composes to the run's configuration, quoted for any shell.
 
-    Where an option of it is not installed here, the command names all knobs and says so behind a #.
+    If one of its options is not installed here, the command names all knobs and says so in a # comment.
     """
     from spec_lab.program.compose import compose_run
 
@@ -34,7 +34,7 @@ def command_of(summary: Summary) -> str:
 
 
 def _groups(config: Mapping[str, Any], choices: Mapping[str, str]) -> list[str]:
-    """Name the option of each group: that whose name its part has, else the one it is called by."""
+    """Return the option of each group: the one with the configured name, else the one that the run was started with."""
     from spec_lab.program.options import read_groups
 
     known = read_groups()

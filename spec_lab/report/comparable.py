@@ -1,6 +1,6 @@
-"""Decides which runs may be compared: those with the same definitions, over the same prompts, with the same versions.
+"""Decides which runs may be compared: those with the same definitions, the same prompts and the same versions.
 
-A difference between other runs says as much of what else differs as of what one has changed on purpose.
+A difference between other runs could come from any of these rather than from what was changed on purpose.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ COMPARED_NUMBERS = (
     "acceptance_length", "acceptance_length_all", "acceptance_rate_by_position", "decode_tokens_per_second", "speedup",
     "break_even_acceptance_length", "accuracy",
 )  # fmt: skip
-"""Runs must define these alike."""
+"""Numbers whose definitions must be the same in runs that are compared."""
 BESIDE_THE_RUN = (
     *("output_dir", "dry_run", "fresh", "leave_out", "shared_device", "auto"),
     *("logger", "name", "record", "profile_rounds"),
 )
-"""Keys that say where and how a run is recorded and started, and change nothing that it measures."""
+"""Keys that say where a run is recorded and how it is started; they do not change what it measures."""
 SHOWN_REASONS = 3
 
 
@@ -44,10 +44,10 @@ def numbered(runs: Iterable[Run]) -> list[NumberedRun]:
 
 
 def comparable_sets(runs: Sequence[NumberedRun]) -> list[list[NumberedRun]]:
-    """Return the runs in sets within which they may be compared, in their order.
+    """Return the runs as sets within which they may be compared, in their order.
 
-    A run without requests, such as a failed one, is in every set of its definitions and versions: it has no number that
-    could be compared, and a table can say what became of it.
+    A run without requests, such as a failed one, is in every set with its definitions and versions: it has no number to
+    compare, but a table can say how it ended.
     """
     sets: list[list[NumberedRun]] = []
     for run in (run for run in runs if run.prompts is not None):
@@ -67,7 +67,7 @@ def comparable_sets(runs: Sequence[NumberedRun]) -> list[list[NumberedRun]]:
 
 
 def sets_of_standards(runs: Sequence[NumberedRun]) -> list[list[NumberedRun]]:
-    """Return the runs in sets of the same definitions and versions, for tables of knobs of which one chooses the
+    """Return the runs as sets with the same definitions and versions, for tables in which one of the knobs chooses the
     prompts."""
     sets: list[list[NumberedRun]] = []
     for run in runs:
@@ -80,14 +80,14 @@ def sets_of_standards(runs: Sequence[NumberedRun]) -> list[list[NumberedRun]]:
 
 
 def differences(base: NumberedRun, other: NumberedRun) -> Iterator[str]:
-    """Say why two runs must not be compared, a few words each; nothing where they may be."""
+    """Yield the reasons why two runs must not be compared, a few words each; none if they may be."""
     yield from _other_standards(base.run, other.run)
     if base.prompts != other.prompts:
         yield "other prompts"
 
 
 def refusals(sets: Sequence[Sequence[NumberedRun]]) -> list[str]:
-    """Return a line for each set that is kept apart from the first."""
+    """Return, for each set after the first, a line that says why it is kept apart."""
     return [
         f"not compared with {sets[0][0].label}: {', '.join(run.label for run in others)} "
         f"({_shorten(list(differences(sets[0][0], others[0])))}); --anyway compares them"

@@ -1,4 +1,4 @@
-"""The cost model: from what a round costs to the acceptance length from which drafting pays, and what it predicts."""
+"""The cost model: a round's cost, the acceptance length from which drafting pays, and the speedup it predicts."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ where an oracle ran beside at this K (marked m), else K + 1; its speedup is what
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """The cost of a round of one run, in steps of plain decoding.
+    """The cost of a round of one run, where 1 is the time of a plain decoding step.
 
     Attributes:
-        draft: the drafter's stages; None where they could not be timed apart.
+        draft: the drafter's stages; None if they could not be timed separately.
         verify: the target's forward; None likewise.
-        break_even: all of the round.
-        oracle_length: acceptance length of drafts that are always right.
-        oracle_was_run: it was measured.
+        break_even: the whole round, which equals the break-even acceptance length.
+        oracle_length: acceptance length of drafts that are always correct.
+        oracle_was_run: whether `oracle_length` was measured.
     """
 
     run: NumberedRun
@@ -46,27 +46,27 @@ class Cost:
 
     @property
     def rest(self) -> float:
-        """Returns what is neither draft nor verify."""
+        """Return the cost that is neither draft nor verify."""
         return self.break_even - (self.draft or 0.0) - (self.verify or 0.0)
 
     @property
     def predicted(self) -> float | None:
-        """Speedup to expect of the decode rate."""
+        """Return the expected speedup of the decode rate."""
         return predicted_speedup(self.run.run.summary)
 
     @property
     def off(self) -> float | None:
-        """Measured over predicted speedup, less 1."""
+        """Return measured over predicted speedup, minus 1."""
         return self.measured.value / self.predicted - 1 if self.measured is not None and self.predicted else None
 
     @property
     def oracle_speedup(self) -> float:
-        """Speedup at the oracle's acceptance length, at this drafter's cost."""
+        """Return the speedup at the oracle's acceptance length and this drafter's cost."""
         return self.oracle_length / self.break_even
 
 
 def read_costs(runs: Sequence[NumberedRun]) -> list[Cost]:
-    """Read every finished run with drafts and plain decoding beside it."""
+    """Return the costs of every finished run that drafted and has a plain decoding reference."""
     oracles = {
         run.run.summary["num_draft_tokens"]: length
         for run in runs
@@ -77,14 +77,14 @@ def read_costs(runs: Sequence[NumberedRun]) -> list[Cost]:
 
 
 def format_costs(costs: Sequence[Cost]) -> str:
-    """Write title, table and what the columns mean."""
+    """Write the title, the table and the meanings of its columns."""
     header, body = cost_cells(costs)
     table = format_table(header, body, ("#", "drafter"))
     return "\n\n".join([TITLE, table, paragraph(NOTE)])
 
 
 def cost_cells(costs: Sequence[Cost]) -> tuple[list[str], list[list[str]]]:
-    """Return the header and the cells, a row a run."""
+    """Return the header and the cells, one row for each run."""
     header = [
         "#", "drafter", "K", "draft", "verify", "rest", "break-even", "length", "predicted", "measured", "off",
         "oracle's", "its speedup",

@@ -1,4 +1,4 @@
-"""Finds the knobs in which runs differ, those of extensions too, so that no two rows are called alike."""
+"""Finds the knobs in which runs differ, including those of extensions, so that no two rows have the same label."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from spec_lab.report.comparable import BESIDE_THE_RUN
 from spec_lab.report.origin import run_words
 
 NAMED = ("name",)
-"""Leaves that the name of a group says already."""
+"""Last parts of knob names that are left out, since the group's name already says the value."""
 
 
 def knobs_of(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return the value of every knob of a run by its dotted name, but for those that say how it is recorded."""
+    """Return the value of every knob of a run by its dotted name, except those that say how it is recorded."""
     found: dict[str, Any] = {}
     for key, value in config.items():
         if not prefix and key in BESIDE_THE_RUN:
@@ -28,14 +28,15 @@ def knobs_of(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def differing_knobs(configs: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return the knobs that have several values among `configs`; one that only some runs have differs too."""
+    """Return the knobs that have several values among `configs`; a knob that only some runs have counts as
+    differing."""
     knobs = [knobs_of(config) for config in configs]
     names = dict.fromkeys(name for each in knobs for name in each)
     return [name for name in names if len({repr(each.get(name, Missing)) for each in knobs}) > 1]
 
 
 def telling_apart(summaries: Sequence[Summary], names: Sequence[Hashable]) -> list[str]:
-    """Return the knobs without which runs of the same name could not be told from each other."""
+    """Return the knobs that are needed to distinguish runs with the same name."""
     alike: dict[Hashable, list[Mapping[str, Any]]] = defaultdict(list)
     for name, summary in zip(names, summaries, strict=True):
         alike[name].append(summary["config"])
@@ -43,8 +44,8 @@ def telling_apart(summaries: Sequence[Summary], names: Sequence[Hashable]) -> li
 
 
 def distinct_words(summaries: Sequence[Summary]) -> list[str]:
-    """Say of each run what it drafts with, how it judges and what it prunes, and each knob in which runs of the same
-    words differ."""
+    """Describe each run's drafter, acceptance rule and pruning, and add each knob in which runs with the same
+    description differ."""
     words = [run_words(summary) for summary in summaries]
     knobs = telling_apart(summaries, words)
     return [
@@ -54,9 +55,9 @@ def distinct_words(summaries: Sequence[Summary]) -> list[str]:
 
 
 def knob_value(summary: Summary, knob: str) -> Any:
-    """Return the value of a knob by its dotted name; None where the run has no such knob."""
+    """Return the value of a knob by its dotted name; None if the run has no such knob."""
     return knobs_of(summary["config"]).get(knob)
 
 
 class Missing:
-    """Stands for a knob that a run does not have, which may be null in another."""
+    """Marks a knob that a run does not have, as distinct from a knob that is null."""

@@ -19,7 +19,7 @@ MARKERS = ("o", "s", "D", "^", "v", "P", "X", "*")
 
 
 def acceptance_against_draft_tokens(cells: Sequence[Cell]) -> Figure:
-    """Draw acceptance length at each K: a line a drafter, grey lines the upper and the lower bound (oracle, random)."""
+    """Draw acceptance length at each K, one line for each drafter; grey lines are the bounds (oracle and random)."""
     shown = [cell for cell in cells if cell.is_finished and cell.summary["acceptance_length"] is not None]
     colours = _colours(shown)
     with open_figure(height=4.6) as (figure, axes):
@@ -40,10 +40,10 @@ def acceptance_against_draft_tokens(cells: Sequence[Cell]) -> Figure:
 
 
 def predicted_against_measured(cells: Sequence[Cell]) -> Figure:
-    """Draw measured speedup, with its 95 % interval over turns, over the predicted one; a marker for each K.
+    """Draw measured speedup, with its 95 % interval over turns, against predicted speedup, with a marker for each K.
 
-    On the diagonal the prediction is right; above the dotted line drafting pays. The bounds are left out, as the
-    oracle's speedup would leave no room for the others.
+    On the diagonal the prediction is right; above the dotted line drafting pays. Oracle and random are left out, since
+    the oracle's speedup would squeeze the others together.
     """
     timed = [cell for cell in cells if cell.predicted_speedup is not None and cell.speedup is not None]
     shown = [cell for cell in timed if cell.drafter not in BOUNDS]
@@ -74,7 +74,7 @@ def predicted_against_measured(cells: Sequence[Cell]) -> Figure:
 
 
 def _colours(cells: Sequence[Cell]) -> dict[str, Any]:
-    """Return a colour a drafter, in the order of the table; the bounds are grey."""
+    """Return a colour for each drafter, in the order of the table; oracle and random are grey."""
     import seaborn as sns
 
     drafters = list(dict.fromkeys(cell.drafter for cell in cells))

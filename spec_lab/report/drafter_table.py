@@ -1,4 +1,4 @@
-"""Drafters side by side: what each gets accepted at each K, what a round of it costs, and what comes of it.
+"""The table that compares drafters: acceptance length, cost of a round and speedup of each at each K.
 
 `python -m spec_lab.report FOLDER` shows it for runs that differ in their drafter alone, such as `experiment=drafters`.
 """
@@ -50,8 +50,8 @@ class Cell:
     """One drafter at one K.
 
     Attributes:
-        drafter: what the run calls it, with the knobs in which it differs from others called so.
-        summary: of its newest finished run, or of the newest where none finished.
+        drafter: its name, with the knobs in which it differs from other drafters of that name.
+        summary: that of its newest finished run, or of the newest run if none finished.
     """
 
     drafter: str
@@ -80,22 +80,23 @@ class Cell:
 
     @property
     def end_to_end_speedup(self) -> PairedRatio | None:
-        """The speedup of all output tokens over the whole call, prompt passes included."""
+        """Return the speedup of the whole call, prompt passes included."""
         return over_reference(self.summary, self.summary, "plain", "end_to_end_tokens_per_second")
 
     def in_plain_steps(self, milliseconds: float | None) -> float | None:
-        """Return a time over that of a round of plain decoding; None without such a reference."""
+        """Return a time divided by that of a plain decoding round; None without that reference."""
         plain = self.summary["references"].get("plain")
         plain_ms = None if plain is None else plain["round_ms"]
         return milliseconds / plain_ms if milliseconds is not None and plain_ms else None
 
 
 def read_comparisons(runs: Sequence[Run]) -> list[list[Cell]]:
-    """Find the comparisons among `runs` (oldest first): runs whose configurations differ in the drafter alone.
+    """Find the comparisons among `runs` (oldest first): groups of runs that differ in the drafter and its K alone.
 
-    Cells by drafter, in the order in which they first ran, then by K. Of runs of one cell the newest finished counts,
-    so that a sweep begun again fills the cells that an earlier one left open. Lossy rules are left out: under them the
-    text depends on the drafter. So is one drafter without plain decoding beside it: there is nothing to compare it to.
+    Cells are sorted by drafter, in the order in which they first ran, then by K. If a cell has several runs, the newest
+    finished one is used, so that a repeated sweep fills the cells that an earlier one left empty. Lossy rules are left
+    out, since their texts depend on the drafter. So is a single drafter without a plain decoding reference, since there
+    is nothing to compare it with.
     """
     groups: dict[str, list[Run]] = defaultdict(list)
     for run in runs:
@@ -106,7 +107,7 @@ def read_comparisons(runs: Sequence[Run]) -> list[list[Cell]]:
 
 
 def format_comparison(cells: Sequence[Cell]) -> str:
-    """Write title, tables, what is missing and why, what the columns mean."""
+    """Write the title, the tables, what is missing and why, and the meanings of the columns."""
     names = {
         "drafter": [cell.drafter for cell in cells],
         "K": [str(cell.num_draft_tokens) for cell in cells],
@@ -126,7 +127,8 @@ def format_comparison(cells: Sequence[Cell]) -> str:
 
 
 def _is_lossy(summary: Summary) -> bool:
-    """Imposed acceptance counts: it says nothing about the drafter."""
+    """Return whether the acceptance rule is lossy. Imposed acceptance counts as lossy: it does not depend on the
+    drafter."""
     return summary["acceptance_imposed"] or summary["acceptance_lossless"] is False
 
 
@@ -152,9 +154,9 @@ def _finished(run: Run) -> bool:
 
 
 def _labels(runs: Sequence[Run]) -> list[str]:
-    """Return what each run calls its drafter, and `knob=value` for every knob in which drafters called so differ.
+    """Return each run's drafter name, with `knob=value` for every knob in which drafters of that name differ.
 
-    Records of before a name told of knobs call `eagle3` what has a window too.
+    Old records call a drafter `eagle3` even if it has a window, which is now part of the name.
     """
     names = [run.summary["choices"].get("drafter", run.summary["config"]["drafter"]["name"]) for run in runs]
     knobs: list[Mapping[str, Any]] = [
@@ -182,7 +184,7 @@ def _table(columns: Mapping[str, Sequence[str]]) -> str:
 
 
 def _length_columns(cells: Sequence[Cell]) -> dict[str, list[str]]:
-    """Return pooled acceptance length, or why there is none, and one column a category."""
+    """Return columns of the pooled acceptance length, or why there is none, and of that of each category."""
     categories = sorted({category for cell in cells for category in cell.summary["by_category"]})
     return {"all": [_length(cell) for cell in cells]} | {
         category: [_category_length(cell.summary, category) for cell in cells] for category in categories
@@ -228,7 +230,7 @@ def _mean(ratio: PairedRatio | None) -> str:
 
 
 def _title(cells: Sequence[Cell]) -> str:
-    """Say what all cells share, and where they ran."""
+    """Return a line that says what all cells have in common, and where they ran."""
     summaries = [cell.summary for cell in cells if cell.is_finished]
     choices, config = summaries[0]["choices"], summaries[0]["config"]
     shared = [f"{group}={choices[group]}" for group in ("target", "acceptance", "prune", "graph") if group in choices]
@@ -239,7 +241,7 @@ def _title(cells: Sequence[Cell]) -> str:
 
 
 def _notes(cells: Sequence[Cell]) -> list[str]:
-    """Return cells without a figure and the reason, and what the audits of the others said."""
+    """Return the cells without numbers and the reason, and the audit results of the others."""
     finished = [cell for cell in cells if cell.is_finished]
     notes = [
         f"{_name(cell)} {cell.summary['status']}: {cell.summary['reason']}" for cell in cells if not cell.is_finished
@@ -256,14 +258,14 @@ def _name(cell: Cell) -> str:
 
 
 def _absent(cells: Iterable[Cell]) -> list[str]:
-    """Return pairs of a drafter and a K that were run, each, but not together."""
+    """Return the combinations of drafter and K that were not run, though both were in other runs."""
     run = {(cell.drafter, cell.num_draft_tokens): None for cell in cells}
     drafters, lengths = dict.fromkeys(drafter for drafter, _ in run), sorted({k for _, k in run})
     return [f"{drafter} K={k}" for drafter in drafters for k in lengths if (drafter, k) not in run]
 
 
 def _audit(cells: Sequence[Cell]) -> str:
-    """Tell whether the outputs were plain decoding's, over all cells."""
+    """Return a line that says whether the outputs equalled plain decoding's, over all cells."""
     counts = [count for cell in cells if (count := cell.summary["divergence"]) is not None]
     if not counts:
         return "audit: no output was compared with plain decoding"

@@ -1,4 +1,4 @@
-"""Reads back what a figure shows, so that its numbers can stand behind it: a line a mark."""
+"""Reads the numbers that a figure shows back out of it, for a table of its data: one row for each mark."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ HEADER = ("panel", "series", "across", "up", "from", "to")
 
 
 def figure_data(figure: Figure) -> tuple[Sequence[str], list[list[str]]]:
-    """Return the header and a line a mark: lines, bars and error bars, with what their axes call the places."""
+    """Return the header and a row for each point, bar and error bar, with the axes' labels for their positions."""
     rows = [row for axes in figure.axes for row in _of_axes(axes)]
     return HEADER, rows
 
@@ -69,7 +69,7 @@ def _name(artist: Any) -> str:
 
 
 def _place(axes: Axes, along: str, value: Any) -> str:
-    """Return the word at a place of an axis that has words, else the number."""
+    """Return the tick label at a position if the axis has text labels, else the number."""
     group = axes.get_shared_y_axes() if along == "y" else axes.get_shared_x_axes()
     axises = [each.yaxis if along == "y" else each.xaxis for each in group.get_siblings(axes)]
     labels = [pair for axis in axises for pair in zip(axis.get_ticklocs(), axis.get_ticklabels(), strict=False)]

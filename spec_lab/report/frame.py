@@ -1,11 +1,11 @@
-"""Any set of runs as one tidy frame, for notebooks and for `python -m spec_lab.report --csv`.
+"""Any set of runs as one tidy data frame, for notebooks and for `python -m spec_lab.report --csv`.
 
     from spec_lab.report.frame import load_frame
 
     frame = load_frame(["outputs/drafters-sweep-1a2b3c4d", "outputs/run-pocket-eagle3-strict-catchup-eager-5e6f7a8b"])
     frame[frame["part"] == "this run"].plot.scatter("break_even_acceptance_length", "acceptance_length")
 
-A row is a part of a run: the run itself, and each reference that was measured beside it (`plain`, `unpruned`).
+A row is a part of a run: the run itself, or a reference that was measured with it (`plain`, `unpruned`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PLAIN: Reference = "plain"
 
 
 class Column(NamedTuple):
-    """The kind of a column's values, any of which may be missing, and what they mean."""
+    """The type of a column's values, any of which may be missing, and their meaning."""
 
     kind: Literal["text", "number", "count", "flag"]
     meaning: str
@@ -113,24 +113,24 @@ COLUMNS: dict[str, Column] = {
     "peak_cuda_bytes": Column("count", "allocated on the GPU at most"),
     "git_revision": Column("text", "of this package"),
 }
-"""The frame always has these. Besides, with what the runs hold, in this order:
+"""The frame always has these columns. Depending on the runs, it also has, in this order:
 
-- a text column a label (`drafter`, `target`, ...);
-- a column a knob in which the runs differ, by its dotted name (`drafter.offset`), those of extensions too;
-- `accepted_at_1` and so on, the share of rounds that accept the draft at a position, and `accepted_at_1_if_reached`,
-  that of the drafts whose earlier ones were all accepted;
-- `metric_NAME`, the figures of an extension's metrics, and `NAME_ms` of its stages;
-- `kernel_NAME_us`, a kernel's time a round in the profiled rounds;
+- a text column for each label (`drafter`, `target`, ...);
+- a column for each knob in which the runs differ, by its dotted name (`drafter.offset`), including those of extensions;
+- `accepted_at_1` and so on, the share of rounds that accept the draft at that position, and `accepted_at_1_if_reached`,
+  the share among rounds that accepted all earlier drafts;
+- `metric_NAME`, the numbers of an extension's metrics, and `NAME_ms`, the times of its stages;
+- `kernel_NAME_us`, a kernel's time for each profiled round;
 - `version_torch` and so on."""
 
 FIGURES = ("accepted_at_", "metric_", "kernel_")
-"""Columns of numbers that no list names, by how they begin."""
+"""Prefixes of further columns that hold numbers."""
 PANDAS_TYPES = {"text": "object", "number": "float64", "count": "Int64", "flag": "boolean"}
 
 
 def load_frame(folders: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> pd.DataFrame:
-    """Return one row a part of each run in the folders and below them, oldest run first; `COLUMNS` says what each
-    column is.
+    """Return one row for each part of each run in the folders and below them, oldest run first. `COLUMNS` explains the
+    columns.
 
     Records of any schema version are read. One that cannot be read is left out with a warning.
 
@@ -145,7 +145,7 @@ def load_frame(folders: str | os.PathLike[str] | Sequence[str | os.PathLike[str]
 
 
 def frame_of(runs: Iterable[Run]) -> pd.DataFrame:
-    """Do the same as `load_frame`, of runs that have been read already."""
+    """Do the same as `load_frame`, for runs that have already been read."""
     import pandas as pd
 
     runs = list(runs)
@@ -159,7 +159,8 @@ def frame_of(runs: Iterable[Run]) -> pd.DataFrame:
 
 
 def _extra_order(name: str) -> tuple[int, int, str]:
-    """Put labels first, then knobs, positions by their number, metrics, stages, kernels and versions."""
+    """Return the sort key that puts labels first, then knobs, positions by number, metrics, stages, kernels,
+    versions."""
     prefixes = ("version_", "kernel_", "metric_", "accepted_at_")
     kinds = [len(prefixes) - place for place, prefix in enumerate(prefixes) if name.startswith(prefix)]
     position = re.search(r"\d+", name) if name.startswith("accepted_at_") else None
@@ -296,7 +297,7 @@ def _paired(name: str, ratio: PairedRatio | None) -> dict[str, float | None]:
 
 
 def _number(value: Any) -> float | None:
-    """Return what a setting holds that no reader has checked."""
+    """Return a setting's value as a number, which the reader has not checked."""
     return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
 
 

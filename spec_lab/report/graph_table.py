@@ -1,4 +1,4 @@
-"""Graph modes side by side: runs that differ in nothing but `graph` and the batch size, such as those of
+"""The table that compares graph modes: runs that differ only in `graph` and the batch size, such as those of
 `experiment=graph_modes`. `python -m spec_lab.report FOLDER` shows the table of a sweep.
 """
 
@@ -28,9 +28,10 @@ to the longest length there can be, an eager one up to the longest of its batch.
 
 
 def read_graph_comparisons(runs: Sequence[Run]) -> list[list[Run]]:
-    """Find finished runs that differ by graph mode and batch size alone, by batch size, eager first.
+    """Find finished runs that differ in graph mode and batch size alone, sorted by batch size, eager first.
 
-    A batch size without an eager run or without another mode is left out. Of equal configurations the newest counts.
+    A batch size without an eager run or without another mode is left out. Of runs with equal configurations the newest
+    is used.
     """
     groups: dict[str, dict[tuple[int, str], Run]] = {}
     for run in runs:
@@ -45,7 +46,8 @@ def read_graph_comparisons(runs: Sequence[Run]) -> list[list[Run]]:
 
 
 def format_graph_comparison(runs: Sequence[Run]) -> str:
-    """Write the table of one comparison, a line a run, and whether acceptance length is the same in all modes."""
+    """Write the table of one comparison, one line for each run, and whether acceptance length is the same in all
+    modes."""
     header = [
         "batch", "graph", "ms a round", "to eager", "launches", "replays", "syncs", "GPU idle", "CPU span ms",
         "captures", "nodes", "acceptance length",
@@ -57,12 +59,13 @@ def format_graph_comparison(runs: Sequence[Run]) -> str:
 
 
 def time_to_eager(summary: Summary) -> PairedRatio | None:
-    """Return the time of a round over that of the same run eager; None where none took turns with it."""
+    """Return a round's time over that of the eager reference; None if no eager reference was measured in turns with
+    it."""
     return over_reference(summary, summary, "eager", "round_ms")
 
 
 def plotted_times(runs: Sequence[Run]) -> list[PlottedNumber]:
-    """Return the time of a round of each run over that of the same run eager, a line a batch size."""
+    """Return each run's time of a round over that of its eager reference, as one line for each batch size."""
     found = []
     for run in runs:
         batch_size, mode = _batch_size(run), describe_mode(run.summary)
@@ -116,6 +119,6 @@ def _order(cell: tuple[int, str]) -> tuple[int, int, str]:
 
 
 def _shared_key(config: Mapping[str, Any]) -> str:
-    """Return what runs that differ by graph mode and batch size have in common."""
+    """Return a key of the configuration without graph mode and batch size."""
     without = (*NOT_COMPARED, "graph", "batch_size")
     return json.dumps({key: value for key, value in config.items() if key not in without}, sort_keys=True)

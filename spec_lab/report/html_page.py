@@ -1,4 +1,4 @@
-"""A page that is whole in itself: tables that sort, figures with their data behind a click. Nothing is fetched."""
+"""A self-contained HTML page: sortable tables, and figures whose data can be unfolded. Nothing is fetched."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from spec_lab.record.wording import in_html
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
-"""The page could fetch nothing if it wanted to."""
+"""It keeps the page from fetching anything."""
 STYLE = """\
 body{font:15px/1.45 system-ui,sans-serif;margin:2em auto;max-width:75em;padding:0 1em;color:#222;background:#fff}
 h1{font-size:1.5em}h2{font-size:1.15em;margin-top:2em;border-bottom:1px solid #ccc}
@@ -43,14 +43,14 @@ document.addEventListener("click", event => {
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A part of the page, under a heading of its own; `content` is HTML."""
+    """A part of the page with its own heading; `content` is HTML."""
 
     name: str
     content: str
 
 
 def page_of(title: str, under: str, parts: Sequence[Part]) -> str:
-    """Return the page: a title, a line under it, links to the parts, and these."""
+    """Return the page: a title, the line `under` it, links to the parts, and the parts."""
     links = " ".join(f'<a href="#part{number}">{in_html(part.name)}</a>' for number, part in enumerate(parts))
     body = "\n".join(
         f'<h2 id="part{number}">{in_html(part.name)}</h2>\n{part.content}' for number, part in enumerate(parts)
@@ -65,7 +65,7 @@ def page_of(title: str, under: str, parts: Sequence[Part]) -> str:
 
 
 def table(header: Sequence[str], body: Sequence[Sequence[str]], left: Sequence[str] = ()) -> str:
-    """Return a table that sorts by the column whose head is clicked; those named in `left` hold texts."""
+    """Return a table that sorts by the column whose header is clicked; columns named in `left` hold text."""
     kinds = [' class="text"' if name in left else "" for name in header]
     heads = "".join(f"<th{kind}>{in_html(name)}</th>" for kind, name in zip(kinds, header, strict=True))
     lines = "".join(
@@ -76,20 +76,20 @@ def table(header: Sequence[str], body: Sequence[Sequence[str]], left: Sequence[s
 
 
 def note(text: str) -> str:
-    """Return a paragraph that explains."""
+    """Return an explanatory paragraph."""
     return f'<p class="note">{in_html(text)}</p>'
 
 
 def folded(title: str, content: str) -> str:
-    """Return what is shown after a click."""
+    """Return content that is hidden until its title is clicked."""
     return f"<details><summary>{in_html(title)}</summary>{content}</details>"
 
 
 def code(text: str) -> str:
-    """Return lines as they are typed."""
+    """Return preformatted lines of code."""
     return f"<pre>{in_html(text)}</pre>"
 
 
 def definitions(pairs: Sequence[tuple[str, str]]) -> str:
-    """Return a list of names with what they mean."""
+    """Return a list of names with their meanings."""
     return f"<dl>{''.join(f'<dt>{in_html(name)}</dt><dd>{in_html(text)}</dd>' for name, text in pairs)}</dl>"

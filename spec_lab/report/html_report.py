@@ -1,4 +1,4 @@
-"""What a page of runs says: tables, figures, commands, machine and definitions."""
+"""The contents of an HTML report: tables, figures, commands, machine and definitions."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ def html_report(
     """Return the page of some runs, numbered as `format_runs` numbers them.
 
     Args:
-        compared: of each set of runs that may be compared, the runs against one of them.
-        costs: of each, the cost model.
-        drawings: each figure of the page.
+        compared: for each set of comparable runs, the comparisons with one of them.
+        costs: for each set, the cost model.
+        drawings: the figures of the page.
         remarks: what was left out, and why.
     """
     summaries = [run.summary for run in runs]
@@ -88,7 +88,7 @@ def _figure(drawing: Drawing) -> str:
 
 
 def _details(summaries: Sequence[Summary]) -> Iterator[Part]:
-    """Yield stage times, rates by position and category, and the kernels of profiled runs."""
+    """Yield stage times, acceptance rates by position and category, and the kernels of profiled runs."""
     finished = {
         f"#{place} {words}": summary
         for place, (words, summary) in enumerate(zip(distinct_words(summaries), summaries, strict=True), start=1)
@@ -136,7 +136,7 @@ def _commands(summaries: Sequence[Summary]) -> str:
 
 
 def _machine(summaries: Sequence[Summary]) -> str:
-    """Return where the runs ran; a column a thing that any of them says."""
+    """Return a table of where the runs ran, with a column for each property that any of them records."""
     keys = ("device_name", "cpu_model", "device", "dtype", "num_threads", "world_size", "git_revision", "template")
     packages = list(dict.fromkeys(name for summary in summaries for name in summary["versions"]))
     rows: dict[tuple[str, ...], list[str]] = {}
@@ -153,5 +153,5 @@ def _shown(value: object) -> str:
 
 
 def _texts(header: Sequence[str]) -> list[str]:
-    """Return the columns of texts: those known, and knobs from outside, which have a dot in their names."""
+    """Return the columns that hold text: the known ones, and knobs, whose names have a dot."""
     return [name for name in header if name in TEXTS or "." in name]

@@ -1,4 +1,4 @@
-"""Shows what the knobs of a study do: a line a run, the knobs first, then the numbers that the study is about.
+"""The table of a study of knobs: a line for each run, with the knobs first and then the study's numbers.
 
 `python -m spec_lab.report FOLDER` shows it for `experiment=pruning`, `prefill_outputs`, `sampling`, `batch_scaling`,
 `adaptive_k` and `trees`.
@@ -27,13 +27,13 @@ WORDS = ("prune", "prefill", "method", "drafts", "drafter", "drafting", "graph",
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """Says what the figure of a study shows.
+    """Describes the figure of a study.
 
     Attributes:
-        knob: the key along which it goes, by what heads its column; the other keys make the lines.
-        quantity: names the number.
-        number: of a run; None where it has none.
-        even: the number at which neither of two is faster, which gets a line across.
+        knob: column header of the key on the x axis; each combination of the other keys makes a line.
+        quantity: name of the number on the y axis.
+        number: returns the number of a run; None if it has none.
+        even: the number at which neither of two is faster, where a horizontal line is drawn.
     """
 
     knob: str
@@ -44,13 +44,13 @@ class Drawn:
 
 @dataclass(frozen=True, slots=True)
 class KnobStudy:
-    """One `experiment=...`: its question, the dotted keys that it sweeps by what heads their column, and its columns.
+    """One `experiment=...`: its question, the dotted keys that it sweeps by their column headers, and its columns.
 
     Attributes:
-        keys: a key that names a group shows what the run calls the group.
-        more_keys: those that have a column only where runs of the study differ in them.
+        keys: those that always have a column; for a key that names a group, it shows the run's option.
+        more_keys: those that have a column only if the study's runs differ in them.
         follows: keys that follow from the others, and have no column.
-        shown: how a key is shown in place of its value, where that is too long for a table.
+        shown: functions that write keys whose values are too long for a table.
     """
 
     experiment: str
@@ -64,7 +64,7 @@ class KnobStudy:
 
     @property
     def all_keys(self) -> dict[str, str]:
-        """Returns what a run may differ in, those that need not vary first."""
+        """Return the keys in which runs may differ, beginning with `more_keys`."""
         return {**self.more_keys, **self.keys}
 
 
@@ -111,12 +111,12 @@ def _stage(name: str) -> Callable[[Summary], str]:
 
 
 def _per_round(kind: Literal["drafted", "offered", "verified"]) -> Callable[[Summary], str]:
-    """Return a count of a request round; older records do not have it."""
+    """Return a function that writes a count for each request round, which older records do not have."""
     return lambda summary: number(ratio(summary["rows"].get(kind, 0), summary["rounds"]))
 
 
 def drafting_of(summary: Summary) -> str:
-    """Say where K comes from: a schedule as `1:5 3:3`, 5 from 1 running request on, 3 from 3 on."""
+    """Describe where K comes from. A schedule is written as `1:5 3:3`: 5 from 1 running request on, 3 from 3 on."""
     drafter = summary["config"].get("drafter", {})
     schedule, stop = drafter.get("k_schedule"), drafter.get("stop", "none")
     if schedule:
@@ -206,8 +206,8 @@ STUDIES = (
 
 
 def read_knob_studies(runs: Sequence[Run]) -> list[tuple[KnobStudy, list[Run]]]:
-    """Find the studies among `runs` with their finished runs, in the order of the knobs; those of a study that differ
-    in anything but its knobs, such as the target or the size, are studies apart. Of equal runs the newest counts."""
+    """Find the studies among `runs`, each with its finished runs in the order of the knobs. Runs that also differ in
+    anything else, such as the target or the size, make separate studies. Of equal runs the newest is used."""
     found: dict[tuple[str, str], dict[str, Run]] = {}
     by_name = {study.experiment: study for study in STUDIES}
     for run in runs:
@@ -219,7 +219,7 @@ def read_knob_studies(runs: Sequence[Run]) -> list[tuple[KnobStudy, list[Run]]]:
 
 
 def is_told_by_knobs(summaries: Sequence[Summary]) -> bool:
-    """Tell whether runs that differ in drafter and K are all of one study, whose own table says how they differ."""
+    """Return whether all runs belong to one study, whose own table shows how they differ in drafter and K."""
     experiments = {summary["choices"].get("experiment", "") for summary in summaries}
     study = next((study for study in STUDIES if {study.experiment} == experiments), None)
     if study is None:
@@ -242,7 +242,7 @@ def format_knob_study(study: KnobStudy, runs: Sequence[Run]) -> str:
 
 
 def shown_keys(study: KnobStudy, runs: Sequence[Run]) -> dict[str, str]:
-    """Return the keys that have a column: the further ones in which runs differ, then those of the study."""
+    """Return the keys that have a column: those of `more_keys` in which runs differ, then `keys`."""
     varied = {
         name: key for name, key in study.more_keys.items() if len({str(_value(run.summary, key)) for run in runs}) > 1
     }
@@ -250,7 +250,7 @@ def shown_keys(study: KnobStudy, runs: Sequence[Run]) -> dict[str, str]:
 
 
 def shown_key(study: KnobStudy, summary: Summary, name: str, key: str) -> str:
-    """Return what a run has for a key, as a table shows it."""
+    """Return a run's value for a key, as a table shows it."""
     if name in study.shown:
         return study.shown[name](summary)
     value = _value(summary, key)
@@ -270,7 +270,7 @@ def _value(summary: Summary, key: str) -> Any:
 
 
 def _ordered(study: KnobStudy, runs: Sequence[Run]) -> list[Run]:
-    """Put numbers in the order of their values, words in that in which they ran."""
+    """Sort runs by their knobs: numbers by value, texts in the order in which they ran."""
     values = {id(run): _values(study, run.summary) for run in runs}
     seen = [list(dict.fromkeys(str(row[place]) for row in values.values())) for place in range(len(study.all_keys))]
 

@@ -1,7 +1,7 @@
-"""The options that a report treats apart, and how it calls rules and graph modes.
+"""The options that a report treats specially, and its names for rules and graph modes.
 
-It knows them by name and not by a row, since a record may be of an extension that is not installed here. Whatever is
-not named here is called as its run calls it.
+It identifies them by name, since a record may use an extension that is not installed here. Options not listed here are
+shown under the name in the record.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ BOUNDS = (ORACLE, "random")
 EAGER = "eager"
 """The graph mode that others are compared with."""
 GRAPH_MODES = (EAGER, "split_seed", "step_replay", "full_loop", "round")
-"""They stand in the order of what they capture; one of an extension comes last."""
+"""In ascending order of how much they capture; modes of extensions come last."""
 
 
 class RuleWords(NamedTuple):
-    """A rule as tables call it.
+    """A rule's name in tables.
 
     Attributes:
         rule: such as `top 10, delta 0.6`.
@@ -41,7 +41,7 @@ class RuleWords(NamedTuple):
 
 
 def describe_rule(summary: Summary) -> RuleWords:
-    """Say the rule of a run in words."""
+    """Return the name of a run's rule."""
     options: Mapping[str, Any] = summary["config"].get("acceptance", {})
     name = options.get("name", ABSENT)
     if name != RELAXED:
@@ -52,7 +52,7 @@ def describe_rule(summary: Summary) -> RuleWords:
 
 
 def describe_mode(summary: Summary) -> str:
-    """Say the graph mode of a run in words, with what is not as usual: `round, overlap`."""
+    """Return the name of a run's graph mode, with its non-default settings, such as `round, overlap`."""
     graph: Mapping[str, Any] = summary["config"]["graph"]
     if graph["name"] not in GRAPH_MODES:
         return summary["choices"].get("graph", graph["name"])
@@ -67,6 +67,6 @@ def describe_mode(summary: Summary) -> str:
 
 
 def place_of_mode(mode: str) -> int:
-    """Return the place of a mode in a table, by what it captures; `mode` as `describe_mode` calls it."""
+    """Return the position of a mode in a table, by how much it captures; `mode` is what `describe_mode` returns."""
     name = mode.partition(",")[0]
     return GRAPH_MODES.index(name) if name in GRAPH_MODES else len(GRAPH_MODES)

@@ -1,4 +1,4 @@
-"""The figure of a table of knobs: one number over one knob, a line for each value of the others."""
+"""The figure of a table of knobs: one number against one knob, with a line for each value of the other knobs."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ if TYPE_CHECKING:
 
 MARKERS = ("o", "s", "D", "^", "v", "P", "X", "*")
 SPREAD = 0.04
-"""Lines stand this far from one another at a place, so that their bars can be told apart."""
+"""Horizontal distance between lines at the same place, which keeps their error bars apart."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlottedNumber:
-    """A run's part in the number of a figure.
+    """A run's point in a figure.
 
     Attributes:
-        place: where it stands on the axis of the knob, as it is written there.
-        line: what its line is called; empty where there is one line.
+        place: the label of its position on the knob's axis.
+        line: the name of its line; empty if there is only one line.
         value: the number, between `low` and `high`.
-        low: the lower end of its interval over turns; equal to `value` where there is none.
+        low: the lower end of its interval over turns; equal to `value` if there is none.
         high: the upper end.
     """
 
@@ -38,7 +38,7 @@ class PlottedNumber:
 
 
 def ends_of(number: float | PairedRatio) -> tuple[float, float, float]:
-    """Return the value and the ends of its interval, which are one where the number has none."""
+    """Return the value and the ends of its interval, which equal the value if there is no interval."""
     if isinstance(number, (int, float)):
         return number, number, number
     return number.value, *(number.interval or (number.value, number.value))
@@ -47,19 +47,19 @@ def ends_of(number: float | PairedRatio) -> tuple[float, float, float]:
 def number_over_knob(
     numbers: Sequence[PlottedNumber], title: str, knob: str, quantity: str, even: float | None
 ) -> Figure:
-    """Draw a point for each number with its 95 % interval over turns, and join those of a line.
+    """Draw a point for each number with its 95 % interval over turns, and connect the points of a line.
 
-    Places stand at equal distances: numbers by value, words in the order given.
+    Places are equally spaced: numbers sorted by value, texts in the order given.
 
     Args:
-        knob: names the axis of places.
-        quantity: names the axis of numbers.
-        even: a number to draw a line across at.
+        knob: label of the x axis.
+        quantity: label of the y axis.
+        even: height of a horizontal line, if any.
     """
     import pandas as pd
     import seaborn as sns
 
-    # The median of a value and the two ends of its interval is the value, and their whole spread the interval.
+    # Of the three numbers low, value and high, the median is the value and the range is the interval.
     rows = [(each.place, each.line, end) for each in numbers for end in (each.low, each.value, each.high)]
     frame = pd.DataFrame(rows, columns=["place", "line", "number"])
     lines = list(dict.fromkeys(each.line for each in numbers))

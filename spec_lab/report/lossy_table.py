@@ -1,4 +1,4 @@
-"""Orders lossy rules by what they bring for what they cost, beside a lossless run that differs in nothing but the rule.
+"""Ranks lossy rules by gain for cost, compared with a lossless run that differs only in the rule.
 
 `python -m spec_lab.report FOLDER` shows it for a sweep that has both, such as `experiment=lossy`.
 """
@@ -28,12 +28,12 @@ prompt, with its interval. A gain or a loss that its interval does not tell from
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """A rule, what it brings, and what it costs.
+    """A rule with its gain and its cost.
 
     Attributes:
-        gain: acceptance length less that of the lossless run; None where too little was judged.
-        distance: from the target's law; None for a lossless rule.
-        change: of the accuracy against the lossless run; None where no answer was checked in both.
+        gain: acceptance length minus that of the lossless run; None if too few drafts were judged.
+        distance: total variation distance from the target's distribution; None for a lossless rule.
+        change: change of the accuracy from the lossless run; None if no answer was checked in both.
     """
 
     rule: str
@@ -45,27 +45,27 @@ class Price:
 
     @property
     def gain_per_distance(self) -> float | None:
-        """Returns the tokens a round gained for each hundredth of total variation; None where nothing was gained."""
+        """Return the tokens gained in each round per hundredth of total variation; None if nothing was gained."""
         variation = None if self.distance is None else self.distance["total_variation"]
         return self._gained / (100 * variation) if self._gained and variation else None
 
     @property
     def gain_per_point(self) -> float | None:
-        """Returns the tokens a round gained for each percentage point of accuracy lost; None where none was lost."""
+        """Return the tokens gained in each round per percentage point of accuracy lost; None if none was lost."""
         is_lost = self.change is not None and self.change["high"] < 0
         return self._gained / (-100 * self.change["difference"]) if self._gained and self.change and is_lost else None
 
     @property
     def _gained(self) -> float:
-        """Returns the gain that its interval tells from none; else 0."""
+        """Return the gain if its interval excludes 0, else 0."""
         return 0.0 if self.gain is None or self.gain.holds_zero else max(0.0, self.gain.value)
 
 
 @dataclass(frozen=True, slots=True)
 class PricedRules:
-    """The rules of runs that differ in nothing else: the lossless one first, then by gain for distance.
+    """The rules of runs that differ in nothing else: the lossless one first, then sorted by gain for distance.
 
-    `subject`: what they share, as in `target=pocket, drafter=eagle3`.
+    `subject`: what the runs have in common, as in `target=pocket, drafter=eagle3`.
     """
 
     subject: str
@@ -74,7 +74,7 @@ class PricedRules:
 
 
 def read_prices(runs: Sequence[Run]) -> list[PricedRules]:
-    """Price the rules of `runs`, a table for each lossless run with lossy ones beside it; the first such run counts."""
+    """Return a table for each lossless run that has lossy runs to compare; of equal lossless runs the first is used."""
     tables: dict[str, list[Run]] = {}
     for run in runs:
         if run.summary["status"] == "finished" and run.summary["num_draft_tokens"]:
@@ -88,7 +88,7 @@ def read_prices(runs: Sequence[Run]) -> list[PricedRules]:
 
 
 def format_prices(priced: PricedRules) -> str:
-    """Write the table, a line a rule."""
+    """Write the table, one line for each rule."""
     header = [
         "rule", "K", "acceptance length", "gain", "TV a token", "KL", "gain for .01 TV", "accuracy", "gain a point",
     ]  # fmt: skip
@@ -111,7 +111,7 @@ def format_prices(priced: PricedRules) -> str:
 
 
 def _priced(base: Run, runs: Sequence[Run]) -> PricedRules:
-    """Price each rule of `runs` beside `base`, and say why some have no line."""
+    """Return the gain and cost of each rule in `runs` against `base`, and the reasons why some have no line."""
     prices, left_out = [], []
     for run in runs:
         if run is base or run.summary["acceptance_imposed"]:
@@ -144,7 +144,7 @@ def _price(run: Run, base: Run) -> Price:
 
 
 def _rule(summary: Summary) -> str:
-    """Name a rule with all of its knobs: tables of one rule tell them apart by nothing else."""
+    """Return a rule's name with all of its knobs, since runs of one rule may differ only in those."""
     options: Mapping[str, Any] = summary["config"].get("acceptance", {})
     knobs = [f"{key} {value}" for key, value in options.items() if key not in ("name", "lossless_only", "allow_lossy")]
     return ", ".join([str(options.get("name", ABSENT)), *knobs])

@@ -1,7 +1,7 @@
 """Runs as a Markdown table for a document, with what they ran on below: `python -m spec_lab.report --markdown`.
 
-Only numbers that a busy machine leaves comparable are in it: each is a ratio of parts of one run that took turns, or
-counts tokens.
+It has only numbers that stay comparable on a busy machine: token counts, and ratios of parts of one run that were
+measured in turns.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ interval. An interval that holds 1 is within noise.
 
 
 def format_markdown(runs: Sequence[Run]) -> str:
-    """Write the table of the finished runs, and two paragraphs below it.
+    """Write the table of the finished runs, followed by two paragraphs.
 
     Raises:
         UserError: no run has finished, or the requests of one cannot be read.
@@ -57,7 +57,7 @@ def _line(cells: Iterable[str]) -> str:
 
 
 def _escaped(cell: str) -> str:
-    """A cell of a record must neither end its column nor its line."""
+    """Escape what would end the cell or the line."""
     return one_line(cell).replace("|", r"\|")
 
 
@@ -80,7 +80,7 @@ def _cells(run: Run) -> list[str]:
 
 
 def _origin(summaries: Sequence[Summary]) -> str:
-    """Name target, prompts, machine, versions and day of the runs; several of each where they differ."""
+    """Return the target, prompts, machine, versions and day of the runs; several of each where they differ."""
 
     def all_of(value: Callable[[Summary], object]) -> str:
         return " and ".join(dict.fromkeys(str(value(summary)) for summary in summaries))

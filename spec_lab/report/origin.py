@@ -1,4 +1,4 @@
-"""Says what runs a table or a picture is of: names, machine, type, prompts, version, revision, date."""
+"""Says which runs a table or a figure shows: names, machine, type, prompts, version, revision, date."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 SHORT_REVISION = 7
 LETTERS_AN_INCH = 17
-"""So many fit beside each other below a picture."""
+"""Number of letters that fit into an inch of the line below a figure."""
 
 
 def describe(summaries: Sequence[Summary]) -> str:
-    """Say where and when the runs ran, in a line."""
+    """Return a line that says where and when the runs ran."""
     newest = summaries[-1]
     prompts = sorted({summary["num_requests"] for summary in summaries})
     revisions = dict.fromkeys((summary["git_revision"] or "unknown")[:SHORT_REVISION] for summary in summaries)
@@ -35,7 +35,8 @@ def describe(summaries: Sequence[Summary]) -> str:
 
 
 def signed(figure: Figure, summaries: Sequence[Summary]) -> Figure:
-    """Write below a figure what it is of. It stands outside, so whoever saves the figure asks for a tight box."""
+    """Write below a figure which runs it shows. The text is outside the figure, so save it with a tight bounding
+    box."""
     names = ", ".join(dict.fromkeys(summary["name"] for summary in summaries))
     if len(summaries) == 1:
         names = f"{names} ({run_words(summaries[0])})"
@@ -43,7 +44,7 @@ def signed(figure: Figure, summaries: Sequence[Summary]) -> Figure:
     if figure.legends:
         figure.draw_without_rendering()
         figure.set_layout_engine("none")
-    for legend in figure.legends:  # else a tight box, which holds the text too, would take the legend down to the text
+    for legend in figure.legends:  # else a tight box would move the legend down to the text
         legend.set_bbox_to_anchor((0.0, 0.0, 1.0, 1.0), figure.transFigure)
     figure.text(
         0.01, -0.01, textwrap.fill(f"{names}: {describe(summaries)}", width), va="top", fontsize="x-small", color="0.4"
@@ -52,7 +53,7 @@ def signed(figure: Figure, summaries: Sequence[Summary]) -> Figure:
 
 
 def run_words(summary: Summary) -> str:
-    """Say what a run drafts with, how it judges and what it prunes, as in `eagle3 K=3, strict, catchup`."""
+    """Return a run's drafter, K, acceptance rule and pruning, as in `eagle3 K=3, strict, catchup`."""
     choices = summary["choices"]
     drafter = f"{choices.get('drafter', '')} K={summary['num_draft_tokens']}"
     return ", ".join(part for part in (drafter, describe_rule(summary).rule, choices.get("prune", "")) if part)

@@ -19,9 +19,9 @@ NOISE_COLOUR = "0.55"
 
 
 def lengths_and_differences(compared: Sequence[Compared]) -> Figure:
-    """Draw left the acceptance length of each run, right its difference to the base; 95 % intervals.
+    """Draw each run's acceptance length on the left and its difference from the base on the right, with 95 % intervals.
 
-    A grey difference is within noise: its interval holds 0.
+    A grey difference is within noise: its interval includes 0.
     """
     import seaborn as sns
 
@@ -43,9 +43,9 @@ def lengths_and_differences(compared: Sequence[Compared]) -> Figure:
 
 
 def cost_and_speedup(costs: Sequence[Cost]) -> Figure:
-    """Draw left what a round costs in steps of plain decoding, with a mark at its acceptance length: drafting pays
-    where the mark is right of the bar. Right the measured speedup over the predicted one, and the speedup at the
-    oracle's length."""
+    """Draw on the left a round's cost in plain decoding steps, with a mark at the acceptance length: drafting pays if
+    the mark is to the right of the bar. Draw on the right the measured speedup, the predicted one, and the speedup at
+    the oracle's acceptance length."""
     import seaborn as sns
 
     draft, verify, rest, mark = sns.color_palette(PALETTE, 4)

@@ -1,7 +1,8 @@
-"""Runs against one of them: is a difference more than noise?
+"""Compares runs with one of them: is a difference more than noise?
 
-Acceptance lengths are compared prompt by prompt, with a bootstrap over prompts. Decode rates of two runs are not: the
-machine may have changed in between. Their speedups are, since plain decoding beside each saw the same machine.
+Acceptance lengths are compared prompt by prompt, with a bootstrap over prompts. Decode rates of two runs are not
+compared, since the machine may have changed in between. Speedups are, since each run measured plain decoding on the
+same machine in turns with its own rounds.
 """
 
 from __future__ import annotations
@@ -32,15 +33,16 @@ NUMBER chooses another base."""
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """One run against the base.
+    """One run compared with the base.
 
     Attributes:
         length: acceptance length over all of its prompts.
-        difference: None where too little was judged, and for the base itself.
-        num_prompts: over which the difference is.
-        is_paired: those prompts are the same in both.
-        speedup: over plain decoding, over that of the base; None for the base, and where the two are no match.
-        no_match: why.
+        difference: of acceptance length, minus that of the base; None if too few drafts were judged, and for the base
+            itself.
+        num_prompts: number of prompts that the difference is taken over.
+        is_paired: whether these prompts are the same in both runs.
+        speedup: speedup over plain decoding, divided by that of the base; None for the base, and if `no_match` is set.
+        no_match: why the two speedups are not compared.
     """
 
     run: NumberedRun
@@ -53,7 +55,7 @@ class Compared:
 
     @property
     def length_verdict(self) -> str:
-        """Says it in a word or two."""
+        """Return the result of comparing acceptance lengths, in a word or two."""
         if self.difference is None:
             return ABSENT
         if self.difference.low is None:
@@ -64,7 +66,7 @@ class Compared:
 
     @property
     def speedup_verdict(self) -> str:
-        """Says it in a word or two."""
+        """Return the result of comparing speedups, in a word or two."""
         if self.speedup is None:
             return self.no_match or ABSENT
         if not self.speedup.is_judged:
@@ -75,16 +77,16 @@ class Compared:
 
 
 def is_measured(run: NumberedRun) -> bool:
-    """Tell whether there is an acceptance length to compare."""
+    """Return whether there is an acceptance length to compare."""
     summary = run.run.summary
     return summary["status"] == "finished" and bool(summary["num_draft_tokens"]) and bool(summary["num_requests"])
 
 
 def compare(runs: Sequence[NumberedRun], base: int | None = None) -> tuple[list[Compared], list[str]]:
-    """Set the measured runs against one of them, which comes first; for those that cannot be read, give the reason.
+    """Compare the measured runs with one of them, which comes first. Also return why some runs cannot be read.
 
     Args:
-        base: number of the run that the others are compared with; the first where it is None or not among them.
+        base: number of the run that the others are compared with; if it is None or not among them, the first is used.
     """
     rows: dict[int, list[RequestRow]] = {}
     left_out: list[str] = []
@@ -102,7 +104,7 @@ def compare(runs: Sequence[NumberedRun], base: int | None = None) -> tuple[list[
 
 
 def format_compared(compared: Sequence[Compared]) -> str:
-    """Write title, table and what the columns mean."""
+    """Write the title, the table and the meanings of its columns."""
     base = compared[0].run
     header, body = compared_cells(compared)
     title = one_line(f"Against {base.label}, {base.run.folder}")
@@ -110,7 +112,7 @@ def format_compared(compared: Sequence[Compared]) -> str:
 
 
 def compared_cells(compared: Sequence[Compared]) -> tuple[list[str], list[list[str]]]:
-    """Return the header and the cells, a row a run, the base first."""
+    """Return the header and the cells, one row for each run, the base first."""
     header = [
         "#", "drafter", "K", "rule", "acceptance length", "difference", "prompts", "difference is",
         "speedup to base's", "speedup is",
@@ -158,7 +160,7 @@ def _compare_one(
 
 
 def _no_match(summary: Summary, base: Summary) -> str:
-    """Say why two speedups are not compared: they differ by more than what the runs were to differ in."""
+    """Return why two speedups must not be compared, which is if more than the intended knobs differs; else empty."""
     places = [(s["device_name"], s["dtype"], s["num_threads"]) for s in (summary, base)]
     if places[0] != places[1]:
         return "other machine"

@@ -1,4 +1,5 @@
-"""Figures of one run. Each takes a `summary.json` and returns a matplotlib Figure of its own, outside pyplot's list."""
+"""Figures of one run. Each function takes a `summary.json` and returns a new matplotlib Figure that pyplot does not
+manage."""
 
 from __future__ import annotations
 
@@ -26,14 +27,14 @@ ROW_LABELS = {
 
 
 def spread(value: float, low: float | None, high: float | None) -> tuple[list[float], list[float]] | None:
-    """Return what an error bar reaches down and up; None where there is no interval."""
+    """Return how far an error bar reaches down and up; None if there is no interval."""
     return None if low is None or high is None else ([value - low], [high - value])
 
 
 def acceptance_by_category(summary: Summary, requests: pd.DataFrame | None = None) -> Figure:
-    """Draw pooled acceptance length a category, hardest on top; with `requests`, each of them as a dot.
+    """Draw the pooled acceptance length of each category, hardest on top; with `requests`, each request is a dot.
 
-    Lines mark the whole run, and the acceptance length from which drafting pays.
+    Lines mark the acceptance length of the whole run, and that from which drafting pays.
     """
     import seaborn as sns
 
@@ -58,9 +59,10 @@ def acceptance_by_category(summary: Summary, requests: pd.DataFrame | None = Non
 
 
 def acceptance_by_position(summary: Summary) -> Figure:
-    """Draw acceptance rate at each draft position: a line for the whole run, a paler one a category.
+    """Draw acceptance rate at each draft position: a line for the whole run, and a paler one for each category.
 
-    Unconditional on the left, over all rounds; conditional on the right, over the drafts that reached the position.
+    The left shows unconditional rates, over all rounds; the right shows conditional ones, over the rounds that reached
+    the position.
     """
     import seaborn as sns
 
@@ -85,7 +87,7 @@ def acceptance_by_position(summary: Summary) -> Figure:
 
 
 def stage_times(summary: Summary) -> Figure:
-    """Draw where a round's time goes, a bar a configuration. What no stage accounts for is grey."""
+    """Draw where a round's time goes, one bar for each configuration. Time outside all stages is grey."""
     import seaborn as sns
 
     frame = load_configurations(summary)
@@ -110,7 +112,7 @@ def stage_times(summary: Summary) -> Figure:
 
 
 def row_counts(summary: Summary) -> Figure:
-    """Draw rows that went on past the KV write, by kind and configuration: what pruning leaves out."""
+    """Draw the number of rows that were computed beyond the KV write, by kind and configuration; pruning reduces it."""
     import seaborn as sns
 
     frame = load_configurations(summary)
@@ -131,7 +133,8 @@ def row_counts(summary: Summary) -> Figure:
 
 @contextmanager
 def open_figure(height: float, width: float = 7.5, columns: int = 1) -> Iterator[tuple[Figure, Any]]:
-    """Open a figure in the house style with its axes: one, or with several columns an array that shares its y axis."""
+    """Open a figure in the lab's style. Yield it with its axes: one, or an array for several columns that share the y
+    axis."""
     import seaborn as sns
     from matplotlib.figure import Figure
 

@@ -1,4 +1,4 @@
-"""Finds which prompts a run was given."""
+"""Identifies the prompts that a run was given."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from spec_lab.record.runs import Run
 
 
 def prompts_id(run: Run) -> str | None:
-    """Return eight digits, the same for runs over the same prompts in any order; None where the requests cannot be
-    read."""
+    """Return eight hexadecimal digits that are the same for runs over the same prompts in any order; None if the
+    requests cannot be read."""
     if run.summary["status"] != "finished":
         return None
     try:

@@ -1,4 +1,4 @@
-"""The tables a terminal shows: of one run, or of several side by side."""
+"""The tables for the terminal: of one run, or of several runs."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from spec_lab.report.differing import knob_value, telling_apart
 from spec_lab.report.known_options import describe_rule
 
 CUT = "cut"
-"""Stands for an accuracy of outputs that ended before their answers; the definitions say so."""
+"""Shown in place of an accuracy if outputs ended before their answers; the definitions explain it."""
 SOMETIMES = {
     "budget": ("verify", "budget"),
     "rollback": ("recurrent", "rollback"),
     "attention": ("attention", "name"),
     "kernels": ("kernels",),
 }
-"""Columns of runs that differ in them, since no group is named by them."""
+"""Columns that are shown only if the runs differ in them, since they are not options of a group."""
 IMPOSED = "* the acceptance was imposed, not measured"
 
 
 def format_run(summary: Summary) -> str:
-    """Write one run: its configurations, its categories, the verdict. Only the verdict where it did not finish."""
+    """Write one run: its configurations, its categories and the verdict; only the verdict if it did not finish."""
     parts = [paragraph(verdict(summary))]
     if summary["status"] == "finished":
         speeds = _configurations(summary)
@@ -53,7 +53,7 @@ def format_run(summary: Summary) -> str:
 
 
 def _pieces_line(summary: Summary) -> str:
-    """Say which stages fall together in a captured piece that nothing is timed inside of; empty where none do."""
+    """Say which stages are captured together, so that they cannot be timed separately; empty if there are none."""
     for stage, holds in (("draft", "catchup and recur"), ("graph", "the whole round")):
         if summary["stage_ms_per_round"].get(stage) is not None:
             mode = summary["graph"]["mode"]
@@ -62,7 +62,7 @@ def _pieces_line(summary: Summary) -> str:
 
 
 def _memory_line(summary: Summary) -> str:
-    """Say how much memory the run had at most; empty where a record does not know."""
+    """Say the run's peak memory; empty if it is not recorded."""
     memory = summary.get("memory")
     if memory is None:
         return ""
@@ -72,7 +72,7 @@ def _memory_line(summary: Summary) -> str:
 
 
 def format_runs(runs: Sequence[Run]) -> str:
-    """Write a line a run, then the stages of several, then why some did not finish."""
+    """Write a line for each run, then their stage times if there are several, then why some did not finish."""
     summaries = [run.summary for run in runs]
     header, body = run_cells(runs)
     words = ("drafter", "prune", "rollback", "attention", "kernels", "rule", "status", "folder")
@@ -93,7 +93,7 @@ def format_runs(runs: Sequence[Run]) -> str:
 
 
 def run_cells(runs: Sequence[Run]) -> tuple[list[str], list[list[str]]]:
-    """Return the header and the cells of the table of runs; no two runs that differ read alike."""
+    """Return the header and the cells of the table of runs; runs that differ have different labels."""
     varied = [name for name in SOMETIMES if len({_sometimes(name, run.summary) for run in runs}) > 1]
     summaries = [run.summary for run in runs]
     knobs = telling_apart(summaries, [tuple(_identity(summary, varied)) for summary in summaries])
@@ -106,7 +106,7 @@ def run_cells(runs: Sequence[Run]) -> tuple[list[str], list[list[str]]]:
 
 
 def mixes(runs: Sequence[Run]) -> list[str]:
-    """Return a paragraph for each knob of which auto took several options for runs on devices of one kind."""
+    """Return a paragraph for each knob for which `auto` chose different options on devices of the same kind."""
     ran = [run.summary for run in runs if run.summary["status"] != "refused"]
     kinds = dict.fromkeys(summary["device"] for summary in ran)
     lines = [mixed_by_auto(s["config"] for s in ran if s["device"] == kind).values() for kind in kinds]
@@ -139,8 +139,7 @@ def format_categories(summary: Summary) -> str:
 
 
 def _lossy_columns(summary: Summary) -> dict[str, Callable[[Outcome], str]]:
-    """Return the columns that a lossy run shows besides: thinking length, relaxed hits, outputs equal to plain
-    decoding."""
+    """Return the additional columns of a lossy run: thinking length, relaxed hits, outputs equal to plain decoding."""
     if summary["acceptance_lossless"] is not False or summary["acceptance_imposed"]:
         return {}
     return {
@@ -152,7 +151,8 @@ def _lossy_columns(summary: Summary) -> dict[str, Callable[[Outcome], str]]:
 
 
 def _part_columns(summary: Summary) -> dict[str, Callable[[Outcome], str]]:
-    """Return the columns that several parts of a drafter show: accepted drafts of each, of those offered."""
+    """Return the additional columns of a drafter with several parts: accepted drafts of those offered, for each
+    part."""
 
     def shown(outcome: Outcome, name: str) -> str:
         counts = (outcome.get("parts") or {}).get(name)
@@ -163,7 +163,7 @@ def _part_columns(summary: Summary) -> dict[str, Callable[[Outcome], str]]:
 
 
 def format_definitions() -> str:
-    """Say what every number means, in one paragraph each."""
+    """Explain every number, in one paragraph each."""
     width = max(len(name) for name in DEFINITIONS) + 2
     lines = [
         textwrap.fill(definition, text_width(), initial_indent=name.ljust(width), subsequent_indent=" " * width)
@@ -209,7 +209,7 @@ def _stage_table(speeds: Mapping[str, Speed]) -> str:
 
 
 def stage_cells(speeds: Mapping[str, Speed]) -> tuple[list[str], list[list[str]]]:
-    """Return the header and the cells of stage times, a row a configuration."""
+    """Return the header and the cells of stage times, one row for each configuration."""
     seen = [
         stage
         for stage in dict.fromkeys(
@@ -230,7 +230,7 @@ def stage_cells(speeds: Mapping[str, Speed]) -> tuple[list[str], list[list[str]]
 
 
 def _metrics_table(speeds: Mapping[str, Speed]) -> str:
-    """Return the figures of extensions' metrics; empty where there are none."""
+    """Return the numbers of extensions' metrics; empty if there are none."""
     names = list(dict.fromkeys(name for speed in speeds.values() for name in speed.get("metrics", {})))
     if not names:
         return ""
@@ -241,7 +241,7 @@ def _metrics_table(speeds: Mapping[str, Speed]) -> str:
 
 
 def _experts_table(speeds: Mapping[str, Speed]) -> str:
-    """Return the different experts that a round read, by stage; empty where no layer has experts."""
+    """Return how many distinct experts a round read, by stage; empty if no layer has experts."""
     counts = {name: read for name, speed in speeds.items() if (read := speed.get("experts_read")) is not None}
     if not counts:
         return ""
@@ -259,7 +259,7 @@ def _experts_table(speeds: Mapping[str, Speed]) -> str:
 
 
 def _identity(summary: Summary, varied: Sequence[str]) -> list[str]:
-    """Return the cells that say what a run is."""
+    """Return the cells that identify a run."""
     return [
         summary["choices"].get("drafter", ABSENT),
         summary["choices"].get("prune", ABSENT),
@@ -286,7 +286,7 @@ def _run_cells(run: Run, varied: Sequence[str], knobs: Sequence[str]) -> list[st
 
 
 def _peak(summary: Summary) -> str:
-    """Return the GPU's peak of a run on one, else the process's."""
+    """Return the GPU's peak memory if the run used one, else that of the process."""
     memory = summary.get("memory")
     if memory is None:
         return ABSENT

@@ -1,4 +1,4 @@
-"""The plots that a report leaves in its folder. One that cannot be drawn or saved costs no table."""
+"""The plots that a report saves. If one cannot be drawn or saved, the rest of the report is unaffected."""
 
 from __future__ import annotations
 
@@ -39,19 +39,19 @@ COST_PLOT = "cost_model.png"
 GRAPHS_PLOT = "graph_modes.png"
 
 SVG_DPI = 72
-"""That of matplotlib's SVG; a layout made at another one would place legends where they are not drawn."""
+"""Resolution of matplotlib's SVG output; a layout at another resolution would misplace legends."""
 
 
 class Plot(NamedTuple):
-    """A file, or why there is none."""
+    """A plot's file, or the reason why there is none."""
 
     path: Path
     problem: str | None
 
 
 class Drawing(NamedTuple):
-    """A figure to be: its file's name, what draws it, and the runs it is of. Matplotlib is imported where it is
-    drawn."""
+    """A figure that is not drawn yet: its file name, the function that draws it, and the runs it shows. Matplotlib is
+    imported only when it is drawn."""
 
     name: str
     draw: Callable[[], Figure]
@@ -64,10 +64,11 @@ def saved(drawings: Iterable[Drawing], folder: Path) -> list[Plot]:
 
 
 def as_svg(drawing: Drawing) -> tuple[Figure, str]:
-    """Draw one, and return it with its SVG, which stands in a page as it is: texts as texts, no declaration.
+    """Draw one, and return it with SVG that can be put into an HTML page: texts stay texts, and there is no
+    declaration.
 
     Raises:
-        ValueError, ArithmeticError: as matplotlib does for a figure no axis can show.
+        ValueError, ArithmeticError: as matplotlib does for values that no axis can show.
     """
     picture = io.StringIO()
     with _plain_text({"svg.fonttype": "none", "svg.hashsalt": drawing.name}):
@@ -79,7 +80,7 @@ def as_svg(drawing: Drawing) -> tuple[Figure, str]:
 
 
 def knob_drawings(studies: Sequence[tuple[KnobStudy, list[Run]]]) -> Iterator[Drawing]:
-    """Yield the plot of every study of knobs, under the name of its experiment."""
+    """Yield the plot of every study of knobs, named after its experiment."""
     drawn: Counter[str] = Counter()
     for study, runs in studies:
         numbers = plotted_numbers(study, runs)
@@ -108,7 +109,7 @@ def graph_drawings(comparisons: Sequence[list[Run]]) -> Iterator[Drawing]:
 
 
 def run_drawings(summary: Summary) -> Iterator[Drawing]:
-    """Yield the plots of one finished run: acceptance, where it drafts, and stage times."""
+    """Yield the plots of one finished run: acceptance if it drafts, and stage times."""
     from spec_lab.report import plots
 
     drafting = [plots.acceptance_by_position, plots.acceptance_by_category] if summary["num_draft_tokens"] else []
@@ -117,13 +118,13 @@ def run_drawings(summary: Summary) -> Iterator[Drawing]:
 
 
 def run_plots_of(summary: Summary, folder: Path) -> list[Plot]:
-    """Save the plots of one finished run in `folder`, which is made."""
+    """Make `folder`, and save the plots of one finished run in it."""
     folder.mkdir(parents=True, exist_ok=True)
     return saved(run_drawings(summary), folder)
 
 
 def overview_drawings(overviews: Sequence[tuple[list[Compared], list[Cost]]]) -> Iterator[Drawing]:
-    """Yield the plots of runs against one of them, and of their costs: one of each a set of runs."""
+    """Yield, for each set of runs, the plot that compares them with one of them and the plot of their costs."""
     from spec_lab.report import overview_plot
 
     for number, (compared, costs) in enumerate(overviews, start=1):
@@ -174,7 +175,7 @@ def _save(draw: Callable[[], Figure], path: Path, of: Sequence[Summary]) -> Plot
 
 @contextmanager
 def _plain_text(more: Mapping[str, Any] = MappingProxyType({})) -> Iterator[None]:
-    """Names from outside are no formulas, and a letter without a glyph is not sent to the terminal."""
+    """Draw `$` in names as it is rather than as a formula, and print no warning for letters without a glyph."""
     from matplotlib import rc_context
 
     settings: dict[Any, Any] = {"text.parse_math": False, **more}

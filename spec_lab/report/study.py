@@ -1,4 +1,4 @@
-"""Shows what a lossy rule costs and brings: runs over the same prompts, each beside the strict run of the same K.
+"""Shows the gain and cost of lossy rules: runs over the same prompts, each compared with the strict run of the same K.
 
 `python -m spec_lab.report FOLDER` shows it for a sweep that has both, such as `experiment=relaxed_thinking`.
 """
@@ -30,7 +30,7 @@ points to strict at the same K paired by prompt (answers lost and gained); equal
 NOT_COMPARED = (*BESIDE_THE_RUN, "num_threads")
 """Acceptance and answers do not depend on threads."""
 UNKNOWN = Accuracy(value=None, low=None, high=None, n=0)
-"""Stands for that of outputs that were cut before their answers."""
+"""The accuracy of outputs that were cut off before their answers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +38,14 @@ class Point:
     """One rule at one K.
 
     Attributes:
-        rule: in words, such as `top 10, delta 0.6`.
-        family: the rule without its threshold, such as `top 10, delta`; points of a family are one knob's.
+        rule: its name, such as `top 10, delta 0.6`.
+        family: the rule without its threshold, such as `top 10, delta`; points of a family differ in that one knob.
         threshold: that knob's value; None for strict.
-        acceptance_length: pooled, its interval by bootstrap over requests; None where too little was judged.
-        change: of the accuracy against strict at the same K, paired by prompt; None for strict itself.
-        equal_to_strict: share of outputs that are strict's, token by token.
-        thinking_tokens: mean of a request.
-        hits_per_1000_tokens: accepted drafts that were not the argmax, of the tokens emitted in rounds.
+        acceptance_length: pooled, with its bootstrap interval over requests; None if too few drafts were judged.
+        change: change of the accuracy from strict at the same K, paired by prompt; None for strict itself.
+        equal_to_strict: share of outputs that equal strict's, token by token.
+        thinking_tokens: mean over requests.
+        hits_per_1000_tokens: accepted drafts that were not the argmax, for each 1000 tokens emitted in rounds.
         summary: of the run.
     """
 
@@ -67,19 +67,18 @@ class Point:
 
 
 class Studies(NamedTuple):
-    """Points by study, and of each run that had to be left out the reason."""
+    """The points of each study, and the reason for each run that had to be left out."""
 
     studies: list[list[Point]]
     left_out: list[str]
 
 
 def read_studies(runs: Sequence[Run]) -> Studies:
-    """Find the studies among `runs`: runs that differ by rule and K alone, where a lossy rule has a strict run beside
-    it.
+    """Find the studies among `runs`: runs that differ in rule and K alone, with a strict run for the lossy ones.
 
-    A point a run, by K, strict first. Of runs with one configuration the newest counts. Imposed acceptance is left out:
-    it costs no answers, because it gives none. So is a run whose requests cannot be read or are not those of its
-    strict run, with its reason.
+    There is a point for each run, sorted by K, strict first. Of runs with the same configuration the newest is used.
+    Imposed acceptance is left out, since its outputs are not answers. A run whose requests cannot be read or are not
+    those of its strict run is left out too, with the reason.
     """
     newest = {
         key_without(run, without=NOT_COMPARED): run
@@ -121,7 +120,7 @@ def _read_points(strict: Run, lossy: Sequence[Run]) -> tuple[list[Point], list[s
 
 
 def format_study(points: Sequence[Point]) -> str:
-    """Write of which drafter and pruning it is, and the table, a line a point."""
+    """Write the drafter and the pruning, and the table with a line for each point."""
     header = [
         "K", "rule", "acceptance length", "accuracy", "difference to strict", "lost", "gained", "thinking tokens",
         "equal to strict", "relaxed hits a 1000 tokens",
@@ -145,7 +144,7 @@ def format_study(points: Sequence[Point]) -> str:
 
 
 def subject_of(points: Sequence[Point]) -> str:
-    """Say what the points share: `drafter=eagle3, prune=catchup`."""
+    """Return what the points have in common, such as `drafter=eagle3, prune=catchup`."""
     choices = points[0].summary["choices"] if points else {}
     return ", ".join(f"{group}={choices[group]}" for group in ("target", "drafter", "prune") if group in choices)
 
@@ -181,7 +180,8 @@ def _point(run: Run, rows: Sequence[RequestRow], strict_rows: Sequence[RequestRo
 
 
 def _order(point: Point) -> tuple[int, bool, str, float, str]:
-    """Orders by K, strict first, then family and threshold; a family's top-k as a number (`top 3` before `top 10`)."""
+    """Return the sort key: K, strict first, family, threshold. A family's top-k sorts as a number (`top 3`, `top
+    10`)."""
     family = re.sub(r"\d+", lambda digits: digits.group().zfill(4), point.family)
     return point.num_draft_tokens, not point.is_strict, family, point.threshold or 0.0, point.rule
 
@@ -191,14 +191,14 @@ def _at_one_k(run: Run) -> str:
 
 
 def key_without(run: Run, without: Collection[str]) -> str:
-    """Return what two runs have in common whose configurations differ in nothing but the keys `without`."""
+    """Return a string that is equal for two runs whose configurations differ only in the keys `without`."""
     config = dict(run.summary["config"])
     config["drafter"] = {key: value for key, value in config.get("drafter", {}).items() if key not in without}
     return json.dumps({key: value for key, value in config.items() if key not in without}, sort_keys=True)
 
 
 def _change(change: AccuracyChange | None) -> list[str]:
-    """Write difference in percentage points with its interval, answers lost, answers gained."""
+    """Return cells: difference in percentage points with its interval, answers lost, answers gained."""
     if change is None:
         return [ABSENT] * 3
     value, low, high = (f"{100 * change[key]:+.1f}" for key in ("difference", "low", "high"))

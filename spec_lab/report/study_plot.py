@@ -1,4 +1,4 @@
-"""The figure of a study (`report.study`): what lossy rules bring and what they cost."""
+"""The figure of a study (`report.study`): the gain and the cost of lossy rules."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STRICT_SIZE, SIZE = 17.0, 8.0
 
 
 class Look(NamedTuple):
-    """The way in which a rule is drawn."""
+    """How a rule is drawn."""
 
     marker: str
     colour: Any
@@ -26,10 +26,10 @@ class Look(NamedTuple):
 
 
 def acceptance_against_accuracy(points: Sequence[Point]) -> Figure:
-    """Draw acceptance length (to the right is better) and accuracy (upwards is), both with 95 % intervals.
+    """Draw acceptance length (better to the right) and accuracy (better upwards), both with 95 % intervals.
 
-    A panel for each K. A star is strict, and the band its accuracy interval; a marker and a colour stand for a family
-    of rules, the darker the larger its threshold, and a line joins its thresholds.
+    There is a panel for each K. The star is strict, and the band its accuracy interval. Each family of rules has its
+    marker and colour, darker for larger thresholds, and a line that connects its thresholds.
     """
     import numpy as np
     import seaborn as sns
@@ -78,13 +78,13 @@ def _choose_looks(points: Sequence[Point], families: Sequence[str], sns: Any) ->
 
 
 def _rules_of(points: Sequence[Point], family: str) -> list[str]:
-    """Return the rules of a family by their threshold."""
+    """Return the rules of a family, sorted by threshold."""
     thresholds = {point.rule: point.threshold or 0.0 for point in points if point.family == family}
     return sorted(thresholds, key=lambda rule: thresholds[rule])
 
 
 def _draw_series(axes: Axes, series: Sequence[Point], looks: Mapping[str, Look]) -> None:
-    """Draw points of one family at one K, by threshold."""
+    """Draw the points of one family at one K, sorted by threshold."""
     joined: tuple[list[float], list[float]] = ([], [])
     for point in series:
         length, accuracy, look = point.acceptance_length, point.accuracy, looks[point.rule]
@@ -118,7 +118,7 @@ def _mark(axes: Axes, x: Any, y: Any, look: Look, size: float, edge: str) -> lis
 def _add_legend(
     figure: Figure, axes: Axes, points: Sequence[Point], families: Sequence[str], looks: Mapping[str, Look]
 ) -> None:
-    """Explain the colours and markers, a column a family."""
+    """Explain the colours and markers, one column for each family."""
     columns = [_rules_of(points, family) for family in families]
     handles, labels = [], []
     for rules in columns:

@@ -1,4 +1,4 @@
-"""Follows a study that runs: a paragraph for each of its jobs as it ends."""
+"""Follows a running sweep: it prints a paragraph for each job as it ends."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ SECONDS_BETWEEN_LOOKS = 0.5
 
 
 def follow(folder: Path, was_left: Callable[[Path], bool], seconds: float = SECONDS_BETWEEN_LOOKS) -> Iterator[Run]:
-    """Yield the runs of a sweep, or of any folder of runs, as they end; first those that have.
+    """Yield the runs of a sweep, or of any folder of runs, as they end, beginning with those that already have.
 
-    It ends with the sweep, or with the run where the folder is that of one.
+    It ends with the sweep, or with the run if the folder is that of one run.
 
     Args:
-        was_left: tells of a folder that its sweep was killed or interrupted: nothing will come of it.
+        was_left: returns whether a folder's sweep was killed or interrupted, so that no more runs will end in it.
 
     Raises:
         UserError: there is no such folder.
@@ -31,7 +31,7 @@ def follow(folder: Path, was_left: Callable[[Path], bool], seconds: float = SECO
         raise UserError(f"{folder}: no such folder; name that of a sweep, which it prints when it begins")
     ended: set[Path] = set()
     while True:
-        # Asked before the look round: what ends in between is found by the next one.
+        # Checked before looking for runs, so that a run that ends in between is not missed.
         is_closed = (folder / SWEEP_FILE).exists() or was_left(folder)
         for run in list(_newly_ended(folder, ended)):
             ended.add(run.folder)
@@ -42,7 +42,7 @@ def follow(folder: Path, was_left: Callable[[Path], bool], seconds: float = SECO
 
 
 def format_ended(run: Run, number: int) -> str:
-    """Tell how a job ended, what it came to, and where it lies."""
+    """Say how a job ended, its results, and where its folder is."""
     summary = run.summary
     lines = [f"[{number}] {summary['status']}: {summary['name']}, {', '.join(_labels(run))}", summary["verdict"]]
     filled = [paragraph(line, indent="    ") for line in lines]
@@ -60,6 +60,6 @@ def _newly_ended(folder: Path, known: set[Path]) -> Iterator[Run]:
         try:
             summary = read_summary(path)
         except UserError:
-            continue  # half a folder, which another look finds whole
+            continue  # a folder that is still being written, which a later look will find complete
         if summary["reason"] != STILL_RUNNING:
             yield Run(path, summary)

@@ -1,1 +1,1 @@
-"""Computes what another rule that does not draw would have accepted in a run: verify rows, kept and judged again."""
+"""Computes which drafts another deterministic rule would have accepted in a run, by judging recorded verify rows."""

@@ -1,8 +1,8 @@
 """Computes what another deterministic rule would have accepted on the trajectory of a run, without running a model.
 
-Each recorded round is judged as it stands: its drafts, and the thinking phase of the text that the run itself wrote
-before it. So it is exact for the rule that ran. For another rule it says what it makes of the same drafts in the same
-contexts, and not what its own text would have been like: where the two accept differently, their texts part.
+Each recorded round is judged as recorded, with its drafts and with the thinking phase of the run's own text. So the
+result is exact for the rule that ran. For another rule it says how it judges the same drafts in the same contexts, not
+how its own run would have gone: after the first difference in acceptance their texts would differ.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def read_prompts(folder: Path, rows: VerifyRows) -> dict[str, list[int]]:
 def rescore_rows(
     rows: VerifyRows, prompts: Mapping[str, list[int]], options: AcceptanceConfig, extensions: Sequence[str] = ()
 ) -> dict[str, list[int]]:
-    """Judge rows as `rescore` does. Requests go side by side, a slot each: a step judges one round of all of them."""
+    """Judge rows as `rescore` does. Each request has a slot, and each step judges one round of all requests."""
     _check_topk(rows, options)
     origin = rows.origin
     context = RuleContext(
@@ -99,7 +99,8 @@ def _check_topk(rows: VerifyRows, options: AcceptanceConfig) -> None:
 
 
 def _standing(rows: VerifyRows, at: Indices, drafts: torch.Tensor) -> DraftStanding:
-    """Return the standing of the drafts [batch, K] of the rounds `at`. One not among the recorded ranks behind them."""
+    """Return the standing of the drafts [batch, K] of the rounds `at`. A draft that is not among the recorded ranks is
+    placed after them."""
     ids = torch.from_numpy(rows.top_ids[at][:, :-1]).long()
     probabilities = torch.from_numpy(rows.top_probabilities[at][:, :-1])
     found = ids == drafts.unsqueeze(-1)
@@ -114,7 +115,8 @@ def _standing(rows: VerifyRows, at: Indices, drafts: torch.Tensor) -> DraftStand
 
 
 def _emitted(rows: VerifyRows, at: Indices, drafts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the tokens [batch, N] that the run itself emitted, junk behind the last, and their number [batch]."""
+    """Return the tokens that the run emitted, [batch, N], with arbitrary ones after the last, and their number
+    [batch]."""
     count = torch.from_numpy(rows.accepted[at]).long()
     last = torch.from_numpy(rows.last_ids[at]).long().unsqueeze(1)
     tokens = torch.cat((drafts, last), dim=1).scatter(1, count.unsqueeze(1), last)

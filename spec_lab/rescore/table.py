@@ -1,4 +1,4 @@
-"""Acceptance lengths of several rules on one recorded trajectory, side by side."""
+"""The table of acceptance lengths of several rules on one recorded trajectory."""
 
 from __future__ import annotations
 

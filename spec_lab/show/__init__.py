@@ -1,4 +1,4 @@
-"""One request of a run, round by round, each token with where it came from: for terminals and for notebooks.
+"""Shows one request of a run in terminals and notebooks, round by round, with the origin of each token.
 
 from IPython.display import HTML
 from spec_lab.show import request_html

@@ -1,4 +1,4 @@
-"""One request as HTML: a fragment for notebooks, or a page of its own. Everything recorded is escaped."""
+"""One request as HTML: a fragment for notebooks, or a whole page. Everything recorded is escaped."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ def page(request: ShownRequest) -> str:
 
 
 def fragment(request: ShownRequest) -> str:
-    """Write heading, legend with counts, and a row a round; styles stand in the elements, as notebooks drop others."""
+    """Write the heading, a legend with counts, and a row for each round. Styles are in the elements, since notebooks
+    remove others."""
     legend = " ".join(f"{_mark(look, look.word)} {count}" for look, count in counts(request.tokens))
     rows = "".join(
         f'<tr><td style="{CELL}">{in_html(request.describe_round(part))}</td>'

@@ -1,4 +1,4 @@
-"""Says how each origin is shown: a word, a mark where there is no colour, and the colours of terminals and of pages."""
+"""How each origin is shown: a word, a mark if there are no colours, and its colours in terminals and in HTML."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from spec_lab.show.rounds import Token
 
 @dataclass(frozen=True, slots=True)
 class OriginLook:
-    """One origin's.
+    """How one origin is shown.
 
     Attributes:
         ansi: parameters of the escape sequence: black on a background that differs by its lightness too.
@@ -36,6 +36,6 @@ LOOKS: dict[TokenOrigin | None, OriginLook] = {
 
 
 def counts(tokens: Iterable[Token]) -> list[tuple[OriginLook, int]]:
-    """Return the origins that there are, in their order, and how many tokens of each."""
+    """Return the origins that occur, in order, with the number of tokens of each."""
     found = Counter(token.origin for token in tokens)
     return [(look, found[origin]) for origin, look in LOOKS.items() if found[origin]]

@@ -19,8 +19,8 @@ class Token:
     """One output token.
 
     Attributes:
-        text: what it added; None where that is unknown. Empty where a later token completes its character.
-        origin: None where it is unknown, as in records before schema version 4.
+        text: the text that it added; None if unknown. Empty if a later token completes its character.
+        origin: None if unknown, as in records before schema version 4.
     """
 
     token_id: int
@@ -29,7 +29,7 @@ class Token:
 
     @property
     def shown(self) -> str:
-        """Its text in printable characters, or its id where it has none."""
+        """Return its text in printable characters, or its id if it has none."""
         if not self.text:
             return f"<{self.token_id}>"
         return visible(self.text)
@@ -41,7 +41,7 @@ class ShownRound:
 
     Attributes:
         num_accepted: drafts that the rule accepted, before any cut; None for the prompt pass.
-        num_offered: drafts that it could have accepted; None where the record does not say.
+        num_offered: drafts that it could have accepted; None if not recorded.
     """
 
     number: int
@@ -55,7 +55,7 @@ class ShownRequest:
     """A request to show.
 
     Attributes:
-        num_draft_tokens: K; None where the run does not say.
+        num_draft_tokens: K; None if not recorded.
     """
 
     row: RequestRow
@@ -64,12 +64,12 @@ class ShownRequest:
 
     @property
     def tokens(self) -> list[Token]:
-        """All of the output."""
+        """Return all tokens of the output."""
         return [token for part in self.rounds for token in part.tokens]
 
     @property
     def heading(self) -> str:
-        """Says in a line which request it is, and what it came to."""
+        """Return a line that names the request and gives its results."""
         row, emitted = self.row, self.row["emitted_per_round"]
         length = f", {sum(emitted) / len(emitted):.2f} tokens a round" if emitted else ""
         return one_line(
@@ -78,7 +78,7 @@ class ShownRequest:
         )
 
     def describe_round(self, part: ShownRound) -> str:
-        """Say `prompt pass`, or how many drafts were accepted."""
+        """Return `prompt pass`, or how many drafts were accepted."""
         if part.num_accepted is None:
             return "prompt pass"
         num_drafts = self.num_draft_tokens if part.num_offered is None else part.num_offered
@@ -88,7 +88,7 @@ class ShownRequest:
 
 
 def load_request(folder: Path, request_id: str) -> ShownRequest:
-    """Read the request of that id of the run in `folder`.
+    """Read the request with this id from the run in `folder`.
 
     Raises:
         UserError: there is no such run or request, or its record is broken.

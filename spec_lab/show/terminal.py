@@ -1,4 +1,4 @@
-"""One request for a terminal: coloured tokens, or tokens behind marks where there is no colour."""
+"""One request for a terminal, with coloured tokens, or with marks before tokens if there are no colours."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ INDENT = "  "
 
 
 def wants_colour(stream: TextIO, environment: Mapping[str, str] = os.environ) -> bool:
-    """Tell whether `stream` is a terminal that shows colours and nobody objects (https://no-color.org)."""
+    """Return whether `stream` is a terminal with colours, and NO_COLOR is not set (https://no-color.org)."""
     return stream.isatty() and not environment.get("NO_COLOR") and environment.get("TERM") != "dumb"
 
 
 def format_request(request: ShownRequest, colour: bool) -> str:
-    """Write heading, what the colours or marks mean with their counts, each round, and the text where tokens have
-    none."""
+    """Write the heading, the meanings of the colours or marks with their counts, each round, and the whole text if
+    tokens have no texts."""
     paint = _in_colour if colour else _behind_a_mark
     legend = "  ".join(f"{paint(look, look.word)} {count}" for look, count in counts(request.tokens))
     lines = [paragraph(request.heading), legend, ""]
@@ -57,6 +57,6 @@ def _behind_a_mark(look: OriginLook, text: str) -> str:
 
 
 def _printable_lines(text: str) -> Iterator[str]:
-    """Yield the text's own lines, without anything that a terminal would obey."""
+    """Yield the lines of the text, without control sequences."""
     for line in text.split("\n"):
         yield INDENT + visible(line)

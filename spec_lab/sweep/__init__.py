@@ -1,1 +1,1 @@
-"""W&B sweep files run on W&B's own search code, without its server."""
+"""Runs W&B sweep files with W&B's own search code, without its server."""

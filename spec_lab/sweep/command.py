@@ -1,4 +1,4 @@
-"""The command of a sweep file: what W&B's agent would start, and so what a run here has to be."""
+"""The command of a sweep file, which W&B's agent would start, and which a run here must match."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ EXAMPLE = f"command: [{', '.join(map(json.dumps, (*BEGINNING, PARAMETERS)))}]"
 
 
 def fixed_overrides(command: Sequence[Any] | None) -> tuple[str, ...]:
-    """Return the overrides that the command of a sweep file gives every run beside its parameters.
+    """Return the overrides that a sweep file's command gives every run in addition to its parameters.
 
     Raises:
         UserError: W&B's agent would not start `python -m spec_lab KEY=VALUE...` with it.

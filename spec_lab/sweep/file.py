@@ -1,4 +1,4 @@
-"""Reads a W&B sweep file and refuses, naming file and key, whatever W&B or the lab would not understand."""
+"""Reads a W&B sweep file. What W&B or the lab would not understand is refused with the file and the key."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from spec_lab.sweep.plain import plain_problem
 PARAMETER = "write value: X, values: [X, Y] or min: and max:, the numbers within what their distribution takes"
 LARGEST_FILE = 1_000_000
 RUN_CAP = "run_cap"
-"""W&B's server knows this key, the schema of its search code does not."""
+"""A key that W&B's server supports but that is not in the schema of its search code."""
 
 
 class SearchMethod(Choice):
@@ -36,8 +36,8 @@ class SweepFile:
 
     Attributes:
         config: what W&B's search code reads: the file without `run_cap`.
-        overrides: those its command gives every run, as typed.
-        run_cap: how many runs there are at most; None where the file does not say.
+        overrides: the overrides that its command gives every run, as written.
+        run_cap: the largest number of runs; None if the file does not say.
     """
 
     path: Path
@@ -55,7 +55,7 @@ class SweepFile:
 
     @property
     def metric(self) -> str | None:
-        """The name of the number that is optimised or shown."""
+        """Return the name of the number that is optimised or shown."""
         return self.config["metric"]["name"] if "metric" in self.config else None
 
     @property
@@ -64,15 +64,15 @@ class SweepFile:
 
     @property
     def target(self) -> float | None:
-        """The metric's value at which the sweep may end."""
+        """Return the metric's value at which the sweep may end."""
         return self.config.get("metric", {}).get("target")
 
 
 def read_sweep_file(path: Path) -> SweepFile:
-    """Read and check everything of a sweep file but its parameters' values, which need the menu of a run.
+    """Read and check a sweep file, except its parameters' values, for which a run's menu is needed.
 
     Raises:
-        UserError: the file cannot be read, is no sweep file, or asks for what cannot be done here.
+        UserError: the file cannot be read, is not a sweep file, or asks for something that is not supported here.
     """
     config = _load(path)
     try:

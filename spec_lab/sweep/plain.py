@@ -1,4 +1,4 @@
-"""Turns what goes in and out of W&B's search code into values that JSON, YAML and a command line can all carry."""
+"""Converts values to and from W&B's search code into ones that JSON, YAML and a command line can represent."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ MOST_VALUES = 10_000
 
 
 def plain_problem(content: Any) -> str | None:
-    """Say why a YAML's content cannot be a sweep, naming the key, or None.
+    """Return why the content of a YAML file cannot be a sweep, with the key, or None.
 
-    Aliases may make the content endless, so its values are counted.
+    Aliases may make the content infinite, so the number of values is limited.
     """
     pending: list[tuple[str, Any]] = [("", content)]
     for _ in range(MOST_VALUES):
@@ -34,11 +34,11 @@ def plain_problem(content: Any) -> str | None:
 
 
 def to_plain(value: Any, quantum: float | None = None) -> Any:
-    """Return Python's own number for one of numpy's, and everything else as it is.
+    """Return a Python number for one of numpy's, and other values unchanged.
 
     Args:
-        quantum: of which a number is a multiple, `q` of its distribution; it gets no more digits than that has, since a
-            product such as 7 * 0.05 has them (0.35000000000000003).
+        quantum: `q` of its distribution, of which a number is a multiple. The number is rounded to as many digits,
+            since a product such as 7 * 0.05 has more (0.35000000000000003).
     """
     plain = value.item() if hasattr(value, "item") else value
     if quantum is None or not isinstance(plain, float):

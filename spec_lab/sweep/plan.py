@@ -1,4 +1,4 @@
-"""This module makes a `Sweep` that is ready to run of what was typed, and prints it for `--dry-run`."""
+"""Makes a `Sweep` that is ready to run from the command line, and prints it for `--dry-run`."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ def plan_sweep(path: Path, overrides: Sequence[str], count: int | None, seed: in
     search = Search(file, seed)
     search.rehearse()
     typed = tuple(text for text in overrides if override_key(text) != OUTPUT_DIR)
-    content = [file.config, sorted(typed), seed]  # not how many runs: a larger number goes on with the sweep
+    content = [file.config, sorted(typed), seed]  # not the number of runs, so that a larger one continues it
     ground = ground_of([*file.overrides, *typed, file.parameters], extensions_in([*file.overrides, *typed]))
     folder = study_place(_output_dir(overrides), Study(file.path.stem, content), ground, fresh)
     return Sweep(file, search, typed, min(caps, default=None), folder, ground)
 
 
 def preview(sweep: Sweep) -> int:
-    """Print the runs that are proposed before any has a result, with what refuses them; return the exit code."""
+    """Print the runs proposed without results, with their refusals; return the exit code."""
     refused = False
     tried: list[Tried] = []
     most = 1 if sweep.file.method == SearchMethod.bayes else min(sweep.limit or PREVIEWED, PREVIEWED)

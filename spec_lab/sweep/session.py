@@ -38,8 +38,8 @@ class Sweep:
     """What a sweep runs, how often and where.
 
     Attributes:
-        overrides: typed behind the file, for every run; they go before those of the file's command.
-        limit: most runs; None for a grid, which ends by itself.
+        overrides: those typed after the file, for every run; they override those of the file's command.
+        limit: the largest number of runs; None for a grid, which ends by itself.
     """
 
     file: SweepFile
@@ -50,7 +50,8 @@ class Sweep:
     ground: Ground
 
     def run(self) -> list[Trial]:
-        """Run what has not ended before, until the grid is through, the limit reached or the metric's target met.
+        """Run the runs that have not ended before, until the grid is done, or the limit or the metric's target is
+        reached.
 
         Raises:
             UserError: the folder cannot be written, or another process runs this sweep.
@@ -77,7 +78,7 @@ class Sweep:
 
     @property
     def _num_runs(self) -> int | None:
-        """Count the runs there will be at most; a search without a limit ends when its metric does."""
+        """Return the largest number of runs; a search without a limit ends when its metric reaches the target."""
         parameters = self.file.parameters.values()
         is_grid = self.file.method == SearchMethod.grid and all({"value", "values"} & one.keys() for one in parameters)
         sizes = [len(one.get("values", [None])) for one in parameters]
@@ -85,8 +86,7 @@ class Sweep:
         return min(counts, default=None)
 
     def overrides_of(self, parameters: dict[str, Any]) -> list[str]:
-        """Return the command line of one run. What was typed stands in for what the file's command says of the same
-        key."""
+        """Return the overrides of one run. Typed overrides replace those of the file's command with the same key."""
         typed = {override_key(text) for text in self.overrides}
         fixed = [text for text in self.file.overrides if override_key(text) not in typed]
         return [*fixed, *as_overrides(parameters), *self.overrides]
@@ -109,7 +109,7 @@ class Sweep:
 
 
 def _reached(file: SweepFile, metric: float | None) -> bool:
-    """Tell whether the file's target ends the sweep."""
+    """Return whether the metric has reached the file's target, which ends the sweep."""
     if metric is None or file.target is None:
         return False
     return metric >= file.target if file.maximizes else metric <= file.target

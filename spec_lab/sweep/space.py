@@ -1,4 +1,4 @@
-"""Checks that every value a sweep can give a run is one the run takes."""
+"""Checks that runs accept every value that a sweep can give them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def check_space(file: SweepFile, overrides: Sequence[str]) -> None:
     """Check parameters and overrides against the menu of a run.
 
     Args:
-        overrides: typed behind the file, for every run.
+        overrides: those typed after the file, for every run.
 
     Raises:
         UserError: a key does not exist, a value does not fit it, or one key is set in two places.
@@ -75,7 +75,7 @@ def _check_parameter(name: str, parameter: Mapping[str, Any], menu: Menu) -> Non
 
 
 def _probes(name: str, parameter: Mapping[str, Any]) -> Iterator[Any]:
-    """Yield every value that is listed, and three of a distribution: its ends and its middle."""
+    """Yield every listed value, and for a distribution three values: its ends and its middle."""
     if "values" in parameter:
         yield from parameter["values"]
     elif "value" in parameter:
@@ -87,7 +87,7 @@ def _probes(name: str, parameter: Mapping[str, Any]) -> Iterator[Any]:
         try:
             with quiet():
                 values = [to_plain(HyperParameter(name, dict(parameter)).ppf(at)) for at in PROBED_QUANTILES]
-        except Exception as error:  # numpy and scipy raise what they stumble over, of any class
+        except Exception as error:  # numpy and scipy may raise any class
             raise UserError(f"parameters.{name}: W&B's search cannot draw from it ({error})") from error
         for value in values:
             if not math.isfinite(value):

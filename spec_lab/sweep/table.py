@@ -1,4 +1,4 @@
-"""The table at the end of a sweep: best first where there is a metric."""
+"""The table at the end of a sweep, best first if there is a metric."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LONGEST_CELL = 24
 
 
 def format_trials(file: SweepFile, trials: Sequence[Trial]) -> str:
-    """Write a line a run with what was swept; parameters that do not fit the width are left out, and said so."""
+    """Write a line for each run with the swept parameters. Parameters beyond the width are left out, with a note."""
     names = [name for name, parameter in file.parameters.items() if "value" not in parameter]
     shown = list(names)
     while len(shown) > 1 and _width(_table(file, trials, shown)) > WIDTH:
@@ -45,8 +45,8 @@ def _table(file: SweepFile, trials: Sequence[Trial], names: Sequence[str]) -> st
 
 
 def _ranked(file: SweepFile, trials: Sequence[Trial]) -> list[Trial]:
-    """Rank the trials, best first; those without a metric stand last, and all in the order they ran in where there is
-    none."""
+    """Rank the trials, best first and those without a value last; without a metric they are in the order in which they
+    ran."""
     sign = -1.0 if file.maximizes else 1.0
     return sorted(trials, key=lambda trial: (trial.metric is None, sign * (trial.metric or 0.0)))
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from spec_lab.train.config import TrainConfig
 
 Action = Callable[[Any], object]
-"""What is done with the pipeline that is composed."""
+"""What to do with the composed pipeline, such as training."""
 INTRODUCTION = """\
 spec_lab.train: trains a drafter for the shipped target, or a new target and a drafter for it, and writes their cards.
 
@@ -44,13 +44,13 @@ With one of these a training for target=hf or target=smollm2_135m does something
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Train what `arguments` (default: those of the process) say and return the exit code."""
+    """Train as `arguments` (default: those of the process) say, and return the exit code."""
     arguments = sys.argv[1:] if arguments is None else arguments
     return guarded(lambda: _run(arguments), _menu, "interrupted; the same command goes on from here")
 
 
 def _menu() -> Menu:
-    """Return what may be chosen; the import takes a second, in which Ctrl-C is to be answered already."""
+    """Return the menu. It is imported late, since that takes a second, in which Ctrl-C must already work."""
     from spec_lab.train.menu import train_menu
 
     return train_menu()
@@ -104,17 +104,18 @@ def _refuse_to_share(arguments: Sequence[str]) -> None:
     configs: list[TrainConfig] = []
 
     def compose(composed: DictConfig) -> None:
-        with suppress(UserError):  # a job that is refused does not end the others, and is refused when its turn comes
+        with suppress(UserError):  # a refused job does not stop the others; it is refused again when its turn comes
             configs.append(config_of(composed))
 
-    with redirect_stdout(io.StringIO()):  # Hydra announces its jobs, of which none is run here
+    with redirect_stdout(io.StringIO()):  # Hydra announces jobs, but none is run here
         call_hydra(compose, arguments, train_folder())
     refuse_to_share(configs)
 
 
 @contextmanager
 def _scratch_folder() -> Iterator[None]:
-    """Hydra writes of a multirun what nobody reads: into a folder that goes again; each job makes its `output_dir`."""
+    """Yield a temporary folder for what Hydra writes in a multirun, which is not used. Each job makes its
+    `output_dir`."""
     from omegaconf import OmegaConf
 
     with tempfile.TemporaryDirectory() as folder:
@@ -123,10 +124,10 @@ def _scratch_folder() -> Iterator[None]:
 
 
 def action_of(arguments: Sequence[str]) -> tuple[list[str], Action]:
-    """Return the arguments without the flag that says what else is done, and what that is: training, by default.
+    """Return the arguments without the action's flag, and the action; training is the default.
 
     Raises:
-        UserError: `--show-data` is not given a number, or `--plan` is.
+        UserError: `--show-data` has no number, or `--plan` has one.
     """
     from spec_lab.core.errors import UserError
 
@@ -182,10 +183,10 @@ def config_of(composed: DictConfig) -> TrainConfig:
 
 
 def refuse_unread(overrides: Iterable[str], config: TrainConfig) -> None:
-    """Refuse settings of stages that these options leave out.
+    """Refuse settings of stages that the chosen options skip.
 
     Raises:
-        UserError: `corpus.row_length=256` beside target=shipped, or `generations...` beside drafter=none.
+        UserError: for instance, `corpus.row_length=256` with target=shipped, or `generations...` with drafter=none.
     """
     from spec_lab.core.errors import UserError
 
@@ -197,7 +198,7 @@ def refuse_unread(overrides: Iterable[str], config: TrainConfig) -> None:
 
 
 def _readers(config: TrainConfig) -> Iterator[tuple[tuple[str, ...], bool, str]]:
-    """Yield keys, whether this training reads them, and the options that do."""
+    """Yield keys, whether this training reads them, and the options that read them."""
     from spec_lab.train.options import TARGETS, target_option
 
     target = target_option(config.target)

@@ -33,12 +33,12 @@ SHARED_KEYS = (
     "eos_token_id",
     "pad_token_id",
 )
-"""The keys of the assistant's layers that are its target's."""
+"""The config keys of the assistant's layers that are copied from its target."""
 
 
 @dataclass(frozen=True, slots=True)
 class AssistantRecipe:
-    """Trains queries over the target's keys and values, sliding layers first and one that sees all behind them."""
+    """Trains queries over the target's keys and values: sliding-window layers first, then one with full attention."""
 
     config: AssistantTrainingConfig
 
@@ -53,11 +53,11 @@ class AssistantRecipe:
         return curve
 
     def matcher(self, folder: Path, model: Any, device: torch.device) -> DraftMatcher:
-        """Put the saved assistant beside its target, as `DrafterRecipe` says. It computes in float32."""
+        """Load the saved assistant next to its target, in float32; see `DrafterRecipe`."""
         return unrolled_matcher(load_assistant(folder, model).to(device).eval(), model)
 
     def describe(self, folder: Path) -> DrafterDescription:
-        """Say for the card what `DrafterRecipe` asks."""
+        """Describe the drafter for its card; see `DrafterRecipe`."""
         _, config = load_drafter(folder)
         text = config["text_config"]
         return DrafterDescription(
@@ -76,7 +76,7 @@ target scales it, beside the target's hidden state after its final norm; later s
 
 
 def assistant_keys(config: AssistantTrainingConfig, model: Any) -> dict[str, Any]:
-    """Return config.json: what differs from transformers' defaults."""
+    """Return the keys of config.json that differ from transformers' defaults."""
     target, sizes, num_layers = model.config.to_dict(), sizes_of(model), config.num_sliding_layers + 1
     sliding, full = (sizes.layers[layer] for layer in last_owners(sizes))
     return {
@@ -108,7 +108,7 @@ def assistant_keys(config: AssistantTrainingConfig, model: Any) -> dict[str, Any
 
 
 def assistant_shape(target: ModelConfig, text: dict[str, Any]) -> FrozenKVShape:
-    """Return the sizes that the `text_config` of an assistant has beside this target."""
+    """Return the sizes in the `text_config` of an assistant for this target."""
     sliding, full = last_owners(target)
     layers = (sliding if kind == "sliding_attention" else full for kind in text["layer_types"])
     return FrozenKVShape(
@@ -123,7 +123,7 @@ def assistant_shape(target: ModelConfig, text: dict[str, Any]) -> FrozenKVShape:
 
 
 def load_assistant(folder: Path, target: Any) -> TrainableFrozenKVDrafter:
-    """Load the saved assistant beside its target, the weights held in float32."""
+    """Load the saved assistant for its target, with weights in float32."""
     tensors, config = load_drafter(folder)
     drafter = TrainableFrozenKVDrafter(assistant_shape(sizes_of(target), config["text_config"]))
     drafter.load_state_dict(tensors)
@@ -131,16 +131,16 @@ def load_assistant(folder: Path, target: Any) -> TrainableFrozenKVDrafter:
 
 
 def last_owners(target: ModelConfig) -> tuple[int, int]:
-    """Return the last layer with a window and the last one without that have keys and values of their own."""
+    """Return the last layer with a window, and the last without, that own their keys and values."""
     owners = {plan.window is None: index for index, plan in enumerate(target.layers) if plan.kv_owner is None}
     return owners[False], owners[True]
 
 
 @torch.no_grad()
 def start_from_gemma(drafter: TrainableFrozenKVDrafter, target: Any) -> None:
-    """Set first weights on the scales of what the assistant reads and leaves, as `start_from_target` does for Qwen3.
+    """Initialise weights at the scales of the assistant's inputs and outputs, like `start_from_target` for Qwen3.
 
-    The embedding enters scaled here, so that it weighs as much as the hidden state without more ado.
+    Gemma's embedding is already scaled, so it has the same weight as the hidden state without further scaling.
     """
     embedding, final_norm = target.model.embed_tokens.weight.cpu(), target.model.norm.weight.cpu()
     directions = leading_directions(embedding, drafter.shape.hidden_size)

@@ -1,4 +1,4 @@
-"""The schemas of `drafter=` of a training, for drafters of a whole block: dflash, and its presets. Imports no torch."""
+"""The schemas of `drafter=` in a training, for block drafters: dflash and its presets. It does not import torch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from spec_lab.train.drafter_config import PackedTrainingConfig
 
 
 class SlotWeights(Choice):
-    """How much a slot's loss counts; j is 1 for the first draft of a block, g is drafter.slot_decay."""
+    """The weight of a slot's loss; j is 1 for the first draft of a block, g is drafter.slot_decay."""
 
     exp = "exp", "e^(-(j - 1) / g)"
     dspark = "dspark", "e^(-j / g), which differs from exp with drafter.normalise_by=slots"
@@ -34,7 +34,7 @@ class Normaliser(Choice):
 
 
 class StoredAs(Choice):
-    """The types that the matrices of a finished drafter are written in."""
+    """The types in which the matrices of a finished drafter can be stored."""
 
     bfloat16 = "bfloat16"
     fp8 = "fp8", "e4m3 with a float32 scale for 128 x 128; norms, biases and convolutions in bfloat16"
@@ -59,13 +59,13 @@ class SlotTrainingConfig(PackedTrainingConfig):
 
     @property
     def alone_weight(self) -> float:
-        """The weight of the loss of a slot by itself, beside that of the head."""
+        """The weight of the loss of a slot without the head, which is added to the loss with it."""
         return 0.0
 
 
 @dataclass
 class PEagleTrainingConfig(SlotTrainingConfig):
-    """drafter=p_eagle: an EAGLE-3 head, whose rows behind the pending token stand for drafts."""
+    """drafter=p_eagle: an EAGLE-3 head with mask rows after the pending token, which predict drafts."""
 
     name: str = "p_eagle"
     num_drafts: int = knob(7, "drafts of a round, of which all but the first are made by mask rows", least=2, most=64)
@@ -76,13 +76,13 @@ class PEagleTrainingConfig(SlotTrainingConfig):
 
     @property
     def makes_drafts(self) -> str:
-        """What says how many drafts are made, as it is typed."""
+        """Return the override that sets the number of drafts."""
         return f"drafter.num_drafts={self.num_drafts}"
 
 
 @dataclass
 class BlockTrainingConfig(SlotTrainingConfig):
-    """drafter=dflash: a body, a reading of its slots, and a head that joins them."""
+    """drafter=dflash: a body, a choice of slots, and a head that turns them into drafts."""
 
     name: str = "dflash"
     head: Head = knob(Head.none, "what joins the slots of a block")
@@ -107,7 +107,7 @@ class BlockTrainingConfig(SlotTrainingConfig):
 
     @property
     def makes_drafts(self) -> str:
-        """What says how many drafts are made, as it is typed."""
+        """Return the override that sets the number of drafts."""
         return f"drafter.block_size={self.block_size}"
 
     @property

@@ -1,7 +1,7 @@
-"""Unrolling a one-layer drafter with a cache of its own: all chains of a text at once, every step in parallel.
+"""Unrolls a drafter of one layer with its own cache: all chains of a text at once, each step in parallel.
 
-This is EAGLE-3's training-time test (Li et al., 2025), so that a drafter learns on the inputs it will meet. The chain
-may pass through one layer again and again (EAGLE-3, MTP-Eagle) or through one after another (vanilla MTP).
+This is EAGLE-3's training-time test (Li et al., 2025): a drafter learns on the inputs that it will see when drafting. A
+chain may pass through the same layer repeatedly (EAGLE-3, MTP-Eagle) or through several in turn (vanilla MTP).
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from spec_lab.train.packed_attention import visible_rows, window_rows
 
 
 class ChainLayer(Protocol):
-    """A draft layer that reads a token's embedding and a hidden state, and leaves the next hidden state."""
+    """A draft layer that takes a token's embedding and a hidden state, and returns the next hidden state."""
 
     @property
     def self_attn(self) -> SelfAttention:
         """The layer's attention, whose cache the unrolling keeps."""
 
     def enter(self, embeddings: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the residual `[batch, rows, hidden]`, and what attention projects `[batch, rows, input]`."""
+        """Return the residual `[batch, rows, hidden]`, and the input of attention `[batch, rows, input]`."""
 
     def leave(self, residual: Tensor, attended: Tensor) -> Tensor:
-        """Return the hidden state to recycle, from the residual and what attention gave, `[batch, rows, hidden]`
-        each."""
+        """Return the hidden state to feed back, from the residual and attention's output, both `[batch, rows,
+        hidden]`."""
 
 
 def unroll_chain(
@@ -41,15 +41,15 @@ def unroll_chain(
 ) -> list[Tensor]:
     """Return the hidden states `[batch, rows, hidden]` of every step; step s is taken by `layers[s]`.
 
-    Row p pairs `embeddings[:, p]`, the embedding of token p+1, with `hidden[:, p]`, made from the target's position p.
-    At step s the row stands at the end of a chain that began s rows before, at its anchor p-s: it takes the hidden
-    state that row p-1 left at step s-1, and attends to the rows up to the anchor as they were at step 0 and to its own
-    chain. So it equals the s-th recurrent step of drafting from p-s, provided the drafts before it are the text's own
-    tokens. Rows p < s have no anchor; what they hold means nothing.
+    Row p takes `embeddings[:, p]`, the embedding of token p+1, and `hidden[:, p]`, made from the target's position p.
+    At step s the row is the end of a chain that began s rows earlier, at its anchor p-s. It takes the hidden state that
+    row p-1 returned at step s-1. It attends to the rows up to the anchor as they were at step 0, and to its own chain.
+    So it equals the s-th recurrent step of drafting from p-s, if the drafts before it are the text's own tokens. Rows p
+    < s have no anchor and are meaningless.
 
-    A layer has a cache of its own: where it is not the layer of the step before, it projects the rows of all earlier
-    steps anew. `segments` `[batch, rows]` keeps documents that share a row apart; chains that leave
-    theirs mean nothing.
+    Each layer has its own cache. A layer that differs from that of the previous step projects the rows of all earlier
+    steps again. `segments` `[batch, rows]` separates documents that share a row; chains that leave their document are
+    meaningless.
     """
     inputs: list[Tensor] = []
     keys: list[Tensor] = []
@@ -65,7 +65,7 @@ def unroll_chain(
             query, key, value = layer.self_attn.project(rows, rotation)
             keys.append(key)
             values.append(value)
-        # The last rows projected are those of this step: their queries and residuals go on.
+        # Only the rows of this step, which were projected last, go on.
         attended = attend_chain(query, keys, values, visible)
         states.append(layer.leave(residual, layer.self_attn.merge(attended)))
         hidden = F.pad(states[-1][:, :-1], (0, 0, 1, 0))
@@ -75,11 +75,11 @@ def unroll_chain(
 def attend_chain(
     query: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor], visible: Tensor | None = None
 ) -> Tensor:
-    """Return what the queries of the newest step read, `[batch, heads, rows, value_dim]`.
+    """Return the attention output of the newest step's queries, `[batch, heads, rows, value_dim]`.
 
-    `keys` and `values` `[batch, heads, rows, ...]` stand step by step. Row p of step s sees rows 0..p-s of step 0, as
-    far as `visible` `[batch, 1, rows, rows]` allows, and of a later step i only row p-s+i, of the chain that leads to
-    it. Counted by anchors a = p-s that is plain causal attention and one key a step beside it, which are joined here.
+    `keys` and `values` `[batch, heads, rows, ...]` are ordered by step. Row p of step s sees rows 0..p-s of step 0, if
+    `visible` `[batch, 1, rows, rows]` allows. Of each later step i it sees only row p-s+i, which is on its chain.
+    Indexed by anchors a = p-s, this is causal attention plus one more key for each step. Both are merged here.
     """
     step = len(keys) - 1
     if step == 0:
@@ -101,8 +101,8 @@ def attend_chain(
 
 
 def moved_up(heads: Tensor, num_rows: int) -> Tensor:
-    """Bring row a + `num_rows` of `[batch, heads, rows, head_dim]` to row a; the last rows are zero.
+    """Shift row a + `num_rows` of `[batch, heads, rows, head_dim]` to row a, and fill up with zeros.
 
-    The number of rows stays what it is, since products of odd shapes are slow.
+    The number of rows does not change, since products of odd shapes are slow.
     """
     return F.pad(heads[:, :, num_rows:], (0, 0, 0, num_rows))

@@ -16,12 +16,12 @@ from spec_lab.checkpoints.checkpoint_files import INDEX_FILE
 from spec_lab.train.reading import reading
 
 MOST_FILE_BYTES = 15 * 10**6
-"""Larger files do not go into a repository; a tensor that is larger still has a file of its own."""
+"""The largest size of a file, so that it can go into a repository. A larger tensor gets a file of its own."""
 WEIGHTS = "model*.safetensors"
 
 
 def save_drafter(tensors: Mapping[str, Tensor], config: dict[str, Any], folder: Path) -> None:
-    """Save floating-point tensors in bf16, integer and boolean ones as they are."""
+    """Save floating-point tensors in bf16, and integer and boolean ones unchanged."""
     folder.mkdir(parents=True, exist_ok=True)
     saved = {
         name: (tensor.to(torch.bfloat16) if tensor.is_floating_point() else tensor).detach().contiguous().cpu()

@@ -1,7 +1,7 @@
-"""This module says what cannot be trained, found before anything is made or loaded, and without torch.
+"""Checks of what cannot be trained, made before anything is built or loaded, and without torch.
 
-Each check looks at a whole configuration and returns None, or one line that names the knob and the remedy. What a
-single knob takes stands in its schema.
+Each check looks at a whole configuration, and returns None or one line with the knob and the remedy. The schema checks
+the values of single knobs.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def refuse(config: TrainConfig) -> None:
 
 
 def refusals(config: TrainConfig) -> list[str]:
-    """Return everything that speaks against the training, a line each; empty when it may start."""
+    """Return all reasons against the training, one line each; empty if it may start."""
     return out_of_bounds(config) or [message for check in CHECKS if (message := check(config)) is not None]
 
 
@@ -72,7 +72,7 @@ def dtype(config: TrainConfig) -> str | None:
 
 
 def schedule(config: TrainConfig) -> str | None:
-    """Warm-up, and the stretches of the loss curve, are no longer than the training."""
+    """Warm-up and the intervals of the loss curve are no longer than the training."""
     for prefix, optimisation in _optimisations(config):
         for knob in ("num_warmup_steps", "log_every"):
             value, most = getattr(optimisation, knob), optimisation.num_steps - (knob == "num_warmup_steps")
@@ -96,7 +96,7 @@ def prompts(config: TrainConfig) -> str | None:
 
 
 def target_fits(config: TrainConfig) -> str | None:
-    """The target's row knows which of its sizes fit one another."""
+    """The target's sizes fit one another, by the checks of its row."""
     found = (refusal(config.target) for refusal in target_option(config.target).refusals)
     return next((message for message in found if message is not None), None)
 
@@ -105,7 +105,7 @@ WHY_NOT = {
     "mtp_vanilla": "a module a draft costs more than one that is used again; use drafter=mtp_eagle",
     "nextn": "use drafter=mtp_eagle, whose layer is like the target's",
 }
-"""Why there is no such drafter for a target that is taken as it lies, with the remedy."""
+"""Why a drafter cannot be trained for an existing target, with the remedy."""
 
 
 def drafter_of_target(config: TrainConfig) -> str | None:
@@ -123,7 +123,7 @@ def drafter_of_target(config: TrainConfig) -> str | None:
 
 
 def frozen_target(config: TrainConfig) -> str | None:
-    """A target that is taken as it lies is run over packed rows, which some kinds of layers are not."""
+    """An existing target is run over packed rows, which some kinds of layers do not support."""
     option, name = target_option(config.target), config.drafter.name
     if option.path is None or name == "none":
         return None
@@ -150,7 +150,7 @@ def frozen_target(config: TrainConfig) -> str | None:
 
 
 def prompt_loss(config: TrainConfig) -> str | None:
-    """Of packed rows only what the target wrote is learnt."""
+    """In packed rows only the target's own tokens are learnt."""
     weight = getattr(config.drafter, "prompt_loss_weight", 0)
     if target_option(config.target).path is None or not weight:
         return None
@@ -158,7 +158,7 @@ def prompt_loss(config: TrainConfig) -> str | None:
 
 
 def drafter_fits(config: TrainConfig) -> str | None:
-    """The drafter's row knows what fits the target and the evaluation."""
+    """The drafter fits the target and the evaluation, by the checks of its row."""
     target = target_sizes(config)
     fitting = Fitting(config, filled(config.drafter, target), target)
     found = (refusal(fitting) for refusal in drafter_option(config.drafter).refusals)
@@ -166,7 +166,7 @@ def drafter_fits(config: TrainConfig) -> str | None:
 
 
 def texts_folder(config: TrainConfig) -> str | None:
-    """A target that is taken as it lies has written its texts, or writes them first, behind prompts that are there."""
+    """An existing target has written its texts, or can write them first, since there are prompts."""
     if target_option(config.target).path is None:
         return None if config.texts is None else "texts is not read by this target, which has its own; leave texts out"
     if config.texts is not None:
@@ -178,7 +178,7 @@ def texts_folder(config: TrainConfig) -> str | None:
 
 
 def tracking(config: TrainConfig) -> str | None:
-    """W&B takes names and settings; it follows drafters of targets that are taken as they lie."""
+    """W&B accepts the names and settings, and the target is an existing one."""
     logger = config.logger
     if logger.project is None:
         unread = {"entity": logger.entity is not None, "mode": logger.mode != LoggerMode.auto}
@@ -196,7 +196,7 @@ def tracking(config: TrainConfig) -> str | None:
 
 
 def other_layouts(config: TrainConfig) -> str | None:
-    """Another project has a layout for such a drafter."""
+    """The other project has a layout for such a drafter."""
     if config.layouts and target_option(config.target).path is None:
         return "layouts is not read by this target; leave it out, or choose target=hf"
     known = drafter_option(config.drafter).layouts
@@ -210,7 +210,7 @@ def other_layouts(config: TrainConfig) -> str | None:
 
 
 def evaluation_prompts(config: TrainConfig) -> str | None:
-    """Files of questions lie where they are said to."""
+    """The files of questions exist."""
     if config.evaluation.prompts and target_option(config.target).path is None:
         return "evaluation.prompts is not read by this target; leave it out, or choose target=hf"
     for file in config.evaluation.prompts:
@@ -244,10 +244,10 @@ CHECKS: tuple[Callable[[TrainConfig], str | None], ...] = (
 
 
 def target_sizes(config: TrainConfig) -> TargetSizes:
-    """Return the sizes of the target that is to be trained, of the shipped one, or of one that is taken as it lies.
+    """Return the sizes of the target: one to be trained, the shipped one, or an existing one.
 
     Raises:
-        UserError: that one cannot be read.
+        UserError: the existing one cannot be read.
     """
     path = target_option(config.target).path
     if path is not None:
@@ -263,7 +263,7 @@ def target_sizes(config: TrainConfig) -> TargetSizes:
 
 
 def sizes_of(model: ModelConfig) -> TargetSizes:
-    """Return the sizes of a target that is taken as it lies."""
+    """Return the sizes of an existing target."""
     plan, readable = model.layers[-1], readable_layers(model)
     layer = LayerConfig(plan.intermediate_size, plan.num_heads, plan.num_kv_heads, plan.head_dim)
     kv_heads = model.layers[readable[-1]].num_kv_heads if readable else plan.num_kv_heads
@@ -271,8 +271,10 @@ def sizes_of(model: ModelConfig) -> TargetSizes:
 
 
 def readable_layers(model: ModelConfig) -> tuple[int, ...]:
-    """Return the layers whose keys an assistant can read: they see all, own them, and turn as it can say; all of one
-    size."""
+    """Return the layers whose keys an assistant can read.
+
+    They have full attention, own their keys, use RoPE that its config can express, and are all of one size.
+    """
     found = [
         (index, (plan.num_kv_heads, plan.head_dim, plan.rope))
         for index, plan in enumerate(model.layers)

@@ -1,6 +1,6 @@
-"""Hidden states over texts, written to safetensors: for each token those of some layers and the last, and its id.
+"""Writes hidden states over texts to safetensors: for each token, those of some layers, the last one, and its id.
 
-`header.json` names the layers in the spelling of each project that reads such files (`spec_lab.checkpoints.taps`).
+`header.json` names the layers in the convention of each project that reads such files (`spec_lab.checkpoints.taps`).
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ BYTES_OF_A_STATE, BYTES_OF_AN_ID = 2, 4
 
 
 def collect(path: Path, config: CollectConfig) -> Path:
-    """Write what `config` says of the target at `path`, and return the folder.
+    """Write the states of the target at `path` that `config` selects, and return the folder.
 
     Raises:
-        UserError: the texts are another target's, a layer is not there, or the disk has no room.
+        UserError: the texts are another target's, a layer does not exist, or the disk has no room.
     """
     device, output = training_device(config.device), Path(config.output_dir)
     model = read_model_config(path)
@@ -83,7 +83,7 @@ def _write(path: Path, texts: Texts, taps: tuple[Tap, ...], config: CollectConfi
 
 
 def _is_whole(file: Path, part: Texts) -> bool:
-    """Tell whether a file holds the states of `part`; one that was cut short is written again.
+    """Return whether a file holds the states of `part`. A truncated file is written again.
 
     Raises:
         UserError: a folder or a pipe has its name.
@@ -99,16 +99,16 @@ def _is_whole(file: Path, part: Texts) -> bool:
 
 
 def refuse_no_file(file: Path) -> None:
-    """Raise UserError where a folder or a pipe has the name of a file that is written."""
+    """Raise UserError if a folder or a pipe has the name of a file to be written."""
     if file.exists() and not file.is_file():
         raise UserError(f"output_dir={file.parent}: {file.name} is no file; name a folder of its own")
 
 
 def _begin(file: Path, header: dict[str, Any]) -> None:
-    """Write the header, or find that what lies there goes on.
+    """Write the header, or check that the existing one matches, so that the collection can be resumed.
 
     Raises:
-        UserError: something else lies there: texts, or states of other layers or texts.
+        UserError: the folder holds something else: texts, or states of other layers or texts.
     """
     refuse_without_header(file, "hidden-*.safetensors")
     if file.exists() and read_json(file) != header:
@@ -130,7 +130,7 @@ def taps_of(config: CollectConfig, num_layers: int) -> tuple[Tap, ...]:
 
 
 def parts_of(texts: Texts, num_tokens: int) -> Iterator[Texts]:
-    """Cut texts into parts of about so many tokens, of whole texts each."""
+    """Split texts into parts of about `num_tokens` tokens, each of whole texts."""
     number = (texts.starts[:-1] // num_tokens).tolist()
     for part in sorted(set(number)):
         yield texts.take(torch.tensor([index for index, of in enumerate(number) if of == part]))

@@ -1,8 +1,8 @@
 """The schema of a training: one dataclass per Hydra option, with type, default, explanation and bounds of every key.
 
-Values only, and no torch. The options of `target=` and `drafter=` stand in `target_config.py` and `drafter_config.py`.
-A YAML under `conf/train/` names its schema in its defaults list and sets what that option changes. What may be combined
-with what stands in `spec_lab.train.checks`, and what trains a drafter in its row, in `spec_lab.train.options`.
+It holds only values, and does not import torch. The options of `target=` and `drafter=` are in `target_config.py` and
+`drafter_config.py`. A YAML file under `conf/train/` names its schema in its defaults list, and sets what the option
+changes. `spec_lab.train.checks` has the rules on combinations, and `spec_lab.train.options` what trains each drafter.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MAX_TEXTS = 10**7
 
 @dataclass
 class TokenizerConfig:
-    """What a new vocabulary is learnt from: examples of each checkable category, and the natural text."""
+    """What a new vocabulary is trained on: examples of each checkable category, and the natural text."""
 
     vocab_size: int = knob(4096, "tokens, markers included", least=256 + len(SPECIAL_TOKENS), most=MAX_VOCAB_SIZE)
     num_examples_per_category: int = knob(1500, "generated examples it is learnt from", least=1, most=MAX_TEXTS)
@@ -33,7 +33,7 @@ class TokenizerConfig:
 
 @dataclass
 class CorpusConfig:
-    """What a new target learns from: generated examples of each checkable category, and natural text."""
+    """What a new target is trained on: generated examples of each checkable category, and natural text."""
 
     num_examples_per_category: int = knob(90000, "generated examples for a new target", least=1, most=MAX_TEXTS)
     num_shards: int = knob(
@@ -98,7 +98,7 @@ class EvaluationConfig:
 
 @dataclass
 class TrackingConfig:
-    """W&B's part in a training."""
+    """The W&B settings of a training."""
 
     project: str | None = knob(None, "W&B project that gets the figures as they come; null: none does")
     entity: str | None = knob(None, "W&B user or team; null is the one of the key")
@@ -107,7 +107,7 @@ class TrackingConfig:
 
 @dataclass
 class TrainConfig:
-    """A whole training. `debug` only sets other keys, so it is no part of it."""
+    """A whole training. `debug` is not part of it, since it only sets other keys."""
 
     drafter: DrafterChoice = knob(MISSING, "what is trained, on texts that the target writes")
     target: TargetChoice = knob(MISSING, "what it is trained for")
@@ -150,10 +150,10 @@ class TrainConfig:
 
     @property
     def trained_drafter(self) -> DrafterTrainingConfig | None:
-        """The drafter, None where there is none to train."""
+        """The drafter; None if none is trained."""
         return self.drafter.to_train()
 
     @property
     def trained_target(self) -> NewTargetConfig | None:
-        """The target, None where the shipped one is taken as it lies."""
+        """The target; None if an existing one is used."""
         return self.target.to_train()

@@ -1,4 +1,4 @@
-"""Text to token rows: the corpus is generated, tokenised and packed by one process a core."""
+"""From text to token rows: one process for each core generates, tokenises and packs the corpus."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ Result = TypeVar("Result")
 
 
 def smallest_id_type(vocab_size: int, in_torch: bool = False) -> type[np.integer[Any]]:
-    """Return the smallest integers that hold a vocabulary's ids; torch indexes and compares few things in uint16."""
+    """Return the smallest integer type that holds a vocabulary's ids. In torch this is not uint16, which it supports
+    poorly."""
     types: tuple[type[np.integer[Any]], ...] = (np.int16 if in_torch else np.uint16, np.int32)
     return next(each for each in types if vocab_size <= np.iinfo(each).max + 1)
 
@@ -37,8 +38,8 @@ def smallest_id_type(vocab_size: int, in_torch: bool = False) -> type[np.integer
 def pack_documents(documents: list[np.ndarray], row_length: int, pad_id: int) -> np.ndarray:
     """Pack whole documents into rows `[num_rows, row_length]` of their type, each into the fullest row it fits.
 
-    No document is split, since its second half without its question would teach guessing (best-fit packing: Ding et
-    al., 2024, "Fewer Truncations Improve Language Modeling"). A document longer than a row loses its end.
+    No document is split, since an answer without its question would teach guessing (best-fit packing: Ding et al.,
+    2024, "Fewer Truncations Improve Language Modeling"). A document longer than a row loses its end.
     """
     rows: list[list[np.ndarray]] = []
     rows_with_room: list[list[int]] = [[] for _ in range(row_length + 1)]
@@ -60,7 +61,7 @@ def pack_documents(documents: list[np.ndarray], row_length: int, pad_id: int) ->
 
 
 def next_token_labels(rows: Tensor, pad_id: int) -> Tensor:
-    """Return labels `[batch, length - 1]` for tokens `[batch, length]`; padding behind padding is ignored."""
+    """Return labels `[batch, length - 1]` for tokens `[batch, length]`; padding after padding is ignored."""
     labels = rows[:, 1:].clone()
     labels[(rows[:, 1:] == pad_id) & (rows[:, :-1] == pad_id)] = IGNORED_LABEL
     return labels
@@ -73,7 +74,7 @@ def next_token_loss(logits: Tensor, labels: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """The share that one process generates: examples of every chat category, from seeds of its own."""
+    """The share that one process generates: examples of every chat category, from its own seeds."""
 
     tokenizer_file: str
     categories: tuple[str, ...]
@@ -83,7 +84,7 @@ class Shard:
 
 
 def generate_examples(category: str, seed: int, num_examples: int) -> list[Example]:
-    """Return examples of the training split; another seed gives others."""
+    """Return examples of the training split, which depend on the seed."""
     from spec_lab.corpus.categories import generate
 
     return list(islice(generate(category, "train", seed), num_examples))
@@ -107,8 +108,7 @@ def build_shard(shard: Shard) -> np.ndarray:
 
 
 def map_in_processes(function: Callable[[Job], Result], jobs: list[Job], num_workers: int) -> Iterator[Result]:
-    """Do `map(function, jobs)` in order, over spawned processes: a forked one would inherit CUDA and tokenizer
-    threads."""
+    """Do `map(function, jobs)` in order in spawned processes. Forked ones would inherit CUDA and tokenizer threads."""
     if num_workers == 1:
         yield from map(function, jobs)
         return
@@ -121,7 +121,8 @@ def map_in_processes(function: Callable[[Job], Result], jobs: list[Job], num_wor
 
 @contextmanager
 def _interrupts_held_back() -> Iterator[None]:
-    """Processes started meanwhile never see a Ctrl-C, which reaches all of a terminal; this one sees it afterwards."""
+    """Delay Ctrl-C until the end of the block, and hide it from processes started inside, since a terminal sends it to
+    all."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -130,12 +131,12 @@ def _interrupts_held_back() -> Iterator[None]:
 
 
 def _tokenise_on_one_thread() -> None:
-    """The processes share the cores already."""
+    """Make the tokenizer use one thread, since there is already a process for each core."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 
 def tokenise_natural_text(tokenizer_file: str, documents: list[str]) -> np.ndarray:
-    """Return one stream of ids, every document opened by `<|endoftext|>`."""
+    """Return one stream of ids, in which `<|endoftext|>` precedes every document."""
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(tokenizer_file)
@@ -145,7 +146,8 @@ def tokenise_natural_text(tokenizer_file: str, documents: list[str]) -> np.ndarr
 
 
 def step_generator(step: int, seed: int, device: torch.device) -> torch.Generator:
-    """Make the generator of one training step, on the device: indices drawn on the host would make it wait."""
+    """Make the generator of one training step, on the device, since copying indices from the host would make it
+    wait."""
     return torch.Generator(device).manual_seed(seed * 1_000_003 + step)
 
 
@@ -159,8 +161,8 @@ def _load_tokens(file: Path) -> Tensor:
 class TrainingTokens:
     """The token files of one run, on the training device.
 
-    `rows` are packed examples `[num_rows, row_length]`; `natural` is one long stream, read at random offsets, so that
-    its few million tokens meet the model in ever other windows.
+    `rows` are packed examples `[num_rows, row_length]`. `natural` is one long stream, read at random offsets, so that
+    the model sees its few million tokens in different windows.
     """
 
     rows: Tensor
@@ -178,7 +180,7 @@ class TrainingTokens:
         return replace(self, rows=self.rows.to(device), natural=self.natural.to(device))
 
     def batch(self, step: int, batch_size: int, seed: int) -> Tensor:
-        """Return token rows `[batch_size, row_length]` (int64) that depend on seed and step alone."""
+        """Return token rows `[batch_size, row_length]` (int64), which depend only on seed and step."""
         device = self.rows.device
         generator = step_generator(step, seed, device)
         row_length = self.rows.shape[1]
@@ -187,11 +189,11 @@ class TrainingTokens:
         last_start = len(self.natural) - row_length
         starts = torch.randint(last_start, (num_natural, 1), generator=generator, device=device)
         windows = self.natural[starts + torch.arange(row_length, device=device)]
-        # A prompt to continue opens with the marker too, so that a window must look like the start of a text.
+        # A prompt to continue also begins with the marker, so a window must look like the start of a text.
         windows[:, 0] = self.end_of_text_id
         return torch.cat([self.rows[picked], windows]).long()
 
     def labelled_batch(self, step: int, batch_size: int, seed: int) -> tuple[Tensor, Tensor]:
-        """Return the rows of `batch`, and the next token of each of theirs as `next_token_labels` has it."""
+        """Return the rows of `batch` with their `next_token_labels`."""
         rows = self.batch(step, batch_size, seed)
         return rows, next_token_labels(rows, self.end_of_text_id)

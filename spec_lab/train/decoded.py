@@ -1,4 +1,4 @@
-"""What a drafter reaches when it is really decoded with, counted as every run of the lab is."""
+"""Measures a drafter by real decoding, with the metrics of the lab's runs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def decoded(serving: Serving, drafter: str, folder: Path | None, requests: Seque
 
 
 def figures(records: Sequence[RequestRecord], num_draft_tokens: int) -> dict[str, Any]:
-    """Return the figures of some requests; the interval of 95 % is over requests drawn anew (bootstrap)."""
+    """Return the figures of some requests, with a 95 % bootstrap interval over requests."""
     drawn = np.random.default_rng(0).integers(len(records), size=(NUM_RESAMPLES, len(records)))
     lengths = [acceptance_length([records[index] for index in sample], num_draft_tokens) for sample in drawn]
     known = [length for length in lengths if length is not None]

@@ -1,6 +1,6 @@
-"""A small language model of its own, as a drafter on packed rows: what it drafts for a token depends on the text alone.
+"""A separate small language model as a drafter on packed rows. A draft depends only on the text before it.
 
-Every step of a round reads the same state, so training sees one step for all.
+So every step of a round reads the same state, and training has one step for all.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ TIED = "lm_head.weight"
 
 
 class TrainableDraftModel(UnrolledDrafter):
-    """A model of transformers; its embedding is its head."""
+    """A model of transformers whose embedding is also its head."""
 
     def __init__(self, model: Qwen3ForCausalLM) -> None:
         super().__init__()
         self.model = model
 
     def features(self, outputs: Any) -> tuple[Tensor, ...]:
-        """Return the tokens [batch, rows, 1]; it reads nothing of the target."""
+        """Return the tokens [batch, rows, 1]; it reads no states of the target."""
         return (outputs.tokens[:, :-1, None],)
 
     def unroll(
         self, embeddings: Tensor, features: tuple[Tensor, ...], num_steps: int, rows: RowPlaces | None = None
     ) -> list[Tensor]:
-        """Return the same states [batch, rows, hidden] for every step: row p has that of token p+1."""
+        """Return the same states [batch, rows, hidden] for every step; row p has the state after token p+1."""
         tokens, places = features[0][..., 0].long(), rows or RowPlaces.of_one_document(embeddings)
         visible = None if places.segments is None else visible_rows(places.segments)
         output = self.model.model(
@@ -60,14 +60,14 @@ class TrainableDraftModel(UnrolledDrafter):
 
 
 def save_draft_model(model: Qwen3ForCausalLM, folder: Path) -> None:
-    """Write a model in bf16 as transformers lays it out, in files that a repository takes."""
+    """Write a model in bf16 in transformers' layout, in files small enough for a repository."""
     config = {**json.loads(model.config.to_json_string(use_diff=False)), "architectures": [type(model).__name__]}
     tensors = {name: tensor for name, tensor in model.state_dict().items() if name != TIED}
     save_drafter(tensors, {**config, "dtype": "bfloat16"}, folder)
 
 
 def load_draft_model(folder: Path) -> Qwen3ForCausalLM:
-    """Load it, its weights held in float32."""
+    """Load it, with weights in float32."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     tensors, config = load_drafter(folder)

@@ -1,4 +1,4 @@
-"""`drafter=draft_model`: an ordinary Qwen3 model, small, distilled on the target's own texts."""
+"""`drafter=draft_model`: distils a small, ordinary Qwen3 model on the target's own texts."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 
 
 SAMPLED_ROWS = 256
-"""Rows of the embedding that say how large the first logits would be."""
+"""The number of embedding rows from which the scale of the first logits is estimated."""
 
 
 @dataclass(frozen=True, slots=True)
 class DraftModelRecipe:
-    """Trains a draft model on the target's own texts. What the target wrote counts 1, a prompt's tokens less."""
+    """Trains a draft model on the target's own texts. The target's tokens have weight 1, and a prompt's tokens less."""
 
     config: DraftModelTrainingConfig
 
@@ -64,11 +64,11 @@ class DraftModelRecipe:
 
     @property
     def form(self) -> PackedForm:
-        """How it stands on packed rows: it has the one step, whose state all others repeat."""
+        """Its form on packed rows: a single step, whose state all others repeat."""
         return replace(UNROLLED, train=train_one_step)
 
     def build(self, target: FrozenTarget, texts: TrainingTexts, seed: int) -> TrainableDraftModel:
-        """Make one for a frozen target, as `HeadRecipe` says."""
+        """Make a draft model for a frozen target; see `HeadRecipe`."""
         from transformers import Qwen3Config, Qwen3ForCausalLM
 
         torch.manual_seed(seed)
@@ -87,17 +87,18 @@ class DraftModelRecipe:
         directions = leading_directions(embedding, config.hidden_size)
         first = embedding @ directions
         model.get_input_embeddings().weight.data.copy_(first)
-        # The embedding is the head, and its largest directions are common to all rows: logits vary by one at first.
+        # The embedding is also the head, and its largest directions are common to all rows. It is scaled so that the
+        # first logits vary by one.
         states = rms_normed(first[:: -(-len(first) // SAMPLED_ROWS)])
         model.model.norm.weight.data.fill_(1 / float((states @ first.T).std(-1).mean()))
         return TrainableDraftModel(model)
 
     def taps(self, target: FrozenTarget) -> tuple[Tap, ...]:
-        """Return nothing: it reads tokens alone."""
+        """Return no taps: it reads only tokens."""
         return ()
 
     def save(self, drafter: TrainableDraftModel, target: FrozenTarget, folder: Path) -> None:
-        """Write it as a model of its own."""
+        """Write it as a separate model."""
         save_draft_model(drafter.model, folder)
 
     def load(self, folder: Path, target: FrozenTarget) -> TrainableDraftModel:
@@ -105,7 +106,7 @@ class DraftModelRecipe:
         return TrainableDraftModel(load_draft_model(folder)).to(target.device)
 
     def matcher(self, folder: Path, model: Qwen3ForCausalLM, device: torch.device) -> DraftMatcher:
-        """Put the saved drafter beside its target, as `DrafterRecipe` says. It computes in float32."""
+        """Load the saved drafter for its target, in float32; see `DrafterRecipe`."""
         from transformers import Qwen3ForCausalLM
 
         draft_model = (

@@ -1,4 +1,4 @@
-"""This module says what the pipeline and the evaluation ask of a drafter's recipe."""
+"""The protocol of a drafter's recipe, as the pipeline and the evaluation use it."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 DraftMatcher = Callable[[Tensor, int], Tensor]
 """`(tokens [batch, length], num_draft_tokens) -> bool [batch, length, num_draft_tokens]`.
 
-Entry [b, p, i]: drafting from position p, which knows tokens 0..p+1 of row b, draft i is the text's own token p+2+i,
-given that the drafts before it were.
+Entry [b, p, i] is true if draft i from position p equals the text's token p+2+i. Drafting from position p knows tokens
+0..p+1 of row b, and the drafts before i are the text's own tokens.
 """
 
 
@@ -29,8 +29,8 @@ given that the drafts before it were.
 class TrainingTask:
     """The inputs that every recipe gets: the frozen target `model` and its own texts.
 
-    `always_drafted`: token ids that must be draftable, however rare. `checkpoint`: the file that an interrupted
-    training goes on from.
+    `always_drafted`: token ids that must be draftable, however rare. `checkpoint`: the file from which an interrupted
+    training resumes.
     """
 
     model: Qwen3ForCausalLM
@@ -45,8 +45,8 @@ class TrainingTask:
 class DrafterDescription:
     """A drafter's part of its card, in Markdown without headings.
 
-    `kind`: what it is with its article, as in "an EAGLE-3 head". `reading`: paragraphs about its sizes, what it reads
-    and what it recycles. `loss`: what training compared with the target's probabilities, as in "over 5 steps of ...".
+    `kind`: its name with an article, such as "an EAGLE-3 head". `reading`: paragraphs about its sizes, its inputs and
+    what it feeds back. `loss`: what training compared with the target's probabilities, such as "over 5 steps of ...".
     """
 
     kind: str
@@ -59,13 +59,14 @@ class DrafterRecipe(Protocol):
 
     @property
     def config(self) -> DrafterTrainingConfig:
-        """The option that was chosen. By its `name`, as in `drafter=NAME`, the weights go to `pocket-NAME`."""
+        """The chosen option. Its `name`, as in `drafter=NAME`, names the folder of weights, `pocket-NAME`."""
 
     def train(self, task: TrainingTask, folder: Path) -> list[CurvePoint]:
         """Train a drafter and save it to `folder`; return the loss curve."""
 
     def matcher(self, folder: Path, model: Qwen3ForCausalLM, device: torch.device) -> DraftMatcher:
-        """Return the saved drafter beside its target, ready to be asked where it agrees with a text."""
+        """Load the saved drafter for its target, and return a function that tells where it agrees with a text."""
 
     def describe(self, folder: Path) -> DrafterDescription:
-        """Return what the card says of the drafter in `folder`; all share data, curve, evaluation and limits."""
+        """Return the card's description of the drafter in `folder`. Data, curve, evaluation and limits are described
+        elsewhere."""

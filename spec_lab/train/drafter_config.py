@@ -1,4 +1,4 @@
-"""The schemas of `drafter=` of a training: one for each drafter that can be trained, and one for none."""
+"""The schemas of `drafter=` in a training: one for each drafter that can be trained, and one for none."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class DrafterChoice:
     name: str = MISSING
 
     def to_train(self) -> DrafterTrainingConfig | None:
-        """Return the drafter as it is trained; None where there is none."""
+        """Return the drafter's training config; None if none is trained."""
         return None
 
     @property
     def drafts_as(self) -> str:
-        """The option of a run that takes its weights; their folder is named after it."""
+        """The `drafter=` option of a run that uses its weights; their folder is named after it."""
         return self.name
 
 
@@ -43,7 +43,7 @@ class NoDrafterChoice(DrafterChoice):
 
 @dataclass
 class DrafterTrainingConfig(DrafterChoice):
-    """The keys that every drafter that is trained has."""
+    """The keys of every trained drafter."""
 
     optimisation: OptimisationConfig = field(default_factory=OptimisationConfig, metadata={"help": "how it is trained"})
 
@@ -69,12 +69,12 @@ class PackedTrainingConfig(DrafterTrainingConfig):
 
     @property
     def num_trained_drafts(self) -> int:
-        """The drafts of a round that training sees."""
+        """The number of drafts of a round in training."""
         raise NotImplementedError
 
     @property
     def drafter_words(self) -> tuple[str, ...]:
-        """What a run must be told beside `drafter=`, so that it drafts with all that was trained."""
+        """The overrides besides `drafter=` with which a run uses everything that was trained."""
         return ()
 
 
@@ -102,7 +102,7 @@ class Eagle3TrainingConfig(DraftLayerConfig, UnrolledTrainingConfig):
 
 @dataclass
 class MtpTrainingConfig(DraftLayerConfig, UnrolledTrainingConfig):
-    """Multi-token prediction modules. One is used again at each unrolled step; of several each takes one step."""
+    """Multi-token prediction modules. A single one takes every unrolled step; several take one step each."""
 
     num_modules: int = knob(1, "MTP modules; 1 is used again at every step", least=1, most=64)
 
@@ -136,7 +136,7 @@ class FrozenKvTrainingConfig(UnrolledTrainingConfig):
 
 @dataclass
 class NextnTrainingConfig(UnrolledTrainingConfig):
-    """drafter=nextn: an MTP module whose layer is of its target's own kind, as Qwen3.5 and DeepSeek-V3 have them."""
+    """drafter=nextn: an MTP module with a layer of the target's kind, as in Qwen3.5 and DeepSeek-V3."""
 
     name: str = "nextn"
     intermediate_size: int = knob(208, "width of a dense feed-forward network; experts are the target's", least=1)
@@ -163,7 +163,7 @@ class AssistantTrainingConfig(UnrolledTrainingConfig):
 
 @dataclass
 class DraftModelTrainingConfig(DraftLayerConfig, PackedTrainingConfig):
-    """drafter=draft_model: an ordinary Qwen3 model, small."""
+    """drafter=draft_model: a small, ordinary Qwen3 model."""
 
     name: str = "draft_model"
     hidden_size: int = width_of_layers(192)
@@ -177,5 +177,5 @@ class DraftModelTrainingConfig(DraftLayerConfig, PackedTrainingConfig):
 
     @property
     def num_trained_drafts(self) -> int:
-        """As many as anyone asks for: a draft depends on the text before it alone."""
+        """Unlimited, since a draft depends only on the text before it."""
         return 64

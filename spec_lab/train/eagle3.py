@@ -1,6 +1,6 @@
-"""The EAGLE-3 draft head as trained: its parameters under their checkpoint names.
+"""The trainable EAGLE-3 draft head, with parameters under their checkpoint names.
 
-EAGLE-3 (Li et al., 2025): the head reads three layers of the target at step 0, and its own hidden states from then on.
+EAGLE-3 (Li et al., 2025): the head reads three layers of the target at step 0, and its own hidden states afterwards.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ NUM_TAPS = 3
 class Eagle3Shape:
     """Sizes of a head; `hidden_size` and `vocab_size` are the target's.
 
-    `norms_taps` and `norms_output` are EAGLE-3.1's: a norm for each tap before `fc`, and recycling what the final norm
-    gave.
+    `norms_taps` and `norms_output` are EAGLE-3.1's: a norm for each tap before `fc`, and feeding back the output of the
+    final norm.
     """
 
     hidden_size: int
@@ -40,12 +40,12 @@ class Eagle3Shape:
     norms_output: bool = False
 
     def attention(self) -> AttentionShape:
-        """Read embedding and hidden state side by side."""
+        """The attention, whose input is the embedding concatenated with the hidden state."""
         return AttentionShape(2 * self.hidden_size, self.hidden_size, self.num_heads, self.num_kv_heads, self.head_dim)
 
 
 class Eagle3Layer(nn.Module):
-    """A Llama layer whose attention reads embedding and hidden state side by side; a `ChainLayer`."""
+    """A Llama layer whose attention reads the embedding concatenated with the hidden state; a `ChainLayer`."""
 
     def __init__(self, shape: Eagle3Shape) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ class Eagle3Layer(nn.Module):
 class TrainableEagle3Head(UnrolledDrafter):
     """The head, which is its own `ChainLayer`; `state_dict()` is the checkpoint.
 
-    `d2t[i]` is what to add to draft id i for the target's id, `t2d[v]` whether target id v has a draft id.
+    `i + d2t[i]` is the target id of draft id i, and `t2d[v]` tells whether target id v has a draft id.
     """
 
     d2t: Tensor
@@ -98,7 +98,7 @@ class TrainableEagle3Head(UnrolledDrafter):
         return self.midlayer.enter(embeddings, hidden)
 
     def leave(self, residual: Tensor, attended: Tensor) -> Tensor:
-        """Return what is recycled: what the layer leaves, normed in EAGLE-3.1."""
+        """Return the state to feed back: the layer's output, normed in EAGLE-3.1."""
         hidden = self.midlayer.leave(residual, attended)
         return self.norm(hidden) if self.shape.norms_output else hidden
 
@@ -121,13 +121,13 @@ class TrainableEagle3Head(UnrolledDrafter):
         num_steps: int,
         rows: RowPlaces | None = None,
     ) -> list[Tensor]:
-        """Unroll the head as EAGLE-3's training-time test does; see `unroll_chain`."""
+        """Unroll the head like EAGLE-3's training-time test; see `unroll_chain`."""
         (taps,) = features
         rows = rows or RowPlaces.of_one_document(embeddings)
         return unroll_chain([self] * num_steps, embeddings, self.fuse(taps), self.rotary(rows.positions), rows.segments)
 
     def fuse(self, taps: Tensor) -> Tensor:
-        """Return what the first step reads of the taps, `[batch, rows, hidden]`."""
+        """Return the first step's input from the taps, `[batch, rows, hidden]`."""
         if self.shape.norms_taps:
             parts = taps.unflatten(-1, (NUM_TAPS, -1)).unbind(-2)
             taps = torch.cat([norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)], dim=-1)

@@ -1,4 +1,4 @@
-"""`drafter=eagle3`: trains the head on the target's own generations, saves it as vLLM and SGLang load it."""
+"""`drafter=eagle3`: trains the head on the target's own generations, and saves it in the form of vLLM and SGLang."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Eagle3Recipe:
         return UNROLLED
 
     def build(self, target: FrozenTarget, texts: TrainingTexts, seed: int) -> TrainableEagle3Head:
-        """Make a head for a frozen target, as `HeadRecipe` says. Its norm and its LM head begin as the target's."""
+        """Make a head for a frozen target; see `HeadRecipe`. Its norm and LM head are initialised from the target's."""
         torch.manual_seed(seed)
         config = target.config
         draft_token_ids = most_frequent_tokens(
@@ -75,11 +75,11 @@ class Eagle3Recipe:
         return head
 
     def taps(self, target: FrozenTarget) -> tuple[Tap, ...]:
-        """Return what it reads: the default of vLLM and SGLang, so that its config need not name it."""
+        """Return its taps: the default of vLLM and SGLang, so that its config need not name them."""
         return taps_of_inputs(default_tap_layer_inputs(target.config.num_layers))
 
     def save(self, drafter: TrainableEagle3Head, target: FrozenTarget, folder: Path) -> None:
-        """Write the head as the runtime, vLLM and SGLang load it."""
+        """Write the head in the form that this engine, vLLM and SGLang load."""
         save_head(drafter, target.config.max_position_embeddings, folder)
 
     def load(self, folder: Path, target: FrozenTarget) -> TrainableEagle3Head:
@@ -87,11 +87,11 @@ class Eagle3Recipe:
         return load_head(folder).to(target.device)
 
     def matcher(self, folder: Path, model: Qwen3ForCausalLM, device: torch.device) -> DraftMatcher:
-        """Put the saved drafter beside its target, as `DrafterRecipe` says. It computes in float32."""
+        """Load the saved drafter for its target, in float32; see `DrafterRecipe`."""
         return unrolled_matcher(load_head(folder).to(device).eval(), model)
 
     def describe(self, folder: Path) -> DrafterDescription:
-        """Say for the card what `DrafterRecipe` asks."""
+        """Describe the drafter for its card; see `DrafterRecipe`."""
         _, config = load_drafter(folder)
         return DrafterDescription(
             kind="an EAGLE-3 head",
@@ -116,7 +116,7 @@ raw `fc` output (`norm_before_residual` false); what the layer leaves, before th
 
 
 class CountedTexts(Protocol):
-    """Texts that can say which tokens the target writes."""
+    """Texts that can count the tokens that the target wrote."""
 
     def count_written_tokens(self, vocab_size: int) -> Tensor:
         """Return `[vocab_size]`."""
@@ -125,7 +125,7 @@ class CountedTexts(Protocol):
 def most_frequent_tokens(
     texts: CountedTexts, vocab_size: int, draft_vocab_size: int, always_drafted: list[int]
 ) -> Tensor:
-    """Return `[draft_vocab_size]`: the ids the target writes most, `always_drafted` among them, ascending."""
+    """Return `[draft_vocab_size]` ascending ids: `always_drafted`, and those that the target wrote most often."""
     if not len(always_drafted) <= draft_vocab_size <= vocab_size:
         raise UserError(
             f"drafter.draft_vocab_size={draft_vocab_size} must lie between the {len(always_drafted)} tokens that are "
@@ -137,7 +137,7 @@ def most_frequent_tokens(
 
 
 def head_config(shape: Eagle3Shape, max_position_embeddings: int) -> dict[str, object]:
-    """Return config.json. No tap ids: vLLM and SGLang count them differently, and agree on the default we use."""
+    """Return config.json. It has no tap ids, since vLLM and SGLang number them differently but agree on our default."""
     return {
         "architectures": ["LlamaForCausalLMEagle3"],
         "model_type": "llama",
@@ -164,7 +164,7 @@ def head_config(shape: Eagle3Shape, max_position_embeddings: int) -> dict[str, o
 
 
 def rope_keys(rope: RopeConfig) -> dict[str, object]:
-    """Return the keys of config.json that say how a head's layer turns its heads."""
+    """Return the keys of config.json for the RoPE of a head's layer."""
     if rope.scaling == "none":
         return {"rope_theta": rope.theta}
     scaling: dict[str, object] = {"rope_type": rope.scaling, "factor": rope.factor}
@@ -178,7 +178,7 @@ def rope_keys(rope: RopeConfig) -> dict[str, object]:
 
 
 def save_head(head: TrainableEagle3Head, max_position_embeddings: int, folder: Path) -> None:
-    """Save matrices and norms in bf16, the vocabulary maps as they are."""
+    """Save matrices and norms in bf16, and vocabulary maps unchanged."""
     save_drafter(head.state_dict(), head_config(head.shape, max_position_embeddings), folder)
 
 

@@ -1,6 +1,6 @@
-"""Measures the pair on the shipped evaluation prompts: is it good enough, and is it unsaturated?
+"""Measures target and drafter on the shipped prompts: whether they are good enough, and whether there is room left.
 
-Everything is computed in float32 from the stored weights, as the runtime does on a CPU.
+Everything is computed in float32 from the stored weights, like the engine on a CPU.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ def load_prompts(limit_per_category: int | None) -> list[Prompt]:
 
 @dataclass(slots=True)
 class ConfidenceCounts:
-    """Rows of the target's greedy text, one a written token: how sure was it?"""
+    """The target's confidence in its greedy text, counted over one row for each written token."""
 
     num_rows: int = 0
     num_uncertain: int = 0
     sum_entropy: float = 0.0
 
     def add(self, top_probability: Tensor, entropy: Tensor) -> None:
-        """Count rows given as two vectors of one length; entropy in nats."""
+        """Count rows, given as two vectors of equal length; entropy in nats."""
         self.num_rows += len(top_probability)
         self.num_uncertain += int((top_probability < UNCERTAIN_BELOW).sum())
         self.sum_entropy += float(entropy.sum())
@@ -86,7 +86,7 @@ class CategoryCounts:
         self.num_correct += other.num_correct
 
     def report(self) -> dict[str, object]:
-        """Return rates; None where a rate has nothing to count."""
+        """Return rates; None if there is nothing to count."""
         return {
             "prompts": self.num_prompts,
             "accuracy": self.num_correct / self.num_checkable if self.num_checkable else None,
@@ -104,7 +104,7 @@ class CategoryCounts:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One prompt with what the target wrote, to be read by a person."""
+    """A prompt with the target's text, for a human reader."""
 
     id: str
     prompt: str
@@ -115,14 +115,14 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationRecipe:
-    """Measures a target, and how well a drafter would have drafted its texts."""
+    """Measures a target, and how well a drafter predicts its texts."""
 
     config: EvaluationConfig
 
     def run(
         self, model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, match: DraftMatcher | None
     ) -> tuple[dict[str, object], list[Sample]]:
-        """Return the report by category and pooled, and a few texts. Without a drafter the rounds stay empty."""
+        """Return the report by category and pooled, and a few texts. Without a drafter no rounds are counted."""
         return self.measure(model, tokenizer, match, self.continuations(model, tokenizer))
 
     def continuations(self, model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast) -> list[Continuation]:
@@ -166,7 +166,7 @@ class EvaluationRecipe:
     def _measured_rows(
         self, model: Qwen3ForCausalLM, continuations: list[Continuation], match: DraftMatcher | None
     ) -> Iterator[tuple[int, MeasuredRows]]:
-        """Yield index and measurements of every continuation, a few rows a forward."""
+        """Yield index and measurements of every continuation, with a few rows in each forward."""
         width = max(len(c.prompt) + len(c.written) for c in continuations)
         for start in range(0, len(continuations), self.config.rows_per_forward):
             part = continuations[start : start + self.config.rows_per_forward]
@@ -190,7 +190,8 @@ def _texts(prompts: list[Prompt]) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredRows:
-    """Measurements of one text, by position: top probability and entropy of the next token, how many drafts agree."""
+    """Measurements of one text by position: top probability and entropy of the next token, and the number of agreeing
+    drafts."""
 
     top_probability: Tensor
     entropy: Tensor
@@ -210,7 +211,7 @@ def _count(
     counts.num_written += num_written
     counts.num_checkable += correct is not None
     counts.num_correct += correct is True
-    # The row at position p says what stands at p+1.
+    # The row at position p predicts the token at p+1.
     predicting = slice(prompt_length - 1, prompt_length - 1 + num_written)
     top_probability, entropy = rows.top_probability[predicting], rows.entropy[predicting]
     phases = phase_before(continuation.prompt, continuation.written, markers)

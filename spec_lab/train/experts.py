@@ -1,5 +1,4 @@
-"""What layers of experts have here beside transformers' own code: how they are computed, and how their load is kept
-even."""
+"""Additions to transformers' layers of experts: a way to compute them, and load balancing."""
 
 from __future__ import annotations
 
@@ -8,15 +7,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 EVERY_EXPERT = "spec_lab_every_expert"
-"""The name under which transformers finds `every_expert`."""
+"""The name under which `every_expert` is registered with transformers."""
 BIAS_STEP = 1e-3
 
 
 def every_expert(experts: nn.Module, rows: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
-    """Let every expert compute every row `[rows, hidden]`, and add up those that are `chosen` `[rows, num_chosen]`.
+    """Run every expert on every row `[rows, hidden]`, and add the outputs of the `chosen` ones `[rows, num_chosen]`.
 
-    For experts of a few thousand weights that is one plain product, faster than sorting rows by expert would be, and a
-    GPU can record it.
+    For experts of a few thousand weights this is one plain product. It is faster than sorting rows by expert, and a
+    CUDA graph can capture it.
     """
     gate_up, down = experts.gate_up_proj, experts.down_proj
     assert isinstance(gate_up, Tensor) and isinstance(down, Tensor)
@@ -28,10 +27,10 @@ def every_expert(experts: nn.Module, rows: Tensor, chosen: Tensor, weights: Tens
 
 
 def balance_experts(model: nn.Module) -> None:
-    """Keep the experts' load even without a loss for it (DeepSeek-V3, arXiv 2412.19437, section 2.1.2).
+    """Balance the experts' load without an auxiliary loss (DeepSeek-V3, arXiv 2412.19437, section 2.1.2).
 
-    After each forward of training the bias of the choice moves up for the experts that were chosen less than their
-    share, and down for the others.
+    After each training forward, the bias of the choice rises for experts that were chosen less than their share, and
+    falls for the others.
     """
     for router in model.modules():
         if hasattr(router, "e_score_correction_bias"):

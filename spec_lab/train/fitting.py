@@ -1,7 +1,7 @@
-"""Says which sizes of a drafter do not fit its target, or one another.
+"""Checks whether the sizes of a drafter fit its target and one another.
 
-Each function returns None, or one line that names the knob and the remedy. The row of a drafter
-(`spec_lab.train.options`) names those that are asked of it.
+Each function returns None, or one line with the knob and the remedy. The row of a drafter (`spec_lab.train.options`)
+lists the checks that apply to it.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from spec_lab.train.module_config import LayerConfig
 from spec_lab.train.target_config import PocketGemmaTrainingConfig, PocketHybridTrainingConfig, PocketMoeTrainingConfig
 
 MIN_TAPPED_LAYERS = 7
-"""Layers 2, L // 2 and L - 3 all differ from here on."""
+"""The fewest layers for which layers 2, L // 2 and L - 3 are distinct."""
 
 
 @dataclass(frozen=True, slots=True)
 class TargetSizes:
-    """The sizes of the target, which a drafter's have to fit; `layer` those that a drafter's layer may take over.
+    """The sizes of the target, which a drafter's must fit; `layer`: those that a drafter's layer may inherit.
 
-    `kv_layers`: those whose keys an assistant can read, of a target that is taken as it lies; None are all.
+    `kv_layers`: the layers of an existing target whose keys an assistant can read; None for all.
     """
 
     hidden_size: int
@@ -36,8 +36,10 @@ class TargetSizes:
 
 
 def filled(drafter: Any, target: TargetSizes) -> Any:
-    """Return the `drafter` part with the sizes of the target's layer where it says null, and three layers from the
-    middle of the target on where an assistant names none to read."""
+    """Return the `drafter` part with nulls replaced by the sizes of the target's layer.
+
+    An assistant that names no layers to read gets three, from the middle of the target on.
+    """
     sizes, readable = asdict(target.layer), target.kv_layers
     if readable and getattr(drafter, "kv_source_layers", None) == []:
         picked = (len(readable) // 2, len(readable) * 3 // 4, len(readable) - 1)
@@ -47,7 +49,7 @@ def filled(drafter: Any, target: TargetSizes) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Fitting:
-    """The configuration of a training, its `drafter` part under the schema of its row, and the target."""
+    """The configuration of a training, its `drafter` part in the schema of its row, and the target."""
 
     config: TrainConfig
     drafter: Any
@@ -55,7 +57,7 @@ class Fitting:
 
 
 def heads_fit(prefix: str, part: LayerConfig) -> str | None:
-    """Every key-value head serves as many query heads, and rotary positions turn pairs of a head's entries."""
+    """Query heads divide evenly among key-value heads, and the head size is even, since RoPE rotates pairs."""
     if part.num_heads % part.num_kv_heads:
         return (
             f"{prefix}.num_heads={part.num_heads} must be a multiple of {prefix}.num_kv_heads={part.num_kv_heads}; "
@@ -65,17 +67,17 @@ def heads_fit(prefix: str, part: LayerConfig) -> str | None:
 
 
 def even(knob: str, size: int) -> str | None:
-    """Refuse an odd number of channels, of which rotary positions turn pairs."""
+    """Refuse an odd number of channels, since RoPE rotates pairs."""
     return f"{knob}={size} must be even; use {knob}={size + 1}" if size % 2 else None
 
 
 def target_heads(target: Any) -> str | None:
-    """Do what `heads_fit` does, for a target."""
+    """Apply `heads_fit` to a target."""
     return heads_fit("target", target)
 
 
 def delta_heads(target: PocketHybridTrainingConfig) -> str | None:
-    """Each key head of a delta net serves as many value heads."""
+    """Value heads of a delta net divide evenly among its key heads."""
     num_values, num_keys = target.num_value_heads, target.num_key_heads
     if num_values % num_keys == 0:
         return None
@@ -86,7 +88,7 @@ def delta_heads(target: PocketHybridTrainingConfig) -> str | None:
 
 
 def owned_layers(target: PocketGemmaTrainingConfig) -> str | None:
-    """Each kind of layer has one with keys and values of its own, which the last layers and the assistant read."""
+    """Each kind of layer has at least one that owns keys and values, which the last layers and the assistant read."""
     num_own, every = target.num_layers - target.num_shared_layers, target.full_attention_every
     if every < 2:
         return f"target.full_attention_every={every} leaves no layer a window; use target.full_attention_every=2"
@@ -99,7 +101,7 @@ def owned_layers(target: PocketGemmaTrainingConfig) -> str | None:
 
 
 def chosen_experts(target: PocketMoeTrainingConfig) -> str | None:
-    """A token goes through no more experts than there are, and rotary positions turn pairs of channels."""
+    """A token uses no more experts than there are, and the number of channels is even, since RoPE rotates pairs."""
     if target.num_chosen > target.num_experts:
         return (
             f"target.num_chosen={target.num_chosen} is more than target.num_experts={target.num_experts}; "
@@ -109,17 +111,17 @@ def chosen_experts(target: PocketMoeTrainingConfig) -> str | None:
 
 
 def next_multiple(number: int, divisor: int) -> int:
-    """Return the least multiple of `divisor` that is not under `number`."""
+    """Return the smallest multiple of `divisor` that is at least `number`."""
     return -(-number // divisor) * divisor
 
 
 def heads(fitting: Fitting) -> str | None:
-    """Do what `heads_fit` does, for the drafter."""
+    """Apply `heads_fit` to the drafter."""
     return heads_fit("drafter", fitting.drafter)
 
 
 def unrolled_steps(fitting: Fitting) -> str | None:
-    """One module is used again at every step, or there is one for each."""
+    """There is one module for all steps, or one for each step."""
     drafter = fitting.drafter
     if drafter.num_modules in (1, drafter.num_unrolled_steps):
         return None
@@ -175,7 +177,7 @@ def drafts_fit(fitting: Fitting) -> str | None:
 
 
 def tokens_fit(fitting: Fitting) -> str | None:
-    """The target has the tokens that a drafter of blocks names."""
+    """The tokens that a block drafter names exist in the target."""
     drafter, vocab_size = fitting.drafter, fitting.target.vocab_size
     for knob, largest in (("mask_token_id", vocab_size - 1), ("draft_vocab_size", vocab_size)):
         value = getattr(drafter, knob)
@@ -185,7 +187,7 @@ def tokens_fit(fitting: Fitting) -> str | None:
 
 
 def body_serves(fitting: Fitting) -> str | None:
-    """The drafter that this one begins as lies there, and has the sizes that are asked for."""
+    """The drafter whose body this one starts from exists, and has the requested sizes."""
     drafter = fitting.drafter
     if drafter.body is None:
         return None
@@ -212,12 +214,12 @@ def body_serves(fitting: Fitting) -> str | None:
 
 
 def parts_are_read(fitting: Fitting) -> str | None:
-    """A key of a part that the head has not says nothing."""
+    """No key is set of a part that the head does not have."""
     return head_has_part(fitting.drafter)
 
 
 def width(fitting: Fitting) -> str | None:
-    """A narrow drafter's embedding starts as the target's in fewer dimensions."""
+    """The drafter is no wider than the target, whose embedding, projected to fewer dimensions, it starts from."""
     hidden_size, most = fitting.drafter.hidden_size, fitting.target.hidden_size
     return (
         None
@@ -238,7 +240,8 @@ def assistant_heads(fitting: Fitting) -> str | None:
 
 
 def kv_sources(fitting: Fitting) -> str | None:
-    """An assistant's layers read layers that the target has, with query heads that its key-value heads divide."""
+    """An assistant's layers read existing layers of the target, and its query heads divide evenly among their KV
+    heads."""
     drafter, target = fitting.drafter, fitting.target
     if target.kv_layers == ():
         return "drafter=frozen_kv: the target has no layer whose keys an assistant can read; use drafter=eagle3"

@@ -1,8 +1,8 @@
-"""The frozen-KV drafter as trained: queries only, over keys and values that the target already wrote.
+"""The trainable frozen-KV drafter: queries only, over keys and values that the target has written.
 
 The architecture is that of the Gemma 4 assistant (Google, 2026; SGLang #24436, vLLM #41745, transformers
-`gemma4_assistant`): no keys and no values of its own, so nothing to write, to roll back or to prefill. What it knows of
-the tokens drafted so far is the last one's embedding and a vector of the target's width that it hands to itself.
+`gemma4_assistant`). It has no keys or values of its own, so there is nothing to write, roll back or prefill. Its input
+in each step is the last token's embedding and a recurrent vector of the target's width.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ ATTENTION_SCALE = 1.0
 
 @dataclass(frozen=True, slots=True)
 class KVSource:
-    """The target layer whose keys and values a drafter layer reads, and what they are.
+    """The target layer whose keys and values a drafter layer reads, and their form.
 
-    `window`: newest keys that are seen, None is all. `turning_pairs`: the part of a head's pairs that turns.
+    `window`: number of newest keys that are seen; None for all. `turning_pairs`: the rotated fraction of a head's
+    pairs.
     """
 
     layer: int
@@ -48,7 +49,7 @@ class KVSource:
         return Rotation.at(rows.positions[:, None], self.head_dim, self.rope_theta, self.turning_pairs)
 
     def mask(self, rows: RowPlaces) -> Tensor | None:
-        """Return `[..., rows, rows]`, True where a row sees a key; None is plainly causal."""
+        """Return `[..., rows, rows]`, True if a row sees a key; None for a plain causal mask."""
         if rows.segments is not None:
             return visible_rows(rows.segments, self.window)
         device = rows.positions.device
@@ -57,9 +58,10 @@ class KVSource:
 
 @dataclass(frozen=True, slots=True)
 class FrozenKVShape:
-    """Sizes of a drafter. `backbone_hidden_size` and `vocab_size` are the target's; `sources` has an entry a layer.
+    """Sizes of a drafter. `backbone_hidden_size` and `vocab_size` are the target's; `sources` has an entry for each
+    layer.
 
-    `embedding_scale`: what embeddings of the target that come unscaled are multiplied by.
+    `embedding_scale`: the factor for the target's unscaled embeddings.
     """
 
     backbone_hidden_size: int
@@ -77,7 +79,7 @@ class FrozenKVShape:
 
 
 class KeysRead(Protocol):
-    """What a forward of the target leaves for this drafter to read."""
+    """The outputs of a target forward that this drafter reads."""
 
     @property
     def final_hidden(self) -> Tensor:
@@ -85,12 +87,12 @@ class KeysRead(Protocol):
 
     @property
     def keys_values(self) -> Sequence[tuple[Tensor, Tensor]]:
-        """Of each layer its keys and values, `[batch, num_kv_heads, length, head_dim]`."""
+        """The keys and values of each layer, `[batch, num_kv_heads, length, head_dim]` each."""
 
 
 @dataclass(slots=True)
 class SeenKV:
-    """Keys and values `[batch, heads, rows, head_dim]` that a layer's queries meet, rotations, and who sees whom."""
+    """The keys and values `[batch, heads, rows, head_dim]` that a layer's queries read, the rotation, and the mask."""
 
     key: Tensor
     value: Tensor
@@ -99,7 +101,7 @@ class SeenKV:
 
 
 class FrozenKVAttention(nn.Module):
-    """Queries and output; keys and values come from outside."""
+    """Attention with its own queries and output product; keys and values are given."""
 
     def __init__(self, shape: FrozenKVShape, source: KVSource) -> None:
         super().__init__()
@@ -108,7 +110,8 @@ class FrozenKVAttention(nn.Module):
         self.o_proj = nn.Linear(shape.num_heads * source.head_dim, shape.hidden_size, bias=False)
 
     def forward(self, hidden: Tensor, seen: SeenKV) -> Tensor:
-        """Row p of `hidden` `[batch, rows, hidden]` sees keys 0..p, or as many of them as its window holds."""
+        """Attend; row p of `hidden` `[batch, rows, hidden]` sees keys 0..p, or the newest of them if there is a
+        window."""
         query = seen.rotation.apply(self.q_norm(split_heads(self.q_proj(hidden), seen.key.shape[-1])))
         attended = F.scaled_dot_product_attention(
             query.to(seen.key.dtype),
@@ -122,9 +125,9 @@ class FrozenKVAttention(nn.Module):
 
 
 class FrozenKVLayer(nn.Module):
-    """A Gemma 4 layer: each half is normed before and after, and the sum is scaled.
+    """A Gemma 4 layer: each half has a norm before and after it, and the sum is scaled.
 
-    The scale is part of the format; trained it would repeat what the norms can say, so it stays 1.
+    The scale is part of the format. It stays 1, since training it would be redundant with the norms.
     """
 
     layer_scalar: Tensor
@@ -147,7 +150,7 @@ class FrozenKVLayer(nn.Module):
 
 
 class FrozenKVModel(nn.Module):
-    """The part that the checkpoint keeps under `model.`; the embedding is the head's, the target embeds tokens."""
+    """The part that the checkpoint has under `model.`. Its embedding is the head; tokens use the target's embedding."""
 
     def __init__(self, shape: FrozenKVShape) -> None:
         super().__init__()
@@ -167,9 +170,9 @@ class TrainableFrozenKVDrafter(UnrolledDrafter):
         self.post_projection = nn.Linear(shape.hidden_size, shape.backbone_hidden_size, bias=False)
 
     def features(self, outputs: KeysRead) -> tuple[Tensor, ...]:
-        """Return the target's normed final hidden state; then keys and values, layer by layer of the drafter.
+        """Return the target's normed final hidden state, then keys and values for each layer of the drafter.
 
-        `[batch, rows, backbone_hidden]`, and `[batch, num_kv_heads, rows, head_dim]` each.
+        The former is `[batch, rows, backbone_hidden]`; the others are `[batch, num_kv_heads, rows, head_dim]`.
         """
         sources = [outputs.keys_values[layer] for layer in self.shape.kv_source_layers]
         return outputs.final_hidden[:, :-1], *(part[:, :, :-1] for key_value in sources for part in key_value)
@@ -187,9 +190,9 @@ class TrainableFrozenKVDrafter(UnrolledDrafter):
     ) -> list[Tensor]:
         """Return normed states `[batch, rows, hidden]`; see `UnrolledDrafter`.
 
-        From anchor a, the last position in the target's cache, step s takes the embedding of token a+1+s and, at step
-        0, the target's hidden state at a, later what it handed itself. It stands at position a and sees keys 0..a
-        whatever the step, so every anchor unrolls beside the others in one row, and only the result moves to row a+s.
+        Let anchor a be the last position in the target's cache. Step s takes the embedding of token a+1+s. Its
+        recurrent vector is the target's hidden state at a in step 0, and the drafter's own output later. Every step is
+        at position a and sees keys 0..a. So row a unrolls anchor a, and only the result is moved to row a+s.
         """
         target_hidden, *keys_values = features
         num_rows, embeddings = embeddings.shape[1], embeddings * self.shape.embedding_scale

@@ -1,4 +1,4 @@
-"""`drafter=frozen_kv`: trains queries over the target's keys and values, saved in the Gemma 4 assistant's format."""
+"""`drafter=frozen_kv`: trains queries over the target's keys and values, and saves them as a Gemma 4 assistant."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ FIRST_BRANCH_SCALE = 0.3
 
 @dataclass(frozen=True, slots=True)
 class FrozenKVRecipe:
-    """Trains a drafter that has queries only on the target's own texts."""
+    """Trains a frozen-KV drafter on the target's own texts."""
 
     config: FrozenKvTrainingConfig
 
@@ -48,11 +48,11 @@ class FrozenKVRecipe:
 
     @property
     def form(self) -> PackedForm:
-        """How it stands on packed rows."""
+        """Its form on packed rows."""
         return UNROLLED
 
     def build(self, target: FrozenTarget, texts: TrainingTexts, seed: int) -> TrainableFrozenKVDrafter:
-        """Make one for a frozen target, as `HeadRecipe` says."""
+        """Make a drafter for a frozen target; see `HeadRecipe`."""
         torch.manual_seed(seed)
         its, config = target.config, self.config
         shape = FrozenKVShape(
@@ -72,7 +72,7 @@ class FrozenKVRecipe:
         return drafter
 
     def taps(self, target: FrozenTarget) -> tuple[Tap, ...]:
-        """Return nothing: it reads keys, values and the last hidden state."""
+        """Return no taps: it reads keys, values and the last hidden state."""
         return ()
 
     def save(self, drafter: TrainableFrozenKVDrafter, target: FrozenTarget, folder: Path) -> None:
@@ -85,11 +85,11 @@ class FrozenKVRecipe:
         return load_frozen_kv(folder, embedding_scale(target)).to(target.device)
 
     def matcher(self, folder: Path, model: Qwen3ForCausalLM, device: torch.device) -> DraftMatcher:
-        """Put the saved drafter beside its target, as `DrafterRecipe` says. It computes in float32."""
+        """Load the saved drafter for its target, in float32; see `DrafterRecipe`."""
         return unrolled_matcher(load_frozen_kv(folder).to(device).eval(), model)
 
     def describe(self, folder: Path) -> DrafterDescription:
-        """Say for the card what `DrafterRecipe` asks."""
+        """Describe the drafter for its card; see `DrafterRecipe`."""
         _, config = load_drafter(folder)
         text = config["text_config"]
         sources = ", ".join(map(str, config["kv_source_layers"]))
@@ -109,9 +109,9 @@ drafter left.""",
         )
 
     def shape(self, target: Qwen3Config) -> FrozenKVShape:
-        """Return the sizes that the drafter has beside this target.
+        """Return the drafter's sizes for this target.
 
-        Raises UserError where `kv_source_layers` names none of its layers, or the heads do not fit.
+        Raises UserError if `kv_source_layers` names a layer that does not exist, or the heads do not fit.
         """
         num_layers = target.num_hidden_layers
         if not self.config.kv_source_layers or not all(
@@ -142,11 +142,12 @@ drafter left.""",
 
 @torch.no_grad()
 def start_from_target(drafter: TrainableFrozenKVDrafter, model: Qwen3ForCausalLM) -> None:
-    """Set first weights on the scales of what the drafter reads and leaves; what is not named here stays random.
+    """Initialise weights at the scales of the drafter's inputs and outputs; weights not mentioned here stay random.
 
-    The vocabulary and `post_projection` lie in the directions in which the target's embedding is largest. Embedding and
-    hidden state enter with the same weight, though the one is much smaller. Queries are as long as those that the
-    target puts to the same keys. Branches start small beside the stream, as in LayerScale (Touvron et al., 2021).
+    The vocabulary and `post_projection` use the directions in which the target's embedding is largest. Embedding and
+    hidden state are scaled to the same weight, though the embedding is much smaller. Queries have the length of the
+    target's queries to the same keys. Branches start small relative to the stream, as in LayerScale (Touvron et al.,
+    2021).
     """
     layers = [model.model.layers[source.layer] for source in drafter.shape.sources]
     query_norms = [layer.self_attn.q_norm.weight.cpu() for layer in layers]
@@ -157,8 +158,8 @@ def start_from_target(drafter: TrainableFrozenKVDrafter, model: Qwen3ForCausalLM
 def start_from(
     drafter: TrainableFrozenKVDrafter, embedding: Tensor, final_norm: Tensor, query_norms: Sequence[Tensor]
 ) -> None:
-    """Do so from the target's embedding [vocab, hidden], its last norm, and what its queries at each source are scaled
-    by."""
+    """Do the same from the target's embedding [vocab, hidden], its last norm, and the scale of its queries at each
+    source."""
     directions = leading_directions(embedding, drafter.shape.hidden_size)
     drafter.model.embed_tokens.weight.copy_(embedding @ directions)
     hidden_scale = final_norm.square().mean().sqrt()
@@ -182,12 +183,13 @@ def save_frozen_kv(drafter: TrainableFrozenKVDrafter, target: Qwen3Config, folde
 
 
 def embedding_scale(target: FrozenTarget) -> float:
-    """Return what the target multiplies its embeddings by, as its assistants do."""
+    """Return the factor of the target's embeddings, which its assistants use too."""
     return AssistantTarget.from_model_config(target.config).embedding_scale
 
 
 def assistant_config(shape: FrozenKVShape, of_target: Mapping[str, Any]) -> dict[str, Any]:
-    """Return config.json: what differs from transformers' defaults, our `kv_source_layers`, and keys of the target."""
+    """Return config.json: keys that differ from transformers' defaults, our `kv_source_layers`, and keys of the
+    target."""
     num_layers, source = len(shape.sources), shape.sources[0]
     return {
         "architectures": ["Gemma4AssistantForCausalLM"],
@@ -225,7 +227,7 @@ def assistant_config(shape: FrozenKVShape, of_target: Mapping[str, Any]) -> dict
 
 
 def rope_of(source: KVSource) -> dict[str, Any]:
-    """Return the keys that say how the heads of a layer turn."""
+    """Return the config keys for the RoPE of a layer."""
     if source.turning_pairs == 1.0:
         return {"rope_type": "default", "rope_theta": source.rope_theta}
     return {

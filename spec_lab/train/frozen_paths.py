@@ -1,4 +1,4 @@
-"""Where a target lies that is taken as it is: `target=hf`, or a model from a package. Imports no torch."""
+"""The path of an existing target: `target=hf`, or a model from a package. It does not import torch."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from spec_lab.train.target_config import HfTarget, SmolLm2Target
 
 SMOLLM2 = "smollm2_135m"
 SMOLLM2_SIZES = (576, 30, 49152)
-"""Its width, layers and vocabulary."""
+"""SmolLM2's width, number of layers and vocabulary size."""
 
 
 def needs_a_path(target: HfTarget) -> str | None:
-    """A checkpoint is named by its folder, or is a file."""
+    """Return a problem if no checkpoint folder or file is named."""
     return (
         missing(target.path)
         if target.path
@@ -25,7 +25,7 @@ def needs_a_path(target: HfTarget) -> str | None:
 
 
 def package_is_here(target: SmolLm2Target) -> str | None:
-    """The file comes in a package, if it is not named."""
+    """Return a problem if no file is named and the package that contains it is missing."""
     if target.path:
         return missing(target.path) or _another_model(target.path)
     found = PACKAGED[SMOLLM2].find()
@@ -33,7 +33,7 @@ def package_is_here(target: SmolLm2Target) -> str | None:
 
 
 def _another_model(path: str) -> str | None:
-    """A head is named after its target, and another model's sizes tell that it is no SmolLM2."""
+    """Return a problem if the file's sizes are not those of SmolLM2, after which the head would be named."""
     from spec_lab.checkpoints.families.table import read_model_config
 
     config = read_model_config(Path(path))
@@ -44,21 +44,22 @@ def _another_model(path: str) -> str | None:
 
 
 def missing(path: str) -> str | None:
-    """Say so where there is no such checkpoint."""
+    """Return a problem if there is no such checkpoint."""
     if is_gguf(Path(path)):
         return None if Path(path).is_file() else f"target.path={path} is no file; give the GGUF file of a model"
     return missing_folder("target.path", path)
 
 
 def checkpoint_path(target: HfTarget) -> Path:
-    """Return `target.path`; UserError where there is none, as a check may ask for it before the one that says so."""
+    """Return `target.path`. Raise UserError if it is missing, since a check may ask for it before `needs_a_path`
+    runs."""
     if target.path is None:
         raise UserError(needs_a_path(target))
     return Path(target.path)
 
 
 def packaged_path(target: SmolLm2Target) -> Path:
-    """Return the file, which was not refused."""
+    """Return the packaged file, which earlier checks have accepted."""
     found = Path(target.path) if target.path else PACKAGED[SMOLLM2].find()
     assert found is not None
     return found

@@ -1,7 +1,7 @@
-"""A frozen target, in the runtime that will serve it: what a drafter reads of it, for any family of plain attention.
+"""A frozen target for training drafters, run with the engine's own code, for any family with plain attention.
 
 Its layers, weights, taps and head are those of decoding (`spec_lab.models`). Only attention differs: it takes whole
-rows of packed documents in place of a paged cache (`packed_attention`).
+rows of packed documents instead of a paged cache (`packed_attention`).
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from spec_lab.train.packed_rows import PackedRows
 
 @dataclass(frozen=True, slots=True)
 class FrozenOutputs:
-    """What one forward over packed rows leaves for drafters to read.
+    """The outputs of one forward over packed rows that drafters read.
 
     Attributes:
-        tapped: [batch, length, taps * hidden] the tapped hidden states side by side.
-        final_hidden: [batch, length, hidden] after the last norm, what the head reads.
-        tokens: [batch, length] what was run.
-        keys_values: of each layer what it wrote, or the layer whose keys it shares, [batch, num_kv_heads, length,
-            head_dim] each; states that were kept have none.
+        tapped: [batch, length, taps * hidden] the tapped hidden states, concatenated.
+        final_hidden: [batch, length, hidden] after the last norm, the input of the head.
+        tokens: [batch, length] the tokens that were run.
+        keys_values: keys and values of each layer, or of the layer whose KV it shares, [batch, num_kv_heads, length,
+            head_dim] each; empty for states that were cached.
     """
 
     tapped: Tensor
@@ -51,7 +51,7 @@ class FrozenOutputs:
 
 @dataclass(frozen=True, slots=True)
 class FrozenTarget:
-    """A target of the runtime, run over packed rows; it has no gradients."""
+    """A target in the engine's code, run over packed rows without gradients."""
 
     decoder: Decoder
     device: torch.device
@@ -62,7 +62,7 @@ class FrozenTarget:
         """Read a checkpoint folder or a GGUF file.
 
         Raises:
-            UserError: it is not what its config says.
+            UserError: it does not match its config.
         """
         config = read_model_config(path)
         source = WeightSource(path, dtype, device)
@@ -72,7 +72,7 @@ class FrozenTarget:
 
     @property
     def in_16_bits(self) -> bool:
-        """It computes in bfloat16, and so does what is trained beside it."""
+        """Whether it computes in bfloat16; the drafter in training then does too."""
         return self.dtype == torch.bfloat16
 
     @property
@@ -87,7 +87,7 @@ class FrozenTarget:
 
     @property
     def final_norm_weight(self) -> Tensor:
-        """The weight of the norm in front of the head, [hidden]."""
+        """The weight of the norm before the head, [hidden]."""
         return self.decoder.final_norm_weight
 
     def embed(self, tokens: Tensor) -> Tensor:
@@ -108,22 +108,23 @@ class FrozenTarget:
 
     @torch.no_grad()
     def log_probabilities(self, hidden: Tensor, token_ids: Tensor) -> Tensor:
-        """Return [rows, ids] float32: of each row of final states the log-probability of some tokens, over the whole
-        vocabulary."""
+        """Return float32 log-probabilities [rows, ids] of some tokens for each row of final states, normalised over the
+        whole vocabulary."""
         logits = self.decoder.logits(hidden)
         mass = logits.float().logsumexp(-1, keepdim=True)
         return logits.index_select(-1, token_ids).float() - mass
 
     @torch.no_grad()
     def likeliest(self, hidden: Tensor) -> Tensor:
-        """Return the [rows] likeliest next tokens of final states."""
+        """Return the likeliest next tokens [rows] for final states."""
         return self.decoder.logits(hidden).argmax(-1)
 
 
 def draft_rope(config: ModelConfig) -> RopeConfig:
-    """Return the rotary embedding that a head for this target has: that of its last layer which sees all.
+    """Return the rotary embedding of a head for this target: that of its last layer with full attention.
 
-    Heads are Llama layers, which know no partly rotated heads: of such a target they take the base alone.
+    Heads are Llama layers, which do not support partial rotation. For a target with partial rotation they take only its
+    base.
     """
     rope = full_plan(config).rope
     plain = rope.scaling in ("none", "linear", "llama3") and rope.partial_rotary_factor == 1.0
@@ -131,5 +132,5 @@ def draft_rope(config: ModelConfig) -> RopeConfig:
 
 
 def full_plan(config: ModelConfig) -> LayerPlan:
-    """Return the plan of the last layer that sees all, or of the last one where each has a window."""
+    """Return the plan of the last layer with full attention, or of the last layer if all have a window."""
     return next((plan for plan in reversed(config.layers) if plan.window is None), config.layers[-1])

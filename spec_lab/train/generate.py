@@ -1,4 +1,4 @@
-"""Batched continuation of many prompts by the target: a cache of fixed size, and one CUDA graph a batch."""
+"""Batched continuation of many prompts by the target, with a cache of fixed size and one CUDA graph for each batch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STEPS_BETWEEN_CHECKS = 16
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """Token ids of a prompt and of what the model wrote after it, its stop token included."""
+    """Token ids of a prompt and of the model's continuation, including the stop token."""
 
     prompt: list[int]
     written: list[int]
@@ -35,9 +35,9 @@ def generate(
     batch_size: int,
     temperature: float = 0.0,
 ) -> list[Continuation]:
-    """Continue every prompt until a stop token or `max_new_tokens`; temperature 0 is greedy. In the prompts' order.
+    """Continue every prompt until a stop token or `max_new_tokens`, and return the continuations in the prompts' order.
 
-    Batches hold prompts of like length. Sampling draws from torch's global generator.
+    Temperature 0 is greedy. Each batch has prompts of similar length. Sampling draws from torch's global generator.
     """
     continuations: dict[int, Continuation] = {}
     by_length = sorted(range(len(prompts)), key=lambda index: len(prompts[index]))
@@ -60,7 +60,7 @@ def _continue_batch(
     for count in range(1, max_new_tokens):
         step()
         if count == 1 and model.device.type == "cuda":
-            step = captured(step)  # not before one plain call, which sets up what a capture may not
+            step = captured(step)  # only after one plain call, for setup that is impossible in a capture
         if count % STEPS_BETWEEN_CHECKS == 0 and bool(batch.finished.all()):
             break
     rows = zip(prompts, batch.tokens.tolist(), strict=True)
@@ -69,14 +69,14 @@ def _continue_batch(
 
 
 def _cut(prompt: list[int], written: list[int], stop_ids: list[int]) -> Continuation:
-    """Cut what stands behind the prompt at the first stop token."""
+    """Cut the continuation after its first stop token."""
     stop = next((index for index, token in enumerate(written) if token in stop_ids), None)
     return Continuation(prompt, written if stop is None else written[: stop + 1], stop is not None)
 
 
 @torch.inference_mode()
 def generate_plainly(model: Any, prompts: list[list[int]], max_new_tokens: int, batch_size: int) -> list[Continuation]:
-    """Continue every prompt greedily by transformers' own generation, which has a cache for every kind of layer."""
+    """Continue every prompt greedily with transformers' own generation, whose cache supports every kind of layer."""
     stop_ids, pad_id = model.generation_config.eos_token_id, model.generation_config.pad_token_id
     continuations: list[Continuation] = []
     for start in range(0, len(prompts), batch_size):
@@ -102,7 +102,7 @@ def captured(step: Callable[[], None]) -> Callable[[], None]:
 class FixedCache:
     """Keys and values `[layers][batch, kv_heads, length, head_dim]`, written at each row's own positions.
 
-    Stands in for transformers' caches, whose decoder layers only call `update`: a cache that grows is copied at every
+    It replaces transformers' caches, of which decoder layers only call `update`. A growing cache is copied in every
     step, and cannot be captured.
     """
 
@@ -131,7 +131,7 @@ class Batch:
 
     @classmethod
     def of(cls, model: Qwen3ForCausalLM, prompts: list[list[int]], max_new_tokens: int) -> Batch:
-        # Attention kernels want a mask whose rows are aligned to 8.
+        # Attention kernels require mask rows aligned to 8.
         length = -(-(max(map(len, prompts)) + max_new_tokens) // 8) * 8
         tokens = torch.zeros(len(prompts), length, dtype=torch.long)
         for row, prompt in enumerate(prompts):
@@ -142,14 +142,14 @@ class Batch:
         return cls(tokens.to(model.device), last, finished, cache)
 
     def prefill(self, model: Qwen3ForCausalLM, temperature: float) -> None:
-        """Run the prompts, padding included (nothing looks at it), and append a token to every row."""
+        """Run the prompts, including padding, which nothing attends to, and append a token to every row."""
         width = int(self.last.max()) + 1
         positions = torch.arange(width, device=self.last.device).expand(len(self.last), width)
         hidden = self._forward(model, positions)
         self._append(model, hidden[torch.arange(len(self.last)), self.last], temperature)
 
     def step(self, model: Qwen3ForCausalLM, temperature: float, stop_ids: Tensor) -> None:
-        """Run every row's last token and append the next one. Nothing here waits for the device."""
+        """Run every row's last token, and append the next one, without a synchronisation."""
         last_tokens = self.tokens.gather(1, self.last[:, None])
         self.finished |= torch.isin(last_tokens[:, 0], stop_ids)
         self._append(model, self._forward(model, self.last[:, None])[:, 0], temperature)

@@ -1,4 +1,4 @@
-"""The target's own texts, which drafters are trained on: what it writes after fresh prompts of every category."""
+"""The target's own texts, on which drafters are trained: its continuations of new prompts of every category."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
 FIRST_SEED = 1_000_000
-"""Seeds from here on are drawn for prompts, those under it for the target's training text."""
+"""The first seed for prompts. Lower seeds are those of the target's training text."""
 
 
 @dataclass(frozen=True, slots=True)
 class Generations:
     """Rows of prompt and continuation, padded on the right.
 
-    `tokens` `[rows, length]` in the smallest integers that hold the vocabulary; `prompt_lengths` and `lengths` `[rows]`
-    int32, in tokens.
+    `tokens` is `[rows, length]`, in the smallest integer type that holds the vocabulary. `prompt_lengths` and `lengths`
+    are `[rows]` int32, in tokens.
     """
 
     tokens: Tensor
@@ -45,7 +45,7 @@ class Generations:
 
     @classmethod
     def of(cls, continuations: list[Continuation], row_length: int, pad_id: int, vocab_size: int) -> Generations:
-        """Cut continuations to `row_length`."""
+        """Make rows of continuations, truncated to `row_length`."""
         tokens = np.full((len(continuations), row_length), pad_id, dtype=smallest_id_type(vocab_size, in_torch=True))
         for row, continuation in enumerate(continuations):
             text = (continuation.prompt + continuation.written)[:row_length]

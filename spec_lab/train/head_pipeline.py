@@ -1,4 +1,4 @@
-"""A training for a target that is taken as it lies: texts, drafter, evaluation, card. Finished stages are skipped."""
+"""A training for an existing target: texts, drafter, evaluation, card. Finished stages are skipped."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ class HeadPipeline:
     group: TrainingGroup = ALONE
 
     def run(self) -> RunFolder:
-        """Run what is missing under `output_dir`; the last line printed is the drafter's folder.
+        """Run the missing stages under `output_dir`; the last line printed is the drafter's folder.
 
         Raises:
-            UserError: a folder cannot be used, or holds what other settings made.
+            UserError: a folder cannot be used, or holds results of other settings.
             TrainingDiverged: a loss is no longer finite.
         """
         with joined(self.config.device) as (group, device):
@@ -58,7 +58,7 @@ class HeadPipeline:
                     f"packing.kept_gigabytes={self.config.packing.kept_gigabytes:g} is for a CPU: a GPU's steps are "
                     "recorded, and run the target again; leave it out"
                 )
-            if group.rank:  # it leaves the folder, and what there is to say, to the first
+            if group.rank:  # the first process handles the folder and all messages
                 logging.getLogger("spec_lab").setLevel(logging.WARNING)
                 return own._run()
             with output_folder(Path(self.config.output_dir)):
@@ -111,7 +111,7 @@ class HeadPipeline:
         return folder
 
     def plan(self) -> str:
-        """Return what the training will take, from a few steps that are taken; nothing is kept of them.
+        """Return an estimate of the training's cost from a few steps, whose results are discarded.
 
         Raises:
             UserError: there is no room for it.
@@ -131,7 +131,7 @@ class HeadPipeline:
         return show(texts, self._path(), number)
 
     def _warn(self) -> None:
-        """Say what more drafts than are learnt will cost, before anything runs."""
+        """Warn, before anything runs, that more drafts are measured than are trained."""
         measured, learnt = self.config.evaluation.num_draft_tokens, make_recipe(self.config).config.num_trained_drafts
         if measured > learnt and not self.group.rank:
             log.warning(
@@ -152,7 +152,7 @@ class HeadPipeline:
         return RunFolder(Path(self.config.output_dir), self._path(), target_name=target_option(self.config.target).name)
 
     def _describe(self, recipe: HeadRecipe, folder: RunFolder, output: Path, thinking: bool | None) -> None:
-        """Measure by category, where there are questions, and write the card."""
+        """Measure by category if there are questions, and write the card."""
         knobs, measured = self.config.evaluation, {}
         if knobs.prompts:
             measured = evaluated(self._path(), self.device, recipe.config, output, knobs, thinking)

@@ -1,4 +1,4 @@
-"""What a training will take, from a few steps that are really taken, and the texts that it will learn from."""
+"""Estimates the cost of a training from a few real steps, and shows the texts that it will learn from."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ from spec_lab.workloads.tokenizer import TargetTokenizer
 log = logging.getLogger(__name__)
 
 PROBE_STEPS = 6
-"""The first ones compile, and a GPU records the fourth; the last two are timed."""
+"""The number of steps to run. The first ones compile, a GPU captures the fourth, and the last two are timed."""
 BYTES_BESIDE_A_WEIGHT = 12
-"""A weight and two moments in float32, as a checkpoint has them."""
+"""Bytes for each parameter in a checkpoint: a weight and two moments in float32."""
 MEGA = 1e6
 
 
 def show(texts: Any, path: Path, number: int) -> str:
-    """Return so many texts with the tokens that count marked."""
+    """Return `number` texts, with the tokens that count marked."""
     thinking = texts.header.settings.get("thinking")
     return show_texts(texts, TargetTokenizer(path, thinking), number, in_colour=sys.stdout.isatty())
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """What a few steps are taken with.
+    """The inputs of the probe steps.
 
     Attributes:
-        learnt: texts to learn from, or stand-ins of those that are not written yet.
-        texts: what writing them will take; None where they lie there.
+        learnt: texts to learn from, or placeholders if they are not written yet.
+        texts: the cost of writing them; None if they exist.
     """
 
     recipe: HeadRecipe
@@ -55,7 +55,7 @@ class Probe:
 
 
 def planned(probe: Probe, output: Path) -> str:
-    """Take a few steps, and return what all will take.
+    """Take a few steps, and return an estimate for the whole training.
 
     Raises:
         UserError: the disk or the device has no room for it.
@@ -72,7 +72,7 @@ def planned(probe: Probe, output: Path) -> str:
     training = StagePlan(
         "training",
         num_steps * optimisation.batch_size * probe.row_length,
-        # A checkpoint with the one before it, the best export, the newest and the drafter itself.
+        # Two checkpoints, the best export, the newest export, and the drafter itself.
         disk_bytes=num_parameters * (2 * BYTES_BESIDE_A_WEIGHT + 3 * 2),
         memory_bytes=_peak(target.device),
         seconds=num_steps * seconds,
@@ -94,7 +94,7 @@ def planned(probe: Probe, output: Path) -> str:
 
 
 def _texts_in_words(probe: Probe) -> str:
-    """Say which texts there are, and which are written first."""
+    """Describe which texts exist, and which would be written first."""
     learnt, stage = probe.learnt, probe.texts
     if stage is None:
         return (
@@ -118,7 +118,7 @@ def _seconds_of_a_step(probe: Probe, drafter: Any) -> float:
         max_seconds=None,
     )
     watch = Stopwatch(target.device)
-    if target.device.type == "cuda":  # what wrote texts has gone
+    if target.device.type == "cuda":  # the engine that wrote texts is gone
         torch.cuda.reset_peak_memory_stats(target.device)
     with tempfile.TemporaryDirectory() as folder:
         checkpoint, taps = Path(folder) / "probe.pt", recipe.taps(target)
@@ -128,7 +128,7 @@ def _seconds_of_a_step(probe: Probe, drafter: Any) -> float:
 
 
 class Stopwatch:
-    """Notes when each step of a training has ended."""
+    """Records when each step of a training ends."""
 
     every = 1
 
@@ -147,7 +147,7 @@ class Stopwatch:
 
 
 def _peak(device: torch.device) -> int:
-    """Return the bytes that the probe took at most: on a GPU, or else of this process."""
+    """Return the probe's peak memory in bytes: on the GPU, or of this process on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -1,4 +1,4 @@
-"""What a training for a target that is taken as it lies asks of a drafter: a recipe, and its form on packed rows."""
+"""What the training for an existing target needs of a drafter: a recipe, and its form on packed rows."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from spec_lab.train.teacher_forced import TeacherForced
 
 @dataclass(frozen=True, slots=True)
 class PackedForm:
-    """How drafters of a kind stand on packed rows.
+    """Functions for drafters of a kind on packed rows.
 
     Attributes:
-        train: trains a drafter in place, by its option, on a task.
-        trained_laws: `(drafter, target, rows, pending, taps, K)` to [pending, K, scored]: what the training forward
-            says behind columns of one packed row, which hold pending tokens.
-        served_laws: `(serving, engine, text, prompt length)` to [K, scored], what the runtime says there.
-        forced: `(drafter, target, rows, taps, K, batch size)` to what teacher forcing counts.
+        train: trains a drafter in place, given its option and a task.
+        trained_laws: from `(drafter, target, rows, pending, taps, K)` to the training forward's logits [pending, K,
+            scored] after the columns `pending` of one packed row.
+        served_laws: from `(serving, engine, text, prompt length)` to the engine's logits [K, scored] after a prompt.
+        forced: from `(drafter, target, rows, taps, K, batch size)` to the counts of teacher forcing.
     """
 
     train: Callable[[Any, Any, PackedTask], list[CurvePoint]]
@@ -44,23 +44,23 @@ class HeadRecipe(Protocol):
 
     @property
     def config(self) -> PackedTrainingConfig:
-        """The option that was chosen, its sizes filled in."""
+        """The chosen option, with its sizes filled in."""
 
     @property
     def form(self) -> PackedForm:
-        """How it stands on packed rows."""
+        """Its form on packed rows."""
 
     def build(self, target: FrozenTarget, texts: TrainingTexts, seed: int) -> Any:
-        """Make an untrained one."""
+        """Make an untrained drafter."""
 
     def taps(self, target: FrozenTarget) -> tuple[Tap, ...]:
         """Return the hidden states that it reads besides the last."""
 
     def save(self, drafter: Any, target: FrozenTarget, folder: Path) -> None:
-        """Write it as the runtime loads it."""
+        """Write it in the form that the engine loads."""
 
     def load(self, folder: Path, target: FrozenTarget) -> Any:
         """Read what `save` wrote, in float32, on the target's device."""
 
     def describe(self, folder: Path) -> DrafterDescription:
-        """Return what the card says of it."""
+        """Return its description for the card."""

@@ -1,4 +1,4 @@
-"""The texts that a drafter for a frozen target learns on: those of a folder, or the ones that the same command writes
+"""The texts on which a drafter for a frozen target is trained: those of a folder, or texts that the same command writes
 first."""
 
 from __future__ import annotations
@@ -29,31 +29,31 @@ from spec_lab.train.texts.write import Writer, choose_target
 
 SECONDS_BETWEEN_LOOKS = 1.0
 MOST_PROMPTS = 64
-"""Held-out prompts that are decoded as a training goes on."""
+"""The most held-out prompts that are decoded during a training."""
 STAND_INS = 512
-"""Texts of random tokens that a plan is probed with where none are written yet."""
+"""The number of random-token texts with which a plan is probed if no texts are written yet."""
 
 
 @contextmanager
 def for_a_while() -> Iterator[None]:
-    """Stand around a function that writes: behind it a training has its threads and the device's memory back."""
+    """Enclose a function that writes texts. Afterwards the training gets its threads and the device's memory back."""
     before = torch.get_num_threads()
     try:
         yield
     finally:
         torch.set_num_threads(before)
-        gc.collect()  # an engine and its graphs hold one another
+        gc.collect()  # an engine and its graphs are a reference cycle
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 
 
 @dataclass(frozen=True, slots=True)
 class HeadTexts:
-    """Where the texts are, and how they come there.
+    """The texts of a training, which it reads or writes.
 
     Attributes:
         path: the target's checkpoint.
-        folder: that of the training, whose `texts` are written where the configuration names none.
+        folder: the training's folder; its `texts` are written if the configuration names no folder of texts.
     """
 
     config: TrainConfig
@@ -68,11 +68,11 @@ class HeadTexts:
 
     @property
     def are_missing(self) -> bool:
-        """They are to be written first."""
+        """Whether they must be written first."""
         return self.config.texts is None and not self.root.exists()
 
     def write(self) -> None:
-        """Write what is missing of them; texts that were begun with other settings are refused.
+        """Write the missing texts. Texts that were begun with other settings are refused.
 
         Raises:
             UserError: see `write_texts`.
@@ -95,15 +95,15 @@ class HeadTexts:
         shutil.rmtree(work, ignore_errors=True)
 
     def wait(self) -> None:
-        """Return once another process has written them."""
+        """Wait until another process has written them."""
         while self.are_missing:
             time.sleep(SECONDS_BETWEEN_LOOKS)
 
     def read(self) -> tuple[Texts, Texts, Texts]:
-        """Read all texts, those to learn from, and those held out.
+        """Return all texts, those to learn from, and those held out.
 
         Raises:
-            UserError: there are too few, or nothing in them counts, or everything, or another target wrote them.
+            UserError: there are too few texts; none or all of their tokens count; or another target wrote them.
         """
         if self.are_missing:
             raise UserError(
@@ -125,7 +125,8 @@ class HeadTexts:
         return texts, learnt, held_out
 
     def _refuse_lengths(self, learnt: Texts, held_out: Texts) -> None:
-        """Raise UserError where rows have no room for what counts, or the target none for what it is to decode."""
+        """Raise UserError if rows are too short for tokens that count, or the target has too few positions to
+        decode."""
         row_length, knobs = self.config.packing.row_length, self.config.evaluation
         positions = read_model_config(self.path).max_position_embeddings
         for part in (learnt, held_out):
@@ -143,9 +144,9 @@ class HeadTexts:
             )
 
     def plan(self) -> tuple[StagePlan, Texts]:
-        """Say by a probe what writing them will take, and return texts of random tokens that are as long.
+        """Estimate by a probe the cost of writing them, and return texts of random tokens of the same length.
 
-        What a killed command left is not written again.
+        Texts that an earlier, killed command wrote are not written again.
 
         Raises:
             UserError: there is no room for them, or other texts were begun here.
@@ -164,7 +165,7 @@ class HeadTexts:
 
     @property
     def _work(self) -> Path:
-        """The folder that they are written in, which outlives a kill."""
+        """The folder in which they are written, so that a killed command can be resumed."""
         return self.folder.checkpoint(self.root).with_suffix("")
 
     def _settings(self) -> TextsConfig:
@@ -181,26 +182,26 @@ class HeadTexts:
 
 
 def _stage(chosen: Chosen, settings: TextsConfig, rate: Rate | None = None) -> StagePlan:
-    """Plan the texts, whose keys have other names here."""
+    """Plan the texts, under this command's names of their keys."""
     plan = plan_texts(chosen, settings, rate)
     return replace(plan, less_disk="lower writing.num_texts", less_memory="lower writing.batch_size")
 
 
 @for_a_while()
 def _written(chosen: Chosen, settings: TextsConfig, work: Path) -> TextsHeader:
-    """Write texts into a folder that outlives a kill."""
+    """Write texts into a folder from which a killed command can resume."""
     return write_texts(Writer.load(chosen, settings), settings, work).header
 
 
 @for_a_while()
 def _probed(chosen: Chosen, settings: TextsConfig) -> tuple[Rate, WrittenBy]:
-    """Find how fast the target writes, and how much."""
+    """Measure how fast the target writes, and how long its texts are."""
     writer = Writer.load(chosen, settings)
     return probe(writer, settings), writer.written_by()
 
 
 def stand_ins(rate: Rate, by: WrittenBy, num_texts: int) -> Texts:
-    """Return texts of random tokens, each as long as a mean one will be, no more than are enough for a probe."""
+    """Return texts of random tokens of the expected mean length, as many as a probe needs."""
     number, prompt = min(STAND_INS, num_texts), max(1, round(rate.prompt_tokens))
     length = prompt + max(2, round(rate.answer_tokens))
     tokens = torch.randint(by.vocab_size, (number * length,), dtype=torch.int32)
@@ -225,7 +226,7 @@ def read_texts(folder: Path, target: Path) -> Texts:
 
 
 def facts_of_texts(texts: Texts) -> dict[str, Any]:
-    """Return what a card says of the texts that were learnt from."""
+    """Return the facts for a card about the training texts."""
     settings = texts.header.settings
     named = ("temperatures", "top_p", "thinking", "max_new_tokens", "second_turns")
     said = ", ".join(f"{name}={settings[name]}" for name in named if name in settings)
@@ -233,5 +234,5 @@ def facts_of_texts(texts: Texts) -> dict[str, Any]:
 
 
 def texts_identity(texts: Texts) -> str:
-    """Tell one folder's texts from another's."""
+    """Return a string that identifies the texts of a folder."""
     return f"{texts.header.written_by.weights[:16]}, {len(texts)} texts, {len(texts.tokens)} tokens"

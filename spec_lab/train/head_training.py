@@ -1,4 +1,4 @@
-"""One drafter for a frozen target, from its first weights to its export: proved, trained, watched, proved again."""
+"""Trains one drafter for a frozen target, and compares it with the engine before and after the training."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from spec_lab.train.truth import Tracker, Truth
 log = logging.getLogger(__name__)
 
 MOST_ROWS = 64
-"""Held-out rows that teacher forcing reckons on, and held-out prompts that are decoded behind."""
+"""The most held-out rows for teacher forcing, and the most held-out prompts that are decoded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +39,9 @@ class HeadTraining:
     """The training of a drafter.
 
     Attributes:
-        path: the target's checkpoint, which the runtime loads for itself.
-        work: a folder that outlives a kill: `NAME.pt` beside it is the checkpoint, and the best weights lie in it.
+        path: the target's checkpoint, which the engine loads separately.
+        work: a folder that survives a killed training. It contains the best weights, and `NAME.pt` next to it is the
+            checkpoint.
     """
 
     config: TrainConfig
@@ -55,10 +56,10 @@ class HeadTraining:
     group: TrainingGroup = ALONE
 
     def run(self, output: Path) -> dict[str, Any]:
-        """Train, write the best weights to `output`, and return what the record says of it.
+        """Train, write the best weights to `output`, and return the facts for its record.
 
         Raises:
-            NotServed: what is trained is not what the runtime computes.
+            NotServed: the training forward and the engine disagree.
             TrainingDiverged: a loss is no longer finite.
         """
         recipe, drafter = self.recipe, self._drafter()
@@ -88,7 +89,7 @@ class HeadTraining:
         write_layouts(self.config.layouts, self.recipe.config, output, written_for, prover)
 
     def follow(self) -> None:
-        """Train along with the first process, which does all else."""
+        """Take part in the training as a further process; the first process does everything else."""
         self.recipe.form.train(self._drafter(), self.recipe.config, self._task(None))
 
     def _drafter(self) -> Any:
@@ -113,7 +114,7 @@ class HeadTraining:
 
     def _prove_as_it_is(self, prover: Prover, drafter: Any) -> Any:
         folder = self.work.with_name(self.work.name + "-before")
-        shutil.rmtree(folder, ignore_errors=True)  # of a training that was killed here
+        shutil.rmtree(folder, ignore_errors=True)  # left by a killed training
         self.recipe.save(drafter, self.target, folder)
         proof = prover.prove(self.recipe.config.drafts_as, folder)
         self._rounded(prover, folder)
@@ -124,7 +125,7 @@ class HeadTraining:
 
     @for_a_while()
     def _rounded(self, prover: Prover, folder: Path) -> float | None:
-        """Compare with the runtime in bfloat16, where that is what serves; return how far they are apart."""
+        """Compare with the engine in bfloat16 if it will run in that; return the difference."""
         if self.device.type == "cpu" and self.config.dtype != Dtype.bfloat16:
             return None
         num_drafts, longest = prover.serving.num_draft_tokens, prover.serving.longest
@@ -167,10 +168,10 @@ class HeadTraining:
 def write_layouts(
     names: Iterable[str], drafter: PackedTrainingConfig, folder: Path, written_for: WrittenFor, prover: Prover
 ) -> None:
-    """Write a drafter in other projects' layouts beside ours, load it back, and compare bytes and what it drafts.
+    """Write a drafter in other projects' layouts, load each back, and compare its bytes and its drafts with ours.
 
     Raises:
-        NotServed: it drafts otherwise.
+        NotServed: its drafts differ.
     """
     known = drafter_option(drafter).layouts
     for name in names:
@@ -181,7 +182,7 @@ def write_layouts(
 
 
 def forget(work: Path) -> None:
-    """Drop what only a training that goes on would read."""
+    """Delete the files that only a resumed training would read."""
     for folder in (work, *work.parent.glob(f"{work.name}-*")):
         shutil.rmtree(folder, ignore_errors=True)
     work.with_suffix(".json").unlink(missing_ok=True)
@@ -190,7 +191,7 @@ def forget(work: Path) -> None:
 def serving_of(
     path: Path, device: torch.device, requests: list[Request], knobs: EvaluationConfig, of_drafter: tuple[str, ...]
 ) -> Serving:
-    """Load the runtime for some requests, and for a drafter of these words."""
+    """Load the engine for some requests, and for a drafter with these overrides."""
     longest = max(len(request.prompt_ids) + request.max_new_tokens for request in requests)
     return Serving.load(
         path,

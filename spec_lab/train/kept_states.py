@@ -1,6 +1,7 @@
-"""The hidden states of rows that a target has run before: a training that comes to them again need not run it.
+"""Caches the hidden states of rows that a target has already run, so that later epochs need not run it again.
 
-On a CPU the target's forward is more than half of a step. On a GPU it is little, and steps are recorded.
+On a CPU the target's forward is more than half of a step. On a GPU it is a small part, and steps are CUDA graphs, so
+nothing is cached.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from spec_lab.train.packed_rows import PackedRows
 
 @dataclass(slots=True)
 class KeptStates:
-    """Makes a step's inputs as `FrozenTarget` does, and keeps those that come again.
+    """Makes a step's inputs like `FrozenTarget`, and caches them.
 
-    Rows are drawn epoch by epoch, so the first ones are kept for good: what makes room for others is dropped before it
-    comes again.
+    Each epoch draws every row once. So the first rows are kept for good: a row that is evicted for another would be
+    gone before it is needed again.
 
     Attributes:
-        most_bytes: how much is kept.
-        num_bytes: how much is kept now.
+        most_bytes: the limit of the cache.
+        num_bytes: its current size.
     """
 
     target: FrozenTarget
@@ -37,7 +38,7 @@ class KeptStates:
         return self.target.embed(tokens)
 
     def run(self, rows: PackedRows, taps: Sequence[Tap]) -> FrozenOutputs:
-        """Return what the target leaves of rows [batch, length]; those that are not kept are run together."""
+        """Return the target's outputs for rows [batch, length]; rows that are not cached are run together."""
         names = [bytes(row.numpy().data) for row in torch.cat([rows.tokens, rows.segments], dim=1)]
         missing = [place for place, name in enumerate(names) if name not in self._kept]
         made: dict[bytes, tuple[Tensor, Tensor]] = {}

@@ -1,4 +1,4 @@
-"""Pieces of a transformer layer that trained drafters are put together from, under the names of checkpoints."""
+"""Parts of transformer layers from which trainable drafters are built, under the names of checkpoints."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from spec_lab.models.rope import inverse_frequencies
 
 
 class TrainableRMSNorm(nn.Module):
-    """Scale to unit mean square, in float32 whatever the surroundings compute in."""
+    """RMSNorm that computes in float32, whatever the dtype of its input."""
 
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()
@@ -52,10 +52,10 @@ class GatedGELU(GatedMLPWeights):
 
 @dataclass(frozen=True, slots=True)
 class AttentionShape:
-    """`input_size` is what the queries, keys and values are projected from, `hidden_size` what comes out.
+    """Sizes of an attention: `input_size` of the projections' input, `hidden_size` of the output.
 
-    `head_norm_eps`: queries and keys are normed per head before the rotation, as in Qwen3; None leaves them as they
-    are, as in Llama. `has_bias`: the three projections add one, as in Qwen2.
+    `head_norm_eps`: queries and keys are normed per head before the rotation, as in Qwen3; None for no norm, as in
+    Llama. `has_bias`: the three projections have a bias, as in Qwen2.
     """
 
     input_size: int
@@ -68,7 +68,7 @@ class AttentionShape:
 
 
 class SelfAttention(nn.Module):
-    """Projections and norms of the heads only: what attends to what is the unrolling's business."""
+    """The projections and head norms of an attention. The unrolling decides which rows attend to which."""
 
     def __init__(self, shape: AttentionShape) -> None:
         super().__init__()
@@ -90,12 +90,12 @@ class SelfAttention(nn.Module):
         return query, key.repeat_interleave(queries_per_key, 1), value.repeat_interleave(queries_per_key, 1)
 
     def merge(self, attended: Tensor) -> Tensor:
-        """Return `[batch, rows, hidden]` from what the heads read, `[batch, heads, rows, head_dim]`."""
+        """Return `[batch, rows, hidden]` from the heads' attention outputs `[batch, heads, rows, head_dim]`."""
         return self.o_proj(attended.transpose(1, 2).flatten(2))
 
 
 def head_norm(head_dim: int, eps: float | None) -> nn.Module:
-    """Return a norm of each head's vector, or nothing, which has no name in a checkpoint either."""
+    """Return a norm of each head's vector; without `eps` an identity, which has no weights in a checkpoint."""
     return nn.Identity() if eps is None else TrainableRMSNorm(head_dim, eps)
 
 
@@ -106,10 +106,10 @@ def split_heads(projected: Tensor, head_dim: int) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """Rotary embedding in the half-split layout of Llama; `cos` and `sin` are `[rows, width]`, or of packed rows
-    `[batch, 1, rows, width]`.
+    """Rotary embedding in Llama's half-split layout; `cos` and `sin` are `[rows, width]`, or `[batch, 1, rows, width]`
+    for packed rows.
 
-    Of heads that are wider the first `width` channels turn, the others stay as they are.
+    If heads are wider than `width`, only their first `width` channels are rotated.
     """
 
     cos: Tensor
@@ -117,7 +117,8 @@ class Rotation:
 
     @classmethod
     def at(cls, positions: Tensor, head_dim: int, theta: float, turning_pairs: float = 1.0) -> Rotation:
-        """Only the first part of the pairs turns, where `turning_pairs` is less than 1 (Gemma's "proportional")."""
+        """Make the rotation at `positions`. `turning_pairs` is the rotated fraction of pairs (Gemma's
+        "proportional")."""
         frequencies = theta ** (-torch.arange(0, head_dim, 2, device=positions.device).float() / head_dim)
         turns = torch.arange(head_dim // 2, device=positions.device) < int(turning_pairs * head_dim // 2)
         angles = positions.float()[..., None] * torch.where(turns, frequencies, 0.0)
@@ -133,13 +134,15 @@ class Rotation:
 
 
 class RotaryFrequencies(nn.Module):
-    """The rotary embedding of any positions, on the device: nothing may come from the host while a GPU records
-    a step. Frequencies are held by their bits, so that a module that is cast to another dtype keeps them whole."""
+    """Computes rotary embeddings on the device, since a captured step may not copy from the host.
+
+    Frequencies are stored as integer bits, so that casting the module to another dtype does not round them.
+    """
 
     bits: Tensor
 
     def __init__(self, rope: RopeConfig, width: int) -> None:
-        """`width`: the channels of what is turned."""
+        """`width`: the number of channels of a head."""
         super().__init__()
         self.amplitude = rope.amplitude
         self.register_buffer("bits", inverse_frequencies(rope, width).view(torch.int32), persistent=False)

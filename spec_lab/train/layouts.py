@@ -1,6 +1,7 @@
-"""Other projects' layouts of drafters: of an EAGLE-3 head, and of block drafters.
+"""Other projects' layouts of EAGLE-3 heads and block drafters.
 
-Ours are SpecForge's and SGLang's of the one, which vLLM reads too, and z-lab's of the other.
+Our own layout of EAGLE-3 heads is that of SpecForge and SGLang, which vLLM also reads. For block drafters it is
+z-lab's.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ from spec_lab.train.frozen_target import FrozenTarget
 LAYER = "midlayer."
 ARCHITECTURES = {"eagle3": "Eagle3Speculator", "peagle": "PEagleSpeculator"}
 OF_HEAD = ("draft_vocab_size", "norm_before_residual", "fc_norm", "norm_output", "architectures", "torch_dtype")
-"""Keys that stand beside the layer's in speculators' config."""
+"""Keys in speculators' config that are outside the layer's."""
 
 
 @dataclass(frozen=True, slots=True)
 class WrittenFor:
-    """The target of a drafter: by what name it goes, and which hidden states of it are read."""
+    """The target of a drafter: its name, and the hidden states that the drafter reads."""
 
     target: FrozenTarget
     name: str
@@ -42,9 +43,9 @@ class OtherLayout:
     """A layout of another project.
 
     Attributes:
-        write: takes a drafter's folder, that to write, and what it is for.
-        renamed: returns how it names a tensor.
-        copies: tensors of the target that it may hold besides.
+        write: takes a drafter's folder, the output folder, and the target.
+        renamed: returns its name of a tensor.
+        copies: copies of the target's tensors that it may also contain.
     """
 
     write: Callable[[Path, Path, WrittenFor], None]
@@ -52,7 +53,7 @@ class OtherLayout:
     copies: frozenset[str] = frozenset()
 
     def holds(self, folder: Path, other: Path) -> bool:
-        """Tell whether two folders, ours and one in this layout, hold the same tensors."""
+        """Return whether a folder in our layout and one in this layout hold the same tensors."""
         ours = {self.renamed(name): tensor for name, tensor in load_weights(folder).items()}
         theirs = load_weights(other)
         return set(theirs) - set(ours) <= self.copies and all(
@@ -64,7 +65,7 @@ def _write_block(layout: BlockLayout, folder: Path, output: Path, written_for: W
     target = written_for.target
     config, tensors = load_block(folder, target.config, torch.bfloat16, "cpu")
     tables = {"embed_tokens.weight": target.decoder.embedding, "lm_head.weight": target.head_weight}
-    # A file may not hold one tensor under two names, as tied ones would be.
+    # Tied tensors are cloned, since a file may not hold one tensor under two names.
     copies = {name: table.bfloat16().clone() for name, table in tables.items()} if layout is DEEPSPEC else {}
     token_map = draft_to_target_ids(tensors.get("d2t"))
     if layout is SPECULATORS and token_map is not None:
@@ -73,7 +74,7 @@ def _write_block(layout: BlockLayout, folder: Path, output: Path, written_for: W
 
 
 def _as_narrow_as_it_is(table: torch.Tensor) -> torch.Tensor:
-    """Return rows of the target's head in bf16 where that loses nothing, so that what is read back is the same."""
+    """Return rows of the target's head in bf16 if that is exact, so that reading them back gives the same values."""
     narrow = table.bfloat16()
     return narrow if torch.equal(narrow.to(table), table) else table
 
@@ -93,7 +94,7 @@ def _write_eagle3(folder: Path, output: Path, written_for: WrittenFor) -> None:
 def speculators_config(
     kind: str, layer: Mapping[str, Any], taps: Sequence[Tap], target: str, num_drafts: int
 ) -> dict[str, Any]:
-    """Return what a head of a kind, whose layers are `layer`, has in its config besides its vocabulary and norms."""
+    """Return the config of a head of a kind with layers `layer`, except vocabulary and norms."""
     proposal = {
         "proposal_type": "greedy",
         "speculative_tokens": num_drafts,
@@ -119,7 +120,7 @@ def speculators_config(
 
 
 def in_speculators(name: str) -> str:
-    """Return a tensor's name there."""
+    """Return a tensor's name in speculators' layout."""
     return name.replace(LAYER, "layers.0.", 1) if name.startswith(LAYER) else name
 
 
@@ -128,4 +129,4 @@ LAYOUTS: Mapping[tuple[str, str], OtherLayout] = {
     ("block", "speculators"): OtherLayout(partial(_write_block, SPECULATORS), copies=frozenset({"lm_head.weight"})),
     ("block", "deepspec"): OtherLayout(partial(_write_block, DEEPSPEC), copies=TABLES),
 }
-"""By kind of drafter and name. An EAGLE-3 head is written as vLLM's speculators has it in version 0.9."""
+"""The layouts by kind of drafter and name. EAGLE-3 heads follow vLLM's speculators, version 0.9."""

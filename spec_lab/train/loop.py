@@ -35,30 +35,30 @@ class TrainingDiverged(Breakdown):
 
 @dataclass(frozen=True, slots=True)
 class CurvePoint:
-    """Mean loss of the steps since the point before, `step` the last of them."""
+    """The mean loss of the steps since the previous point; `step` is the last of them."""
 
     step: int
     loss: float
 
 
 class Watch(Protocol):
-    """Looks at a training while it runs."""
+    """Observes a training while it runs."""
 
     @property
     def every(self) -> int:
-        """Steps between two looks; there is one at the end too."""
+        """The number of steps between calls of `look`, which is also called at the end."""
 
     def point(self, point: CurvePoint) -> None:
-        """Take a point of the loss curve."""
+        """Receive a point of the loss curve."""
 
     def look(self, step: int) -> None:
-        """Look at the module as it is behind `step`."""
+        """Look at the module after `step` steps."""
 
 
 def learning_rate(optimisation: OptimisationConfig, step: int, elapsed: float = 0.0) -> float:
-    """Return the rate of update `step`, counted from 0, `elapsed` seconds after the first.
+    """Return the learning rate of update `step`, counted from 0, `elapsed` seconds after the first.
 
-    Where the clock may end the training, the rate falls with whichever is further on, steps or seconds.
+    If a time limit may end the training, the rate follows the further advanced of steps and seconds.
     """
     done = float(step)
     if (seconds := optimisation.max_seconds) is not None:
@@ -82,16 +82,19 @@ def train(
 ) -> list[CurvePoint]:
     """Minimise `loss_module(*batch_of(step))`, a scalar, over the module's parameters, and return the loss curve.
 
-    `batch_of` must depend on the step alone: nothing but weights, moments and the step is kept in `checkpoint`, from
-    which an interrupted call goes on. The caller deletes the checkpoint once the result is saved. `inputs_of(*batch)`,
-    where given, is what the module takes of a batch; it is a part of the step, which a GPU replays (`train.step`), once
-    `compiled(loss_module)` has made what computes the loss there. `watch` looks before a checkpoint is written, so that
-    a step is looked at again by a training that goes on from before it, and by no other. Of several processes in a
-    `group` the loss of each is a term of the whole; the first one watches, and writes the checkpoint for all.
-    Products are computed in bfloat16 if `in_16_bits`; None leaves it to the device.
+    `batch_of` must depend only on the step. `checkpoint` holds weights, moments and the step, from which an interrupted
+    call resumes; the caller deletes it once the result is saved. `inputs_of(*batch)`, if given, turns a batch into the
+    module's inputs, as part of the step. A GPU replays whole steps (`train.step`), and computes the loss by
+    `compiled(loss_module)`.
+
+    `watch` looks before a checkpoint is written. So a resumed training looks again at exactly the steps after its
+    checkpoint. With several processes in a `group`, the loss of each is a term of the whole. The first process watches,
+    and writes the checkpoint for all.
+
+    Products are computed in bfloat16 if `in_16_bits`; None uses the device's default.
 
     Raises:
-        TrainingDiverged: a loss, or in the end a weight, is not finite.
+        TrainingDiverged: a loss, or at the end a weight, is not finite.
     """
     loss_module.to(device).train()
     together = group is not None and group.size > 1
@@ -141,8 +144,8 @@ def train(
 
 @dataclass(frozen=True, slots=True)
 class TrainingState:
-    """Where a training stands, beside weights and moments; `summed` is the sum and number of the losses since the last
-    point of the curve."""
+    """The progress of a training, besides weights and moments. `summed` is the sum and number of the losses since the
+    last point of the curve."""
 
     step: int
     curve: list[CurvePoint]
@@ -151,10 +154,10 @@ class TrainingState:
 
 
 class LossReader:
-    """Sums the losses of a point of the curve, and stops the training at one that is not finite.
+    """Sums the losses of a point of the curve, and stops the training if one is not finite.
 
-    Reading a loss makes the host wait for the device. A CPU has nothing to wait for, so there every loss is read; of
-    a GPU's, `STEPS_BETWEEN_READS` at once.
+    Reading a loss makes the host wait for a GPU, so there `STEPS_BETWEEN_READS` losses are read at once. On a CPU every
+    loss is read immediately.
     """
 
     def __init__(self, device: torch.device, total: float = 0.0, num_summed: int = 0) -> None:
@@ -163,7 +166,7 @@ class LossReader:
         self._steps_between_reads = 1 if device.type == "cpu" else STEPS_BETWEEN_READS
 
     def add(self, step: int, loss: Tensor) -> None:
-        """Take the loss of `step`, a scalar without its graph."""
+        """Add the loss of `step`, a detached scalar."""
         self._sum, self.num_summed = self._sum + loss, self.num_summed + 1
         self._unread.append((step, loss))
         if len(self._unread) >= self._steps_between_reads:
@@ -171,18 +174,18 @@ class LossReader:
 
     @property
     def summed(self) -> tuple[float, int]:
-        """The sum of the losses since the last mean, and how many they are."""
+        """The sum and number of the losses since the last mean."""
         return self._sum.item(), self.num_summed
 
     def mean(self) -> float:
-        """Return the mean of the losses since the call before."""
+        """Return the mean of the losses since the previous call."""
         self.refuse_unless_finite()
         mean = self._sum.item() / self.num_summed
         self._sum, self.num_summed = torch.zeros_like(self._sum), 0
         return mean
 
     def refuse_unless_finite(self) -> None:
-        """Raise TrainingDiverged where a loss that has not been read is not finite."""
+        """Raise TrainingDiverged if a loss that has not been read yet is not finite."""
         unread, self._unread = self._unread, []
         values = torch.stack([loss for _, loss in unread]).tolist() if unread else []
         for (step, _), value in zip(unread, values, strict=True):
@@ -191,7 +194,7 @@ class LossReader:
 
 
 def _refuse_unless_finite(module: nn.Module, step: int) -> None:
-    """Finite losses do not suffice: a gradient that is not finite spoils the weights behind the last of them."""
+    """Raise TrainingDiverged if weights are not finite: a bad gradient in the last step does not show in any loss."""
     spoilt = [name for name, weight in module.named_parameters() if not weight.isfinite().all()]
     if spoilt:
         raise TrainingDiverged(
@@ -202,7 +205,7 @@ def _refuse_unless_finite(module: nn.Module, step: int) -> None:
 def _save(
     checkpoint: Path, module: nn.Module, optimiser: torch.optim.Optimizer | Several, state: TrainingState
 ) -> None:
-    """Write it beside and rename it, so that a kill while writing leaves the previous checkpoint."""
+    """Write to a temporary file and rename it, so that a killed training keeps the previous checkpoint."""
     checkpoint.parent.mkdir(parents=True, exist_ok=True)
     content = {
         "module": module.state_dict(),
@@ -216,7 +219,7 @@ def _save(
     with unfinished.open("wb") as opened:
         try:
             torch.save(content, opened)
-        except RuntimeError as error:  # torch's own stands before the file's, which says that the disk is full
+        except RuntimeError as error:  # torch's own error hides the file's, such as a full disk
             if isinstance(error.__context__, OSError):
                 raise error.__context__ from None
             raise

@@ -1,7 +1,7 @@
-"""Losses of drafted rows, from the drafter's logits and the target's log-probabilities of the draft vocabulary.
+"""Losses of drafted rows, from the drafter's logits and the target's log-probabilities over the draft vocabulary.
 
-All take `draft_logits` and `log_p` `[..., draft_vocab_size]` and return `[...]`, in float32. Probability outside the
-draft vocabulary is dropped and not renormalised, so a row counts by the mass that it could match.
+All take `draft_logits` and `log_p` `[..., draft_vocab_size]`, and return `[...]` in float32. Probability outside the
+draft vocabulary is dropped without renormalising. So a row is weighted by the mass that it can match.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ def against_distribution(draft_logits: Tensor, log_p: Tensor) -> Tensor:
 
 
 def against_likeliest(draft_logits: Tensor, log_p: Tensor) -> Tensor:
-    """Return the cross-entropy against the target's likeliest token; none where that one may not be draftable."""
+    """Return the cross-entropy against the target's likeliest token; 0 if that token may be outside the draft
+    vocabulary."""
     best, label = log_p.max(-1)
     is_drafted = best.exp() >= 1 - log_p.exp().sum(-1)
     log_q = draft_logits.float().log_softmax(-1).gather(-1, label[..., None])[..., 0]
@@ -31,7 +32,7 @@ def against_likeliest(draft_logits: Tensor, log_p: Tensor) -> Tensor:
 
 
 def overlap(draft_logits: Tensor, log_p: Tensor) -> Tensor:
-    """Return sum min(p, q): how often a draft that is sampled from q would be accepted."""
+    """Return sum min(p, q): the probability that a draft sampled from q is accepted."""
     return torch.minimum(log_p.exp(), draft_logits.float().softmax(-1)).sum(-1)
 
 

@@ -1,6 +1,6 @@
-"""Lists what `python -m spec_lab.train` lets choose: the groups of `conf/train`, and every key of its schema.
+"""The menu of `python -m spec_lab.train`: the groups of `conf/train`, and every key of its schema.
 
-Read without torch, so that help and typo checks are instant.
+It does not import torch, so that help and typo checks are instant.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def train_folder() -> Path:
 
 @cache
 def train_menu() -> Menu:
-    """Return the groups, and all keys by their dotted names: those of a group with the default of every option."""
+    """Return the groups, and all keys by their dotted names; keys of a group have the default of each option."""
     explanations = {field.name: field.metadata["help"] for field in dataclasses.fields(TrainConfig)}
     explanations["debug"] = "cheap settings to see that it runs"
     groups = groups_in(train_folder(), explanations, SCHEMAS)
@@ -40,7 +40,7 @@ def train_menu() -> Menu:
 
 
 class Leaf(NamedTuple):
-    """A key that holds a value, as one option has it: its dotted name, its place in a schema, and its default."""
+    """A key with a value, in one option: its dotted name, its field in the schema, and its default."""
 
     name: str
     schema: type
@@ -49,7 +49,7 @@ class Leaf(NamedTuple):
 
 
 def _leaves(schema: type, prefix: str, values: Mapping[str, Any]) -> Iterator[Leaf]:
-    """Yield all keys below `schema`, whose defaults `values` change; an option's `name` is none of them."""
+    """Yield all keys below `schema`, with defaults overridden by `values`, except an option's `name`."""
     for field in dataclasses.fields(schema):
         default = default_of(field)
         if dataclasses.is_dataclass(default):

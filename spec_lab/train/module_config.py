@@ -1,4 +1,4 @@
-"""The keys that targets and drafters share: the sizes of their layers, and the way in which they are trained."""
+"""The keys that targets and drafters share: layer sizes and optimisation."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from spec_lab.menu.choices import Choice
 from spec_lab.menu.config import knob
 
 MAX_LENGTH = 2048
-"""Positions of a target that is trained here."""
+"""The number of positions of a target that is trained here."""
 MAX_VOCAB_SIZE = 2**18
-"""Tokens of a tokenizer that is trained here."""
+"""The most tokens of a tokenizer that is trained here."""
 
 
 def width_of_layers(default: int) -> Any:
@@ -37,7 +37,7 @@ def query_heads(default: int) -> Any:
 
 @dataclass
 class LayerConfig:
-    """A layer with keys and values of its own."""
+    """The sizes of a layer that has its own keys and values."""
 
     intermediate_size: int = width_of_feed_forward(512)
     num_heads: int = query_heads(4)
@@ -47,7 +47,7 @@ class LayerConfig:
 
 @dataclass
 class DraftLayerConfig:
-    """A drafter's layer with keys and values of its own; null takes the size of the target's last layer."""
+    """The sizes of a drafter's layer that has its own keys and values; null takes that of the target's last layer."""
 
     intermediate_size: int | None = knob(
         512, "width of the feed-forward network; null: the target's", least=1, most=2**18
@@ -60,14 +60,14 @@ class DraftLayerConfig:
 
     @property
     def sizes(self) -> LayerConfig:
-        """The sizes, once those of the target are filled in (`spec_lab.train.fitting.filled`)."""
+        """The sizes, after nulls are replaced by the target's (`spec_lab.train.fitting.filled`)."""
         sizes = self.intermediate_size, self.num_heads, self.num_kv_heads, self.head_dim
         intermediate_size, num_heads, num_kv_heads, head_dim = (size for size in sizes if size is not None)
         return LayerConfig(intermediate_size, num_heads, num_kv_heads, head_dim)
 
 
 class Optimiser(Choice):
-    """What moves the weights."""
+    """The optimiser."""
 
     adamw = "adamw", "AdamW"
     muon = "muon", "Muon for the matrices of layers, AdamW for the others"
@@ -75,11 +75,11 @@ class Optimiser(Choice):
 
 @dataclass
 class OptimisationConfig:
-    """The way in which a module is trained.
+    """How a module is trained.
 
-    The learning rate rises linearly over `num_warmup_steps` and falls linearly to zero at `num_steps`: for a fixed
-    number of tokens, decay to zero beats decay to a tenth (Bergsma et al., 2025, "Straight to Zero"). Where the clock
-    may end the training, the rate falls with whichever is further on, steps or seconds.
+    The learning rate rises linearly over `num_warmup_steps`, and falls linearly to zero at `num_steps`. For a fixed
+    number of tokens, decay to zero beats decay to a tenth (Bergsma et al., 2025, "Straight to Zero"). If a time limit
+    may end the training, the rate follows the further advanced of steps and seconds.
     """
 
     optimiser: Optimiser = knob(Optimiser.adamw, "what moves the weights")
@@ -95,5 +95,5 @@ class OptimisationConfig:
 
 
 def moved_by(optimisation: Mapping[str, Any]) -> str:
-    """Say for a card what moved the weights; records of older trainings do not name AdamW."""
+    """Return the optimiser's name for a card. Records of older trainings do not name it; it was AdamW."""
     return Optimiser(optimisation.get("optimiser", Optimiser.adamw)).help

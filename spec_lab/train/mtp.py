@@ -1,8 +1,8 @@
-"""Multi-token-prediction modules as trained, beside a target of plain attention.
+"""Trainable multi-token-prediction modules for a target with plain attention.
 
-A module (DeepSeek-V3, 2024, section 2.2) joins a token's embedding with the hidden state before it, passes both through
-one layer of the target's kind, and reads the result with the target's own head. MTP-Eagle uses one module again and
-again, vanilla MTP one after another.
+A module (DeepSeek-V3, 2024, section 2.2) combines a token's embedding with the hidden state before it, runs one layer
+of the target's kind, and uses the target's head. MTP-Eagle uses the same module for every step, and vanilla MTP a
+different one for each.
 """
 
 from __future__ import annotations
@@ -71,12 +71,12 @@ class TrainableMtpModule(nn.Module):
         self.shared_head = SharedHead(shape)
 
     def enter(self, embeddings: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """The embedding stands before the hidden state."""
+        """Concatenate the embedding and the hidden state, in this order."""
         joined = self.eh_proj(torch.cat([self.enorm(embeddings), self.hnorm(hidden)], dim=-1))
         return joined, self.input_layernorm(joined)
 
     def leave(self, residual: Tensor, attended: Tensor) -> Tensor:
-        """Return what the head reads is recycled: the state after the norm."""
+        """Return the state after the norm, which is fed back and is also the head's input."""
         hidden = residual + attended
         hidden = hidden + self.mlp(self.post_attention_layernorm(hidden))
         return self.shared_head.norm(hidden)
@@ -96,7 +96,7 @@ class MtpDrafter(UnderFrozenHead):
     def unroll(
         self, embeddings: Tensor, features: tuple[Tensor, ...], num_steps: int, rows: RowPlaces | None = None
     ) -> list[Tensor]:
-        """Unroll the modules as `unroll_chain` says."""
+        """Unroll the modules by `unroll_chain`."""
         (final_hidden,) = features
         rows = rows or RowPlaces.of_one_document(embeddings)
         rotation = self.rotary(rows.positions)

@@ -1,4 +1,4 @@
-"""`drafter=mtp_eagle` and `drafter=mtp_vanilla`: multi-token-prediction modules for a target that came without."""
+"""`drafter=mtp_eagle` and `drafter=mtp_vanilla`: trains multi-token-prediction modules for a target that has none."""
 
 from __future__ import annotations
 
@@ -31,12 +31,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class MtpRecipe:
-    """Trains MTP modules on the target's own texts: one for all steps, or one a step."""
+    """Trains MTP modules on the target's own texts: one for all steps, or one for each step."""
 
     config: MtpTrainingConfig
 
     def train(self, task: TrainingTask, folder: Path) -> list[CurvePoint]:
-        """Train the drafter and save it. The norm before the head begins as the target's: it feeds the same head."""
+        """Train the drafter and save it. The norm before the head is initialised from the target's, since the head is
+        the same."""
         torch.manual_seed(task.seed)
         head = task.model.get_output_embeddings().weight
         drafter = MtpDrafter(self._shape(task.model), self.config.num_modules, head)
@@ -51,19 +52,22 @@ class MtpRecipe:
         return UNROLLED
 
     def build(self, target: FrozenTarget, texts: TrainingTexts, seed: int) -> MtpDrafter:
-        """Make one module for a frozen target, as `HeadRecipe` says: a layer of the target's kind, as far as heads are
-        biased and normed. The norm before the head begins as the target's."""
+        """Make one module for a frozen target; see `HeadRecipe`.
+
+        Its layer has biases and head norms like the target's layers. The norm before the head is initialised from the
+        target's.
+        """
         torch.manual_seed(seed)
         drafter = MtpDrafter(self._planned(target), 1, target.head_weight)
         drafter.chain()[0].shared_head.norm.weight.data.copy_(target.final_norm_weight)
         return drafter
 
     def taps(self, target: FrozenTarget) -> tuple[Tap, ...]:
-        """Return nothing: it reads the last hidden state alone."""
+        """Return no taps: it reads only the last hidden state."""
         return ()
 
     def save(self, drafter: MtpDrafter, target: FrozenTarget, folder: Path) -> None:
-        """Write the module behind the target's layers, as DeepSeek's are, and a config of its own."""
+        """Write the module under layer numbers after the target's, like DeepSeek's, with its own config."""
         plan, config = drafter.shape.plan, target.config
         keys = {
             "architectures": [architecture_of(plan)],
@@ -109,11 +113,11 @@ class MtpRecipe:
         return ModuleShape(plan, config.hidden_size, config.rms_norm_eps)
 
     def matcher(self, folder: Path, model: Qwen3ForCausalLM, device: torch.device) -> DraftMatcher:
-        """Put the saved drafter beside its target, as `DrafterRecipe` says. It computes in float32."""
+        """Load the saved drafter for its target, in float32; see `DrafterRecipe`."""
         return unrolled_matcher(load_modules(folder, model).to(device).eval(), model)
 
     def describe(self, folder: Path) -> DrafterDescription:
-        """Say for the card what `DrafterRecipe` asks."""
+        """Describe the drafter for its card; see `DrafterRecipe`."""
         _, config = load_drafter(folder)
         family = config["architectures"][0].removesuffix("ForCausalLM")
         several = config["num_nextn_predict_layers"] > 1
@@ -136,7 +140,7 @@ embedding's half first. What is recycled is the module's own state after `shared
 
 
 def qwen3_shape(target: Qwen3Config, sizes: LayerConfig) -> ModuleShape:
-    """Return a module with a Qwen3 layer of these sizes, beside such a target."""
+    """Return the shape of a module with a Qwen3 layer of these sizes, for such a target."""
     rope = RopeConfig(target.rope_parameters["rope_theta"], "none")
     plan = LayerPlan(
         sizes.num_heads,
@@ -150,7 +154,7 @@ def qwen3_shape(target: Qwen3Config, sizes: LayerConfig) -> ModuleShape:
 
 
 def architecture_of(plan: LayerPlan) -> str:
-    """Name the family whose layers are like this one."""
+    """Return the architecture name of a family with such layers."""
     if plan.qk_norm:
         return "Qwen3ForCausalLM"
     return "Qwen2ForCausalLM" if plan.qkv_bias else "LlamaForCausalLM"
@@ -181,7 +185,7 @@ def save_modules(drafter: MtpDrafter, model: Qwen3ForCausalLM, folder: Path) -> 
 
 
 def load_modules(folder: Path, model: Qwen3ForCausalLM) -> MtpDrafter:
-    """Load the saved modules beside their target, the weights held in float32."""
+    """Load the saved modules for their target, with weights in float32."""
     tensors, config = load_drafter(folder)
     names = ("intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim")
     shape = qwen3_shape(model.config, LayerConfig(*(config[name] for name in names)))

@@ -1,4 +1,4 @@
-"""Storing a drafter's matrices in e4m3, 8 bits, with a scale for each block, as fp8 checkpoints have them."""
+"""Stores a drafter's matrices in e4m3 (8 bits) with a scale for each block, like fp8 checkpoints."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ KEY = "quantization_config"
 ASSISTANT = "gemma4_assistant"
 SCHEME = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [BLOCK_SIZE, BLOCK_SIZE]}
 LEAST_SIDE = 32
-"""Smaller matrices, such as a confidence head, weigh little."""
+"""The smallest side of a matrix that is narrowed; smaller matrices, such as a confidence head, take few bytes."""
 
 
 def store_in_fp8(folder: Path, output: Path | None = None) -> None:
-    """Write the checkpoint in `folder` with narrow matrices to `output`, or in its own place; readers widen them.
+    """Write the checkpoint in `folder` with e4m3 matrices to `output`, or in place; readers widen them.
 
-    Norms, biases, convolutions and vocabulary maps stay as they are. What lies there stays until all is written.
+    Norms, biases, convolutions and vocabulary maps are not changed. Old files are replaced only once all is written.
 
     Raises:
-        UserError: there is no checkpoint, it is narrow already, its reader takes no narrow one, or `output` holds
+        UserError: there is no checkpoint; it is already narrow; its reader does not support that; or `output` holds
             something else.
         Breakdown: the disk is full.
     """
@@ -54,13 +54,13 @@ def store_in_fp8(folder: Path, output: Path | None = None) -> None:
         written = {file.name for file in unfinished.iterdir()}
         for name in sorted(written):
             (unfinished / name).replace(output / name)
-        for file in (*output.glob(WEIGHTS), output / INDEX_FILE):  # there may be fewer of them now
+        for file in (*output.glob(WEIGHTS), output / INDEX_FILE):  # there may be fewer files now
             if file.name not in written:
                 file.unlink(missing_ok=True)
 
 
 def with_narrow_matrices(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Narrow every matrix that is large enough, and put its scales beside it."""
+    """Convert every large enough matrix to e4m3, and add its scales."""
     result = dict(tensors)
     for name, tensor in tensors.items():
         if is_narrowed(name, tensor):
@@ -69,7 +69,7 @@ def with_narrow_matrices(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def is_narrowed(name: str, tensor: Tensor) -> bool:
-    """Tell whether a tensor is a large matrix, and no convolution's."""
+    """Return whether a tensor is a large matrix that does not belong to a convolution."""
     is_matrix = tensor.is_floating_point() and tensor.ndim == 2 and min(tensor.shape) >= LEAST_SIDE
     return is_matrix and "_conv." not in name
 

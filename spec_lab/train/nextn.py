@@ -1,5 +1,5 @@
-"""An MTP module as trained whose layer is of its target's own kind: transformers' decoder layer, unrolled as
-`spec_lab.train.chain` says."""
+"""A trainable MTP module with a layer of the target's kind: transformers' decoder layer, unrolled as in
+`spec_lab.train.chain`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from spec_lab.train.target import new_model
 from spec_lab.train.unroll import UnderFrozenHead
 
 IN_CHAINS = "spec_lab_in_chains"
-"""The name under which transformers finds `attend_in_chains`."""
+"""The name under which `attend_in_chains` is registered with transformers."""
 LAYER = "layer."
 
 
@@ -34,7 +34,8 @@ class StepsSoFar:
 def attend_in_chains(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, chain: StepsSoFar, **_: Any
 ) -> tuple[Tensor, None]:
-    """Attend as transformers' attention functions do, over the steps of a chain, which gets the keys and values."""
+    """An attention function for transformers, which adds the keys and values to a chain's steps, and attends over
+    these."""
     group = query.shape[1] // key.shape[1]
     chain.keys.append(key.repeat_interleave(group, 1))
     chain.values.append(value.repeat_interleave(group, 1))
@@ -42,8 +43,8 @@ def attend_in_chains(
 
 
 def one_layer_of(target: Any, intermediate_size: int) -> Any:
-    """Make a model of the target's kind with one layer, like the target's last; a dense one has a feed-forward width of
-    its own."""
+    """Make a model of the target's kind with one layer like the target's last. A dense layer has its own feed-forward
+    width."""
     from transformers import AttentionInterface
 
     AttentionInterface.register(IN_CHAINS, attend_in_chains)
@@ -57,8 +58,8 @@ def one_layer_of(target: Any, intermediate_size: int) -> Any:
 
 
 class TargetKindModule(UnderFrozenHead):
-    """One module, which takes every draft step, and the target's frozen head. The norm before the head begins as the
-    target's: it feeds the same head."""
+    """One module, which takes every draft step, and the target's frozen head. The norm before the head is initialised
+    from the target's."""
 
     def __init__(self, target: Any, intermediate_size: int) -> None:
         super().__init__()
@@ -77,8 +78,8 @@ class TargetKindModule(UnderFrozenHead):
     def unroll(
         self, embeddings: Tensor, features: tuple[Tensor, ...], num_steps: int, rows: RowPlaces | None = None
     ) -> list[Tensor]:
-        """Unroll the module as `spec_lab.train.chain.unroll_chain` does. The embedding stands before the hidden
-        state."""
+        """Unroll the module like `spec_lab.train.chain.unroll_chain`. The embedding precedes the hidden state in its
+        input."""
         assert rows is None, "pocket targets' texts share no rows"
         (hidden,) = features
         hidden, chain = hidden.float(), StepsSoFar()
@@ -92,7 +93,7 @@ class TargetKindModule(UnderFrozenHead):
         return states
 
     def named_tensors(self) -> dict[str, Tensor]:
-        """Return the module's tensors under DeepSeek's names without prefix, experts one by one."""
+        """Return the module's tensors under DeepSeek's names without prefix, with a tensor for each expert."""
         tensors = {name.removeprefix(LAYER): tensor for name, tensor in self.state_dict().items()}
         for name in [name for name in tensors if name.startswith("mlp.experts.")]:
             stack = tensors.pop(name)
@@ -104,6 +105,6 @@ class TargetKindModule(UnderFrozenHead):
 
     @torch.no_grad()
     def take(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take the weights that `named_tensors` named: what it returns lies in the module's own memory."""
+        """Copy weights into the tensors of `named_tensors`, which are views of the module's memory."""
         for name, mine in self.named_tensors().items():
             mine.copy_(tensors[name])

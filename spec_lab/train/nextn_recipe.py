@@ -1,4 +1,4 @@
-"""`drafter=nextn`: an MTP module whose layer is of its target's own kind, saved as its family's checkpoints have it."""
+"""`drafter=nextn`: an MTP module with a layer of the target's kind, saved in the layout of its family's checkpoints."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from spec_lab.train.target import sizes_of
 from spec_lab.train.unroll import train_unrolled, unrolled_loss_words, unrolled_matcher
 
 LAYOUT_OF = {"hybrid": QWEN3_NEXT, "deepseek_v3": DEEPSEEK}
-"""The layout of a family's modules, by the family's name in the runtime."""
+"""The layout of a family's modules, by the family's name in this engine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +39,11 @@ class NextnRecipe:
         return curve
 
     def matcher(self, folder: Path, model: Any, device: torch.device) -> DraftMatcher:
-        """Put the saved module beside its target, as `DrafterRecipe` says. It computes in float32."""
+        """Load the saved module for its target, in float32; see `DrafterRecipe`."""
         return unrolled_matcher(load_module(folder, model).to(device).eval(), model)
 
     def describe(self, folder: Path) -> DrafterDescription:
-        """Say for the card what `DrafterRecipe` asks."""
+        """Describe the drafter for its card; see `DrafterRecipe`."""
         _, config = load_drafter(folder)
         return DrafterDescription(
             kind="an MTP module",
@@ -58,7 +58,7 @@ every draft step, over one cache.""",
 
 
 def save_module(drafter: TargetKindModule, target: Any, intermediate_size: int, folder: Path) -> None:
-    """The config is the target's with the module's width and number."""
+    """Save the module. Its config is the target's, with the module's width and the number of modules."""
     sizes = sizes_of(target)
     layout = LAYOUT_OF[sizes.family]
     tensors = {
@@ -73,7 +73,7 @@ def save_module(drafter: TargetKindModule, target: Any, intermediate_size: int, 
 
 
 def load_module(folder: Path, target: Any) -> TargetKindModule:
-    """Load the saved module beside its target, the weights held in float32."""
+    """Load the saved module for its target, with weights in float32."""
     tensors, config = load_drafter(folder)
     drafter, sizes = TargetKindModule(target, config["intermediate_size"]), sizes_of(target)
     layout = LAYOUT_OF[sizes.family]
@@ -82,7 +82,7 @@ def load_module(folder: Path, target: Any) -> TargetKindModule:
 
 
 def file_name(layout: MtpLayout, name: str, num_layers: int) -> str:
-    """Name in the file a tensor of module 0 that has DeepSeek's name without prefix here."""
+    """Return the file's name of a tensor of module 0, given DeepSeek's name without prefix."""
     numbers = {"module": 0, "layer": num_layers}
     if name in layout.names:
         return layout.module_prefix.format(**numbers) + layout.names[name]

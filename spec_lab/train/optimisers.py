@@ -1,4 +1,4 @@
-"""What moves the weights: AdamW, or Muon (Jordan et al., 2024) for the matrices of layers with AdamW for all else."""
+"""The optimisers: AdamW, or Muon (Jordan et al., 2024) for the matrices of layers and AdamW for everything else."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from torch import Tensor, nn
 from spec_lab.train.module_config import OptimisationConfig, Optimiser
 
 NOT_OF_A_LAYER = ("lm_head", "embed")
-"""Matrices with a row for each token are AdamW's: their rows are moved one by one."""
+"""Matrices with a row for each token, which AdamW updates, since their rows change independently."""
 
 
 def make_optimiser(
     module: nn.Module, optimisation: OptimisationConfig, device: torch.device
 ) -> torch.optim.AdamW | Several:
-    """Make that of a training's options."""
+    """Make the optimiser that a training's options select."""
     named = [(name, parameter) for name, parameter in module.named_parameters() if parameter.requires_grad]
     if optimisation.optimiser == Optimiser.adamw:
         return adamw([parameter for _, parameter in named], optimisation, device)
     of_layers = [name for name, it in named if it.ndim == 2 and not any(word in name for word in NOT_OF_A_LAYER)]
     others = adamw([parameter for name, parameter in named if name not in of_layers], optimisation, device)
     matrices = [parameter for name, parameter in named if name in of_layers]
-    # Its steps are then as long as AdamW's, so that both have one learning rate.
+    # This makes its steps as long as AdamW's, so that both use the same learning rate.
     muon = torch.optim.Muon(matrices, lr=0.0, weight_decay=optimisation.weight_decay, adjust_lr_fn="match_rms_adamw")
     return Several([others, muon])
 
@@ -33,7 +33,7 @@ def make_optimiser(
 def adamw(
     parameters: Sequence[nn.Parameter], optimisation: OptimisationConfig, device: torch.device
 ) -> torch.optim.AdamW:
-    """Make AdamW with weight decay on matrices only: a norm's scale has no reason to shrink."""
+    """Make AdamW with weight decay on matrices only, since a norm's scale should not shrink."""
     groups = [
         {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": optimisation.weight_decay},
         {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
@@ -45,7 +45,7 @@ def adamw(
 
 
 class Several:
-    """Optimisers that each move a part of the weights, with the words of one."""
+    """Several optimisers, each for a part of the weights, with the interface of one."""
 
     def __init__(self, parts: Sequence[torch.optim.Optimizer]) -> None:
         self._parts = parts
@@ -64,7 +64,7 @@ class Several:
             part.step()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the states of the parts, by their places."""
+        """Return the states of the parts, by index."""
         return {str(place): part.state_dict() for place, part in enumerate(self._parts)}
 
     def load_state_dict(self, states: dict[str, Any]) -> None:
@@ -73,7 +73,7 @@ class Several:
 
 
 def set_learning_rate(optimiser: torch.optim.Optimizer | Several, learning_rate: float) -> None:
-    """A rate that the device holds is changed there, where a recorded step reads it."""
+    """Set the learning rate. If it is a device tensor, it is changed in place, since a captured step reads it there."""
     for group in optimiser.param_groups:
         if isinstance(group["lr"], Tensor):
             group["lr"].fill_(learning_rate)

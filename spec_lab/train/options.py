@@ -1,6 +1,6 @@
-"""The drafters that can be trained: a row for each, with its schema, what trains it, and what it has to fit.
+"""The drafters and targets that can be trained: a row for each, with its schema, its recipe and its checks.
 
-Imports no torch: what trains a drafter is imported when it is asked for.
+It does not import torch: recipes are imported when they are needed.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ class LayoutOption:
     """Another project's layout of a drafter.
 
     Attributes:
-        load: returns what writes it.
-        lacks: takes the `drafter` part and names what the layout has no place for; None where it has one for all.
+        load: returns the layout's writer.
+        lacks: takes the `drafter` part, and names what the layout does not support; None if it supports everything.
     """
 
     load: Callable[[], OtherLayout]
@@ -89,9 +89,9 @@ class DrafterTrainingOption:
     """`drafter=` of a training.
 
     Attributes:
-        recipe: takes the `drafter` part and makes what trains it; None where there is nothing to train.
-        refusals: what does not fit the target or the evaluation; asked only of trainings that chose it.
-        layouts: other projects', by name, which `layouts` may ask for.
+        recipe: makes the recipe from the `drafter` part; None if there is nothing to train.
+        refusals: checks against the target and the evaluation, only for trainings that chose this option.
+        layouts: other projects' layouts by name, which `layouts` may select.
     """
 
     name: str
@@ -106,11 +106,10 @@ class TargetTrainingOption:
     """`target=` of a training.
 
     Attributes:
-        recipe: takes the `target` part and makes what trains it; None where it is taken as it lies.
-        drafters: those that are trained for it, beside none.
-        path: takes the `target` part and returns the checkpoint of a target that the engine runs as it lies; None for
-            others.
-        refusals: what of its sizes does not fit.
+        recipe: makes the recipe from the `target` part; None for an existing target.
+        drafters: the drafters that can be trained for it, besides none.
+        path: returns the checkpoint of an existing target, given the `target` part; None for others.
+        refusals: checks of its sizes.
     """
 
     name: str
@@ -122,77 +121,77 @@ class TargetTrainingOption:
 
 
 def target_recipe(options: Any) -> TargetRecipe:
-    """Make what trains such a target."""
+    """Make the recipe of such a target."""
     from spec_lab.train.target import TargetRecipe
 
     return TargetRecipe(options)
 
 
 def eagle3_recipe(options: Any) -> DrafterRecipe:
-    """Make what trains such a drafter."""
+    """Make the recipe of such a drafter."""
     from spec_lab.train.eagle3_recipe import Eagle3Recipe
 
     return Eagle3Recipe(options)
 
 
 def mtp_recipe(options: Any) -> DrafterRecipe:
-    """Make what trains such a drafter."""
+    """Make the recipe of such a drafter."""
     from spec_lab.train.mtp_recipe import MtpRecipe
 
     return MtpRecipe(options)
 
 
 def frozen_kv_recipe(options: Any) -> DrafterRecipe:
-    """Make what trains such a drafter."""
+    """Make the recipe of such a drafter."""
     from spec_lab.train.frozen_kv_recipe import FrozenKVRecipe
 
     return FrozenKVRecipe(options)
 
 
 def draft_model_recipe(options: Any) -> DrafterRecipe:
-    """Make what trains such a drafter."""
+    """Make the recipe of such a drafter."""
     from spec_lab.train.draft_model_recipe import DraftModelRecipe
 
     return DraftModelRecipe(options)
 
 
 def nextn_recipe(options: Any) -> DrafterRecipe:
-    """Make what trains such a drafter."""
+    """Make the recipe of such a drafter."""
     from spec_lab.train.nextn_recipe import NextnRecipe
 
     return NextnRecipe(options)
 
 
 def assistant_recipe(options: Any) -> DrafterRecipe:
-    """Make what trains such a drafter."""
+    """Make the recipe of such a drafter."""
     from spec_lab.train.assistant_recipe import AssistantRecipe
 
     return AssistantRecipe(options)
 
 
 def block_recipe(options: Any) -> DrafterRecipe:
-    """Make what trains such a drafter."""
+    """Make the recipe of such a drafter."""
     from spec_lab.train.blocks.recipe import BlockRecipe
 
     return BlockRecipe(options)
 
 
 def p_eagle_recipe(options: Any) -> DrafterRecipe:
-    """Make what trains such a drafter."""
+    """Make the recipe of such a drafter."""
     from spec_lab.train.blocks.p_eagle_recipe import PEagleRecipe
 
     return PEagleRecipe(options)
 
 
 def other_layout(kind: str, name: str) -> OtherLayout:
-    """Return what writes a drafter of a kind in another project's layout."""
+    """Return the writer of a kind of drafter in another project's layout."""
     from spec_lab.train.layouts import LAYOUTS
 
     return LAYOUTS[kind, name]
 
 
 def lacks_a_place(layout: str, drafter: BlockTrainingConfig) -> str | None:
-    """Name the part of a block drafter that a layout has no place for, as it is typed. All are written in bfloat16."""
+    """Return the setting of a block drafter that a layout does not support, as typed. All layouts are in bfloat16."""
     if drafter.stored_as == StoredAs.fp8:
         return "drafter.stored_as=fp8"
     head, slots = HeadKind(drafter.head.value), Slots(drafter.slots.value)

@@ -1,4 +1,4 @@
-"""The output folder of a training: made once nothing is refused, written to and logged into, gone again if refused."""
+"""The output folder of a training: made after all checks, logged into, and removed if the training is refused later."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ LOG_FORMAT = "[%(asctime)s][%(name)s][%(levelname)s] - %(message)s"
 
 @contextmanager
 def output_folder(root: Path) -> Iterator[None]:
-    """Make `root` where it is missing, and append what is logged meanwhile to a file in it.
+    """Make `root` if it is missing, and append all log messages of the block to a file in it.
 
-    A block that is refused leaves nothing of what was made for it, and no folder that others write to is touched.
+    If the block is refused, everything made for it is removed. Folders that others write to are not touched.
 
     Raises:
         UserError: `root` cannot be made or written.
@@ -39,7 +39,7 @@ def output_folder(root: Path) -> Iterator[None]:
 
 
 def _make(root: Path) -> list[Path]:
-    """Make the folder, and return those that had to be made, the deepest first."""
+    """Make the folder, and return the folders that were created, deepest first."""
     missing: list[Path] = []
     try:
         missing = [folder for folder in (root, *root.parents) if not os.path.lexists(folder)]
@@ -68,7 +68,7 @@ def _logging_to(file: Path) -> Iterator[None]:
 
 
 def _remove_bookkeeping(root: Path) -> None:
-    """Remove what is left where no stage has ended: empty folders, and a log that names what was begun."""
+    """If no stage has finished, remove empty folders and the log."""
     _remove_empty([root / name for name in BOOKKEEPING])
     if [path.name for path in root.iterdir()] == [LOG_FILE]:
         (root / LOG_FILE).unlink()

@@ -1,8 +1,8 @@
-"""The runtime's attention over packed rows of whole documents, without a paged cache: what a frozen target trains with.
+"""An attention backend over packed rows of whole documents, without a paged cache, for frozen targets in a training.
 
 A target's layers call a backend to write keys and values and to attend. This one keeps the keys and values of one
-forward as they come, and lets each token see the earlier ones of its own document. So the layers, weights and taps are
-the runtime's own.
+forward, and lets each token see the earlier tokens of its own document. So the layers, weights and taps are those of
+the engine.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from spec_lab.core.types import AttentionMetadata
 
 @dataclass(slots=True)
 class PackedKV:
-    """The keys and values of one layer's rows, [batch * length, num_kv_heads, head_dim] each, once they are written."""
+    """The keys and values of one layer, [batch * length, num_kv_heads, head_dim] each, after they are written."""
 
     keys: Tensor | None = None
     values: Tensor | None = None
@@ -33,7 +33,7 @@ class PackedKV:
 
 
 class PackedCache:
-    """What stands in a cache's place for one forward: a `PackedKV` a layer; layers that share one have the same."""
+    """Replaces the KV cache in one forward: a `PackedKV` for each layer; layers that share KV have the same one."""
 
     def __init__(self, plans: Sequence[LayerPlan]) -> None:
         own = [PackedKV() for _ in plans]
@@ -46,11 +46,11 @@ class PackedCache:
 
 @dataclass(slots=True)
 class PackedMetadata(AttentionMetadata):
-    """The rows of one forward; of the base it has the positions, flat.
+    """The metadata of one forward; of the base class it only uses the positions.
 
     Attributes:
-        segments: [batch, length] the document of each token; equal numbers of one row are one document.
-        visible: the masks [batch, 1, length, length] by window, True where a token sees another.
+        segments: [batch, length] the document of each token; equal numbers within a row are one document.
+        visible: the masks [batch, 1, length, length] by window; True if a token sees another.
     """
 
     segments: Tensor = field(default_factory=lambda: torch.zeros(1, 1))
@@ -58,7 +58,7 @@ class PackedMetadata(AttentionMetadata):
 
     @classmethod
     def of(cls, segments: Tensor, positions: Tensor) -> PackedMetadata:
-        """Make that of rows [batch, length]."""
+        """Make the metadata of rows [batch, length]."""
         flat, none = positions.reshape(-1), positions.new_zeros(0)
         return cls(flat, none, none, none, segments.shape[1], segments.shape[1], segments=segments)
 
@@ -70,13 +70,13 @@ class PackedMetadata(AttentionMetadata):
 
 
 def visible_rows(segments: Tensor, window: int | None = None) -> Tensor:
-    """Return [batch, 1, length, length], True where a token sees an earlier one, or itself, of its document."""
+    """Return the mask [batch, 1, length, length]: a token sees itself and earlier tokens of its document."""
     near = window_rows(segments.shape[1], window, segments.device)
     return (near & (segments[:, :, None] == segments[:, None, :]))[:, None]
 
 
 def window_rows(num_rows: int, window: int | None, device: torch.device) -> Tensor:
-    """Return [rows, rows], True where a row sees another: itself and the rows before it, `window` of them at most."""
+    """Return the mask [rows, rows]: a row sees itself and the rows before it, at most `window` in total."""
     row = torch.arange(num_rows, device=device)
     distance = row[:, None] - row[None, :]
     return distance >= 0 if window is None else (distance >= 0) & (distance < window)
@@ -104,7 +104,7 @@ class PackedAttention:
     def attend(
         self, queries: Tensor, cache: PackedKV, metadata: PackedMetadata, window: int | None, scale: float
     ) -> Tensor:
-        """Let [batch * length, num_heads, head_dim] queries attend; returns [batch * length, num_heads * head_dim]."""
+        """Attend with queries [batch * length, num_heads, head_dim]; return [batch * length, num_heads * head_dim]."""
         assert cache.keys is not None and cache.values is not None
         batch, length = metadata.segments.shape
         group = queries.shape[1] // cache.keys.shape[1]

@@ -1,4 +1,4 @@
-"""Rows of packed documents: a batch of them, and the whole of a training's texts, of which steps draw theirs."""
+"""Rows of packed documents: those of a batch, and all rows of a training, from which steps draw batches."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class PackedRows:
         tokens: ids, in any integer type that holds the vocabulary.
         segments: the document of each token within its row; equal numbers are one document.
         positions: the place of each token in its document.
-        is_supervised: True for what the target wrote.
+        is_supervised: True for tokens that the target wrote.
     """
 
     tokens: Tensor
@@ -33,7 +33,7 @@ class PackedRows:
 
     @classmethod
     def of(cls, packed: Packed, device: torch.device) -> PackedRows:
-        """Take what was packed to a device."""
+        """Copy packed rows to a device."""
         parts = packed.tokens, packed.segments, packed.positions, packed.is_supervised
         return cls(*(part.to(device) for part in parts))
 
@@ -48,7 +48,7 @@ class PackedRows:
         return PackedRows(*(tensor[picked] for tensor in self.tensors()))
 
     def batch(self, step: int, batch_size: int, seed: int) -> PackedRows:
-        """Return the rows of a step, which depend on seed and step alone: each epoch is a new order of all rows."""
+        """Return the rows of a step, which depend only on seed and step. Each epoch is a new order of all rows."""
         first = step * batch_size
         numbers = torch.arange(first, first + batch_size)
         picked = torch.empty_like(numbers)
@@ -61,8 +61,8 @@ class PackedRows:
 
 @dataclass(frozen=True, slots=True)
 class RowPlaces:
-    """Where the rows of a chain stand: `positions` [batch, rows] in their documents, and `segments` likewise, which
-    documents those are; None where each row of the batch is one."""
+    """The places of a chain's rows: their `positions` [batch, rows] within documents, and their documents `segments`
+    [batch, rows]; None if each row of the batch is one document."""
 
     positions: Tensor
     segments: Tensor | None
@@ -74,7 +74,7 @@ class RowPlaces:
 
 
 class Packed(Protocol):
-    """The four tensors of `PackedRows`, as `spec_lab.train.texts` packs them."""
+    """The four tensors of `PackedRows`, as packed by `spec_lab.train.texts`."""
 
     @property
     def tokens(self) -> Tensor: ...
@@ -87,16 +87,16 @@ class Packed(Protocol):
 
 
 class TrainingTexts(Protocol):
-    """The texts that a drafter learns on, as `spec_lab.train.texts` keeps them."""
+    """The texts on which a drafter is trained, as stored by `spec_lab.train.texts`."""
 
     def __len__(self) -> int: ...
 
     def count_written_tokens(self, vocab_size: int) -> Tensor:
-        """Return [vocab_size]: how often each token stands where the target wrote."""
+        """Return [vocab_size]: how often the target wrote each token."""
         ...
 
     def split(self, held_out: float) -> tuple[TrainingTexts, TrainingTexts]:
-        """Return the texts to learn on, and the share that is kept out."""
+        """Return the texts to learn on, and the held-out share."""
         ...
 
     def packed(self, row_length: int, seed: int) -> Packed:

@@ -1,7 +1,7 @@
-"""Trains an unrolled drafter on packed rows of texts, beside a frozen target of the runtime.
+"""Trains an unrolled drafter on packed rows of texts, with a frozen target run by the engine's code.
 
-One step runs the target over its rows, unrolls the drafter over all of them at once, and compares the two where the
-target wrote. The host only draws the rows, so that a GPU can replay the whole step.
+One step runs the target over its rows, unrolls the drafter over all of them at once, and compares the two at tokens
+that the target wrote. The host only draws the rows, so that a GPU can replay the whole step.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from spec_lab.train.unroll import UnrolledDrafter
 log = logging.getLogger(__name__)
 
 MOST_LOGITS = 2**28
-"""Logits that are in memory at once, of the target and of one step of the drafter: a gigabyte in float32."""
+"""The most logits in memory at once, of the target and of one step of the drafter: a gigabyte in float32."""
 
 
 @dataclass(frozen=True, slots=True)
 class PackedTask:
-    """What a recipe is given: a frozen target, and texts that it wrote.
+    """The inputs of a recipe: a frozen target, and texts that it wrote.
 
     Attributes:
         taps: the hidden states of the target that drafters may read.
-        checkpoint: the file that an interrupted training goes on from.
-        kept_bytes: memory for hidden states of rows that come again.
+        checkpoint: the file from which an interrupted training resumes.
+        kept_bytes: memory for caching hidden states.
     """
 
     target: FrozenTarget
@@ -56,7 +56,7 @@ class PackedTask:
 
 
 def train_packed(drafter: UnrolledDrafter, config: UnrolledTrainingConfig, task: PackedTask) -> list[CurvePoint]:
-    """Train `drafter` in place; it is left on the task's device."""
+    """Train `drafter` in place. It stays on the task's device."""
     drafter.to(task.device)
     rows = PackedRows.of(task.texts.packed(task.row_length, task.seed), task.device)
     log.info("%d rows of %d tokens, %.0f%% of them supervised", *facts_of(rows))
@@ -96,7 +96,7 @@ def packed_inputs(
 ) -> tuple[Tensor, ...]:
     """Return the inputs of `PackedLoss` from rows [batch, length].
 
-    There is a row for each token, so that shapes are even; the last one counts for nothing.
+    There is a row for each token, so that shapes are even; the last row does not count.
     """
     outputs = target.run(rows, taps)
     return (
@@ -110,10 +110,10 @@ def packed_inputs(
 
 
 def counted_rows(segments: Tensor, is_supervised: Tensor, num_steps: int) -> Tensor:
-    """Return bool [num_steps, batch, length]: which rows a step counts.
+    """Return bool [num_steps, batch, length]: the rows that a step counts.
 
-    Row p of step s drafts token p+2 from the anchor p-s, behind which token p-s+1 stands. Both tokens are the target's
-    own, of one document.
+    Row p of step s drafts token p+2 from the anchor p-s, whose next token is p-s+1. It counts if the target wrote both
+    tokens, in one document.
     """
     length = segments.shape[1]
     documents = torch.where(is_supervised, segments, -1)
@@ -125,8 +125,8 @@ def counted_rows(segments: Tensor, is_supervised: Tensor, num_steps: int) -> Ten
 class PackedLoss(nn.Module):
     """The mean loss of every step over the rows that it counts; step i has the weight `decay ** i`.
 
-    Logits are computed a chunk of rows at a time and, of several chunks, once more for gradients, so that their size is
-    bounded.
+    Logits are computed for one chunk of rows at a time. With several chunks they are recomputed for gradients, so that
+    memory is bounded.
     """
 
     def __init__(
@@ -190,15 +190,16 @@ class PackedLoss(nn.Module):
         return total
 
     def compiled(self, module: Any) -> Any:
-        """Compile the unrolling and the loss of a chunk, each by itself."""
+        """Compile the unrolling and the loss of a chunk separately."""
         self._unroll, self._of_chunk = torch.compile(self.drafter.unroll), torch.compile(self._loss_of_chunk)
         return module
 
 
 def counting(hidden: Tensor, weights: Tensor, states: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """Return the rows of [rows, hidden], [steps, rows] and each [rows, hidden] that a step counts.
+    """Select the rows that any step counts from `hidden` [rows, hidden], `weights` [steps, rows] and each state [rows,
+    hidden].
 
-    Those of prompts need no logits. A GPU, whose steps are recorded, computes all rows: its shapes stay what they are.
+    Rows of prompts need no logits. On a GPU all rows are kept, since a captured step has fixed shapes.
     """
     if hidden.device.type != "cpu":
         return hidden, weights, *states
@@ -207,10 +208,10 @@ def counting(hidden: Tensor, weights: Tensor, states: Sequence[Tensor]) -> tuple
 
 
 def chunks(num_rows: int, vocab_size: int) -> list[slice]:
-    """Cut rows into parts whose logits are no more than `MOST_LOGITS`; no rows are one part.
+    """Divide rows into parts with at most `MOST_LOGITS` logits each; without rows there is one empty part.
 
-    They have one size where up to twice as many parts as are needed allow it. Of two sizes a GPU compiles two
-    functions, and may recompute for gradients by one what the other computed, which PyTorch refuses.
+    All parts have the same size if that takes at most twice as many parts. With two sizes a GPU would compile two
+    functions. It might then recompute for gradients with the other one, which PyTorch refuses.
     """
     needed = max(1, -(-num_rows * vocab_size // MOST_LOGITS))
     num_chunks = next((parts for parts in range(needed, 2 * needed + 1) if num_rows % parts == 0), needed)

@@ -47,10 +47,10 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jin
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """All stages of a training, as `spec_lab.train.recipes` builds it.
+    """All stages of a training, as built by `spec_lab.train.recipes`.
 
-    `target` None takes the shipped one as it lies and leaves out the stages before it; `drafter` None leaves out the
-    stages after it.
+    If `target` is None, the shipped target is used, and the stages before it are skipped. If `drafter` is None, the
+    stages after the target are skipped.
     """
 
     config: TrainConfig
@@ -58,10 +58,10 @@ class Pipeline:
     drafter: DrafterRecipe | None
 
     def run(self) -> RunFolder:
-        """Run what is missing under `output_dir`; the last line printed is that folder.
+        """Run the missing stages under `output_dir`; the last line printed is that folder.
 
         Raises:
-            UserError: the device or the folder cannot be used, or the folder holds what other settings made.
+            UserError: the device or the folder cannot be used, or the folder holds results of other settings.
             TrainingDiverged: a loss is no longer finite.
         """
         self._device()
@@ -161,7 +161,7 @@ class Pipeline:
         return {"curve": _plain(self.drafter.train(task, output))}
 
     def _texts(self, folder: RunFolder, tokenizer: PreTrainedTokenizerFast) -> DrafterTexts:
-        """Return the texts that the drafter learns on."""
+        """Return the texts on which the drafter is trained."""
         if self.config.target.writes_texts:
             return Generations.load(folder.generations / "generations.safetensors")
         target = self.config.trained_target
@@ -172,7 +172,7 @@ class Pipeline:
         )
 
     def _evaluate(self, folder: RunFolder) -> None:
-        """Run it anew each time: it is short, and no later stage depends on it."""
+        """Run the evaluation, every time, since it is short and no later stage depends on it."""
         model, tokenizer = load_target(folder.target, self._device())
         match = None
         if self.drafter is not None:
@@ -184,7 +184,7 @@ class Pipeline:
         print(format_table(report))
 
     def _measured(self, folder: RunFolder) -> Path:
-        """Name what the evaluation is of: the drafter beside its target, or the target alone."""
+        """Return the folder that the evaluation is about: the drafter's, or the target's if there is none."""
         return folder.target if self.drafter is None else folder.drafter(self.drafter.config.drafts_as)
 
     def _write_cards(self, folder: RunFolder) -> None:
@@ -199,15 +199,15 @@ class Pipeline:
             write_text(folder.target / "README.md", card)
 
     def plan(self) -> str:
-        """Refuse: the stages of a pocket target are not planned."""
+        """Refuse, since a pocket target's stages cannot be planned."""
         raise UserError("--plan is for target=hf and target=smollm2_135m; leave it out")
 
     def show_data(self, number: int) -> str:
-        """Refuse: a pocket target's texts are made on the way."""
+        """Refuse, since a pocket target's texts are made during the training."""
         raise UserError("--show-data is for target=hf and target=smollm2_135m; leave it out")
 
     def command(self) -> str:
-        """Return the command that trains this target and drafter, as their cards give it."""
+        """Return the command that trains this target and drafter, for their cards."""
         trained = self.config.trained_target
         target = "" if trained is None else f" target={trained.option}"
         return (
@@ -226,5 +226,5 @@ def _plain(curve: list[CurvePoint]) -> list[dict[str, Any]]:
 
 
 def _digest(file: Path) -> str:
-    """Tell one target's weights from another's."""
+    """Return a digest that identifies a target's weights."""
     return hashlib.sha256(file.read_bytes()).hexdigest()

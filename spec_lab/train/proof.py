@@ -1,6 +1,6 @@
-"""The proof of a drafter: its training forward and the runtime's draft step say the same of the same rows.
+"""Proves that a drafter's training forward and the engine's draft steps give the same logits for the same rows.
 
-Both compute on a CPU in float32, from the files of the export, so that nothing but a mistake can part them.
+Both compute on a CPU in float32, from the exported files, so only a mistake can make them differ.
 """
 
 from __future__ import annotations
@@ -21,30 +21,33 @@ from spec_lab.train.packed_rows import PackedRows
 from spec_lab.train.serving import Serving
 
 TOLERANCE = 1e-4
-"""Of logits in float32, relative to the largest."""
+"""The largest allowed difference of logits in float32, relative to the largest logit."""
 BOUND_IN_16_BITS = 0.1
-"""Of what logits vary by within a row, by root mean squares: rounding to 8 bits, layer by layer, makes a few
-hundredths. SmolLM2's head has .013; with taps one layer further .2, one position off .5."""
+"""The largest allowed difference in 16 bits, relative to the variation of logits within a row (root mean squares).
+
+Rounding to 8 bits in each layer makes a few hundredths. SmolLM2's head has .013. Taps from a wrong layer give .2, and a
+wrong position gives .5."""
 TEXT_LENGTHS = (40, 56)
-"""Of the two texts that are compared on, which stand in one row of the training forward."""
+"""The lengths of the two texts used for the comparison, which share one row of the training forward."""
 ORACLE_ROUNDS = 4
-"""What the oracle decodes of each text, at least."""
+"""The fewest rounds that the oracle decodes of each text."""
 
 
 class NotServed(Breakdown):
-    """What is trained is not what the runtime computes. The message names the position."""
+    """The training forward and the engine disagree. The message names the position."""
 
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """What was compared: the largest difference of logits at each position, and whether the drafts were the same."""
+    """The result of a comparison: the largest difference of logits at each position, and whether the drafts are
+    equal."""
 
     differences: list[float]
     largest_logit: float
     same_drafts: bool
 
     def require(self) -> None:
-        """Raise NotServed where the two disagree."""
+        """Raise NotServed if the two disagree."""
         worst = max(self.differences)
         if worst > bound(self.largest_logit) or not self.same_drafts:
             raise NotServed(
@@ -55,12 +58,12 @@ class Proof:
 
 
 def bound(largest_logit: float) -> float:
-    """Return how far two logits may lie apart."""
+    """Return the largest allowed difference of two logits."""
     return TOLERANCE * max(largest_logit, 1.0)
 
 
 def packed_texts(texts: Sequence[Tensor], device: torch.device) -> tuple[PackedRows, list[int]]:
-    """Pack texts into one row, all of it the target's own; return where each begins as well."""
+    """Pack texts into one row, with all tokens supervised; also return where each begins."""
     tokens = torch.cat(list(texts))[None].to(device)
     lengths = torch.tensor([len(text) for text in texts])
     segments = torch.repeat_interleave(torch.arange(1, len(texts) + 1), lengths)[None].to(device)
@@ -70,17 +73,17 @@ def packed_texts(texts: Sequence[Tensor], device: torch.device) -> tuple[PackedR
 
 
 def compared(trained: Tensor, served: Tensor) -> Proof:
-    """Compare laws [places, K, scored]; what is not scored is -inf in both."""
+    """Compare logits [places, K, scored]; unscored tokens are -inf in both."""
     apart = torch.where(trained == served, 0.0, (trained - served).abs())
     tops = trained.masked_fill(trained.isinf(), 0.0).abs().amax(-1)
-    # Another token is the same draft where rounding alone parts the two.
+    # Different tokens count as equal drafts if their logits differ by no more than rounding.
     behind = trained.amax(-1) - trained.gather(-1, served.argmax(-1, keepdim=True)).squeeze(-1)
     same = bool((behind <= TOLERANCE * tops.clamp(min=1.0)).all())
     return Proof(apart.amax((0, 2)).tolist(), float(tops.max()), same)
 
 
 def apart_by_rounding(trained: Tensor, served: Tensor) -> float:
-    """Return how far laws [places, K, scored] are apart, of what they vary by; what is not scored is -inf in both."""
+    """Return the difference of logits [places, K, scored], relative to their variation; unscored tokens are -inf."""
     is_scored = ~(trained.isinf() | served.isinf())
     count = is_scored.sum(-1, keepdim=True).clamp(min=1)
     difference, varied = (torch.where(is_scored, each, 0.0) for each in (trained - served, trained))
@@ -91,7 +94,7 @@ def apart_by_rounding(trained: Tensor, served: Tensor) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Prover:
-    """A target as it trains and as it serves, and two pieces of text to compare the two on.
+    """A target in the training's and in the engine's form, and two texts on which to compare drafters.
 
     Both compute in float32.
     """
@@ -103,31 +106,31 @@ class Prover:
 
     @classmethod
     def of(cls, path: Path, tokens: Tensor, num_draft_tokens: int, recipe: HeadRecipe) -> Prover:
-        """Load the target of `path` twice. `tokens` [any number, ids] is text of any kind."""
+        """Load the target of `path` twice. `tokens` [any number of ids] is text of any kind."""
         cpu, longest = torch.device("cpu"), max(TEXT_LENGTHS) + ORACLE_ROUNDS * (num_draft_tokens + 1)
         longest += num_draft_tokens
         target = FrozenTarget.load(path, cpu, torch.float32, longest)
         serving = Serving.load(
             path, cpu, "float32", num_draft_tokens, 1, longest, "kernels=torch", of_drafter=recipe.config.drafter_words
         )
-        # A folder with little text repeats itself: what the text says does not matter here.
+        # A short text is repeated, since its meaning does not matter here.
         text = tokens.long().repeat(-(-sum(TEXT_LENGTHS) // len(tokens)))[: sum(TEXT_LENGTHS)]
         return cls(target, serving, text.split(list(TEXT_LENGTHS)), recipe)
 
     def prove(self, name: str, folder: Path) -> Proof:
-        """Compare what an export does when it is trained and when it is served, or raise NotServed.
+        """Compare an export's training forward with the engine, or raise NotServed.
 
-        The two are compared behind several prompts of each text, with the values that were exported.
+        Both use the exported values. They are compared after several prompts of each text.
         """
         proof = compared(*self._laws(name, folder, self.serving))
         proof.require()
         return proof
 
     def prove_rounded(self, name: str, folder: Path, serving: Serving) -> float:
-        """Compare the training forward in float32 with a runtime in 16 bits, and return how far they are apart.
+        """Compare the training forward in float32 with an engine in 16 bits, and return the difference.
 
         Raises:
-            NotServed: that is further than `BOUND_IN_16_BITS`.
+            NotServed: it exceeds `BOUND_IN_16_BITS`.
         """
         trained, served = self._laws(name, folder, serving)
         apart = apart_by_rounding(trained, served.to(trained))
@@ -139,7 +142,7 @@ class Prover:
         return apart
 
     def _laws(self, name: str, folder: Path, serving: Serving) -> tuple[Tensor, Tensor]:
-        """Return what an export says in the training forward and in a runtime, [places, K, scored] each."""
+        """Return an export's logits in the training forward and in an engine, [places, K, scored] each."""
         num_drafts, form, taps = serving.num_draft_tokens, self.recipe.form, self.recipe.taps(self.target)
         drafter, engine = self.recipe.load(folder, self.target).eval(), serving.engine(name, folder)
         rows, starts = packed_texts(self.texts, self.target.device)
@@ -154,7 +157,7 @@ class Prover:
         return trained, served
 
     def require_same(self, name: str, folder: Path, other: Path) -> None:
-        """Raise NotServed where the runtime makes another drafter of another layout."""
+        """Raise NotServed if the engine drafts differently from the file in another layout."""
         for text in self.texts:
             said = [
                 self.recipe.form.served_laws(self.serving, self.serving.engine(name, each), text, len(text) // 2)
@@ -164,7 +167,7 @@ class Prover:
                 raise NotServed(f"{other} drafts otherwise than {folder}: this is a mistake of the lab")
 
     def require_oracle(self) -> None:
-        """Raise NotServed where drafts that are all right are not all accepted."""
+        """Raise NotServed if the oracle's drafts, which are always right, are not all accepted."""
         num_drafts = self.serving.num_draft_tokens
         requests = [
             Request(f"text_{index}", "", tuple(text.tolist()), ORACLE_ROUNDS * (num_drafts + 1), ignore_eos=True)

@@ -1,4 +1,4 @@
-"""Reading back what a training wrote, of which a full disk or a kill may have left a part."""
+"""Reads files that a training wrote, which may be incomplete after a full disk or a kill."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ BROKEN = (
     ),
     *(SyntaxError, tokenize.TokenError),  # numpy reads a header as Python
 )
-"""This says what json, numpy, torch and safetensors raise for files that are cut short or hold something else."""
+"""The exceptions of json, numpy, torch and safetensors for files that are truncated or hold something else."""
 
 
 TRAIN_AGAIN = "delete it and what was made with it, and train again"
@@ -37,10 +37,10 @@ TRAIN_AGAIN = "delete it and what was made with it, and train again"
 
 @contextmanager
 def reading(file: Path, remedy: str = TRAIN_AGAIN) -> Iterator[None]:
-    """Turn what a library raises about `file` into a line, without the library's own words: torch's are a page.
+    """Turn a library's exceptions about `file` into one line, without the library's message, which can be a page long.
 
     Raises:
-        UserError: the block could not make anything of it.
+        UserError: the block could not read it.
     """
     try:
         yield
@@ -53,7 +53,7 @@ def reading(file: Path, remedy: str = TRAIN_AGAIN) -> Iterator[None]:
 
 
 def refuse_damaged(folder: Path) -> None:
-    """Raise UserError where a file of tensors in a folder ends too soon, or a checkpoint has no config."""
+    """Raise UserError if a file of tensors in a folder is truncated, or a checkpoint has no config."""
     if any(folder.glob("model*.safetensors")) and not (folder / "config.json").exists():
         raise UserError(f"{folder} has no config.json; {TRAIN_AGAIN}")
     for file in sorted(folder.glob("*.safetensors")):
@@ -65,7 +65,7 @@ def read_record(file: Path) -> dict[str, Any]:
     """Read the record of a stage, whose `recipe` is an object.
 
     Raises:
-        UserError: it is none.
+        UserError: the file is not such a record.
     """
     with reading(file):
         record = parse_json(regular_text(file))

@@ -1,4 +1,4 @@
-"""This module makes of a configuration what trains it."""
+"""Makes the pipeline for a training's configuration."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from spec_lab.train.pipeline import Pipeline
 
 
 def build_pipeline(config: TrainConfig) -> Pipeline | HeadPipeline:
-    """Make the pipeline that trains what `config` says: a pocket pair, or a drafter for a target as it lies.
+    """Make the pipeline for `config`: for a pocket target and drafter, or for a drafter of an existing target.
 
     Raises:
         UserError: see `spec_lab.train.checks`.

@@ -1,4 +1,4 @@
-"""This module holds what greedy speculation would have done with a text, counted round by round without running it."""
+"""Counts the rounds that greedy speculation would take for a text, without running it."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from spec_lab.record.draft_counts import DraftCounts
 class RoundCounts:
     """Pooled counts over texts.
 
-    A round that runs into the end of its text, be it an end of sequence or a limit, counts as far as the text goes: how
-    far its drafts would have held is unknown.
+    A round at the end of its text, by an end of sequence or a limit, only counts up to that end. Whether its further
+    drafts would have been accepted is unknown.
     """
 
     num_draft_tokens: int
@@ -26,20 +26,20 @@ class RoundCounts:
 
     @property
     def acceptance_length(self) -> float | None:
-        """Counts as `spec_lab.record.acceptance_metrics`; None where too little was judged to know."""
+        """The acceptance length, as in `spec_lab.record.acceptance_metrics`; None if too few drafts were judged."""
         return self.drafts.acceptance_length
 
     @property
     def acceptance_rates(self) -> list[float | None]:
-        """Share of the rounds in which draft i is accepted."""
+        """The share of rounds in which draft i is accepted, for each i."""
         return self.drafts.unconditional
 
     def walk(self, num_matches: Sequence[int], prompt_length: int, length: int) -> None:
         """Add the rounds of one text of `length` tokens, prompt included.
 
-        `num_matches[p]`: how many drafts, drafted from position p, agree with the text one after another. Strict greedy
-        speculation follows the text: with L tokens in the cache and token L pending, the drafts start from position
-        L-1, m of them agree, m+1 tokens are emitted, and L moves by as much.
+        `num_matches[p]`: how many leading drafts from position p agree with the text. Strict greedy speculation follows
+        the text. With L tokens in the cache and token L pending, drafting starts from position L-1. If m drafts agree,
+        m+1 tokens are emitted, and L grows by m+1.
         """
         committed = prompt_length
         while committed < length - 1:

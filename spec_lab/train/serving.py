@@ -1,4 +1,4 @@
-"""The runtime that will serve a drafter, beside its training: real decoding, and the proof that both compute alike."""
+"""Runs a drafter in the engine during its training, to decode with it and to compare its logits with training's."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ from spec_lab.wiring.limits import Limits, engine_limits
 from spec_lab.wiring.models import TargetBuild, load_models
 
 ROWS_BEHIND = 2 * 64 + 1
-"""Positions past the longest request: the largest block of a training, behind the rows of its verify."""
+"""Positions reserved past the longest request: the rows of a verify, and the largest block of a training after them."""
 
 
 class Listener(GivenDrafts):
-    """A picker that keeps what a head says of each draft, and picks the text's own token."""
+    """A picker that stores the head's logits for each draft, and returns the text's own token as the draft."""
 
     takes_likeliest = False
 
     def __init__(self, tokens: Tensor) -> None:
-        """`tokens`: the drafts, in their order."""
+        """`tokens`: the tokens to return as drafts, in order."""
         self.said: list[Tensor] = []
         self._tokens = tokens
 
@@ -52,13 +52,13 @@ class Listener(GivenDrafts):
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """A target in the runtime, loaded once, for which drafters are built as they are exported.
+    """A target, loaded once into the engine, for which drafters are built as they are exported.
 
     Attributes:
-        words: the run that is composed for each drafter, but for `drafter=`.
-        longest: a request as long as any.
-        of_drafter: words beside `drafter=` of one that lies in a folder.
-        _composed: the run of each drafter, composed once.
+        words: the overrides of each run, except those of the drafter.
+        longest: a request as long as the longest one.
+        of_drafter: further overrides for a drafter that is loaded from a folder.
+        _composed: the composed run of each drafter.
     """
 
     words: tuple[str, ...]
@@ -80,8 +80,10 @@ class Serving:
         *more: str,
         of_drafter: tuple[str, ...] = (),
     ) -> Serving:
-        """Load the target of `path` for sequences of up to `max_tokens`; `more` are words of the run, `of_drafter`
-        those of the drafter that is trained."""
+        """Load the target from `path`, for sequences of up to `max_tokens`.
+
+        `more` are further overrides of every run, and `of_drafter` those of the drafter in training.
+        """
         words = (
             *("target=hf", as_override("target.path", path), f"device={device}", f"dtype={dtype}"),
             *("references=[]", f"batch_size={batch_size}", "prune=none", "graph=eager", *more),
@@ -92,12 +94,12 @@ class Serving:
         return cls(words, models, num_draft_tokens, longest, of_drafter, {"none": chosen})
 
     def engine(self, drafter: str, folder: Path | None = None) -> Engine:
-        """Make an engine that drafts with what lies in `folder`, or with a drafter that has no weights."""
+        """Make an engine with the drafter in `folder`; None for a drafter without weights."""
         chosen, limits = self._chosen(drafter, folder)
         return build_engine(chosen, self.models, load_drafter(chosen, self.models.of_drafters), limits)
 
     def decode(self, drafter: str, folder: Path | None, requests: Sequence[Request]) -> list[RequestRecord]:
-        """Decode greedily, and return what each request was given."""
+        """Decode `requests` greedily, and return their records."""
         engine = self.engine(drafter, folder)
         learn = engine.parts.drafter.requirements.learn_continuations
         if learn is not None:
@@ -124,9 +126,9 @@ class Serving:
 
     @torch.inference_mode()
     def step_laws(self, engine: Engine, tokens: Tensor, prompt_length: int) -> Tensor:
-        """Return [K, draft vocabulary]: what the drafter of an engine says at each position behind a prompt.
+        """Return the logits [K, draft_vocab] of an engine's drafter for its K drafts after a prompt.
 
-        The prompt is ingested with its caches, and each step is given the text's own token in place of its draft.
+        The drafter ingests the prompt. Each draft step is then given the text's own token instead of its draft.
 
         Args:
             tokens: [at least prompt_length + K] a text.
@@ -135,14 +137,14 @@ class Serving:
         made.picker = heard = Listener(tokens[prompt_length + 1 :].to(self.models.device))
         state = made.ingest(self._prompt(engine, tokens, prompt_length))
         for step in range(1, self.num_draft_tokens):
-            if state.attention is not None:  # it may stand still
+            if state.attention is not None:  # None if draft steps do not move the metadata
                 engine.parts.backend.advance(state.attention)
             made.step(state, DraftStep(step, torch.tensor([step], device=self.models.device)))
         return torch.cat(heard.said)
 
     @torch.inference_mode()
     def slot_laws(self, engine: Engine, tokens: Tensor, prompt_length: int) -> Tensor:
-        """Do the same for a drafter of blocks: [K, vocabulary], -inf where a token is not scored."""
+        """Return the same for a block drafter: [K, vocab], -inf for tokens that its head does not score."""
         drafter: Any = engine.parts.drafter
         block = drafter.blocks.of_prompts(self._prompt(engine, tokens, prompt_length))
         head, said = drafter.blocks.head, []
@@ -154,7 +156,7 @@ class Serving:
         return torch.cat(said)
 
     def _prompt(self, engine: Engine, tokens: Tensor, prompt_length: int) -> PromptPack:
-        """Run a prompt through the target, and return what its drafter is given."""
+        """Run a prompt through the target, and return the pack that the drafter ingests."""
         parts, chunk = engine.parts, tokens[: prompt_length + 1].to(self.models.device)
         pages = torch.arange(2, parts.cache.num_pages, device=chunk.device)
         table = torch.cat([pages, pages.new_ones(1)])[None]

@@ -1,7 +1,7 @@
-"""Trainings of one sweep that share a folder, which they may where they make the same of all that they share.
+"""Checks whether trainings of one sweep can share a folder: they must agree in all stages that they share.
 
-Each stage of a training has a folder under `output_dir`, and is skipped where that exists. Of two trainings that make a
-stage in two ways the second would be refused when its turn comes, behind all that the first one trained.
+Each stage of a training has a folder under `output_dir`, and is skipped if that exists. If two trainings make a stage
+differently, the second one would be refused only after the first has finished. So this is checked beforehand.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from spec_lab.train.options import target_option
 from spec_lab.train.texts.settings import settings_of_texts
 
 KEYS_OF = {"tokenizer": "tokenizer", "corpus": "corpus", "generations": "generations"}
-"""The set of keys that a stage is made by, by the name of its folder; all others are targets, or drafters by a dash."""
+"""The group of keys that determines a stage, by the name of its folder. Other folders are targets, or drafters if their
+name has a dash."""
 CAME_LATER = {
     "loss": Loss.kl,
     "norms_taps": False,
@@ -27,12 +28,14 @@ CAME_LATER = {
     "max_seconds": None,
     "optimiser": Optimiser.adamw,
 }
-"""Keys that folders of earlier versions lack, with the value that does what those did."""
+"""Keys that folders of earlier versions lack, with the value that reproduces those versions."""
 
 
 def stage_settings(config: TrainConfig) -> dict[str, dict[str, Any]]:
-    """Return the seed and the keys that each stage is made by, by the name of its folder, as its record has them; of a
-    target that is trained here, or of the shipped one."""
+    """Return, by the name of its folder, the seed and the keys that determine each stage, as in its record.
+
+    The target is one that is trained here, or the shipped one.
+    """
     target, drafter = config.trained_target, config.trained_drafter
     parts: dict[str, Any] = {}
     if target is not None:
@@ -46,7 +49,7 @@ def stage_settings(config: TrainConfig) -> dict[str, dict[str, Any]]:
 
 
 def recorded(part: Any) -> dict[str, Any]:
-    """Return the keys of `part` as folders record them: what came later and is not used leaves no trace."""
+    """Return the keys of `part` as folders record them: newer keys that are not used are left out."""
     settings = asdict(part)
     for inner in [settings, settings.get("optimisation", {})]:
         for key, unused in CAME_LATER.items():
@@ -56,7 +59,7 @@ def recorded(part: Any) -> dict[str, Any]:
 
 
 def refuse_to_share(configs: Iterable[TrainConfig]) -> None:
-    """Raise UserError where two trainings would make a stage in one folder in two ways."""
+    """Raise UserError if two trainings would make a stage differently in one folder."""
     made: dict[Path, dict[str, Any]] = {}
     for config in configs:
         for folder, knobs in _knobs_of_stages(config).items():
@@ -69,7 +72,7 @@ def refuse_to_share(configs: Iterable[TrainConfig]) -> None:
 
 
 def _knobs_of_stages(config: TrainConfig) -> dict[str, dict[str, Any]]:
-    """Return what each stage is made by under the names of its knobs, by the name of its folder."""
+    """Return the knobs that determine each stage, by the name of its folder."""
     option, drafter = target_option(config.target), config.trained_drafter
     if option.path is None:
         return {
@@ -90,12 +93,12 @@ def _knobs_of_stages(config: TrainConfig) -> dict[str, dict[str, Any]]:
 
 
 def _keys_of(folder: str) -> str:
-    """Return the set of keys that a stage is made by."""
+    """Return the group of keys that determines a stage."""
     return KEYS_OF.get(folder, "drafter" if "-" in folder else "target")
 
 
 def _differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    """Yield the keys, dotted where they lie deeper, that differ, with both values."""
+    """Yield the dotted keys that differ, with both values."""
     for key in dict.fromkeys((*before, *after)):
         first, second = (settings.get(key, CAME_LATER.get(key)) for settings in (before, after))
         if isinstance(first, Mapping) and isinstance(second, Mapping):

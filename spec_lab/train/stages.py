@@ -1,4 +1,4 @@
-"""Stages of a run: where they keep their output, when they are skipped, and what is recorded of them."""
+"""Stages of a training: their output folders, when they are skipped, and their records."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from spec_lab.train.reading import read_record, refuse_damaged
 log = logging.getLogger(__name__)
 
 FAILURE = "failure"
-"""The entry of a stage's record that says why it broke down."""
+"""The entry of a stage's record with the reason of its breakdown."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunFolder:
     """The paths of a run's outputs; several runs that train drafters for one target may share it, even at once.
 
-    `shipped_target`: a target that is used as it lies, None where the run trains its own. `target_name`: what folders
-    of the target and of its drafters are named after.
+    `shipped_target`: an existing target; None if the run trains its own. `target_name`: the name of the target's
+    folder, and the prefix of its drafters' folders.
     """
 
     root: Path
@@ -58,7 +58,7 @@ class RunFolder:
 
     @property
     def records(self) -> Path:
-        """A file a stage with its recipe, time, device and loss curve; and what the evaluations measured."""
+        """A file for each stage with its recipe, time, device and loss curve, and the results of evaluations."""
         return self.root / "records"
 
     def drafter(self, name: str) -> Path:
@@ -68,16 +68,16 @@ class RunFolder:
         return self.records / f"{output.name}.json"
 
     def config(self, output: Path) -> Path:
-        """Return the whole configuration of the training that measured the target, or the drafter in `output` beside
-        it."""
+        """Return the file with the whole configuration of the training that measured `output`, the target or a
+        drafter."""
         return self.records / f"{output.name}-config.json"
 
     def evaluation(self, output: Path) -> Path:
-        """Return the measurements of the target, or of the drafter in `output` beside it."""
+        """Return the file with the measurements of `output`, the target or a drafter."""
         return self.records / f"{output.name}-evaluation.json"
 
     def samples(self, output: Path) -> Path:
-        """Return a few of the texts that were written to measure it."""
+        """Return the file with a few of the texts that were written to measure it."""
         return self.records / f"{output.name}-samples.json"
 
     def checkpoint(self, output: Path) -> Path:
@@ -93,8 +93,8 @@ def run_stage(
 ) -> None:
     """Build `output` with `build(unfinished folder)`, whose result goes into the record, unless `output` exists.
 
-    Of several processes that want the same output one builds it, and the others wait for it. A build that is refused
-    leaves nothing of its own; of one that breaks down the record says so, and the next build may be another.
+    If several processes want the same output, one builds it and the others wait. A refused build leaves nothing behind.
+    A build that breaks down leaves a record that says so, and the next build may have another recipe.
 
     Raises:
         UserError: the folder, or a checkpoint in it, was made with another `recipe`, or `build` refuses.
@@ -153,7 +153,7 @@ def _drop(unfinished: Path, *files: Path) -> None:
 def _locked(file: Path) -> Iterator[None]:
     """Hold the lock of `file` against other processes; the system releases it when a process dies.
 
-    A refused block takes the file away with it, so whoever waited for that one asks again for the one in its place.
+    A refused block deletes the file, so a process that waited for it must lock the new file in its place.
     """
     while True:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -202,7 +202,7 @@ def write_json(file: Path, content: Any) -> None:
 
 
 def write_text(file: Path, text: str) -> None:
-    """Write a file, its folder made where it is missing; a kill leaves the old file or the new one."""
+    """Write a file atomically, and make its folder if it is missing."""
     file.parent.mkdir(parents=True, exist_ok=True)
     unfinished = file.with_suffix(".tmp")
     unfinished.write_text(text, encoding="utf-8")
@@ -216,8 +216,7 @@ def unfinished_folder(output: Path) -> Path:
 
 @contextmanager
 def finished_folder(output: Path) -> Iterator[Path]:
-    """Make a folder to write into that becomes `output` once the block is through; what a killed run left is
-    dropped."""
+    """Yield a new folder, which becomes `output` when the block has succeeded. Remains of a killed run are deleted."""
     unfinished = unfinished_folder(output)
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir(parents=True)
@@ -226,5 +225,5 @@ def finished_folder(output: Path) -> Iterator[Path]:
 
 
 def device_name(device: torch.device) -> str:
-    """Return the name of the device as a card gives it."""
+    """Return the name of the device for a card."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type

@@ -1,8 +1,8 @@
-"""A training step: loss, gradients, clipping and an update, which a GPU records once as a CUDA graph and then replays.
+"""A training step: loss, gradients, clipping and update. On a GPU it is captured as a CUDA graph and then replayed.
 
-A small model's step is thousands of small kernels, which the host takes longer to launch than the GPU to run. Recording
-whole steps is PyTorch's own advice ("Whole-network capture", its page on CUDA semantics). All shapes are those of the
-first step, and nothing asks the device for a number.
+A small model's step is thousands of small kernels, which take longer to launch than to run. PyTorch itself recommends
+capturing whole steps ("Whole-network capture" in its page on CUDA semantics). All shapes are those of the first step,
+and nothing synchronises with the host.
 """
 
 from __future__ import annotations
@@ -21,20 +21,21 @@ log = logging.getLogger(__name__)
 
 Batch = tuple[Tensor, ...]
 Compile = Callable[[Any], Callable[..., Tensor]]
-"""Makes what computes a module's loss faster on a GPU."""
+"""Returns a faster function for a module's loss on a GPU."""
 STEPS_BEFORE_CAPTURE = 3
-"""Steps that are launched kernel by kernel: by then all is compiled, and libraries have chosen their kernels."""
+"""The number of eager steps before the capture. After them everything is compiled, and libraries have chosen
+kernels."""
 
 
 class TrainingStep(Protocol):
-    """Takes the training of a module one update further."""
+    """Makes one update of a training."""
 
     @property
     def optimiser(self) -> torch.optim.Optimizer | Several:
         """The optimiser with its moments, for checkpoints."""
 
     def __call__(self, batch: Batch, learning_rate: float) -> Tensor:
-        """Return the loss before the update, a scalar without its graph that no later step writes over."""
+        """Make an update, and return the loss before it: a detached scalar that later steps do not overwrite."""
 
 
 class LaunchedStep:
@@ -50,8 +51,8 @@ class LaunchedStep:
         in_16_bits: bool,
         add_up: Callable[[Tensor], None] | None = None,
     ) -> None:
-        """`loss_of(*inputs_of(*batch))` is the loss that `parameters` are moved by; of several processes each has a
-        term of it, which `add_up` adds. `in_16_bits`: products are computed in bfloat16."""
+        """`loss_of(*inputs_of(*batch))` is the loss of `parameters`. With several processes each has a term of it, and
+        `add_up` adds their gradients. `in_16_bits`: products are computed in bfloat16."""
         self.optimiser = optimiser
         self._parameters, self._loss_of, self._inputs_of = parameters, loss_of, inputs_of
         self._add_up, self._in_16_bits = add_up, in_16_bits
@@ -63,7 +64,7 @@ class LaunchedStep:
         return self.update(batch)
 
     def update(self, batch: Batch) -> Tensor:
-        """Do everything that the device does, gradients and learning rate being set."""
+        """Run the device's part of a step, once gradients and learning rate are set up."""
         inputs = self._inputs_of(*batch)
         with torch.autocast(self._device_type, dtype=torch.bfloat16, enabled=self._in_16_bits):
             loss = self._loss_of(*inputs)
@@ -78,9 +79,9 @@ class LaunchedStep:
 
 
 class CapturedStep:
-    """A launched step that is recorded after a few times, and replayed from then on.
+    """A step that is launched a few times, then captured, and replayed from then on.
 
-    What cannot be recorded goes on being launched, which the log says.
+    If the capture fails, steps are still launched, and the log says so.
     """
 
     def __init__(self, launched: LaunchedStep) -> None:
@@ -92,12 +93,12 @@ class CapturedStep:
 
     @property
     def optimiser(self) -> torch.optim.Optimizer | Several:
-        """The launched step's, whose moments a replay moves."""
+        """The launched step's optimiser, whose moments a replay updates."""
         return self._launched.optimiser
 
     @property
     def is_recorded(self) -> bool:
-        """Steps are replayed from now on."""
+        """Whether steps are replayed from now on."""
         return self._graph is not None
 
     def __call__(self, batch: Batch, learning_rate: float) -> Tensor:
@@ -113,14 +114,15 @@ class CapturedStep:
         return self._loss.clone()
 
     def _hold(self, batch: Batch) -> None:
-        """Put a batch where all steps read theirs, the launched ones too: what they compile is what is recorded."""
+        """Copy a batch into the buffers of all steps. Launched steps use them too, so that they compile what is
+        captured."""
         if not self._batch:
             self._batch = tuple(torch.empty_like(tensor) for tensor in batch)
         for held, given in zip(self._batch, batch, strict=True):
             held.copy_(given)
 
     def _launch(self, learning_rate: float) -> Tensor:
-        """Take a step on the stream that records, as what is warmed up must have been."""
+        """Launch a step on the capturing stream, as required for a warm-up."""
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
             loss = self._launched(self._batch, learning_rate)
@@ -128,7 +130,8 @@ class CapturedStep:
         return loss
 
     def _capture(self) -> None:
-        """Record a step without running it. Its gradients are the graph's own memory, written anew at every replay."""
+        """Capture a step without running it. Its gradients are in the graph's memory, and every replay rewrites
+        them."""
         self.optimiser.zero_grad(set_to_none=True)
         graph = torch.cuda.CUDAGraph()
         try:
@@ -151,11 +154,10 @@ def make_step(
     add_up: Callable[[Tensor], None] | None = None,
     in_16_bits: bool | None = None,
 ) -> TrainingStep:
-    """Return the step of a `module` whose output for `inputs_of(*batch)`, or for the batch as it is, is the loss.
+    """Return the step of a `module` whose output for `inputs_of(*batch)`, or for the batch itself, is the loss.
 
-    Products are computed in bfloat16 if `in_16_bits`, which is so on a GPU where it is None.
-    With `add_up` a step is launched and not recorded: processes wait for one another in it. So is Muon's, whose rate is
-    the host's.
+    Products are computed in bfloat16 if `in_16_bits`; None means bfloat16 on a GPU only. With `add_up` a step is not
+    captured, since processes wait for one another in it. Nor is a step of Muon, whose learning rate is on the host.
     """
     on_gpu, optimiser = device.type == "cuda", make_optimiser(module, optimisation, device)
     loss_of = compiled(module) if on_gpu else module

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TargetDescription:
-    """A target's part of its card: whose architecture it has, as in "A ...-architecture language model", and what its
-    layers are, to stand behind their number."""
+    """A target's part of its card: the name of its architecture, and a description of its layers to follow their
+    number."""
 
     architecture: str
     layers: str
@@ -83,20 +83,21 @@ class TargetRecipe:
         return curve
 
     def describe(self, folder: Path) -> TargetDescription:
-        """Return what the card says of the saved model; all share data, curve, evaluation and limits."""
+        """Return the card's description of the saved model. Data, curve, evaluation and limits are described
+        elsewhere."""
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         return TargetDescription(self.kind.architecture, self.kind.layers(config))
 
 
 def new_model(keys: dict[str, Any], **how: str) -> Any:
-    """Make the model that a config.json of `keys` describes, in float32."""
+    """Make the model of a config.json with `keys`, in float32."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     return AutoModelForCausalLM.from_config(AutoConfig.for_model(**keys), **how, **with_every_expert())
 
 
 def with_every_expert() -> dict[str, str]:
-    """Say to transformers how a model's experts are computed, if it has any."""
+    """Return the keyword that tells transformers how to compute a model's experts."""
     from transformers.integrations.moe import ExpertsInterface
 
     ExpertsInterface.register(EVERY_EXPERT, every_expert)
@@ -127,7 +128,7 @@ class NextTokenLoss(nn.Module):
         return self._loss_of(self.model(input_ids=rows, attention_mask=masks, use_cache=False).logits, labels)
 
     def compiled(self) -> NextTokenLoss:
-        """Return the same, compiled in parts: layers of a kind are compiled once, where a whole model takes a
+        """Return the same, compiled layer by layer. Layers of a kind are compiled once; a whole model would take a
         minute."""
         for layer in self.model.model.layers:
             layer.compile()
@@ -136,10 +137,10 @@ class NextTokenLoss(nn.Module):
 
 
 def causal_masks(config: Any, rows: Tensor) -> dict[str, Tensor | None] | Tensor:
-    """Return the masks of each kind of layer for rows `[batch, length]` of one document each, or the one of all.
+    """Return the masks of each kind of layer, or one for all, for rows `[batch, length]` of one document each.
 
-    Ready masks keep transformers from making some, for which it asks the device whether rows are packed. Plain causal
-    attention and a layer with a state need none, which only a mapping can say.
+    With given masks transformers does not make its own, for which it would synchronise to see whether rows are packed.
+    Plain causal attention and layers with a state need no mask, which only a mapping can express.
     """
     kinds = getattr(config, "layer_types", None)
     if kinds is None:
@@ -151,8 +152,8 @@ def causal_masks(config: Any, rows: Tensor) -> dict[str, Tensor | None] | Tensor
 
 
 def save_target(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
-    """Save weights and generation settings as AutoModelForCausalLM loads them: in bf16, but for what the runtime keeps
-    in float32 whatever a run's dtype."""
+    """Save weights and generation settings for AutoModelForCausalLM, in bf16, except weights that the engine always
+    keeps in float32."""
     from transformers import GenerationConfig
 
     model.generation_config = GenerationConfig(
@@ -166,7 +167,7 @@ def save_target(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, fold
 
 
 def load_target(folder: Path, device: torch.device) -> tuple[Any, PreTrainedTokenizerFast]:
-    """Load the saved target, its bf16 weights held in float32, and its tokenizer; frozen."""
+    """Load the saved target, frozen, with its bf16 weights in float32, and its tokenizer."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     model = (
@@ -181,13 +182,13 @@ def load_target(folder: Path, device: torch.device) -> tuple[Any, PreTrainedToke
 
 
 def sizes_of(model: PreTrainedModel) -> ModelConfig:
-    """Return what the runtime reads in the model's config.json."""
+    """Return the sizes that the engine reads from the model's config.json."""
     return read_decoder(json.loads(model.config.to_json_string()), "the target's config.json")
 
 
 @contextmanager
 def without_progress_bars() -> Iterator[None]:
-    """Keep transformers from drawing bars of loading and saving among the lines that a training logs."""
+    """Switch off transformers' progress bars, which would mix with the log of a training."""
     from transformers.utils import logging
 
     shown = logging.is_progress_bar_enabled()
@@ -209,12 +210,12 @@ def tapped_layers(num_layers: int) -> tuple[int, int, int]:
 
 @dataclass(frozen=True, slots=True)
 class TargetOutputs:
-    """The outputs that one forward over rows `[batch, length]` leaves for drafters to read.
+    """The outputs of one forward over rows `[batch, length]` that drafters read.
 
     `layer_inputs`: of every layer, `[batch, length, hidden]`. `final_hidden` `[batch, length, hidden]`: after the last
-    norm, what the LM head reads. `keys_values`: of every layer, `[batch, num_kv_heads, length, head_dim]` each, the
-    keys normed and rotated, as the target's cache holds them; None of a layer with a state. Layers that read those of
-    earlier ones come last and are left out.
+    norm, the LM head's input. `keys_values`: of every layer, `[batch, num_kv_heads, length, head_dim]` each, with
+    normed and rotated keys as in the target's cache; None for a layer with a state. Last layers that read the KV of
+    earlier ones are left out.
     """
 
     layer_inputs: tuple[Tensor, ...]
@@ -223,7 +224,7 @@ class TargetOutputs:
     keys_values: tuple[tuple[Tensor, Tensor] | None, ...]
 
     def taps(self) -> Tensor:
-        """Return `[batch, length, 3 * hidden]`: the inputs of the tapped layers side by side."""
+        """Return `[batch, length, 3 * hidden]`: the inputs of the tapped layers, concatenated."""
         return torch.cat([self.layer_inputs[layer] for layer in tapped_layers(len(self.layer_inputs))], dim=-1)
 
 

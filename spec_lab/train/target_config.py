@@ -20,23 +20,23 @@ class TargetChoice:
     """The keys that every option of `target` has: none."""
 
     writes_texts: ClassVar[bool] = True
-    """Drafters learn on texts that the target writes; else on the corpus that it learnt on."""
+    """Whether drafters are trained on texts that the target writes; else on the target's training corpus."""
     own_vocabulary: ClassVar[bool] = True
-    """A new target has a vocabulary of its own; else the shipped one's."""
+    """Whether a new target has its own vocabulary; else the shipped target's."""
 
     def to_train(self) -> NewTargetConfig | None:
-        """Return the target as it is trained; None where it is taken as it lies."""
+        """Return the target's training config; None for an existing target."""
         return None
 
 
 @dataclass
 class ShippedTarget(TargetChoice):
-    """target=shipped: the one in `spec_lab/zoo/pocket`, as it lies."""
+    """target=shipped: the existing one in `spec_lab/zoo/pocket`."""
 
 
 @dataclass
 class FrozenTargetChoice(TargetChoice):
-    """The keys of a target that is taken as it lies and run by the lab's own engine, whatever its family."""
+    """The keys of an existing target of any family, which the lab's own engine runs."""
 
     path: str | None = knob(None, "folder of a Hugging Face checkpoint, or a GGUF file; target=hf")
 
@@ -53,10 +53,10 @@ class SmolLm2Target(FrozenTargetChoice):
 
 @dataclass
 class NewTargetConfig(TargetChoice):
-    """The keys that every target has that is trained here."""
+    """The keys of every target that is trained here."""
 
     option: ClassVar[str]
-    """The name of the option, and of the folder that the target is saved to."""
+    """The name of the option, and of the target's folder."""
 
     hidden_size: int = width_of_layers(192)
     num_layers: int = depth(8)
@@ -69,7 +69,7 @@ class NewTargetConfig(TargetChoice):
         return self
 
     def key_value_heads(self) -> int:
-        """Count the heads that have keys and values of their own."""
+        """Return the number of KV heads."""
         return int(getattr(self, "num_kv_heads", 1))
 
 
@@ -84,7 +84,7 @@ class PocketTrainingConfig(LayerConfig, NewTargetConfig):
 
 @dataclass
 class DecoderTrainingConfig(NewTargetConfig):
-    """The keys of targets of other families. Their drafters learn on the corpus, not on texts that the target wrote."""
+    """The keys of targets of other families. Their drafters are trained on the corpus, not on texts of the target."""
 
     writes_texts: ClassVar[bool] = False
     own_vocabulary: ClassVar[bool] = False
@@ -107,7 +107,7 @@ class PocketHybridTrainingConfig(LayerConfig, DecoderTrainingConfig):
 
 @dataclass
 class PocketGemmaTrainingConfig(LayerConfig, DecoderTrainingConfig):
-    """target=pocket_gemma: a new target of the Gemma 4 architecture, of the kind of E2B."""
+    """target=pocket_gemma: a new target of the Gemma 4 architecture, like E2B."""
 
     option: ClassVar[str] = "pocket_gemma"
 

@@ -1,5 +1,4 @@
-"""The kinds of targets that are trained here: their config.json, made from the knobs of their options, and what they
-need beside transformers' own code."""
+"""The kinds of targets that are trained here: config.json from the knobs of their options, and initialisation."""
 
 from __future__ import annotations
 
@@ -28,12 +27,12 @@ LOGIT_SOFTCAP = 30.0
 CONV_KERNEL = 4
 ROUTED_SCALING_FACTOR = 1.5
 SHORTEST_STEP, LONGEST_STEP = 1e-3, 1e-1
-"""Time steps that delta nets' heads begin with, as in Mamba-2: some states fade within tens of tokens, some within
-thousands. transformers' own first steps are about 1.3: most states fade within a few tokens."""
+"""The range of initial time steps of delta nets' heads, as in Mamba-2: some states decay within tens of tokens, some
+within thousands. With transformers' own initial steps of about 1.3, most states decay within a few tokens."""
 
 
 def common_keys(hidden_size: int, num_layers: int, vocab_size: int) -> dict[str, Any]:
-    """Return the keys that all families write alike."""
+    """Return the keys that all families share."""
     return {
         "vocab_size": vocab_size,
         "hidden_size": hidden_size,
@@ -59,8 +58,8 @@ def qwen3_keys(config: PocketTrainingConfig, vocab_size: int) -> dict[str, Any]:
 
 
 def hybrid_keys(config: PocketHybridTrainingConfig, vocab_size: int) -> dict[str, Any]:
-    """Return Qwen3.5's keys: delta nets, and after some of them a layer with gated attention, in which a quarter of
-    a head turns."""
+    """Return Qwen3.5's keys: delta nets, and between some of them a layer with gated attention, in which a quarter of
+    each head is rotated."""
     return common_keys(config.hidden_size, config.num_layers, vocab_size) | {
         "model_type": "qwen3_5_text",
         "intermediate_size": config.intermediate_size,
@@ -83,7 +82,7 @@ def hybrid_keys(config: PocketHybridTrainingConfig, vocab_size: int) -> dict[str
 
 
 def gemma_keys(config: PocketGemmaTrainingConfig, vocab_size: int) -> dict[str, Any]:
-    """Return the keys of Gemma 4 as E2B: windows, KV shared by the last layers, an embedding for each layer."""
+    """Return Gemma 4's keys, like E2B: windows, last layers that share KV, and an embedding for each layer."""
     return common_keys(config.hidden_size, config.num_layers, vocab_size) | {
         "model_type": "gemma4_text",
         "intermediate_size": config.intermediate_size,
@@ -113,7 +112,7 @@ def gemma_keys(config: PocketGemmaTrainingConfig, vocab_size: int) -> dict[str, 
 
 
 def moe_keys(config: PocketMoeTrainingConfig, vocab_size: int) -> dict[str, Any]:
-    """Return DeepSeek-V3's keys: latent attention, a dense layer, and behind it layers of experts with a shared one."""
+    """Return DeepSeek-V3's keys: latent attention, a dense layer, then layers of experts with a shared expert."""
     return common_keys(config.hidden_size, config.num_layers, vocab_size) | {
         "model_type": "deepseek_v3",
         "intermediate_size": config.intermediate_size,
@@ -141,7 +140,7 @@ def moe_keys(config: PocketMoeTrainingConfig, vocab_size: int) -> dict[str, Any]
 
 
 def _every(interval: int, num_layers: int, other: str) -> list[str]:
-    """Return the kinds of layers, of which each `interval`-th and the last have full attention."""
+    """Return the kinds of layers; every `interval`-th and the last have full attention, the rest are `other`."""
     is_full = [(index + 1) % interval == 0 or index + 1 == num_layers for index in range(num_layers)]
     return ["full_attention" if full else other for full in is_full]
 
@@ -181,36 +180,36 @@ alone"""
 
 @torch.no_grad()
 def spread_time_steps(model: Any) -> None:
-    """Let the heads of delta nets begin with states that fade at different rates."""
+    """Initialise the heads of delta nets with different decay rates."""
     for layer in model.model.layers:
         if hasattr(layer, "linear_attn"):
             net, num_heads = layer.linear_attn, len(layer.linear_attn.A_log)
             net.A_log.copy_(torch.linspace(1.0, 16.0, num_heads).log())
             steps = torch.logspace(math.log10(LONGEST_STEP), math.log10(SHORTEST_STEP), num_heads)
-            net.dt_bias.copy_(steps.expm1().log())  # softplus of it is the step
+            net.dt_bias.copy_(steps.expm1().log())  # its softplus is the step
 
 
 @torch.no_grad()
 def soften_queries(model: Any) -> None:
-    """Let attention begin with scores of about 1: Gemma 4 scales them by the norm of its queries alone."""
+    """Initialise attention with scores of about 1, since in Gemma 4 only the queries' norm scales them."""
     for layer in model.model.layers:
         layer.self_attn.q_norm.weight.fill_(layer.self_attn.head_dim**-0.5)
 
 
 def leave(model: nn.Module) -> None:
-    """Take the model as transformers makes it."""
+    """Keep transformers' initialisation."""
 
 
 @dataclass(frozen=True, slots=True)
 class TargetKind:
-    """What one kind of target has of its own.
+    """What is specific to one kind of target.
 
     Attributes:
-        keys: its config.json, of the knobs and the size of the vocabulary.
-        architecture: whose it is, for the card.
-        layers: what its layers are, of its config.json, for the card.
-        prepare: makes of transformers' model what is trained.
-        in_16_bits: products of training are in bfloat16; None leaves it to the device.
+        keys: makes its config.json from the knobs and the vocabulary size.
+        architecture: the name of its architecture, for the card.
+        layers: describes its layers for the card, given its config.json.
+        prepare: changes the initialisation of transformers' model.
+        in_16_bits: whether products in training are bfloat16; None for the device's default.
     """
 
     keys: Callable[[Any, int], dict[str, Any]]
@@ -222,7 +221,7 @@ class TargetKind:
 
 KINDS = {
     "pocket": TargetKind(qwen3_keys, "Qwen3", qwen3_layers),
-    # The products of a delta rule build on one another, which bfloat16 is too coarse for.
+    # In a delta rule, products depend on earlier products, for which bfloat16 is too coarse.
     "pocket_hybrid": TargetKind(hybrid_keys, "Qwen3.5", hybrid_layers, spread_time_steps, in_16_bits=False),
     "pocket_gemma": TargetKind(gemma_keys, "Gemma 4", gemma_layers, soften_queries),
     "pocket_moe": TargetKind(moe_keys, "DeepSeek-V3", moe_layers, balance_experts),

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
     """Train a BPE over `texts` with `vocab_size` entries, markers included.
 
-    Every digit is a token of its own, so that a number's length is its number of digits. The thinking markers are plain
-    added tokens, as in Qwen3: decoding without special tokens keeps them, and with them the phase of a text.
+    Every digit is a separate token, so a number's length is its number of digits. The thinking markers are plain added
+    tokens, as in Qwen3. So decoding without special tokens keeps them, and the phase of a text is preserved.
     """
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast

@@ -1,4 +1,4 @@
-"""A training's figures in Weights & Biases, online or offline, without anything that tells who ran it or where."""
+"""Logs a training to Weights & Biases, online or offline, without data on who ran it or where."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from spec_lab.train.truth import Tracker
 
 @dataclass(frozen=True, slots=True)
 class WandbTracker:
-    """Logs a training to W&B. `step` is an axis of its own: a training that goes on logs some steps again."""
+    """Logs a training to W&B. `step` is a separate axis, since a resumed training logs some steps again."""
 
     run: Any
 
@@ -29,10 +29,10 @@ class WandbTracker:
 
 @contextmanager
 def tracked(config: TrainConfig, folder: Path, name: str) -> Iterator[Tracker | None]:
-    """Open W&B's run of a training in `folder`; None where `logger.project` names no project.
+    """Open W&B's run of a training in `folder`; yield None if `logger.project` names no project.
 
     Raises:
-        UserError: W&B cannot start as it is told to.
+        UserError: W&B cannot start with these settings.
     """
     if config.logger.project is None:
         yield None

@@ -96,7 +96,7 @@ class Truth:
         else:
             shutil.rmtree(now)
         self._write()
-        gc.collect()  # an engine and its caches hold one another
+        gc.collect()  # an engine and its caches are a reference cycle
         log.info(
             "step %d: %.3f tokens a round decoded, %s; %.3f reckoned",
             step,
@@ -138,5 +138,5 @@ def length_of(point: Mapping[str, Any]) -> float:
 
 
 def of_interval(interval: Sequence[float] | None) -> str:
-    """Say where 95 % of the resampled lengths lie."""
+    """Return the 95 % interval of resampled lengths as text."""
     return "no interval" if interval is None else f"{interval[0]:.3f} to {interval[1]:.3f}"

@@ -1,4 +1,4 @@
-"""What drafters that are unrolled over their steps share: the batch, the loss, and the agreement with a text."""
+"""What unrolled drafters share: the batch, the loss, and the agreement with a text."""
 
 from __future__ import annotations
 
@@ -23,35 +23,36 @@ if TYPE_CHECKING:
 
 
 class TapsRead(Protocol):
-    """What a forward of the target leaves for drafters to read."""
+    """The outputs of a target forward that drafters read."""
 
     @property
     def final_hidden(self) -> Tensor:
         """`[batch, length, hidden]` after the last norm."""
 
     def taps(self) -> Tensor:
-        """Return `[batch, length, taps * hidden]`: the tapped states side by side."""
+        """Return `[batch, length, taps * hidden]`: the tapped states, concatenated."""
 
 
 class UnrolledDrafter(nn.Module, ABC):
-    """A drafter as the loss and the evaluation see it: a module with its own parameters only.
+    """The interface of a drafter for the loss and the evaluation: a module that holds only its own parameters.
 
-    Texts of `length` tokens have `rows = length - 1` rows: row p pairs token p+1 with the target's position p.
+    Texts of `length` tokens have `rows = length - 1` rows: row p takes token p+1 and the target's states at p.
     """
 
     @abstractmethod
     def features(self, outputs: Any) -> tuple[Tensor, ...]:
-        """Return the states that it reads of the target at positions 0..length-2."""
+        """Return the target's states that it reads, at positions 0..length-2."""
 
     @abstractmethod
     def unroll(
         self, embeddings: Tensor, features: tuple[Tensor, ...], num_steps: int, rows: RowPlaces | None = None
     ) -> list[Tensor]:
-        """Return a state `[batch, rows, ...]` a step. `embeddings` `[batch, rows, hidden]`: row p that of token p+1.
+        """Return a state `[batch, rows, ...]` for each step. Row p of `embeddings` `[batch, rows, hidden]` is token
+        p+1's.
 
-        Row p of step s drafts token p+2, anchored at position p-s: from what is known there, and the text's own tokens
-        p-s+2..p+1 as the drafts before. Rows p < s may hold anything finite. `rows` places them, where several
-        documents share one; else each is one document.
+        Row p of step s drafts token p+2 from the anchor p-s. It uses what is known at the anchor, and the text's tokens
+        p-s+2..p+1 as the earlier drafts. Rows p < s may hold any finite values. `rows` gives their places if several
+        documents share a row; without it each row is one document.
         """
 
     @abstractmethod
@@ -64,7 +65,7 @@ class UnrolledDrafter(nn.Module, ABC):
 
 
 class UnderFrozenHead(UnrolledDrafter):
-    """Modules that read the target's final hidden state, and whose output its own head reads.
+    """Modules that read the target's final hidden state, and use the target's head.
 
     Attributes:
         head_weight: `[vocab, hidden]` of the target.
@@ -81,12 +82,12 @@ class UnderFrozenHead(UnrolledDrafter):
         return torch.arange(len(self.head_weight), device=self.head_weight.device)
 
     def draft_logits(self, state: Tensor) -> Tensor:
-        """Return `[..., vocab]` from the module's output, which is normed already."""
+        """Return `[..., vocab]` from the module's output, which is already normed."""
         return F.linear(state.to(self.head_weight.dtype), self.head_weight)
 
 
 def train_unrolled(drafter: UnrolledDrafter, config: UnrolledTrainingConfig, task: TrainingTask) -> list[CurvePoint]:
-    """Train `drafter` in place on the frozen target's texts; it is left on the task's device."""
+    """Train `drafter` in place on the frozen target's texts. It stays on the task's device."""
     drafter.to(task.device)
     generations = task.generations.to(task.device)
 
@@ -101,7 +102,7 @@ def train_unrolled(drafter: UnrolledDrafter, config: UnrolledTrainingConfig, tas
 
 
 def unrolled_loss_words(config: UnrolledTrainingConfig) -> str:
-    """Say how a card names `UnrolledLoss`."""
+    """Return the name of `UnrolledLoss` for a card."""
     decay = config.step_loss_decay
     return f"over {config.num_unrolled_steps} steps of EAGLE-3's training-time test, step i counting {decay:g}^i"
 
@@ -118,12 +119,11 @@ def unrolling_batch(model: Qwen3ForCausalLM, drafter: UnrolledDrafter, picked: G
 
 
 def soft_labels(logits: Tensor, draft_token_ids: Tensor, picked: Generations) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute what the rows of a text should draft, and which of them count.
+    """Compute the labels of a text's rows, and which rows count.
 
-    `log_p` `[batch, rows, draft_vocab_size]`: row p stands for drafting token p+2, so its label is the target's
-    distribution at position p+1, as log-probabilities. `ends_in_text` bool `[batch, rows]`: token p+2 lies before the
-    text's end.
-    `from_first` `[batch, rows]`: distance of row p from the first anchor, the last prompt position.
+    `log_p` `[batch, rows, draft_vocab_size]`: row p drafts token p+2, so its label is the target's log-probabilities at
+    position p+1. `ends_in_text` bool `[batch, rows]`: token p+2 is within the text. `from_first` `[batch, rows]`: the
+    distance of row p from the first anchor, which is the last position of the prompt.
     """
     log_p = logits[:, 1:].float().log_softmax(-1)[..., draft_token_ids]
     row = torch.arange(logits.shape[1] - 1, device=logits.device)
@@ -133,7 +133,7 @@ def soft_labels(logits: Tensor, draft_token_ids: Tensor, picked: Generations) ->
 
 
 class UnrolledLoss(nn.Module):
-    """The loss of every step (`spec_lab.train.losses`), of which step i counts `decay ** i`."""
+    """The loss of every step (`spec_lab.train.losses`); step i has the weight `decay ** i`."""
 
     def __init__(
         self,
@@ -156,7 +156,8 @@ class UnrolledLoss(nn.Module):
         from_first: Tensor,
         *features: Tensor,
     ) -> Tensor:
-        """Compute the loss of `soft_labels`. A chain counts from an anchor at the last prompt position on."""
+        """Compute the loss against `soft_labels`. Chains count if their anchor is at or after the last prompt
+        position."""
         total = torch.zeros((), device=embeddings.device)
         sum_weights = 0.0
         for step, state in enumerate(self.drafter.unroll(embeddings, features, self.num_steps)):
@@ -169,7 +170,7 @@ class UnrolledLoss(nn.Module):
 
 
 def unrolled_matcher(drafter: UnrolledDrafter, model: Qwen3ForCausalLM) -> DraftMatcher:
-    """Tell where the drafter agrees with a text, in the dtype of its weights."""
+    """Make a function that tells where the drafter agrees with a text, in the dtype of its weights."""
     target_ids = drafter.draft_token_ids()
 
     @torch.no_grad()

@@ -1,4 +1,4 @@
-"""How drafters that are unrolled over their steps stand on packed rows."""
+"""The form of unrolled drafters on packed rows."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def unrolled_laws(
     taps: Sequence[Tap],
     num_steps: int,
 ) -> Tensor:
-    """Return [pending, num_steps, draft vocabulary] behind columns of one row: step s stands s rows further on."""
+    """Return logits [pending, num_steps, draft vocabulary] after columns of one row; step s is s rows further on."""
     embeddings, _, _, places, parts, *features = packed_inputs(target, drafter, rows, taps, num_steps)
     states = drafter.unroll(embeddings, tuple(features), num_steps, RowPlaces(places, parts))
     return torch.stack([drafter.draft_logits(state[0, pending - 1 + step]) for step, state in enumerate(states)], 1)

@@ -1,1 +1,1 @@
-"""The makers that options share, which lead from what a run chose to an engine."""
+"""Functions that build an engine and its parts from a run's choices; the options share them."""

@@ -1,4 +1,4 @@
-"""This module holds what an attention backend is made from."""
+"""What an attention backend is made from."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class BackendContext:
     """The sizes and the device that an attention backend is made from.
 
     Attributes:
-        torch_attention: the class of attention=torch, with which kernels go that attend by themselves.
+        torch_attention: the class of attention=torch, which depends on the kernels, since some include attention.
     """
 
     page_size: int

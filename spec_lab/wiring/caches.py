@@ -1,4 +1,4 @@
-"""The caches of an engine, of the sizes that its limits say: pages for keys and values, and the states of slots."""
+"""Makes the caches of an engine, with the sizes in its `Limits`: pages for keys and values, and the states of slots."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from spec_lab.wiring.models import DrafterBuild, TargetBuild
 
 
 def cache_row(plan: LayerPlan) -> CacheRow | None:
-    """Say what the cache of a layer holds of one token; None for a layer that keeps a state instead."""
+    """Return what a layer's cache holds for one token; None for a layer that keeps a state instead."""
     if plan.delta_net is not None:
         return None
     if plan.latent is not None:
@@ -26,7 +26,7 @@ def cache_row(plan: LayerPlan) -> CacheRow | None:
 
 
 def build_cache(plans: Sequence[LayerPlan], limits: Limits, build: TargetBuild | DrafterBuild) -> PagedKVCache:
-    """Make a cache of `limits.num_pages` pages, and of the states of its slots, for layers of these plans.
+    """Make a cache of `limits.num_pages` pages, with the states of its slots, for layers with these plans.
 
     Raises:
         UserError: the device has no room for it.

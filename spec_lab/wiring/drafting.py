@@ -1,4 +1,4 @@
-"""Makes the factory of the drafter that `drafter=` names, the tree that `tree=` names, and what loaders share."""
+"""Makes the factory for `drafter=`, the tree for `tree=`, and parts that the loaders of drafters share."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from spec_lab.wiring.models import DrafterBuild
 
 
 def unmeasured(_: str) -> AbstractContextManager[None]:
-    """Stand in for a timer where there is none."""
+    """Do nothing in place of a timer."""
     return nullcontext()
 
 
@@ -39,10 +39,10 @@ class DrafterResources:
 
     Attributes:
         target_cache: for drafters that read the target's KV.
-        confidences: where the drafter of a chain notes how sure it is; None where nothing asks.
-        row_confidences: where that of a tree does; None likewise.
-        span: measures a stretch of the drafter's work under a name of its own, as a part of the stage that it stands
-            in: `with resources.span("look_up"): ...`.
+        confidences: where the drafter of a chain stores its confidences; None if they are not used.
+        row_confidences: the same for the drafter of a tree.
+        span: times a named part of the drafter's work, within the stage that it belongs to: `with
+            resources.span("look_up"): ...`.
     """
 
     limits: Limits
@@ -58,7 +58,7 @@ DrafterFactory = Callable[[DrafterResources], Drafter[Any]]
 
 
 def load_drafter(chosen: Chosen, build: DrafterBuild) -> DrafterFactory:
-    """Load the drafter's weights; the factory then makes one drafter an engine around them."""
+    """Load the drafter's weights. The factory then makes a drafter with them for each engine."""
     load = chosen.drafter.load if chosen.sizes is None else chosen.drafter.load_tree
     assert load is not None, "a drafter without branches is refused a tree"
     return load(chosen, chosen.config.drafter, build)
@@ -67,7 +67,7 @@ def load_drafter(chosen: Chosen, build: DrafterBuild) -> DrafterFactory:
 def make_picker(
     chosen: Chosen, options: TrainedDrafterConfig, build: DrafterBuild, resources: DrafterResources
 ) -> DraftPicker:
-    """Decide how the drafter picks its tokens, and whether it notes how sure it is of them."""
+    """Make the picker of the drafter's tokens, which also stores confidences if they are used."""
     biased = getattr(chosen.config.acceptance, "allow_lossy", False)
     is_greedy = options.draft_sampling == DraftSampling.greedy
     confidences = resources.confidences
@@ -80,7 +80,7 @@ def make_picker(
 def _sampling_picker(
     chosen: Chosen, options: TrainedDrafterConfig, build: DrafterBuild, resources: DrafterResources, is_greedy: bool
 ) -> DraftPicker:
-    """Make the picker that samples, or takes the likeliest token as if it had been sampled."""
+    """Make the picker that samples, or that takes the likeliest token but reports it as sampled."""
     num_slots, num_draft_tokens = resources.limits.num_slots, options.num_draft_tokens
     kept = DraftLogits(num_slots, num_draft_tokens, build.target.vocab_size, build.device)
     picker = BiasedGreedyPicker if is_greedy else SamplingPicker
@@ -88,7 +88,7 @@ def _sampling_picker(
 
 
 def token_history(resources: DrafterResources, build: DrafterBuild) -> TokenHistory:
-    """Make the texts of an engine's slots, for drafters that look their drafts up."""
+    """Make the token history of an engine's slots, for drafters that look drafts up."""
     limits = resources.limits
     return TokenHistory(limits.num_slots, limits.max_seq_len + limits.margin + 1, build.device)
 
@@ -100,7 +100,7 @@ def build_tree_shape(chosen: Chosen, build: DrafterBuild) -> TreeShape[Any]:
 
 
 def shape_of_engine(chosen: Chosen, shape: TreeShape[Any], resources: DrafterResources) -> TreeShape[Any]:
-    """Return the tree as one engine's drafter grows it: it notes how likely its rows are, where anything asks."""
+    """Return the tree for one engine's drafter, which also stores how likely its rows are if that is used."""
     confidences = resources.row_confidences
     if confidences is None:
         return shape
@@ -111,7 +111,7 @@ def shape_of_engine(chosen: Chosen, shape: TreeShape[Any], resources: DrafterRes
 def build_siblings(
     chosen: Chosen, build: DrafterBuild, resources: DrafterResources, shape: TreeShape[Any]
 ) -> SiblingPicker:
-    """Decide how the drafter picks what hangs below a branch."""
+    """Make the picker of a branch's child tokens."""
     drafter: Any = chosen.config.drafter
     if drafter.draft_sampling == DraftSampling.greedy:
         return LikeliestSiblings(shape.topk, build.kernels)
@@ -122,14 +122,14 @@ def build_siblings(
 
 
 def tree_backend(build: DrafterBuild) -> TreeAttentionBackend:
-    """Return the backend of a run that has a tree, which was made for one."""
+    """Return the attention backend of a run with a tree, which is one for trees."""
     backend: Any = build.backend
     of_trees: TreeAttentionBackend = backend
     return of_trees
 
 
 def refuse_few_tokens(topk: int, num_tokens: int) -> None:
-    """Raise UserError where a drafter scores fewer tokens than are looked at below a branch."""
+    """Raise UserError if a drafter scores fewer tokens than a branch has candidate children."""
     if topk > num_tokens:
         raise UserError(
             f"the tree has {topk} branches below a draft, and the drafter scores {num_tokens} tokens; "

@@ -1,6 +1,6 @@
 """Builds the engine of a configuration, and its decode rounds.
 
-A round drafts a chain or a tree. It verifies all drafts, or those alone that each request offers.
+A round drafts a chain or a tree. It verifies all drafts, or only those that each request offers.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from spec_lab.wiring.rules import RuleBuild, build_rule
 
 
 def build_prune_policy(chosen: Chosen) -> PrunePolicy:
-    """Make the policy that `prune.prefill` and `prune.catchup` name."""
+    """Make the pruning policy from `prune.prefill` and `prune.catchup`."""
     return PrunePolicy(chosen.prefill.make(), chosen.catchup.make(), chosen.catchup.drop)
 
 
@@ -92,7 +92,7 @@ def build_engine(chosen: Chosen, built: TargetBuild, make_drafter: DrafterFactor
 
 
 def build_confidences(chosen: Chosen, limits: Limits, built: TargetBuild) -> DraftConfidences | None:
-    """Make the buffers for the drafter's confidences in a chain; None for a tree, or where no option reads them."""
+    """Make the buffers for the drafter's confidences in a chain; None for a tree, or if no option reads them."""
     if not chosen.offers.read_confidences or chosen.sizes is not None:
         return None
     return DraftConfidences(
@@ -106,7 +106,7 @@ def build_confidences(chosen: Chosen, limits: Limits, built: TargetBuild) -> Dra
 
 
 def build_row_confidences(chosen: Chosen, limits: Limits, built: TargetBuild) -> RowConfidences | None:
-    """Make the buffers for the drafter's confidences in a tree; None for a chain, or where no option reads them."""
+    """Make the buffers for the drafter's confidences in a tree; None for a chain, or if no option reads them."""
     if not chosen.offers.read_confidences or chosen.sizes is None:
         return None
     return RowConfidences(limits.num_slots, chosen.sizes.num_rows, built.device, chosen.offers.threshold)
@@ -121,7 +121,7 @@ def build_rounds(
 ) -> Rounds:
     """Make the decode rounds of an engine: one, or one for each K of a schedule.
 
-    `recorder` captures stretches of a round as graphs; None captures nothing.
+    `recorder` captures parts of a round as graphs; None captures nothing.
     """
     most, offers = parts.drafter.num_draft_tokens, chosen.offers
     if chosen.sizes is not None:

@@ -1,4 +1,4 @@
-"""This module makes the graph mode that `graph=` names, and what moves metadata and runs prompts beside it."""
+"""Makes the graph mode for `graph=`, and the objects that advance metadata and run prompts in it."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from spec_lab.wiring.models import TargetBuild
 
 @dataclass(frozen=True, slots=True)
 class GraphBuild:
-    """The parts of one engine that a graph mode is made of.
+    """The parts of one engine that a graph mode is made from.
 
     Attributes:
-        carry: what a draft step hands on to the next one.
+        carry: passes a draft step's results to the next step.
     """
 
     num_slots: int
@@ -40,20 +40,20 @@ class GraphBuild:
     carry: DraftCarry
 
     def recorder(self) -> GraphRecorder:
-        """Make what captures and replays on the device."""
+        """Make the recorder that captures and replays graphs on the device."""
         return graph_recorder(self.device)
 
 
 def graph_recorder(device: torch.device) -> GraphRecorder:
-    """Make what captures and replays on a device."""
+    """Make the recorder that captures and replays graphs on a device."""
     return CudaGraphRecorder(device) if device.type == "cuda" else TapeRecorder()
 
 
 def build_graph_mode(chosen: Chosen, built: TargetBuild, limits: Limits) -> GraphMode:
-    """Make the mode, with a recorder of the device.
+    """Make the graph mode, with a recorder for the device.
 
     Raises:
-        UserError: the mode moves attention metadata inside a graph, and the attention backend cannot.
+        UserError: the mode advances attention metadata inside a graph, which the attention backend cannot do.
     """
     config = chosen.config
     moves_in_graph = hasattr(config.graph, "metadata")
@@ -69,24 +69,26 @@ def build_graph_mode(chosen: Chosen, built: TargetBuild, limits: Limits) -> Grap
         built.target.eos_token_ids,
         built.device,
         built.kernels,
-        # The kernel takes tokens and a hidden state; a drafter that hands on anything else keeps the general way.
+        # The kernel only carries tokens and a hidden state; for drafters that pass on anything else, use the torch
+        # form.
         carry=built.kernels.get(Op.CARRY_HIDDEN, general) if chosen.drafter.hands_hidden_on else general,
     )
     return chosen.graph.build(chosen, config.graph, build)
 
 
 def build_mover(chosen: Chosen, built: TargetBuild) -> MetadataMover:
-    """Return what moves metadata between draft steps: the backend, or with graph.metadata=stale a wrong one."""
+    """Return the object that advances metadata between draft steps: the backend, or a deliberately wrong one with
+    graph.metadata=stale."""
     if getattr(chosen.config.graph, "metadata", DraftMetadata.in_place) == DraftMetadata.stale:
         return StaleMover(built.backend)
     return built.backend
 
 
 def prompt_pass_maker(chosen: Chosen, built: TargetBuild) -> Callable[..., PromptPass]:
-    """Return what makes the prompt pass of a round, a pruning policy and sizes.
+    """Return the function that makes a prompt pass from a round, a pruning policy and sizes.
 
     Raises:
-        UserError: prompts are to be captured, and layers of the target keep a state.
+        UserError: prompts are to be captured, but layers of the target keep a state.
     """
     rounding = built.prompt_rounding
     if not getattr(chosen.config.graph, "prompts", False):

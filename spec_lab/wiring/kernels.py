@@ -1,4 +1,4 @@
-"""This module makes of `kernels=` what computes the small steps of a round, a field for each part that has a kernel."""
+"""Makes the set of kernels for `kernels=`, with a field for each part that may have a kernel."""
 
 from __future__ import annotations
 
@@ -25,12 +25,13 @@ class Kernels(KernelSet):
 
     Attributes:
         torch_attention: the backend of attention=torch.
-        rope_write: of attention layers whose heads it fits; None is rotation, then the backend's write.
+        rope_write: the fused rotation and KV write for heads that it supports; None means rotation, then the backend's
+            write.
         router: makes the router of a layer's experts.
         experts: makes the experts from their weights.
-        products: gives what few rows of a target or draft head go through.
-        draft_model_products: the same for those of drafter=draft_model.
-        delta: of layers with a gated delta net: what they compute between their products, and how states are kept.
+        products: makes the parts of a target or draft head.
+        draft_model_products: the same for the model of drafter=draft_model.
+        delta: for layers with a gated delta net: the computations between their products, and how states are stored.
     """
 
     rope_write: RopeWrite | None
@@ -77,7 +78,7 @@ def _triton(device: torch.device, dtype: torch.dtype, row_invariant: bool = True
 
 
 def require_native() -> None:
-    """Raise UserError where the kernels in C cannot be compiled; nothing of them is called before."""
+    """Raise UserError if the kernels in C cannot be compiled; call this before using them."""
     from spec_kernels.native.build import library
     from spec_kernels.native.compiler import BuildError
 
@@ -103,7 +104,7 @@ def _native(device: torch.device, dtype: torch.dtype, row_invariant: bool = True
 
 
 def _triton_products(dtype: torch.dtype, row_invariant: bool) -> Products:
-    """Leave float32 to the library: exact products are slow on tensor cores, and TF32 would not be exact."""
+    """Return the makers of Triton products; float32 is left to the library, since tensor cores would only have TF32."""
     if dtype is torch.float32:
         return PLAIN
     from spec_lab.operators.triton_products import TritonProducts
@@ -112,7 +113,7 @@ def _triton_products(dtype: torch.dtype, row_invariant: bool) -> Products:
 
 
 class KernelsMaker(Protocol):
-    """Makes the kernels of a run; `row_invariant` is that run's knob."""
+    """Makes the kernels of a run; `row_invariant` is the run's knob."""
 
     def __call__(self, device: torch.device, dtype: torch.dtype, row_invariant: bool = True) -> Kernels: ...
 

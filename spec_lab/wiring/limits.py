@@ -1,4 +1,5 @@
-"""The sizes of an engine's caches: how long a sequence may become, how far a round writes behind it, how many pages."""
+"""The sizes of an engine's caches: the longest sequence, how far a round writes past its end, and the number of
+pages."""
 
 from __future__ import annotations
 
@@ -20,12 +21,12 @@ class Limits:
     """Sizes of an engine's caches.
 
     Attributes:
-        max_seq_len: longest prompt plus output.
-        margin: positions past it that a round may write: 2K of a chain, and N more where the host runs a round behind
-            and the device does not end requests.
+        max_seq_len: length of the longest prompt plus output.
+        margin: number of positions past it that a round may write: 2K for a chain, and N more if the host is a round
+            behind the device and the device does not end requests.
         max_kv_len: the longest committed length at the start of a round.
-        num_rows: rows of a request in verify.
-        rollback: how layers that keep a state take some of them back.
+        num_rows: number of rows of a request in verify.
+        rollback: how layers that keep a state undo rejected rows.
     """
 
     num_slots: int
@@ -38,7 +39,7 @@ class Limits:
     rollback: Rollback = Rollback.checkpoints
 
     def one_sequence(self) -> Limits:
-        """Return the sizes for one sequence at a time, as long as the longest."""
+        """Return the sizes for one sequence at a time, of the same maximum length."""
         num_pages = _num_pages(self.max_seq_len + self.margin, self.page_size) + NUM_RESERVED_PAGES
         return dataclasses.replace(self, num_slots=1, num_pages=num_pages)
 
@@ -47,8 +48,8 @@ def engine_limits(chosen: Chosen, requests: list[Request], num_draft_tokens: int
     """Return sizes that hold `batch_size` of the longest requests, unless the cache group says otherwise.
 
     Raises:
-        UserError: the longest request does not fit into the target's positions, or is longer than what the target
-            attends without choosing keys.
+        UserError: the longest request exceeds the target's positions, or the length up to which the target attends
+            every key.
     """
     config, longest = chosen.config, max(requests, key=_num_tokens)
     target = read_model_config(chosen.target_folder)
@@ -81,10 +82,10 @@ def _refuse_sparse_attention(target: ModelConfig, longest: Request, reach: int) 
 
 
 def rows_behind(chosen: Chosen, num_draft_tokens: int) -> int:
-    """Count the positions past its last token that a round may write: 2K of a chain, K + 1 of them by verify.
+    """Return how many positions past the last token a round may write: 2K for a chain, of which verify writes K + 1.
 
-    A block drafter writes a whole block, whatever K is. The branches of a tree lie side by side: verify writes a slot a
-    row, and a drafter one a branch and level.
+    A block drafter always writes a whole block. The branches of a tree have separate slots: verify writes one for each
+    row, and a drafter one for each branch and level.
     """
     sizes, rows_written = chosen.sizes, chosen.drafter.rows_written
     reach = max(2 * num_draft_tokens, 0 if rows_written is None else rows_written(chosen.config))
@@ -94,12 +95,12 @@ def rows_behind(chosen: Chosen, num_draft_tokens: int) -> int:
 
 
 def overlaps(config: RunConfig) -> bool:
-    """Tell whether the host runs a round behind; only some graph modes can."""
+    """Return whether the host is a round behind the device, which only some graph modes support."""
     return bool(getattr(config.graph, "overlap", False))
 
 
 def sees_ends(config: RunConfig) -> bool:
-    """Tell whether the device ends requests, so that no round begins behind an end that the host has not read yet."""
+    """Return whether the device ends requests, so that no round runs past an end that the host has not read yet."""
     return bool(getattr(config.graph, "rounds_per_replay", 1) > 1)
 
 

@@ -1,4 +1,4 @@
-"""Asks whether a cache fits before it is made: a CPU hands out memory it does not have and kills who touches it."""
+"""Checks whether a cache fits before it is allocated, since Linux overcommits CPU memory and kills processes later."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ GIBI = 2**30
 
 
 def memory_of(device: torch.device) -> int:
-    """Return all bytes that the device has, taken or not."""
+    """Return the device's total memory in bytes, used or not."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[1]
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -22,14 +22,14 @@ def memory_of(device: torch.device) -> int:
 
 @contextmanager
 def room_for(num_bytes: int, what: str, device: torch.device) -> Iterator[None]:
-    """Stand around the allocation of `num_bytes`: refuse what the device cannot hold, before it is tried or when it
+    """Wrap the allocation of `num_bytes`, and refuse it if the device cannot hold it, before it is tried or if it
     fails.
 
     Args:
-        what: what they are for, as the line calls it.
+        what: the purpose of the memory, for the error message.
 
     Raises:
-        UserError: there is no room.
+        UserError: there is not enough memory.
     """
     remedy = "use cache.num_pages=null and cache.page_size=16, or lower batch_size or max_new_tokens"
     total = memory_of(device)

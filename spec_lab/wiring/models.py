@@ -35,20 +35,20 @@ KEPT_IN: Mapping[WeightDtype, torch.dtype | None] = {
     WeightDtype.fp8: torch.float8_e4m3fn,
     WeightDtype.bfloat16: torch.bfloat16,
 }
-"""What `WeightSource` is told of `target.weight_dtype`."""
+"""The dtype that weights are stored in, by `target.weight_dtype`, as `WeightSource` takes it."""
 
 
 POSITIONS_BEHIND = 32
-"""Positions past the longest sequence that rotary tables have at least."""
+"""Minimum number of positions past the longest sequence in rotary tables."""
 
 
 @dataclass(frozen=True, slots=True)
 class DrafterBuild:
-    """The parts that a drafter is made of, besides its own weights.
+    """The parts, in addition to its own weights, that a drafter is made from.
 
     Attributes:
-        kernels: what computes the small steps of a round.
-        experts_read: counts for the layers of experts.
+        kernels: the run's kernels.
+        experts_read: counters for the layers with experts.
     """
 
     target: Decoder
@@ -61,7 +61,7 @@ class DrafterBuild:
     def beside_target(
         self, model: Callable[..., Beside], config: object, tensors: Mapping[str, torch.Tensor]
     ) -> Beside:
-        """Make a model of what its checkpoint has, which takes embedding, head and positions of the target."""
+        """Make a model from its checkpoint's tensors, with the target's embedding, head and number of positions."""
         target = self.target
         return model(
             config,
@@ -74,7 +74,7 @@ class DrafterBuild:
         )
 
     def adopt(self, parts: Iterable[ExpertMLP]) -> None:
-        """Let the run's kernels compute these routers and experts, and count what they read."""
+        """Replace these routers and experts by the run's kernels, and count the experts they read."""
         adopted = tuple(parts)
         for part in adopted:
             part.router = part.router.made_by(self.kernels.router)
@@ -84,12 +84,12 @@ class DrafterBuild:
 
 @dataclass(frozen=True, slots=True)
 class TargetBuild:
-    """A target and the parts that it was loaded for, which every engine of a run shares.
+    """A loaded target with related parts, which all engines of a run share.
 
     Attributes:
-        kernels: what computes the small steps of a round.
-        experts_read: counts for the layers of experts, the target's and the drafter's.
-        markers: of the thinking phase; None when the tokenizer has none.
+        kernels: the run's kernels.
+        experts_read: counters for the layers with experts, of the target and the drafter.
+        markers: markers of the thinking phase; None if the tokenizer has none.
     """
 
     target: Decoder
@@ -102,14 +102,15 @@ class TargetBuild:
 
     @property
     def row_invariant(self) -> bool:
-        """Tell whether a row of a forward of the target, of up to 16, is bit for bit the same whatever the others."""
+        """Return whether a row's result, in target forwards of up to 16 rows, does not depend on the others bit for
+        bit."""
         return self.invariant_rows > 1
 
     @property
     def invariant_rows(self) -> int:
-        """The most rows of a forward of the target of which each is, bit for bit, what it would be alone.
+        """Return the largest number of rows in a target forward for which each row is bit for bit as if it were alone.
 
-        It is 1 where nothing is promised.
+        It is 1 if there is no such guarantee.
         """
         products, plans = self.target.products, self.target.layer_plans
         by_products = getattr(self.backend, "row_invariant", False) and all(map(products.is_row_invariant, plans))
@@ -118,20 +119,21 @@ class TargetBuild:
 
     @property
     def prompt_rounding(self) -> PromptRounding:
-        """Say how prompt rows round alike in every pack, where few rows do in every round."""
+        """Return how prompt rows are computed so that they round the same in every pack, if rows of rounds do so
+        too."""
         return self.target.products.prompt_rounding if self.row_invariant else NO_ROUNDING
 
     @property
     def of_drafters(self) -> DrafterBuild:
-        """Returns the parts that a drafter is made of."""
+        """Return the parts that a drafter is made from."""
         return DrafterBuild(self.target, self.backend, self.kernels, self.device, self.dtype, self.experts_read)
 
 
 def resolve_device(name: str) -> torch.device:
-    """Return the device that `device=` names, which `auto` makes CUDA where torch has it.
+    """Return the device for `device=`; `auto` is CUDA if torch has it, else the CPU.
 
     Raises:
-        UserError: torch sees no such device, or cannot use the GPU that there is.
+        UserError: torch sees no such device, or cannot use the GPU.
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
@@ -157,7 +159,7 @@ def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
 
 
 def thinking_markers(tokenizer: Tokenizer) -> ThinkingMarkers | None:
-    """Return the ids of the thinking markers, in the first spelling that the tokenizer knows, or None."""
+    """Return the ids of the first pair of thinking markers that the tokenizer knows, or None."""
     for pair in THINKING_MARKERS:
         begin, end = map(tokenizer.special_id, pair)
         if begin is not None and end is not None:
@@ -172,21 +174,22 @@ def load_models(
     partition: Partition = WHOLE,
     behind: int = POSITIONS_BEHIND,
 ) -> TargetBuild:
-    """Load what `partition` keeps of the target, for drafters that reach so far `behind` the longest sequence, or as
-    far as the one chosen does.
+    """Load the part of the target that `partition` keeps.
+
+    The rotary tables extend `behind` positions past the longest sequence, or more if the chosen drafter needs it.
 
     Raises:
-        UserError: the checkpoint is not what it should be, too short for `max_seq_len`, or cannot be split.
+        UserError: the checkpoint is wrong, has too few positions for `max_seq_len`, or cannot be split.
     """
     config, folder = chosen.config, chosen.target_folder
     device = resolve_device(config.device)
     dtype = resolve_dtype(config.dtype, device)
     if device.type == "cuda":
-        # cuDNN plans its attention anew for every shape, and a growing cache has a new one in every round.
+        # cuDNN plans its attention for every new shape, and a growing cache has one in every round.
         torch.backends.cuda.enable_cudnn_sdp(False)
     model_config = read_model_config(folder)
     _refuse_target(chosen, model_config, max_seq_len)
-    # Drafts behind the target's last position are clamped onto the last row of the table.
+    # Positions past the target's last one are clamped to the last row of the table.
     behind = max(behind, rows_behind(chosen, config.drafter.num_draft_tokens))
     max_positions = min(model_config.max_position_embeddings, max_seq_len + behind)
     kernels = KERNELS[config.kernels](device, dtype, config.row_invariant)
@@ -207,7 +210,7 @@ def load_models(
 
 
 def _refuse_target(chosen: Chosen, target: ModelConfig, max_seq_len: int) -> None:
-    """Refuse a target with too few positions for the cache, or with states where a tree would have to share them."""
+    """Refuse a target with too few positions for the cache, or one with states if the run has a tree."""
     if max_seq_len > target.max_position_embeddings:
         raise UserError(
             f"cache.max_seq_len={max_seq_len} is longer than the target's {target.max_position_embeddings} "
@@ -221,7 +224,8 @@ def _refuse_target(chosen: Chosen, target: ModelConfig, max_seq_len: int) -> Non
 
 
 def _make_backend(chosen: Chosen, target: ModelConfig, context: BackendContext) -> AttentionBackend:
-    """Make the attention backend before any weight is read; UserError where it lacks the target's latent attention."""
+    """Make the attention backend, before any weight is read; UserError if it lacks latent attention that the target
+    has."""
     attention = chosen.attention
     make = attention.make if chosen.sizes is None else attention.make_for_trees
     assert make is not None, "a backend that masks no trees is refused one"

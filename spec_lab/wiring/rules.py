@@ -1,4 +1,4 @@
-"""This module makes the rule that `acceptance=` names."""
+"""Makes the rule for `acceptance=`."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from spec_lab.operators.kernel_set import TORCH_FORMS, KernelSet
 
 @dataclass(frozen=True, slots=True)
 class RuleContext:
-    """The facts of a run that a deterministic rule has to know; a record keeps a part of them.
+    """The facts of a run that a deterministic rule needs; some of them are recorded for re-scoring.
 
     Attributes:
-        markers: of the thinking phase; None when the tokenizer has none.
-        prefill_chunk: prompt rows a forward.
-        kernels: what judges the drafts; of no interest for a record, which keeps the standing of the drafts itself.
+        markers: markers of the thinking phase; None if the tokenizer has none.
+        prefill_chunk: number of prompt rows in a forward.
+        kernels: the kernels that judge drafts; not used for a recorded run, which has the results already.
     """
 
     num_slots: int
@@ -37,13 +37,13 @@ class RuleContext:
 
 @dataclass(frozen=True, slots=True)
 class RuleBuild(RuleContext):
-    """The parts of one engine that a rule is made of: one that draws also has seeds."""
+    """The parts of one engine that a rule is made from, which include seeds for rules that draw."""
 
     seeds: SlotSeeds = field(kw_only=True)
 
 
 def build_rule(chosen: Chosen, build: RuleBuild) -> AcceptanceRule:
-    """Make the rule of an engine, in its form for trees where the run has one."""
+    """Make the rule of an engine, in its form for trees if the run has a tree."""
     if chosen.sizes is not None:
         return _build_tree_rule(chosen, build)
     option, options = chosen.rule, chosen.config.acceptance
@@ -61,5 +61,5 @@ def _build_tree_rule(chosen: Chosen, build: RuleBuild) -> AcceptanceRule:
 def build_deterministic_rule(
     options: AcceptanceConfig, context: RuleContext, extensions: Sequence[str] = ()
 ) -> DraftJudge:
-    """Make what decides without drawing, of this package or of `extensions`; UserError for any other."""
+    """Make a rule that decides without drawing, from this package or from `extensions`; UserError for other rules."""
     return registry.load(tuple(extensions)).judge_of(options.name)(options, context)

@@ -1,4 +1,4 @@
-"""Refuses runs that ask for Triton kernels where these cannot run."""
+"""Refuses runs that ask for Triton kernels if these cannot run."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from spec_lab.core.errors import UserError
 
 
 def require_triton(knob: str, device: torch.device, dtype: torch.dtype) -> None:
-    """Raise an error where Triton kernels cannot run. `knob` is the option that asks for them: attention or kernels.
+    """Raise an error if Triton kernels cannot run. `knob` is the option that asks for them: attention or kernels.
 
-    Triton exists for Linux only, so it is imported here and not before.
+    Triton exists only for Linux, so it is not imported at module level.
 
     Raises:
         UserError: Triton is missing, the device cannot run its kernels, or the interpreter computes `dtype` wrong.

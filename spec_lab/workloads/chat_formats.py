@@ -1,7 +1,7 @@
-"""Prompt files as people have them: chats in `messages` or ShareGPT's `conversations`, GSM8K's own, HumanEval's.
+"""Reads common formats of prompt files: chats in `messages` or ShareGPT's `conversations`, GSM8K's and HumanEval's.
 
-Of a chat the user's turns are asked. What its assistant said is left out: the answers in a conversation are plain
-decoding's, as of every workload.
+From a chat the user's turns are used. The assistant's turns are left out, since the answers in a conversation are plain
+decoding's, as in every workload.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ROLES: Mapping[str, str] = {
     "system": "system",
     "developer": "system",
 }
-"""What a file calls who speaks, in the roles of a chat template."""
+"""The roles of a chat template, by the speakers' names in files."""
 TOLD = ("answer", "checker", "system", "num_draft_tokens")
 SHARED_KEYS = ("id", "category", *TOLD)
 """Keys that a line of any format may have."""
@@ -38,7 +38,7 @@ FORMATS: Mapping[str, tuple[str, ...]] = {
     "question": ("question",),
     "task_id": ("task_id", "prompt", "entry_point", "canonical_solution", "test"),
 }
-"""The key that a format is known by, with all of its own."""
+"""The key by which a format is recognised, with all keys of that format."""
 TURN_KEYS = ("role", "content", "from", "value")
 MARKED_ANSWER = re.compile(r"####\s*(.+?)\s*$")
 CODE, MATHS = "humaneval", "gsm8k"
@@ -46,7 +46,7 @@ CODE, MATHS = "humaneval", "gsm8k"
 
 @dataclass(frozen=True, slots=True)
 class Turns:
-    """What a line asks: the user's turns, what the chat is told in front, and what it says of answer and category."""
+    """The contents of a line: the user's turns, the system prompt, and the answer and the category if given."""
 
     turns: Sequence[str]
     system: str | None = None
@@ -58,12 +58,13 @@ class Turns:
 
 
 def known_keys(row: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the keys that a line of this format is read for."""
+    """Return the keys that are read from a line of this format."""
     return (*FORMATS[_format(row)], *SHARED_KEYS)
 
 
 def refuse_unknown(row: Mapping[str, Any], place: str) -> None:
-    """Raise UnusablePrompt for a key that nothing reads: a misspelt answer would be missed without a word."""
+    """Raise UnusablePrompt for a key that is not read, since a misspelt `answer` would otherwise be ignored
+    silently."""
     known = known_keys(row)
     for key in row:
         if key not in known:
@@ -77,10 +78,10 @@ def _nothing_reads(key: object, known: Sequence[str], place: str, whole: str) ->
 
 
 def turns_of(row: Mapping[str, Any], place: str) -> Turns | None:
-    """Return what a line of a known format asks; None for one that is `prompt` and its like.
+    """Return the contents of a line in a known format; None for a line with `prompt`.
 
     Raises:
-        UnusablePrompt: it is of a format, and broken.
+        UnusablePrompt: it is in a known format, but broken.
     """
     readers = {"messages": _chat, "conversations": _chat, "question": _gsm8k, "task_id": _humaneval}
     kind = _format(row)
@@ -88,7 +89,7 @@ def turns_of(row: Mapping[str, Any], place: str) -> Turns | None:
 
 
 def _format(row: Mapping[str, Any]) -> str:
-    """Tell a format by its own key; a HumanEval line has a `prompt` besides."""
+    """Return the format's key in a line. HumanEval has its own key in addition to `prompt`."""
     return next((kind for kind in ("messages", "conversations", "task_id", "question") if kind in row), "prompt")
 
 
@@ -129,7 +130,7 @@ def _turn(turn: Any, place: str) -> tuple[str, str]:
 
 
 def _refuse_unread(turn: Mapping[str, Any], place: str) -> None:
-    """Raise UnusablePrompt for what a turn that is asked says besides its two keys."""
+    """Raise UnusablePrompt for other keys than the two in a turn that is used."""
     named = [key for key in TURN_KEYS if key in turn]
     if len(named) > 2:
         raise UnusablePrompt(f"{place} has {', '.join(named)}; give `role` and `content`, or `from` and `value`")
@@ -139,7 +140,7 @@ def _refuse_unread(turn: Mapping[str, Any], place: str) -> None:
 
 
 def _gsm8k(row: Mapping[str, Any], place: str) -> Turns:
-    """The answer stands behind #### at the end of the worked one."""
+    """Read a GSM8K line, whose final answer is after #### at the end of the worked solution."""
     question, worked = row["question"], row.get("answer")
     if not isinstance(question, str) or not question.strip():
         raise UnusablePrompt(f"{place}: `question` must be a text that says something")
@@ -150,7 +151,8 @@ def _gsm8k(row: Mapping[str, Any], place: str) -> Turns:
 
 
 def _humaneval(row: Mapping[str, Any], place: str) -> Turns:
-    """The beginning of a program, which is continued. No program is run, so that nothing is checked."""
+    """Read a HumanEval line: the beginning of a program, to be continued. Programs are not run, so nothing is
+    checked."""
     task, prompt = row["task_id"], row.get("prompt")
     if not isinstance(task, str) or not isinstance(prompt, str) or not prompt.strip():
         raise UnusablePrompt(

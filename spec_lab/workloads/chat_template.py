@@ -1,4 +1,5 @@
-"""A checkpoint's own chat template: a program from elsewhere, kept from running code, for ever, or to any size."""
+"""A checkpoint's own chat template. As a program from outside it may not run code, and its time and output are
+limited."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from spec_lab.workloads.limits import OutOfBounds, time_limit, within_limits
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-# A template that does its work is done within milliseconds, and adds a few lines to the prompt.
+# A working template takes milliseconds, and adds a few lines to the prompt.
 MOST_SECONDS = 5.0
 MOST_BYTES = 2**29
 MOST_ADDED = 1_000_000
@@ -30,7 +31,7 @@ NO_TEMPLATE = "none"
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """The text of a prompt, and whether it already spells the special tokens that the tokenizer would add (BOS)."""
+    """The text of a prompt, and whether it already has the special tokens that the tokenizer would add (BOS)."""
 
     text: str
     has_special_tokens: bool
@@ -40,7 +41,7 @@ Apply = Callable[[Sequence[str], str | None], Rendered]
 
 
 def stored_template(folder: Path) -> str | None:
-    """Return the chat template of a folder or a GGUF file, as it stands there; None where there is none.
+    """Return the chat template of a folder or a GGUF file, unchanged; None if there is none.
 
     Raises:
         UserError: the file that would hold it cannot be read.
@@ -58,13 +59,14 @@ def stored_template(folder: Path) -> str | None:
 
 
 def template_digest(folder: Path) -> str:
-    """Return twelve digits that tell a checkpoint's chat template from others; `none` where it has none."""
+    """Return a digest of twelve digits of a checkpoint's chat template; `none` if it has none."""
     template = stored_template(folder)
     return NO_TEMPLATE if template is None else hashlib.sha256(template.encode()).hexdigest()[:12]
 
 
 class ChatTemplate:
-    """Renders prompts by a checkpoint's chat template, which spells BOS itself; a text to continue is left as it is."""
+    """Renders prompts with a checkpoint's chat template, which writes BOS itself; a text to continue is left
+    unchanged."""
 
     def __init__(self, folder: Path, most_seconds: float = MOST_SECONDS, thinking: bool | None = None) -> None:
         """Nothing is read before the first chat prompt. Each rendering may take `most_seconds`.
@@ -81,7 +83,7 @@ class ChatTemplate:
 
         Args:
             texts: the turns of a chat, the user's first and last, with the assistant's in between; or the one text.
-            system: what a chat is told in front of them.
+            system: the system prompt of a chat.
         """
         if form == "continue":
             return _as_it_is(texts, None)
@@ -123,7 +125,7 @@ class ChatTemplate:
 
 
 def _of_folder(folder: Path) -> PreTrainedTokenizerBase | None:
-    """Read what renders a folder's template; None where it has none."""
+    """Return the tokenizer that renders a folder's template; None if it has none."""
     from transformers import AutoTokenizer
 
     settings = folder / "tokenizer_config.json"
@@ -147,15 +149,15 @@ def _of_folder(folder: Path) -> PreTrainedTokenizerBase | None:
 
 
 def _require_files(folder: Path) -> None:
-    """transformers opens what it finds by its name, and would wait for a pipe."""
+    """Require that these are regular files, since transformers would wait forever for a pipe."""
     for path in folder.iterdir():
         if not path.is_dir():
             open_regular(path).close()
 
 
 def _of_file(path: Path) -> PreTrainedTokenizerBase | None:
-    """Make of a GGUF file what renders its template, which needs the texts of a few tokens and no vocabulary; None
-    where it has none."""
+    """Return a tokenizer that renders a GGUF file's template, which needs the texts of a few tokens but no vocabulary;
+    None if it has none."""
     from tokenizers import Tokenizer, models
     from transformers import PreTrainedTokenizerFast
 
@@ -172,5 +174,6 @@ def _short(reason: str) -> str:
 
 
 def _as_it_is(texts: Sequence[str], system: str | None) -> Rendered:
-    """A model without a template knows no turns: a conversation is one text, a paragraph a turn."""
+    """Render without a template: the model knows no turns, so a conversation is one text with a paragraph for each
+    turn."""
     return Rendered("\n\n".join(texts if system is None else [system, *texts]), has_special_tokens=False)

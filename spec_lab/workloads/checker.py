@@ -1,4 +1,4 @@
-"""Decides whether a generated text gives the expected answer, as the checker of its prompt reads it."""
+"""Decides whether a generated text has the expected answer, according to its prompt's checker."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ TURN_ENDS = (END_OF_TURN, "<turn|>")
 
 
 class Checker(Protocol):
-    """It reads the answer in a reply; a row of `workload.checker` is one."""
+    """Reads the answer in a reply, and compares answers; a registered option of `workload.checker` is one."""
 
     @property
     def name(self) -> str: ...
 
     def read(self, reply: str, /) -> str | None:
-        """Return the answer in a reply, which is without its thinking; None where there is none."""
+        """Return the answer in a reply without thinking; None if there is none."""
         ...
 
     def same(self, expected: str, answer: str, /) -> bool:
-        """Tell whether the answer that was read is the one expected."""
+        """Return whether the answer that was read equals the expected one."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """Says what became of one answer.
+    """The result of checking one answer.
 
     Attributes:
         checker: the option that read it.
-        read: what it read; None where it found no answer.
+        read: the answer that it read; None if it found none.
     """
 
     checker: str
@@ -51,7 +51,7 @@ def check(checker: Checker, expected: str, text: str, thinking_open: bool = Fals
         thinking_open: whether the prompt ends inside thinking, as some chat templates write it.
 
     Raises:
-        TypeError: a checker of an extension gives what is no answer, which the record has no place for.
+        TypeError: a checker of an extension returns a value that is not an answer and cannot be recorded.
     """
     reply = reply_of(text, thinking_open)
     read = None if reply is None else checker.read(reply)
@@ -64,9 +64,9 @@ def check(checker: Checker, expected: str, text: str, thinking_open: bool = Fals
 
 
 def reply_of(text: str, thinking_open: bool = False) -> str | None:
-    """Return what stands behind the last thinking, up to the end of the turn; all of it where nothing is thought.
+    """Return the text after the last thinking, up to the end of the turn; all of it if there is no thinking.
 
-    None where the text ends inside its thinking: what stands there is no answer yet.
+    It is None if the text ends inside thinking, since it then has no answer yet.
     """
     replies = [text.rpartition(end)[2] for _, end in THINKING_MARKERS if end in text]
     reply = min(replies, key=len) if replies else text
@@ -77,6 +77,6 @@ def reply_of(text: str, thinking_open: bool = False) -> str | None:
 
 
 def is_correct(expected: str, text: str) -> bool:
-    """Tell whether `text` answers `expected` in a line that begins with `Answer:`, as the shipped prompts ask for."""
+    """Return whether `text` answers `expected` in a line that begins with `Answer:`, as the shipped prompts ask for."""
     reply = reply_of(text)
     return reply is not None and read_line(reply) == normalise(expected)

@@ -1,7 +1,7 @@
-r"""Reads the answer in a model's reply, and tells whether two answers are the same: the parts of `workload.checker`.
+r"""The functions of `workload.checker` that read the answer in a model's reply, and compare two answers.
 
-Each gets the reply alone: `workloads/checker.py` takes off the thinking and the end of the turn. What it has read
-stands in `requests.jsonl`.
+They get the reply without the thinking and the end of the turn, which `workloads/checker.py` removes. The answer that
+was read is recorded in `requests.jsonl`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ LINE = re.compile(r"answer\s*(?:is\b)?\W{0,3}:[ \t]*(?P<answer>[^\n]*)", re.IGNO
 """`Answer: 42`, `**Answer:** 42`, `The answer is: 42`."""
 NUMBER = re.compile(r"(?<![\w.])[-\u2212+]?(?:(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d{1,3}\b)?")
 LETTER = r"(?P<letter>[B-HJ]\b(?!['\u2019])|[AI]\b(?!['\u2019]|\s+(?!because|since|as\b)[a-z]))"
-"""A and I are words too."""
+"""The letter of a choice. A and I need more care, since they are also words."""
 CHOICE = re.compile(rf"\b(?i:answer|option|choice)\s*(?i:is|:)?\W{{0,6}}{LETTER}")
 ALONE = re.compile(r"^\W*(?P<letter>[A-J])(?:\W*$|[).:])", re.MULTILINE)
 BOXES = ("\\boxed", "\\fbox")
@@ -22,12 +22,12 @@ TEX_WORDS = re.compile(r"\\(?:left|right|displaystyle|!|,|;|:|quad)(?![a-z])|\\(
 
 
 def normalise(answer: str) -> str:
-    """Fold what does not change an answer: case, white space, emphasis around it, and a full stop at its end."""
+    """Remove differences that do not matter: case, white space, emphasis around the answer, and a final full stop."""
     return " ".join(answer.split()).strip(DECORATION).rstrip(".").rstrip(DECORATION).lower()
 
 
 def read_line(reply: str) -> str | None:
-    """Return the rest of the line behind the last `Answer:`."""
+    """Return the rest of the line after the last `Answer:`."""
     found = list(LINE.finditer(reply))
     return normalise(found[-1]["answer"]) or None if found else None
 
@@ -39,7 +39,7 @@ def read_number(reply: str) -> str | None:
 
 
 def read_box(reply: str) -> str | None:
-    r"""Return what stands in the last `\boxed{}`, whose braces may be nested."""
+    r"""Return the contents of the last `\boxed{}`, whose braces may be nested."""
     start = max(reply.rfind(box) for box in BOXES)
     opening = reply.find("{", start) if start >= 0 else -1
     depth = 0
@@ -51,7 +51,8 @@ def read_box(reply: str) -> str | None:
 
 
 def read_choice(reply: str) -> str | None:
-    """Return the letter of a choice: in a box, behind `answer`, or the last one that stands alone or before `)`."""
+    """Return the letter of a choice: in a box, after `answer`, or the last one that is a separate word or before
+    `)`."""
     boxed = read_box(reply)
     if boxed is not None and len(letter := boxed.strip("() .").removeprefix("\\text{").rstrip("}")) == 1:
         return letter.upper()
@@ -65,7 +66,7 @@ def read_all(reply: str) -> str | None:
 
 
 def same_words(expected: str, answer: str) -> bool:
-    """Compare two answers but for what `normalise` folds."""
+    """Compare two answers after `normalise`."""
     return normalise(expected) == normalise(answer)
 
 
@@ -93,22 +94,22 @@ def same_text(expected: str, answer: str) -> bool:
 
 
 def is_filled(expected: str) -> bool:
-    """Tell whether an answer says something."""
+    """Return whether an answer is not empty."""
     return bool(expected.strip())
 
 
 def has_formula(expected: str) -> bool:
-    """Tell whether an answer may stand in a box, whose braces are in pairs."""
+    """Return whether an answer can be in a box, for which its braces must be balanced."""
     return is_filled(expected) and expected.count("{") == expected.count("}")
 
 
 def has_number(expected: str) -> bool:
-    """Tell whether an answer holds a number."""
+    """Return whether an answer has a number."""
     return read_number(expected) is not None
 
 
 def has_choice(expected: str) -> bool:
-    """Tell whether an answer holds the letter of a choice."""
+    """Return whether an answer has the letter of a choice."""
     return _letter(expected) is not None
 
 

@@ -1,7 +1,7 @@
-"""Conversations of several turns: a later turn becomes a request of its own, whose prompt holds the answers before it.
+"""Conversations of several turns. Each later turn becomes a separate request, whose prompt has the answers before it.
 
-Those answers are plain decoding's, given once before anything is timed. So all configurations of a run get the same
-prompts, and a lossless one the very conversation that it would have had alone.
+These answers are from plain decoding, made once before anything is timed. So all configurations of a run get the same
+prompts, and a lossless one gets the same conversation that it would have had by itself.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from spec_lab.workloads.tokenizer import Tokenizer
 from spec_lab.workloads.unusable import UnusablePrompt, keep_usable
 
 TOKENS_OF_A_TOKEN = 3
-"""A token that is no whole character is read again as a replacement character, which has three bytes."""
+"""A token that is not a whole character is encoded again as a replacement character, which has three bytes."""
 
 Answer = Callable[[list[Request]], list[str]]
-"""Gives the texts that the target writes for some requests."""
+"""Returns the texts that the target writes for some requests."""
 
 
 @dataclass(slots=True)
@@ -27,8 +27,8 @@ class _Conversation:
     """A request of several turns as it goes on.
 
     Attributes:
-        texts: what has been said, by user and assistant alternately.
-        asked: its requests so far, one a turn.
+        texts: the turns so far, alternately of user and assistant.
+        asked: its requests so far, one for each turn.
     """
 
     texts: list[str]
@@ -36,8 +36,8 @@ class _Conversation:
 
 
 def longest_conversation(requests: Iterable[Request], tokenizer: Tokenizer) -> int:
-    """Count the tokens that a conversation may come to at most, whatever the answers; 0 where there is none of several
-    turns."""
+    """Return the largest number of tokens that a conversation can have with any answers; 0 if there is none with
+    several turns."""
     return max((_most_tokens(request, tokenizer) for request in requests if request.turns), default=0)
 
 

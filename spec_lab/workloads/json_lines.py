@@ -1,4 +1,4 @@
-"""Files of one JSON object a line, each with the place it stands at, so that a refusal can name it."""
+"""Reads files with one JSON object in each line, with the place of each line for error messages."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def text_lines(path: Path) -> Iterator[TextLine]:
 
 
 def json_object(line: TextLine) -> dict[str, Any]:
-    """Return the object of a line; UnusablePrompt where it is none."""
+    """Return the object in a line; UnusablePrompt if it is not an object."""
     try:
         row = parse_json(line.text, no_key_twice)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""Limits on what code of others may take: time, and in a process of its own memory too."""
+"""Limits for code from outside: on its time, and in a separate process also on its memory."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from typing import NoReturn
 from spec_lab.core.errors import describe_error
 
 SIZES = Path("/proc/self/statm")
-"""Linux says there how large a process is, in pages. Where there is no such file, memory is not limited."""
+"""The file in which Linux gives the size of a process in pages. Without such a file, memory is not limited."""
 RETURNED, RAISED = b"+", b"-"
 
 
 class OutOfBounds(Exception):
-    """Says what the work raised, or which limit ended it."""
+    """The work raised an error, or a limit ended it; the message says which."""
 
 
 @contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """Raise TimeoutError inside the block once `seconds` are over, whatever Python runs there.
+    """Raise TimeoutError inside the block after `seconds`, whatever Python code runs there.
 
     Python runs signal handlers in the main thread only: a block in another thread has no limit.
     """
@@ -49,17 +49,17 @@ def time_limit(seconds: float) -> Iterator[None]:
 
 
 def within_limits(work: Callable[[], str], seconds: float, num_bytes: int) -> str:
-    """Return what `work` returns in a copy of this process that may take so long, and so much more memory.
+    """Run `work` in a copy of this process with limits on its time and additional memory, and return its result.
 
-    One operation of C, such as a string of gigabytes, hears no signal; the end of its process ends it. The copy is
-    for plain Python: of the threads of this process, it has one.
+    A single C operation, such as making a string of gigabytes, does not respond to signals, so its process is ended.
+    The copy is only for plain Python, since it has just one of the threads of this process.
 
     Raises:
         OutOfBounds: a limit ended the work, or it raised.
     """
     reading, writing = os.pipe()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of forking beside threads, whose locks the work takes not
+        warnings.simplefilter("ignore", DeprecationWarning)  # about forking with threads; their locks are not used
         child = os.fork()
     if child == 0:
         _work_and_leave(work, writing, num_bytes)
@@ -79,7 +79,7 @@ def within_limits(work: Callable[[], str], seconds: float, num_bytes: int) -> st
 
 
 def _work_and_leave(work: Callable[[], str], writing: int, num_bytes: int) -> NoReturn:
-    """Nothing of the caller's may run here: neither its handlers nor what is left to do at its end."""
+    """Do the work and end the process, without running the caller's signal handlers or exit functions."""
     try:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_DFL)
@@ -105,7 +105,7 @@ def _limit_memory(num_bytes: int) -> None:
 
 
 def _read_until(reading: int, end: float) -> bytes | None:
-    """Return all that comes before the other end is closed; None where that is not before `end`."""
+    """Return everything that is written until the other end is closed; None if that takes longer than until `end`."""
     parts: list[bytes] = []
     with selectors.DefaultSelector() as selector:
         selector.register(reading, selectors.EVENT_READ)

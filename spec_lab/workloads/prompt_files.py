@@ -1,4 +1,4 @@
-"""Files of prompts: the shipped ones, one's own, and question files of Spec-Bench and MT-bench."""
+"""Files of prompts: the shipped ones, the user's own, and question files of Spec-Bench and MT-bench."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class Prompt:
     """One line of a prompt set.
 
     Attributes:
-        text: what is asked first.
-        later_turns: what the user asks in the same conversation, once there is an answer.
-        checker: what reads the answer given; None is the workload's.
-        system: what a chat is told in front of its first turn, None where nothing of its own.
-        num_draft_tokens: the most drafts of its rounds, 0 for "off"; None is the run's.
-        place: `FILE:LINE`, empty where the prompt comes from no file.
+        text: the first turn.
+        later_turns: the user's later turns in the same conversation.
+        checker: the checker that reads the answer; None means the workload's.
+        system: the system prompt of a chat; None if it has none of its own.
+        num_draft_tokens: the largest number of drafts in its rounds, 0 for "off"; None means the run's.
+        place: `FILE:LINE`, empty if the prompt does not come from a file.
     """
 
     prompt_id: str
@@ -53,8 +53,8 @@ def shipped_prompts() -> list[Prompt]:
 
 
 def read_jsonl(config: WorkloadConfig) -> list[Prompt]:
-    """Read own prompts, a line each, in any of `chat_formats.FORMATS`; `workload.turns` of a conversation are
-    asked."""
+    """Read the user's prompts, one in each line, in any of `chat_formats.FORMATS`; the first `workload.turns` turns of
+    a conversation are used."""
     prompts = _read(_path(config), _prompt, config.unusable)
     return [replace(prompt, later_turns=prompt.later_turns[: _later(config.turns)]) for prompt in prompts]
 

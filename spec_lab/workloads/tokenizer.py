@@ -23,7 +23,7 @@ Render = Callable[[Form, Sequence[str], str | None], Rendered]
 
 
 class Tokenizer(Protocol):
-    """It turns text into ids and back."""
+    """Converts text to ids and back."""
 
     vocab_size: int
 
@@ -52,7 +52,7 @@ class Tokenizer(Protocol):
 
 
 class IdsAlone:
-    """Stands in where a target has no tokenizer: there are ids, and no text."""
+    """Replaces the tokenizer of a target that has none, so that there are only ids and no text."""
 
     def __init__(self, vocab_size: int) -> None:
         self.vocab_size = vocab_size
@@ -76,12 +76,12 @@ class IdsAlone:
 
 
 class TargetTokenizer:
-    """A `tokenizer.json`, or what a GGUF file has in its place, and how its model wants a chat turn written."""
+    """A `tokenizer.json` or the tokenizer of a GGUF file, together with the model's chat template."""
 
     def __init__(self, folder: Path, thinking: bool | None = None) -> None:
         """Read the tokenizer of a folder or of a GGUF file; UserError when it is missing or broken.
 
-        `thinking` is told to the chat template; None tells it nothing.
+        `thinking` is passed to the chat template; None passes nothing.
         """
         self._path = folder if is_gguf(folder) else folder / "tokenizer.json"
         with _defects_of(f"{self._path} cannot be read as a tokenizer"):
@@ -104,12 +104,12 @@ class TargetTokenizer:
         return self._ids(text, add_special_tokens=False)
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return what `encode` does of each text, on all cores."""
+        """Do the same as `encode` for each text, on all cores."""
         with _defects_of(f"{self._path} cannot encode a prompt"):
             return [found.ids for found in self._tokenizer.encode_batch(list(texts), add_special_tokens=False)]
 
     def digest(self) -> str:
-        """Tell this tokenizer from every other one."""
+        """Return a digest that identifies this tokenizer."""
         return hashlib.sha256(self._tokenizer.to_str().encode()).hexdigest()
 
     def decode(self, token_ids: Sequence[int]) -> str:
@@ -134,7 +134,7 @@ class TargetTokenizer:
         return self._ids(rendered.text, add_special_tokens=not rendered.has_special_tokens)
 
     def _refuse_doubled(self, prompt: str, ids: Sequence[int]) -> None:
-        """A text that was put through a template before would have BOS and the markers of its turn twice."""
+        """Refuse a text to which a template was already applied, as it would have BOS and the turn markers twice."""
         first = self._tokenizer.id_to_token(ids[0]) if ids else None
         if first is None or not prompt.lstrip().startswith(first) or ids[0] not in self._special_ids():
             return
@@ -155,7 +155,7 @@ class TargetTokenizer:
 
 
 def _from_json(path: Path) -> tokenizers.Tokenizer:
-    """Read a `tokenizer.json`. Where it says to cut or to fill up texts, which is for training, nobody does that."""
+    """Read a `tokenizer.json`. Its settings for truncation and padding, which are for training, are ignored."""
     from tokenizers import Tokenizer
 
     if not path.is_file():

@@ -1,4 +1,4 @@
-"""A prompt that cannot be used: the run is refused, or it is left out and named, as `workload.unusable` says."""
+"""Handles prompts that cannot be used: `workload.unusable` says whether the run is refused or they are left out."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ MOST_LINES = 20
 
 
 class UnusablePrompt(UserError):
-    """Says what is wrong with one prompt, while the others may be well."""
+    """One prompt cannot be used, for the reason in the message; others may be usable."""
 
 
 def keep_usable(items: Iterable[Item], make: Callable[[Item], Made], unusable: Unusable) -> list[Made]:
-    """Call `make` for each of `items`, and leave out those of which it says that they cannot be used.
+    """Return `make(item)` for all `items`, without those for which it raises UnusablePrompt.
 
     Raises:
-        UnusablePrompt: there is one, and the run is to refuse it.
+        UnusablePrompt: an item cannot be used, and `unusable` says to refuse it.
     """
     kept: list[Made] = []
     left_out: list[UnusablePrompt] = []

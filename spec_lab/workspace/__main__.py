@@ -84,12 +84,12 @@ def _save(workspace: Any) -> str:
     _reach(load_settings().base_url)
     try:
         return str(workspace.save().url)
-    except (wandb.errors.Error, ValueError, KeyError, TypeError) as error:  # the last two: an answer without the view
+    except (wandb.errors.Error, ValueError, KeyError, TypeError) as error:  # the last two: the answer has no view
         raise UserError(f"W&B did not save the workspace ({describe_wandb_error(error)}); check the names") from error
 
 
 def _reach(address: str) -> None:
-    """Refuse where no server answers: W&B itself would try for more than a minute."""
+    """Raise UserError if no server answers, for which W&B itself would wait more than a minute."""
     import urllib.error
     import urllib.request
 

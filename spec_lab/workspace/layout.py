@@ -1,4 +1,4 @@
-"""This module says what a workspace shows: sections of panels over what `logger=wandb` logs, by the same names.
+"""The contents of a workspace: sections of panels for what `logger=wandb` logs, with the same names.
 
 Built with W&B's own package `wandb-workspaces`, an optional extra, and not sent anywhere here.
 """
@@ -19,7 +19,7 @@ PINNED = (
     "summary:summary.speedup",
     "summary:summary.decode_tokens_per_second",
 )
-"""Columns of the table of runs, whose tags say what ran."""
+"""Pinned columns of the table of runs; the tags say what ran."""
 
 
 def build_workspace(entity: str, project: str, name: str) -> Any:
@@ -43,7 +43,7 @@ def build_workspace(entity: str, project: str, name: str) -> Any:
 
 
 def _load_library() -> tuple[ModuleType, ModuleType]:
-    """Return the two modules that workspaces are written with: what holds panels, and the panels."""
+    """Return the two modules for writing workspaces: that of workspaces, and that of panels."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # it tells its users of its own old validators

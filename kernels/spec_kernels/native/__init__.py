@@ -1,1 +1,1 @@
-"""The parts of a decoder in C, for a CPU: compiled for the machine at hand, and called from Python."""
+"""Parts of a decoder in C, for a CPU: compiled on the machine that runs them, and called from Python."""

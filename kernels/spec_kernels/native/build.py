@@ -1,4 +1,5 @@
-"""Compiles the C of this folder for the processor at hand, once: what was built is kept. Imports no torch."""
+"""Compiles the C code of this folder for this machine's processor, once, and keeps the library. It does not import
+torch."""
 
 from __future__ import annotations
 
@@ -17,12 +18,12 @@ _FULL = errno.ENOSPC, errno.EDQUOT
 
 @cache
 def library() -> ctypes.CDLL:
-    """Return the compiled functions, which are compiled where they are not in the cache: a second or two.
+    """Return the compiled functions. If they are not in the cache, compile them, which takes a second or two.
 
-    Of several compilers the first that can compiles them.
+    It uses the first compiler that works.
 
     Raises:
-        BuildError: they cannot be compiled here, or not be loaded.
+        BuildError: they cannot be compiled or loaded here.
     """
     reasons = []
     for found in compilers():
@@ -30,14 +31,14 @@ def library() -> ctypes.CDLL:
             return _built_with(found)
         except BuildError as error:
             reasons.append(str(error))
-        except OSError as error:  # a compiler that does not start, a library that does not load
+        except OSError as error:  # the compiler does not start, or the library does not load
             reasons.append(_said(error, found))
     raise BuildError(next(iter(reasons), "there is no C compiler ($CC, cc, gcc, clang)"))
 
 
 @cache
 def problem() -> str | None:
-    """Say why there is no library; None where it is there, or can be compiled, which it then is."""
+    """Return why the library is unavailable; None if it is available, after compiling it if necessary."""
     try:
         library()
     except BuildError as error:
@@ -52,7 +53,8 @@ def _said(error: OSError, found: str) -> str:
 
 
 def _built_with(found: str) -> ctypes.CDLL:
-    """Return a library of this compiler's: kept, or, where nothing is kept safely or loaded, of this process."""
+    """Return this compiler's library from the cache; if nothing can be safely kept or loaded there, compile one for
+    this process."""
     name = key(found)
     try:
         return _library_in(cache_folder(), found, name)
@@ -64,7 +66,7 @@ def _built_with(found: str) -> ctypes.CDLL:
 
 
 def _library_in(folder: Path, found: str, name: str) -> ctypes.CDLL:
-    """Return what is kept in a folder, silently made again where it is missing or does not hold."""
+    """Return the library kept in a folder. If it is missing or fails its check, silently compile it again."""
     with held(folder) as same:
         with suppress(OSError):
             return load_kept(same, name)

@@ -1,4 +1,4 @@
-"""Hands tensors and the places of rows to the compiled functions of kernels=native."""
+"""Passes tensors, positions and cache slots to the compiled functions of kernels=native."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def pointer_to(tensor: torch.Tensor | None) -> int | None:
 
 @cache
 def has_tiles() -> bool:
-    """Tell whether this process may multiply by tile registers: by processor, compiler, and the system's consent."""
+    """Return whether this process may use tile registers (AMX): processor, compiler and system must support them."""
     return bool(library().native_has_tiles())
 
 
 def use_threads(num_threads: int) -> int:
-    """Let so many threads share the outputs of each product and the heads of attention, and return how many there are:
-    fewer where the system gives fewer. No bit depends on it."""
+    """Let `num_threads` threads share the outputs of each product and the heads of attention. Return their actual
+    number, which is lower if the system refuses some. No bit depends on it."""
     return int(library().native_threads(num_threads))
 
 
@@ -42,7 +42,7 @@ def check(status: int) -> None:
 def describe_place(
     rotary: tuple[torch.Tensor, torch.Tensor] | None, slots: torch.Tensor | None, keys: tuple[Any, ...] | None
 ) -> Any:
-    """Describe where rows stand: (cos, signed sin), the slots that they write, and (pages, lengths, num_queries)."""
+    """Describe the places of rows: (cos, signed sin), the slots that they write, and (pages, lengths, num_queries)."""
     place = _Place()
     if rotary is not None and slots is not None:
         cos, signed_sin = rotary

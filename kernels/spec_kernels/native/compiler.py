@@ -1,4 +1,4 @@
-"""The C compilers of this machine, and how they are run: not for ever, and on a disk that is named once it is full."""
+"""The C compilers of this machine, run with a time limit and with a clear error for a full disk."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ HERE = Path(__file__).parent
 SOURCES = ("vectors.h", "threads.h", "products.h", "tiles.h", "attention.h", "rounds.h", "native.c")
 FLAGS = ("-O3", "-std=gnu11", "-fno-math-errno", "-ffp-contract=fast", "-shared", "-fPIC", "-pthread")
 _PROCESSORS = ("-march=native", "-mcpu=native")
-"""Names that compilers have for the processor at hand, the second on Arm."""
+"""The compiler flags for this machine's processor; the second is for Arm."""
 TIME_LIMIT = 120.0
-"""Seconds that a compiler has for what takes it one or two."""
+"""Time limit of a compiler in seconds; it needs one or two."""
 _ROOM = 4 << 20
-"""Bytes that a compiler needs at most, for files of its own too."""
+"""The most bytes that a compiler needs on disk, including temporary files."""
 
 
 class BuildError(Exception):
-    """There is no compiler, or it does not compile this, or has no room."""
+    """There is no compiler, it cannot compile the code, or the disk is full."""
 
 
 def compilers() -> list[str]:
-    """Return the C compilers of this machine: $CC, then those of the usual names."""
+    """Return the C compilers of this machine: $CC, then the usual names."""
     names = [name for name in (os.environ.get("CC"), "cc", "gcc", "clang") if name]
     return [str(Path.cwd() / path) for path in map(shutil.which, names) if path]
 
 
 def key(found: str) -> str:
-    """Name all that the library follows from: source, flags, compiler and processor."""
+    """Return a key of everything that determines the library: source, flags, compiler and processor."""
     version = _run([found, "--version"], HERE).stdout
     known = hashlib.sha256()
     for part in (*(HERE.joinpath(name).read_text() for name in SOURCES), *FLAGS, found, version, _processor()):
@@ -42,10 +42,10 @@ def key(found: str) -> str:
 
 
 def compile_in(folder: Path, found: str) -> Path:
-    """Compile the library in a folder, which all files of the compiler's go to, and return where it is.
+    """Compile the library in a folder, which also takes the compiler's temporary files, and return its path.
 
     Raises:
-        BuildError: the compiler does not compile it, or takes too long.
+        BuildError: the compiler fails, or takes too long.
         OSError: the disk is full, or the compiler does not start.
     """
     said = ""
@@ -61,7 +61,7 @@ def compile_in(folder: Path, found: str) -> Path:
 
 
 def _assert_room(folder: Path) -> None:
-    """Raise what the system says where there is no room: compilers say it in many ways."""
+    """Raise the system's own error if the disk is full, since compilers report it in different ways."""
     filled = folder / "room"
     try:
         filled.write_bytes(os.urandom(_ROOM))
@@ -70,7 +70,7 @@ def _assert_room(folder: Path) -> None:
 
 
 def _run(command: Sequence[str], folder: Path) -> subprocess.CompletedProcess[str]:
-    """Run a compiler that speaks English, since what it says is read and is part of a name.
+    """Run a compiler with English messages, since its output is parsed and is part of the key.
 
     Raises:
         BuildError: it takes too long.
@@ -92,13 +92,13 @@ def _run(command: Sequence[str], folder: Path) -> subprocess.CompletedProcess[st
         except subprocess.TimeoutExpired as error:
             raise BuildError(f"{command[0]} has not ended within {TIME_LIMIT:g} s") from error
         finally:
-            if started.returncode is None:  # with all that it has started: these have its pipes
+            if started.returncode is None:  # kill its child processes too, since they hold its pipes
                 os.killpg(started.pid, signal.SIGKILL)
     return subprocess.CompletedProcess(command, started.returncode, said, complained)
 
 
 def _processor() -> str:
-    """Say what the processor can do; a home may be shared by machines that differ."""
+    """Describe the processor's features, since machines with different processors may share a home folder."""
     described = Path("/proc/cpuinfo")
     lines = described.read_text().splitlines() if described.exists() else [platform.processor()]
     features = [line for line in lines if line.startswith(("flags", "Features", "model name"))]

@@ -1,4 +1,4 @@
-"""Folders in which no other user can put a library: the one that stays, and those that go with a process."""
+"""Folders in which no other user can place a library: the permanent cache, and temporary ones."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from pathlib import Path
 _OWN = 0o700
 _PREFIX, _LOCK = "spec_lab-building-", "lock"
 _OLD = 3600.0
-"""Seconds after which a working folder is nobody's: a compiler has minutes."""
+"""Seconds after which a working folder counts as abandoned; a compiler's time limit is minutes."""
 
 
 def cache_folder() -> Path:
-    """Return the folder that stays, made where it is missing.
+    """Return the permanent folder, and create it if it is missing.
 
     Raises:
-        OSError: there is no home, it cannot be made, or the system loads no code from there.
+        OSError: there is no home, the folder cannot be created, or code cannot be loaded from it.
     """
     folder = _cache_home() / "spec_lab"
     for level in reversed([level for level in (folder, *folder.parents) if not level.exists()]):
@@ -34,7 +34,7 @@ def cache_folder() -> Path:
 
 
 def _cache_home() -> Path:
-    """Return where a user's caches are; the XDG specification has a relative path ignored."""
+    """Return the folder of a user's caches. As the XDG specification requires, a relative path is ignored."""
     named = Path(os.environ.get("XDG_CACHE_HOME", ""))
     if named.is_absolute():
         return named
@@ -48,7 +48,7 @@ def _cache_home() -> Path:
 
 
 def folder_of_this_process() -> Path:
-    """Return a folder that goes with this process."""
+    """Return a folder that is deleted when this process ends."""
     until_the_end = ExitStack()
     atexit.register(until_the_end.close)
     return until_the_end.enter_context(working_folder(Path(tempfile.gettempdir())))
@@ -56,13 +56,13 @@ def folder_of_this_process() -> Path:
 
 @contextmanager
 def held(folder: Path) -> Iterator[Path]:
-    """Give a path that stays with this very folder, whatever is put in its place meanwhile.
+    """Yield a path that keeps referring to this folder, even if another is put in its place meanwhile.
 
-    Its mode becomes 0700: what others have put there before shows in the owner and mode of each file.
+    Its mode is set to 0700. Files that others put there before can be recognised by their owner and mode.
 
     Raises:
-        PermissionError: it is another user's, or its mode cannot be had.
-        OSError: it is no folder, or a link.
+        PermissionError: it belongs to another user, or its mode cannot be set.
+        OSError: it is not a folder, or is a link.
     """
     opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
@@ -70,7 +70,7 @@ def held(folder: Path) -> Iterator[Path]:
             raise PermissionError(f"{folder} is another user's")
         if stat.S_IMODE(os.fstat(opened).st_mode) != _OWN:
             os.fchmod(opened, _OWN)
-        if stat.S_IMODE(os.fstat(opened).st_mode) != _OWN:  # of a file system that knows none
+        if stat.S_IMODE(os.fstat(opened).st_mode) != _OWN:  # the file system does not support modes
             raise PermissionError(f"{folder} is open to others")
         same = Path(f"/proc/self/fd/{opened}")
         yield same if same.is_dir() else folder
@@ -80,17 +80,17 @@ def held(folder: Path) -> Iterator[Path]:
 
 @contextmanager
 def working_folder(parent: Path) -> Iterator[Path]:
-    """Give a folder that goes with the block; that of a process which was killed goes with a later one's."""
+    """Yield a folder that is deleted after the block. If the process is killed, a later call deletes it."""
     _remove_abandoned(parent)
     made = tempfile.TemporaryDirectory(prefix=_PREFIX, dir=parent, ignore_cleanup_errors=True)
     with made as name, Path(name, _LOCK).open("ab") as lock:
-        with suppress(OSError):  # where the file system has no locks nothing is removed
+        with suppress(OSError):  # without locks in the file system, nothing is removed
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield Path(name)
 
 
 def _remove_abandoned(parent: Path) -> None:
-    """Remove working folders of this user's that are old and whose process has ended, with which its lock went."""
+    """Remove this user's old working folders whose process has ended, and has thereby released its lock."""
     for folder in parent.glob(f"{_PREFIX}*"):
         with suppress(OSError):
             found = folder.lstat()

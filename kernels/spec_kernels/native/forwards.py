@@ -1,4 +1,4 @@
-"""Several parts of a model in one call of kernels=native: all layers of a target, and what a draft step runs."""
+"""Several parts of a model in one call of kernels=native: all layers of a target, or the parts of a draft step."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from spec_kernels.operators import cpu_operator
 
 
 class NativeLayers:
-    """Layers one behind the other, as the C reads them.
+    """A sequence of layers, as the C code reads them.
 
     Attributes:
-        address: of their addresses, which operators take.
+        address: the address of the array of their addresses, which operators take.
     """
 
     __slots__ = ("_layers", "address", "addresses")
@@ -45,11 +45,11 @@ class _DraftLayer(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class DraftLayerParts:
-    """The parts of a draft head: a layer without a norm of its own, and what stands in front of it.
+    """The parts of a draft head: its input, and a layer without a first norm.
 
     Attributes:
         embedding: [vocabulary, hidden_size].
-        residual_is_normed: the layer adds to the normed hidden state, not to the one it was normed from.
+        residual_is_normed: the layer's residual stream is the hidden state after its norm, not before.
     """
 
     layer: NativeLayer
@@ -60,10 +60,10 @@ class DraftLayerParts:
 
 
 class NativeDraftLayer:
-    """A draft head's layer, as the C reads it.
+    """A draft head's layer, as the C code reads it.
 
     Attributes:
-        address: of its description, which operators take.
+        address: the address of its description, which operators take.
     """
 
     __slots__ = ("_parts", "address", "described")
@@ -83,11 +83,11 @@ class NativeDraftLayer:
 
 @dataclass(frozen=True, slots=True)
 class NativeHead:
-    """A head that finds the likeliest token, as the C reads it.
+    """A head that finds the likeliest token, as the C code reads it.
 
     Attributes:
-        norm: in front of `product`; without a weight for rows that have been normed.
-        token_map: [outputs of it] ids of the target; None where they are its own.
+        norm: the norm before `product`; it has no weight if rows are already normed.
+        token_map: [outputs of the product] target ids; None if the head's ids are target ids.
     """
 
     norm: NativeNorm
@@ -96,14 +96,14 @@ class NativeHead:
 
     @property
     def arguments(self) -> tuple[torch.Tensor | None, int, int]:
-        """The map and the addresses, as operators take them."""
+        """The map and the addresses, in the order in which operators take them."""
         return self.token_map, self.norm.address, self.product.address
 
 
 def _place_in_table(
     table: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor, keys: tuple[torch.Tensor, torch.Tensor, int]
 ) -> Any:
-    """Describe where rows stand whose rotation is at `positions` of a table [positions, 2, rotary_dim]."""
+    """Describe the places of rows whose rotation is at `positions` of a table [positions, 2, rotary_dim]."""
     place = describe_place(None, None, keys)
     check_places(positions, slots)
     _turn_by(place, table)
@@ -112,7 +112,7 @@ def _place_in_table(
 
 
 def _turn_by(place: Any, table: torch.Tensor) -> None:
-    """Let rows find their rotation in `table`."""
+    """Set the table from which rows take their rotation."""
     rotary_dim = table.shape[2]
     place.cos, place.rotary_stride = float_rows(table), 2 * rotary_dim
     place.signed_sin = place.cos + rotary_dim * table.element_size()
@@ -131,17 +131,17 @@ def decoder_layers(
     num_queries: int,
     layers: int,
 ) -> None:
-    """Run decoder layers one behind the other.
+    """Run decoder layers one after another.
 
     Args:
-        streams: [layers, rows, hidden_size], written: what each of them gives.
+        streams: [layers, rows, hidden_size], written: the output of each layer.
         kv: [layers, cache slots, 2, num_kv_heads, head_dim], written at `slots`.
-        stream: [rows, hidden_size] in front of the first, `num_queries` rows a request.
+        stream: [rows, hidden_size] the input of the first layer, `num_queries` rows for each request.
         table: [positions, 2, rotary_dim] cosines and signed sines.
-        positions: [rows] int64, the places of the rows in it.
+        positions: [rows] int64, indices into the table.
         slots: [rows] int64.
-        pages: [requests, num_pages] int64, of the keys.
-        lengths: [requests] int64, keys that the last row of each request sees.
+        pages: [requests, num_pages] int64, pages of the keys.
+        lengths: [requests] int64, number of keys that the last row of each request sees.
         layers: `NativeLayers.address`.
     """
     place = _place_in_table(table, positions, slots, (pages, lengths, num_queries))
@@ -174,10 +174,11 @@ def draft_layer(
     num_queries: int,
     layer: int,
 ) -> None:
-    """Run a draft head from [rows] tokens and [rows, hidden_size] hidden states to out [live rows, hidden_size].
+    """Run a draft head on tokens [rows] and hidden states [rows, hidden_size], and write `out` [live rows,
+    hidden_size].
 
-    `live` [live rows] are the rows that attend and go on, `num_queries` a request; None is all. `layer` is
-    `NativeDraftLayer.address`; the rest as `decoder_layers` has it, of one layer.
+    `live` [live rows] are the rows that attend and go on, `num_queries` for each request; None for all. `layer` is
+    `NativeDraftLayer.address`. The rest is as in `decoder_layers`, for one layer.
     """
     check_places(tokens, *([] if live is None else [live]))
     place = _place_in_table(table, positions, slots, (pages, lengths, num_queries))
@@ -214,17 +215,18 @@ def draft_start(
     norm: int,
     head: int,
 ) -> None:
-    """Run a catch-up step and read the first drafts, as `catchup_places`, a product, `draft_layer` and `likeliest` do.
+    """Run a catch-up step and pick the first drafts: `catchup_places`, a product, `draft_layer` and `likeliest` in one
+    call.
 
     Args:
-        places: int64, written: what `catchup_places` writes, and the drafts [requests].
-        hiddens: [requests + rows, hidden_size], written: what the layer gives for the live rows, then what `fuse`
-            gives; `rows` more where not `is_pruned`, of what the layer gives.
-        features: [rows, inputs of `fuse`], `NativeProduct.address`.
-        tokens: [requests, num_rows] int64, the emitted ones.
+        places: int64, written: the output of `catchup_places`, then the drafts [requests].
+        hiddens: [requests + rows, hidden_size], written: the layer's output for the live rows, then the output of
+            `fuse`. Without `is_pruned` the layer's output for all rows follows.
+        features: [rows, inputs of `fuse`]; `fuse` is a `NativeProduct.address`.
+        tokens: [requests, num_rows] int64, the emitted tokens.
         kv_lens: [requests] L; `num_emitted` likewise n.
-        is_pruned: the live rows alone attend.
-        layer: `NativeDraftLayer.address`; the rest as `draft_steps` has it.
+        is_pruned: only the live rows attend.
+        layer: `NativeDraftLayer.address`; the rest is as in `draft_steps`.
     """
     check_places(places, tokens, kv_lens, num_emitted)
     keys = describe_place(None, None, (pages, kv_lens, 1))
@@ -268,15 +270,15 @@ def draft_steps(
     norm: int,
     head: int,
 ) -> None:
-    """Run the steps of a greedy chain behind its first draft, each as `draft_layer` and `likeliest` do one.
+    """Run the steps of a greedy chain after its first draft; each is a `draft_layer` and a `likeliest`.
 
     Args:
-        drafts: [drafts, requests] int64, written: `tokens` and those that follow.
-        hiddens: [drafts - 1, requests, hidden_size], written: what the layer gives in each step.
-        positions: [requests] of the newest rows, moved one on before each step; `slots` and `lengths` likewise.
+        drafts: [drafts, requests] int64, written: `tokens` and the drafts after them.
+        hiddens: [drafts - 1, requests, hidden_size], written: the layer's output in each step.
+        positions: [requests] of the newest rows, advanced by one before each step; `slots` and `lengths` likewise.
         tokens: [requests] the first drafts.
-        hidden: [requests, hidden_size] what they were read from.
-        norm: `NativeNorm.address`, in front of `head`, `NativeProduct.address`; `layer` is `NativeDraftLayer.address`.
+        hidden: [requests, hidden_size] the outputs from which these were picked.
+        norm: `NativeNorm.address`, before `head`, a `NativeProduct.address`; `layer` is a `NativeDraftLayer.address`.
     """
     check_places(tokens, drafts)
     place = _place_in_table(table, positions, slots, (pages, lengths, 1))

@@ -1,4 +1,4 @@
-"""Libraries in a folder, each beside a record of its bytes, against which they are checked before they are loaded."""
+"""Keeps libraries in a folder, each with a record of its bytes, against which it is checked before it is loaded."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from pathlib import Path
 from spec_kernels.native.signatures import load
 
 _MOST_KEPT = 8
-"""There is a library for each compiler, processor and edit of the C: those stay that were used last."""
+"""The number of libraries that are kept: the most recently used ones. Each compiler, processor and edit of the C code
+makes another."""
 _OWN = 0o600
 
 
@@ -20,7 +21,7 @@ def load_kept(folder: Path, key: str) -> ctypes.CDLL:
     """Load the library that `keep` put there.
 
     Raises:
-        OSError: it is missing, not what was put there, not safe from others, or not to be loaded.
+        OSError: it is missing, was changed, can be changed by others, or cannot be loaded.
     """
     record = _record(folder, key)
     digest, _, length = _read_own(record).decode(errors="replace").strip().partition(" ")
@@ -29,14 +30,14 @@ def load_kept(folder: Path, key: str) -> ctypes.CDLL:
     if (str(len(whole)), hashlib.sha256(whole).hexdigest()) != (length, digest):
         raise OSError(f"{library} is not what was compiled")
     with suppress(OSError):
-        os.utime(record)  # it is in use: see `_clear_up`
+        os.utime(record)  # marks it as recently used, see `_clear_up`
     return load(library)
 
 
 def keep(folder: Path, key: str, built: Path) -> None:
-    """Move a library into the folder, then its record, which names it by its bytes.
+    """Move a library into the folder, then its record, which identifies it by its bytes.
 
-    So whoever looks meanwhile, or builds the same, finds all of a library or none.
+    So another process that looks meanwhile, or builds the same library, finds either a complete one or none.
     """
     whole = built.read_bytes()
     digest = hashlib.sha256(whole).hexdigest()
@@ -53,17 +54,17 @@ def _record(folder: Path, key: str) -> Path:
 
 
 def _library(folder: Path, key: str, digest: str) -> Path:
-    """Name it by its bytes as well: the system takes a library of a name that it has loaded for the same one."""
+    """Return its path, which includes a digest, since the system does not load a second library of the same name."""
     return folder / f"native-{key}-{digest[:16]}.so"
 
 
 def _read_own(path: Path) -> bytes:
-    """Return what is in a file that none but this user can have written.
+    """Return the contents of a file that only this user can have written.
 
     Raises:
-        OSError: it is not there, no file, a link, or open to others.
+        OSError: it is missing, not a file, a link, or open to others.
     """
-    opened = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)  # a pipe is not waited for
+    opened = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)  # does not wait if it is a pipe
     try:
         found = os.fstat(opened)
         if not stat.S_ISREG(found.st_mode) or (found.st_uid, stat.S_IMODE(found.st_mode)) != (os.geteuid(), _OWN):
@@ -75,9 +76,9 @@ def _read_own(path: Path) -> bytes:
 
 
 def _clear_up(folder: Path) -> None:
-    """Leave what belongs to the keys that were used last.
+    """Delete all but the most recently used libraries.
 
-    What a process has loaded stays with it, and what it is about to load it compiles again.
+    A process that has loaded one can still use it. One that is about to load it compiles it again.
     """
     with suppress(OSError):
         files = sorted(folder.glob("native-*"), key=lambda file: file.lstat().st_mtime, reverse=True)

@@ -1,4 +1,4 @@
-"""Lays weights out for the products in C: in panels of 64 outputs, each read front to back, and reads them back."""
+"""Packs weights for the products in C into panels of 64 outputs, which are read front to back, and unpacks them."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import torch
 
 PANEL, LANES, BLOCK_INPUTS = 64, 16, 32
 BLOCK = 64 * PANEL
-"""So many outputs are laid out at once, so that a large weight needs little memory beside itself and its panels."""
+"""The number of outputs packed at once, so that packing a large weight needs little extra memory."""
 RESERVED = 2**26
-"""So many bytes are asked for at once; those that nothing is laid into take none of the machine's memory."""
+"""The number of bytes reserved at once. Unused ones take no physical memory."""
 
 
 class Layout(IntEnum):
-    """Names what panels hold; products.h numbers it likewise."""
+    """The layout of panels; products.h has the same numbers."""
 
     FLOATS = 0
     """[panel][4][input][16] float32."""
@@ -27,9 +27,9 @@ class Layout(IntEnum):
 
 
 def pack(weight: torch.Tensor, has_tiles: bool) -> tuple[torch.Tensor, Layout]:
-    """Return a float32 weight [outputs, inputs] as panels, the last one filled up with zeros, and how they lie.
+    """Pack a float32 weight [outputs, inputs] into zero-padded panels, and return them with their layout.
 
-    A weight that is the same in bfloat16 is kept so: nothing is lost, and half of the bytes are read.
+    If bfloat16 represents the weight exactly, it is stored in bfloat16, which halves the bytes to read.
     """
     is_narrow = all(torch.equal(block.bfloat16().float(), block) for block in weight.split(BLOCK))
     narrow_layout = Layout.TILES if has_tiles else Layout.HALVES
@@ -45,7 +45,7 @@ def pack(weight: torch.Tensor, has_tiles: bool) -> tuple[torch.Tensor, Layout]:
 
 
 def unpack(panels: torch.Tensor, layout: Layout, num_outputs: int, num_inputs: int) -> torch.Tensor:
-    """Return the weight [outputs, inputs] that was laid out so, in float32."""
+    """Return the packed weight [outputs, inputs] in float32."""
     if layout is Layout.FLOATS:
         rows = panels.transpose(2, 3).reshape(-1, num_inputs)
     else:
@@ -54,13 +54,14 @@ def unpack(panels: torch.Tensor, layout: Layout, num_outputs: int, num_inputs: i
 
 
 class PanelMemory:
-    """Hands out memory piece behind piece: what a product asks for ahead of its end is then what the next one reads."""
+    """Hands out consecutive pieces of memory. So a product that prefetches past its end prefetches the next one's
+    weight."""
 
     def __init__(self) -> None:
         self._free = torch.empty(0, dtype=torch.uint8)
 
     def take(self, num_bytes: int) -> torch.Tensor:
-        """Return [num_bytes] uint8 behind what was taken last, where it has room."""
+        """Return [num_bytes] uint8, directly after the last piece if there is room."""
         if len(self._free) < num_bytes:
             self._free = torch.empty(max(num_bytes, RESERVED), dtype=torch.uint8)
         taken, self._free = self._free.split([num_bytes, len(self._free) - num_bytes])
@@ -68,7 +69,7 @@ class PanelMemory:
 
 
 def _filled(block: torch.Tensor) -> torch.Tensor:
-    """Return whole panels, filled up with zeros."""
+    """Pad a block with zeros to whole panels."""
     missing = -len(block) % PANEL
     return torch.nn.functional.pad(block, (0, 0, 0, missing)) if missing else block
 
@@ -78,7 +79,7 @@ def _floats(filled: torch.Tensor) -> torch.Tensor:
 
 
 def _halves(filled: torch.Tensor) -> torch.Tensor:
-    """Make pairs of inputs the halves of a lane, each widened by one instruction, and fill inputs up as well."""
+    """Put pairs of inputs into the two halves of a lane, so that one instruction widens each; pad inputs too."""
     num_outputs, num_inputs = filled.shape
     num_blocks = -(-num_inputs // BLOCK_INPUTS)
     wide = torch.nn.functional.pad(filled.bfloat16(), (0, num_blocks * BLOCK_INPUTS - num_inputs))

@@ -1,4 +1,4 @@
-"""The operators of kernels=native that run one part of a model each; `forwards` has those that run several."""
+"""The operators of kernels=native that run a single part of a model; `forwards` has those that run several."""
 
 from __future__ import annotations
 
@@ -31,13 +31,14 @@ def decoder_layer(
     Args:
         out: [live rows, hidden_size], written.
         kv: [cache slots, 2, num_kv_heads, head_dim], written at `slots`.
-        rows: [rows, in_features], `num_queries` a request: the stream, or a norm of it where the layer has none.
-        residual: [live rows, hidden_size] the stream.
-        cos: of each row, [rows, ..., rotary_dim]; `signed_sin` likewise.
+        rows: [rows, in_features], `num_queries` for each request: the residual stream, or its norm if the layer has no
+            first norm.
+        residual: [live rows, hidden_size] the residual stream.
+        cos: [rows, ..., rotary_dim]; `signed_sin` likewise.
         slots: [rows] int64.
-        pages: [requests, num_pages] int64, of the keys; positions past the last column lie in its page.
-        lengths: [requests] int64, keys that the last live row of each request sees.
-        live: [live rows] int64, those that attend and go on, `num_queries` a request; None is all.
+        pages: [requests, num_pages] int64, pages of the keys; positions past the last column are in its page.
+        lengths: [requests] int64, number of keys that the last live row of each request sees.
+        live: [live rows] int64, the rows that attend and go on, `num_queries` for each request; None for all.
         layer: `NativeLayer.address`.
     """
     place = describe_place((cos, signed_sin), slots, (pages, lengths, num_queries))
@@ -66,7 +67,7 @@ def project(
     slots: torch.Tensor,
     layer: int,
 ) -> None:
-    """Run the first part of a layer: up to its queries, which lie in `heads` [rows, all heads * head_dim]."""
+    """Run the first part of a layer, up to its queries, which are in `heads` [rows, all heads * head_dim]."""
     place = describe_place((cos, signed_sin), slots, None)
     check(
         library().native_project(
@@ -85,7 +86,8 @@ def attend(
     num_queries: int,
     layer: int,
 ) -> None:
-    """Run the second part: out [rows, heads * head_dim] of `queries` [rows, at least as many]."""
+    """Run the second part: attend with `queries` [rows, heads * head_dim or more], and write `out` [rows, heads *
+    head_dim]."""
     assert queries.stride(1) == 1
     place = describe_place(None, None, (pages, lengths, num_queries))
     check(
@@ -103,7 +105,7 @@ def attend(
 
 @cpu_operator("native_finish", mutates_args=("out",))
 def finish(out: torch.Tensor, attended: torch.Tensor, residual: torch.Tensor, layer: int) -> None:
-    """Run the last part: out [rows, hidden_size] of what attention gave, and the stream in front of the layer."""
+    """Run the last part: from attention's output and the layer's input stream, write `out` [rows, hidden_size]."""
     check(library().native_finish(layer, out.data_ptr(), float_rows(attended), float_rows(residual), residual.shape[0]))
 
 
@@ -121,7 +123,7 @@ def multiply(out: torch.Tensor, rows: torch.Tensor, product: int) -> None:
 
 @cpu_operator("native_likeliest", mutates_args=("tokens",))
 def likeliest(tokens: torch.Tensor, rows: torch.Tensor, token_map: torch.Tensor | None, norm: int, head: int) -> None:
-    """Write the likeliest token of each row, the lowest id of equal ones: of `head`'s product with the normed rows."""
+    """Write the argmax of `head`'s product with each normed row; ties go to the lowest id."""
     check(
         library().native_likeliest(
             head, norm, pointer_to(token_map), tokens.data_ptr(), float_rows(rows), rows.shape[0]
@@ -138,7 +140,8 @@ def draft_input(
     embedding_norm: int,
     hidden_norm: int,
 ) -> None:
-    """Write the normed embeddings of tokens and, beside them, normed hidden states: out [rows, 2 * hidden_size]."""
+    """Write the normed embeddings of tokens, concatenated with normed hidden states, to `out` [rows, 2 *
+    hidden_size]."""
     assert tokens.is_contiguous() and embedding.is_contiguous()
     num_rows, size = hidden.shape
     library().native_draft_input(

@@ -1,4 +1,4 @@
-"""The parts of a model as kernels=native reads them: weights packed, sizes beside them."""
+"""The parts of a model as kernels=native reads them: packed weights and their sizes."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ class LayerStructure(ctypes.Structure):
 
 
 class NativeProduct:
-    """A weight as the C reads it, in panels of 64 outputs: in bfloat16 where that is what it holds anyway.
+    """A weight as the C code reads it, in panels of 64 outputs; in bfloat16 if that represents it exactly.
 
     Attributes:
-        address: of its description, which operators take.
+        address: the address of its description, which operators take.
     """
 
     __slots__ = ("_layout", "_panels", "address", "bias", "described", "num_inputs", "num_outputs")
@@ -56,25 +56,25 @@ class NativeProduct:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of its panels."""
+        """The size of its panels in bytes."""
         return self._panels.nbytes
 
     def dense_weight(self) -> torch.Tensor:
-        """Read the weight back, in float32."""
+        """Unpack the weight to float32."""
         return unpack(self._panels, Layout(self._layout), self.num_outputs, self.num_inputs)
 
     def move(self, memory: torch.Tensor) -> None:
-        """Lay the panels into `memory` [num_bytes], uint8."""
+        """Move the panels into `memory` [num_bytes], uint8."""
         moved = memory.view(self._panels.dtype).view(self._panels.shape)
         self._panels = moved.copy_(self._panels)
         self.described.panels = moved.data_ptr()
 
 
 class NativeNorm:
-    """An RMSNorm, as the C reads it; without a weight it is none.
+    """An RMSNorm as the C code reads it; without a weight it does nothing.
 
     Attributes:
-        address: of its description, which operators take.
+        address: the address of its description, which operators take.
     """
 
     __slots__ = ("_weight", "address", "described")
@@ -90,8 +90,9 @@ class NativeLayerParts:
     """The parts of a decoder layer.
 
     Attributes:
-        attention_norm: without a weight for a layer whose rows have been normed.
-        head_norm: of query and key heads, a row of weight each; without a weight for heads that are not normed.
+        attention_norm: the norm before attention; it has no weight if rows are already normed.
+        head_norm: the norm of query and key heads, with a row of weights for each head; it has no weight if heads are
+            not normed.
     """
 
     qkv: NativeProduct
@@ -104,10 +105,10 @@ class NativeLayerParts:
 
 
 class NativeLayer:
-    """A decoder layer, as the C reads it.
+    """A decoder layer as the C code reads it.
 
     Attributes:
-        address: of its description, which operators take.
+        address: the address of its description, which operators take.
     """
 
     __slots__ = ("_parts", "address", "described", "hidden_size", "num_attended", "num_projected")
@@ -134,11 +135,11 @@ class NativeLayer:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of its weights."""
+        """The size of its weights in bytes."""
         return sum(product.num_bytes for product in self._products.values())
 
     def move(self, memory: torch.Tensor) -> None:
-        """Lay the weights into `memory` [num_bytes], uint8, in the order in which they are read."""
+        """Move the weights into `memory` [num_bytes], uint8, in the order in which they are read."""
         parts = memory.split([product.num_bytes for product in self._products.values()])
         for (name, product), part in zip(self._products.items(), parts, strict=True):
             product.move(part)

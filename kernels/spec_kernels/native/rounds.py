@@ -1,4 +1,4 @@
-"""This module computes what stands between the forwards of a round, in one call where torch has ten: kernels=native."""
+"""The work between the forwards of a round for kernels=native: one call each, where torch takes about ten."""
 
 from __future__ import annotations
 
@@ -21,13 +21,12 @@ def write_strict(
     """Judge drafts as `spec_kernels.strict` does.
 
     Args:
-        tokens: [requests, N] int64, written: the likeliest token of each row, the lowest id of equal ones.
-        num_emitted: [requests] int64, written: the right drafts in front of the first wrong one, and one; 0 where a
-            request is not active.
+        tokens: [requests, N] int64, written: the argmax of each row; ties go to the lowest id.
+        num_emitted: [requests] int64, written: 1 plus the number of leading correct drafts; 0 for inactive requests.
         logits: [requests, N, vocabulary] float32.
-        draft_tokens: [requests, N - 1] int64, a row's tokens side by side.
+        draft_tokens: [requests, N - 1] int64, contiguous in the last dimension.
         active: [requests] bool.
-        num_drafts: [requests] int64, how many drafts each offers; None is all.
+        num_drafts: [requests] int64, the number of drafts that each offers; None for all.
     """
     check_places(tokens, num_emitted, *([] if num_drafts is None else [num_drafts]))
     assert active.dtype is torch.bool and active.is_contiguous()
@@ -64,12 +63,12 @@ def write_places(
     page_size: int,
     num_positions: int,
 ) -> None:
-    """Write where the rows of a catch-up step stand, `first` positions past the committed lengths, and the live ones.
+    """Write the places of a catch-up step's rows, `first` positions past the committed lengths, and those of live rows.
 
     Args:
-        places: int64, written: positions and slots [requests, num_rows] and lengths [requests]; those of the live rows,
-            [requests] each; their flat indices, and the committed lengths behind this round, [requests] each.
-        kv_lens: [requests] L; `num_emitted` likewise n, whose row is live: the first one where it is 0.
+        places: int64, written: positions and slots [requests, num_rows] and lengths [requests]; the same for the live
+            rows, [requests] each; their flat indices, and the committed lengths after this round, [requests] each.
+        kv_lens: [requests] L; `num_emitted` likewise n. Row n - 1 is live, or row 0 if n is 0.
         pages: [requests, num_pages], the last column scratch.
     """
     check_places(places, kv_lens, num_emitted, pages)
@@ -103,8 +102,8 @@ def commit_into(
     num_emitted: torch.Tensor,
     draft_tokens: torch.Tensor,
 ) -> None:
-    """Add n to L of `slot_ids`, and leave the last emitted token and the drafts there; `last` [requests] takes its
-    place n - 1, and 0 where n is 0.
+    """Add n to L of `slot_ids`, and write the last emitted token and the drafts there. `last` [requests] becomes the
+    token's index n - 1, or 0 if n is 0.
     """
     check_places(kv_lens, input_ids, slot_ids, tokens, num_emitted)
     num_requests, width = slot_ids.shape[0], input_ids.shape[1]
@@ -138,9 +137,11 @@ def build_metadata(
     page_size: int,
     num_positions: int,
 ) -> None:
-    """Write the metadata of rows at `wanted` [requests, num_queries] positions, of which the last sees `keys`
-    [requests]: positions clamped into the cache and `slots`, both [requests * num_queries], and `lengths`, 1 or more.
-    `pages` is [requests, num_pages], the last column scratch.
+    """Write the metadata of rows at positions `wanted` [requests, num_queries]; each request's last row sees `keys`
+    [requests] keys.
+
+    It writes clamped `positions` and `slots`, both [requests * num_queries], and `lengths`, at least 1. `pages` is
+    [requests, num_pages]; the last column is scratch.
     """
     check_places(positions, slots, lengths, wanted, keys, pages)
     pointers = (tensor.data_ptr() for tensor in (positions, slots, lengths, wanted, keys, pages))
@@ -156,7 +157,7 @@ def advance_metadata(
     page_size: int,
     num_positions: int,
 ) -> None:
-    """Move the metadata of one row a request one position on, in place."""
+    """Advance the metadata of one row for each request by one position, in place."""
     check_places(positions, slots, lengths, pages)
     pointers = (tensor.data_ptr() for tensor in (positions, slots, lengths, pages))
     library().native_advance(*pointers, *pages.shape, page_size, num_positions)

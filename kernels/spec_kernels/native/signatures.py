@@ -1,4 +1,5 @@
-"""The functions of native.c with their arguments, and the loading of a library that has them all. Imports no torch."""
+"""The functions of native.c with their arguments, and the loading of a library that has them. It does not import
+torch."""
 
 from __future__ import annotations
 
@@ -33,10 +34,10 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
 
 
 def load(path: Path) -> ctypes.CDLL:
-    """Load a library, which runs what it has to run: only one whose bytes have been checked.
+    """Load a library. This runs its code, so its bytes must have been checked before.
 
     Raises:
-        OSError: the system does not load it, or it lacks a function.
+        OSError: the system cannot load it, or it lacks a function.
     """
     library = ctypes.CDLL(str(path))
     for name, arguments in SIGNATURES.items():

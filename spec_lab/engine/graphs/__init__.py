@@ -1,1 +1,1 @@
-"""Graph modes decide which stretches of a round are captured and replayed."""
+"""Graph modes: which parts of a round are captured and replayed."""

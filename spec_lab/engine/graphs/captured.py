@@ -1,4 +1,4 @@
-"""Every captured mode has buckets of batch sizes, and captures on scratch rows."""
+"""The base of all captured graph modes: buckets of batch sizes, captured on scratch rows."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Bucket:
 
     Attributes:
         slot_ids: [bucket size] what a replay reads: the slots of its requests, padded with the scratch slot.
-        held: the slots that stand there, in their order.
-        copies: the segments by name, once for each copy of a graph that the recorder asks for.
-        fixed: what segments read where it stands: `slot_ids`, and their own outputs, which replays rewrite in place.
+        held: the slots that `slot_ids` holds, in order.
+        copies: the segments by name, once for each copy of a graph that the recorder makes.
+        fixed: tensors that segments read without copying: `slot_ids`, and outputs of segments.
     """
 
     slot_ids: torch.Tensor
@@ -37,19 +37,19 @@ class Bucket:
 
     @property
     def segments(self) -> dict[str, Segment[Any, Any]]:
-        """Return those of the copy whose turn it is."""
+        """Return the segments of the current copy."""
         return self.copies[0]
 
     def take_turns(self) -> None:
-        """Give the turn to the next copy."""
+        """Make the next copy the current one."""
         self.copies.append(self.copies.pop(0))
 
 
 class CapturedMode(ABC):
-    """Pads a batch with the scratch slot to the next bucket: powers of two, and the slot count, for each K there is.
+    """Pads a batch with the scratch slot to the next bucket size: a power of two, or the number of slots.
 
-    A bucket is captured by running a round of scratch rows only: they emit nothing, and write the scratch page and the
-    scratch rows of per-slot state alone.
+    Each K has buckets of its own. A bucket is captured in a round of scratch rows only. They emit nothing, and write
+    only the scratch page and the scratch rows of per-slot state.
     """
 
     rounds_per_replay = 1
@@ -57,7 +57,8 @@ class CapturedMode(ABC):
     looks_at_lengths = False
 
     def __init__(self, name: str, recorder: GraphRecorder, num_slots: int, max_kv_len: int) -> None:
-        """`max_kv_len`: the longest committed length there can be; a replay cannot be given a nearer bound."""
+        """`max_kv_len`: the longest possible committed length. It is frozen in the graphs, so no replay can use a
+        tighter bound."""
         self.counts = GraphCounts(mode=name)
         self.recorder = recorder
         self._num_slots = num_slots
@@ -78,14 +79,14 @@ class CapturedMode(ABC):
             self.buckets[place] = bucket
 
     def admit(self, slot: int, request: Request) -> None:
-        """Do nothing: the host looks at every round, unless a mode says otherwise."""
+        """Do nothing, since the host reads every round. `SeveralRounds` overrides this."""
         return
 
     def run(self, decode_round: DecodeRound, slots: list[int], max_kv_len: int) -> Verification:
         size = self.padded_size(len(slots))
         assert max_kv_len <= self._max_kv_len
         bucket = self.buckets[decode_round, size]
-        if bucket.held != slots:  # from round to round they are mostly the same: then nothing goes to the device
+        if bucket.held != slots:  # they are mostly those of the last round, and then nothing is copied to the device
             bucket.slot_ids.copy_(decode_round.parts.slots.ids(slots, size))
             bucket.held = slots
         bucket.take_turns()
@@ -109,7 +110,7 @@ class CapturedMode(ABC):
 class WholeRound(CapturedMode):
     """graph=round: one graph replays verify, accept, commit, catch-up and all draft steps.
 
-    What it reads is the slot ids, what it leaves for the host is the verification.
+    Its input is the slot ids, and its output for the host is the verification.
     """
 
     def _run(self, bucket: Bucket, decode_round: DecodeRound, slot_ids: torch.Tensor) -> Verification:

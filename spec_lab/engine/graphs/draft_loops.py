@@ -1,4 +1,4 @@
-"""The draft steps are captured in three ways; verify is a graph of its own in each."""
+"""Three graph modes that capture the draft steps in different ways, each with a separate graph for verify."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ from spec_lab.engine.round import DecodeRound
 
 
 class SeparateVerify(CapturedMode):
-    """Replays verify as one graph (or launches it), launches accept and commit, and drafts as a subclass does.
+    """Replays verify as one graph or launches it eagerly, launches accept and commit, and leaves drafting to a
+    subclass.
 
-    Without drafts there is nothing beside verify to capture.
+    Without drafts, verify is all there is to capture.
     """
 
     def __init__(
@@ -54,8 +55,9 @@ def _no_drafts(bucket: Bucket, decode_round: DecodeRound, verified: VerifiedRoun
 
 
 class SplitSeed(SeparateVerify):
-    """graph=split_seed: the first draft step, which SGLang calls the seed step, is launched, the others are one graph
-    (SGLang before #25539).
+    """graph=split_seed: the first draft step is launched eagerly, and the others are one graph.
+
+    SGLang, which calls the first one the seed step, worked like this before #25539.
     """
 
     def _draft(self, bucket: Bucket, decode_round: DecodeRound, verified: VerifiedRound) -> Any:
@@ -66,8 +68,8 @@ class SplitSeed(SeparateVerify):
 
 
 class FullLoop(SeparateVerify):
-    """graph=full_loop: all draft steps are one graph, with the catch-up or first step folded in and the metadata moved
-    inside it (SGLang #25539, vLLM #46849).
+    """graph=full_loop: one graph holds the catch-up step (or first step), all other draft steps and the metadata
+    updates between them (SGLang #25539, vLLM #46849).
     """
 
     def _draft(self, bucket: Bucket, decode_round: DecodeRound, verified: VerifiedRound) -> Any:
@@ -79,7 +81,7 @@ class FullLoop(SeparateVerify):
 
 @dataclass(slots=True)
 class StepInputs:
-    """The tensors that one captured step reads and rewrites: state, column [1], and all drafts [batch, K]."""
+    """The tensors that one captured step reads and rewrites: the state, column [1], and all drafts [batch, K]."""
 
     state: Any
     column: torch.Tensor
@@ -87,16 +89,19 @@ class StepInputs:
 
 
 class DraftCarry(Protocol):
-    """Does the work between two draft steps that are replayed."""
+    """Does the work between two replayed draft steps."""
 
     def __call__(self, drafts: torch.Tensor, column: torch.Tensor, before: Any, after: Any) -> None:
-        """Copy the tokens of state `after` to `column` [1] of drafts [batch, K], and what the step replaced in it to
-        the tensors of `before`, where the next replay reads."""
+        """Prepare the next replay.
+
+        The tokens of state `after` go to `column` [1] of drafts [batch, K]. Every tensor that the step replaced goes to
+        its counterpart in `before`, which the next replay reads.
+        """
         ...
 
 
 def carry_every_tensor(drafts: torch.Tensor, column: torch.Tensor, before: Any, after: Any) -> None:
-    """Keep the protocol `DraftCarry`, for a state with any tensors."""
+    """Implement `DraftCarry` for a state with any tensors."""
     drafts.index_copy_(1, column, after.tokens.unsqueeze(1))
     for part in dataclasses.fields(after):
         old, new = getattr(before, part.name), getattr(after, part.name)
@@ -105,11 +110,12 @@ def carry_every_tensor(drafts: torch.Tensor, column: torch.Tensor, before: Any, 
 
 
 class StepReplay(SeparateVerify):
-    """graph=step_replay: the first step has a graph of its own; one recurrent step has another, replayed K - 1 times
-    with its positions, slots and lengths rebuilt from the host in between (vLLM #41162); what follows is derived
+    """graph=step_replay: the first step is one graph, and one recurrent step is another, replayed K - 1 times.
+
+    Between replays the host rebuilds positions, slots and lengths (vLLM #41162). What depends on these is derived
     inside the graph. Steps with weights of their own have a graph each.
 
-    The step's number is a device tensor: it chooses the column of drafts and draft logits.
+    The number of the step is a device tensor, which selects the column of drafts and draft logits.
     """
 
     def __init__(
@@ -130,7 +136,7 @@ class StepReplay(SeparateVerify):
         def first(verified: VerifiedRound) -> StepInputs:
             return first_step(decode_round, verified)
 
-        # Records have the nodes of this graph under SGLang's word for the first step.
+        # "seed" is SGLang's name for the first step; records list the nodes of this graph under it.
         inputs: StepInputs = self._segment(bucket, decode_round, "seed", first, stage="catchup")(verified)
         for index in range(1, decode_round.offers.max_drafted):
             inputs.column.fill_(index)
@@ -146,7 +152,7 @@ class StepReplay(SeparateVerify):
 
 
 def first_step(decode_round: DecodeRound, verified: VerifiedRound) -> StepInputs:
-    """Run the catch-up (or first) step, and make the buffers that the other steps go on with."""
+    """Run the catch-up (or first) step, and make the buffers of the other steps."""
     state = decode_round.catch_up(verified)
     drafts = state.tokens.new_zeros((state.tokens.shape[0], decode_round.offers.max_drafted))
     if decode_round.offers.max_drafted:
@@ -155,10 +161,10 @@ def first_step(decode_round: DecodeRound, verified: VerifiedRound) -> StepInputs
 
 
 def next_step(decode_round: DecodeRound, inputs: StepInputs, number: int, carry: DraftCarry) -> None:
-    """Run one recurrent step, and put its result where the next replay reads."""
+    """Run one recurrent step, and write its result to the buffers that the next replay reads."""
     before = inputs.state
     attention = before.attention
-    if attention is not None:  # what is derived from the rebuilt metadata is derived inside the graph
+    if attention is not None:  # the graph derives the rest from the rebuilt metadata
         attention = dataclasses.replace(attention, read_slots=None, masks={})
     state = dataclasses.replace(before) if attention is None else dataclasses.replace(before, attention=attention)
     parts = decode_round.parts
@@ -168,7 +174,7 @@ def next_step(decode_round: DecodeRound, inputs: StepInputs, number: int, carry:
 
 
 def rebuild(decode_round: DecodeRound, attention: AttentionMetadata) -> None:
-    """Build anew what `AttentionBackend.advance` changes in place, and copy it to where the captured step reads."""
+    """Rebuild the metadata that `AttentionBackend.advance` would update in place, and copy it to the step's buffers."""
     fresh = decode_round.parts.backend.build(
         positions=attention.seq_lens.unsqueeze(1),
         seq_lens=attention.seq_lens + 1,

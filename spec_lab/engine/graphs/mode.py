@@ -1,4 +1,4 @@
-"""This module says what a graph mode promises to the engine."""
+"""The protocol of graph modes."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ class GraphMode(Protocol):
     """Runs a round directly, or by capture and replay.
 
     Attributes:
-        rounds_per_replay: rounds that one `run` is, R.
-        skips_rounds: a round behind the end of all requests does not run.
-        looks_at_lengths: `run` makes use of `max_kv_len`, which must so be that of all rounds before, so that the
-            engine accounts for a round before it launches the next; in a captured mode, which does not look, after.
+        rounds_per_replay: rounds in one `run`, R.
+        skips_rounds: whether rounds are skipped once all requests have ended.
+        looks_at_lengths: whether `run` uses `max_kv_len`. If so, the engine accounts for each round before it launches
+            the next one. Captured modes do not use it, so the accounting comes after the launch.
     """
 
     counts: GraphCounts
@@ -27,15 +27,15 @@ class GraphMode(Protocol):
 
     @property
     def recorder(self) -> GraphRecorder | None:
-        """Return what captures; None where nothing is captured."""
+        """Return the recorder; None if nothing is captured."""
         ...
 
     def prepare(self, decode_round: DecodeRound, num_requests: int) -> None:
-        """Capture what a round of `num_requests` needs, if that has not been done; touches the scratch slot only."""
+        """Capture what a round of `num_requests` needs, unless that has been done. Only the scratch slot is touched."""
         ...
 
     def admit(self, slot: int, request: Request) -> None:
-        """Note what rounds that the host does not look at must know of the request that takes `slot`."""
+        """Store on the device what is needed to end the request in `slot` without the host."""
         ...
 
     def run(self, decode_round: DecodeRound, slots: list[int], max_kv_len: int) -> Verification:
@@ -47,5 +47,5 @@ class GraphMode(Protocol):
         ...
 
     def padded_size(self, num_requests: int) -> int:
-        """Return the rows of a round of `num_requests`: for a captured mode, the size of its bucket."""
+        """Return the padded number of requests of a round: for a captured mode, the size of its bucket."""
         ...

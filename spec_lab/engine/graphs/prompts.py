@@ -1,7 +1,8 @@
-"""The pass of one short prompt is captured: target, first token, the drafter's ingest and first drafts in one graph.
+"""Captures the pass of one short prompt: target, first token, the drafter's ingest and first drafts in one graph.
 
-Its rows stand at the end of a fixed number of rows. Those before them have negative positions, so that they write to
-scratch, and nobody reads them. A small model's pass is so bound by what it reads, and not by some hundred launches.
+The graph has a fixed number of rows, and the prompt is at their end. The padding rows before it have negative
+positions, so they write to scratch, and their output is not read. With the graph, a small model's pass takes the time
+of its memory reads instead of that of some hundred launches.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ LEAST_ROWS, MOST_ROWS = 16, 512
 
 
 class CapturedPromptPass(PromptPass):
-    """Replays the pass of a prompt that is alone and whole, in the next larger number of rows; others run as ever.
+    """Replays the pass of a single prompt that is not split, padded to the next captured size; others are not captured.
 
     Attributes:
         sizes: the numbers of rows that are captured, ascending.
@@ -53,7 +54,7 @@ class CapturedPromptPass(PromptPass):
     def run(self, sequences: Iterable[Sequence]) -> dict[int, RowCounts]:
         pack = list(sequences)
         span = self._next_chunk(pack[0])
-        # Of a prompt of several chunks the last one ends behind all sizes.
+        # A prompt of several chunks ends past all sizes.
         size = next((size for size in self.sizes if size >= span.end), None)
         if len(pack) > 1 or not span.is_last or size is None:
             return super().run(pack)
@@ -65,7 +66,7 @@ class CapturedPromptPass(PromptPass):
         return {span.slot: graph.computed.of(span)}
 
     def _capture(self, size: int) -> PromptGraph:
-        """Capture `size` rows; what the captured pass leaves in the scratch slot is cleared behind it."""
+        """Capture a pass of `size` rows, and clear the scratch slot afterwards."""
         slots = self._parts.slots
         scratch = slots.table.scratch_slot
         inputs = torch.zeros(2 * size + 2, dtype=torch.int64, device=slots.kv_lens.device)
@@ -84,7 +85,7 @@ class CapturedPromptPass(PromptPass):
         return graph
 
     def _fixed_rows(self, inputs: torch.Tensor, size: int) -> PromptRows:
-        """Make the rows of one prompt, of which the device alone knows the length."""
+        """Make the rows of one prompt whose length only the device knows."""
         parts = self._parts
         token_ids, next_token_ids, slot_ids, lengths = inputs.split((size, size, 1, 1))
         pages = parts.slots.table.pages.index_select(0, slot_ids)
@@ -102,17 +103,17 @@ class PromptGraph:
     """The captured pass of one prompt in a fixed number of rows.
 
     Attributes:
-        computed: for which of its rows what was computed.
+        computed: for which rows features and logits were computed.
     """
 
     def __init__(self, graph: CapturedGraph[torch.Tensor], inputs: torch.Tensor, computed: RowsComputed) -> None:
-        """`inputs`: tokens, tokens behind them, slot and length, [2 * rows + 2]."""
+        """`inputs`: [2 * rows + 2] the tokens, the token after each, the slot and the length."""
         self.computed = computed
         self._graph = graph
         self._inputs = inputs
 
     def replay(self, span: PromptSpan, prompt_ids: tuple[int, ...]) -> int:
-        """Run the prompt in its slot, and return the token behind it."""
+        """Run the prompt in its slot, and return the token sampled after it."""
         size = (len(self._inputs) - 2) // 2
         before = [0] * (size - span.end)
         values = [*before, *prompt_ids, *before, *prompt_ids[1:], 0, span.slot, span.end]

@@ -1,4 +1,4 @@
-"""A stretch of the round is captured once for a batch size, and replayed ever after."""
+"""A segment: a part of the round that is captured once for each batch size, and then replayed."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ Outputs = TypeVar("Outputs")
 class Segment(Generic[Inputs, Outputs]):
     """Runs a function from inputs to outputs, both trees of tensors, as one graph.
 
-    The first call captures and must be given rows of the scratch slot only. Inputs are copied into buffers of its own.
-    An input that is one of the tensors in `fixed`, the outputs of other segments, is read where it stands: it has to be
-    that very tensor, since a view or a new tensor at the same address is another one at the next call. The segment adds
-    its own outputs to `fixed`. Its replays count as `stage` where the spans inside cannot be told apart.
+    The first call captures, and must be given rows of the scratch slot only. Inputs are copied into buffers of the
+    segment, except tensors in `fixed`, such as outputs of other segments. These are read in place, so later calls must
+    pass the very same tensor objects. The segment adds its own outputs to `fixed`. A replay counts as `stage` if the
+    spans inside cannot be timed separately.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class Segment(Generic[Inputs, Outputs]):
         self._stage = stage
         self._function = function
         self._recorder = recorder
-        self._parts = parts  # asked for its timer at each call: a profile puts another in its place
+        self._parts = parts  # not the timer itself, since a profile replaces it
         self._counts = counts
         self._fixed = fixed
         self.graph: CapturedGraph[Outputs] | None = None
@@ -60,8 +60,8 @@ class Segment(Generic[Inputs, Outputs]):
         with self._parts.timer.capture() as marks:
 
             def function() -> Outputs:
-                marks.clear()  # those of a warm-up are not in the graph
-                # The function may keep what it derives on the containers it is given, so it gets its own.
+                marks.clear()  # marks of a warm-up are not in the graph
+                # The function may store derived values in its input containers, so it gets copies of them.
                 return self._function(map_tensors(buffers, _same))
 
             graph = self._recorder.capture(function)

@@ -1,4 +1,4 @@
-"""graph=round with graph.rounds_per_replay=R: R rounds are one graph, and the host is asked nothing in between."""
+"""graph=round with graph.rounds_per_replay=R: one graph holds R rounds, between which the host does nothing."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from spec_lab.engine.stops import StopConditions
 class SeveralRounds(CapturedMode):
     """Replays one graph for R rounds. A request that ends in one of them is a padded row from the next one on.
 
-    So it idles as padding does: it emits nothing, writes the scratch page and the scratch rows of per-slot state, and
-    its own slot stays as its last round left it. The engine reads all R verifications at once, and admits then.
+    A padded row emits nothing, and writes only the scratch page and the scratch rows of per-slot state. So the slot of
+    the ended request stays as its last round left it. The engine reads all R verifications at once, and then admits.
 
-    A replay that is launched before the last one is read (`ahead`) finds the ends of that one on the device: each
-    leaves the scratch slot in the place of those that have ended where the next one reads its slots.
+    With `ahead` a replay is launched before the previous one is read. Each replay therefore rewrites the slot ids that
+    the next one reads, with the scratch slot in place of ended requests.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class SeveralRounds(CapturedMode):
     def admit(self, slot: int, request: Request) -> None:
         self._stops.admit(slot, request)
         for bucket in self.buckets.values():
-            bucket.held = []  # the slot of a request that ended is no longer there on the device
+            bucket.held = []  # on the device, slots of ended requests may have been replaced
 
     def _run(self, bucket: Bucket, decode_round: DecodeRound, slot_ids: torch.Tensor) -> Verification:
         def run(slot_ids: torch.Tensor) -> Verification:
@@ -54,7 +54,7 @@ class SeveralRounds(CapturedMode):
         return verification
 
     def _rounds(self, decode_round: DecodeRound, slot_ids: torch.Tensor) -> Verification:
-        """Run all rounds over [batch] slots, and return their verifications one after another."""
+        """Run all rounds over [batch] slots, and return their verifications joined."""
         verifications: list[Verification] = []
         running = slot_ids
         for index in range(self.rounds_per_replay):
@@ -68,12 +68,13 @@ class SeveralRounds(CapturedMode):
         return one_after_another(verifications)
 
     def _marks(self, decode_round: DecodeRound, index: int) -> AbstractContextManager[None]:
-        """Return what round `index` stands in: its marks are its own; none where the next replay writes over them."""
+        """Return the timing context of round `index`: marks of its own, or no marks if the next replay overwrites
+        them."""
         timer = decode_round.parts.timer
         return timer.unmarked() if self._ahead else timer.inner_round(index)
 
     def _going_on(self, decode_round: DecodeRound, slot_ids: torch.Tensor, verification: Verification) -> torch.Tensor:
-        """Return [batch] slots with the scratch slot in place of those whose request has ended."""
+        """Return the slots [batch], with the scratch slot in place of those whose request has ended."""
         parts = decode_round.parts
         with parts.timer.span("commit"):
             return self._stops.going_on(slot_ids, parts.slots.kv_lens, verification, parts.rule.traits.imposed)
@@ -89,6 +90,6 @@ def one_after_another(rounds: Sequence[Verification]) -> Verification:
 
 
 def _join(parts: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
-    """Concatenate what each round has, or none has."""
+    """Concatenate one field of all rounds; None if the rounds do not have it."""
     present = [part for part in parts if part is not None]
     return torch.cat(present) if present else None

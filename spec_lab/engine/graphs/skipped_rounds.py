@@ -1,4 +1,4 @@
-"""graph=round with graph.skip_ended=true: a replay skips its rounds behind the end of all requests."""
+"""graph=round with graph.skip_ended=true: a replay skips the rounds that remain once all requests have ended."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from spec_lab.engine.stops import StopConditions
 
 
 class SkippedRounds(SeveralRounds):
-    """Has each round but the first in an IF node, where the recorder has such nodes; elsewhere they run on padding.
+    """Puts each round but the first in an IF node. If the recorder has no IF nodes, these rounds run on padded rows.
 
-    A round that is skipped writes nothing, so what it hands on lies in tensors from before it. No event may be recorded
-    inside such a node: only the first round of a replay has marks of its stages. A replay that is launched ahead may
-    find that all requests have ended, so that its first round stands in such a node too.
+    A skipped round writes nothing, so the rounds write their results to tensors that exist before. Events cannot be
+    recorded inside an IF node, so only the first round of a replay has times by stage. A replay that is launched ahead
+    may begin after all requests have ended. So its first round is in an IF node too.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class SkippedRounds(SeveralRounds):
         self._kept: dict[int, Verification] = {}
 
     def _run(self, bucket: Bucket, decode_round: DecodeRound, slot_ids: torch.Tensor) -> Verification:
-        if slot_ids.shape[0] not in self._kept:  # a round of scratch rows shows what rounds hand on
+        if slot_ids.shape[0] not in self._kept:  # a round of scratch rows shows the shapes of the results
             verification = decode_round.run(decode_round.load(slot_ids, self._max_kv_len))
             self._kept[slot_ids.shape[0]] = room_for(verification, self.rounds_per_replay)
         return super()._run(bucket, decode_round, slot_ids)
@@ -58,14 +58,15 @@ class SkippedRounds(SeveralRounds):
         return super()._marks(decode_round, index) if index == 0 else decode_round.parts.timer.unmarked()
 
     def _node(self, decode_round: DecodeRound, index: int, running: torch.Tensor) -> AbstractContextManager[None]:
-        """Return what skips round `index`; the first one of a replay has somebody to run for, unless it is ahead."""
+        """Return the context that lets a replay skip round `index`. The first round always runs, unless launched
+        ahead."""
         if index == 0 and not self._ahead:
             return nullcontext()
         return self.recorder.when_any(running, decode_round.parts.slots.table.scratch_slot)
 
 
 def room_for(verification: Verification, num_rounds: int) -> Verification:
-    """Make zeros for verifications of so many rounds: a request emits nothing in one that is skipped."""
+    """Make zeros for the verifications of `num_rounds` rounds; in a skipped round requests emit 0 tokens."""
 
     def room(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.new_zeros((num_rounds * tensor.shape[0], *tensor.shape[1:]))

@@ -1,1 +1,1 @@
-"""These modules say what cannot work together, found before anything is loaded, a module for each kind of part."""
+"""Checks for combinations of options that cannot work, before anything is loaded; one module for each kind of part."""

@@ -1,4 +1,4 @@
-"""Refuses what no drafter, or no drafter with a rule, can do. Functions like those of `menu.refusals.run`."""
+"""Checks drafters, and drafters with rules. Functions like those of `menu.refusals.run`."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from spec_lab.menu.offers import MAX_DRAFT_TOKENS
 
 
 def lossless_rule(config: RunConfig) -> str:
-    """Return the overrides of a rule that changes no output, whatever is drafted: what refusals of others name."""
+    """Return the overrides for a rule that never changes the output, which refusals of other rules suggest."""
     is_greedy = config.sampling.temperature <= 0
     return "acceptance=strict" if is_greedy else "acceptance=rejection acceptance.method=one_hot"
 
 
 def drafting_needs_tokens(chosen: Chosen) -> str | None:
-    """A drafter that drafts a chain drafts between one token and the most there can be; a tree bounds its own depth."""
+    """A drafter of chains drafts from one token to the maximum; a tree has its own bound of depth."""
     drafter = chosen.config.drafter
     if not chosen.drafter.drafts or chosen.sizes is not None:
         return None
@@ -35,7 +35,7 @@ def drafting_needs_tokens(chosen: Chosen) -> str | None:
 
 
 def rule_is_greedy(chosen: Chosen) -> str | None:
-    """Some rules have no meaning at a temperature above 0; their rows say why."""
+    """A rule that is only defined for greedy decoding needs temperature 0; its `greedy_only` says why."""
     config = chosen.config
     why = chosen.rule.greedy_only
     if why is None or config.sampling.temperature <= 0:
@@ -47,7 +47,7 @@ def rule_is_greedy(chosen: Chosen) -> str | None:
 
 
 def greedy_text_is_followed(chosen: Chosen) -> str | None:
-    """Some drafters need an output that is plain greedy decoding's; their rows say why."""
+    """A drafter that needs plain greedy decoding's output has it; its `follows_greedy_text` says why."""
     config = chosen.config
     why = chosen.drafter.follows_greedy_text
     if why is None:
@@ -66,7 +66,7 @@ def greedy_text_is_followed(chosen: Chosen) -> str | None:
 
 
 def sampled_drafts_need_a_temperature(chosen: Chosen) -> str | None:
-    """Sampled drafts are drawn at the run's temperature, which must be one. Greedy rules with them end here too."""
+    """Sampled drafts need a temperature above 0, at which they are drawn. This refuses them with greedy rules too."""
     sampling = getattr(chosen.config.drafter, "draft_sampling", DraftSampling.greedy)
     if sampling == DraftSampling.greedy or chosen.config.sampling.temperature > 0:
         return None

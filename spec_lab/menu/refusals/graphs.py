@@ -1,4 +1,4 @@
-"""Refuses what a graph mode cannot work with. Pure functions like those of `menu.refusals.run`; imports no torch."""
+"""Checks graph modes. Functions like those of `menu.refusals.run`; imports no torch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from spec_lab.menu.chosen import Chosen
 
 
 def captured_drafter(chosen: Chosen) -> str | None:
-    """A captured mode wants a draft loop to capture."""
+    """A mode that captures needs a draft loop to capture."""
     drafter, graph = chosen.drafter, chosen.graph
     if not graph.captures or drafter.no_loop is None:
         return None
@@ -20,7 +20,7 @@ def captured_drafter(chosen: Chosen) -> str | None:
 
 
 def stale_metadata_shows(chosen: Chosen) -> str | None:
-    """Nothing can be left behind where nothing moves between draft steps."""
+    """Stale metadata needs a drafter whose metadata is advanced between draft steps."""
     config = chosen.config
     if getattr(config.graph, "metadata", None) != DraftMetadata.stale:
         return None
@@ -36,7 +36,7 @@ def stale_metadata_shows(chosen: Chosen) -> str | None:
 
 
 def something_is_captured(chosen: Chosen) -> str | None:
-    """There must be draft steps in a graph without verify, more than the mode launches from Python."""
+    """If verify is not captured, there must be more draft steps than the mode launches from Python."""
     config = chosen.config
     graph, fewest = config.graph, chosen.offers.smallest_k
     num_launched = chosen.graph.num_launched
@@ -52,7 +52,7 @@ def something_is_captured(chosen: Chosen) -> str | None:
 
 
 def recorded_rows_need_eager(chosen: Chosen) -> str | None:
-    """Verify rows are kept between the stages of a round."""
+    """Recording verify rows needs eager mode, since they are recorded between the stages of a round."""
     topk, graph = chosen.config.record.topk, chosen.graph
     if topk < 1 or not graph.captures:
         return None
@@ -63,7 +63,7 @@ def recorded_rows_need_eager(chosen: Chosen) -> str | None:
 
 
 def rounds_follow_each_other(chosen: Chosen) -> str | None:
-    """Rounds that one graph holds follow each other without the host, which so has nothing to say in between."""
+    """Several rounds in one graph run without the host, so nothing may need the host between them."""
     config = chosen.config
     num_rounds = getattr(config.graph, "rounds_per_replay", 1)
     if num_rounds == 1:
@@ -90,7 +90,7 @@ def rounds_follow_each_other(chosen: Chosen) -> str | None:
 
 
 def host_drafts_need_the_tokens(chosen: Chosen) -> str | None:
-    """A drafter on the host reads a round before it drafts for the next, which overlap launches first."""
+    """A drafter on the host must read a round's tokens before the next round, which overlap would launch too early."""
     if not chosen.drafter.drafts_on_host or not getattr(chosen.config.graph, "overlap", False):
         return None
     return (
@@ -100,7 +100,7 @@ def host_drafts_need_the_tokens(chosen: Chosen) -> str | None:
 
 
 def captured_prompts(chosen: Chosen) -> str | None:
-    """A captured prompt pass has rows of a fixed number, and ends as a chain of K drafts does."""
+    """A captured prompt pass has a fixed number of rows, and needs a drafter of chains of K drafts."""
     config = chosen.config
     drafter = chosen.drafter
     if not getattr(config.graph, "prompts", False):

@@ -1,6 +1,6 @@
-"""Refuses what kernels of Triton and of C cannot work with. Functions like those of `menu.refusals.run`; no torch.
+"""Checks kernels of Triton and of C. Functions like those of `menu.refusals.run`; imports no torch.
 
-What only the machine at hand can tell, as with device=auto, is refused by `wiring.triton`.
+What depends on the machine, as with device=auto, is refused by `wiring.triton`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from spec_lab.menu.devices import runs_on_cuda
 
 
 def interpreted_dtype(chosen: Chosen) -> str | None:
-    """The kernels run in Triton's interpreter on a CPU, whose bfloat16 products are silently wrong."""
+    """On a CPU the kernels run in Triton's interpreter, whose bfloat16 products are silently wrong, so they need
+    float32."""
     config = chosen.config
     knob = _triton_knob(chosen)
     if knob is None or config.device != "cpu" or config.dtype != Dtype.bfloat16:
@@ -23,7 +24,7 @@ def interpreted_dtype(chosen: Chosen) -> str | None:
 
 
 def triton_needs_a_device(chosen: Chosen) -> str | None:
-    """Triton compiles for a GPU; on a CPU it has its interpreter alone, which must be asked for."""
+    """Triton needs a GPU; on a CPU it only has its interpreter, which must be asked for."""
     knob = _triton_knob(chosen)
     if knob is None or chosen.config.device != "cpu" or os.environ.get("TRITON_INTERPRET"):
         return None
@@ -41,7 +42,7 @@ def _triton_knob(chosen: Chosen) -> str | None:
 
 
 def native_needs_a_plain_run(chosen: Chosen) -> str | None:
-    """The kernels in C know float32, the cache of attention=torch, and chains."""
+    """The kernels in C need float32, the cache of attention=torch, and chains."""
     config = chosen.config
     if config.kernels != KernelsChoice.native:
         return None

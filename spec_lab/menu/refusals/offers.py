@@ -1,5 +1,5 @@
-"""Refuses what cannot be where requests may offer fewer than K drafts. Functions like those of `menu.refusals.run`;
-imports no torch.
+"""Checks runs in which requests may offer fewer than K drafts. Functions like those of `menu.refusals.run`; imports no
+torch.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def schedule_can_be_read(chosen: Chosen) -> str | None:
 
 
 def threshold_is_read(chosen: Chosen) -> str | None:
-    """`drafter.stop_threshold` has a meaning with a stop only."""
+    """`drafter.stop_threshold` is only set together with a stop, since nothing else reads it."""
     drafter: Any = chosen.config.drafter
     if not hasattr(drafter, "stop") or chosen.offers.threshold is not None:
         return None
@@ -52,7 +52,7 @@ def threshold_is_read(chosen: Chosen) -> str | None:
 
 
 def temperatures_are_read(chosen: Chosen) -> str | None:
-    """There is a temperature for each draft of a chain, whose confidence something reads."""
+    """There is a temperature for each draft of a chain, and something reads the confidences."""
     given, num_drafts = chosen.offers.temperatures, chosen.offers.num_draft_tokens
     if given is None:
         return None
@@ -69,14 +69,14 @@ def temperatures_are_read(chosen: Chosen) -> str | None:
 
 
 def there_are_drafts(chosen: Chosen) -> str | None:
-    """Plain decoding offers nothing."""
+    """There must be a drafter, since plain decoding offers nothing."""
     if chosen.drafter.drafts:
         return None
     return f"{chosen.offers.named} has nothing to offer with drafter={chosen.config.drafter.name}; leave it out"
 
 
 def confidence_is_noted(chosen: Chosen) -> str | None:
-    """The drafter must say how sure it is."""
+    """The drafter must report its confidence."""
     option = chosen.drafter
     if not option.drafts or option.notes_confidence or not chosen.offers.read_confidences:
         return None
@@ -87,7 +87,7 @@ def confidence_is_noted(chosen: Chosen) -> str | None:
 
 
 def a_row_is_left_for_drafts(chosen: Chosen) -> str | None:
-    """Verification runs a row for the pending token of each request, whatever the budget; the rest is for drafts."""
+    """The budget must exceed the batch size, since each request's pending token always takes a row of it."""
     config = chosen.config
     budget = config.verify.budget
     if budget is None or budget > config.batch_size:
@@ -109,7 +109,7 @@ def depth_is_scheduled_by_nobody(chosen: Chosen) -> str | None:
 
 
 def trees_have_one_depth(chosen: Chosen) -> str | None:
-    """A request's K is that of a chain."""
+    """A K for each request needs chains."""
     if chosen.sizes is None or chosen.offers.by_request == ByRequest.same:
         return None
     return (
@@ -119,7 +119,7 @@ def trees_have_one_depth(chosen: Chosen) -> str | None:
 
 
 def off_is_read(chosen: Chosen) -> str | None:
-    """A request is drafted for no more where its acceptance is looked at."""
+    """Drafting is only switched off for a request if its acceptance is measured."""
     drafter = chosen.config.drafter
     if drafter.off_below == 0 or drafter.by_request == ByRequest.acceptance:
         return None
@@ -130,7 +130,8 @@ def off_is_read(chosen: Chosen) -> str | None:
 
 
 def rows_are_noted(chosen: Chosen) -> str | None:
-    """The rows of a tree must have a confidence, which drawn ones may not be chosen by."""
+    """The rows of a tree must have confidences, and must not be sampled, since sampled rows may not be chosen by
+    these."""
     if chosen.sizes is None:
         return None
     if chosen.tree.noting is None:
@@ -147,7 +148,7 @@ def rows_are_noted(chosen: Chosen) -> str | None:
 
 
 def rule_takes_fewer(chosen: Chosen) -> str | None:
-    """The rule must know which drafts it may accept."""
+    """The rule must support requests that offer fewer than K drafts."""
     rule = chosen.rule
     if rule.takes_fewer_drafts:
         return None
@@ -158,7 +159,7 @@ def rule_takes_fewer(chosen: Chosen) -> str | None:
 
 
 def recorded_rows_are_all_offered(chosen: Chosen) -> str | None:
-    """Kept verify rows are judged again by other rules, which would have been offered the same drafts."""
+    """Recorded verify rows need all drafts offered, since other rules judge them again."""
     config = chosen.config
     if config.record.topk < 1:
         return None
@@ -169,7 +170,7 @@ def recorded_rows_are_all_offered(chosen: Chosen) -> str | None:
 
 
 def _where_fewer_are_offered(check: Check) -> Check:
-    """Make of a check the same one, asked only of runs in which a request may offer fewer than K drafts."""
+    """Return the same check restricted to runs in which a request may offer fewer than K drafts."""
 
     @wraps(check)
     def asked(chosen: Chosen) -> str | None:

@@ -1,4 +1,4 @@
-"""This module says what speaks against the number of processes, in functions like those of `menu.refusals.run`."""
+"""Checks the number of processes, in functions like those of `menu.refusals.run`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from spec_lab.menu.refusals.weights import model_of
 
 
 def as_many_ranks(chosen: Chosen) -> str | None:
-    """There must be a process for each part of the target, and none besides."""
+    """There must be exactly one process for each part of the target."""
     wanted, started = chosen.config.target.tensor_parallel, ranks().size
     if wanted == started or wanted < 1:
         return None
@@ -29,7 +29,7 @@ def as_many_ranks(chosen: Chosen) -> str | None:
 
 
 def ranks_choose_their_device(chosen: Chosen) -> str | None:
-    """Two parts on one GPU have no more room than the whole."""
+    """The processes must not all be given one GPU, which would have no more memory for the parts than for the whole."""
     config = chosen.config
     if config.target.tensor_parallel == 1 or ":" not in config.device:
         return None
@@ -40,7 +40,7 @@ def ranks_choose_their_device(chosen: Chosen) -> str | None:
 
 
 def target_can_be_split(chosen: Chosen) -> str | None:
-    """Every layer must have parts, as its config.json says; one that cannot be read is refused where it is needed."""
+    """Every layer in config.json must be one that can be split. A config.json that cannot be read is refused later."""
     size = chosen.config.target.tensor_parallel
     model = None if size < 2 else model_of(chosen)
     plans = () if model is None else model.layers
@@ -48,7 +48,7 @@ def target_can_be_split(chosen: Chosen) -> str | None:
 
 
 def refuse_split(config: RunConfig, program: str) -> None:
-    """Raise UserError where `program`, which works in one process, is to split its target."""
+    """Raise UserError if `program`, which runs in one process, is asked to split its target."""
     if config.target.tensor_parallel != 1:
         raise UserError(
             f"target.tensor_parallel={config.target.tensor_parallel}: {program} works in one process; "

@@ -1,8 +1,9 @@
-"""This module says what cannot work, found before anything is loaded.
+"""Checks what cannot work, before anything is loaded.
 
-Each check looks at a `Chosen` run and returns None, or one line that names the knob and the remedy. A pair that
-is pointless but harmless passes: `prune=catchup` with a drafter that has no catch-up step is a logged no-op, so that
-sweeps compose. What only a loaded model can tell (shapes, tokenizers, prompt lengths) is refused by its loader.
+Each check takes a `Chosen` run and returns None, or one line that names the knob and the remedy. Its docstring states
+the requirement. A combination that is pointless but harmless passes: `prune=catchup` with a drafter that has no
+catch-up step is a logged no-op, so that sweeps compose. What only a loaded model shows (shapes, tokenizers, prompt
+lengths) is refused by its loader.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ from spec_lab.menu.refusals.ranks import RANK_CHECKS
 from spec_lab.menu.refusals.trees import TREE_CHECKS
 from spec_lab.menu.refusals.weights import WEIGHT_CHECKS
 
-NUM_RESERVED_PAGES = 2  # of core.kv_cache, which imports torch; a test holds the two together
+NUM_RESERVED_PAGES = 2  # as in core.kv_cache, which imports torch; a test checks that they are equal
 MAX_RECORDED_TOPK = 128
 MOST_THREADS_A_CORE = 8
-# Under these, float32 logits overflow when they are divided, and rounding decides which tokens stay. The likeliest
-# token has all of the probability long before.
+# Below these, float32 logits overflow when they are divided, and rounding decides which tokens are kept. At far larger
+# values the likeliest token already has all of the probability.
 LEAST_TEMPERATURE = 1e-6
 LEAST_TOP_P = 1e-6
 DEVICES = ("auto", "cpu", "cuda")
@@ -40,7 +41,7 @@ Check = Callable[[Chosen], str | None]
 
 
 def admit(config: RunConfig) -> Chosen:
-    """Return what a run chose that may start; UserError with the first refusal where it may not."""
+    """Return the choices of a run that may start; UserError with the first refusal if it may not."""
     chosen = choose(config)
     found = problems(chosen)
     if found:
@@ -50,7 +51,7 @@ def admit(config: RunConfig) -> Chosen:
 
 
 def refusals(config: RunConfig) -> list[str]:
-    """Return everything that speaks against the run, a line each; empty when it may start."""
+    """Return all refusals of the run, a line each; empty if it may start."""
     try:
         return problems(choose(config))
     except UserError as error:
@@ -58,7 +59,7 @@ def refusals(config: RunConfig) -> list[str]:
 
 
 def problems(chosen: Chosen) -> list[str]:
-    """Return what the lab's checks, and the chosen rows themselves, say against a run, a line each."""
+    """Return the refusals by the lab's checks and by the chosen options, a line each."""
     config = chosen.config
     own = (refusal(config) for row in chosen.rows for refusal in row.refusals)
     found = [*(check(chosen) for check in CHECKS), *own]
@@ -66,7 +67,7 @@ def problems(chosen: Chosen) -> list[str]:
 
 
 def run_name(chosen: Chosen) -> str | None:
-    """The name of a run can begin that of a folder."""
+    """The name of a run can be the beginning of a folder's name."""
     return refuse_name(chosen.config.name)
 
 
@@ -112,7 +113,7 @@ def truncation_needs_sampling(chosen: Chosen) -> str | None:
 
 
 def threads_have_cores(chosen: Chosen) -> str | None:
-    """A library that is asked for a hundred thousand threads dies without a word."""
+    """There are not far more threads than cores. With a hundred thousand, libraries crash without a message."""
     config = chosen.config
     most = MOST_THREADS_A_CORE * (os.cpu_count() or 1)
     if config.num_threads is None or config.num_threads <= most:
@@ -142,7 +143,7 @@ def cache_holds_a_request(chosen: Chosen) -> str | None:
 
 
 def device_and_dtype(chosen: Chosen) -> str | None:
-    """The device is one that is known, and float16 is asked for on a GPU alone."""
+    """The device is known, and float16 is used only on a GPU."""
     config = chosen.config
     base, _, index = config.device.partition(":")
     if base not in DEVICES or (index and not (base == "cuda" and index.isdecimal())):
@@ -153,7 +154,7 @@ def device_and_dtype(chosen: Chosen) -> str | None:
 
 
 def workload_knobs(chosen: Chosen) -> str | None:
-    """The keys that the workload cannot do without are set, and those that only another one reads are not."""
+    """The keys that the workload requires are set, and those that only other workloads read are not."""
     workload, reads = chosen.config.workload, chosen.workload.reads
     others = chosen.registry.options(WorkloadOption)
     for knob, value in reads.items():
@@ -170,7 +171,7 @@ def workload_knobs(chosen: Chosen) -> str | None:
 
 
 def recorded_rows(chosen: Chosen) -> str | None:
-    """No more tokens of a verify row are kept than a rule looks at."""
+    """No more tokens of a verify row are recorded than a rule can look at."""
     topk = chosen.config.record.topk
     if topk <= MAX_RECORDED_TOPK:
         return None
@@ -178,7 +179,7 @@ def recorded_rows(chosen: Chosen) -> str | None:
 
 
 def workload_categories(chosen: Chosen) -> str | None:
-    """Categories are named once each, and only of a workload that has some."""
+    """Categories are named once each, and only for a workload that has categories."""
     workload = chosen.config.workload
     if workload.categories is None:
         return None
@@ -193,7 +194,7 @@ def workload_categories(chosen: Chosen) -> str | None:
 
 
 def output_keeps_the_law(chosen: Chosen) -> str | None:
-    """Whoever trains on outputs asks that no rule may change them."""
+    """If outputs are recorded for training, the rule must not change their distribution."""
     acceptance = chosen.config.acceptance
     if not acceptance.lossless_only or chosen.rule.keeps_the_law(acceptance):
         return None
@@ -226,11 +227,11 @@ CHECKS: tuple[Check, ...] = (
 
 
 MOST_BYTES = 100
-"""The options and a hash follow in the folder's name, for which file systems have 255."""
+"""The folder's name continues with the options and a hash, and file systems allow 255 bytes."""
 
 
 def refuse_name(name: str) -> str | None:
-    """Say what speaks against `name=...`, in a line; None where nothing does."""
+    """Return why `name=...` is refused, in a line; None if it is accepted."""
     if not name or name != name.strip() or name.startswith((".", "-")) or "/" in name or not name.isprintable():
         return f"name={name!r} is part of a folder's name; use a plain word such as name=run"
     if len(name.encode()) > MOST_BYTES:
@@ -239,12 +240,12 @@ def refuse_name(name: str) -> str | None:
 
 
 def refuse_output_dir(output_dir: str) -> str | None:
-    """Say what speaks against `output_dir=...` before anything is made, in a line; None where nothing does."""
+    """Return why `output_dir=...` is refused, in a line, without making anything; None if it is accepted."""
     if output_dir.startswith(("~", "$")):
         return f"output_dir={output_dir!r} begins with what a shell leaves alone in quotes; write the path in full"
     if not (output_dir.strip() and output_dir.isprintable()):
         return f"output_dir={output_dir!r} is no path that can be read in a line; use one such as output_dir=outputs"
-    with suppress(OSError):  # what else is wrong with a path is said where it is made
+    with suppress(OSError):  # other problems of a path are reported when it is made
         path = Path(output_dir)
         there = next((place for place in (path, *path.parents) if place.exists()), path.parent)
         if not there.is_dir():

@@ -1,4 +1,4 @@
-"""Refuses what cannot be with a tree of drafts. Functions like those of `menu.refusals.run`; imports no torch."""
+"""Checks runs with a tree of drafts. Functions like those of `menu.refusals.run`; imports no torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Check = Callable[[Chosen], str | None]
 
 
 def depth_is_k(chosen: Chosen) -> str | None:
-    """The drafts of a tree's longest path are the K of everything that counts drafts by their position."""
+    """K must be the depth of the tree, since it is used wherever drafts are counted by position."""
     config = chosen.config
     sizes = chosen.sizes
     if sizes is None or config.drafter.num_draft_tokens in (0, sizes.depth):
@@ -58,7 +58,7 @@ def graph_runs_trees(chosen: Chosen) -> str | None:
 
 
 def recorded_rows_are_a_chain(chosen: Chosen) -> str | None:
-    """Verify rows are kept by position, of which a tree has several rows."""
+    """Verify rows cannot be recorded, since they are recorded by position, and a tree has several rows for one."""
     config = chosen.config
     if config.record.topk < 1:
         return None
@@ -66,7 +66,7 @@ def recorded_rows_are_a_chain(chosen: Chosen) -> str | None:
 
 
 def metadata_is_not_moved(chosen: Chosen) -> str | None:
-    """Every level of a tree has metadata of its own, which nothing can leave stale."""
+    """Metadata cannot be stale, since every level of a tree builds its own."""
     config = chosen.config
     if getattr(config.graph, "metadata", None) != DraftMetadata.stale:
         return None
@@ -76,7 +76,7 @@ def metadata_is_not_moved(chosen: Chosen) -> str | None:
 
 
 def _with_a_tree(check: Check) -> Check:
-    """Make of a check the same one, asked only of runs that have a tree."""
+    """Return the same check restricted to runs with a tree."""
 
     @wraps(check)
     def asked(chosen: Chosen) -> str | None:

@@ -1,4 +1,4 @@
-"""Refuses targets whose weights cannot be kept as `target.weight_dtype` asks. Functions like those of
+"""Checks whether the target's weights can be stored as `target.weight_dtype` says. Functions like those of
 `menu.refusals.run`; imports no torch."""
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ REMEDY = "use target.weight_dtype=auto"
 
 
 def model_of(chosen: Chosen) -> ModelConfig | None:
-    """Read the target's config.json; None where that cannot be read, which is refused where it is needed."""
+    """Read the target's config.json; None if it cannot be read, which is refused later."""
     if any(refusal(chosen.config) for refusal in chosen.target.refusals):
         return None
     try:
@@ -27,7 +27,7 @@ def model_of(chosen: Chosen) -> ModelConfig | None:
 
 
 def narrow_layers(chosen: Chosen) -> str | None:
-    """Every layer must have products of narrow weights, as its config.json says."""
+    """Every layer in config.json must be one whose products support 8-bit weights."""
     narrow = chosen.config.target.weight_dtype
     model = model_of(chosen) if narrow != WeightDtype.auto else None
     if model is None:
@@ -41,7 +41,7 @@ def narrow_layers(chosen: Chosen) -> str | None:
 
 
 def bfloat16_in_c(chosen: Chosen) -> str | None:
-    """Other products take weights of their rows' own type."""
+    """bfloat16 weights with float32 rows need the kernels in C, since other products need weights of the rows' type."""
     config = chosen.config
     if config.target.weight_dtype != WeightDtype.bfloat16 or config.kernels == KernelsChoice.native:
         return None
@@ -52,7 +52,7 @@ def bfloat16_in_c(chosen: Chosen) -> str | None:
 
 
 def fp8_in_one_process(chosen: Chosen) -> str | None:
-    """Blocks of a split weight would not be those of the whole."""
+    """fp8 needs one process, since the blocks of a split weight would differ from those of the whole."""
     config = chosen.config
     size = config.target.tensor_parallel
     if config.target.weight_dtype != WeightDtype.fp8 or size == 1:
@@ -61,7 +61,8 @@ def fp8_in_one_process(chosen: Chosen) -> str | None:
 
 
 def fp8_by_our_products(chosen: Chosen) -> str | None:
-    """The library multiplies no 16-bit rows by e4m3: on a GPU a weight would be widened in memory for every round."""
+    """On a GPU fp8 needs our products: the library cannot multiply 16-bit rows by e4m3, and would convert weights every
+    round."""
     config = chosen.config
     if config.target.weight_dtype != WeightDtype.fp8 or not runs_on_cuda(config.device):
         return None

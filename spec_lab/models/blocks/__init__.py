@@ -1,1 +1,1 @@
-"""Drafters of a whole block: bodies, and the heads that join their slots."""
+"""Models of block drafters: bodies, and the heads that turn their slots into drafts."""

@@ -32,7 +32,7 @@ from spec_lab.models.rope import RotaryTable, rotary_table
 
 @dataclass(frozen=True, slots=True)
 class BlockPlace:
-    """Where the blocks of requests begin: behind the L' context rows of each. The pending token is at position L'.
+    """Where each request's block begins: after its L' context rows. The pending token is at position L'.
 
     Attributes:
         lengths: [batch] L', the number of context rows of each request.
@@ -58,8 +58,8 @@ class BlockBody:
         products: Products = PLAIN,
         rotary: RotaryTable | None = None,
     ) -> None:
-        """`embedding` [vocab, hidden_size] is the target's, used where the checkpoint has none; `rotary` is made unless
-        it is given."""
+        """`embedding` [vocab, hidden_size] is the target's, used if the checkpoint has none; `rotary`: None makes a
+        table."""
         body = config.body
         plans, eps = body.layers, body.rms_norm_eps
         self.block_size = config.block_size
@@ -105,17 +105,17 @@ class BlockBody:
         """Run the blocks that begin with `pending` [batch], and return `num_slots` rows of each, from `first_row` on.
 
         Returns:
-            [batch, num_slots, hidden_size], behind the final norm.
+            [batch, num_slots, hidden_size], after the final norm.
         """
         rows = self._forward(pending, place, cache)[:, first_row : first_row + num_slots]
-        # Made contiguous: with one slot a request, the slice would step over the other rows of each block.
+        # With one slot a request, the slice is strided over the other rows of each block, hence contiguous().
         return self._norm(rows.flatten(0, 1).contiguous()).view(*rows.shape[:2], -1)
 
     def _forward(self, pending: torch.Tensor, place: BlockPlace, cache: PagedKVCache) -> torch.Tensor:
-        """Run whole blocks: [batch, block_size, hidden_size] before the final norm.
+        """Run whole blocks, and return their rows [batch, block_size, hidden_size] before the final norm.
 
-        The keys and values of a block are written to the cache behind the context, over those of rejected rows. Later
-        context overwrites them.
+        A block's keys and values are written to the cache after the context, over those of rejected rows. Later context
+        overwrites them.
         """
         num_requests, size = pending.shape[0], self.block_size
         ends, max_length = place.lengths + size, place.max_length + size
@@ -168,9 +168,9 @@ class ContextHeads:
 
 
 def _seen(plan: LayerPlan, config: BlockConfig) -> LayerPlan:
-    """Return the layer's plan with the sliding window that the attention backend has to be given.
+    """Return the layer's plan with the sliding window for the attention backend.
 
-    A window of W lets a block see W rows of context. The rows of a block attend as if all stood at its last row, so
+    With a window of W, a block sees W rows of context. All rows of a block attend from the position of its last row, so
     the backend's window is W + block_size. In a causal layer each row sees W rows and itself: W + 1.
     """
     if plan.window is None:

@@ -20,11 +20,11 @@ from spec_lab.models.rope import RotaryRows
 
 @dataclass(frozen=True, slots=True)
 class BlockConv:
-    """Mixes each row with the rows before it in its block, on the way into a half of a layer and on the way out.
+    """Mixes each row with earlier rows of its block, before and after a half of a layer.
 
     Attributes:
-        base: [2 sides, taps, hidden_size], of which the row's own kernels are an addition.
-        kernels: makes those, [rows, 2 * taps * groups], from what enters the half.
+        base: [2, taps, hidden_size] fixed kernels for before and after, to which each row's own are added.
+        kernels: makes each row's own kernels, [rows, 2 * taps * groups], from the input of the half.
     """
 
     base: torch.Tensor
@@ -33,14 +33,14 @@ class BlockConv:
     group_size: int
 
     def kernels_of(self, rows: torch.Tensor) -> torch.Tensor:
-        """Return the kernels of [rows, hidden_size]: [2, rows, taps, hidden_size]."""
+        """Return the kernels [2, rows, taps, hidden_size] of `rows` [rows, hidden_size]."""
         _, num_taps, hidden_size = self.base.shape
         own = self.kernels(rows).view(rows.shape[0], 2, num_taps, -1, 1)
         wide = own.expand(-1, -1, -1, -1, self.group_size).reshape(rows.shape[0], 2, num_taps, hidden_size)
         return (self.base + wide).transpose(0, 1)
 
     def mixed(self, rows: torch.Tensor, kernel: torch.Tensor) -> torch.Tensor:
-        """Sum the rows [rows, hidden_size] of each block by a kernel [rows, taps, hidden_size]; before a block is 0."""
+        """Convolve the rows [rows, hidden_size] of each block, zero-padded, with kernels [rows, taps, hidden_size]."""
         blocks, weights = rows.view(-1, self.block_size, rows.shape[1]), kernel.unflatten(0, (-1, self.block_size))
         out = blocks * weights[:, :, 0]
         for tap in range(1, kernel.shape[1]):
@@ -51,7 +51,7 @@ class BlockConv:
 
 @dataclass(frozen=True, slots=True)
 class ConvAttention:
-    """The attention of a layer between convolutions, its product with them."""
+    """A layer's attention and output product, between two convolutions."""
 
     attention: Mixer[LayerCache]
     o: Linear
@@ -75,7 +75,7 @@ class ConvAttention:
 
 @dataclass(frozen=True, slots=True)
 class ConvRows:
-    """The MLP of a layer between convolutions."""
+    """A layer's MLP, between two convolutions."""
 
     part: RowsPart
     conv: BlockConv
@@ -86,14 +86,14 @@ class ConvRows:
 
 
 def unchanged(rows: torch.Tensor) -> torch.Tensor:
-    """Stand behind a mixer that has its output product in it."""
+    """Return `rows`. It replaces the output product if the mixer includes that."""
     return rows
 
 
 def with_convolutions(
     layer: LayerParts, sizes: ConvSizes | None, block_size: int, tensors: Mapping[str, torch.Tensor], prefix: str
 ) -> LayerParts:
-    """Put convolutions around both halves of a layer, from the names below `prefix`; none where there are no sizes."""
+    """Put convolutions around both halves of a layer, from the names below `prefix`; do nothing without `sizes`."""
     if sizes is None:
         return layer
 

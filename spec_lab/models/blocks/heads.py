@@ -1,6 +1,7 @@
-"""Heads join the slots of a block: from left to right, each says what a slot drafts behind the token before.
+"""Heads of block drafters: from left to right, a head scores each slot given the token before it.
 
-Without one, every slot stands for itself. Names of tensors are those of the checkpoints (`checkpoints.block_heads`).
+Without a head each slot is drafted independently. Names of tensors are those of the checkpoints
+(`checkpoints.block_heads`).
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ from spec_lab.models.linear import Linear, make_linear
 
 @dataclass(slots=True)
 class BlockRows:
-    """What a body leaves for a head: the slots that hold drafts, first to last.
+    """A body's output for a head: the slots that hold drafts, first to last.
 
     Attributes:
-        hidden: [batch, slots, hidden_size] behind the final norm.
+        hidden: [batch, slots, hidden_size] after the final norm.
         logits: [batch, slots, draft vocabulary].
-        context: [batch, hidden_size] the last context row of each request, as layers read it.
+        context: [batch, hidden_size] the last context row of each request, as the layers read it.
     """
 
     hidden: torch.Tensor
@@ -36,15 +37,15 @@ class BlockRows:
 
 @dataclass(slots=True)
 class SlotWalk:
-    """Where a head stands in the blocks of a batch.
+    """The progress of a head through the blocks of a batch.
 
     Attributes:
         hidden: [batch, slots, hidden_size].
-        scores: [batch, slots, scored], of each slot by itself.
-        state: [rows, width] what a head carries from slot to slot, of a row a request, or of the branches of a tree,
-            request by request; of a head that carries nothing a column that it never reads.
-        ids: [batch, slots, scored] the tokens that are scored; None where they are the draft vocabulary.
-        edges: [batch, slots, ...] what a head makes of all slots at once.
+        scores: [batch, slots, scored] the scores of each slot alone.
+        state: [rows, width] the head's state between slots. There is a row for each request, or for each branch of a
+            tree, ordered by request. A head without a state has a column that it never reads.
+        ids: [batch, slots, scored] the tokens that are scored; None if these are the draft vocabulary.
+        edges: [batch, slots, ...] what a head computes for all slots at once.
     """
 
     hidden: torch.Tensor
@@ -55,37 +56,37 @@ class SlotWalk:
 
 
 class BlockHead(Protocol):
-    """Joins the slots of a block.
+    """Turns the slots of a block into drafts.
 
     Attributes:
-        reads_all_slots: it looks at every slot that can hold a draft, however many are wanted.
+        reads_all_slots: it reads every slot that can hold a draft, even if fewer drafts are wanted.
     """
 
     reads_all_slots: bool
 
     def begin(self, rows: BlockRows) -> SlotWalk:
-        """Stand in front of the first slot."""
+        """Return the walk before the first slot."""
         ...
 
     def scores(self, walk: SlotWalk, previous: torch.Tensor, column: torch.Tensor) -> SlotScores:
-        """Score slot `column` [1], from 0, behind the tokens `previous` [rows], and move on.
+        """Score slot `column` [1], from 0, after the tokens `previous` [rows], and advance the walk.
 
-        The scores are of these rows, or of the requests where a slot drafts the same behind any token.
+        There is a row of scores for each row of `previous`, or for each request if scores do not depend on `previous`.
         """
         ...
 
     def likeliest(self, walk: SlotWalk) -> torch.Tensor | None:
-        """Return the likeliest tokens of all slots, [batch, slots]; None where a slot waits for the one before it."""
+        """Return the likeliest tokens of all slots, [batch, slots]; None if slots depend on the drafts before them."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class HeadParts:
-    """What a head is made of.
+    """What a head is built from.
 
     Attributes:
         embedding: [vocab, hidden_size] the target's.
-        token_map: [draft vocabulary] ids of the target; None where they are the draft ids.
+        token_map: [draft vocabulary] target ids; None if draft ids are target ids.
     """
 
     config: BlockConfig
@@ -102,12 +103,12 @@ class HeadParts:
         return make_linear(self.tensors[f"{name}.weight"], self.tensors.get(f"{name}.bias"))
 
     def scored(self, scores: torch.Tensor) -> SlotScores:
-        """Return scores [batch, draft vocabulary] with the tokens that they are of."""
+        """Return scores [batch, draft vocabulary] together with their token ids."""
         return SlotScores(scores, self.token_map, self.vocab_size)
 
     def candidates(self, logits: torch.Tensor, topk: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the likeliest tokens of logits [batch, slots, draft vocabulary], and their logits: [batch, slots,
-        topk] each."""
+        """Return the likeliest tokens of logits [batch, slots, draft vocabulary] and their logits, each [batch, slots,
+        topk]."""
         values, ids = logits.topk(topk, dim=-1)
         return values, ids if self.token_map is None else self.token_map[ids]
 
@@ -118,30 +119,30 @@ def at_column(values: torch.Tensor, column: torch.Tensor) -> torch.Tensor:
 
 
 def behind(previous: torch.Tensor, values: torch.Tensor, column: torch.Tensor) -> torch.Tensor:
-    """Pick slot `column` [1] of [batch, slots, ...] for each of the rows `previous` [rows], as many a request."""
+    """Pick slot `column` [1] of [batch, slots, ...], repeated to one entry for each row of `previous` [rows]."""
     picked = values.index_select(1, column)
     return picked.expand(-1, previous.shape[0] // values.shape[0], *picked.shape[2:]).flatten(0, 1)
 
 
 def nothing_carried(hidden: torch.Tensor) -> torch.Tensor:
-    """Return the state [batch, 1] of a head without one, beside hidden rows [batch, slots, hidden_size]."""
+    """Return a placeholder state [batch, 1] for a head without one; `hidden` is [batch, slots, hidden_size]."""
     return hidden[:, 0, :1]
 
 
 class JoinedSlots:
-    """What heads share whose slots wait for one another."""
+    """The common part of heads whose slots depend on the drafts before them."""
 
     def likeliest(self, walk: SlotWalk) -> torch.Tensor | None:
         return None
 
 
 class IndependentSlots:
-    """drafter.head=none: a slot drafts the same behind any token."""
+    """drafter.head=none: a slot's draft does not depend on the token before it."""
 
     reads_all_slots = False
 
     def __init__(self, scored: Callable[[torch.Tensor], SlotScores]) -> None:
-        """`scored` names the tokens of logits [batch, draft vocabulary]."""
+        """`scored`: adds the token ids to logits [batch, draft vocabulary]."""
         self._scored = scored
 
     def begin(self, rows: BlockRows) -> SlotWalk:
@@ -155,7 +156,7 @@ class IndependentSlots:
 
 
 class MarkovHead(JoinedSlots):
-    """drafter.head=markov: the token before adds a bias of low rank (DSpark)."""
+    """drafter.head=markov: the previous token adds a low-rank bias to the logits (DSpark)."""
 
     reads_all_slots = False
 
@@ -214,7 +215,7 @@ class GruHead(JoinedSlots):
         return self._parts.scored(behind(previous, walk.scores, column) + torch.where(column > 0, correction, 0.0))
 
     def _moved(self, token: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
-        """Do a step of `torch.nn.GRU`, without biases."""
+        """Run a step of `torch.nn.GRU`, without biases."""
         reset, update, new = self._of_input(token).chunk(3, dim=-1)
         reset_of_state, update_of_state, new_of_state = self._of_state(state).chunk(3, dim=-1)
         new = torch.tanh(new + torch.sigmoid(reset + reset_of_state) * new_of_state)
@@ -222,7 +223,7 @@ class GruHead(JoinedSlots):
 
 
 class SelectorHead(JoinedSlots):
-    """drafter.head=selector: the likeliest tokens of a slot are scored by how well each follows the token before
+    """drafter.head=selector: scores the likeliest tokens of a slot by how well each follows the previous token
     (DFlash2)."""
 
     reads_all_slots = False
@@ -237,7 +238,7 @@ class SelectorHead(JoinedSlots):
     def begin(self, rows: BlockRows) -> SlotWalk:
         scores, ids = self._parts.candidates(rows.logits, self._topk)
         successors = rows_at(self._behind, ids.flatten()).view(*ids.shape, -1)
-        # The score of a pair is a product of three: what follows, the hidden row, and what came before.
+        # A pair's score is a product of three vectors: of the candidate, the hidden row, and the previous token.
         projected = self._project(rows.hidden.flatten(0, 1)).view(*ids.shape[:2], 1, -1)
         return SlotWalk(rows.hidden, scores, nothing_carried(rows.hidden), ids, successors * projected)
 

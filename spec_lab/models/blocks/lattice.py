@@ -1,6 +1,6 @@
-"""drafter.head=lattice: a transformer over the likeliest tokens of all slots scores every pair of neighbours.
+"""drafter.head=lattice: a transformer over the candidates of all slots scores each pair in adjacent slots.
 
-LiLiCorr (NVIDIA, arXiv 2608.20530), as SGLang 0.5.23 runs it.
+This is LiLiCorr (NVIDIA, arXiv 2608.20530), as in SGLang 0.5.23.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class SiluMLP:
 
 @dataclass(frozen=True, slots=True)
 class LatticeLayer:
-    """A pre-norm layer, whose rows all see one another."""
+    """A pre-norm transformer layer without a mask."""
 
     norm: RowsPart
     heads: Linear
@@ -42,7 +42,7 @@ class LatticeLayer:
     num_heads: int
 
     def __call__(self, stream: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-        """Turn [batch, rows, size] into the same; `bias` [heads, rows, rows] is added to the scores of pairs."""
+        """Run the layer on [batch, rows, size]; `bias` [heads, rows, rows] is added to the attention scores."""
         shape = stream.shape
         heads = self.heads(self.norm(stream).flatten(0, 1)).view(*shape[:2], 3, self.num_heads, -1)
         queries, keys, values = heads.permute(2, 0, 3, 1, 4).unbind(0)
@@ -52,7 +52,7 @@ class LatticeLayer:
 
 
 class LatticeHead(JoinedSlots):
-    """Scores the candidates of a slot by the one that was taken in the slot before."""
+    """Scores the candidates of a slot given the candidate that was taken in the slot before."""
 
     reads_all_slots = True
 
@@ -83,14 +83,14 @@ class LatticeHead(JoinedSlots):
 
     def scores(self, walk: SlotWalk, previous: torch.Tensor, column: torch.Tensor) -> SlotScores:
         assert walk.ids is not None and walk.edges is not None
-        # The pending token is no candidate of any slot: the first slot's edges are the same from wherever one comes.
+        # The pending token is not a candidate of a slot, so the first slot's edges are the same for every predecessor.
         taken = behind(previous, walk.ids, (column - 1).clamp(min=0)) == previous.unsqueeze(1)
         edges = behind(previous, walk.edges, column)
         place = taken.int().argmax(dim=1).view(-1, 1, 1).expand(-1, 1, edges.shape[2])
         return SlotScores(edges.gather(1, place).squeeze(1), behind(previous, walk.ids, column), self._parts.vocab_size)
 
     def _edges(self, rows: BlockRows, log_probs: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-        """Score each candidate behind each one of the slot before: [batch, slots, topk before, topk]."""
+        """Score each candidate after each candidate of the slot before: [batch, slots, topk before, topk]."""
         lattice = self._lattice(rows.hidden, log_probs, ids)
         anchor = self._anchor_norm(self._context(rows.context))
         beside = anchor.view(-1, 1, 1, anchor.shape[1]).expand_as(lattice)
@@ -102,7 +102,7 @@ class LatticeHead(JoinedSlots):
         return self._sizes.logit_scale * torch.matmul(before, entering.transpose(-1, -2)).float()
 
     def _lattice(self, hidden: torch.Tensor, log_probs: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-        """Run the transformer: [batch, slots, topk, size]."""
+        """Run the transformer, and return its output [batch, slots, topk, size]."""
         tensors, shape = self._tensors, ids.shape
         tokens = rows_at(self._parts.embedding, ids.flatten())
         stream = (tokens if self._token is None else self._token(tokens)).view(*shape, -1)
@@ -121,7 +121,7 @@ class LatticeHead(JoinedSlots):
         return self._out_norm(stream).view(*shape, -1)
 
     def _pair_bias(self, num_slots: int) -> torch.Tensor:
-        """Make what is added to the attention of candidates, by the distance of their slots: [heads, rows, rows]."""
+        """Make the attention bias [heads, rows, rows] of candidates, which depends on the distance of their slots."""
         by_distance = self._tensors["relative_slot_bias"]
         slots = torch.arange(num_slots, device=by_distance.device).repeat_interleave(self._sizes.topk)
         distance = slots.unsqueeze(1) - slots
@@ -132,7 +132,7 @@ class LatticeHead(JoinedSlots):
         return F.normalize(vectors, dim=-1, eps=self._sizes.vector_eps)
 
     def _of_rows(self, part: RowsPart | Linear, values: torch.Tensor) -> torch.Tensor:
-        """Apply what takes rows to the last dimension of `values`."""
+        """Apply `part`, which takes a matrix of rows, to the last dimension of `values`."""
         return part(values.reshape(-1, values.shape[-1])).unflatten(0, values.shape[:-1])
 
     def _mlp(self, name: str) -> SiluMLP:

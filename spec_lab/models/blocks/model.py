@@ -1,4 +1,4 @@
-"""A block drafter's model: a body, the reading of its slots, and a head."""
+"""A block drafter's model: a body, the choice of rows that are slots, and a head."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def build_head(parts: HeadParts) -> BlockHead:
 
 
 def build_confidence(parts: HeadParts) -> ConfidenceHead | None:
-    """Make the confidence head, where there is one."""
+    """Make the confidence head, if there is one."""
     config = parts.config
     if not config.confidence_reads:
         return None
@@ -54,7 +54,7 @@ def build_confidence(parts: HeadParts) -> ConfidenceHead | None:
 
 
 def drafted_rows(target_head: torch.Tensor, token_map: torch.Tensor | None) -> torch.Tensor:
-    """Return the rows of the target's head [vocab, hidden_size] of the tokens that can be drafted; None is all."""
+    """Return the rows of the target's head [vocab, hidden_size] for the tokens in `token_map`; None for all."""
     return target_head if token_map is None else target_head[token_map]
 
 
@@ -63,8 +63,8 @@ class BlockModel:
 
     Attributes:
         body: writes context, and runs blocks.
-        head: joins the slots.
-        confidence: says how sure the drafter is of a slot; None where the checkpoint has no such head.
+        head: turns the slots into drafts.
+        confidence: estimates whether a slot's draft will be accepted; None if the checkpoint has no such head.
     """
 
     def __init__(
@@ -77,8 +77,8 @@ class BlockModel:
         max_positions: int,
         products: Products = PLAIN,
     ) -> None:
-        """`embedding` and `target_head` [vocab, hidden_size] are the target's, used where the checkpoint has none; with
-        a draft vocabulary the rows of its tokens are."""
+        """`embedding` and `target_head` [vocab, hidden_size] are the target's, used if the checkpoint has none. With a
+        draft vocabulary only the head's rows of its tokens are used."""
         self.config = config
         self.body = BlockBody(config, tensors, embedding, backend, max_positions, products)
         token_map = draft_to_target_ids(tensors.get("d2t"))
@@ -92,8 +92,10 @@ class BlockModel:
     def run(
         self, pending: torch.Tensor, context: torch.Tensor, place: BlockPlace, cache: PagedKVCache, num_drafts: int
     ) -> BlockRows:
-        """Run the blocks that begin with `pending` [batch], whose last context rows are `context` [batch,
-        hidden_size]: what their head begins with."""
+        """Run the blocks that begin with `pending` [batch], and return the input of their head.
+
+        `context` [batch, hidden_size] is the last context row of each request.
+        """
         reading = self.config.slots
         num_slots = reading.most_drafts if self.head.reads_all_slots else num_drafts
         hidden = self.body.slots(pending, place, cache, reading.first_row, num_slots)

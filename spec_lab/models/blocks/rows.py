@@ -1,4 +1,4 @@
-"""The rows of a block see its whole context and one another, whatever their order."""
+"""The row selection of a block, whose rows see the whole context and one another."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from spec_lab.core.types import AttentionMetadata
 
 @dataclass(frozen=True, slots=True)
 class WholeBlock:
-    """A `RowSelection` under which every row of a block sees the same keys, so that they attend as one row.
+    """A `RowSelection` in which all rows of a block see the same keys and attend as one row.
 
-    Rows that see the same keys differ in nothing but their queries, as the heads of one row do. So the rows of a block
-    become more query heads of a single row: no mask is needed, and every attention backend serves.
+    Rows that see the same keys differ only in their queries, like the heads of one row. So the rows of a block become
+    additional query heads of a single row. No mask is needed, and any attention backend will do.
 
     Attributes:
-        attention: metadata of one query a request, behind the block's last row.
-        num_kv_heads: of the layer; the query heads of a KV head stand together.
+        attention: metadata of one query for each request, at the block's last row.
+        num_kv_heads: of the layer; the query heads that share a KV head are adjacent.
     """
 
     attention: AttentionMetadata

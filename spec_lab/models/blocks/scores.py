@@ -1,4 +1,4 @@
-"""What a slot of a block drafts, as whoever picks tokens reads it."""
+"""The scores of a block's slot, as a draft head for pickers."""
 
 from __future__ import annotations
 
@@ -11,14 +11,12 @@ from spec_lab.models.scored_tokens import ScoredTokens, top_probability
 
 @dataclass(frozen=True, slots=True)
 class SlotScores:
-    """A `DraftHead` and `BranchHead` of a slot that has been scored, so that what it is read from
-    says nothing more.
+    """A `DraftHead` and `BranchHead` of a slot whose scores are already computed, so its methods ignore `hidden`.
 
     Attributes:
-        scores: [rows, scored] logits of the slot's law, whatever a head has added: a row a request, or a row for each
-            branch of a tree.
-        ids: [scored] or [rows, scored] tokens that are scored, in target ids; None where they are the whole
-            vocabulary.
+        scores: [rows, scored] the slot's logits, with what a head has added. There is a row for each request, or for
+            each branch of a tree.
+        ids: [scored] or [rows, scored] the tokens that are scored, in target ids; None for the whole vocabulary.
     """
 
     scores: torch.Tensor
@@ -38,7 +36,7 @@ class SlotScores:
         return ScoredTokens(self.scores, self.ids)
 
     def target_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return logits [rows, vocab], -inf where a token is not scored."""
+        """Return logits [rows, vocab], -inf for tokens that are not scored."""
         if self.ids is None:
             return self.scores
         logits = self.scores.new_full((self.scores.shape[0], self.vocab_size), float("-inf"))

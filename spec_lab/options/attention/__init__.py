@@ -1,1 +1,1 @@
-"""The attention backends, a file each: makers and row."""
+"""The attention backends, one file each, with functions that make them and their registry entry (row)."""

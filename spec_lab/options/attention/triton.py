@@ -23,7 +23,7 @@ def triton_attention(context: BackendContext) -> AttentionBackend:
 
 
 def _library(context: BackendContext) -> AttendPiece | None:
-    """Choose what attends in long prompts: cuDNN's kernel is for 16 bits."""
+    """Return the library attention for long prompts: cuDNN's kernel, which needs 16-bit types, or None."""
     import torch
 
     from spec_lab.attention.long_prompts import attend_by_cudnn

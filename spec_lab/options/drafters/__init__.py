@@ -1,1 +1,1 @@
-"""The drafters, a file each: keys, refusals, loaders and row."""
+"""The drafters, one file each, with their keys, refusals, loaders and registry entry (row)."""

@@ -1,4 +1,4 @@
-"""Lists for each drafter the choices its checkpoint leaves open and the ways to make them."""
+"""Lists the choices that each drafter's checkpoint leaves open, with their alternatives."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ MtpFactory = Callable[[MtpConfig, Sequence[Tensors]], DrafterFactory]
 
 
 class Eagle3Factory(Protocol):
-    """Makes drafters around a head, whose window is the run's unless another is given."""
+    """Makes drafters with a head; the window is the run's unless another is given."""
 
     def __call__(self, head: Eagle3Config, tensors: Tensors, window: int | None = ...) -> DrafterFactory: ...
 
 
 class AssistantFactory(Protocol):
-    """Makes drafters around an assistant, whose queries stand where the run has them unless told otherwise."""
+    """Makes drafters with an assistant; the position of its queries is the run's unless another is given."""
 
     def __call__(self, assistant: AssistantConfig, tensors: Tensors, position: Any = ...) -> DrafterFactory: ...
 
 
 USUAL_THETA = 10000.0
-# Of grouped-query attention, and of latent attention.
+# The products that read the layer's input, in grouped-query attention and in latent attention.
 ATTENTION_INPUTS = tuple(
     f"midlayer.self_attn.{name}.weight" for name in ("q_proj", "k_proj", "v_proj", "q_a_proj", "kv_a_proj_with_mqa")
 )
@@ -45,7 +45,7 @@ ATTENTION_INPUTS = tuple(
 def eagle3_aspects(
     head: Eagle3Config, tensors: Tensors, window: int | None, num_layers: int, factory: Eagle3Factory
 ) -> list[Aspect]:
-    """List what an EAGLE-3 head can be read in other ways by: its taps, orders, norms, window, token map and rope."""
+    """List the choices in reading an EAGLE-3 head: its taps, orders, norms, window, token map and rope."""
     swapped = _swap_halves(tensors, [name for name in ATTENTION_INPUTS if name in tensors])
     order = Reading("hidden before embedding", partial(factory, head, swapped))
     aspects = [
@@ -68,7 +68,8 @@ def eagle3_aspects(
 
 
 def _theta_aspect(head: Eagle3Config, tensors: Tensors, factory: Eagle3Factory) -> Aspect:
-    """Compare with theta 10000, with which TorchSpec trained heads with latent attention whatever their config said."""
+    """Compare with theta 10000, which TorchSpec used to train heads with latent attention regardless of their
+    config."""
     plan = head.layer.only_layer
     readings = []
     if plan.rope.theta != USUAL_THETA:
@@ -101,7 +102,7 @@ def _eagle3_norm_aspect(head: Eagle3Config, tensors: Tensors, factory: Eagle3Fac
 def frozen_kv_aspects(
     assistant: AssistantConfig, tensors: Tensors, position: str, others: Sequence[str], factory: AssistantFactory
 ) -> list[Aspect]:
-    """List what an assistant can be read in other ways by: its inputs, the position of its queries, and its sources."""
+    """List the choices in reading an assistant: its inputs, the position of its queries, and its KV sources."""
     sources = tuple(layer.kv_source for layer in assistant.layers)
     swapped = _swap_halves(tensors, ("pre_projection.weight",))
     return [
@@ -127,7 +128,7 @@ def frozen_kv_aspects(
 
 
 def mtp_aspects(mtp: MtpConfig, modules: Sequence[Tensors], factory: MtpFactory) -> list[Aspect]:
-    """List what every MTP module can be read in other ways by."""
+    """List the choices in reading any MTP module."""
     swapped = [_swap_halves(tensors, (PROJECTION,)) for tensors in modules]
     target_hidden = replace(mtp, target_hidden=_other_side(mtp.target_hidden))
     recycled_hidden = replace(mtp, recycled_hidden=_other_side(mtp.recycled_hidden))
@@ -153,7 +154,7 @@ def mtp_aspects(mtp: MtpConfig, modules: Sequence[Tensors], factory: MtpFactory)
 
 
 def order_aspect(mtp: MtpConfig, modules: Sequence[Tensors], factory: MtpFactory) -> Aspect:
-    """Return the orders in which modules can stand."""
+    """Return the choice of the modules' order."""
     orders = {f"modules {_listed([index + 1 for index in other])}": other for other in _other_orders(len(modules))}
     return Aspect(
         "module order",
@@ -163,13 +164,13 @@ def order_aspect(mtp: MtpConfig, modules: Sequence[Tensors], factory: MtpFactory
 
 
 def _other_taps(taps: tuple[int, int, int], num_layers: int) -> dict[str, tuple[int, int, int]]:
-    """Return the ids one layer later (they name outputs), one earlier (they were inputs before one was added), the
-    default."""
+    """Return other taps: one layer later (if the ids name outputs), one earlier (if 1 was added to ids of inputs), and
+    the default."""
     candidates: dict[str, tuple[int, ...]] = {
         "one later, as outputs": tuple(tap + 1 for tap in taps),
         "one earlier": tuple(tap - 1 for tap in taps),
     }
-    with suppress(UserError):  # too shallow a target has no default
+    with suppress(UserError):  # a target with too few layers has no default
         candidates["the default"] = default_tap_layer_inputs(num_layers)
     found: dict[str, tuple[int, int, int]] = {}
     for name, (low, middle, high) in candidates.items():
@@ -180,8 +181,8 @@ def _other_taps(taps: tuple[int, int, int], num_layers: int) -> dict[str, tuple[
 
 
 def _other_orders(num_modules: int) -> list[tuple[int, ...]]:
-    """Return other orders: two neighbours exchanged, all one place on or back, and in reverse; of up to three modules,
-    every order."""
+    """Return other orders: two neighbours exchanged, all shifted by one place either way, and reversed; for up to three
+    modules, all orders."""
     stored = tuple(range(num_modules))
     exchanged = [(*stored[:low], low + 1, low, *stored[low + 2 :]) for low in range(num_modules - 1)]
     candidates = [*exchanged, (*stored[1:], *stored[:1]), (*stored[-1:], *stored[:-1]), stored[::-1]]
@@ -189,7 +190,7 @@ def _other_orders(num_modules: int) -> list[tuple[int, ...]]:
 
 
 def _other_maps(d2t: torch.Tensor, vocab_size: int) -> dict[str, torch.Tensor]:
-    """Return offsets whose target ids are the neighbours, or what d2t itself names."""
+    """Return other token maps: offsets to neighbouring target ids, and `d2t` read as target ids rather than offsets."""
     draft_ids = torch.arange(len(d2t), device=d2t.device)
     maps = {f"every id {shift:+d}": (draft_ids + d2t + shift) % vocab_size - draft_ids for shift in (-1, 1)}
     if int(d2t.min()) >= 0 and int(d2t.max()) < vocab_size:
@@ -198,8 +199,8 @@ def _other_maps(d2t: torch.Tensor, vocab_size: int) -> dict[str, torch.Tensor]:
 
 
 def other_sources(assistant: AssistantConfig) -> list[tuple[int, ...]]:
-    """Return the nearest layers like them, before and behind, for all layers of the head or for those of one kind; the
-    last of the kind (what engines take); and the same ones in reverse."""
+    """Return other source layers: the nearest earlier and later layers of the same kind, for all layers of the head or
+    for those of one kind; the last layers of the kind, as in engines; and the same layers in reverse."""
     sources = tuple(layer.kv_source for layer in assistant.layers)
     layers = assistant.target.layers
     last = {layer.is_sliding: index for index, layer in enumerate(layers) if layer.owns_kv}
@@ -219,7 +220,7 @@ def other_sources(assistant: AssistantConfig) -> list[tuple[int, ...]]:
 
 
 def _beside(layers: Sequence[TargetLayerKV], source: int, step: int) -> int:
-    """Return the nearest layer in one direction whose KV is like that of `source`; -1 where there is none."""
+    """Return the nearest layer in one direction whose KV has the same form as that of `source`; -1 if there is none."""
     index = source + step
     while 0 <= index < len(layers):
         if layers[index] == layers[source]:

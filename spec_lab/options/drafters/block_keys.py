@@ -1,6 +1,6 @@
 """The keys of drafter=dflash, and the presets of its parts: dspark, domino, dflash2, lilicorr.
 
-A block drafter is a body, a reading of its slots, and a head. A preset is a choice of parts, and nothing else.
+A block drafter consists of a body, a reading of its slots, and a head. A preset is only a choice of these parts.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ BLOCK_SIZE = 8
 
 
 class Head(Choice):
-    """The heads that join the slots of a block."""
+    """The heads that relate the slots of a block."""
 
     none = "none", "each slot stands for itself"
     markov = "markov", "a bias from the token before, as DSpark"
@@ -102,11 +102,11 @@ READ_WITH: Mapping[str, tuple[Head, ...]] = {
     "head_rank": (Head.markov, Head.gru, Head.selector, Head.lattice),
     "head_topk": (Head.selector, Head.lattice),
 }
-"""Keys that say how a head is made, with the heads that have such a part."""
+"""Keys of a head's parts, with the heads that have this part."""
 
 
 def head_has_part(options: Any) -> str | None:
-    """Refuse a key of a head's part that the head chosen has not, in a run and in a training."""
+    """Refuse a key for a part that the chosen head does not have, in runs and trainings."""
     usual = {field.name: default_of(field) for field in dataclasses.fields(options)}
     for name, heads in READ_WITH.items():
         value = getattr(options, name)
@@ -119,7 +119,7 @@ def head_has_part(options: Any) -> str | None:
 
 
 def fewer_drafts(config: RunConfig, most: int) -> str:
-    """Say how a run drafts `most` tokens, whose blocks have no room for more."""
+    """Return the remedy, for a run whose blocks hold `most` drafts: how to draft that many."""
     return f"drafter.num_draft_tokens={most}" if config.tree.name == TreeConfig.name else f"a tree of depth {most}"
 
 

@@ -41,7 +41,7 @@ PassMaker = Callable[[DrafterResources], BlockPass]
 
 
 def load_chain(chosen: Chosen, options: BlockDrafterConfig, build: DrafterBuild) -> DrafterFactory:
-    """Load a drafter of chains; of how sure it is its own head notes where there is one."""
+    """Load a drafter of chains. Its confidences are those of its confidence head, if it has one."""
     model, make_pass = load_pass(chosen, options, build)
     own_head = model.confidence if options.confidence else None
 
@@ -62,7 +62,7 @@ def load_tree(chosen: Chosen, options: BlockDrafterConfig, build: DrafterBuild) 
 
 
 def tree_factory(chosen: Chosen, build: DrafterBuild, make_pass: PassMaker, num_scored: int) -> DrafterFactory:
-    """Make drafters of trees around a pass, whose head scores so many tokens of a slot."""
+    """Make drafters of trees from a pass whose head scores `num_scored` tokens for each slot."""
     shape = build_tree_shape(chosen, build)
     refuse_few_tokens(shape.topk, num_scored)
 
@@ -75,7 +75,7 @@ def tree_factory(chosen: Chosen, build: DrafterBuild, make_pass: PassMaker, num_
 
 
 def load_pass(chosen: Chosen, options: BlockDrafterConfig, build: DrafterBuild) -> tuple[BlockModel, PassMaker]:
-    """Read a model, or make one of random weights, and what makes a pass an engine around it."""
+    """Read a model, or make one with random weights; also return a function that makes its pass for each engine."""
     config, tensors = read_block(chosen, options, build)
     model = build.beside_target(BlockModel, config, tensors)
     features = FeatureSpec(layer_inputs=tuple(tap.layer_input for tap in config.taps))
@@ -99,7 +99,7 @@ def load_pass(chosen: Chosen, options: BlockDrafterConfig, build: DrafterBuild) 
 def read_block(
     chosen: Chosen, options: BlockDrafterConfig, build: DrafterBuild
 ) -> tuple[BlockConfig, dict[str, torch.Tensor]]:
-    """Read the config and the tensors; UserError where they do not belong to the target."""
+    """Read the config and the tensors; UserError if they do not belong to the target."""
     target = build.target.config
     if options.weights == Weights.random:
         config, tensors = random_block(target, _parts(options), build.dtype, build.device, chosen.config.seed + 1)
@@ -114,9 +114,9 @@ def read_block(
 
 
 def refuse_other_parts(config: BlockConfig, options: BlockDrafterConfig, source: str, run: RunConfig) -> None:
-    """The parts that a run names are those of its checkpoint: another reading costs acceptance, and raises no error.
+    """Refuse parts that are not the checkpoint's, which would lower acceptance without an error.
 
-    A head alone can be left out.
+    Only the head may be left out.
     """
     has: dict[str, str | bool] = {
         "head": config.head.kind.value,
@@ -126,7 +126,7 @@ def refuse_other_parts(config: BlockConfig, options: BlockDrafterConfig, source:
     if options.confidence:
         served = without_head(config, {})[0] if options.head == Head.none else config
         has["confidence"] = served.confidence_reads > 0
-    if options.markov_form != Form.vanilla:  # the form of a head is the checkpoint's where nobody names one
+    if options.markov_form != Form.vanilla:  # if no form is named, it is the checkpoint's
         has["markov_form"] = getattr(config.head, "form", MarkovForm.vanilla).value
     if options.head == Head.none:
         del has["head"]
@@ -146,7 +146,7 @@ def refuse_other_parts(config: BlockConfig, options: BlockDrafterConfig, source:
 
 
 def _parts(options: BlockDrafterConfig) -> BlockParts:
-    """Return what random weights are made for."""
+    """Return the parts for which random weights are made."""
     parts = BlockParts(
         head=HeadKind(options.head.value),
         slots=Slots(options.slots.value),
@@ -160,7 +160,7 @@ def _parts(options: BlockDrafterConfig) -> BlockParts:
 
 
 def _with_window(config: BlockConfig, window: int | None) -> BlockConfig:
-    """Let a block see no more than the newest `window` rows of context."""
+    """Limit a block's attention to the newest `window` rows of context."""
     if window is None:
         return config
     layers = tuple(replace(plan, window=min(window, plan.window or window)) for plan in config.body.layers)

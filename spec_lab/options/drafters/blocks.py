@@ -1,4 +1,4 @@
-"""drafter=dflash, and the presets of its parts (`block_keys`): what they refuse, and their rows."""
+"""drafter=dflash and the presets of its parts (`block_keys`): their refusals and registry entries (rows)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ OF_RANDOM_WEIGHTS = ("block_size", "num_layers", "head_rank", "head_topk")
 
 
 def weights_or_random(config: RunConfig) -> str | None:
-    """A checkpoint says its own sizes, and random weights lie nowhere."""
+    """Sizes are only set for random weights, and a path only for a checkpoint, which has its own sizes."""
     options: Any = config.drafter
     if options.weights == Weights.random:
         return path_beside_random_weights(options)
@@ -41,7 +41,7 @@ def weights_or_random(config: RunConfig) -> str | None:
 
 
 def steps_are_replayed(config: RunConfig) -> str | None:
-    """Nothing but picks is left behind the pass, so no step has metadata that the host could rebuild."""
+    """graph=step_replay is refused: one pass makes all drafts, so there is no draft step to replay."""
     if config.graph.name != "step_replay":
         return None
     return (
@@ -51,7 +51,8 @@ def steps_are_replayed(config: RunConfig) -> str | None:
 
 
 def accepted_rows_are_counted(config: RunConfig) -> str | None:
-    """How many rows were accepted is not known to a host that replays the step which writes them."""
+    """Pruning the catch-up step needs graph=eager: in other modes the host does not read the number of accepted
+    rows."""
     if config.prune.catchup == "none" or config.graph.name == "eager":
         return None
     return (
@@ -61,7 +62,7 @@ def accepted_rows_are_counted(config: RunConfig) -> str | None:
 
 
 def block_has_room(config: RunConfig) -> str | None:
-    """A block of random weights holds as many drafts as its rows; of a checkpoint, its config.json says how many."""
+    """A block has room for the drafts: as many as its rows with random weights, else what config.json says."""
     options: Any = config.drafter
     if options.weights != Weights.random:
         return None
@@ -76,12 +77,12 @@ def block_has_room(config: RunConfig) -> str | None:
 
 
 def parts_are_read(config: RunConfig) -> str | None:
-    """A key of a part that the head has not says nothing."""
+    """Keys of parts that the head does not have are not set."""
     return head_has_part(config.drafter)
 
 
 def rows_written(config: RunConfig) -> int:
-    """Count the rows that a round writes behind L: verify's, and a block behind the last of them."""
+    """Return the number of rows that a round writes after position L: verify's, and a block after the last of them."""
     options: Any = config.drafter
     size = options.block_size or BLOCK_SIZE
     if options.weights != Weights.random:
@@ -93,7 +94,7 @@ def rows_written(config: RunConfig) -> int:
 
 
 def load(chosen: Chosen, options: BlockDrafterConfig, build: DrafterBuild) -> DrafterFactory:
-    """Read the drafter, or make one of random weights; the factory then makes one an engine around it."""
+    """Read the weights or make random ones; the factory then makes a drafter with them for each engine."""
     from spec_lab.options.drafters.block_loading import load_chain
 
     return load_chain(chosen, options, build)

@@ -1,4 +1,4 @@
-"""drafter=draft_model: its keys, what it refuses, and its loaders."""
+"""drafter=draft_model: its keys, refusals and loaders."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class DraftModelDrafterConfig(TrainedDrafterConfig):
 
 
 def load(chosen: Chosen, options: DraftModelDrafterConfig, build: DrafterBuild) -> DrafterFactory:
-    """Read any checkpoint that could be a target; UserError when its vocabulary is not the target's."""
+    """Load any checkpoint that could be a target; UserError if its vocabulary differs from the target's."""
     from spec_lab.drafters.draft_model import DraftModelDrafter
     from spec_lab.wiring.drafting import make_picker
 
@@ -70,7 +70,7 @@ def load_tree(chosen: Chosen, options: DraftModelDrafterConfig, build: DrafterBu
 def _load(
     chosen: Chosen, options: DraftModelDrafterConfig, build: DrafterBuild
 ) -> tuple[Decoder, Callable[[DrafterResources], PagedKVCache]]:
-    """Read the model, and what makes its cache in an engine."""
+    """Read the model; also return a function that makes its cache for each engine."""
     from spec_lab.checkpoints.families.table import read_model_config
     from spec_lab.models.target_loader import WeightSource, load_target
     from spec_lab.wiring.caches import build_cache
@@ -100,7 +100,7 @@ def _load(
 
 
 def _refuse_few_positions(model_config: ModelConfig, folder: Path, max_seq_len: int) -> None:
-    """Positions past its own would give junk drafts without a word."""
+    """Refuse a model with too few positions, which would silently give useless drafts."""
     num_positions = min(model_config.max_position_embeddings, model_config.max_dense_positions or max_seq_len)
     if max_seq_len > num_positions:
         raise UserError(

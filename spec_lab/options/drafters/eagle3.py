@@ -1,4 +1,4 @@
-"""drafter=eagle3: its keys, what it refuses, and its loaders."""
+"""drafter=eagle3: its keys, refusals and loaders."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Eagle3DrafterConfig(TrainedDrafterConfig):
 
 
 def window_shows_a_row(config: RunConfig) -> str | None:
-    """A row sees itself at least."""
+    """The window includes at least the row itself."""
     options: Any = config.drafter
     if options.window is None or options.window >= 1:
         return None
@@ -53,7 +53,8 @@ def window_shows_a_row(config: RunConfig) -> str | None:
 
 
 def weights_or_random(config: RunConfig) -> str | None:
-    """A checkpoint says itself how many tokens it drafts, and random weights lie nowhere."""
+    """The draft vocabulary size is only set for random weights, and a path only for a checkpoint, which has its own
+    size."""
     options: Any = config.drafter
     if options.weights == Weights.checkpoint:
         if options.draft_vocab_size is None:
@@ -64,7 +65,7 @@ def weights_or_random(config: RunConfig) -> str | None:
 
 
 def load(chosen: Chosen, options: Eagle3DrafterConfig, build: DrafterBuild) -> DrafterFactory:
-    """Read the head, or make one of random weights; the factory then makes one drafter an engine around it."""
+    """Read the head, or make one with random weights; the factory then makes a drafter with it for each engine."""
     head_config, tensors = read_eagle3(chosen, options, build)
     return eagle3_factory(chosen, options, build, head_config, tensors)
 
@@ -98,7 +99,7 @@ def load_tree(chosen: Chosen, options: Eagle3DrafterConfig, build: DrafterBuild)
 def read_eagle3(
     chosen: Chosen, options: Eagle3DrafterConfig, build: DrafterBuild
 ) -> tuple[Eagle3Config, dict[str, torch.Tensor]]:
-    """Read the head's config and tensors; UserError where it does not belong to the target."""
+    """Read the head's config and tensors; UserError if it does not belong to the target."""
     from spec_lab.checkpoints.eagle3_checkpoint import load_eagle3
     from spec_lab.checkpoints.random_weights import random_eagle3
 
@@ -121,7 +122,7 @@ def eagle3_factory(
     head_config: Eagle3Config,
     tensors: Mapping[str, torch.Tensor],
 ) -> DrafterFactory:
-    """Make drafters around a head that was read already."""
+    """Make drafters with a head that has already been read."""
     from spec_lab.drafters.recurrent import RecurrentDrafter
     from spec_lab.wiring.caches import build_cache
     from spec_lab.wiring.drafting import make_picker
@@ -141,7 +142,7 @@ def eagle3_factory(
 def _head(
     options: Eagle3DrafterConfig, build: DrafterBuild, head_config: Eagle3Config, tensors: Mapping[str, torch.Tensor]
 ) -> tuple[Eagle3Head, FeatureSpec]:
-    """Makes the head, and says what it reads of the target."""
+    """Make the head; also return which of the target's hidden states it reads."""
     from spec_lab.checkpoints.eagle3_config import default_tap_layer_inputs
     from spec_lab.core.types import FeatureSpec
     from spec_lab.models.eagle3 import Eagle3Head

@@ -1,4 +1,4 @@
-"""drafter=frozen_kv: its keys, what it refuses, and its loaders."""
+"""drafter=frozen_kv: its keys, refusals and loaders."""
 
 from __future__ import annotations
 
@@ -28,21 +28,23 @@ if TYPE_CHECKING:
 
 
 ASSISTANT_SHAPES = {name: SHAPES / f"{name}_assistant" for name in ("gemma4_31b", "gemma4_e4b")}
-"""The config.json of the assistant of each target that is a shape."""
+"""The folder with the assistant's config.json, for each target that has only a shape (a config.json without
+weights)."""
 
 
 @dataclass(frozen=True, slots=True)
 class AssistantWeights(DrafterWeights):
-    """The weights may be random. An assistant's sizes do not follow from its target's: a config.json has them."""
+    """The weights, which may be random. An assistant's sizes do not follow from its target's, but are in a
+    config.json."""
 
     def folder_of_config(self, config: RunConfig, options: Any) -> Path:
-        """Find the folder of the assistant, of whose files config.json alone is read where weights are random."""
+        """Return the assistant's folder; with random weights only its config.json is read."""
         if options.weights == Weights.random and options.path is None:
             return ASSISTANT_SHAPES[config.target.name]
         return self.folder(config, options)
 
     def missing_or_unknown(self, config: RunConfig) -> str | None:
-        """There are weights, or sizes for random ones."""
+        """There must be weights, or sizes for random ones."""
         options: Any = config.drafter
         if options.weights != Weights.random or options.path is not None:
             return self.missing(config)
@@ -59,7 +61,7 @@ WEIGHTS = AssistantWeights(zoo_folders("frozen_kv"))
 
 
 class FrozenKvPosition(Choice):
-    """The position at which every draft step of a frozen-KV drafter stands."""
+    """The position that every draft step of a frozen-KV drafter uses."""
 
     last = "last", "SGLang, vLLM"
     bonus = "bonus", "transformers; its sliding windows are a key wider"
@@ -77,7 +79,7 @@ class FrozenKvDrafterConfig(TrainedDrafterConfig):
 
 
 def load(chosen: Chosen, options: FrozenKvDrafterConfig, build: DrafterBuild) -> DrafterFactory:
-    """Load a head that reads its target's KV, and writes none (Gemma 4's assistants)."""
+    """Load a head that reads its target's KV and writes none (Gemma 4's assistants)."""
     assistant, tensors = read_assistant(chosen, options, build)
     return frozen_kv_factory(chosen, options, build, assistant, tensors)
 
@@ -104,7 +106,7 @@ def load_tree(chosen: Chosen, options: FrozenKvDrafterConfig, build: DrafterBuil
 def read_assistant(
     chosen: Chosen, options: FrozenKvDrafterConfig, build: DrafterBuild
 ) -> tuple[AssistantConfig, dict[str, torch.Tensor]]:
-    """Read the assistant of the drafter's folder, or make one of random weights with its sizes."""
+    """Read the assistant from the drafter's folder, or make one with random weights of its sizes."""
     from spec_lab.checkpoints.gemma4_assistant_checkpoint import load_assistant
     from spec_lab.checkpoints.gemma4_assistant_config import AssistantTarget, read_assistant_config
     from spec_lab.checkpoints.random_weights import random_assistant
@@ -123,7 +125,7 @@ def frozen_kv_factory(
     assistant: AssistantConfig,
     tensors: Mapping[str, torch.Tensor],
 ) -> DrafterFactory:
-    """Make drafters around an assistant that was read already."""
+    """Make drafters with an assistant that has already been read."""
     from spec_lab.drafters.frozen_kv import ANCHORS, FrozenKVDrafter
     from spec_lab.wiring.drafting import make_picker
 
@@ -159,7 +161,7 @@ def _head(
 
 
 def _caches(assistant: AssistantConfig, resources: DrafterResources) -> list[LayerCache]:
-    """Find for each layer of the head the layer of the target that it reads."""
+    """Return, for each layer of the head, the cache of the target layer that it reads."""
     return [resources.target_cache.layers[layer.kv_source] for layer in assistant.layers]
 
 

@@ -1,4 +1,4 @@
-"""drafter=hybrid: its keys, what it refuses, and its loader."""
+"""drafter=hybrid: its keys, refusals and loader."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from spec_lab.wiring.models import DrafterBuild
 
 HEADS = ("eagle3", "mtp_eagle", "frozen_kv", "draft_model")
-"""A module for each draft, as of mtp_vanilla, runs all of its modules whatever is drafted."""
+"""The drafters that may be the model part. mtp_vanilla may not, since it always runs all of its modules."""
 
 
 @dataclass
@@ -32,7 +32,7 @@ class HybridDrafterConfig(SuffixDrafterConfig):
 
 
 def two_parts(config: RunConfig) -> str | None:
-    """The cheap part comes first, and the other has one module that drafts a chain."""
+    """The parts must be suffix first, and then a head with one module that drafts a chain."""
     options: Any = config.drafter
     if len(options.parts) == 2 and options.parts[0] == "suffix" and options.parts[1] in HEADS:
         return None
@@ -43,7 +43,7 @@ def two_parts(config: RunConfig) -> str | None:
 
 
 def head_drafts_fit(config: RunConfig) -> str | None:
-    """A round has room for the head's drafts."""
+    """The head's drafts must fit into a round."""
     options: Any = config.drafter
     if options.head_drafts <= options.num_draft_tokens:
         return None
@@ -54,7 +54,7 @@ def head_drafts_fit(config: RunConfig) -> str | None:
 
 
 def head_is_refused_nothing(config: RunConfig) -> str | None:
-    """What the head alone could not do, it cannot beside suffix."""
+    """The head must not be refused on its own."""
     if two_parts(config) is not None:
         return None
     row, alone = _head(config)
@@ -62,14 +62,14 @@ def head_is_refused_nothing(config: RunConfig) -> str | None:
 
 
 def folder(config: RunConfig, options: HybridDrafterConfig) -> Path:
-    """Find the folder of the head's weights."""
+    """Return the folder of the head's weights."""
     row, alone = _head(config)
     assert row.folder is not None, "every head has weights"
     return row.folder(alone, alone.drafter)
 
 
 def load(chosen: Chosen, options: HybridDrafterConfig, build: DrafterBuild) -> DrafterFactory:
-    """Load the head, with room for the drafts of suffix; the factory makes both."""
+    """Load the head, with room for the drafts of suffix; the factory makes both parts."""
     from spec_lab.drafters.hybrid import HybridDrafter
 
     row, alone = _head(chosen.config)
@@ -78,7 +78,7 @@ def load(chosen: Chosen, options: HybridDrafterConfig, build: DrafterBuild) -> D
 
 
 def _head(config: RunConfig) -> tuple[DrafterOption, RunConfig]:
-    """Return the row of the head, and the run that has it alone."""
+    """Return the head's option, and the run that drafts only with it."""
     options: Any = config.drafter
     row = registry.load(config.extensions).find(DrafterOption, options.parts[1])
     schema: Any = row.schema

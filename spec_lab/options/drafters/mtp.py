@@ -1,4 +1,4 @@
-"""The keys and weights of drafters with MTP modules, and how those are read."""
+"""The keys and weights of drafters with MTP modules, and the functions that read them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class NormChoice(Choice):
-    """The side of a final norm on which a hidden state is taken."""
+    """Whether a hidden state is taken before or after a final norm."""
 
     auto = "auto", "what the engines of the family do"
     pre_norm = "pre_norm"
@@ -48,10 +48,10 @@ class MtpDrafterConfig(TrainedDrafterConfig):
 
 @dataclass(frozen=True, slots=True)
 class MtpWeights(DrafterWeights):
-    """Modules may also lie in the checkpoint of a target that brings its own."""
+    """The weights, which may also be in the target's checkpoint."""
 
     def folder_of_modules(self, config: RunConfig, options: MtpDrafterConfig) -> Path:
-        """Return `drafter.path`, the folder of a target that brings modules, or the weights shipped for the target."""
+        """Return `drafter.path`, or the target's folder if it has modules, or the weights shipped for the target."""
         if options.path is None and config.target.path is not None:
             folder = Path(config.target.path)
             if read_num_mtp_modules(folder, "target.path"):
@@ -60,11 +60,11 @@ class MtpWeights(DrafterWeights):
         return self.folder(config, options)
 
     def one_is_missing(self, config: RunConfig) -> str | None:
-        """There is a module, by config.json alone."""
+        """There must be a module, according to config.json."""
         return self._too_few_modules(config, 1)
 
     def one_a_draft_is_missing(self, config: RunConfig) -> str | None:
-        """There are as many modules as drafts, by config.json alone."""
+        """There must be as many modules as drafts, according to config.json."""
         return self._too_few_modules(config, config.drafter.num_draft_tokens)
 
     def _too_few_modules(self, config: RunConfig, num_needed: int) -> str | None:
@@ -77,7 +77,7 @@ class MtpWeights(DrafterWeights):
         if name == "shipped" and (missing := missing_shipped(options, folder)) is not None:
             return missing
         if not folder.is_dir():
-            return missing_folder(name, str(folder)) if name == "drafter.path" else None  # the target refuses its own
+            return missing_folder(name, str(folder)) if name == "drafter.path" else None  # others are checked elsewhere
         try:
             num_modules = read_num_mtp_modules(folder, name)
         except UserError as error:
@@ -95,7 +95,7 @@ class MtpWeights(DrafterWeights):
         )
 
     def _where_modules_lie(self, config: RunConfig) -> tuple[str, Path | None]:
-        """Return the knob that names the folder, or `shipped`, and the folder."""
+        """Return the folder, and before it the knob that names it, or `shipped`."""
         options: Any = config.drafter
         if options.path is not None:
             return "drafter.path", Path(options.path)
@@ -119,8 +119,8 @@ def _use_fewer(options: DrafterConfig, num_modules: int, there_are: str) -> str:
 def read_mtp_modules(
     chosen: Chosen, options: MtpDrafterConfig, build: DrafterBuild, num_modules: int
 ) -> tuple[MtpConfig, list[dict[str, torch.Tensor]]]:
-    """Read the first modules of the drafter's folder, or as many of random weights; their config has the sides of the
-    norms that the knobs settled."""
+    """Read the first modules in the drafter's folder, or make as many with random weights. Their config has the sides
+    of the norms as set by the knobs."""
     from spec_lab.checkpoints.mtp_checkpoint import load_mtp
     from spec_lab.checkpoints.random_weights import random_mtp
 
@@ -140,7 +140,7 @@ def read_mtp_modules(
 def build_mtp_modules(
     mtp: MtpConfig, tensors: Sequence[Mapping[str, torch.Tensor]], build: DrafterBuild
 ) -> list[MtpModule]:
-    """Make a module around each of `tensors`; they share the target's embedding and head."""
+    """Make a module from each of `tensors`; all share the target's embedding and head."""
     from spec_lab.models.linear import make_linear
     from spec_lab.models.mtp import MtpModule
     from spec_lab.models.rope import rotary_table

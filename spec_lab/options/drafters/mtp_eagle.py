@@ -1,4 +1,4 @@
-"""drafter=mtp_eagle: its keys, what it refuses, and its loaders."""
+"""drafter=mtp_eagle: its keys, refusals and loaders."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def mtp_eagle_factory(
     mtp: MtpConfig,
     tensors: Sequence[Mapping[str, torch.Tensor]],
 ) -> DrafterFactory:
-    """Make drafters around a module that was read already."""
+    """Make drafters with a module that has already been read."""
     from spec_lab.core.types import FeatureSpec
     from spec_lab.drafters.recurrent import RecurrentDrafter
     from spec_lab.wiring.caches import build_cache
@@ -86,7 +86,7 @@ def mtp_eagle_factory(
 
 
 def aspects(chosen: Chosen, options: MtpEagleDrafterConfig, build: DrafterBuild) -> list[Aspect]:
-    """List what the one module that is used for every draft can be read in other ways by."""
+    """List the choices in reading the module, which is used for every draft."""
     from spec_lab.options.drafters.aspects import mtp_aspects
 
     mtp, tensors = read_mtp_modules(chosen, options, build, 1)

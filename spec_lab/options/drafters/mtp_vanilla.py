@@ -1,4 +1,4 @@
-"""drafter=mtp_vanilla: its keys, what it refuses, and its loader."""
+"""drafter=mtp_vanilla: its keys, refusals and loader."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ VANILLA_WEIGHTS = MtpWeights(zoo_folders("mtp_vanilla"))
 
 
 def load(chosen: Chosen, options: MtpVanillaDrafterConfig, build: DrafterBuild) -> DrafterFactory:
-    """Load a module for each draft (TensorRT-LLM's MTP vanilla); UserError when the checkpoint has fewer modules."""
+    """Load a module for each draft (TensorRT-LLM's MTP vanilla); UserError if the checkpoint has fewer modules."""
     mtp, tensors = read_mtp_modules(chosen, options, build, options.num_draft_tokens)
     return mtp_vanilla_factory(chosen, options, build, mtp, tensors)
 
@@ -45,7 +45,7 @@ def mtp_vanilla_factory(
     mtp: MtpConfig,
     tensors: Sequence[Mapping[str, torch.Tensor]],
 ) -> DrafterFactory:
-    """Make drafters around modules that were read already, one for each draft."""
+    """Make drafters with modules that have already been read, one for each draft."""
     from spec_lab.core.types import FeatureSpec
     from spec_lab.drafters.mtp_vanilla import MtpVanillaDrafter
     from spec_lab.drafters.mtp_window import MtpWindow
@@ -69,7 +69,7 @@ def mtp_vanilla_factory(
 
 
 def aspects(chosen: Chosen, options: MtpVanillaDrafterConfig, build: DrafterBuild) -> list[Aspect]:
-    """List what modules can be read in other ways by: each by itself, and the order in which they stand."""
+    """List the choices in reading the modules: those of each module, and their order."""
     from spec_lab.options.drafters.aspects import mtp_aspects, order_aspect
 
     mtp, modules = read_mtp_modules(chosen, options, build, options.num_draft_tokens)

@@ -1,4 +1,4 @@
-"""drafter=ngram: its keys, what it refuses, and its loaders."""
+"""drafter=ngram: its keys, refusals and loaders."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class NgramDrafterConfig(DrafterConfig):
 
 
 def ngram_lengths(config: RunConfig) -> str | None:
-    """The suffixes that are looked up have at least one token, and there is a longest."""
+    """The shortest suffix that is looked up must not be longer than the longest."""
     options: Any = config.drafter
     if 1 <= options.min_ngram <= options.max_ngram:
         return None
@@ -36,7 +36,8 @@ def ngram_lengths(config: RunConfig) -> str | None:
 
 
 def continuations_have_no_ranks(config: RunConfig) -> str | None:
-    """Continuations that are looked up have no probabilities by which paths could name them."""
+    """Trees whose paths are given by probability ranks are refused, since looked-up continuations have no
+    probabilities."""
     if config.tree.name in (TreeConfig.name, DynamicTreeConfig.name):
         return None
     return f"drafter=ngram looks up no ranks of tree={config.tree.name}; use tree=dynamic, or drafter=eagle3"

@@ -1,4 +1,4 @@
-"""drafter=p_eagle: its keys, what it refuses, and its loader."""
+"""drafter=p_eagle: its keys, refusals and loader."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ class PEagleDrafterConfig(TrainedDrafterConfig):
 
 
 def weights_or_random(config: RunConfig) -> str | None:
-    """A checkpoint says itself how many layers it has, and random weights lie nowhere."""
+    """The number of layers is only set for random weights, and a path only for a checkpoint, which has its own
+    number."""
     options: Any = config.drafter
     if options.weights == Weights.random:
         return path_beside_random_weights(options)
@@ -41,7 +42,7 @@ def weights_or_random(config: RunConfig) -> str | None:
 
 
 def load(chosen: Chosen, options: PEagleDrafterConfig, build: DrafterBuild) -> DrafterFactory:
-    """Read the head, or make one of random weights; the factory then makes one drafter an engine around it."""
+    """Read the head, or make one with random weights; the factory then makes a drafter with it for each engine."""
     from spec_lab.drafters.block import BlockDrafter
     from spec_lab.wiring.drafting import make_picker
 
@@ -60,7 +61,7 @@ def load_tree(chosen: Chosen, options: PEagleDrafterConfig, build: DrafterBuild)
 
 
 def _load_pass(chosen: Chosen, options: PEagleDrafterConfig, build: DrafterBuild) -> tuple[int, PassMaker]:
-    """Return how many tokens the head scores, and what makes a pass an engine around it."""
+    """Return how many tokens the head scores, and a function that makes its pass for each engine."""
     from spec_lab.checkpoints.eagle3_checkpoint import load_eagle3
     from spec_lab.checkpoints.eagle3_config import default_tap_layer_inputs
     from spec_lab.checkpoints.random_weights import random_p_eagle

@@ -1,4 +1,4 @@
-"""drafter=suffix: its keys, what it refuses, and its loader."""
+"""drafter=suffix: its keys, refusals and loader."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class SuffixDrafterConfig(DrafterConfig):
 
 
 def depth_has_room(config: RunConfig) -> str | None:
-    """A stretch holds the match and the draft behind it."""
+    """The depth must have room for the matched tokens and the draft after them."""
     options: Any = config.drafter
     if options.depth > options.num_draft_tokens:
         return None

@@ -1,1 +1,1 @@
-"""The graph modes, a file each: keys, maker and row."""
+"""The graph modes, one file each, with their keys, the function that makes them and their registry entry (row)."""

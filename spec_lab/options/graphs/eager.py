@@ -1,4 +1,4 @@
-"""graph=eager: its keys, and what makes it."""
+"""graph=eager: its keys, and the function that makes it."""
 
 from __future__ import annotations
 

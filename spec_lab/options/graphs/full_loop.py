@@ -1,4 +1,4 @@
-"""graph=full_loop: its keys, and what makes it."""
+"""graph=full_loop: its keys, and the function that makes it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""graph=round: its keys, and what makes it."""
+"""graph=round: its keys, and the function that makes it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""graph=split_seed: its keys, and what makes it."""
+"""graph=split_seed: its keys, and the function that makes it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""graph=step_replay: its keys, and what makes it."""
+"""graph=step_replay: its keys, and the function that makes it."""
 
 from __future__ import annotations
 

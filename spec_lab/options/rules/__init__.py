@@ -1,1 +1,1 @@
-"""The acceptance rules, a file each: keys, refusals, makers and row."""
+"""The acceptance rules, one file each, with their keys, refusals, functions that make them and registry entry (row)."""

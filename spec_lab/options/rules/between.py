@@ -1,4 +1,4 @@
-"""The refusals and the maker that the rules between strict and relaxed share."""
+"""A refusal, and a function that makes rules, which the lossy rules with a token distribution share."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def strict_at_temperature_0(config: RunConfig) -> str | None:
-    """The target's law is then one-hot, and the rule's own law makes it strict."""
+    """The temperature must be above 0. At 0 the target's distribution is one-hot, and the rule would equal strict."""
     if config.sampling.temperature > 0:
         return None
     return (
@@ -23,7 +23,7 @@ def strict_at_temperature_0(config: RunConfig) -> str | None:
 
 
 def make_lossy(chosen: Chosen, build: RuleBuild, law: TokenLaw, window: Window | None = None) -> LossyAcceptance:
-    """Make the rule of a law, with the run's sampling."""
+    """Make the rule for a token distribution `law`, with the run's sampling."""
     from spec_lab.acceptance.distribution import SamplingParams
     from spec_lab.acceptance.lossy import LossyAcceptance
 

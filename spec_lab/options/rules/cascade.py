@@ -1,4 +1,4 @@
-"""acceptance=cascade: its keys, what it refuses, and its maker."""
+"""acceptance=cascade: its keys, refusals, and the function that makes it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""acceptance=fly: its keys, what it refuses, and its maker."""
+"""acceptance=fly: its keys, refusals, and the functions that make it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class FlyConfig(AcceptanceConfig):
 
 
 def a_window_fits(config: RunConfig) -> str | None:
-    """A window that the drafts end inside forgives nothing."""
+    """The window must be shorter than the drafts; otherwise no mismatch could ever be accepted."""
     rule: Any = config.acceptance
     num_draft_tokens = config.drafter.num_draft_tokens
     if num_draft_tokens == 0 or rule.window < num_draft_tokens:
@@ -51,7 +51,7 @@ def build_rule(chosen: Chosen, options: FlyConfig, build: RuleBuild) -> Acceptan
 
 
 def judge_again(options: FlyConfig, context: RuleContext) -> DraftJudge:
-    """Make what judges a recorded run as acceptance=fly does at temperature 0."""
+    """Make a rule that judges a recorded run as acceptance=fly does at temperature 0."""
     from spec_lab.acceptance.forgiving import ForgivingJudge
     from spec_lab.acceptance.lossy import Window
 

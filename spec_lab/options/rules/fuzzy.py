@@ -1,4 +1,4 @@
-"""acceptance=fuzzy: its keys, what it refuses, and its maker."""
+"""acceptance=fuzzy: its keys, refusals, and the function that makes it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class FuzzyDivergence(Choice):
-    """The ways to say how far the drafter's law is from the target's."""
+    """How the distance of the drafter's distribution from the target's is measured."""
 
     tv = "tv", "total variation"
     kl = "kl", "KL of the drafter's law from the target's, in nats"

@@ -1,4 +1,4 @@
-"""The option acceptance=mentored: its keys, refusals and loader."""
+"""acceptance=mentored: its keys, refusals, and the function that makes it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""acceptance=rejection: its keys, what it refuses, and its makers."""
+"""acceptance=rejection: its keys, refusals, and the functions that make it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class RejectionMethodChoice(Choice):
-    """The ways to judge sampled drafts."""
+    """How sampled drafts are judged."""
 
     standard = "standard", "reads the draft distribution"
     one_hot = "one_hot", "greedy drafts"
@@ -37,11 +37,12 @@ class RejectionConfig(AcceptanceConfig):
 
 
 def rejection_reads_the_draft_distribution(config: RunConfig) -> str | None:
-    """standard and block divide by the probability a draft was sampled with; a greedy draft's is 1, not the head's.
+    """Methods must fit how drafts are picked. standard and block divide by the probability that a draft was sampled
+    with, which is 1 for a greedy draft, not the head's probability. Using the head's would bias the output, which is
+    only allowed with acceptance.allow_lossy.
 
-    With the head's probabilities under greedy drafts the output is biased: only acceptance.allow_lossy lets that run.
-    block with one-hot q would be lossless, and accept what one_hot accepts in expectation: refused as pointless.
-    one_hot holds for every draft, sampled ones included (tests/test_rejection.py enumerates it): it passes.
+    block with probability 1 would be lossless, but accept as much as one_hot in expectation, so it is refused as
+    pointless. one_hot is correct for all drafts, including sampled ones (tests/test_rejection.py enumerates this).
     """
     rule: Any = config.acceptance
     if config.drafter.num_draft_tokens == 0 or rule.method == RejectionMethodChoice.one_hot:
@@ -67,12 +68,12 @@ def rejection_reads_the_draft_distribution(config: RunConfig) -> str | None:
 
 
 def _may_be_lossy(rule: Any) -> bool:
-    """Tell whether a method can read the head's probabilities of greedy drafts."""
+    """Return whether a method can use the head's probabilities of greedy drafts."""
     return rule.method in (RejectionMethodChoice.standard, RejectionMethodChoice.block)
 
 
 def lossy_draft_option(config: RunConfig) -> str | None:
-    """`acceptance.allow_lossy` has no meaning where nothing is lossy."""
+    """`acceptance.allow_lossy` is only set if the method can be lossy."""
     rule: Any = config.acceptance
     if not rule.allow_lossy:
         return None
@@ -86,7 +87,7 @@ def lossy_draft_option(config: RunConfig) -> str | None:
 
 
 def block_verification_has_no_kernel(config: RunConfig) -> str | None:
-    """Block verification stays in torch."""
+    """Block verification needs torch, since it has no kernel."""
     rule: Any = config.acceptance
     if config.kernels != KernelsChoice.triton or rule.method != RejectionMethodChoice.block:
         return None
@@ -94,7 +95,7 @@ def block_verification_has_no_kernel(config: RunConfig) -> str | None:
 
 
 def shape_of_drafts_fits_the_method(config: RunConfig) -> str | None:
-    """Traversal verification reads a tree, standard and block a chain, and one_hot either."""
+    """Traversal verification needs a tree, and standard and block a chain; one_hot takes either."""
     rule: Any = config.acceptance
     is_chain, judges_trees = config.tree.name == TreeConfig.name, rule.method == RejectionMethodChoice.traversal
     if rule.method == RejectionMethodChoice.one_hot or is_chain != judges_trees:
@@ -111,7 +112,8 @@ def shape_of_drafts_fits_the_method(config: RunConfig) -> str | None:
 
 
 def drafts_of_a_tree_are_drawn_in_its_shape(config: RunConfig) -> str | None:
-    """A tree whose shape follows from its drafts is drawn from another law than the one that would be read."""
+    """Traversal needs a tree of fixed shape. If the shape depends on the drafts, they have another distribution than
+    the one that would be used."""
     rule: Any = config.acceptance
     if rule.method != RejectionMethodChoice.traversal or config.tree.name in (TreeConfig.name, StaticTreeConfig.name):
         return None
@@ -135,8 +137,7 @@ def walk(chosen: Chosen, options: RejectionConfig, build: RuleBuild) -> TreeRule
 
 
 def build_rule(chosen: Chosen, options: RejectionConfig, build: RuleBuild) -> AcceptanceRule:
-    """Make acceptance=rejection. Without drafts every method draws from the target, which one_hot needs no drafter
-    for."""
+    """Make acceptance=rejection. Without drafts it is one_hot, since every method then just samples from the target."""
     from spec_lab.acceptance.rejection import METHODS, RejectionAcceptance
 
     method = options.method if chosen.drafter.drafts else RejectionMethodChoice.one_hot

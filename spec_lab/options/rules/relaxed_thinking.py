@@ -1,4 +1,4 @@
-"""acceptance=relaxed_thinking: its keys, what it refuses, and its makers."""
+"""acceptance=relaxed_thinking: its keys, refusals, and the functions that make it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class RelaxedFormChoice(Choice):
-    """The ways to say how near a draft must be to the likeliest token."""
+    """How the required closeness of a draft to the likeliest token is given."""
 
     delta = "delta", "p >= p_top1 - delta"
     ratio = "ratio", "p >= p_top1 * ratio"
@@ -51,7 +51,7 @@ def relaxed_knobs(config: RunConfig) -> str | None:
 
 
 def the_other_form_is_left_alone(config: RunConfig) -> str | None:
-    """The number of the form that is not chosen is not read."""
+    """The number of the other form is not set, since it would not be read."""
     rule: Any = config.acceptance
     unread = "ratio" if rule.form == RelaxedFormChoice.delta else "delta"
     value, default = getattr(rule, unread), getattr(RelaxedThinkingConfig, unread)
@@ -64,7 +64,7 @@ def the_other_form_is_left_alone(config: RunConfig) -> str | None:
 
 
 def judge(options: RelaxedThinkingConfig, context: RuleContext) -> DeterministicRule:
-    """Make the rule of acceptance=relaxed_thinking; UserError where the tokenizer has no thinking markers."""
+    """Make the rule of acceptance=relaxed_thinking; UserError if the tokenizer has no thinking markers."""
     from spec_lab.acceptance.relaxed import RelaxedThinkingAcceptance
 
     form, phase = _relaxation(options, context)
@@ -80,7 +80,7 @@ def walk(chosen: Chosen, options: RelaxedThinkingConfig, build: RuleBuild) -> Tr
 
 
 def _relaxation(options: RelaxedThinkingConfig, context: RuleContext) -> tuple[RelaxedForm, RelaxationPhase]:
-    """Make what says how near a draft must be, and when that counts."""
+    """Make the required closeness of a draft, and the phase of the text in which it applies."""
     from spec_lab.acceptance.phase import RoundPhase, TokenPhase
     from spec_lab.acceptance.relaxed import DeltaForm, RatioForm
 

@@ -1,4 +1,4 @@
-"""acceptance=strict: its row and its makers."""
+"""acceptance=strict: its registry entry (row), and the functions that make it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""acceptance=synthetic: its keys, what it refuses, and its makers."""
+"""acceptance=synthetic: its keys, refusals, and the functions that make it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class SyntheticConfig(AcceptanceConfig):
 
 
 def synthetic_rates(config: RunConfig) -> str | None:
-    """The rates are some that a rule can impose, and one of the two knobs gives them."""
+    """Exactly one of the two knobs gives the rates, and a rule can impose them."""
     rule: Any = config.acceptance
     if rule.rates is None and rule.mean_length is None:
         return "acceptance.mean_length=null acceptance.rates=null: none sets the rates; use acceptance.mean_length=2.5"
@@ -62,7 +62,7 @@ def build_rule(chosen: Chosen, options: SyntheticConfig, build: RuleBuild) -> Ac
 
 
 def _rates(chosen: Chosen, options: SyntheticConfig) -> Sequence[float]:
-    """Return the rate of each draft position, given or made of the mean length."""
+    """Return the acceptance rate of each draft position, as given or computed from the mean length."""
     if options.rates is not None:
         return options.rates
     assert options.mean_length is not None

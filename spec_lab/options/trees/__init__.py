@@ -1,1 +1,2 @@
-"""The shapes of a round's drafts, a file each: keys, refusals, maker and row."""
+"""The shapes of a round's drafts, one file each: keys, refusals, the function that makes it and registry entry
+(row)."""

@@ -1,4 +1,4 @@
-"""tree=dynamic: its keys, sizes, what it refuses, and what makes it."""
+"""tree=dynamic: its keys, sizes, refusals, and the function that makes it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class TreeBranches(Choice):
-    """The keys that a branch sees behind the committed ones."""
+    """Which keys after the committed ones a branch sees."""
 
     exact = "exact", "its ancestors'"
     approximate = "approximate", "those of whatever stood in its place, as SGLang"
@@ -40,13 +40,13 @@ class DynamicTreeConfig(TreeConfig):
 
 
 def dynamic_sizes(options: DynamicTreeConfig) -> TreeSizes:
-    """The sizes of a dynamic tree stand in its keys."""
+    """Return the sizes of a dynamic tree, which are given by its keys."""
     width = options.topk if options.depth > 1 else 1
     return TreeSizes(options.depth, options.num_rows, options.topk, width, spine=options.depth)
 
 
 def dynamic_rows_exist(config: RunConfig) -> str | None:
-    """A dynamic tree verifies no more drafts than it scores; sizes out of their bounds are refused as such."""
+    """A dynamic tree verifies no more drafts than it scores. Sizes out of bounds are refused elsewhere."""
     options: Any = config.tree
     most = options.topk + (options.depth - 1) * options.topk**2 + 1
     if options.num_rows <= most or out_of_bounds(options):
@@ -58,7 +58,7 @@ def dynamic_rows_exist(config: RunConfig) -> str | None:
 
 
 def branches_have_keys(config: RunConfig) -> str | None:
-    """Only a drafter that writes keys for its branches can see those of a stranger."""
+    """Letting branches see each other's keys needs a drafter that writes keys for its branches."""
     options: Any = config.tree
     drafter = registry.load(config.extensions).options(DrafterOption)[config.drafter.name]
     if options.branches == TreeBranches.exact or not drafter.no_branch_keys:
@@ -70,7 +70,7 @@ def branches_have_keys(config: RunConfig) -> str | None:
 
 
 def drawn_branches_are_not_chosen(config: RunConfig) -> str | None:
-    """A choice among drawn drafts by their probability would leave those that are not what the drafter's law says."""
+    """Drafts must not be sampled: choosing among sampled drafts by probability would change their distribution."""
     if not drafts_are_drawn(config):
         return None
     return (

@@ -1,4 +1,4 @@
-"""tree=static: its keys, sizes, what it refuses, and what makes it."""
+"""tree=static: its keys, sizes, refusals, and the function that makes it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from spec_lab.wiring.models import DrafterBuild
 
 
-# As wide as the first level of a dynamic tree and of its rows, and deepest below the likeliest draft.
+# The default has the first level and the number of rows of the default dynamic tree, and is deepest below the likeliest
+# draft.
 DEFAULT_PATHS = [
     [0], [1], [2], [3],
     [0, 0], [0, 1], [0, 2], [1, 0], [1, 1], [2, 0],
@@ -38,7 +39,7 @@ class StaticTreeConfig(TreeConfig):
 
 
 def static_sizes(options: StaticTreeConfig) -> TreeSizes:
-    """The sizes of a static tree follow from its paths."""
+    """Return the sizes of a static tree, which follow from its paths."""
     paths = options.paths or [[0]]
     parents = {tuple(path[:-1]) for path in paths}
     widths = Counter(map(len, parents))
@@ -52,7 +53,7 @@ def static_sizes(options: StaticTreeConfig) -> TreeSizes:
 
 
 def paths_are_a_tree(config: RunConfig) -> str | None:
-    """Every path of a static tree is there once, of ranks that there are, below a path that is there too."""
+    """Every path of a static tree is listed once, has valid ranks, and continues a path that is listed too."""
     options: Any = config.tree
     if not 1 <= len(options.paths) < MAX_ROWS:
         return f"tree.paths has {len(options.paths)} drafts, outside 1..{MAX_ROWS - 1}; use tree.paths=[[0],[1],[0,0]]"
@@ -72,7 +73,7 @@ def paths_are_a_tree(config: RunConfig) -> str | None:
 
 
 def siblings_are_drawn(config: RunConfig) -> str | None:
-    """The likeliest tokens differ anyway."""
+    """tree.replacement is only set with sampled drafts, since the likeliest tokens are never equal."""
     options: Any = config.tree
     if not options.replacement or drafts_are_drawn(config):
         return None
@@ -85,7 +86,7 @@ def siblings_are_drawn(config: RunConfig) -> str | None:
 
 
 def drawn_ranks_have_no_gap(config: RunConfig) -> str | None:
-    """A drawn sibling was drawn from what those before it left, all of which must be there to be read."""
+    """Sampled siblings must have no gap in their ranks, since each is drawn from what the ones before it left."""
     options: Any = config.tree
     if not drafts_are_drawn(config):
         return None

@@ -1,1 +1,1 @@
-"""Training drafters of a whole block: the runtime's own models, run over packed rows of texts."""
+"""Trains block drafters: runs the engine's own models over packed rows of texts."""

@@ -1,4 +1,4 @@
-"""Anchors: the tokens of texts behind which a block is drafted, and what its drafts are compared with."""
+"""Anchors: the tokens of texts after which a block is drafted, and the labels of its drafts."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ from spec_lab.train.packed_rows import PackedRows
 
 @dataclass(frozen=True, slots=True)
 class AnchoredRows:
-    """Rows of whole texts, [batch, length], and where blocks begin in them.
+    """Rows of whole texts [batch, length], and where blocks begin in them.
 
     Attributes:
-        anchors: [batch, anchors] columns, ascending: the pending tokens of blocks. None is the first of its text.
+        anchors: [batch, anchors] ascending columns: the pending tokens of blocks. No anchor is the first token of its
+            text.
     """
 
     tokens: Tensor
@@ -33,30 +34,30 @@ class AnchoredRows:
         return self.tokens.gather(1, self.anchors).flatten()
 
     def lengths(self) -> Tensor:
-        """Return how many tokens of its text stand before each block: [batch * anchors]."""
+        """Return the number of tokens of its text before each block, [batch * anchors]."""
         return self.positions.gather(1, self.anchors).flatten()
 
     def behind(self, rows: Tensor, offsets: Tensor) -> Tensor:
-        """Return what stands at columns counted from each anchor, of [batch, length, ...]: [batch * anchors, offsets,
-        ...]. Past the ends of a row it is what stands there."""
+        """Gather `rows` [batch, length, ...] at `offsets` from each anchor: [batch * anchors, offsets, ...]. Columns
+        are clamped to the row."""
         length = self.tokens.shape[1]
         columns = (self.anchors.unsqueeze(2) + offsets).clamp(0, length - 1)
         starts = length * torch.arange(len(rows), device=rows.device)
         return rows.flatten(0, 1)[(columns + starts.view(-1, 1, 1)).flatten(0, 1)]
 
     def before(self, rows: Tensor) -> Tensor:
-        """Return what stands in front of each anchor, of [batch, length, width]: [batch * anchors, width]."""
+        """Gather the entry of `rows` [batch, length, width] directly before each anchor: [batch * anchors, width]."""
         return self.behind(rows, torch.full((1,), -1, device=rows.device)).squeeze(1)
 
 
 @dataclass(frozen=True, slots=True)
 class BlockBatch:
-    """A batch of blocks, as the loss takes it.
+    """A batch of blocks: the input of the loss.
 
     Attributes:
-        counts: [batch, anchors, K] bool, the slots whose tokens the target wrote, in one piece from the pending one on.
-        tapped: [batch, length, taps * hidden] what the drafter reads of the target.
-        final_hidden: [batch, length, hidden] what the target's head reads.
+        counts: [batch, anchors, K] bool: the target wrote all tokens from the pending one to this slot's.
+        tapped: [batch, length, taps * hidden] the target's hidden states that the drafter reads.
+        final_hidden: [batch, length, hidden] the input of the target's head.
     """
 
     rows: AnchoredRows
@@ -65,7 +66,7 @@ class BlockBatch:
     final_hidden: Tensor
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """Return all of them, of which `of` makes the batch again."""
+        """Return all its tensors; `of` is the inverse."""
         rows = self.rows
         return rows.tokens, rows.segments, rows.positions, rows.anchors, self.counts, self.tapped, self.final_hidden
 
@@ -75,9 +76,9 @@ class BlockBatch:
 
 
 def drawn_anchors(rows: PackedRows, num_anchors: int, generator: torch.Generator) -> Tensor:
-    """Draw columns [batch, num_anchors], ascending, among those where the target wrote a token and the next one too.
+    """Draw distinct ascending columns [batch, num_anchors] where the target wrote both this token and the next.
 
-    None is drawn twice. Rows that have fewer of them get others, behind which nothing counts.
+    Rows with fewer such columns get others as well, whose slots do not count.
     """
     documents = written_by(rows)
     allowed = (documents >= 0) & (documents == F.pad(documents[:, 1:], (0, 1), value=-1)) & (rows.positions > 0)
@@ -86,13 +87,13 @@ def drawn_anchors(rows: PackedRows, num_anchors: int, generator: torch.Generator
 
 
 def written_by(rows: PackedRows) -> Tensor:
-    """Return [batch, length] the number of the text whose target wrote a token; -1 where it did not."""
+    """Return the number of each token's text [batch, length] if the target wrote the token, else -1."""
     return torch.where(rows.is_supervised, rows.segments, -1)
 
 
 def counted_slots(rows: PackedRows, anchors: Tensor, num_slots: int) -> Tensor:
-    """Return bool [batch, anchors, num_slots]: draft j counts where all tokens from the anchor to its own are the
-    target's, of one text."""
+    """Return bool [batch, anchors, num_slots]: draft j counts if the target wrote all tokens from the anchor to it,
+    within one text."""
     documents = F.pad(written_by(rows), (0, num_slots), value=-1)
     columns = anchors.unsqueeze(2) + torch.arange(num_slots + 1, device=anchors.device)
     found = documents.gather(1, columns.flatten(1)).view(columns.shape)
@@ -105,7 +106,7 @@ def counted_slots(rows: PackedRows, anchors: Tensor, num_slots: int) -> Tensor:
 def block_batch(
     target: FrozenTarget | KeptStates, rows: PackedRows, anchors: Tensor, taps: Sequence[Tap], num_slots: int
 ) -> BlockBatch:
-    """Run the target over rows [batch, length], and lay out the blocks behind `anchors` [batch, anchors]."""
+    """Run the target over rows [batch, length], and lay out the blocks after `anchors` [batch, anchors]."""
     outputs = target.run(rows, taps)
     anchored = AnchoredRows(rows.tokens.long(), rows.segments, rows.positions.long(), anchors)
     return BlockBatch(anchored, counted_slots(rows, anchors, num_slots), outputs.tapped, outputs.final_hidden)

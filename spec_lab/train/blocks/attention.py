@@ -63,7 +63,7 @@ class AnchoredAttention:
     def attend(
         self, queries: Tensor, cache: AnchoredKV, metadata: AttentionMetadata, window: int | None, scale: float
     ) -> Tensor:
-        """Let [rows, num_heads, head_dim] queries attend; returns [rows, num_heads * head_dim]."""
+        """Attend with queries [rows, num_heads, head_dim], and return [rows, num_heads * head_dim]."""
         assert cache.context is not None
         batch, length = self._rows.tokens.shape
         keys, values = (by_heads(part, batch, length) for part in cache.context)
@@ -102,7 +102,7 @@ class AnchoredAttention:
         return mixed.permute(0, 2, 3, 1, 4, 5).reshape(queries.shape[0], -1)
 
     def _before(self, positions: Tensor, window: int | None) -> Tensor:
-        """Return bool [batch, anchors, rows, length]: which tokens of the texts each row of a block sees."""
+        """Return bool [batch, anchors, rows, length]: the tokens of the texts that each row of a block sees."""
         rows = self._rows
         column = torch.arange(rows.tokens.shape[1], device=positions.device)
         document = rows.segments.gather(1, rows.anchors).unsqueeze(2)
@@ -113,7 +113,7 @@ class AnchoredAttention:
         return seen & (rows.positions[:, None, None, :] > positions.unsqueeze(3) - window)
 
     def _within(self, positions: Tensor, size: int, window: int | None) -> Tensor:
-        """Return bool [batch, anchors, rows, block size]: which rows of its own block each row sees."""
+        """Return bool [batch, anchors, rows, block size]: the rows of its own block that each row sees."""
         first = self._rows.positions.gather(1, self._rows.anchors)[:, :, None, None]
         own = first + torch.arange(size, device=positions.device)
         seen = own <= positions.unsqueeze(3)

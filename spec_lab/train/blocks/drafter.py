@@ -1,4 +1,4 @@
-"""A block drafter that is trained: the runtime's model, made of weights that have gradients."""
+"""A trainable block drafter: the engine's model, built from weights that have gradients."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from spec_lab.train.frozen_target import FrozenTarget
 
 @dataclass(frozen=True, slots=True)
 class WalkedSlot:
-    """What blocks draft in one slot, and how sure the confidence head is of it [blocks]; None where there is none."""
+    """The scores of one slot of all blocks, and the confidence head's estimate [blocks]; None without such a head."""
 
     law: SlotScores
     sure: Tensor | None
@@ -36,10 +36,10 @@ class WalkedSlot:
 
 @dataclass(frozen=True, slots=True)
 class Joining:
-    """What turns the slots of blocks into drafts.
+    """The part of a drafter that turns slots into drafts.
 
     Attributes:
-        confidence: None where the drafter has no such head.
+        confidence: None if the drafter has no confidence head.
     """
 
     logits: Linear
@@ -47,23 +47,23 @@ class Joining:
     confidence: ConfidenceHead | None
 
     def rows(self, hidden: Tensor, context: Tensor) -> BlockRows:
-        """Return the slots of blocks, [blocks, slots, hidden_size], as the head takes them; `context` [blocks,
-        hidden_size] are the last context rows."""
+        """Return the head's input for slots `hidden` [blocks, slots, hidden_size]; `context` [blocks, hidden_size] are
+        the last context rows."""
         return BlockRows(hidden, self.logits(hidden.flatten(0, 1)).unflatten(0, hidden.shape[:2]), context)
 
     def walked(self, rows: BlockRows, tokens: Tensor) -> Iterator[WalkedSlot]:
-        """Go through the slots, each behind the token before it; `tokens` [blocks, slots at least] begin with the
-        pending one."""
+        """Yield the slots in order, each scored after the text's token before it. `tokens` [blocks, slots or more]
+        begin with the pending one."""
         walk = self.head.begin(rows)
         for slot in range(rows.hidden.shape[1]):
-            column = torch.full((1,), slot, device=tokens.device)  # filled there: no copy from the host
+            column = torch.full((1,), slot, device=tokens.device)  # made on the device, without a copy
             before = tokens[:, slot]
             sure = None if self.confidence is None else self.confidence(walk, before, column)
             yield WalkedSlot(self.head.scores(walk, before, column), sure)
 
 
 class WeightsByName(nn.Module):
-    """Weights under the names of their checkpoint, which hold dots; what is no weight goes along."""
+    """Holds weights under their checkpoint names, which contain dots. Integer tensors are kept beside them."""
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         super().__init__()
@@ -82,8 +82,8 @@ class SlotDrafter(WeightsByName, ABC):
 
     Attributes:
         num_slots: the drafts of a block.
-        draft_token_ids: [draft vocabulary] ids of the target.
-        draft_ids: [vocabulary] the other way; 0 of what cannot be drafted.
+        draft_token_ids: [draft vocabulary] target ids.
+        draft_ids: [vocabulary] the inverse map; 0 for tokens that cannot be drafted.
     """
 
     draft_token_ids: Tensor
@@ -103,7 +103,7 @@ class SlotDrafter(WeightsByName, ABC):
 
     @abstractmethod
     def slots(self, rows: AnchoredRows, tapped: Tensor) -> tuple[Tensor, Tensor]:
-        """Run the blocks behind all anchors.
+        """Run the blocks after all anchors.
 
         Returns:
             Their slots [blocks, slots, hidden_size], and the last context row of each [blocks, hidden_size].
@@ -111,15 +111,16 @@ class SlotDrafter(WeightsByName, ABC):
 
     @abstractmethod
     def joining(self) -> Joining:
-        """Make what turns them into drafts, of the weights as they are."""
+        """Make the part that turns slots into drafts, with the current weights."""
 
     @property
     def token_map(self) -> Tensor | None:
-        """The ids of the target that can be drafted; None where all of them can."""
+        """Return the target ids that can be drafted; None if all of them can."""
         return self.draft_token_ids if self._is_cut else None
 
     def rotary(self, plan: LayerPlan, longest: int) -> RotaryTable:
-        """Return the table of so many positions. It is made on the CPU, which a step that is recorded cannot ask."""
+        """Return the rotary table for a number of positions. It is made on the CPU, which is not possible while a step
+        is captured."""
         if longest not in self._rotary:
             like = self._embedding
             self._rotary[longest] = rotary_table(plan.rope, plan.head_dim, longest, like.dtype, like.device)
@@ -127,8 +128,8 @@ class SlotDrafter(WeightsByName, ABC):
 
 
 class TrainableBlock(SlotDrafter):
-    """A body and the head that joins its slots. Embedding and output head are the target's, and stay as they are; an
-    output head among the tensors is trained."""
+    """A body and the head that relates its slots. The target's embedding and output head are used without being
+    trained; an output head among the tensors is trained."""
 
     def __init__(self, config: BlockConfig, tensors: Mapping[str, Tensor], target: FrozenTarget) -> None:
         super().__init__(config.slots.most_drafts, tensors, target)
@@ -156,9 +157,9 @@ class TrainableBlock(SlotDrafter):
 
 
 def walked_slots(drafter: SlotDrafter, batch: BlockBatch, num_drafts: int) -> Iterator[SlotScores]:
-    """Go through the first slots of all blocks [batch * anchors], each behind the text's own token."""
+    """Yield the scores of the first slots of all blocks [batch * anchors], each after the text's own token."""
     hidden, context = drafter.slots(batch.rows, batch.tapped)
     tokens = batch.rows.behind(batch.rows.tokens, torch.arange(num_drafts + 1, device=hidden.device))
     joining = drafter.joining()
-    # A walk asks for no token of the slots that it is not asked for.
+    # The walk is lazy, so it reads no tokens of later slots.
     return (slot.law for slot in islice(joining.walked(joining.rows(hidden, context), tokens), num_drafts))

@@ -1,4 +1,4 @@
-"""The loss of blocks: what is drafted in each slot behind the text's own tokens, against the target's distribution."""
+"""The loss of blocks: compares each slot, scored after the text's own tokens, with the target's distribution."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from spec_lab.train.losses import LOSSES, overlap
 from spec_lab.train.packed_training import chunks
 
 FLOOR = 0.5
-"""D-PACE's smoothing: a slot is given this much of its confidence whatever the drafter says."""
+"""D-PACE's smoothing: the part of a slot's confidence that does not depend on the drafter."""
 LEAST = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
 class SlotLaws:
-    """What is known of each slot of some blocks, [blocks, slots] each.
+    """Per-slot quantities of some blocks, each [blocks, slots].
 
     Attributes:
-        loss: of the slot's law, and of the slot by itself where that one counts too.
-        label: the probability that the law gives the text's own token.
-        unsure: the cross-entropy of the confidence head against how often a draft would be accepted.
-        reached: the tokens before could all be drafted.
+        loss: the loss of the slot's distribution, plus that of the slot without the head if it counts.
+        label: the probability of the text's own token.
+        unsure: the cross-entropy of the confidence head against the probability of acceptance.
+        reached: whether all tokens before it could be drafted.
     """
 
     loss: Tensor
@@ -44,7 +44,7 @@ class SlotLaws:
 class BlockLoss(nn.Module):
     """The mean loss of the slots that count, by their weights.
 
-    Logits are computed a chunk of blocks at a time, and once more for gradients, so that their size is bounded.
+    Logits are computed for one chunk of blocks at a time, and recomputed for gradients, so that memory is bounded.
     """
 
     def __init__(
@@ -80,7 +80,8 @@ class BlockLoss(nn.Module):
     def _sums(
         self, joining: Joining, hidden: Tensor, context: Tensor, tokens: Tensor, states: Tensor, counts: Tensor
     ) -> Tensor:
-        """Return [4]: the losses of slots and of their confidence, by their weights, and what each is divided by."""
+        """Return [4]: the weighted sums of the slots' losses and of their confidence losses, and the divisor of
+        each."""
         laws = self._laws(joining, hidden, context, tokens, states)
         counts = counts & laws.reached
         fixed = counts * self.falling
@@ -90,7 +91,7 @@ class BlockLoss(nn.Module):
         return torch.stack((loss, (fixed * laws.unsure).sum(), divisor.float(), fixed.sum()))
 
     def _laws(self, joining: Joining, hidden: Tensor, context: Tensor, tokens: Tensor, states: Tensor) -> SlotLaws:
-        """Walk over the slots, behind the text's own `tokens` [blocks, slots + 1]."""
+        """Walk over the slots, given the text's own `tokens` [blocks, slots + 1]."""
         shape = hidden.shape[:2]
         log_p = self._target.log_probabilities(states.flatten(0, 1), self.drafter.draft_token_ids).unflatten(0, shape)
         rows = joining.rows(hidden, context)
@@ -104,8 +105,8 @@ class BlockLoss(nn.Module):
         return SlotLaws(loss, label, unsure, F.pad(scored[:, :-1].cumprod(1), (1, 0), value=1).bool())
 
     def _slot(self, slot: WalkedSlot, log_p: Tensor, label: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return of a slot its loss, the probability of the label, the loss of the confidence, and whether the label is
-        scored: [blocks] each."""
+        """Return a slot's loss, the label's probability, the confidence loss, and whether the label is scored; each is
+        [blocks]."""
         law = slot.law
         if law.ids is not None and law.ids.ndim == 2:
             log_p = log_p.gather(1, self.drafter.draft_ids[law.ids])
@@ -119,7 +120,7 @@ class BlockLoss(nn.Module):
 
 
 def label_probability(law: SlotScores, label: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the probability of the tokens `label` [blocks], and whether they are scored at all."""
+    """Return the probability of the tokens `label` [blocks], and whether they are scored."""
     scores = law.scores.float()
     mass = scores.logsumexp(1)
     if law.ids is None:
@@ -130,6 +131,7 @@ def label_probability(law: SlotScores, label: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def still_reached(label: Tensor, counts: Tensor) -> Tensor:
-    """Return D-PACE's weights (arXiv 2605.18810): how many counted slots from one on are still reached."""
+    """Return D-PACE's weights (arXiv 2605.18810): the expected number of counted slots, from this one on, still
+    reached."""
     chance = ((1 - FLOOR) * label + FLOOR).cumprod(1) * counts
     return chance.flip(1).cumsum(1).flip(1) * counts

@@ -1,4 +1,4 @@
-"""P-EAGLE as it is trained: the runtime's head over whole texts, with mask rows behind every anchor."""
+"""Trains P-EAGLE: the engine's head over whole texts, with mask rows after every anchor."""
 
 from __future__ import annotations
 
@@ -26,8 +26,11 @@ from spec_lab.train.packed_attention import PackedAttention, PackedKV, PackedMet
 
 
 class TextsAndMasks(AnchoredAttention):
-    """The rows of texts come first and attend too, each to the earlier ones of its text. A block is an anchor's mask
-    rows, of which each sees the texts' rows before its anchor, and the masks up to itself."""
+    """The attention of texts followed by mask rows.
+
+    A row of a text sees the earlier rows of its text. An anchor's mask row sees the text's rows before the anchor, and
+    the anchor's mask rows up to itself.
+    """
 
     def __init__(self, rows: AnchoredRows, num_masks: int) -> None:
         super().__init__(rows)
@@ -56,7 +59,7 @@ class TextsAndMasks(AnchoredAttention):
 
 @dataclass(frozen=True, slots=True)
 class NormedLogits:
-    """What a head makes logits with: a norm, and a product."""
+    """A norm followed by the product that gives logits."""
 
     norm: RMSNorm
     product: Linear
@@ -66,8 +69,10 @@ class NormedLogits:
 
 
 class TrainablePEagle(SlotDrafter):
-    """A P-EAGLE head. Row p of a text pairs token p+1 with what is tapped at p; so an anchor's first draft is made by
-    the row before it, and the others by mask rows from the anchor's position on."""
+    """A P-EAGLE head. Row p of a text takes token p+1 and the tapped states at p.
+
+    So the row before an anchor makes its first draft. Mask rows, from the anchor's position on, make the others.
+    """
 
     def __init__(
         self, config: Eagle3Config, num_drafts: int, tensors: Mapping[str, Tensor], target: FrozenTarget

@@ -1,4 +1,4 @@
-"""`drafter=p_eagle`: trains such a head on the target's own texts, saved in the layout of speculators."""
+"""`drafter=p_eagle`: trains a P-EAGLE head on the target's own texts, and saves it in the layout of speculators."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ class PEagleRecipe(SlotRecipe):
     def build(
         self, target: FrozenTarget, texts: CountedTexts, seed: int, always_drafted: Sequence[int] = ()
     ) -> TrainablePEagle:
-        """Make a head that is not trained; its last norm, and a head of its own, begin as the target's."""
+        """Make an untrained drafter. Its last norm, and its output head if it has one, are initialised from the
+        target's."""
         vocab_size = target.config.vocab_size
         kept = self.vocabulary(target, texts, [*target.config.eos_token_ids, *always_drafted])
         if kept:
@@ -49,7 +50,7 @@ class PEagleRecipe(SlotRecipe):
         return TrainablePEagle(config, self.config.num_drafts, tensors | kept, target)
 
     def taps(self, target: FrozenTarget) -> tuple[Tap, ...]:
-        """Return what it reads: what an EAGLE-3 head does."""
+        """Return the taps of an EAGLE-3 head."""
         return taps_of_inputs(default_tap_layer_inputs(target.config.num_layers))
 
     def write(self, drafter: TrainablePEagle, target: FrozenTarget, folder: Path) -> None:
@@ -70,7 +71,7 @@ class PEagleRecipe(SlotRecipe):
         return TrainablePEagle(config, self.config.num_drafts, tensors, target).to(target.device)
 
     def describe(self, folder: Path) -> DrafterDescription:
-        """Say for the card what `DrafterRecipe` asks."""
+        """Describe the drafter for its card; see `DrafterRecipe`."""
         _, config = load_drafter(folder)
         return DrafterDescription(
             kind="a P-EAGLE head",
@@ -103,7 +104,7 @@ none.""",
 
 
 def decoder_keys(config: Eagle3Config) -> dict[str, object]:
-    """Return the keys of config.json that say what its layers are, but for how their heads turn."""
+    """Return the keys of config.json that describe its layers, except those of RoPE."""
     layer, plan = config.layer, config.layer.only_layer
     return {
         "model_type": "llama",

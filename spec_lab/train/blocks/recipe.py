@@ -1,4 +1,5 @@
-"""`drafter=dflash` and its presets: trains a body and a head on the target's own texts, saved in z-lab's layout."""
+"""`drafter=dflash` and its presets: trains body and head on the target's own texts, and saves them in z-lab's
+layout."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ from spec_lab.train.eagle3_recipe import CountedTexts
 from spec_lab.train.frozen_target import FrozenTarget
 
 ZEROS = ("markov_w2.weight", "embed_proj.2.weight", "successor_codebook", "kernel_projection.weight")
-"""Weights that begin at zero, so that a new head, or a convolution, leaves a trained body as it is."""
+"""Weights that are initialised to zero, so that a new head or convolution does not change a trained body's output."""
 TABLES = ("markov_w1.weight", "predecessor_codebook")
 
 
@@ -39,7 +40,7 @@ class BlockRecipe(SlotRecipe):
     def build(
         self, target: FrozenTarget, texts: CountedTexts, seed: int, always_drafted: Sequence[int] = ()
     ) -> TrainableBlock:
-        """Make a drafter that is not trained, or only in its body."""
+        """Make a drafter that is untrained, or of which only the body is trained."""
         config, body = self._begun(target, texts, [*target.config.eos_token_ids, *always_drafted])
         shapes = block_tensor_shapes(config)
         fresh = random_tensors(shapes, torch.float32, torch.device("cpu"), seed)
@@ -49,7 +50,7 @@ class BlockRecipe(SlotRecipe):
         return TrainableBlock(config, tensors, target)
 
     def taps(self, target: FrozenTarget) -> tuple[Tap, ...]:
-        """Return what it reads: so many taps as layers, or those of the drafter that it begins as."""
+        """Return its taps: one for each layer, or those of the drafter whose body it starts from."""
         if self.config.body is not None:
             return load_block(Path(self.config.body), target.config, torch.float32, "cpu")[0].taps
         return default_taps(target.config.num_layers, self.config.num_layers)
@@ -65,7 +66,7 @@ class BlockRecipe(SlotRecipe):
         return TrainableBlock(config, tensors, target).to(target.device)
 
     def describe(self, folder: Path) -> DrafterDescription:
-        """Say for the card what `DrafterRecipe` asks."""
+        """Describe the drafter for its card; see `DrafterRecipe`."""
         knobs = self.config
         begun = "" if knobs.body is None else f" It was begun with the weights of {Path(knobs.body).name}."
         return DrafterDescription(
@@ -79,7 +80,7 @@ are the target's where the file has none.{begun}""",
     def _begun(
         self, target: FrozenTarget, texts: CountedTexts, always_drafted: list[int]
     ) -> tuple[BlockConfig, Mapping[str, Tensor]]:
-        """Return the sizes, and the weights that are there."""
+        """Return the sizes, and the weights to start from."""
         knobs, model = self.config, target.config
         parts = BlockParts(
             head=HeadKind(knobs.head.value),
@@ -103,10 +104,10 @@ are the target's where the file has none.{begun}""",
 
 
 def begun_with(name: str, tensor: Tensor) -> Tensor:
-    """Return what a weight begins with, of what is drawn for it."""
+    """Return the initial value of a weight, given a random draw for it."""
     if name.endswith(ZEROS):
         return torch.zeros_like(tensor)
-    if name.endswith("base_kernel"):  # each row passes as it is
+    if name.endswith("base_kernel"):  # the convolution starts as the identity
         return torch.zeros_like(tensor).index_fill_(1, torch.zeros(1, dtype=torch.long), 1.0)
     if name.endswith(TABLES):
         return tensor / tensor.std() / tensor.shape[1] ** 0.5

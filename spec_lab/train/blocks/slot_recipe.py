@@ -1,4 +1,4 @@
-"""What recipes of drafters of whole blocks share: the training, the vocabulary, the mask token."""
+"""What the recipes of block drafters share: the training, the vocabulary, the mask token."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SlotRecipe(ABC):
-    """Trains a drafter of whole blocks, whose parts are made, saved and loaded by the recipe of its kind."""
+    """Trains a block drafter; the subclass makes, saves and loads it."""
 
     config: SlotTrainingConfig
 
@@ -45,7 +45,7 @@ class SlotRecipe(ABC):
 
     @abstractmethod
     def build(self, target: FrozenTarget, texts: CountedTexts, seed: int, always_drafted: Sequence[int] = ()) -> Any:
-        """Make a drafter that is not trained; the tokens that end texts can be drafted, and `always_drafted` too."""
+        """Make an untrained drafter. Its draft vocabulary includes the tokens that end texts, and `always_drafted`."""
 
     @abstractmethod
     def taps(self, target: FrozenTarget) -> tuple[Tap, ...]:
@@ -53,14 +53,14 @@ class SlotRecipe(ABC):
 
     @abstractmethod
     def write(self, drafter: Any, target: FrozenTarget, folder: Path) -> None:
-        """Write it in the layout of its kind: matrices and norms in bf16, maps as they are."""
+        """Write it in the layout of its kind: matrices and norms in bf16, vocabulary maps unchanged."""
 
     @abstractmethod
     def load(self, folder: Path, target: FrozenTarget) -> Any:
         """Read what `save` wrote, its weights held in float32."""
 
     def save(self, drafter: Any, target: FrozenTarget, folder: Path) -> None:
-        """Write it as the runtime and other engines load it."""
+        """Write it in a form that this and other engines load."""
         self.write(drafter, target, folder)
         if self.config.stored_as == StoredAs.fp8:
             store_in_fp8(folder)
@@ -73,7 +73,7 @@ class SlotRecipe(ABC):
         target = FrozenTarget.load(Path(task.model.name_or_path), device, dtype, GENERATED_ROW_LENGTH)
         drafter = self.build(target, texts, task.seed, task.always_drafted).to(device)
         rows = packed_generations(texts, task.seed).to(device)
-        counted: Any = texts  # of which the rows, that are packed here, are all that is read
+        counted: Any = texts  # only its rows, which are packed here, are read
         curve = train_blocks(
             drafter,
             self.config,
@@ -84,19 +84,19 @@ class SlotRecipe(ABC):
         return curve
 
     def matcher(self, folder: Path, model: Qwen3ForCausalLM, device: torch.device) -> DraftMatcher:
-        """Put the saved drafter beside its target, as `DrafterRecipe` says. It computes in float32."""
+        """Load the saved drafter for its target, in float32; see `DrafterRecipe`."""
         longest = model.config.max_position_embeddings
         target = FrozenTarget.load(Path(model.name_or_path), device, torch.float32, longest)
         return block_matcher(self.load(folder, target), target, self.taps(target))
 
     def mask_token(self, texts: CountedTexts, vocab_size: int) -> int:
-        """Return the token of rows that stand for drafts: the rarest, unless one is named."""
+        """Return the mask token: the one that is configured, else the rarest."""
         if self.config.mask_token_id is not None:
             return self.config.mask_token_id
         return int(texts.count_written_tokens(vocab_size).argmin())
 
     def vocabulary(self, target: FrozenTarget, texts: CountedTexts, always_drafted: Sequence[int]) -> dict[str, Tensor]:
-        """Return the maps of a vocabulary that is cut; {} where it is whole."""
+        """Return the maps of a reduced draft vocabulary; {} if it is the whole vocabulary."""
         if self.config.draft_vocab_size is None:
             return {}
         vocab_size = target.config.vocab_size

@@ -1,4 +1,4 @@
-"""Trains drafters of blocks on packed texts beside their frozen target, and asks where they agree with a text."""
+"""Trains block drafters on packed texts with their frozen target, and finds where their drafts agree with a text."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from spec_lab.train.texts.packing import pack
 log = logging.getLogger(__name__)
 
 FORCED_ANCHORS = 32
-"""Of a row, behind which teacher forcing counts."""
+"""The number of anchors in a row after which teacher forcing counts."""
 GENERATED_ROW_LENGTH = 512
-"""Tokens of a row that the texts of a pocket target are packed into."""
+"""The length of rows into which a pocket target's texts are packed."""
 
 
 def packed_generations(texts: Generations, seed: int) -> PackedRows:
-    """Put whole texts into rows, several in a row."""
+    """Pack whole texts into rows."""
     is_there = torch.arange(texts.tokens.shape[1]) < texts.lengths[:, None]
     starts = torch.cat((texts.lengths.new_zeros(1), texts.lengths.cumsum(0)))
     packed = pack(texts.tokens[is_there], starts, texts.prompt_lengths, GENERATED_ROW_LENGTH, seed)
@@ -44,7 +44,7 @@ def packed_generations(texts: Generations, seed: int) -> PackedRows:
 
 
 def train_on_texts(drafter: SlotDrafter, config: SlotTrainingConfig, task: PackedTask) -> list[CurvePoint]:
-    """Train `drafter` in place on texts that are read; it is left on the task's device."""
+    """Train `drafter` in place on the task's texts. It stays on the task's device."""
     drafter.to(task.device)
     return train_blocks(
         drafter, config, task, PackedRows.of(task.texts.packed(task.row_length, task.seed), task.device)
@@ -54,7 +54,7 @@ def train_on_texts(drafter: SlotDrafter, config: SlotTrainingConfig, task: Packe
 def train_blocks(
     drafter: SlotDrafter, config: SlotTrainingConfig, task: PackedTask, rows: PackedRows
 ) -> list[CurvePoint]:
-    """Train `drafter` in place on rows [rows, length], which are those of the task's texts."""
+    """Train `drafter` in place on rows [rows, length] of the task's texts."""
     log.info("%d rows of %d tokens, %.0f%% of them supervised", *facts_of(rows))
     target, group, seed, num_slots = task.target, task.group, task.seed, drafter.num_slots
 
@@ -89,7 +89,8 @@ def train_blocks(
 def block_laws(
     drafter: SlotDrafter, target: FrozenTarget, rows: PackedRows, pending: Tensor, taps: Sequence[Tap], num_drafts: int
 ) -> Tensor:
-    """Return [pending, num_drafts, vocabulary] behind columns of one row; -inf where a token is not scored."""
+    """Return the logits [pending, num_drafts, vocab] of blocks after some columns of one row; -inf for unscored
+    tokens."""
     batch = block_batch(target, rows, pending[None], taps, drafter.num_slots)
     return torch.stack([law.target_logits(law.scores) for law in walked_slots(drafter, batch, num_drafts)], 1)
 
@@ -98,7 +99,7 @@ def block_laws(
 def forced_blocks(
     drafter: SlotDrafter, target: FrozenTarget, rows: PackedRows, taps: Sequence[Tap], num_drafts: int, batch_size: int
 ) -> TeacherForced:
-    """Count on rows [rows, length], behind some anchors of each."""
+    """Count by teacher forcing on rows [rows, length], after some anchors of each."""
     counts, generator = TeacherForced([0] * num_drafts, [0] * num_drafts), torch.Generator().manual_seed(0)
     for start in range(0, rows.num_rows, batch_size):
         part = rows.rows(slice(start, start + batch_size))
@@ -122,11 +123,11 @@ BLOCK_FORM = PackedForm(train_on_texts, block_laws, Serving.slot_laws, forced_bl
 
 
 def block_matcher(drafter: SlotDrafter, target: FrozenTarget, taps: Sequence[Tap]) -> DraftMatcher:
-    """Tell where the drafter agrees with a text, in the dtype of its weights."""
+    """Make a function that tells where the drafter agrees with a text, in the dtype of its weights."""
 
     @torch.no_grad()
     def of_text(text: Tensor, num_draft_tokens: int) -> Tensor:
-        """Return bool [length - 1, num_draft_tokens] of a text [length]."""
+        """Return bool [length - 1, num_draft_tokens] for a text [length]."""
         places = torch.arange(len(text), device=text.device)[None]
         rows = PackedRows(text[None], torch.zeros_like(places), places, torch.ones_like(places, dtype=torch.bool))
         batch = block_batch(target, rows, places[:, 1:], taps, num_draft_tokens)
@@ -142,7 +143,7 @@ def block_matcher(drafter: SlotDrafter, target: FrozenTarget, taps: Sequence[Tap
 
 
 def block_loss_words(config: SlotTrainingConfig) -> str:
-    """Say how a card names `BlockLoss`."""
+    """Return the name of `BlockLoss` for a card."""
     return (
         f"loss={config.loss} of whole blocks behind {config.num_anchors} anchors a row, slots weighted by "
         f"{config.slot_weights} with g={config.slot_decay:g}, divided by {config.normalise_by}"

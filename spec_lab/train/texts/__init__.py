@@ -1,1 +1,1 @@
-"""The texts that drafters learn on: prompts, the target's answers to them, and the folder that holds both."""
+"""The texts on which drafters are trained: prompts, the target's answers, and the folder that holds both."""

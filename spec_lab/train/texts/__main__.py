@@ -42,11 +42,11 @@ Keys of its own, beside those of a run (target, device, dtype, kernels):
 """
 
 READ = {"target", "device", "dtype", "kernels", "attention", "graph", "cache", "recurrent", "num_threads", "extensions"}
-"""Parts of a run that writing reads."""
+"""The parts of a run's configuration that writing texts reads."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Do what `arguments` (default: those of the process) say and return the exit code."""
+    """Run `arguments` (default: those of the process), and return the exit code."""
     arguments = sys.argv[1:] if arguments is None else arguments
     return guarded(lambda: _run(arguments), interrupted="interrupted; the same command goes on from here")
 
@@ -74,7 +74,7 @@ def _run(arguments: Sequence[str]) -> int:
 
 
 def _flag(word: str) -> tuple[str, int | None]:
-    """Return a flag and its number; UserError for one that there is not."""
+    """Return a flag and its number; raise UserError for an unknown flag."""
     name, _, value = word.partition("=")
     if name not in ("--plan", "--show-data") or (value and not (value.isdecimal() and int(value) > 0)):
         raise UserError(f"{word} is no option; there are --plan, --plan=RATE, --show-data=N and --help")
@@ -134,7 +134,7 @@ def _described(field: dataclasses.Field[object]) -> str:
 
 
 def parse(arguments: Sequence[str]) -> tuple[TextsConfig, Path, list[str]]:
-    """Return the settings of the texts, their folder, and the words that are for the target's run.
+    """Return the settings of the texts, their folder, and the overrides for the target's run.
 
     Raises:
         UserError: a value is of another type or out of bounds, or there is no folder.
@@ -155,7 +155,7 @@ def parse(arguments: Sequence[str]) -> tuple[TextsConfig, Path, list[str]]:
 
 
 def _refuse_unread(words: Sequence[str]) -> None:
-    """Refuse what a run reads and the writing of texts does not, such as `drafter=` and `workload.limit=`."""
+    """Refuse settings of a run that the writing of texts does not read, such as `drafter=` and `workload.limit=`."""
     from spec_lab.program.options import Menu, keys_of, run_menu
     from spec_lab.program.overrides import check_overrides, extensions_in
 

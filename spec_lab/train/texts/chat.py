@@ -1,7 +1,7 @@
-"""How a model's chat template writes a conversation, found once: the texts that stand around its turns.
+"""The form of conversations in a model's chat template: the texts around the turns, found once.
 
-A template is a program, and rendering a prompt by it starts a process. A training needs some 100,000 prompts, so it is
-rendered once for each number of turns, with marks in place of what is said, and prompts are put together of the parts.
+A template is a program, and each rendering starts a process. A training needs some 100,000 prompts. So the template is
+rendered once for each number of turns, with placeholders for the turns, and prompts are assembled from the parts.
 """
 
 from __future__ import annotations
@@ -18,33 +18,34 @@ SAMPLE = ("How tall is it?", "It is 12 m tall.", "And how wide, in feet?")
 
 @dataclass(slots=True)
 class ChatForm:
-    """Writes conversations as a model's chat template does."""
+    """Writes conversations in the form of a model's chat template."""
 
     tokenizer: TargetTokenizer
     _parts: dict[tuple[int, str | None], list[str]] = field(default_factory=dict)
 
     def refuse_unless_usable(self, begins_turns: bool) -> None:
-        """Raise UserError for a template that no texts can be written by; `begins_turns`: the user's, too."""
+        """Raise UserError for an unusable template; `begins_turns`: the user's turns must be recognisable too."""
         self.parts(1)
         if begins_turns:
             self.end_of_turn()
 
     def text(self, turns: Sequence[str], system: str | None = None) -> str:
-        """Return a conversation, the user's turns first and last, up to where the assistant's next turn begins."""
+        """Return a conversation up to the start of the assistant's next turn; its first and last turns are the
+        user's."""
         parts = self.parts(len(turns), system)
         said = [turn.strip() for turn in turns]
         return parts[0] + "".join(turn + part for turn, part in zip(said, parts[1:], strict=True))
 
     def next_turn(self, turns: Sequence[str], system: str | None = None) -> str:
-        """Return what stands before the user's next turn, behind `turns` that end with the assistant's or are none."""
+        """Return the text up to the user's next turn, after `turns`, which are empty or end with the assistant's."""
         parts = self.parts(len(turns) + 1, system)
         return "".join(part + turn for part, turn in zip(parts, [*(turn.strip() for turn in turns), ""], strict=False))
 
     def end_of_turn(self) -> str:
-        """Return what the template puts behind a user's turn: the first line of it.
+        """Return the first line that the template puts after a user's turn.
 
         Raises:
-            UserError: there is no such thing, and so nothing that a user's turn would be known by.
+            UserError: there is none, so the end of a user's turn cannot be recognised.
         """
         end = self.parts(1)[-1].strip().partition("\n")[0].strip()
         if not end:
@@ -55,10 +56,10 @@ class ChatForm:
         return end
 
     def parts(self, num_turns: int, system: str | None = None) -> list[str]:
-        """Return the `num_turns + 1` texts around so many turns.
+        """Return the `num_turns + 1` texts around this number of turns.
 
         Raises:
-            UserError: the template leaves a turn out, or writes turns in a way that does not come apart.
+            UserError: the template omits a turn, or writes turns in a way that cannot be separated.
         """
         key = num_turns, system
         if key not in self._parts:
@@ -74,7 +75,7 @@ class ChatForm:
         return self._parts[key]
 
     def _check(self, num_turns: int, system: str | None) -> None:
-        """Refuse a template whose parts are not what it writes around other words."""
+        """Refuse a template whose parts depend on the contents of turns."""
         turns = [SAMPLE[number % len(SAMPLE)] for number in range(num_turns)]
         if self.tokenizer.encode(self.text(turns, system)) != self.tokenizer.encode_conversation(turns, system):
             raise UserError("the target's chat template changes what is said in a conversation; mend it")

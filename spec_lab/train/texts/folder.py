@@ -1,7 +1,7 @@
-"""A folder of texts: `header.json`, the prompts as JSON Lines, and the answers in `answers-00000.safetensors` and on.
+"""A folder of texts: `header.json`, prompts as JSON Lines, and answers in `answers-00000.safetensors` and so on.
 
-Files are written once, each under another name first, and then named in the header. So a kill loses at most the file
-that was being made. The ids in a file are the smallest integers that hold the vocabulary; in memory they are int32.
+Each file is written under a temporary name, renamed, and then listed in the header. So a kill loses at most the current
+file. In files, ids have the smallest integer type that holds the vocabulary; in memory they are int32.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ANSWERS, PROMPTS, FOLLOW_UPS = "answers", "prompts", "followups"
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """The ids of one text, and what of them is its prompt."""
+    """The ids of one text, and the length of its prompt."""
 
     tokens: list[int]
     prompt_length: int
@@ -39,15 +39,15 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class Texts:
-    """Prompts with the target's answers, one text behind the other.
+    """Prompts with the target's answers, concatenated.
 
-    A million texts of 300 tokens are 600 MB in files and 1.2 GB in memory, of a vocabulary of up to 65,536.
+    With a vocabulary of up to 65,536, a million texts of 300 tokens take 600 MB in files and 1.2 GB in memory.
 
     Attributes:
         tokens: [num_tokens] int32 ids.
         starts: [num_texts + 1] int64 where each text begins; the last entry is `num_tokens`.
-        prompt_lengths: [num_texts] int32 tokens that the target did not write.
-        conversations: [num_texts] int32 which texts are turns of the same conversation.
+        prompt_lengths: [num_texts] int32 number of leading tokens that the target did not write.
+        conversations: [num_texts] int32 the conversation of each text; its turns share a number.
     """
 
     tokens: Tensor
@@ -71,11 +71,11 @@ class Texts:
 
     @classmethod
     def load(cls, folder: Path) -> Texts:
-        """Read all finished files of a folder, or of the folders in it, which several writers fill side by side.
+        """Read all finished files of a folder, or of its subfolders, which several writers may fill in parallel.
 
         Raises:
-            UserError: there are none, one cannot be read, or two of the folders differ in more than their prompts,
-                or have prompts in common.
+            UserError: there are none, one cannot be read, or two subfolders differ in more than their prompts or share
+                prompts.
         """
         inside = sorted(header.parent for header in folder.glob(f"*/{HEADER}"))
         if (folder / HEADER).exists() or not inside:
@@ -106,7 +106,7 @@ class Texts:
 
     @classmethod
     def _joined(cls, parts: Sequence[Texts]) -> Texts:
-        """Put texts one behind the other, each part with conversations of its own, under the first one's header."""
+        """Concatenate parts under the first one's header, with distinct conversation numbers."""
         counts = [int(part.conversations.max()) + 1 for part in parts]
         before = accumulate(counts, initial=0)
         return cls(
@@ -125,16 +125,16 @@ class Texts:
         """Return the texts at `indices` [n], in that order."""
         lengths = self.lengths[indices]
         starts = _starts(lengths)
-        # Each token's place: where its text begins here, and how far behind that it stands.
+        # The source index of each token: the start of its text, plus its offset in the text.
         places = torch.arange(int(starts[-1])) + (self.starts[indices] - starts[:-1]).repeat_interleave(lengths)
         return Texts(
             self.tokens[places], starts, self.prompt_lengths[indices], self.conversations[indices], self.header
         )
 
     def split(self, held_out: float, seed: int = 0) -> tuple[Texts, Texts]:
-        """Return the texts to learn on and those held out, a share of the conversations; turns of one stay together.
+        """Return the texts to learn on, and the texts of a held-out share of conversations.
 
-        Of two conversations or more one at least is held out, and one learnt from.
+        With two conversations or more, each part gets at least one.
         """
         ids, places = self.conversations.unique(return_inverse=True)
         drawn = torch.rand(len(ids), generator=torch.Generator().manual_seed(seed))
@@ -142,24 +142,24 @@ class Texts:
         return self.take((~is_held_out).nonzero()[:, 0]), self.take(is_held_out.nonzero()[:, 0])
 
     def supervised(self) -> Tensor:
-        """Tell of each token whether the target wrote it, [num_tokens] bool."""
+        """Return whether the target wrote each token, [num_tokens] bool."""
         place = torch.arange(len(self.tokens)) - self.starts[:-1].repeat_interleave(self.lengths)
         return place >= self.prompt_lengths.repeat_interleave(self.lengths)
 
     def count_written_tokens(self, vocab_size: int) -> Tensor:
-        """Return `[vocab_size]`: how often each token stands where the target writes."""
+        """Return `[vocab_size]`: how often the target wrote each token."""
         return torch.bincount(self.tokens[self.supervised()].long(), minlength=vocab_size)
 
     def packed(self, row_length: int, seed: int) -> PackedTexts:
-        """Return the texts in rows of `row_length`, several in a row, in an order that `seed` says."""
+        """Pack the texts into rows of `row_length`, in an order that depends on `seed`."""
         return pack(self.tokens, self.starts, self.prompt_lengths, row_length, seed)
 
 
 class TextsFolder:
-    """Writes a folder of texts, or goes on with one."""
+    """Writes a folder of texts, or resumes one."""
 
     def __init__(self, root: Path, header: TextsHeader) -> None:
-        """Make the folder, or find it.
+        """Make the folder, or open the existing one.
 
         Raises:
             UserError: it holds texts of another target or of other settings.
@@ -171,22 +171,22 @@ class TextsFolder:
             self.header = TextsHeader.read(root)
             self.header.refuse_another(header, root)
             for name in [name for name in self.names(ANSWERS) if not (root / name).exists()]:
-                del self.header.files[name]  # it was deleted, and is written again
+                del self.header.files[name]  # the file was deleted, so it is written again
         else:
             header.write(root)
         self.id_type = smallest_id_type(header.written_by.vocab_size)
 
     def names(self, kind: str) -> list[str]:
-        """Return the finished files of a kind, in their order."""
+        """Return the finished files of a kind, in order."""
         return sorted(name for name in self.header.files if name.startswith(kind))
 
     def drop(self) -> None:
-        """Remove all that was written, for texts that are refused: other settings may come next."""
+        """Delete everything that was written, after a refusal, so that other settings can be used next."""
         for name in (*self.header.files, HEADER):
             (self.root / name).unlink(missing_ok=True)
 
     def add_prompts(self, name: str, conversations: Iterable[Conversation], counts: Mapping[str, int]) -> None:
-        """Write a file of prompts, as lines that `prompts=[FILE]` reads too."""
+        """Write a file of prompts, which `prompts=[FILE]` can also read."""
         unfinished = self._unfinished(name)
         lines = (conversation.as_line() for conversation in conversations)
         unfinished.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""What a folder of texts says about itself: whose texts they are, how they were written, and what became of them."""
+"""The header of a folder of texts: the target that wrote them, the settings, and the finished files."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ HEADER = "header.json"
 FORMAT = 1
 NUM_BLOCKS, BLOCK = 64, 2**16
 MAY_DIFFER = ("seed", "prompts", "num_texts", "texts_per_file")
-"""What writers that stand side by side may have otherwise."""
+"""The settings in which parallel writers may differ."""
 WRITE_AGAIN = "name another folder, or write the texts again"
 
 
 def refuse_without_header(header: Path, *patterns: str) -> None:
-    """Raise UserError where files of the names that are written lie in a folder, and no header says what they are."""
+    """Raise UserError if a folder has files with such names but no header."""
     if header.exists():
         return
     for file in (file for pattern in patterns for file in header.parent.glob(pattern)):
@@ -38,7 +38,7 @@ class WrittenBy:
     Attributes:
         weights: a digest of its files (`digest_of_weights`).
         tokenizer: a digest of its vocabulary and merges.
-        template: a digest of its chat template, empty where it has none.
+        template: a digest of its chat template; empty if it has none.
     """
 
     target: str
@@ -53,9 +53,9 @@ class TextsHeader:
     """`header.json` of a folder of texts.
 
     Attributes:
-        settings: what the texts were written with; the same are needed to go on.
-        files: each finished file with what it counts. A file that is not named here is unfinished.
-        sources: the digest of each file that prompts came from.
+        settings: the settings of the texts; resuming requires the same ones.
+        files: each finished file with its counts. Files that are not listed are unfinished.
+        sources: the digest of each source of prompts.
     """
 
     written_by: WrittenBy
@@ -71,7 +71,7 @@ class TextsHeader:
         return total
 
     def write(self, folder: Path) -> None:
-        """Put the header in place of the one before; a kill leaves either."""
+        """Replace the header atomically."""
         write_json(folder / HEADER, {"format": FORMAT, **asdict(self)})
 
     @classmethod
@@ -105,15 +105,14 @@ class TextsHeader:
             return header
 
     def refuse_another(self, other: TextsHeader, folder: Path) -> None:
-        """Raise UserError, naming what differs, where `other` would not go on with these texts."""
+        """Raise UserError that names the differences, if texts with the header `other` cannot continue these."""
         if changed := self._changed(other):
             raise UserError(
                 f"output_dir={folder} holds texts written with another {', '.join(changed)}; choose another output_dir"
             )
 
     def refuse_beside(self, other: TextsHeader, folder: Path) -> None:
-        """Raise UserError, naming what differs, where the texts of `folder` were written in another way than these, or
-        behind the same prompts."""
+        """Raise UserError if the texts of `folder` were written differently from these, or have the same prompts."""
         if changed := [name for name in self._changed(other) if name not in MAY_DIFFER]:
             raise UserError(
                 f"{folder} holds texts written with another {', '.join(changed)} than those beside it; learn from one "
@@ -138,9 +137,9 @@ class TextsHeader:
 
 
 def digest_of_weights(path: Path) -> str:
-    """Tell one target's weights from another's by parts of its files: reading all of them may take minutes.
+    """Return a digest of a target's weights. It reads only parts of the files, since reading all may take minutes.
 
-    Of each file 64 blocks of 64 KiB are read, evenly spread, and its size.
+    It covers each file's size and 64 evenly spread blocks of 64 KiB.
     """
     files = [path] if is_gguf(path) else sorted(path.glob("*.safetensors")) or [path / "config.json"]
     digest = hashlib.sha256()
@@ -160,7 +159,7 @@ def digest_of_text(text: str | None) -> str:
 
 
 def digest_of_file(path: Path) -> str:
-    """Return a digest of all of a file."""
+    """Return a digest of a whole file."""
     digest = hashlib.sha256()
     with open_regular(path) as opened:
         while part := opened.read(2**20):

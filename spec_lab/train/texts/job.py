@@ -1,4 +1,4 @@
-"""Writing a folder of texts: prompts, answers, the user's next turns, and answers to those. Finished files are kept."""
+"""Writes a folder of texts: prompts, answers, the user's next turns, and answers to those. Finished files are kept."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from spec_lab.workloads.conversations import before_end
 BATCHES_OF_A_PROBE = 4
 FEWEST_ASKED, LEAST_SHARE = 1000, 0.05
 MORE = 1.05
-"""So many more prompts are begun than are missing, beyond those that experience says are dropped."""
+"""The factor of additional prompts that are begun, beyond the number expected to be dropped."""
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerFile:
-    """A file of answers to be: which prompts it answers, and how."""
+    """A planned file of answers: its prompts and its temperature."""
 
     name: str
     first: int
@@ -40,7 +40,7 @@ class AnswerFile:
 
 
 def write_texts(writer: Writer, config: TextsConfig, root: Path) -> TextsFolder:
-    """Write what is missing of a folder of texts, and return it. Of texts that are refused nothing stays.
+    """Write the missing files of a folder of texts, and return it. If the texts are refused, everything is deleted.
 
     Raises:
         UserError: the folder holds other texts, a file of prompts or the target's chat template cannot be used, or no
@@ -60,7 +60,7 @@ def write_texts(writer: Writer, config: TextsConfig, root: Path) -> TextsFolder:
 
 
 def _write_new(writer: Writer, config: TextsConfig, root: Path, header: TextsHeader, form: ChatForm) -> TextsFolder:
-    """Write the texts; those that were begun here go where they are refused, since other settings may come next."""
+    """Write the texts. If they are refused, delete those begun here, so that other settings can be used next."""
     is_new = not (root / HEADER).exists()
     folder = TextsFolder(root, header)
     try:
@@ -72,7 +72,7 @@ def _write_new(writer: Writer, config: TextsConfig, root: Path, header: TextsHea
 
 
 def digests_of_sources(config: TextsConfig) -> dict[str, str]:
-    """Tell what prompts come from: a file by its name and its content, made ones by their name and the seed.
+    """Return a digest of each source of prompts: of a file's name and content, or of a generator's name and seed.
 
     Raises:
         UserError: there is no such file.
@@ -85,9 +85,9 @@ def digests_of_sources(config: TextsConfig) -> dict[str, str]:
 
 
 def probe(writer: Writer, config: TextsConfig) -> Rate:
-    """Write a few texts that are kept nowhere, and return how fast that was and how long they became.
+    """Write a few texts without keeping them, and return the speed and their lengths.
 
-    On a CPU, which writes some tokens a second, answers are short, and are then taken to be as long as they may be.
+    On a slow CPU the answers are cut short, and then assumed to have the maximum length.
     """
     on_gpu = writer.models.device.type == "cuda"
     number = BATCHES_OF_A_PROBE * config.batch_size if on_gpu else min(config.batch_size, 4)
@@ -96,7 +96,7 @@ def probe(writer: Writer, config: TextsConfig) -> Rate:
     begun = begin_prompts(form, 0, number, config.seed, config.max_prompt_tokens)
     requests = [turn.request if on_gpu else replace(turn.request, max_new_tokens=most) for turn in begun]
     with TextProgress("a probe", 2 * number) as progress:
-        records = writer.write(requests, config.prompt_temperatures[0], progress)  # compiles and captures, too
+        records = writer.write(requests, config.prompt_temperatures[0], progress)  # this run also compiles and captures
         prompts, _ = end_turns(form, begun, records, writer.eos_token_ids, Seen())
         ids = writer.tokenizer.encode_batch([form.text(prompt.turns) for prompt in prompts])
         began_at, num_before = progress.seconds, progress.num_tokens
@@ -125,14 +125,14 @@ class TextsJob:
         return round(self.config.num_texts * self.config.second_turns)
 
     def run(self) -> TextsFolder:
-        """Do what is missing; a stage needs the files of those before it."""
+        """Run the missing stages; each needs the files of those before it."""
         num_first = self.config.num_texts - self.num_second_turns
         if self.config.prompts:
             self._read_prompts(num_first)
         else:
             self._write_prompts(num_first)
         asked = self.folder.read_prompts(PROMPTS)[:num_first]
-        # Answers of one temperature stand together, and prompts of one temperature must not meet them alone.
+        # Answers are grouped by temperature. Shuffling keeps prompts of one temperature from all meeting the same one.
         random.Random(self.config.seed).shuffle(asked)
         if not asked:
             raise UserError(f"prompts: none is left ({in_words(self.folder.header.counts(PROMPTS))}); give others")
@@ -156,7 +156,7 @@ class TextsJob:
         self.folder.add_prompts(f"{PROMPTS}-00000.jsonl", fitting[:number], counts)
 
     def _fitting(self, conversations: list[Conversation]) -> list[Conversation]:
-        """Return those whose prompt is not too long."""
+        """Return the conversations whose prompt is not too long."""
         ids = self._ids(conversations)
         pairs = zip(conversations, ids, strict=True)
         return [conversation for conversation, prompt in pairs if len(prompt) <= self.config.max_prompt_tokens]
@@ -174,7 +174,7 @@ class TextsJob:
         self._write_turns(PROMPTS, number, begin, seen)
 
     def _write_follow_ups(self, asked: Sequence[Conversation]) -> None:
-        """Let the user, in the target's words, go on with some of the conversations."""
+        """Let the target write the user's next turn in some of the conversations."""
         places = list(range(len(asked)))
         random.Random(self.config.seed + 1).shuffle(places)
         answers = self._answers_by_conversation("a")
@@ -193,7 +193,7 @@ class TextsJob:
     def _take_later_turns(
         self, asked: Sequence[Conversation], answered: Sequence[int], answers: dict[int, str]
     ) -> None:
-        """Take the second turns that the files say, behind the target's own answers."""
+        """Add the second turns from the files, after the target's own answers."""
         if self.folder.names(FOLLOW_UPS):
             return
         going_on = [place for place in answered if asked[place].later_turns]
@@ -228,7 +228,7 @@ class TextsJob:
                 temperature = temperatures[index % len(temperatures)]
                 records = self.writer.write([turn.request for turn in begun], temperature, progress)
                 kept, new = end_turns(self.form, begun, records, self.writer.eos_token_ids, seen)
-                fitting = self._fitting(kept)  # what is written is not always cut into tokens as it is read
+                fitting = self._fitting(kept)  # re-tokenising a text may give other tokens
                 new["asked"], new["no_room"] = missing, missing - len(begun) + len(kept) - len(fitting)
                 new["kept"] = len(fitting)
                 self.folder.add_prompts(f"{kind}-{index:05d}.jsonl", fitting, new)
@@ -240,7 +240,7 @@ class TextsJob:
                     )
 
     def _answers_by_conversation(self, turn: str) -> dict[int, str]:
-        """Return the answers as texts; a conversation goes on behind one that was cut, too."""
+        """Return the answers as texts, including truncated ones, after which a conversation also continues."""
         found: dict[int, str] = {}
         eos = self.writer.eos_token_ids
         for name in self.folder.names(f"{ANSWERS}-{turn}"):
@@ -250,7 +250,7 @@ class TextsJob:
         return found
 
     def _answer(self, turn: str, prompts: Sequence[Conversation], asked: Sequence[Conversation]) -> None:
-        """Write the missing files of answers to `prompts`, each going on with one of the conversations `asked`."""
+        """Write the missing files of answers to `prompts`, each of which continues one of the conversations `asked`."""
         numbers = {conversation.prompt_id: place for place, conversation in enumerate(asked)}
         files = self.answer_files(turn, len(prompts))
         missing = [file for file in files if file.name not in self.folder.header.files]
@@ -268,8 +268,8 @@ class TextsJob:
                 self.folder.add_answers(file.name, texts, counts)
 
     def answer_files(self, turn: str, number: int) -> list[AnswerFile]:
-        """Say which files `number` answers go into: of one size, an equal number of them at each temperature, those of
-        one temperature one after the other."""
+        """Plan the files for `number` answers: of equal size, equally many for each temperature, and ordered by
+        temperature."""
         wide = self.folder.id_type().itemsize
         most = max(1, min(self.config.texts_per_file, MOST_FILE_BYTES // (wide * self.config.longest)))
         temperatures = self.config.temperatures
@@ -287,7 +287,7 @@ class TextsJob:
         return self.writer.tokenizer.encode_batch(texts)
 
     def _texts(self, records: Sequence[RequestRecord], of: dict[str, int]) -> tuple[list[Answered], Counter[str]]:
-        """Return the texts that say something, and count them."""
+        """Return the texts that are not empty, and their counts."""
         texts: list[Answered] = []
         counts: Counter[str] = Counter(kept=0, cut=0, empty=0, tokens=0)
         for record in records:

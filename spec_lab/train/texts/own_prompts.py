@@ -1,4 +1,5 @@
-"""Prompts that the target writes itself: it goes on where its chat template begins a user's turn, at temperature 1."""
+"""Prompts that the target writes itself: it continues the start of a user's turn in its chat template, at temperature
+1."""
 
 from __future__ import annotations
 
@@ -21,13 +22,14 @@ OPENINGS = Path(__file__).with_name("openings.tsv")
 FEWEST_WORDS = 3
 MOST_FOLLOW_UP_TOKENS = 80
 BROKEN_CHARACTER = "\N{REPLACEMENT CHARACTER}"
-"""What is read of tokens that are no whole character, such as the last ones of a turn that was cut."""
+"""The result of decoding tokens that are not a whole character, such as the last ones of a truncated turn."""
 END_OF_SENTENCE = re.compile(r"[.?!:;\n][\"')\]]*(?=\s|$)")
 
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """How a user's turn begins: its kind, how many tokens the target may add, and the words, which may be none."""
+    """The beginning of a user's turn: its kind, the most tokens that the target may add, and its first words, if
+    any."""
 
     kind: str
     max_tokens: int
@@ -43,21 +45,21 @@ def openings() -> tuple[Opening, ...]:
 
 @dataclass(frozen=True, slots=True)
 class BegunTurn:
-    """A user's turn to be written: the conversation before it, with the turn's first words at its end."""
+    """A user's turn for the target to complete: the conversation before it, ending with the turn's first words."""
 
     conversation: Conversation
     request: Request
 
 
 def begin_prompts(form: ChatForm, first: int, number: int, seed: int, max_prompt_tokens: int) -> list[BegunTurn]:
-    """Begin `number` prompts, each with an opening drawn by `seed` and its own number, from `first` on.
+    """Begin `number` prompts, numbered from `first` on; `seed` and its number determine each prompt's opening.
 
-    Those whose opening leaves no room are left out.
+    Prompts whose opening leaves no room are left out.
     """
     begin = form.next_turn(())
     chosen = [random.Random(f"{seed}-{index}").choice(openings()) for index in range(first, first + number)]
     ids = form.tokenizer.encode_batch([begin + opening.words for opening in chosen])
-    # The tokens that the template puts behind the turn have to fit too.
+    # The template's tokens after the turn must fit too.
     room = max_prompt_tokens - len(form.tokenizer.encode(form.parts(1)[-1]))
     begun = []
     for index, opening, prompt_ids in zip(range(first, first + number), chosen, ids, strict=True):
@@ -69,7 +71,7 @@ def begin_prompts(form: ChatForm, first: int, number: int, seed: int, max_prompt
 
 
 def begin_follow_ups(form: ChatForm, answered: Sequence[Conversation], max_prompt_tokens: int) -> list[BegunTurn]:
-    """Begin the user's next turn in conversations that end with the assistant's; those without room are left out."""
+    """Begin the user's next turn in conversations that end with the assistant's turn, if there is room."""
     ids = form.tokenizer.encode_batch([form.next_turn(each.turns, each.system) for each in answered])
     behind = len(form.tokenizer.encode(form.parts(1)[-1]))
     begun = []
@@ -84,7 +86,7 @@ def begin_follow_ups(form: ChatForm, answered: Sequence[Conversation], max_promp
 def end_turns(
     form: ChatForm, begun: Sequence[BegunTurn], records: Iterable[RequestRecord], eos: frozenset[int], seen: Seen
 ) -> tuple[list[Conversation], Counter[str]]:
-    """Return the conversations with the turns that were written, and how many were left out and why.
+    """Return the conversations with the completed turns, and counts of those left out by reason.
 
     A turn that did not end loses its last, unfinished sentence.
     """
@@ -110,6 +112,6 @@ def end_turns(
 
 
 def whole_sentences(text: str) -> str:
-    """Return a text without its last sentence where that has no end; all of it where none has."""
+    """Return a text without its last sentence if that is unfinished; all of it if no sentence ends."""
     ends = [found.end() for found in END_OF_SENTENCE.finditer(text)]
     return text[: ends[-1]] if ends else text

@@ -1,4 +1,4 @@
-"""Texts in rows of one length, several in a row, none of which looks at another."""
+"""Packs texts into rows of equal length, with several separate texts in a row."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ class PackedTexts:
     """Rows of whole texts.
 
     Attributes:
-        tokens: [num_rows, row_length] int32 ids, 0 where nothing stands.
-        segments: [num_rows, row_length] int32 which text of its row a token is of, from 1; 0 where nothing stands.
-        positions: [num_rows, row_length] int32 a token's place in its text.
+        tokens: [num_rows, row_length] int32 ids; 0 for padding.
+        segments: [num_rows, row_length] int32 the number of a token's text in its row, from 1; 0 for padding.
+        positions: [num_rows, row_length] int32 a token's position in its text.
         is_supervised: [num_rows, row_length] bool, whether the target wrote the token.
         num_cut: texts that are longer than a row and lost their end.
     """
@@ -32,15 +32,15 @@ class PackedTexts:
 
     @property
     def fill(self) -> float:
-        """The share of the places where something stands."""
+        """The share of places that are not padding."""
         return float((self.segments > 0).float().mean())
 
 
 def pack(tokens: Tensor, starts: Tensor, prompt_lengths: Tensor, row_length: int, seed: int) -> PackedTexts:
-    """Put texts into rows, in an order that `seed` says.
+    """Pack texts into rows, in an order that depends on `seed`.
 
-    A text goes into the open row that has the least room for it. A text that is
-    longer than a row loses its end, and one whose prompt alone fills a row is left out.
+    Each text goes into the fullest open row that has room for it. A text longer than a row loses its end. A text whose
+    prompt fills a whole row is left out.
     """
     generator = torch.Generator().manual_seed(seed)
     lengths = starts.diff().clamp(max=row_length)
@@ -49,7 +49,7 @@ def pack(tokens: Tensor, starts: Tensor, prompt_lengths: Tensor, row_length: int
     rows, columns, segments = place_texts(lengths[order].tolist(), row_length)
     num_rows = max(rows, default=-1) + 1
     lengths = lengths[order]
-    # Of each token that is placed: the text it is of, and how far into the text it stands.
+    # For each placed token: its text, and its position in the text.
     text = torch.arange(len(order)).repeat_interleave(lengths)
     place = torch.arange(int(lengths.sum())) - (lengths.cumsum(0) - lengths)[text]
     at = (torch.tensor(rows) * row_length + torch.tensor(columns))[text] + place
@@ -69,7 +69,7 @@ def pack(tokens: Tensor, starts: Tensor, prompt_lengths: Tensor, row_length: int
 
 
 def place_texts(lengths: list[int], row_length: int) -> tuple[list[int], list[int], list[int]]:
-    """Return of each text the row it goes into, the column it begins at, and its number in the row, from 1."""
+    """Return, for each text, its row, its first column, and its number in the row, from 1."""
     rows: list[int] = []
     columns: list[int] = []
     numbers: list[int] = []

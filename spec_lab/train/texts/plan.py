@@ -1,4 +1,4 @@
-"""What a stage of a training will take, said before it runs: tokens, bytes on disk, memory and seconds."""
+"""Estimates the cost of a training's stage before it runs: tokens, bytes on disk, memory and seconds."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from spec_lab.train.texts.settings import TextsConfig
 from spec_lab.wiring.caches import cache_row
 
 BYTES_OF_A_CHARACTER_S_TOKEN = 4
-"""Of a prompt's line of JSON, for each of its tokens."""
+"""Bytes in a prompt's line of JSON, for each of its tokens."""
 ROOM = 1.1
-"""So much of what is planned has to be free: files are written beside those that they replace."""
+"""The factor of planned bytes that must be free, since new files exist next to those that they replace."""
 
 
 @dataclass(frozen=True, slots=True)
 class StagePlan:
-    """What one stage takes at most; its seconds are a guess from a rate.
+    """The most that a stage takes; its seconds are estimated from a rate.
 
     Attributes:
-        tokens: that the stage runs or writes.
-        memory_bytes: on the device, at the peak.
-        seconds: None where no rate is known.
-        num_done: of its texts, that a killed command left; tokens and disk are those of all.
-        less_disk, less_memory: what to do where there is no room for it.
+        tokens: the tokens that the stage runs or writes.
+        memory_bytes: the peak on the device.
+        seconds: None if no rate is known.
+        num_done: the texts that a killed command has already written; tokens and disk include them.
+        less_disk, less_memory: the remedy if there is no room.
     """
 
     name: str
@@ -45,11 +45,11 @@ class StagePlan:
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """How fast a target writes, and how long its texts become: what a probe finds.
+    """The result of a probe: how fast a target writes, and how long its texts are.
 
     Attributes:
-        prompt_tokens: of a mean prompt, its template included.
-        answer_tokens: of a mean answer.
+        prompt_tokens: the mean length of a prompt, including its template.
+        answer_tokens: the mean length of an answer.
     """
 
     tokens_per_second: float
@@ -58,7 +58,7 @@ class Rate:
 
 
 def plan_texts(chosen: Chosen, config: TextsConfig, rate: Rate | None = None) -> StagePlan:
-    """Say what the texts take. Without a rate all are as long as they may become, and seconds are not known."""
+    """Estimate the cost of the texts. Without a rate all have the maximum length, and seconds are unknown."""
     target = read_model_config(chosen.target_folder)
     prompt = config.max_prompt_tokens if rate is None else rate.prompt_tokens
     answer = config.max_new_tokens if rate is None else rate.answer_tokens

@@ -1,4 +1,5 @@
-"""The schema of the texts that a target writes: type, default, explanation and bounds of every key; without torch."""
+"""The schema of the texts that a target writes: type, default, explanation and bounds of every key. It does not import
+torch."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ PROMPTS = (
 
 @dataclass
 class WritingConfig:
-    """How a target answers prompts, and writes those that it is not given."""
+    """How a target answers prompts, and writes prompts itself if none are given."""
 
     test_prompts: bool = knob(False, "let question files of Spec-Bench and MT-bench, which are for testing, be prompts")
     num_texts: int = knob(100_000, "texts in all; files with fewer prompts give fewer", least=1, most=MOST_TEXTS)
@@ -57,16 +58,20 @@ class TextsConfig(WritingConfig):
 
 
 NOT_OF_THE_TEXTS = ("prompts", "test_prompts", "batch_size", "rounds_per_replay")
-"""Settings that another machine may have otherwise; of prompts the files' digests count."""
+"""Settings in which another machine may differ. For prompts, the digests of the files are compared instead."""
 
 
 def settings_of_texts(config: WritingConfig) -> dict[str, Any]:
-    """Return the settings that texts depend on, but for their prompts."""
+    """Return the settings on which texts depend, except their prompts."""
     return {name: value for name, value in asdict(config).items() if name not in NOT_OF_THE_TEXTS}
 
 
 def sampling_problem(config: WritingConfig, prefix: str) -> str | None:
-    """Say what no text is written at: no temperature, and values that a run refuses; keys are named behind `prefix`."""
+    """Return the problem with the sampling settings, such as no temperature, or values that a run refuses; None if
+    there is none.
+
+    `prefix` is put before the names of keys.
+    """
     for name, example in (("temperatures", 0), ("prompt_temperatures", 1)):
         given = getattr(config, name)
         if not given:

@@ -1,4 +1,4 @@
-"""A few texts as they will be learnt from, with the tokens that count marked."""
+"""Shows a few texts as they will be learnt from, with the tokens that count marked."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ PLAIN_BEGIN, PLAIN_END = "[[", "]]"
 
 
 def show_texts(texts: Texts, tokenizer: Tokenizer, number: int, in_colour: bool) -> str:
-    """Return the first `number` texts, what is supervised inverted or in double brackets, and its share of all.
+    """Return the first `number` texts, with supervised tokens inverted or in double brackets, and their share of all.
 
     Raises:
-        UserError: nothing is supervised, or everything is: then prompts and answers were not told apart.
+        UserError: no token or every token is supervised, so prompts and answers were not separated.
     """
     is_supervised = texts.supervised()
     share = float(is_supervised.float().mean()) if len(is_supervised) else 0.0

@@ -37,7 +37,7 @@ from spec_lab.workloads.tokenizer import TargetTokenizer
 def choose_target(words: Sequence[str], config: TextsConfig, prefix: str = "") -> Chosen:
     """Make the plain-decoding run that writes the texts, from overrides such as `target=hf target.path=DIR`.
 
-    `prefix` is what a user types in front of the keys of `TextsConfig`. Refusals name the keys with it.
+    `prefix` is what a user types before the keys of `TextsConfig`. Refusals name the keys with it.
 
     Raises:
         UserError: a word is mistyped, the run is refused, or a text may be longer than the target's positions.
@@ -121,7 +121,7 @@ class Writer:
         if temperature not in self._engines:
             if self._is_tight():
                 self._engines.clear()
-                gc.collect()  # an engine and its graphs hold one another
+                gc.collect()  # an engine and its graphs are a reference cycle
             sampling = SamplingConfig(temperature, top_p=self.config.top_p if temperature else None)
             chosen = self.chosen.again(dataclasses.replace(self.chosen.config, sampling=sampling))
             longest = Request("longest", "", (0,) * self.config.max_prompt_tokens, self.config.max_new_tokens)
@@ -138,7 +138,7 @@ class Writer:
 
 @contextmanager
 def _without_collecting() -> Iterator[None]:
-    """Switch Python's garbage collector off for a while.
+    """Switch Python's garbage collector off inside.
 
     Every token allocates a list, so the collector would go through all objects again and again. That takes as long as
     the bookkeeping of the tokens itself.
