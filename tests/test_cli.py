@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -48,6 +49,16 @@ def test_absolute_output_dir_is_taken_as_it_is(
     assert main([f"output_dir={elsewhere}"]) == 0
     assert runner.calls[0][2].parent == elsewhere
     assert not list(empty_folder.iterdir())
+
+
+def test_the_remedy_for_a_path_with_a_comma_is_one_value(
+    empty_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (empty_folder / "step,100").mkdir()
+    assert main(["target=hf", "target.path=step,100", "drafter=ngram"]) == 2
+    [word] = shlex.split(capsys.readouterr().err.partition("; type ")[2])
+    assert main(["target=hf", word, "drafter=ngram"]) == 2
+    assert "step,100: has no config.json" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,20 @@ def test_a_file_that_is_not_utf8_is_named_with_the_remedy(tmp_path: Path) -> Non
     path.write_bytes('{"prompt": "Käse"}\n'.encode("latin-1"))
     with pytest.raises(UserError, match=r"mine\.jsonl is not UTF-8 \(byte 14: .*save it as UTF-8"):
         read(path)
+
+
+@pytest.mark.parametrize("indent", [None, 2])
+def test_the_command_that_an_array_of_prompts_is_refused_with_writes_them_a_line_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], indent: int | None
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("talk.json").write_text(json.dumps([{"prompt": "a"}, {"prompt": "b"}], indent=indent))
+    with pytest.raises(UserError, match="is one JSON array") as caught:
+        read(Path("talk.json"))
+    _, code, _, written = shlex.split(str(caught.value).partition("write it so: python ")[2])
+    exec(code)
+    Path(written).write_text(capsys.readouterr().out)
+    assert [prompt.text for prompt in read(Path(written))] == ["a", "b"]
 
 
 GOOD = {"jsonl": '{"prompt": "a"}', "spec_bench": '{"question_id": 1, "category": "qa", "turns": ["a"]}'}

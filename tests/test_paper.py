@@ -123,6 +123,10 @@ def test_a_paper_of_more_runs_than_anyone_waits_for_is_refused() -> None:
         ({"temperatures": [1]}, "relaxed.temperatures: 0 is none of the paper's"),
         ({"minutes": [1, 2]}, "minutes must be one"),
         ({"ablations": {"nothing": []}}, "ablations.nothing changes nothing"),
+        ({"ablations": {"EAGLE-3": ["prune=none"]}}, "EAGLE-3 is the name of two lines or ablations"),
+        ({"ablations": {"x": ["prune=none"], "x ": ["prune=prefill"]}}, "x is the name of two"),
+        ({"tasks": {"mean": []}}, "tasks.mean reads like a row"),
+        ({"tasks": {"a": [], "a: dates": []}}, "tasks.a: dates reads like a row"),
         ({"tasks": {"a\nb": []}}, "tasks must hold printable names"),
     ],
 )

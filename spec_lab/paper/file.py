@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,8 @@ KEYS = (
 LINE_KEYS = ("always", "greedy", "sampled", "temperatures")
 LARGEST = 1e9
 """No temperature, batch size or number of minutes is larger."""
+MEAN = "mean"
+"""The row of all tasks together."""
 SPEED_KEYS = ("always", "batch_sizes", "draft_tokens", "lines")
 
 
@@ -107,6 +109,7 @@ def read_paper(path: Path) -> PaperFile:
     tasks = fields.mapping("tasks", required=True)
     ablations = [_line(path, "ablations", key, value) for key, value in fields.mapping("ablations").items()]
     _refuse_idle(path, lines, ablations, temperatures)
+    _refuse_alike(path, [*lines, *ablations], tasks)
     return PaperFile(
         path=path,
         name=name,
@@ -131,6 +134,17 @@ def _refuse_idle(path: Path, lines: Sequence[Line], ablations: Sequence[Line], t
     for ablation in ablations:
         if not (ablation.always or ablation.greedy or ablation.sampled):
             raise UserError(f"{path}: ablations.{ablation.name} changes nothing; name what it does, as in [prune=none]")
+
+
+def _refuse_alike(path: Path, lines: Sequence[Line], tasks: Collection[str]) -> None:
+    """Raise UserError for names that would make two rows of a table read alike."""
+    names = [line.name.strip() for line in lines]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise UserError(f"{path}: {twice} is the name of two lines or ablations; give one of them another")
+    for name in tasks:
+        if name.strip() == MEAN or any(name.startswith(f"{task}: ") for task in tasks):
+            raise UserError(f"{path}: tasks.{name} reads like a row that tables make themselves; give it another name")
 
 
 def _no_line(name: str, names: Sequence[str]) -> str:

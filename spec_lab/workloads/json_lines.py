@@ -26,14 +26,32 @@ def text_lines(path: Path) -> Iterator[TextLine]:
     """Yield the lines of a file, empty ones left out.
 
     Raises:
-        UserError: no such file, or a file that is not UTF-8.
+        UserError: no such file, a file that is not UTF-8, or one array of objects.
     """
     if not path.is_file():
         raise UserError(f"workload.path: no file {path}")
-    numbered = enumerate(_utf8_text(path).split("\n"), start=1)
+    text = _utf8_text(path)
+    if _is_array(text):
+        written = f"[print(json.dumps(row)) for row in json.load(open('{path}'))]"
+        raise UserError(
+            f"{path} is one JSON array, and an object a line is read; "
+            f'write it so: python -c "import json; {written}" > {path.stem}.jsonl'
+        )
+    numbered = enumerate(text.split("\n"), start=1)
     filled = ((number, line) for number, line in numbered if line.strip())
     for index, (number, line) in enumerate(filled):
         yield TextLine(f"{path}:{number}", index, line)
+
+
+def _is_array(text: str) -> bool:
+    """Tell whether a file is one array of objects, as the ShareGPT file that is passed around."""
+    if not text.lstrip().startswith("["):
+        return False
+    try:
+        rows = parse_json(text)
+    except ValueError:
+        return False
+    return isinstance(rows, list) and bool(rows) and all(isinstance(row, dict) for row in rows)
 
 
 def json_object(line: TextLine) -> dict[str, Any]:
