@@ -239,11 +239,11 @@ def test_weights_that_no_trained_model_has_are_refused(name: str, factor: float,
 
 
 def test_a_matrix_of_zeros_is_a_download_that_stopped(tmp_path: Path) -> None:
-    """A file that was given its size first has zeros where nothing came; zeros of a bias or a norm may be trained."""
-    name = "model.layers.7.mlp.down_proj.weight"
+    """A file that was given its size first has zeros where nothing came. What a layer ends with may be begun so."""
+    name, begun = "model.layers.7.mlp.up_proj.weight", "model.layers.7.mlp.down_proj.weight"
     make_tiny_target(tmp_path, "llama")
-    weight = load_file(tmp_path / "model.safetensors")[name]
-    rewrite_tensors(tmp_path, {name: torch.zeros_like(weight)})
+    tensors = load_file(tmp_path / "model.safetensors")
+    rewrite_tensors(tmp_path, {name: torch.zeros_like(tensors[name])})
     with refused(f"model.safetensors: {name} is all zeros", "fetch the file again"):
         load(tmp_path, torch.float32)
     bits = torch.zeros(2, 2).to(torch.float8_e4m3fn)
@@ -251,7 +251,7 @@ def test_a_matrix_of_zeros_is_a_download_that_stopped(tmp_path: Path) -> None:
         refuse_impossible(bits, bits, tmp_path, name)
     bits[1, 1] = 2**-9
     refuse_impossible(bits, bits, tmp_path, name)
-    rewrite_tensors(tmp_path, {name: weight, "model.norm.weight": torch.zeros(32)})
+    rewrite_tensors(tmp_path, {name: tensors[name], begun: torch.zeros_like(tensors[begun])})
     load(tmp_path, torch.float32)
 
 

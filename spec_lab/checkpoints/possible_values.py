@@ -11,6 +11,12 @@ from spec_lab.core.errors import UserError
 LARGEST_WEIGHT = 1e6
 """Weights of trained models stay under a few thousand. Past this, float32 loses what is added to squares."""
 
+NEVER_ZERO = (
+    *(".q_proj.weight", ".k_proj.weight", ".v_proj.weight", ".gate_proj.weight", ".up_proj.weight"),
+    *("attn_q.weight", "attn_k.weight", "attn_v.weight", "ffn_gate.weight", "ffn_up.weight"),
+)
+"""Matrices that no training begins at zero, as it does those that a layer or a head ends with; GGUF's names too."""
+
 
 def is_finite(tensor: torch.Tensor) -> bool:
     """Tell whether no value is NaN or infinite, in one pass on the device, without a second tensor of its size."""
@@ -26,7 +32,7 @@ def refuse_impossible(kept: torch.Tensor, value: torch.Tensor, file: Path, tenso
         tensor: its name in the file.
     """
     largest, remedy = _largest(kept), "fetch the file again, or train anew"
-    if largest == 0 and kept.dim() > 1 and kept.numel() > 0 and kept.is_floating_point():
+    if largest == 0 and tensor.endswith(NEVER_ZERO):
         raise UserError(f"{file}: {tensor} is all zeros, as where a download stopped; {remedy}")
     if largest <= LARGEST_WEIGHT:
         return
