@@ -71,6 +71,10 @@ def test_the_remedy_for_a_path_with_a_comma_is_one_value(
         (["batch_size=two"], "batch_size takes a whole number"),
         (["drafter=none", "drafter.max_ngram=3"], "leave it out or choose drafter=ngram"),
         (["drafter=eagle3,ngram"], "add -m to run them all"),
+        (
+            ["-m", "experiment=drafters_quick,pruning"],
+            "experiment=drafters_quick is a sweep of its own; type one after",
+        ),
         (["batch_size=???"], "set batch_size="),
         (["batch_size=${nope}"], "Interpolation key 'nope' not found"),
         (["hydra.nope=3"], "hydra.nope"),

@@ -10,7 +10,8 @@ from typing import Any
 from spec_lab.core.errors import UserError
 from spec_lab.menu.nearest import hint, nearest
 from spec_lab.menu.refusals.run import refuse_name
-from spec_lab.program.overrides import OF_THE_SWEEP
+from spec_lab.program.options import run_menu
+from spec_lab.program.overrides import OF_THE_SWEEP, is_sweep
 from spec_lab.program.yaml_file import read_yaml
 
 KEYS = (
@@ -20,6 +21,9 @@ KEYS = (
 LINE_KEYS = ("always", "greedy", "sampled", "temperatures")
 LARGEST = 1e9
 """No temperature, batch size or number of minutes is larger."""
+AXES = {"sampling": "temperatures", "sampling.temperature": "temperatures"}
+"""What the tables tell apart, by the key of a run. A line that set it would stand in the row of another."""
+SPEED_AXES = {"batch_size": "speed.batch_sizes", "drafter.num_draft_tokens": "speed.draft_tokens"}
 MEAN = "mean"
 """The row of all tasks together."""
 SPEED_KEYS = ("always", "batch_sizes", "draft_tokens", "lines")
@@ -213,6 +217,10 @@ def overrides_in(path: Path, place: str, value: Any) -> tuple[str, ...]:
         name = item.partition("=")[0]
         if name in OF_THE_SWEEP and name != "extensions":
             raise UserError(f"{path}: {place}: {item} is not a run's to choose; type it behind the file, for all runs")
+        if name == "experiment" and is_sweep(item.partition("=")[2], run_menu()):
+            raise UserError(f"{path}: {place}: {item} is a sweep of its own; write out what is wanted of it")
+        if (axis := AXES.get(name)) is not None:
+            raise UserError(f"{path}: {place}: {item} is what {axis} says; write it there")
     return tuple(value)
 
 
@@ -239,8 +247,12 @@ def _speed(path: Path, value: Any, lines: Sequence[Line]) -> SpeedPart:
     for name in chosen:
         if name not in names:
             raise UserError(f"{path}: speed.lines: {_no_line(str(name), names)}")
+    always = fields.overrides("always")
+    for item in always:
+        if (axis := SPEED_AXES.get(item.partition("=")[0])) is not None:
+            raise UserError(f"{path}: speed.always: {item} is what {axis} says; write it there")
     return SpeedPart(
-        always=fields.overrides("always"),
+        always=always,
         batch_sizes=fields.counts("batch_sizes"),
         draft_tokens=fields.counts("draft_tokens"),
         lines=tuple(dict.fromkeys(chosen)),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from spec_lab.core.errors import UserError
-from spec_lab.paper.file import Line, PaperFile
+from spec_lab.paper.file import AXES, Line, PaperFile
 
 Part = Literal["acceptance", "ablation", "speed"]
 MOST_RUNS = 1000
@@ -65,6 +65,8 @@ def _refuse_levelling(paper: PaperFile, typed: Iterable[str]) -> None:
     cells = [{_key(text): text for text in cell.overrides} | {"": cell.part} for cell in _cells(paper, ())]
     for text in typed:
         key = _key(text)
+        if key in AXES:
+            raise UserError(f"{text} is what {AXES[key]} of {paper.path} says; change it in the file")
         for parts in (("acceptance", "ablation"), ("speed",)):
             chosen = sorted({str(cell.get(key)) for cell in cells if cell[""] in parts})
             if len(chosen) > 1 and key not in MAY_BE_LEVELLED:

@@ -21,8 +21,6 @@ def plain_problem(content: Any) -> str | None:
         place, value = pending.pop()
         if isinstance(value, dict):
             for key, item in value.items():
-                if not isinstance(key, str) and item is None:
-                    return f"{place}: {key!r} stands by itself; write a list in brackets, as in values: [1, 2]"
                 if not isinstance(key, str):
                     return f"{_below(place, repr(key))}: this key is no text; quote it"
                 pending.append((_below(place, key), item))

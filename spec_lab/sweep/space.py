@@ -12,7 +12,7 @@ from hydra.errors import HydraException
 from spec_lab.core.errors import UserError
 from spec_lab.program.launchers import refuse_launcher
 from spec_lab.program.options import Menu, run_menu
-from spec_lab.program.overrides import OF_THE_SWEEP, check_overrides, extensions_in
+from spec_lab.program.overrides import OF_THE_SWEEP, check_overrides, extensions_in, is_sweep
 from spec_lab.sweep.command import as_overrides
 from spec_lab.sweep.file import SearchMethod, SweepFile
 from spec_lab.sweep.library import load_library, quiet
@@ -106,10 +106,7 @@ def _check_single(text: str, refusal: str) -> None:
 
 def _check_no_experiment_of_many(text: str, menu: Menu) -> None:
     key, _, option = text.partition("=")
-    if key != "experiment":
-        return
-    values = menu.groups["experiment"].options[option].values
-    if values.get("hydra", {}).get("mode") == "MULTIRUN":
+    if key == "experiment" and is_sweep(option, menu):
         raise UserError(f"{text} is a sweep of its own; run it with python -m spec_lab {text}")
 
 
