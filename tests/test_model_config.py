@@ -251,6 +251,15 @@ def test_a_null_first_window_layer_matters_only_where_windows_are_on(family: Fam
             {"rope_parameters": {"rope_type": "default"}, "rope_scaling": {"type": "linear", "factor": 2.0}},
             ("rope_type is 'default' in one place and 'linear' in another",),
         ),
+        (
+            {
+                "architectures": ["Qwen3ForCausalLM"],
+                "use_sliding_window": True,
+                "max_window_layers": 2,
+                "layer_types": ["full_attention"] * 8,
+            },
+            ("max_window_layers 2 give layers a window, and layer_types none",),
+        ),
         ({"rope_scaling": "linear"}, ("rope_scaling must be an object, is 'linear'",)),
         ({"rope_parameters": [1]}, ("rope_parameters must be an object, is a list of 1",)),
         ({"rope_scaling": {"type": 5}}, ("type must be a string",)),

@@ -129,7 +129,7 @@ def test_a_paper_of_more_runs_than_anyone_waits_for_is_refused() -> None:
         ({"lines": {"a": ["sampling=sampled"]}}, "lines.a: sampling=sampled is what temperatures says"),
         ({"lines": {"a": ["experiment=pruning"]}}, "experiment=pruning is a sweep of its own"),
         (
-            {"speed": {"batch_sizes": [1], "draft_tokens": [1], "always": ["batch_size=2"]}},
+            {"speed": {"batch_sizes": [1], "draft_tokens": [1], "always": ["+batch_size=2"]}},
             "batch_size=2 is what speed.batch_sizes says",
         ),
         ({"tasks": {"mean": []}}, "tasks.mean reads like a row"),

@@ -209,12 +209,17 @@ def _is_number(value: Any) -> bool:
     return type(value) in (int, float) and 0 <= value <= LARGEST
 
 
+def key_of(override: str) -> str:
+    """Return the key that an override sets."""
+    return override.lstrip("+").partition("=")[0]
+
+
 def overrides_in(path: Path, place: str, value: Any) -> tuple[str, ...]:
     """Read a list of `KEY=VALUE`."""
     if not isinstance(value, list) or not all(isinstance(item, str) and "=" in item for item in value):
         raise UserError(f"{path}: {place} must be a list of KEY=VALUE, such as [drafter=eagle3, prune=catchup]")
     for item in value:
-        name = item.partition("=")[0]
+        name = key_of(item)
         if name in OF_THE_SWEEP and name != "extensions":
             raise UserError(f"{path}: {place}: {item} is not a run's to choose; type it behind the file, for all runs")
         if name == "experiment" and is_sweep(item.partition("=")[2], run_menu()):
@@ -249,7 +254,7 @@ def _speed(path: Path, value: Any, lines: Sequence[Line]) -> SpeedPart:
             raise UserError(f"{path}: speed.lines: {_no_line(str(name), names)}")
     always = fields.overrides("always")
     for item in always:
-        if (axis := SPEED_AXES.get(item.partition("=")[0])) is not None:
+        if (axis := SPEED_AXES.get(key_of(item))) is not None:
             raise UserError(f"{path}: speed.always: {item} is what {axis} says; write it there")
     return SpeedPart(
         always=always,

@@ -157,6 +157,9 @@ def _wrong_key(error: OmegaConfBaseException, group: str, menu: Menu) -> str:
     no_choice = NO_CHOICE.match(cause)
     if no_choice and (not key or key in menu.groups):
         return f"its contents do not fit ({no_choice[0]}); write {LAYOUT}, and {CHOICE}"
+    if isinstance(error, ConfigKeyError) and key in menu.groups:
+        option = next(iter(menu.groups[key].options))
+        return f"{key} is chosen on the command line, as in {key}={option}; leave it out here"
     if isinstance(error, ConfigKeyError) and key in menu.keys:
         return not_read(key, menu)
     if isinstance(error, ConfigKeyError) and key and key != group:

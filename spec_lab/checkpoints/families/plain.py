@@ -166,10 +166,11 @@ def _layer_windows(fields: ConfigFields, num_layers: int, family: Family) -> tup
     window = fields.integer("sliding_window", 4096) if sliding else None
     layer_types = fields.texts("layer_types")
     first = fields.integer("max_window_layers", 28, least=0)
+    by_depth = tuple(window if layer >= first else None for layer in range(num_layers))
     if not fields.has("layer_types"):
         if window is not None and "max_window_layers" in config and not fields.has("max_window_layers"):
             raise UserError(f"{source}: max_window_layers is null, but use_sliding_window is on; name the first layer")
-        return tuple(window if layer >= first else None for layer in range(num_layers))
+        return by_depth
     if len(layer_types) != num_layers:
         raise UserError(f"{source}: layer_types names {len(layer_types)} layers, num_hidden_layers is {num_layers}")
     for layer_type in layer_types:
@@ -181,5 +182,10 @@ def _layer_windows(fields: ConfigFields, num_layers: int, family: Family) -> tup
     if window is None and "sliding_attention" in layer_types:
         raise UserError(
             f"{source}: layer_types has sliding_attention, but use_sliding_window or sliding_window is unset"
+        )
+    if "sliding_attention" not in layer_types and any(by_depth):
+        raise UserError(
+            f"{source}: use_sliding_window and max_window_layers {first} give layers a window, and layer_types none; "
+            "take out the one that the model was not trained with"
         )
     return tuple(window if layer_type == "sliding_attention" else None for layer_type in layer_types)
