@@ -100,6 +100,11 @@ def test_a_random_head_disagrees_everywhere_and_nothing_else_is_wrong(
     assert lines[-1].startswith("most likely fault: teacher forcing: ")
 
 
+def test_bounds_of_no_round_are_none(pair: tuple[Path, Path], prompts: Path) -> None:
+    findings = examine(load_subject(choose(make_run_config(pair, prompts, "ngram", max_new_tokens=1))))
+    assert [finding.verdict for finding in findings[1:3]] == [Verdict.DOES_NOT_APPLY] * 2
+
+
 @pytest.mark.parametrize("drafter", ["ngram", "random", "oracle"])
 def test_a_drafter_without_weights_has_bounds_alone(pair: tuple[Path, Path], prompts: Path, drafter: str) -> None:
     config = make_run_config(pair, prompts, drafter, max_new_tokens=6)
