@@ -11,9 +11,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from spec_lab.checkpoints.checkpoint import open_tensors
+from spec_lab.checkpoints.checkpoint_files import checkpoint_files
 from spec_lab.checkpoints.families.plain import Family
 from spec_lab.checkpoints.families.table import read_model_config
-from spec_lab.checkpoints.possible_values import is_finite
+from spec_lab.checkpoints.possible_values import is_finite, refuse_impossible
 from spec_lab.checkpoints.tensor_shapes import decoder_tensor_shapes
 from tests.tiny_checkpoints import make_tiny_target, refused, rewrite_config, rewrite_tensors
 
@@ -196,6 +197,20 @@ def test_refuses_folders_without_safetensors(tmp_path: Path) -> None:
         dict(open_tensors(tmp_path / "nowhere", wanted, torch.float32, "cpu"))
 
 
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("adapter_model.safetensors", "merge it into its model"),
+        ("consolidated.00.safetensors", "fetch model.safetensors"),
+        ("pytorch_model.safetensors", "rename the file"),
+    ],
+)
+def test_weights_under_another_name_have_the_remedy_that_helps(tmp_path: Path, name: str, remedy: str) -> None:
+    (tmp_path / name).touch()
+    with refused(name, remedy):
+        checkpoint_files(tmp_path)
+
+
 @pytest.mark.parametrize("name", ["model.embed_tokens.weight", "model.layers.3.mlp.up_proj.weight", "lm_head.weight"])
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 def test_weights_that_are_no_numbers_are_refused(tmp_path: Path, name: str, value: float) -> None:
@@ -220,6 +235,23 @@ def test_weights_that_no_trained_model_has_are_refused(name: str, factor: float,
         with refused(f"model.safetensors: {name} has values of ", "which no trained model has; fetch the file again"):
             load(tmp_path, dtype)
     rewrite_tensors(tmp_path, {name: weight * 1e3})
+    load(tmp_path, torch.float32)
+
+
+def test_a_matrix_of_zeros_is_a_download_that_stopped(tmp_path: Path) -> None:
+    """A file that was given its size first has zeros where nothing came. What a layer ends with may be begun so."""
+    name, begun = "model.layers.7.mlp.up_proj.weight", "model.layers.7.mlp.down_proj.weight"
+    make_tiny_target(tmp_path, "llama")
+    tensors = load_file(tmp_path / "model.safetensors")
+    rewrite_tensors(tmp_path, {name: torch.zeros_like(tensors[name])})
+    with refused(f"model.safetensors: {name} is all zeros", "fetch the file again"):
+        load(tmp_path, torch.float32)
+    bits = torch.zeros(2, 2).to(torch.float8_e4m3fn)
+    with refused("all zeros"):
+        refuse_impossible(bits, bits, tmp_path, name)
+    bits[1, 1] = 2**-9
+    refuse_impossible(bits, bits, tmp_path, name)
+    rewrite_tensors(tmp_path, {name: tensors[name], begun: torch.zeros_like(tensors[begun])})
     load(tmp_path, torch.float32)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -50,6 +51,16 @@ def test_absolute_output_dir_is_taken_as_it_is(
     assert not list(empty_folder.iterdir())
 
 
+def test_the_remedy_for_a_path_with_a_comma_is_one_value(
+    empty_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (empty_folder / "step,100").mkdir()
+    assert main(["target=hf", "target.path=step,100", "drafter=ngram"]) == 2
+    [word] = shlex.split(capsys.readouterr().err.partition("; type ")[2])
+    assert main(["target=hf", word, "drafter=ngram"]) == 2
+    assert "step,100: has no config.json" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -60,6 +71,10 @@ def test_absolute_output_dir_is_taken_as_it_is(
         (["batch_size=two"], "batch_size takes a whole number"),
         (["drafter=none", "drafter.max_ngram=3"], "leave it out or choose drafter=ngram"),
         (["drafter=eagle3,ngram"], "add -m to run them all"),
+        (
+            ["-m", "experiment=drafters_quick,pruning"],
+            "experiment=drafters_quick is a sweep of its own; type one after",
+        ),
         (["batch_size=???"], "set batch_size="),
         (["batch_size=${nope}"], "Interpolation key 'nope' not found"),
         (["hydra.nope=3"], "hydra.nope"),

@@ -46,7 +46,8 @@ def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["drafter=eagel3"], "did you mean eagle3"),
         (["batchsize=3"], "there is no key batchsize"),
         (["-m", "drafter=eagle3,ngram"], "-m: spec_lab.doctor examines one run"),
-        (["--verbose"], "there is no such flag"),
+        (["--verbose"], "has no flag but --help"),
+        (["--fix"], "has no flag but --help"),
         (["drafter=eagle3,ngram"], "several values"),
         (["experiment=drafters"], "experiment=drafters is a sweep"),
         (["hydra.mode=MULTIRUN"], "hydra.mode=MULTIRUN is a sweep"),
@@ -97,6 +98,11 @@ def test_a_random_head_disagrees_everywhere_and_nothing_else_is_wrong(
     assert [check for check, verdict in verdicts.items() if verdict == "fault"] == ["teacher forcing"]
     assert verdicts["loop against teacher forcing"] == "ok"
     assert lines[-1].startswith("most likely fault: teacher forcing: ")
+
+
+def test_bounds_of_no_round_are_none(pair: tuple[Path, Path], prompts: Path) -> None:
+    findings = examine(load_subject(choose(make_run_config(pair, prompts, "ngram", max_new_tokens=1))))
+    assert [finding.verdict for finding in findings[1:3]] == [Verdict.DOES_NOT_APPLY] * 2
 
 
 @pytest.mark.parametrize("drafter", ["ngram", "random", "oracle"])

@@ -28,6 +28,7 @@ BROKEN = {
         GLOBAL + b"hydra: {sweeper: {params: {seed: 'range(0,1000000000)'}}}",
         ["seed=range(0,1000000000) comes to more than 10000 jobs"],
     ),
+    "group that no run has": (GLOBAL + b"size: full", ["size is chosen on the command line"]),
     "option": (GLOBAL + b"defaults: [override /drafter: ngran]", ["drafter has no option ngran", "mean ngram?"]),
     "option like none": (
         GLOBAL + b"defaults: [override /drafter: xyz]",

@@ -224,6 +224,7 @@ REFUSED: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "heads": ({"num_key_value_heads": 3}, ("no multiple of the 3",)),
     "odd heads": ({"head_dim": 255}, ("255 of layer 0 is odd",)),
     "rope": ({"rope_parameters": {SLIDING: {"rope_theta": 1e4}}}, ("has no full_attention",)),
+    "two thetas": ({"rope_theta": 5e5}, ("rope_theta is", "500000 outside")),
     "scaled rope": (
         {"rope_parameters": {t: {"rope_type": "yarn", "rope_theta": 1e4} for t in (SLIDING, FULL)}},
         ("'yarn'", "target.path"),

@@ -138,6 +138,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no_gate": ({"attn_output_gate": False}, "attn_output_gate false"),
     "layer_type": ({"layer_types": ["sliding_attention"] * 4}, "layer type 'sliding_attention'"),
     "layer_count": ({"layer_types": ["full_attention"]}, "layer_types names 1 layers"),
+    "interval": (
+        {"layer_types": ["linear_attention"] * 4, "full_attention_interval": 4},
+        "layer_types are not those of full_attention_interval 4",
+    ),
     "value_heads": ({"linear_num_value_heads": 3}, "linear_num_value_heads 3 is no multiple"),
     "kernel": ({"linear_conv_kernel_dim": 1}, "linear_conv_kernel_dim"),
     "kv_heads": ({"num_key_value_heads": 3}, "num_attention_heads 4 is no multiple"),

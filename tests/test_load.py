@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +70,25 @@ def test_a_file_that_is_not_utf8_is_named_with_the_remedy(tmp_path: Path) -> Non
     path.write_bytes('{"prompt": "Käse"}\n'.encode("latin-1"))
     with pytest.raises(UserError, match=r"mine\.jsonl is not UTF-8 \(byte 14: .*save it as UTF-8"):
         read(path)
+
+
+@pytest.mark.parametrize("indent", [None, 2])
+def test_the_command_that_an_array_of_prompts_is_refused_with_writes_them_a_line_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], indent: int | None
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = json.dumps([{"prompt": "a"}, {"prompt": "b"}], indent=indent)
+    Path("it's.json").write_text(text)
+    with pytest.raises(UserError, match="is one JSON array") as caught:
+        read(Path("it's.json"))
+    _, code, _, source, _, written = shlex.split(str(caught.value).partition("write it so: python ")[2])
+    monkeypatch.setattr("sys.stdin", io.StringIO(Path(source).read_text()))
+    exec(code)
+    Path(written).write_text(capsys.readouterr().out)
+    assert [prompt.text for prompt in read(Path(written))] == ["a", "b"]
+    Path("cut.json").write_text(text[:-1])
+    with pytest.raises(UserError, match="it may be cut short, so fetch it again"):
+        read(Path("cut.json"))
 
 
 GOOD = {"jsonl": '{"prompt": "a"}', "spec_bench": '{"question_id": 1, "category": "qa", "turns": ["a"]}'}

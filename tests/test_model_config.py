@@ -123,6 +123,12 @@ def test_rope_without_scaling_in_every_spelling() -> None:
     assert plan_of(rope_parameters={"rope_theta": 1e6, "rope_type": "default"}).rope == expected
 
 
+def test_what_two_places_say_of_the_rope_is_put_together() -> None:
+    """transformers 5 would lose the theta of the one beside the other."""
+    both = plan_of(rope_parameters={"rope_theta": 1e6}, rope_scaling={"type": "linear", "factor": 2.0}).rope
+    assert both == RopeConfig(theta=1e6, scaling="linear", factor=2.0)
+
+
 def test_llama3_rope_falls_back_to_the_models_length() -> None:
     shortened = {key: value for key, value in LLAMA3.items() if key != "original_max_position_embeddings"}
     assert plan_of(rope_parameters=shortened, max_position_embeddings=96).rope.original_max_position_embeddings == 96
@@ -238,6 +244,22 @@ def test_a_null_first_window_layer_matters_only_where_windows_are_on(family: Fam
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, ("'dynamic'", "default, linear, llama3")),
         ({"rope_scaling": {"type": "linear"}}, ("factor is missing",)),
         ({"rope_scaling": {"type": "linear", "factor": -1.0}}, ("factor must be a positive number",)),
+        ({"rope_scaling": {"factor": 4.0}}, ("no rope_type reads the factor 4",)),
+        ({"rope_parameters": {"rope_type": "default", "factor": 4.0}}, ("no rope_type reads the factor 4",)),
+        ({"rope_parameters": {"rope_theta": 1e4}, "rope_theta": 1e6}, ("rope_theta is 10000.0 in one place",)),
+        (
+            {"rope_parameters": {"rope_type": "default"}, "rope_scaling": {"type": "linear", "factor": 2.0}},
+            ("rope_type is 'default' in one place and 'linear' in another",),
+        ),
+        (
+            {
+                "architectures": ["Qwen3ForCausalLM"],
+                "use_sliding_window": True,
+                "max_window_layers": 2,
+                "layer_types": ["full_attention"] * 8,
+            },
+            ("max_window_layers 2 give layers a window, and layer_types none",),
+        ),
         ({"rope_scaling": "linear"}, ("rope_scaling must be an object, is 'linear'",)),
         ({"rope_parameters": [1]}, ("rope_parameters must be an object, is a list of 1",)),
         ({"rope_scaling": {"type": 5}}, ("type must be a string",)),

@@ -123,6 +123,17 @@ def test_a_paper_of_more_runs_than_anyone_waits_for_is_refused() -> None:
         ({"temperatures": [1]}, "relaxed.temperatures: 0 is none of the paper's"),
         ({"minutes": [1, 2]}, "minutes must be one"),
         ({"ablations": {"nothing": []}}, "ablations.nothing changes nothing"),
+        ({"ablations": {"EAGLE-3": ["prune=none"]}}, "EAGLE-3 is the name of two lines or ablations"),
+        ({"ablations": {"x": ["prune=none"], "x ": ["prune=prefill"]}}, "x is the name of two"),
+        ({"sampled": ["sampling.temperature=0.5"]}, "sampled: sampling.temperature=0.5 is what temperatures says"),
+        ({"lines": {"a": ["sampling=sampled"]}}, "lines.a: sampling=sampled is what temperatures says"),
+        ({"lines": {"a": ["experiment=pruning"]}}, "experiment=pruning is a sweep of its own"),
+        (
+            {"speed": {"batch_sizes": [1], "draft_tokens": [1], "always": ["+batch_size=2"]}},
+            "batch_size=2 is what speed.batch_sizes says",
+        ),
+        ({"tasks": {"mean": []}}, "tasks.mean reads like a row"),
+        ({"tasks": {"a": [], "a: dates": []}}, "tasks.a: dates reads like a row"),
         ({"tasks": {"a\nb": []}}, "tasks must hold printable names"),
     ],
 )
@@ -142,6 +153,17 @@ def test_a_key_that_stands_twice_is_refused(tmp_path: Path) -> None:
     file.write_text("name: x\nlines:\n  a: [drafter=ngram]\n  b: [drafter=none]\n  a: [drafter=eagle3]\n")
     with pytest.raises(UserError, match="the key a stands twice in the object of line 3"):
         read_paper(file)
+
+
+@pytest.mark.parametrize("text", ["x: {values: 1, 2}", "x: {values: eagle3, ngram}", "{speed: {batch_sizes: 1,8}}"])
+def test_a_list_without_brackets_is_refused(tmp_path: Path, text: str) -> None:
+    """YAML's own reader would make a key of what stands behind the comma."""
+    file = tmp_path / "x.yaml"
+    file.write_text(text)
+    with pytest.raises(UserError, match="stands by itself in braces; write a list in brackets"):
+        read_yaml(file)
+    file.write_text("x: {values: [1, 2], none: null, empty: ''}\ny:\n")
+    assert read_yaml(file) == {"x": {"values": [1, 2], "none": None, "empty": ""}, "y": None}
 
 
 def of_what(**changes: str | None) -> dict[str, str | None]:

@@ -12,6 +12,7 @@ import pytest
 from spec_lab.core.errors import UserError
 from spec_lab.core.types import Request, Sequence
 from spec_lab.engine.request_k import OFF, GivenK, RunningK
+from spec_lab.measure.lab import note_given
 from spec_lab.menu.choices import ByRequest
 from spec_lab.menu.config import WorkloadConfig
 from spec_lab.workloads.prompt_files import read_jsonl
@@ -62,6 +63,16 @@ def test_requests_offer_what_their_line_says(pair: tuple[Path, Path], graph: str
     assert is_plain[-1] and not all(is_plain)
     plain = [record.rows for record, each in zip(result.rounds, is_plain, strict=True) if each]
     assert all(rows.verified <= 2 and rows.drafted == rows.offered == 0 for rows in plain)
+
+
+def test_a_k_that_no_line_gives_is_said(pair: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    given, same = (make_config(pair, options={"by_request": option}) for option in (ByRequest.given, ByRequest.same))
+    [request] = random_requests(1)
+    note_given(given, [request, replace(request, num_draft_tokens=0)])
+    note_given(same, [request])
+    assert capsys.readouterr().err == ""
+    note_given(given, [request])
+    assert "changes nothing: no prompt has `num_draft_tokens`" in capsys.readouterr().err
 
 
 def test_a_request_that_is_accepted_nothing_ends_as_plain_decoding(pair: tuple[Path, Path]) -> None:

@@ -88,6 +88,7 @@ def test_good_file_is_not_refused(empty_folder: Path) -> None:
         ("parameters/seed", {"values": [1, "two"]}, "parameters.seed: seed=two: seed takes a whole number"),
         ("parameters/seed", {"min": 0.5, "max": 2.5}, "parameters.seed: seed=0.5"),
         ("parameters/seed", {"value": "1,2"}, "parameters.seed: seed=1,2: a run takes one value"),
+        ("parameters/workload.system", {"value": "Be kind, and brief"}, """or "'Be kind, and brief'" for one text"""),
         ("parameters/drafter", {"values": ["eagle4"]}, "drafter has no option eagle4; did you mean eagle3?"),
         ("parameters/workload.limit", {"value": [None]}, "parameters.workload.limit: null reaches a run as"),
         ("parameters/output_dir", {"value": "x"}, "parameters.output_dir: it is not a run's to choose"),
@@ -119,6 +120,13 @@ def test_mistake_in_the_file_is_one_line_with_file_and_key(
     assert "x.yaml" in line
     assert message in line
     assert [path.name for path in empty_folder.iterdir()] == ["x.yaml"]
+
+
+def test_a_sweep_is_not_typed_behind_the_file_of_another(
+    empty_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("x.yaml").write_text(yaml.safe_dump(GOOD))
+    assert "experiment=pruning is a sweep of its own" in refused_line(["x.yaml", "experiment=pruning"], capsys)
 
 
 @pytest.mark.parametrize(

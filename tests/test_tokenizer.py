@@ -103,6 +103,14 @@ def test_a_system_prompt_is_the_templates_first_turn_in_every_turn_of_a_chat(tmp
         TargetTokenizer(ZOO / "pocket").encode_prompt("chat", "Hi", "Be brief.")
 
 
+def test_a_template_that_takes_no_system_prompt_is_not_broken(tmp_path: Path) -> None:
+    none = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
+    tokenizer = make_tokenizer(tmp_path, none + TEMPLATE)
+    assert tokenizer.decode(tokenizer.encode_prompt("chat", "a time")) == f"{BOS} {TURN} a time"
+    with pytest.raises(UnusablePrompt, match=r"takes no system prompt \(.*no system role.*leave out workload\.system"):
+        tokenizer.encode_prompt("chat", "a time", "upon")
+
+
 def test_a_chat_turn_has_the_bos_of_its_template_and_no_other(tmp_path: Path) -> None:
     tokenizer = make_tokenizer(tmp_path, TEMPLATE)
     assert tokenizer.decode(tokenizer.encode_prompt("chat", "a time")) == f"{BOS} {TURN} a time"

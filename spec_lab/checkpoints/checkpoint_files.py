@@ -17,6 +17,7 @@ from spec_lab.core.regular import open_regular
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
+ADAPTER, CONSOLIDATED = "adapter_", "consolidated"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +87,10 @@ def _no_weights(folder: Path) -> str:
             "(torch.load(..., weights_only=True), then safetensors.torch.save_file)"
         )
     others = sorted(file.name for file in folder.glob("*.safetensors"))
+    if any(name.startswith(ADAPTER) for name in others):
+        return f"{folder}: holds an adapter ({few(others)}) and no model; merge it into its model, as peft does"
+    if others and all(name.startswith(CONSOLIDATED) for name in others):
+        return f"{folder}: has {few(others)}, with names of its publisher's own; fetch {SINGLE_FILE} or {INDEX_FILE}"
     if others:
         return f"{folder}: has {few(others)}, not {SINGLE_FILE} or {INDEX_FILE}; rename the file or fetch the index"
     return f"{folder}: has neither {SINGLE_FILE} nor {INDEX_FILE}; fetch the weights in safetensors format"

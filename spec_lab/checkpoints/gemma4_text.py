@@ -73,4 +73,10 @@ def layer_rope(text: ConfigFields, layer_type: str, knob: str) -> LayerRope:
             f"set {knob} to a checkpoint with rope_type default or proportional"
         )
     fraction = fields.number("partial_rotary_factor", 1.0) if kind == "proportional" else 1.0
-    return LayerRope(fields.number("rope_theta"), fraction)
+    theta = fields.number("rope_theta")
+    if layer_type == FULL and text.number("rope_theta", theta) != theta:
+        raise UserError(
+            f"{text.source}: rope_theta is {theta:g} in rope_parameters.{FULL} and {text.number('rope_theta'):g} "
+            "outside; take out the one that the model was not trained with"
+        )
+    return LayerRope(theta, fraction)

@@ -11,6 +11,12 @@ from spec_lab.core.errors import UserError
 LARGEST_WEIGHT = 1e6
 """Weights of trained models stay under a few thousand. Past this, float32 loses what is added to squares."""
 
+NEVER_ZERO = (
+    *(".q_proj.weight", ".k_proj.weight", ".v_proj.weight", ".gate_proj.weight", ".up_proj.weight"),
+    *("attn_q.weight", "attn_k.weight", "attn_v.weight", "ffn_gate.weight", "ffn_up.weight"),
+)
+"""Matrices that no training begins at zero, as it does those that a layer or a head ends with; GGUF's names too."""
+
 
 def is_finite(tensor: torch.Tensor) -> bool:
     """Tell whether no value is NaN or infinite, in one pass on the device, without a second tensor of its size."""
@@ -25,9 +31,11 @@ def refuse_impossible(kept: torch.Tensor, value: torch.Tensor, file: Path, tenso
         value: as the file has it.
         tensor: its name in the file.
     """
-    if _largest(kept) <= LARGEST_WEIGHT:
+    largest, remedy = _largest(kept), "fetch the file again, or train anew"
+    if largest == 0 and tensor.endswith(NEVER_ZERO):
+        raise UserError(f"{file}: {tensor} is all zeros, as where a download stopped; {remedy}")
+    if largest <= LARGEST_WEIGHT:
         return
-    remedy = "fetch the file again, or train anew"
     if not is_finite(value):
         raise UserError(f"{file}: {tensor} has NaN or infinite values; {remedy}")
     if not is_finite(kept):
@@ -43,10 +51,11 @@ def refuse_impossible_scales(scales: torch.Tensor, file: Path, tensor: str) -> N
 
 
 def _largest(tensor: torch.Tensor) -> float:
-    """Return the largest size of a value; infinity where one is NaN, and 0 where there is nothing to look at."""
+    """Return the largest size of a value, in e4m3 its bits; infinity where one is NaN, 0 of nothing to look at."""
     if not tensor.is_floating_point() or tensor.numel() == 0:
         return 0.0
     if tensor.dtype is torch.float8_e4m3fn:  # it has NaN and no infinity, and nothing above 448
-        return float("inf") if bool((tensor.view(torch.uint8) & 0x7F == 0x7F).any()) else 0.0
+        bits = float((tensor.view(torch.uint8) & 0x7F).max())
+        return float("inf") if bits == 0x7F else bits
     largest = float(torch.stack(torch.aminmax(tensor)).abs().max())
     return largest if largest == largest else float("inf")

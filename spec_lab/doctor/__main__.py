@@ -52,11 +52,12 @@ def _run(arguments: Sequence[str]) -> int:
 
 
 def _composed(arguments: Sequence[str]) -> Chosen:
-    flags, overrides = split_flags(arguments)
-    if flags:
+    flag = next((word for word in arguments if word.startswith("-")), None)
+    if flag is not None:
         raise UserError(
-            f"{flags[0]}: spec_lab.doctor examines one run and has no flag but --help and --version; leave it out"
+            f"{flag}: spec_lab.doctor examines one run and has no flag but --help and --version; leave it out"
         )
+    _, overrides = split_flags(arguments)
     config, choices = compose_run(overrides)
     if _is_sweep(overrides):
         experiment = choices.get("experiment")

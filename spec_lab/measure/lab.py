@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,7 +16,7 @@ from spec_lab.engine.engine import Engine
 from spec_lab.engine.teacher import TeacherForcing
 from spec_lab.measure.world import ALONE, World
 from spec_lab.menu.auto import why_kernels
-from spec_lab.menu.choices import KernelsChoice, Rollback
+from spec_lab.menu.choices import ByRequest, KernelsChoice, Rollback
 from spec_lab.menu.chosen import Chosen
 from spec_lab.menu.config import PruneConfig, RunConfig
 from spec_lab.options.plain import UNPRUNED, eager_config, plain_config, unpruned_config
@@ -75,6 +76,7 @@ def load_lab(chosen: Chosen, world: World = ALONE) -> Lab:
     if "eager" in config.references and chosen.graph.captures:
         engines["eager"] = build_engine(chosen.again(eager_config(config)), models, make_drafter, limits)
     note_rollback(config, models)
+    note_given(config, requests)
     note_kernels(chosen, models)
     for request in requests:
         engines[MAIN].scheduler.check(request)
@@ -134,6 +136,13 @@ def note_rollback(config: RunConfig, models: TargetBuild) -> None:
     rollback = config.recurrent.rollback
     if rollback != Rollback.checkpoints and not models.target.config.keeps_states:
         print(f"recurrent.rollback={rollback} changes nothing: no layer of this target keeps a state", file=sys.stderr)
+
+
+def note_given(config: RunConfig, requests: Sequence[Request]) -> None:
+    """Say where `drafter.by_request=given` is a no-op."""
+    is_given = any(request.num_draft_tokens is not None for request in requests)
+    if config.drafter.by_request == ByRequest.given and not is_given:
+        print("drafter.by_request=given changes nothing: no prompt has `num_draft_tokens`", file=sys.stderr)
 
 
 def note_kernels(chosen: Chosen, models: TargetBuild) -> None:

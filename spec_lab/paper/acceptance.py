@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
+from spec_lab.paper.file import MEAN
 from spec_lab.paper.lengths import LENGTHS
 from spec_lab.paper.reliability import CONFIDENCE, ERROR, ERROR_NOTE, NONE_NOTE, by_position, judged_drafts
 from spec_lab.paper.runs import LineRuns, PaperRun, of_part
@@ -13,7 +14,6 @@ from spec_lab.paper.table import HEAT, LINE, TASK, PaperTable, TableColumn, Tabl
 from spec_lab.record.draft_counts import DraftCounts
 from spec_lab.report.bootstrap import NUM_RESAMPLES, Interval, TaskRows, bootstrap_mean
 
-MEAN = "mean"
 LENGTH = TableColumn("length", "acceptance length", 2, interval=True)
 DIFFERENCE = TableColumn("difference", "difference", 2, interval=True, signed=True)
 PROMPTS = TableColumn("prompts", "prompts", 0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,8 @@ from typing import Any
 from spec_lab.core.errors import UserError
 from spec_lab.menu.nearest import hint, nearest
 from spec_lab.menu.refusals.run import refuse_name
-from spec_lab.program.overrides import OF_THE_SWEEP
+from spec_lab.program.options import run_menu
+from spec_lab.program.overrides import OF_THE_SWEEP, is_sweep
 from spec_lab.program.yaml_file import read_yaml
 
 KEYS = (
@@ -20,6 +21,11 @@ KEYS = (
 LINE_KEYS = ("always", "greedy", "sampled", "temperatures")
 LARGEST = 1e9
 """The largest temperature, batch size or number of minutes."""
+AXES = {"sampling": "temperatures", "sampling.temperature": "temperatures"}
+"""Keys of a run that a key of the paper sets: the tables have a row for each value, so no line may set them itself."""
+SPEED_AXES = {"batch_size": "speed.batch_sizes", "drafter.num_draft_tokens": "speed.draft_tokens"}
+MEAN = "mean"
+"""The row of all tasks together."""
 SPEED_KEYS = ("always", "batch_sizes", "draft_tokens", "lines")
 
 
@@ -107,6 +113,7 @@ def read_paper(path: Path) -> PaperFile:
     tasks = fields.mapping("tasks", required=True)
     ablations = [_line(path, "ablations", key, value) for key, value in fields.mapping("ablations").items()]
     _refuse_idle(path, lines, ablations, temperatures)
+    _refuse_alike(path, [*lines, *ablations], tasks)
     return PaperFile(
         path=path,
         name=name,
@@ -131,6 +138,17 @@ def _refuse_idle(path: Path, lines: Sequence[Line], ablations: Sequence[Line], t
     for ablation in ablations:
         if not (ablation.always or ablation.greedy or ablation.sampled):
             raise UserError(f"{path}: ablations.{ablation.name} changes nothing; name what it does, as in [prune=none]")
+
+
+def _refuse_alike(path: Path, lines: Sequence[Line], tasks: Collection[str]) -> None:
+    """Raise UserError for names that would make two rows of a table read alike."""
+    names = [line.name.strip() for line in lines]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise UserError(f"{path}: {twice} is the name of two lines or ablations; give one of them another")
+    for name in tasks:
+        if name.strip() == MEAN or any(name.startswith(f"{task}: ") for task in tasks):
+            raise UserError(f"{path}: tasks.{name} reads like a row that tables make themselves; give it another name")
 
 
 def _no_line(name: str, names: Sequence[str]) -> str:
@@ -191,14 +209,23 @@ def _is_number(value: Any) -> bool:
     return type(value) in (int, float) and 0 <= value <= LARGEST
 
 
+def key_of(override: str) -> str:
+    """Return the key that an override sets."""
+    return override.lstrip("+").partition("=")[0]
+
+
 def overrides_in(path: Path, place: str, value: Any) -> tuple[str, ...]:
     """Read a list of `KEY=VALUE`."""
     if not isinstance(value, list) or not all(isinstance(item, str) and "=" in item for item in value):
         raise UserError(f"{path}: {place} must be a list of KEY=VALUE, such as [drafter=eagle3, prune=catchup]")
     for item in value:
-        name = item.partition("=")[0]
+        name = key_of(item)
         if name in OF_THE_SWEEP and name != "extensions":
             raise UserError(f"{path}: {place}: {item} is not a run's to choose; type it behind the file, for all runs")
+        if name == "experiment" and is_sweep(item.partition("=")[2], run_menu()):
+            raise UserError(f"{path}: {place}: {item} is a sweep of its own; write out what is wanted of it")
+        if (axis := AXES.get(name)) is not None:
+            raise UserError(f"{path}: {place}: {item} is what {axis} says; write it there")
     return tuple(value)
 
 
@@ -225,8 +252,12 @@ def _speed(path: Path, value: Any, lines: Sequence[Line]) -> SpeedPart:
     for name in chosen:
         if name not in names:
             raise UserError(f"{path}: speed.lines: {_no_line(str(name), names)}")
+    always = fields.overrides("always")
+    for item in always:
+        if (axis := SPEED_AXES.get(key_of(item))) is not None:
+            raise UserError(f"{path}: speed.always: {item} is what {axis} says; write it there")
     return SpeedPart(
-        always=fields.overrides("always"),
+        always=always,
         batch_sizes=fields.counts("batch_sizes"),
         draft_tokens=fields.counts("draft_tokens"),
         lines=tuple(dict.fromkeys(chosen)),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from spec_lab.core.errors import UserError
-from spec_lab.paper.file import Line, PaperFile
+from spec_lab.paper.file import AXES, Line, PaperFile, key_of
 
 Part = Literal["acceptance", "ablation", "speed"]
 MOST_RUNS = 1000
@@ -46,7 +46,7 @@ def cells_of(paper: PaperFile, typed: Iterable[str] = ()) -> list[PlannedCell]:
     typed = tuple(typed)
     _refuse_levelling(paper, typed)
     cells = _cells(paper, typed)
-    if found := next((text for cell in cells for text in cell.overrides if _key(text) == LEAVE_OUT), None):
+    if found := next((text for cell in cells for text in cell.overrides if key_of(text) == LEAVE_OUT), None):
         raise UserError(
             f"{found}: {LEAVE_OUT} is read for a sweep's grid; take the line or the task out of {paper.path}"
         )
@@ -61,17 +61,15 @@ def _cells(paper: PaperFile, typed: tuple[str, ...]) -> list[PlannedCell]:
 
 def _refuse_levelling(paper: PaperFile, typed: Iterable[str]) -> None:
     """Refuse overrides that would make differently named cells equal, such as one drafter for all runs."""
-    cells = [{_key(text): text for text in cell.overrides} | {"": cell.part} for cell in _cells(paper, ())]
+    cells = [{key_of(text): text for text in cell.overrides} | {"": cell.part} for cell in _cells(paper, ())]
     for text in typed:
-        key = _key(text)
+        key = key_of(text)
+        if key in AXES:
+            raise UserError(f"{text} is what {AXES[key]} of {paper.path} says; change it in the file")
         for parts in (("acceptance", "ablation"), ("speed",)):
             chosen = sorted({str(cell.get(key)) for cell in cells if cell[""] in parts})
             if len(chosen) > 1 and key not in MAY_BE_LEVELLED:
                 raise UserError(f"{text}: runs of {paper.path} differ in {key}; change it in the file")
-
-
-def _key(override: str) -> str:
-    return override.lstrip("+").partition("=")[0]
 
 
 def merged(*parts: Iterable[str]) -> tuple[str, ...]:
@@ -81,7 +79,7 @@ def merged(*parts: Iterable[str]) -> tuple[str, ...]:
     """
     by_key: dict[str, str] = {}
     for text in (text for part in parts for text in part):
-        by_key[_key(text)] = text
+        by_key[key_of(text)] = text
     return tuple(by_key.values())
 
 

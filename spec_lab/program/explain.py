@@ -5,6 +5,7 @@ Hydra and OmegaConf spread these over the lines of a message, the attributes of 
 
 from __future__ import annotations
 
+import os
 import re
 import traceback
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ from spec_lab.menu import registry
 from spec_lab.menu.extensions import ENTRY_POINTS
 from spec_lab.menu.nearest import hint, nearest, one_of
 from spec_lab.program.options import Menu, run_menu
+from spec_lab.program.override_text import as_override, typed
 from spec_lab.program.overrides import explain_unknown, extensions_in, in_words, with_extensions
 
 PLACE = re.compile(r"In '(?P<option>[^']+)': ")
@@ -53,6 +55,9 @@ def explain(error: Exception, menu: Menu | None = None) -> str:
         )
     if first.startswith("Ambiguous value for argument"):
         argument = first.split("'")[1]
+        key, _, value = argument.partition("=")
+        if os.path.lexists(value):
+            return f"{argument} reads as several values, and is a path here; type {typed(as_override(key, value))}"
         return f"{argument} gives several values; add -m to run them all"
     if first.startswith(NO_PRIMARY):
         return f"{first.removesuffix('.')}; leave out --config-path and --config-name, or install the lab anew"
@@ -153,6 +158,9 @@ def _wrong_key(error: OmegaConfBaseException, group: str, menu: Menu) -> str:
     no_choice = NO_CHOICE.match(cause)
     if no_choice and (not key or key in menu.groups):
         return f"its contents do not fit ({no_choice[0]}); write {LAYOUT}, and {CHOICE}"
+    if isinstance(error, ConfigKeyError) and key in menu.groups:
+        option = next(iter(menu.groups[key].options))
+        return f"{key} is chosen on the command line, as in {key}={option}; leave it out here"
     if isinstance(error, ConfigKeyError) and key in menu.keys:
         return not_read(key, menu)
     if isinstance(error, ConfigKeyError) and key and key != group:

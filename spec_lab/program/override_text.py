@@ -48,11 +48,11 @@ def _readable(text: str, menu: Menu) -> str:
         return f"give each as a word of its own: {shlex.join(words)}"
     key, _, value = text.partition("=")
     if key in menu.keys and menu.keys[key].type_name.startswith("str") and value[:1] not in tuple("'\""):
-        return f"where the value is a text with such signs, type {_typed(as_override(key, value))}"
+        return f"where the value is a text with such signs, type {typed(as_override(key, value))}"
     return "close its brackets and quotes, and quote special characters"
 
 
-def _typed(text: str) -> str:
+def typed(text: str) -> str:
     """Return a text quoted for a shell, in double quotes if that suffices, since it has single ones inside."""
     return shlex.quote(text) if set(text) & set('"$`\\!') else f'"{text}"'
 

@@ -82,6 +82,7 @@ def check_overrides(overrides: Iterable[str], may_add_options: bool = False, men
         if name in menu.groups:
             _check_sign(override, menu)
             _check_option(override, menu, may_add_options)
+            _check_experiments(override, menu)
         elif name in menu.keys:
             _check_sign(override, menu)
             _check_value(override, menu)
@@ -99,6 +100,19 @@ def refuse_many_jobs(overrides: Iterable[Override]) -> None:
     if math.prod(max(size, 1) for size in sizes) > MOST_JOBS:
         typed = " ".join(str(override.input_line) for override in swept)
         raise UserError(f"{typed} comes to more than {MOST_JOBS} jobs; give fewer values")
+
+
+def is_sweep(experiment: str, menu: Menu) -> bool:
+    """Tell whether an experiment is a sweep: among other values it would be one run, its first cell or none of them."""
+    found = menu.groups["experiment"].options.get(experiment) if "experiment" in menu.groups else None
+    return found is not None and bool(found.values.get("hydra", {}).get("mode") == "MULTIRUN")
+
+
+def _check_experiments(override: Override, menu: Menu) -> None:
+    """Refuse several experiments that are sweeps, whose own values Hydra would drop."""
+    found = next((value for value in map(str, _values(override)) if is_sweep(value, menu)), None)
+    if override.key_or_group == "experiment" and override.is_sweep_override() and found is not None:
+        raise UserError(f"{override.input_line}: experiment={found} is a sweep of its own; type one after the other")
 
 
 def _check_size(overrides: Iterable[Override]) -> None:

@@ -12,14 +12,22 @@ from spec_lab.core.regular import regular_text
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]
-    """Refuses a key that stands twice, of which YAML's own would keep the last."""
+    """Refuses a key that stands twice, of which YAML's own would keep the last, and `{values: 1, 2}`, a key named 2."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = [key.value for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
         for key in keys:
             if keys.count(key) > 1:
                 raise ValueError(f"the key {key} stands twice in the object of line {node.start_mark.line + 1}")
+        bare = [key.value for key, value in node.value if node.flow_style and _is_nothing(value)]
+        if bare:
+            raise ValueError(f"{bare[0]} stands by itself in braces; write a list in brackets, as in [1, 2]")
         return super().construct_mapping(node, deep)
+
+
+def _is_nothing(node: yaml.Node) -> bool:
+    """Tell whether nothing is written there, which YAML reads as null."""
+    return node.tag == "tag:yaml.org,2002:null" and node.value == ""
 
 
 def read_yaml(path: Path) -> Any:

@@ -12,7 +12,8 @@ from hydra.errors import HydraException
 from spec_lab.core.errors import UserError
 from spec_lab.program.launchers import refuse_launcher
 from spec_lab.program.options import Menu, run_menu
-from spec_lab.program.overrides import OF_THE_SWEEP, check_overrides, extensions_in
+from spec_lab.program.override_text import as_override
+from spec_lab.program.overrides import OF_THE_SWEEP, check_overrides, extensions_in, is_sweep
 from spec_lab.sweep.command import as_overrides
 from spec_lab.sweep.file import SearchMethod, SweepFile
 from spec_lab.sweep.library import load_library, quiet
@@ -39,6 +40,7 @@ def check_space(file: SweepFile, overrides: Sequence[str]) -> None:
         if override_key(text) in swept:
             raise UserError(f"{text}: {file.path} sweeps {override_key(text)}; leave one of the two out")
         _check_single(text, f"{text}: one value for all runs; sweep it under parameters: in {file.path}")
+        _check_no_experiment_of_many(text, menu)
     try:
         check_overrides(file.overrides, menu=menu)
         for text in file.overrides:
@@ -68,7 +70,8 @@ def _check_parameter(name: str, parameter: Mapping[str, Any], menu: Menu) -> Non
         [text] = as_overrides({name: value})
         try:
             check_overrides([text], menu=menu)
-            _check_single(text, f"{text}: a run takes one value; write a list item for each")
+            quoted = f'"{as_override(name, value).partition("=")[2]}"'
+            _check_single(text, f"{text}: a run takes one value; write a list item for each, or {quoted} for one text")
             _check_no_experiment_of_many(text, menu)
         except UserError as error:
             raise UserError(f"parameters.{name}: {error}") from error
@@ -106,10 +109,7 @@ def _check_single(text: str, refusal: str) -> None:
 
 def _check_no_experiment_of_many(text: str, menu: Menu) -> None:
     key, _, option = text.partition("=")
-    if key != "experiment":
-        return
-    values = menu.groups["experiment"].options[option].values
-    if values.get("hydra", {}).get("mode") == "MULTIRUN":
+    if key == "experiment" and is_sweep(option, menu):
         raise UserError(f"{text} is a sweep of its own; run it with python -m spec_lab {text}")
 
 

@@ -17,6 +17,7 @@ from spec_lab.core.errors import UserError, describe_error, one_line
 from spec_lab.core.regular import open_regular, regular_text
 from spec_lab.corpus.example import Form
 from spec_lab.workloads.limits import OutOfBounds, time_limit, within_limits
+from spec_lab.workloads.unusable import UnusablePrompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -79,7 +80,8 @@ class ChatTemplate:
         self._apply: Apply | None = None
 
     def __call__(self, form: Form, texts: Sequence[str], system: str | None = None) -> Rendered:
-        """Return the text of a chat, or of a text to continue; UserError where the checkpoint's template does not work.
+        """Return the text of a chat, or of a text to continue; UserError where the checkpoint's template does not work,
+        UnusablePrompt where it takes no system prompt.
 
         Args:
             texts: the turns of a chat, the user's first and last, with the assistant's in between; or the one text.
@@ -112,10 +114,22 @@ class ChatTemplate:
             try:
                 text = within_limits(partial(render, texts, system), self._most_seconds, MOST_BYTES)
             except OutOfBounds as error:
+                if system is not None and self._renders(partial(render, texts, None)):
+                    raise UnusablePrompt(
+                        f"the chat template of {self._folder} takes no system prompt ({_short(str(error))}); leave out "
+                        "workload.system and `system`"
+                    ) from error
                 raise self._broken(_short(str(error))) from error
             return Rendered(text, has_special_tokens=True)
 
         return apply
+
+    def _renders(self, render: Callable[[], str]) -> bool:
+        try:
+            within_limits(render, self._most_seconds, MOST_BYTES)
+        except OutOfBounds:
+            return False
+        return True
 
     def _broken(self, reason: str) -> UserError:
         folder, own_file = self._folder, self._folder / "chat_template.jinja"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,14 +27,40 @@ def text_lines(path: Path) -> Iterator[TextLine]:
     """Yield the lines of a file, empty ones left out.
 
     Raises:
-        UserError: no such file, or a file that is not UTF-8.
+        UserError: no such file, a file that is not UTF-8, or one array of objects.
     """
     if not path.is_file():
         raise UserError(f"workload.path: no file {path}")
-    numbered = enumerate(_utf8_text(path).split("\n"), start=1)
+    text = _utf8_text(path)
+    _refuse_array(path, text)
+    numbered = enumerate(text.split("\n"), start=1)
     filled = ((number, line) for number, line in numbered if line.strip())
     for index, (number, line) in enumerate(filled):
         yield TextLine(f"{path}:{number}", index, line)
+
+
+def _refuse_array(path: Path, text: str) -> None:
+    """Raise UserError for a file that is one array of objects, as the ShareGPT file that is passed around."""
+    first = text.lstrip().partition("\n")[0]
+    if not first.startswith("["):
+        return
+    rows, refused = _parsed(text), f"{path} is one JSON array, and an object a line is read"
+    if rows is None and _parsed(first) is None:
+        raise UserError(f"{refused}; nor can the array be read: it may be cut short, so fetch it again")
+    if not rows or not all(isinstance(row, dict) for row in rows):
+        return
+    program = 'python -c "import json, sys; [print(json.dumps(row)) for row in json.load(sys.stdin)]"'
+    source, lines = (shlex.quote(str(name)) for name in (path, f"{path.stem}.jsonl"))
+    raise UserError(f"{refused}; write it so: {program} < {source} > {lines}")
+
+
+def _parsed(text: str) -> list[Any] | None:
+    """Return the array that a text is; None where it is none."""
+    try:
+        rows = parse_json(text)
+    except ValueError:
+        return None
+    return rows if isinstance(rows, list) else None
 
 
 def json_object(line: TextLine) -> dict[str, Any]:

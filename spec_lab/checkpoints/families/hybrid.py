@@ -128,9 +128,10 @@ def _experts(fields: ConfigFields) -> ExpertSizes:
 def _layer_types(fields: ConfigFields) -> tuple[str, ...]:
     """Read the type of each layer. Where the file names none, every fourth layer has full attention by default."""
     num_layers = fields.integer("num_hidden_layers", most=MAX_LAYERS)
+    interval = fields.integer("full_attention_interval", 4)
+    by_interval = tuple(LINEAR if (index + 1) % interval else FULL for index in range(num_layers))
     if not fields.has("layer_types"):
-        interval = fields.integer("full_attention_interval", 4)
-        return tuple(LINEAR if (index + 1) % interval else FULL for index in range(num_layers))
+        return by_interval
     layer_types = fields.texts("layer_types")
     if len(layer_types) != num_layers:
         raise UserError(
@@ -141,6 +142,8 @@ def _layer_types(fields: ConfigFields) -> tuple[str, ...]:
             raise UserError(
                 f"{fields.source}: layer type {shown(layer_type)} is not supported; supported are {FULL}, {LINEAR}"
             )
+    if fields.has("full_attention_interval") and layer_types != by_interval:
+        raise UserError(f"{fields.source}: layer_types are not those of full_attention_interval {interval}; mend one")
     return layer_types
 
 

@@ -91,21 +91,45 @@ def refuse_unsupported(fields: ConfigFields) -> None:
     read_block(fields.values, fields.source)
 
 
+def rope_fields(config: ConfigFields) -> ConfigFields:
+    """Return what a config says of its one rotary embedding, in whichever places it says so.
+
+    Raises:
+        UserError: two places contradict each other, of which transformers takes one without a word.
+    """
+    top_level = {key: config.values.get(key) for key in ("rope_theta", "partial_rotary_factor")}
+    said: dict[str, Any] = {}
+    for place in (config.object("rope_parameters"), config.object("rope_scaling"), top_level):
+        if any(isinstance(value, dict) for value in place.values()):
+            # transformers reads such parameters for no family here: Llama skips them, the Qwen families fail.
+            raise UserError(
+                f"{config.source}: rope parameters keyed by layer type are not supported; one set for all layers is"
+            )
+        for key, value in place.items():
+            name = "rope_type" if key == "type" else key
+            if value is not None and said.setdefault(name, value) != value:
+                raise UserError(
+                    f"{config.source}: {name} is {shown(said[name])} in one place and {shown(value)} in another; take "
+                    "out the one that the model was not trained with"
+                )
+    return ConfigFields(said, f"{config.source} (rope)")
+
+
 def read_rope(config: ConfigFields, max_positions: int, default_part: float = 1.0) -> RopeConfig:
     """Read the one rotary embedding of all layers.
 
     `default_part`: of a head's channels turn, where the file does not say how many.
     """
-    source = config.source
-    parameters = config.object("rope_scaling") or config.object("rope_parameters")
-    if any(isinstance(value, dict) for value in parameters.values()):
-        # transformers reads such parameters for no family here: Llama skips them, the Qwen families fail.
-        raise UserError(f"{source}: rope parameters keyed by layer type are not supported; one set for all layers is")
-    fields = ConfigFields(parameters, f"{source} (rope)")
-    theta = fields.number("rope_theta", config.number("rope_theta", 10000.0))
-    part = fields.number("partial_rotary_factor", config.number("partial_rotary_factor", default_part))
-    kind = fields.text("rope_type", fields.text("type", "default"))
+    source, fields = config.source, rope_fields(config)
+    theta = fields.number("rope_theta", 10000.0)
+    part = fields.number("partial_rotary_factor", default_part)
+    kind = fields.text("rope_type", "default")
     if kind == "default":
+        if fields.has("factor") and fields.number("factor") != 1:
+            raise UserError(
+                f"{fields.source}: no rope_type reads the factor {fields.number('factor'):g}; name the one that it is "
+                "for, such as linear, or take it out"
+            )
         return RopeConfig(theta=theta, scaling="none", partial_rotary_factor=part)
     if kind == "linear":
         return RopeConfig(theta=theta, scaling="linear", factor=fields.number("factor"), partial_rotary_factor=part)
@@ -142,10 +166,11 @@ def _layer_windows(fields: ConfigFields, num_layers: int, family: Family) -> tup
     window = fields.integer("sliding_window", 4096) if sliding else None
     layer_types = fields.texts("layer_types")
     first = fields.integer("max_window_layers", 28, least=0)
+    by_depth = tuple(window if layer >= first else None for layer in range(num_layers))
     if not fields.has("layer_types"):
         if window is not None and "max_window_layers" in config and not fields.has("max_window_layers"):
             raise UserError(f"{source}: max_window_layers is null, but use_sliding_window is on; name the first layer")
-        return tuple(window if layer >= first else None for layer in range(num_layers))
+        return by_depth
     if len(layer_types) != num_layers:
         raise UserError(f"{source}: layer_types names {len(layer_types)} layers, num_hidden_layers is {num_layers}")
     for layer_type in layer_types:
@@ -157,5 +182,10 @@ def _layer_windows(fields: ConfigFields, num_layers: int, family: Family) -> tup
     if window is None and "sliding_attention" in layer_types:
         raise UserError(
             f"{source}: layer_types has sliding_attention, but use_sliding_window or sliding_window is unset"
+        )
+    if "sliding_attention" not in layer_types and any(by_depth):
+        raise UserError(
+            f"{source}: use_sliding_window and max_window_layers {first} give layers a window, and layer_types none; "
+            "take out the one that the model was not trained with"
         )
     return tuple(window if layer_type == "sliding_attention" else None for layer_type in layer_types)

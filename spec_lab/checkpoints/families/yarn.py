@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from spec_lab.checkpoints.families.plain import read_rope
+from spec_lab.checkpoints.families.plain import read_rope, rope_fields
 from spec_lab.checkpoints.json_input import ConfigFields
 from spec_lab.checkpoints.plan import RopeConfig
 from spec_lab.core.errors import UserError
@@ -26,11 +26,10 @@ class ScoredRope:
 
 def read_rope_or_yarn(config: ConfigFields, max_positions: int) -> ScoredRope:
     """Read the one rotary embedding of all layers, in either spelling."""
-    parameters = config.object("rope_scaling") or config.object("rope_parameters")
-    fields = ConfigFields(parameters, f"{config.source} (rope)")
-    if fields.values.get("rope_type", fields.values.get("type")) != "yarn":
+    fields = rope_fields(config)
+    if fields.values.get("rope_type") != "yarn":
         return ScoredRope(read_rope(config, max_positions))
-    theta = fields.number("rope_theta", config.number("rope_theta", 10000.0))
+    theta = fields.number("rope_theta", 10000.0)
     if theta <= 1:
         raise UserError(f"{fields.source}: rope_theta must be more than 1 for rope type yarn, is {theta:g}")
     original = fields.integer("original_max_position_embeddings", max_positions)
