@@ -428,6 +428,7 @@ def test_torchrun_trains_what_one_process_does(llama: Path, whole: Path) -> None
         ("layouts=[deepspec]", "layouts=[deepspec] is not known for drafter=eagle3; use layouts=[speculators]"),
         ("drafter=dflash layouts=[deepspec]", "layouts=[deepspec] has no place for drafter.slots=mask_first"),
         ("drafter=p_eagle layouts=[speculators]", "is not known for drafter=p_eagle; leave it out"),
+        ("evaluation.limit_per_category=5", "choose evaluation.prompts="),
         ("evaluation.prompts=[nowhere.jsonl]", "there is no file nowhere.jsonl"),
         (f"evaluation.prompts=[{ZOO / 'pocket' / 'config.json'}]", "config.json holds no question"),
     ],

@@ -205,6 +205,11 @@ def _readers(config: TrainConfig) -> Iterator[tuple[tuple[str, ...], bool, str]]
     is_frozen = target.path is not None
     yield ("prompts", "writing"), is_frozen and config.texts is None, "target=hf and no texts="
     yield ("packing", "evaluation.every"), is_frozen, "target=hf"
+    yield (
+        ("evaluation.limit_per_category",),
+        not is_frozen or bool(config.evaluation.prompts),
+        "evaluation.prompts=[FILE]",
+    )
     of_ours = ("generations", "num_workers", "evaluation.rows_per_forward", "evaluation.samples_per_category")
     yield of_ours, not is_frozen, "target=shipped"
     # Other families have the shipped vocabulary, and their drafters learn on the corpus.
