@@ -20,6 +20,7 @@ import torch
 from spec_lab.core.errors import Breakdown, UserError
 from spec_lab.core.regular import without_waiting
 from spec_lab.train.reading import read_record, refuse_damaged
+from spec_lab.train.sharing import changed_settings
 
 log = logging.getLogger(__name__)
 
@@ -182,9 +183,7 @@ def _refuse_another_recipe(record_file: Path, output: Path, recipe: dict[str, An
     record = read_record(record_file)
     if FAILURE in record and not output.exists():
         return
-    before = record["recipe"]
-    changed = [key for key in recipe if recipe[key] != before.get(key)]
-    if changed:
+    if changed := changed_settings(record["recipe"], recipe):
         raise UserError(
             f"{output} was begun with another {', '.join(changed)}; "
             f"choose another output_dir, or delete {record_file}, that folder and what was made from it"
