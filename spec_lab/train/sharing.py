@@ -12,24 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from spec_lab.core.errors import UserError
-from spec_lab.train.block_config import StoredAs
 from spec_lab.train.config import TrainConfig
-from spec_lab.train.drafter_config import Loss
-from spec_lab.train.module_config import Optimiser
 from spec_lab.train.options import target_option
+from spec_lab.train.stages import CAME_LATER, without_unused
 from spec_lab.train.texts.settings import settings_of_texts
 
 KEYS_OF = {"tokenizer": "tokenizer", "corpus": "corpus", "generations": "generations"}
 """The set of keys that a stage is made by, by the name of its folder; all others are targets, or drafters by a dash."""
-CAME_LATER = {
-    "loss": Loss.kl,
-    "norms_taps": False,
-    "norms_output": False,
-    "stored_as": StoredAs.bfloat16,
-    "max_seconds": None,
-    "optimiser": Optimiser.adamw,
-}
-"""Keys that folders of earlier versions lack, with the value that does what those did."""
 
 
 def stage_settings(config: TrainConfig) -> dict[str, dict[str, Any]]:
@@ -50,22 +39,6 @@ def stage_settings(config: TrainConfig) -> dict[str, dict[str, Any]]:
 def recorded(part: Any) -> dict[str, Any]:
     """Return the keys of `part` as folders record them: what came later and is not used leaves no trace."""
     return without_unused(asdict(part))
-
-
-def without_unused(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings without the keys that came later and are not used, at the top and of the optimisation."""
-    return {
-        key: without_unused(value) if key == "optimisation" else value
-        for key, value in settings.items()
-        if key not in CAME_LATER or value != CAME_LATER[key]
-    }
-
-
-def changed_settings(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    """Return the keys of `after` by which `before` differs, and those that came later and are used in `before`."""
-    first, second = without_unused(before), without_unused(after)
-    keys = [*second, *(key for key in first if key in CAME_LATER and key not in second)]
-    return [key for key in keys if first.get(key) != second.get(key)]
 
 
 def refuse_to_share(configs: Iterable[TrainConfig]) -> None:
