@@ -126,20 +126,23 @@ class LossyAcceptance:
         # A draft that passes for certain cannot have failed but by rounding, and may leave nothing.
         return torch.where((behind > 0).any(dim=-1, keepdim=True), behind, p)
 
-    def emitted_law(self, judged: JudgedDrafts, drafts: torch.Tensor) -> torch.Tensor:
+    def emitted_law(self, judged: JudgedDrafts, inputs: AcceptanceInputs) -> torch.Tensor:
         """Return the law [batch, K, vocab] that each row emits from: exact given the prefix and q.
 
         With a window it is also given the drafts behind, whose own chances to pass decide what is forgiven.
         """
         p, passes = judged.p[:, :-1], judged.accepts
         if self._window is not None and judged.forgivable is not None:
-            behind = self._window.agreed(at_tokens(judged.accepts, drafts)).unsqueeze(-1)
+            chances = at_tokens(judged.accepts, inputs.draft_tokens)
+            if inputs.offered is not None:
+                chances = torch.where(inputs.offered, chances, 0)
+            behind = self._window.agreed(chances).unsqueeze(-1)
             passes = passes + (1 - passes) * behind * judged.forgivable
         return judged.q * passes + self._law.spread(p, judged.q, judged.q * (1 - passes))
 
     def distances(self, judged: JudgedDrafts, inputs: AcceptanceInputs) -> torch.Tensor:
         """Return total variation and KL in nats [batch, K, 2] from the target; 0 where no draft is offered."""
-        p, emitted = judged.p[:, :-1], self.emitted_law(judged, inputs.draft_tokens)
+        p, emitted = judged.p[:, :-1], self.emitted_law(judged, inputs)
         ratio = torch.where(emitted > 0, emitted / p, 1)
         divergence = torch.special.xlogy(emitted, ratio).sum(dim=-1, keepdim=True).clamp(min=0)
         distances = torch.cat((total_variation(emitted, p), divergence), dim=-1)
