@@ -277,6 +277,13 @@ def test_a_window_does_not_reach_past_the_offered_drafts() -> None:
     assert verification.distance[:, 0].tolist() == [1, 0, 0, 0], "only what is forgiven costs something"
 
 
+def test_a_window_behind_no_drafts_at_all() -> None:
+    """As of a round in which a drafter that looks drafts up has found none."""
+    rule = rule_of(OverlapLaw(exact), 2, SamplingParams(temperature=0.0), Window(2, 0.5, 3))
+    verification = rule.accept(make_inputs(torch.eye(VOCAB)[:2].unsqueeze(1), [[], []]))
+    assert verification.tokens.tolist() == [[0], [1]] and verification.num_emitted.tolist() == [1, 1]
+
+
 @pytest.mark.parametrize(("name", "law", "written"), SETTINGS[::6], ids=[name for name, *_ in SETTINGS[::6]])
 def test_what_is_not_offered_is_the_targets_own(name: str, law: TokenLaw, written: Written) -> None:
     """The last token of a request that offers nothing has the law of plain sampling, and costs nothing."""

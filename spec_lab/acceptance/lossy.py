@@ -41,7 +41,7 @@ class Window:
     def agreed(self, chances: torch.Tensor) -> torch.Tensor:
         """Return the chance [batch, K] that the drafts behind each one all pass, of their own chances [batch, K]."""
         padded = torch.nn.functional.pad(chances, (0, self.length))
-        windows = padded[:, 1:].unfold(1, self.length, 1)
+        windows = padded.unfold(1, self.length, 1)[:, 1:]
         return windows.prod(dim=-1)
 
 
