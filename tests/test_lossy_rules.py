@@ -151,7 +151,7 @@ def test_a_row_emits_what_the_formula_says(name: str, law: TokenLaw, written: Wr
     bonus = torch.zeros_like(p)
     inputs = make_inputs(torch.stack((p, bonus), dim=1).log(), [[0]] * 24, draft_logits=q.log().unsqueeze(1))
     rule = rule_of(law)
-    emitted = rule.emitted_law(rule.judge(inputs), inputs.draft_tokens)[:, 0]
+    emitted = rule.emitted_law(rule.judge(inputs), inputs)[:, 0]
     rows = zip(p.tolist(), q.tolist(), strict=True)
     expected = torch.tensor([emitted_by(written, a, b) for a, b in rows], dtype=torch.float64)
     torch.testing.assert_close(emitted, expected, rtol=0, atol=1e-12)
@@ -228,12 +228,12 @@ def test_drawn_tokens_follow_the_law(name: str, greedy: bool) -> None:
     inputs = make_inputs(logits, drafts, draft_logits=None if greedy else q.log().expand(count, -1, -1))
     rule = rule_of(law, count)
     verification = rule.accept(inputs)
-    expected = rule.emitted_law(rule.judge(inputs), inputs.draft_tokens)[0, 0].double()
+    expected = rule.emitted_law(rule.judge(inputs), inputs)[0, 0].double()
     found = torch.bincount(verification.tokens[:, 0], minlength=VOCAB) / count
     assert (found - expected).abs().max() < 5 * math.sqrt(0.25 / count)
     reached_second = verification.num_emitted > 1
     second = torch.bincount(verification.tokens[reached_second, 1], minlength=VOCAB) / reached_second.sum().clamp(min=1)
-    law_of_second = rule.emitted_law(rule.judge(inputs), inputs.draft_tokens)[0, 1].double()
+    law_of_second = rule.emitted_law(rule.judge(inputs), inputs)[0, 1].double()
     if int(reached_second.sum()) > 1000:
         assert (second - law_of_second).abs().max() < 5 * math.sqrt(0.25 / int(reached_second.sum()))
     assert verification.distance is not None
@@ -272,7 +272,16 @@ def test_a_window_does_not_reach_past_the_offered_drafts() -> None:
     logits = torch.tensor([[unsure] * 4] * 4).log()
     rule = rule_of(OverlapLaw(exact), 4, SamplingParams(temperature=0.0), Window(1, 0.5, 3))
     inputs = make_inputs(logits, [[0, 1, 0]] * 4, num_drafts=torch.tensor([3, 2, 1, 0]))
-    assert rule.accept(inputs).num_emitted.tolist() == [4, 2, 2, 1]
+    verification = rule.accept(inputs)
+    assert verification.num_emitted.tolist() == [4, 2, 2, 1]
+    assert verification.distance[:, 0].tolist() == [1, 0, 0, 0], "only what is forgiven costs something"
+
+
+def test_a_window_behind_no_drafts_at_all() -> None:
+    """As of a round in which a drafter that looks drafts up has found none."""
+    rule = rule_of(OverlapLaw(exact), 2, SamplingParams(temperature=0.0), Window(2, 0.5, 3))
+    verification = rule.accept(make_inputs(torch.eye(VOCAB)[:2].unsqueeze(1), [[], []]))
+    assert verification.tokens.tolist() == [[0], [1]] and verification.num_emitted.tolist() == [1, 1]
 
 
 @pytest.mark.parametrize(("name", "law", "written"), SETTINGS[::6], ids=[name for name, *_ in SETTINGS[::6]])

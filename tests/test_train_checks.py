@@ -12,7 +12,12 @@ from spec_lab.collect.__main__ import main as collect
 from spec_lab.core.errors import UserError
 from spec_lab.options.drafters.block_keys import Form, Head
 from spec_lab.options.shipped import ZOO
-from spec_lab.train.block_config import BlockTrainingConfig, DominoTrainingConfig, DsparkTrainingConfig
+from spec_lab.train.block_config import (
+    BlockTrainingConfig,
+    Dflash2TrainingConfig,
+    DominoTrainingConfig,
+    DsparkTrainingConfig,
+)
 from spec_lab.train.checks import refusals
 from spec_lab.train.config import TrainConfig
 from spec_lab.train.drafter_config import (
@@ -79,6 +84,13 @@ def test_a_body_of_other_sizes_is_refused() -> None:
 )
 def test_a_part_that_the_head_has_not_is_not_said(drafter: DrafterChoice) -> None:
     assert [line.rpartition("; ")[2] for line in refusals(training(drafter))] == ["leave it out"]
+
+
+def test_a_head_scores_no_more_tokens_than_can_be_drafted() -> None:
+    few = Dflash2TrainingConfig(head_topk=40, draft_vocab_size=30)
+    assert [line.rpartition("; ")[2] for line in refusals(training(few))] == ["use drafter.head_topk=30"]
+    assert refusals(training(Dflash2TrainingConfig(head_topk=30, draft_vocab_size=30))) == []
+    assert refusals(training(DsparkTrainingConfig(draft_vocab_size=5))) == [], "a Markov head scores all of them"
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS)

@@ -11,9 +11,14 @@ import pytest
 import torch
 
 from spec_lab.core.errors import UserError
+from spec_lab.train.block_config import BlockTrainingConfig, StoredAs
+from spec_lab.train.config import TrainConfig
+from spec_lab.train.drafter_config import Loss
 from spec_lab.train.loop import TrainingDiverged
 from spec_lab.train.output import LOG_FILE, output_folder
+from spec_lab.train.sharing import stage_settings
 from spec_lab.train.stages import RunFolder, run_stage
+from spec_lab.train.target_config import ShippedTarget
 from tests.tiny_checkpoints import refused
 
 CPU = torch.device("cpu")
@@ -129,3 +134,27 @@ def test_an_interrupted_stage_keeps_its_record_and_goes_on_with_the_same_setting
         run_stage(folder, folder.generations, {"seed": 1}, CPU, lambda unfinished: {})
     run_stage(folder, folder.generations, {"seed": 0}, CPU, lambda unfinished: {})
     assert folder.generations.is_dir()
+
+
+@pytest.mark.parametrize("knob", [{"loss": Loss.tv}, {"stored_as": StoredAs.fp8}], ids=str)
+def test_a_knob_that_earlier_versions_lacked_tells_two_trainings_apart(knob: dict[str, Any], tmp_path: Path) -> None:
+    """A folder of a training with it is not taken for one without it, nor the other way round."""
+    own, usual = (
+        stage_settings(TrainConfig(target=ShippedTarget(), drafter=BlockTrainingConfig(**each)))["pocket-dflash"]
+        for each in (knob, {})
+    )
+    for number, (begun, other) in enumerate([(own, usual), (usual, own)]):
+        folder = RunFolder(tmp_path / str(number))
+        output = folder.drafter("dflash")
+        run_stage(folder, output, begun, CPU, lambda unfinished: {})
+        with refused(f"another {next(iter(knob))}"):
+            run_stage(folder, output, other, CPU, lambda unfinished: {})
+
+
+def test_a_folder_of_an_earlier_version_goes_on(tmp_path: Path) -> None:
+    training = TrainConfig(target=ShippedTarget(), drafter=BlockTrainingConfig())
+    settings = stage_settings(training)["pocket-dflash"]
+    folder = RunFolder(tmp_path)
+    earlier = {key: value for key, value in settings.items() if key not in ("loss", "stored_as")}
+    run_stage(folder, folder.drafter("dflash"), earlier, CPU, lambda unfinished: {})
+    run_stage(folder, folder.drafter("dflash"), settings, CPU, lambda unfinished: {})

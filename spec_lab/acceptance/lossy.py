@@ -45,7 +45,7 @@ class Window:
         `chances` [batch, K] are the probabilities that single drafts pass.
         """
         padded = torch.nn.functional.pad(chances, (0, self.length))
-        windows = padded[:, 1:].unfold(1, self.length, 1)
+        windows = padded.unfold(1, self.length, 1)[:, 1:]
         return windows.prod(dim=-1)
 
 
@@ -131,20 +131,23 @@ class LossyAcceptance:
         # If a draft should always pass, only rounding can reject it, and then nothing may be left to draw from.
         return torch.where((behind > 0).any(dim=-1, keepdim=True), behind, p)
 
-    def emitted_law(self, judged: JudgedDrafts, drafts: torch.Tensor) -> torch.Tensor:
+    def emitted_law(self, judged: JudgedDrafts, inputs: AcceptanceInputs) -> torch.Tensor:
         """Return the distribution [batch, K, vocab] that each row emits from, exact given the prefix and q.
 
         With a window it is also conditional on the later drafts, whose acceptance decides what is forgiven.
         """
         p, passes = judged.p[:, :-1], judged.accepts
         if self._window is not None and judged.forgivable is not None:
-            behind = self._window.agreed(at_tokens(judged.accepts, drafts)).unsqueeze(-1)
+            chances = at_tokens(judged.accepts, inputs.draft_tokens)
+            if inputs.offered is not None:
+                chances = torch.where(inputs.offered, chances, 0)
+            behind = self._window.agreed(chances).unsqueeze(-1)
             passes = passes + (1 - passes) * behind * judged.forgivable
         return judged.q * passes + self._law.spread(p, judged.q, judged.q * (1 - passes))
 
     def distances(self, judged: JudgedDrafts, inputs: AcceptanceInputs) -> torch.Tensor:
         """Return total variation and KL in nats [batch, K, 2] from the target; 0 for drafts that are not offered."""
-        p, emitted = judged.p[:, :-1], self.emitted_law(judged, inputs.draft_tokens)
+        p, emitted = judged.p[:, :-1], self.emitted_law(judged, inputs)
         ratio = torch.where(emitted > 0, emitted / p, 1)
         divergence = torch.special.xlogy(emitted, ratio).sum(dim=-1, keepdim=True).clamp(min=0)
         distances = torch.cat((total_variation(emitted, p), divergence), dim=-1)

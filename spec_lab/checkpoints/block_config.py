@@ -48,10 +48,10 @@ class SlotReading:
         return Slots.mask_first if self.first_row else Slots.anchor_first
 
     @classmethod
-    def of(cls, slots: Slots, block_size: int) -> SlotReading:
-        """Return the reading of a whole block."""
+    def of(cls, slots: Slots, block_size: int, head: HeadKind = HeadKind.none) -> SlotReading:
+        """Return the reading of a whole block. Domino leaves the last row out where the pending token's has a draft."""
         first_row = 1 if slots == Slots.mask_first else 0
-        return cls(first_row, block_size - first_row)
+        return cls(first_row, block_size - (1 if head == HeadKind.gru else first_row))
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from typing import Any
 from spec_lab.checkpoints.block_config import BlockConfig, Causality, ConvSizes, SlotReading, Slots, default_taps
 from spec_lab.checkpoints.block_heads import (
     GruSizes,
+    HeadKind,
     HeadSizes,
     LatticeSizes,
     MarkovForm,
@@ -169,7 +170,7 @@ def _body(file: BlockFile, target: ModelConfig) -> ModelConfig:
 def _slots(fields: ConfigFields, block_size: int) -> SlotReading:
     """Read which row holds draft 1. Domino's files have a special key for it, and do not use the last row."""
     if fields.text("projector_type", "") == "domino" and fields.flag("shift_label"):
-        return SlotReading(0, block_size - 1)
+        return SlotReading.of(Slots.anchor_first, block_size, HeadKind.gru)
     slots = Slots.anchor_first if fields.flag("sample_from_anchor") else Slots.mask_first
     return SlotReading.of(slots, block_size)
 

@@ -66,7 +66,7 @@ def random_block_config(target: ModelConfig, parts: BlockParts) -> BlockConfig:
     return BlockConfig(
         body=body,
         block_size=parts.block_size,
-        slots=SlotReading.of(parts.slots, parts.block_size),
+        slots=SlotReading.of(parts.slots, parts.block_size, parts.head),
         taps=default_taps(target.num_layers, parts.num_layers),
         target_hidden_size=target.hidden_size,
         mask_token_id=target.vocab_size - 1,

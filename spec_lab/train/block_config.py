@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from spec_lab.checkpoints.block_config import SlotReading, Slots
+from spec_lab.checkpoints.block_heads import HeadKind
 from spec_lab.menu.choices import Choice
 from spec_lab.menu.config import knob
 from spec_lab.options.drafters.block_keys import (
@@ -98,7 +100,7 @@ class BlockTrainingConfig(SlotTrainingConfig):
 
     @property
     def num_trained_drafts(self) -> int:
-        return self.block_size - (self.slots == RowReading.mask_first)
+        return SlotReading.of(Slots(self.slots.value), self.block_size, HeadKind(self.head.value)).most_drafts
 
     @property
     def drafter_words(self) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from spec_lab.options.drafters.block_keys import head_has_part
+from spec_lab.options.drafters.block_keys import READ_WITH, head_has_part
 from spec_lab.options.shipped import missing_folder
 from spec_lab.train.config import TrainConfig
 from spec_lab.train.module_config import LayerConfig
@@ -184,6 +184,18 @@ def tokens_fit(fitting: Fitting) -> str | None:
         if value is not None and value > largest:
             return f"drafter.{knob}={value} is over the target's {vocab_size} tokens; use drafter.{knob}={largest}"
     return None
+
+
+def candidates_fit(fitting: Fitting) -> str | None:
+    """A head that scores the likeliest tokens of a slot has as many that can be drafted."""
+    drafter = fitting.drafter
+    size, topk = drafter.draft_vocab_size, drafter.head_topk
+    if size is None or drafter.head not in READ_WITH["head_topk"] or topk <= size:
+        return None
+    return (
+        f"drafter.head_topk={topk} is more than the tokens of drafter.draft_vocab_size={size}; "
+        f"use drafter.head_topk={size}"
+    )
 
 
 def body_serves(fitting: Fitting) -> str | None:

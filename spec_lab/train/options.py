@@ -38,6 +38,7 @@ from spec_lab.train.fitting import (
     Fitting,
     assistant_heads,
     body_serves,
+    candidates_fit,
     chosen_experts,
     delta_heads,
     draft_vocabulary,
@@ -299,7 +300,7 @@ DRAFTERS += tuple(
         name=schema.name,
         schema=schema,
         recipe=block_recipe,
-        refusals=(parts_are_read, drafts_fit, tokens_fit, body_serves),
+        refusals=(parts_are_read, drafts_fit, tokens_fit, candidates_fit, body_serves),
         layouts={
             name: LayoutOption(partial(other_layout, "block", name), partial(lacks_a_place, name))
             for name in ("speculators", "deepspec")

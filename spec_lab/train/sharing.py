@@ -13,22 +13,13 @@ from typing import Any
 
 from spec_lab.core.errors import UserError
 from spec_lab.train.config import TrainConfig
-from spec_lab.train.drafter_config import Loss
-from spec_lab.train.module_config import Optimiser
 from spec_lab.train.options import target_option
+from spec_lab.train.stages import CAME_LATER, without_unused
 from spec_lab.train.texts.settings import settings_of_texts
 
 KEYS_OF = {"tokenizer": "tokenizer", "corpus": "corpus", "generations": "generations"}
 """The group of keys that determines a stage, by the name of its folder. Other folders are targets, or drafters if their
 name has a dash."""
-CAME_LATER = {
-    "loss": Loss.kl,
-    "norms_taps": False,
-    "norms_output": False,
-    "max_seconds": None,
-    "optimiser": Optimiser.adamw,
-}
-"""Keys that folders of earlier versions lack, with the value that reproduces those versions."""
 
 
 def stage_settings(config: TrainConfig) -> dict[str, dict[str, Any]]:
@@ -50,12 +41,7 @@ def stage_settings(config: TrainConfig) -> dict[str, dict[str, Any]]:
 
 def recorded(part: Any) -> dict[str, Any]:
     """Return the keys of `part` as folders record them: newer keys that are not used are left out."""
-    settings = asdict(part)
-    for inner in [settings, settings.get("optimisation", {})]:
-        for key, unused in CAME_LATER.items():
-            if key in inner and inner[key] == unused:
-                del inner[key]
-    return settings
+    return without_unused(asdict(part))
 
 
 def refuse_to_share(configs: Iterable[TrainConfig]) -> None:

@@ -9,7 +9,7 @@ import os
 import platform
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,12 +19,24 @@ import torch
 
 from spec_lab.core.errors import Breakdown, UserError
 from spec_lab.core.regular import without_waiting
+from spec_lab.train.block_config import StoredAs
+from spec_lab.train.drafter_config import Loss
+from spec_lab.train.module_config import Optimiser
 from spec_lab.train.reading import read_record, refuse_damaged
 
 log = logging.getLogger(__name__)
 
 FAILURE = "failure"
 """The entry of a stage's record with the reason of its breakdown."""
+CAME_LATER = {
+    "loss": Loss.kl,
+    "norms_taps": False,
+    "norms_output": False,
+    "stored_as": StoredAs.bfloat16,
+    "max_seconds": None,
+    "optimiser": Optimiser.adamw,
+}
+"""Keys that folders of earlier versions lack, with the value that reproduces those versions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,13 +194,27 @@ def _refuse_another_recipe(record_file: Path, output: Path, recipe: dict[str, An
     record = read_record(record_file)
     if FAILURE in record and not output.exists():
         return
-    before = record["recipe"]
-    changed = [key for key in recipe if recipe[key] != before.get(key)]
-    if changed:
+    if changed := changed_settings(record["recipe"], recipe):
         raise UserError(
             f"{output} was begun with another {', '.join(changed)}; "
             f"choose another output_dir, or delete {record_file}, that folder and what was made from it"
         )
+
+
+def without_unused(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings without the keys that came later and are not used, at the top and of the optimisation."""
+    return {
+        key: without_unused(value) if key == "optimisation" else value
+        for key, value in settings.items()
+        if key not in CAME_LATER or value != CAME_LATER[key]
+    }
+
+
+def changed_settings(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    """Return the keys of `after` by which `before` differs, and those that came later and are used in `before`."""
+    first, second = without_unused(before), without_unused(after)
+    keys = [*second, *(key for key in first if key in CAME_LATER and key not in second)]
+    return [key for key in keys if first.get(key) != second.get(key)]
 
 
 def _refuse_without_record(record_file: Path, output: Path) -> None:

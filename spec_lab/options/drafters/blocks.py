@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from spec_lab.checkpoints.block_config import SlotReading, Slots
+from spec_lab.checkpoints.block_heads import HeadKind
 from spec_lab.menu.choices import Weights
 from spec_lab.menu.chosen import Chosen
 from spec_lab.menu.config import RunConfig
@@ -12,7 +14,6 @@ from spec_lab.options.drafters.block_keys import (
     BLOCK_SIZE,
     PRESETS,
     BlockDrafterConfig,
-    RowReading,
     fewer_drafts,
     head_has_part,
 )
@@ -67,7 +68,7 @@ def block_has_room(config: RunConfig) -> str | None:
     if options.weights != Weights.random:
         return None
     size = options.block_size or BLOCK_SIZE
-    most = size - (options.slots == RowReading.mask_first)
+    most = SlotReading.of(Slots(options.slots.value), size, HeadKind(options.head.value)).most_drafts
     if options.num_draft_tokens <= most:
         return None
     return (
