@@ -164,9 +164,10 @@ def _at(sums: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Cascade:
-    """TokenV3 of speculative cascades (arXiv 2405.19261): a draft with p >= (1 - alpha) max p is always accepted.
+    """The test of speculative cascades' TokenV3 (arXiv 2405.19261): a draft with p >= (1 - alpha) max p is accepted.
 
-    All others are judged as in lossless sampling.
+    All others are judged as in lossless sampling, as MTPLX #485 proposes. The paper aims at another law: q on the
+    tokens that pass, plus p times the mass of q on all others.
     """
 
     alpha: float
