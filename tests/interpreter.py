@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import triton.language as tl
+from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter
 from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
@@ -81,15 +82,43 @@ def _make_tensor(self: tl.tensor, handle: TensorHandle, type: tl.dtype) -> None:
 
 _BLOCKS: dict[tuple[str, tuple[int, ...]], tuple[tl.tuple, int, str]] = {}
 """Shape, size and name of a block by the name of its elements' type and by its shape."""
+_SHARED: dict[tuple[int, ...], tl.tuple] = {}
+"""Shapes, each once, so that equal ones are the same object."""
 
 
 def _make_block(self: tl.block_type, element_ty: tl.dtype, shape: Any, make: Any = tl.block_type.__init__) -> None:
     key = element_ty.name, tuple(map(index, shape))
     if key not in _BLOCKS:
         make(self, element_ty, shape)
-        _BLOCKS[key] = self.shape, self.numel, self.name
+        _BLOCKS[key] = _SHARED.setdefault(key[1], self.shape), self.numel, self.name
     self.element_ty = element_ty
     self.shape, self.numel, self.name = _BLOCKS[key]
+
+
+def _broadcast(
+    self: TritonSemantic, left: tl.tensor, right: tl.tensor, make: Any = TritonSemantic.broadcast_impl_value
+) -> tuple[tl.tensor, tl.tensor]:
+    """Most pairs are of one shape, of which the interpreter compares each size, as a constant, three times."""
+    is_block = left.type.is_block()
+    if is_block == right.type.is_block() and (not is_block or left.type.shape is right.type.shape):
+        return left, right
+    pair: tuple[tl.tensor, tl.tensor] = make(self, left, right)
+    return pair
+
+
+def _is_same_type(self: tl.dtype, other: object, compare: Any = tl.dtype.__eq__) -> bool:
+    return self is other or compare(self, other)
+
+
+def _patch_attribute(obj: Any, name: str, member: Any, builder: Any, scope: Any) -> None:
+    """Have a function of the language called with the interpreter's meaning of it, straight away."""
+    function = member.__wrapped__ if tl.core.is_builtin(member) and hasattr(member, "__wrapped__") else member
+
+    def call(*arguments: Any, **named: Any) -> Any:
+        named["_semantic"] = interpreter.interpreter_semantic
+        return function(*arguments, **named)
+
+    scope.set_attr(obj, name, call)
 
 
 def install() -> None:
@@ -97,6 +126,9 @@ def install() -> None:
     InterpreterBuilder.create_dot = _create_dot
     tl.tensor.__init__ = _make_tensor
     tl.block_type.__init__ = _make_block
+    tl.dtype.__eq__ = _is_same_type
+    TritonSemantic.broadcast_impl_value = _broadcast
+    interpreter._patch_attr = _patch_attribute
     builder = interpreter.interpreter_builder
     builder.options = dataclasses.replace(builder.options, sanitize_overflow=False)
     interpreter._patch_lang = _PatchedOnce()
