@@ -82,15 +82,13 @@ def _make_tensor(self: tl.tensor, handle: TensorHandle, type: tl.dtype) -> None:
 
 _BLOCKS: dict[tuple[str, tuple[int, ...]], tuple[tl.tuple, int, str]] = {}
 """Shape, size and name of a block by the name of its elements' type and by its shape."""
-_SHARED: dict[tuple[int, ...], tl.tuple] = {}
-"""Shapes, each once, so that equal ones are the same object."""
 
 
 def _make_block(self: tl.block_type, element_ty: tl.dtype, shape: Any, make: Any = tl.block_type.__init__) -> None:
     key = element_ty.name, tuple(map(index, shape))
     if key not in _BLOCKS:
         make(self, element_ty, shape)
-        _BLOCKS[key] = _SHARED.setdefault(key[1], self.shape), self.numel, self.name
+        _BLOCKS[key] = self.shape, self.numel, self.name
     self.element_ty = element_ty
     self.shape, self.numel, self.name = _BLOCKS[key]
 
@@ -98,12 +96,27 @@ def _make_block(self: tl.block_type, element_ty: tl.dtype, shape: Any, make: Any
 def _broadcast(
     self: TritonSemantic, left: tl.tensor, right: tl.tensor, make: Any = TritonSemantic.broadcast_impl_value
 ) -> tuple[tl.tensor, tl.tensor]:
-    """Most pairs are of one shape, of which the interpreter compares each size, as a constant, three times."""
-    is_block = left.type.is_block()
-    if is_block == right.type.is_block() and (not is_block or left.type.shape is right.type.shape):
+    """Give both the sizes of both. The interpreter compares each size three times, as constants of its own."""
+    are_blocks = left.type.is_block(), right.type.is_block()
+    if are_blocks == (False, False):
         return left, right
+    if are_blocks == (True, True):
+        shapes = left.type.shape.values, right.type.shape.values
+        if shapes[0] == shapes[1]:
+            return left, right
+        if len(shapes[0]) == len(shapes[1]) and all(
+            1 in pair or len(set(pair)) == 1 for pair in zip(*shapes, strict=True)
+        ):
+            sizes = list(map(max, *shapes))
+            return _of_sizes(self, left, sizes), _of_sizes(self, right, sizes)
     pair: tuple[tl.tensor, tl.tensor] = make(self, left, right)
     return pair
+
+
+def _of_sizes(self: TritonSemantic, block: tl.tensor, sizes: list[int]) -> tl.tensor:
+    if block.type.shape.values == sizes:
+        return block
+    return self.tensor(self.builder.create_broadcast(block.handle, sizes), tl.block_type(block.type.scalar, sizes))
 
 
 def _is_same_type(self: tl.dtype, other: object, compare: Any = tl.dtype.__eq__) -> bool:
