@@ -126,12 +126,13 @@ def _prose_of(source: str) -> str:
 
 def _statements(tree: ast.AST) -> Iterator[ast.AST]:
     """Yield `tree` and the statements in it, in the order of `ast.walk`, which goes through expressions too."""
+    kinds = ast.stmt | ast.excepthandler | ast.match_case
     todo = deque([tree])
     while todo:
         node = todo.popleft()
         for name in node._fields:
             value = getattr(node, name, None)
-            if isinstance(value, list) and value and isinstance(value[0], ast.stmt | ast.excepthandler | ast.match_case):
+            if isinstance(value, list) and value and isinstance(value[0], kinds):
                 todo.extend(value)
         yield node
 
