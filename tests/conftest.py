@@ -24,6 +24,8 @@ os.environ.setdefault("MPLBACKEND", "Agg")
 # Tables in one piece; tests of narrow terminals set their own.
 os.environ["COLUMNS"] = "250"
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# It makes 38 grammars when it is imported, for which nbformat's jsonschema has no use: three seconds of every process.
+sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]
 
 
 def has_cuda() -> bool:

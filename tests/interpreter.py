@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import triton.language as tl
+from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter
 from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
@@ -92,11 +93,55 @@ def _make_block(self: tl.block_type, element_ty: tl.dtype, shape: Any, make: Any
     self.shape, self.numel, self.name = _BLOCKS[key]
 
 
+def _broadcast(
+    self: TritonSemantic, left: tl.tensor, right: tl.tensor, make: Any = TritonSemantic.broadcast_impl_value
+) -> tuple[tl.tensor, tl.tensor]:
+    """Give both the sizes of both. The interpreter compares each size three times, as constants of its own."""
+    are_blocks = left.type.is_block(), right.type.is_block()
+    if are_blocks == (False, False):
+        return left, right
+    if are_blocks == (True, True):
+        shapes = left.type.shape.values, right.type.shape.values
+        if shapes[0] == shapes[1]:
+            return left, right
+        if len(shapes[0]) == len(shapes[1]) and all(
+            1 in pair or len(set(pair)) == 1 for pair in zip(*shapes, strict=True)
+        ):
+            sizes = list(map(max, *shapes))
+            return _of_sizes(self, left, sizes), _of_sizes(self, right, sizes)
+    pair: tuple[tl.tensor, tl.tensor] = make(self, left, right)
+    return pair
+
+
+def _of_sizes(self: TritonSemantic, block: tl.tensor, sizes: list[int]) -> tl.tensor:
+    if block.type.shape.values == sizes:
+        return block
+    return self.tensor(self.builder.create_broadcast(block.handle, sizes), tl.block_type(block.type.scalar, sizes))
+
+
+def _is_same_type(self: tl.dtype, other: object, compare: Any = tl.dtype.__eq__) -> bool:
+    return self is other or compare(self, other)
+
+
+def _patch_attribute(obj: Any, name: str, member: Any, builder: Any, scope: Any) -> None:
+    """Have a function of the language called with the interpreter's meaning of it, straight away."""
+    function = member.__wrapped__ if tl.core.is_builtin(member) and hasattr(member, "__wrapped__") else member
+
+    def call(*arguments: Any, **named: Any) -> Any:
+        named["_semantic"] = interpreter.interpreter_semantic
+        return function(*arguments, **named)
+
+    scope.set_attr(obj, name, call)
+
+
 def install() -> None:
     """Have every kernel of this process run so, if it is interpreted."""
     InterpreterBuilder.create_dot = _create_dot
     tl.tensor.__init__ = _make_tensor
     tl.block_type.__init__ = _make_block
+    tl.dtype.__eq__ = _is_same_type
+    TritonSemantic.broadcast_impl_value = _broadcast
+    interpreter._patch_attr = _patch_attribute
     builder = interpreter.interpreter_builder
     builder.options = dataclasses.replace(builder.options, sanitize_overflow=False)
     interpreter._patch_lang = _PatchedOnce()

@@ -47,9 +47,9 @@ NEAR_TIE = 1e-4
 
 
 def make_pair(folder: Path, family: Family = "qwen3", **overrides: Any) -> tuple[Path, Path]:
-    """Write a tiny target and a random EAGLE-3 head for it; return both folders."""
+    """Write a tiny target of four layers and a random EAGLE-3 head for it; return both folders."""
     target, head = folder / "target", folder / "head"
-    make_tiny_target(target, family, **overrides)
+    make_tiny_target(target, family, **{"num_hidden_layers": 4} | overrides)
     make_tiny_eagle3(head, read_model_config(target))
     return target, head
 

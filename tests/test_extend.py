@@ -195,7 +195,7 @@ def test_a_rule_that_was_added_judges_a_recorded_run_again(lab: Path, tmp_path: 
 
 def test_a_head_learns_on_collected_states_and_drafts_in_parallel(lab: Path, tmp_path: Path) -> None:
     """A chain, the same one pruned and captured, and a tree, whose drafts are those of the chain and more."""
-    pair = make_runnable_pair(tmp_path)
+    pair = make_runnable_pair(tmp_path, num_hidden_layers=8)
     texts, tokenizer = ["abcab", "xyyx"], TargetTokenizer(pair[0])
     requests = [Request(text, "x", tuple(tokenizer.encode_prompt("continue", text)), 40) for text in texts]
     written = generate(make_config(pair, "none", batch_size=2), requests)

@@ -28,7 +28,7 @@ LETTERS = [chr(33 + index) for index in range(0, 150, 3)]
 
 @pytest.fixture
 def pair(tmp_path: Path) -> tuple[Path, Path]:
-    return make_runnable_pair(tmp_path)
+    return make_runnable_pair(tmp_path, num_hidden_layers=8)
 
 
 @pytest.fixture(autouse=True)

@@ -35,7 +35,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     folder = tmp_path_factory.mktemp("pair")
     if request.param == "qwen3":
         return make_pair(folder)
-    return make_pair(folder, "qwen2", use_sliding_window=True, sliding_window=6, max_window_layers=4)
+    return make_pair(folder, "qwen2", use_sliding_window=True, sliding_window=6, max_window_layers=2)
 
 
 @dataclass

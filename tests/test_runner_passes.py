@@ -194,14 +194,14 @@ def test_a_profiled_stretch_has_kernels_and_keeps_its_trace(num_rounds: int, exe
     assert [kernel["us_per_round"] for kernel in kernels] == sorted((k["us_per_round"] for k in kernels), reverse=True)
     assert all(kernel["calls_per_round"] > 0 and kernel["us_per_round"] > 0 for kernel in kernels)
     assert not [kernel for kernel in kernels if kernel["name"].startswith(STAGE_PREFIX)]
-    assert attention_calls(summary) == 8 + 3
+    assert attention_calls(summary) == 4 + 3
 
 
 def test_profiling_ends_where_the_requests_do(execute: Execute, tmp_path: Path) -> None:
     """Requests of 6 tokens are over before 100 rounds are; what there was is averaged over what there was."""
     summary = execute(profile_rounds=100, max_new_tokens=6)
     assert 0 < num_stages(tmp_path / "run")["verify"] < 6
-    assert attention_calls(summary) == 8 + 3
+    assert attention_calls(summary) == 4 + 3
 
 
 def test_nothing_is_profiled_unless_asked_for(execute: Execute, tmp_path: Path) -> None:
@@ -213,7 +213,7 @@ def test_prompts_in_chunks_do_not_count_as_rounds(execute: Execute) -> None:
     """The last of a batch's prompts is still being read, chunk by chunk, while the first is already decoded."""
     summary = execute(batch_size=4, profile_rounds=2, max_new_tokens=24, cache={"prefill_chunk": 4})
     assert summary["divergence"] is not None and summary["divergence"]["bugs"] == 0
-    assert attention_calls(summary) == 8 + 3
+    assert attention_calls(summary) == 4 + 3
 
 
 def test_a_prompt_that_does_not_fit_is_refused_before_anything_is_recorded(

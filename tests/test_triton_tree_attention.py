@@ -198,7 +198,7 @@ def test_an_engine_with_a_tree_gives_the_tokens_of_the_torch_backend(
 ) -> None:
     """EAGLE-3 writes keys for its branches, over several levels; the target has a window in half of its layers. Three
     rows are fewer than the tree may be deep."""
-    window = {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 4}
+    window = {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 2}
     pair = make_pair(tmp_path, "qwen2", vocab_size=24, **window)
     requests = random_requests(num_requests, max_new_tokens=4, vocab_size=24, lengths=(1, 9))
     config = replace(

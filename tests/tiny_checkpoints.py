@@ -160,6 +160,8 @@ def make_tiny_eagle3(
         }
     else:
         config = layer | config | {"architectures": ["LlamaForCausalLMEagle3"], "torch_dtype": "float32"}
+    if target_config.num_layers == 4:  # of which three that no other head would read are not to be found
+        config["eagle_aux_hidden_state_layer_ids"] = [1, 2, 3]
     tensors = _eagle3_tensors(target_config, draft_vocab_size, family == "qwen3", embed_tokens, seed)
     tensors |= _eagle31_norms(target_config.hidden_size, overrides, seed)
     layer_prefix = "layers.0." if format == "speculators" else "midlayer."

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import re
 import sysconfig
+from collections import deque
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -114,13 +115,26 @@ def _prose_of(source: str) -> str:
         return ""
     pieces = [
         text
-        for node in ast.walk(tree)
+        for node in _statements(tree)
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
         and (text := ast.get_docstring(node))
     ]
     comments = re.findall(r"(?:^[ \t]*#.*\n){2,}", source, flags=re.MULTILINE)
     pieces.extend(re.sub(r"^[ \t]*#+ ?", "", block, flags=re.MULTILINE).strip() for block in comments)
     return "\n\n".join(piece for piece in pieces if _is_prose(piece)) + "\n"
+
+
+def _statements(tree: ast.AST) -> Iterator[ast.AST]:
+    """Yield `tree` and the statements in it, in the order of `ast.walk`, which goes through expressions too."""
+    kinds = ast.stmt | ast.excepthandler | ast.match_case
+    todo = deque([tree])
+    while todo:
+        node = todo.popleft()
+        for name in node._fields:
+            value = getattr(node, name, None)
+            if isinstance(value, list) and value and isinstance(value[0], kinds):
+                todo.extend(value)
+        yield node
 
 
 def _is_prose(piece: str) -> bool:
