@@ -107,7 +107,7 @@ def test_bounds_of_no_round_are_none(pair: tuple[Path, Path], prompts: Path) -> 
 
 @pytest.mark.parametrize("drafter", ["ngram", "random", "oracle"])
 def test_a_drafter_without_weights_has_bounds_alone(pair: tuple[Path, Path], prompts: Path, drafter: str) -> None:
-    config = make_run_config(pair, prompts, drafter, max_new_tokens=6)
+    config = make_run_config(pair, prompts, drafter, max_new_tokens=12)
     findings = examine(load_subject(choose(config)))
     states, *bounds = findings[:4]
     assert [finding.verdict for finding in bounds] == [Verdict.OK] * 3
@@ -119,7 +119,7 @@ def test_the_command_says_how_much_it_could_not_check(
     pair: tuple[Path, Path], prompts: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ["target=hf", f"target.path={pair[0]}", "drafter=ngram", "workload=jsonl", f"workload.path={prompts}"]
-    assert main([*arguments, "max_new_tokens=6", "device=cpu", "num_threads=1"]) == 0
+    assert main([*arguments, "max_new_tokens=12", "device=cpu", "num_threads=1"]) == 0
     *lines, empty, last = capsys.readouterr().out.splitlines()
     assert empty == "" and last == f"no fault found; {len(lines) - 3} checks do not apply"
 
