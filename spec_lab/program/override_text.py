@@ -47,7 +47,11 @@ def _readable(text: str, menu: Menu) -> str:
     if len(words) > 1 and all(_names_key(word, menu) for word in words):
         return f"give each as a word of its own: {shlex.join(words)}"
     key, _, value = text.partition("=")
-    if key in menu.keys and menu.keys[key].type_name.startswith("str") and value[:1] not in tuple("'\""):
+    type_name = menu.keys[key].type_name if key in menu.keys else ""
+    if type_name.startswith("list[str]") and re.fullmatch(r"\[?[^'\"\[\]]+\]?", value):
+        items = ",".join(f"'{item.strip()}'" for item in value.strip("[]").split(","))
+        return f"where the list is of texts with such signs, type {typed(f'{key}=[{items}]')}"
+    if type_name.startswith("str") and value[:1] not in tuple("'\""):
         return f"where the value is a text with such signs, type {typed(as_override(key, value))}"
     return "close its brackets and quotes, and quote special characters"
 
@@ -58,8 +62,8 @@ def typed(text: str) -> str:
 
 
 def _names_key(word: str, menu: Menu) -> bool:
-    key, sign, _ = word.lstrip("+").partition("=")
-    return bool(sign) and (key in menu.groups or key in menu.keys)
+    key, sign, value = word.lstrip("+").partition("=")
+    return bool(sign) and "=" not in value and (key in menu.groups or key in menu.keys)
 
 
 def as_override(key: str, value: object) -> str:
