@@ -43,11 +43,26 @@ BROKEN = {
         ["hydra.sweeper.params", "add -m, or mode: MULTIRUN"],
     ),
     "interpolation": (GLOBAL + b"seed: ${seed}", ["seed: ", "write a value in its place"]),
+    "keys below no group": (
+        b"name: mine\nbatch_size: 2",
+        ["keys of experiment, which has none", "# @package _global_"],
+    ),
+    "override below no group": (
+        b"defaults: [override /drafter: ngram]",
+        ["no drafter is chosen", "# @package _global_", "`- override /drafter: OPTION`"],
+    ),
+    "override of another place": (
+        GLOBAL + b"defaults: [override /drafter@x: ngram]",
+        ["`- override /drafter: OPTION`"],
+    ),
+    "override without a slash": (GLOBAL + b"defaults: [override drafter: ngram]", ["`- override /drafter: OPTION`"]),
+    "group without a slash": (GLOBAL + b"defaults: [drafter: ngram]", ["`- override /drafter: OPTION`"]),
+    "group once more": (GLOBAL + b"defaults: [/drafter: ngram]", ["`- override /drafter: OPTION`"]),
     "group without override": (GLOBAL + b"defaults: [/drafte: ngram]", ["no drafte/ngram", "did you mean drafter?"]),
 }
 
 
-FOUND_WHEN_COMPOSED = ("a sweep of one run", "interpolation")
+FOUND_WHEN_COMPOSED = ("a sweep of one run", "interpolation", "group once more")
 """No file is known any more."""
 
 
