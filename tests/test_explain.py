@@ -81,6 +81,15 @@ def test_a_broken_file_of_options_is_named_with_a_remedy(
     assert all(word in line for word in [named, *words]), line
 
 
+def test_an_option_whose_file_sets_no_name_is_refused_with_the_line_to_write(
+    empty_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (empty_folder / "workload").mkdir()
+    (empty_folder / "workload" / "mine.yaml").write_text("limit: 3")
+    assert main(["--config-dir", str(empty_folder), "workload=mine", "--dry-run"]) == 2
+    assert "workload.name has no value; write `name: OPTION` in the file" in capsys.readouterr().err
+
+
 def test_an_option_that_was_typed_is_refused_as_it_was_typed(
     empty_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
