@@ -70,6 +70,7 @@ REFUSED = [
     ("leave_out=[seed=1 batch_size=2,seed=3]", "type \"leave_out=['seed=1 batch_size=2','seed=3']\""),
     ("leave_out=drafter=eagle3 prune=catchup", "type \"leave_out=['drafter=eagle3 prune=catchup']\""),
     ("workload.categories=[größe", "type \"workload.categories=['größe']\""),
+    ("target.path=~/head", f"target.path='{Path.home()}/head'"),
     ("--dryrun", "did you mean --dry-run?"),
     ("--mulitrun", "did you mean --multirun?"),
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from pathlib import Path
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
@@ -49,11 +50,16 @@ def _readable(text: str, menu: Menu) -> str:
     key, _, value = text.partition("=")
     type_name = menu.keys[key].type_name if key in menu.keys else ""
     if type_name.startswith("list[str]") and re.fullmatch(r"\[?[^'\"\[\]]+\]?", value):
-        items = ",".join(f"'{item.strip()}'" for item in value.strip("[]").split(","))
+        items = ",".join(f"'{_in_full(item.strip())}'" for item in value.strip("[]").split(","))
         return f"where the list is of texts with such signs, type {typed(f'{key}=[{items}]')}"
     if type_name.startswith("str") and value[:1] not in tuple("'\""):
-        return f"where the value is a text with such signs, type {typed(as_override(key, value))}"
+        return f"where the value is a text with such signs, type {typed(as_override(key, _in_full(value)))}"
     return "close its brackets and quotes, and quote special characters"
+
+
+def _in_full(value: str) -> str:
+    """Return a value with the home folder in the place of ~, which no shell reads behind `KEY=`."""
+    return str(Path(value).expanduser()) if value.startswith("~/") else value
 
 
 def typed(text: str) -> str:
