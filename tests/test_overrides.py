@@ -71,6 +71,7 @@ REFUSED = [
     ("leave_out=drafter=eagle3 prune=catchup", "type \"leave_out=['drafter=eagle3 prune=catchup']\""),
     ("workload.categories=[größe", "type \"workload.categories=['größe']\""),
     ("target.path=~/head", f"target.path='{Path.home()}/head'"),
+    ("drafter.max_ngram,drafter.min_ngram=4,2", "each word sets one key"),
     ("--dryrun", "did you mean --dry-run?"),
     ("--mulitrun", "did you mean --multirun?"),
 ]

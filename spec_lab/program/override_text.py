@@ -48,6 +48,8 @@ def _readable(text: str, menu: Menu) -> str:
     if len(words) > 1 and all(_names_key(word, menu) for word in words):
         return f"give each as a word of its own: {shlex.join(words)}"
     key, _, value = text.partition("=")
+    if not re.fullmatch(r"[+~]*[\w./@:-]+", key):
+        return "each word sets one key that --help names, as in batch_size=4"
     type_name = menu.keys[key].type_name if key in menu.keys else ""
     if type_name.startswith("list[str]") and re.fullmatch(r"\[?[^'\"\[\]]+\]?", value):
         items = ",".join(f"'{_in_full(item.strip())}'" for item in value.strip("[]").split(","))
