@@ -342,6 +342,11 @@ def test_help_needs_no_hydra(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.count("python -m spec_lab ") >= 2
 
 
+def test_help_says_that_it_reads_no_folder_of_options(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--config-dir", str(tmp_path), "--help", "drafter"]) == 2
+    assert "--help does not read --config-dir; leave it out" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("program", [main, train])
 def test_the_version_is_that_of_the_lab(
     program: Callable[[list[str]], int], empty_folder: Path, capsys: pytest.CaptureFixture[str]

@@ -357,6 +357,7 @@ FORBIDDEN = [
     (["seed=-99999999999999999999"], "seed=-99999999999999999999", "64 bits"),
     (["drafter.window=99999999999999999999"], "drafter.window=99999999999999999999", "64 bits"),
     (["cache.page_size=0"], "cache.page_size=0", "cache.page_size=1"),
+    (["cache.prefill_chunk=64", "cache.prefill_tokens=16"], "cache.prefill_tokens=16", "cache.prefill_chunk=16"),
     (["cache.prefill_chunk=0"], "cache.prefill_chunk=0", "cache.prefill_chunk=1"),
     (["cache.num_pages=0"], "cache.num_pages=0", "cache.num_pages=null"),
     (["cache.num_pages=2"], "cache.num_pages=2", "cache.num_pages=null"),

@@ -43,11 +43,26 @@ BROKEN = {
         ["hydra.sweeper.params", "add -m, or mode: MULTIRUN"],
     ),
     "interpolation": (GLOBAL + b"seed: ${seed}", ["seed: ", "write a value in its place"]),
+    "keys below no group": (
+        b"name: mine\nbatch_size: 2",
+        ["keys of experiment, which has none", "# @package _global_"],
+    ),
+    "override below no group": (
+        b"defaults: [override /drafter: ngram]",
+        ["no drafter is chosen", "# @package _global_", "`- override /drafter: OPTION`"],
+    ),
+    "override of another place": (
+        GLOBAL + b"defaults: [override /drafter@x: ngram]",
+        ["`- override /drafter: OPTION`"],
+    ),
+    "override without a slash": (GLOBAL + b"defaults: [override drafter: ngram]", ["`- override /drafter: OPTION`"]),
+    "group without a slash": (GLOBAL + b"defaults: [drafter: ngram]", ["`- override /drafter: OPTION`"]),
+    "group once more": (GLOBAL + b"defaults: [/drafter: ngram]", ["`- override /drafter: OPTION`"]),
     "group without override": (GLOBAL + b"defaults: [/drafte: ngram]", ["no drafte/ngram", "did you mean drafter?"]),
 }
 
 
-FOUND_WHEN_COMPOSED = ("a sweep of one run", "interpolation")
+FOUND_WHEN_COMPOSED = ("a sweep of one run", "interpolation", "group once more")
 """No file is known any more."""
 
 
@@ -64,6 +79,15 @@ def test_a_broken_file_of_options_is_named_with_a_remedy(
     assert line.startswith("refused: ") and not line.endswith(":")
     named = "" if case in FOUND_WHEN_COMPOSED else "experiment/mine.yaml: "
     assert all(word in line for word in [named, *words]), line
+
+
+def test_an_option_whose_file_sets_no_name_is_refused_with_the_line_to_write(
+    empty_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (empty_folder / "workload").mkdir()
+    (empty_folder / "workload" / "mine.yaml").write_text("limit: 3")
+    assert main(["--config-dir", str(empty_folder), "workload=mine", "--dry-run"]) == 2
+    assert "workload.name has no value; write `name: OPTION` in the file" in capsys.readouterr().err
 
 
 def test_an_option_that_was_typed_is_refused_as_it_was_typed(

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,6 +22,7 @@ from spec_lab.core.errors import UserError
 from spec_lab.core.types import Request
 from spec_lab.doctor.__main__ import main as examine
 from spec_lab.menu import registry
+from spec_lab.menu.chosen import choose
 from spec_lab.menu.extensions import find_extensions
 from spec_lab.menu.option import (
     CatchupPruningOption,
@@ -40,6 +42,9 @@ from spec_lab.record.scalars import scalars
 from spec_lab.report.__main__ import main as report
 from spec_lab.report.frame import load_frame
 from spec_lab.rescore.judge import rescore
+from spec_lab.wiring.drafting import load_drafter
+from spec_lab.wiring.engine import build_prune_policy
+from spec_lab.wiring.rules import build_rule
 from spec_lab.wiring.workloads import load_requests
 from spec_lab.workloads.tokenizer import IdsAlone, TargetTokenizer
 from tests.fake_runs import FakeEngine
@@ -388,15 +393,40 @@ def test_an_extension_that_is_typed_may_stand_in_a_file_too(written: Path) -> No
     ],
 )
 def test_an_option_that_may_be_an_extensions_is_refused_with_what_to_do(arguments: list[str], hint: str) -> None:
-    with pytest.raises(UserError, match=r"[;?] [aA]n extension's options need extensions=\[MODULE\]$") as refused:
+    with pytest.raises(UserError, match=r"[;?] [aA]n extension's options need extensions=\[MODULE\]") as refused:
         compose_run(arguments)
+    group = arguments[0].partition("=")[0]
+    assert (f"a file conf/{group}/OPTION.yaml" in str(refused.value)) == ("." not in group)
     assert hint in str(refused.value)
     assert "\n" not in str(refused.value)
 
 
 def test_rescore_says_what_to_do_for_a_rule_of_an_extension() -> None:
-    with pytest.raises(UserError, match=r"; an extension's options need extensions=\[MODULE\]$"):
-        read_rules(["acceptance=near"])
+    with pytest.raises(UserError, match=r"; an extension's options need extensions=\[MODULE\]"):
+        read_rules(["acceptance=near"], 3)
+
+
+def nothing(*arguments: object) -> None:
+    """What a function without a return makes."""
+
+
+NO_BUILD: Any = None
+
+
+@pytest.mark.parametrize(
+    ("part", "row", "make"),
+    [
+        ("rule", {"judge": nothing}, lambda chosen: build_rule(chosen, NO_BUILD)),
+        ("prefill", {"make": nothing}, build_prune_policy),
+        ("catchup", {"make": nothing}, build_prune_policy),
+        ("drafter", {"load": nothing}, lambda chosen: load_drafter(chosen, NO_BUILD)),
+    ],
+)
+def test_a_function_that_makes_nothing_is_refused(part: str, row: dict[str, Any], make: Callable[[Any], Any]) -> None:
+    chosen = choose(compose_run([])[0])
+    broken = replace(chosen, **{part: replace(getattr(chosen, part), **row)})
+    with pytest.raises(UserError, match=rf"{next(iter(row))} of its row returned None; return"):
+        make(broken)
 
 
 @pytest.mark.parametrize("argument", ["sampling=near", "references=[near]"])
@@ -434,6 +464,12 @@ BROKEN = {
         "from spec_lab.extend import DrafterOption\n"
         "def register(registry):\n    registry.add(DrafterOption(name='mine', schema=dict, load=len))",
         "drafter=mine: its schema must be a dataclass derived from DrafterConfig, not <class 'dict'>",
+    ),
+    "no_dataclass": (
+        "from spec_lab.extend import DrafterConfig, DrafterOption\n"
+        "class Mine(DrafterConfig):\n    name: str = 'mine'\n"
+        "def register(registry):\n    registry.add(DrafterOption(name='mine', schema=Mine, load=len))",
+        "drafter=mine: the fields of its schema are not read; write @dataclass above class Mine",
     ),
     "no_function_of_a_metric": (
         "from spec_lab.extend import MetricOption\n"

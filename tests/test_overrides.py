@@ -67,6 +67,11 @@ REFUSED = [
     ("drafter:eagle3", "did you mean drafter=eagle3?"),
     ("batch_size:4", "did you mean batch_size=4?"),
     ("drafter=eagle3 prune=catchup", "give each as a word of its own: drafter=eagle3 prune=catchup"),
+    ("leave_out=[seed=1 batch_size=2,seed=3]", "type \"leave_out=['seed=1 batch_size=2','seed=3']\""),
+    ("leave_out=drafter=eagle3 prune=catchup", "type \"leave_out=['drafter=eagle3 prune=catchup']\""),
+    ("workload.categories=[größe", "type \"workload.categories=['größe']\""),
+    ("target.path=~/head", f"target.path='{Path.home()}/head'"),
+    ("drafter.max_ngram,drafter.min_ngram=4,2", "each word sets one key"),
     ("--dryrun", "did you mean --dry-run?"),
     ("--mulitrun", "did you mean --multirun?"),
 ]

@@ -33,6 +33,7 @@ from spec_lab.options.rules.fly import FlyConfig
 from spec_lab.options.rules.rejection import RejectionConfig
 from spec_lab.options.rules.relaxed_thinking import RelaxedThinkingConfig
 from spec_lab.options.rules.strict import StrictAcceptanceConfig
+from spec_lab.program.named_rules import read_rules
 from spec_lab.record import verify_rows
 from spec_lab.record.measured import Measured
 from spec_lab.record.recorder import Recorder, request_row
@@ -298,6 +299,13 @@ def test_command_refuses_in_a_line(
     assert output.out == ""
     assert message in output.err
     assert output.err.count("\n") == 1
+
+
+def test_a_rule_must_fit_the_drafts_of_the_run() -> None:
+    window = ["acceptance=fly", "acceptance.window=3"]
+    assert read_rules(window, num_draft_tokens=4)[0].name == "fly window=3"
+    with pytest.raises(UserError, match=r"use acceptance.window=2 or .*takes another run"):
+        read_rules(window, num_draft_tokens=3)
 
 
 @pytest.mark.parametrize("place", [0, 1, 2, 3])

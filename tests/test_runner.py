@@ -14,9 +14,10 @@ import pytest
 
 from spec_lab.core.origins import TokenOrigin
 from spec_lab.corpus.example import THINK_START
-from spec_lab.measure.lab import load_lab
+from spec_lab.measure.lab import load_lab, note_references
 from spec_lab.measure.runner import run
 from spec_lab.measure.world import ALONE
+from spec_lab.menu.choices import ReferenceChoice
 from spec_lab.menu.chosen import choose
 from spec_lab.menu.config import AcceptanceConfig, GraphConfig, RecordConfig, RunConfig
 from spec_lab.options.graphs.full_loop import FullLoopGraphConfig
@@ -40,6 +41,16 @@ PROMPTS = [
     {"id": "closed", "category": "plain", "prompt": "abcabc", "form": "continue", "answer": "7"},
     {"id": "free", "category": "plain", "prompt": "cab", "form": "continue"},
 ]
+
+
+def test_a_reference_that_the_run_is_itself_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    note_references(RunConfig(), {})
+    both: dict[str, Any] = {"plain": None, "eager": None}
+    note_references(RunConfig(references=[ReferenceChoice.eager]), both)
+    assert capsys.readouterr().err == ""
+    del both["eager"]
+    note_references(RunConfig(references=[ReferenceChoice.plain, ReferenceChoice.eager]), both)
+    assert "the run itself is eager, so that no other is measured" in capsys.readouterr().err
 
 
 @pytest.fixture(scope="module")

@@ -180,6 +180,14 @@ def test_runs_without_the_metric_do_not_stop_the_search(write: Any) -> None:
     assert search.propose(4, [*tried, Tried(point, "finished", 2.0), Tried(point, "failed", None)])
 
 
+def test_a_metric_that_no_run_has_is_said_once(
+    calls: list[dict[str, Any]], write: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = PAIR | {"metric": {"name": "summary.distance.kl", "goal": "maximize"}}
+    assert main([write(config)]) == 0
+    assert capsys.readouterr().err.count("run 1 has no summary.distance.kl") == 1
+
+
 def test_search_leaves_the_global_generators_alone(write: Any) -> None:
     search = Search(read_sweep_file(Path(write(BAYES))), seed=0)
     random.seed(3)

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Iterable
 
 from spec_lab.core.errors import UserError
+from spec_lab.core.kv_cache import NUM_RESERVED_PAGES
 from spec_lab.core.origins import TokenOrigin
 from spec_lab.core.types import FinishReason, Request, Sequence
 from spec_lab.engine.pages import PageAllocator
@@ -80,10 +81,12 @@ class Scheduler:
                 f"max_new_tokens={request.max_new_tokens} need {longest} positions, the cache has "
                 f"{self._max_seq_len}; raise cache.max_seq_len to {longest}"
             )
-        if self._num_pages(request) > self.allocator.num_total:
+        needed, usable = self._num_pages(request), self.allocator.num_total
+        if needed > usable:
             raise UserError(
-                f"request {request.request_id} needs {self._num_pages(request)} pages of {self._page_size}, the cache "
-                f"has {self.allocator.num_total}; raise cache.num_pages"
+                f"request {request.request_id} needs {needed} pages of {self._page_size}, and of the cache's "
+                f"{usable + NUM_RESERVED_PAGES} pages {NUM_RESERVED_PAGES} are reserved; raise cache.num_pages to "
+                f"{needed + NUM_RESERVED_PAGES}"
             )
 
 

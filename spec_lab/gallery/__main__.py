@@ -47,7 +47,10 @@ def _export(options: argparse.Namespace) -> int:
         raise UserError(f"{NOTEBOOKS}: no notebook in it; call this in the repository's folder, or name one")
     with_pictures = [path for path in paths if has_pictures(read_notebook(path))]
     if not with_pictures:
-        raise UserError(f"{paths[0]}: no cell of it has a name, so there is no picture to export")
+        raise UserError(
+            f"{paths[0]}: no cell of it has a name, so there is no picture to export; name another, such as "
+            "notebooks/pruning.ipynb"
+        )
     shown = []
     for path in with_pictures:
         print(f"running {path}", file=sys.stderr)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -75,6 +75,7 @@ def load_lab(chosen: Chosen, world: World = ALONE) -> Lab:
         engines["unpruned"] = build_engine(chosen.again(unpruned_config(config)), models, make_drafter, limits)
     if "eager" in config.references and chosen.graph.captures:
         engines["eager"] = build_engine(chosen.again(eager_config(config)), models, make_drafter, limits)
+    note_references(config, engines)
     note_rollback(config, models)
     note_given(config, requests)
     note_kernels(chosen, models)
@@ -129,6 +130,13 @@ def plain_engine(chosen: Chosen, models: TargetBuild, limits: Limits) -> Engine:
     """Make the engine that decodes without drafts and without pruning."""
     plain = chosen.again(plain_config(chosen.config))
     return build_engine(plain, models, load_drafter(plain, models.of_drafters), limits)
+
+
+def note_references(config: RunConfig, engines: Mapping[str, Engine]) -> None:
+    """Say which references that somebody chose are the run itself, so that nothing is measured beside it."""
+    idle = [str(name) for name in config.references if name not in engines]
+    if idle and config.references != RunConfig().references:
+        print(f"references: the run itself is {' and '.join(idle)}, so that no other is measured", file=sys.stderr)
 
 
 def note_rollback(config: RunConfig, models: TargetBuild) -> None:

@@ -109,10 +109,14 @@ def _with_prompt_sizes(config: RunConfig, on_cuda: bool) -> CacheConfig:
         # With this phase the result depends on a prompt's last chunk, whose size must not depend on the device.
         reads_chunks = getattr(config.acceptance, "phase", None) == RelaxedPhase.round
         is_long = on_cuda and config.attention.name == KNOBS["attention"].fast and not reads_chunks
-        cache = dataclasses.replace(cache, prefill_chunk=LONG_CHUNK if is_long else SHORT_CHUNK)
+        chunk = LONG_CHUNK if is_long else SHORT_CHUNK
+        if cache.prefill_tokens is not None and cache.prefill_tokens > 1:
+            chunk = min(chunk, cache.prefill_tokens)
+        cache = dataclasses.replace(cache, prefill_chunk=chunk)
     if cache.prefill_tokens is None:
         of_cpu = NATIVE_PREFILL_TOKENS if config.kernels == KernelsChoice.native else CPU_PREFILL_TOKENS
-        cache = dataclasses.replace(cache, prefill_tokens=CUDA_PREFILL_TOKENS if on_cuda else of_cpu)
+        tokens = CUDA_PREFILL_TOKENS if on_cuda else of_cpu
+        cache = dataclasses.replace(cache, prefill_tokens=max(tokens, cache.chunk_size) if tokens > 1 else tokens)
     return cache
 
 

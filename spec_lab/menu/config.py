@@ -166,7 +166,8 @@ class CacheConfig:
     num_pages: int | None = knob(None, "pages in all; null is enough for batch_size requests of the longest length")
     prefill_chunk: int | None = knob(
         None,
-        "prompt rows of one request a forward; null is 8192 on CUDA with attention=triton, else 512",
+        "prompt rows of one request a forward; null is 8192 on CUDA with attention=triton, else 512, and never over "
+        "prefill_tokens",
         least=1,
     )
     prefill_tokens: int | None = knob(

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from spec_lab.acceptance.deterministic import DraftJudge
 
 Row = TypeVar("Row", bound=Option)
+Part = TypeVar("Part")
 PLAIN_WORD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 METRIC = "metric"
 """The name used for the kind of rows that are not chosen by a knob."""
@@ -161,6 +162,18 @@ class Registry:
         return schemas
 
 
+def made(part: Part | None, option: Option, function: str) -> Part:
+    """Return what a function of a row has made.
+
+    Raises:
+        UserError: it is None, as of a function without a return: an extension is somebody else's code.
+    """
+    if part is None:
+        typed = f"{KNOBS[type(option)]}={option.name}"
+        raise UserError(f"{typed}: {function} of its row returned None; return what spec_lab/menu/option.py says of it")
+    return part
+
+
 def _refuse_broken(option: Option) -> None:
     """Raise UserError if a field of a row has a value of the wrong kind."""
     typed = f"{KNOBS.get(type(option), METRIC)}={option.name}"
@@ -169,6 +182,10 @@ def _refuse_broken(option: Option) -> None:
         schema = option.schema
         if not (isinstance(schema, type) and is_dataclass(schema) and issubclass(schema, base)):
             raise UserError(f"{typed}: its schema must be a dataclass derived from {base.__name__}, not {schema!r}")
+        if "__dataclass_fields__" not in vars(schema):
+            raise UserError(
+                f"{typed}: the fields of its schema are not read; write @dataclass above class {schema.__name__}"
+            )
     if not isinstance(option.refusals, tuple) or not all(map(callable, option.refusals)):
         raise UserError(f"{typed}: its refusals must be a tuple of functions, not {option.refusals!r}")
     if isinstance(option, MetricOption):

@@ -179,7 +179,9 @@ def to_typed(composed: DictConfig, menu: Menu) -> Any:
         if unknown:
             raise UserError(not_read(unknown[0], menu))
         if missing:
-            raise UserError(f"{missing[0]} has no value; set {missing[0]}=...")
+            group = missing[0].removesuffix(".name")
+            said = f"write `name: OPTION` in the file of the option that {group}= chooses"
+            raise UserError(f"{missing[0]} has no value; {said if group in menu.groups else f'set {missing[0]}=...'}")
         resolved = composed.copy()
         OmegaConf.resolve(resolved)  # checks the types of interpolated values, which to_object does not
         return OmegaConf.to_object(resolved)

@@ -26,6 +26,7 @@ from spec_lab.program.overrides import explain_unknown, extensions_in, in_words,
 PLACE = re.compile(r"In '(?P<option>[^']+)': ")
 """The beginning of Hydra's messages, with the file that it was about to read, without suffix."""
 UNMATCHED = re.compile(r"Could not override '(?P<name>[^'@]+)")
+CHOSEN_AGAIN = re.compile(r"Multiple values for (?P<name>[^.]+)\. ")
 NO_SCHEMA = re.compile(r"In '(?P<option>[^']+)': Could not load '(?P<schema>schema/[^']+)'")
 NO_OPTION = re.compile(r"In '(?P<place>[^']+)': Could not (find|load) '")
 NO_PRIMARY = ("Primary config", "Cannot find primary config")
@@ -34,6 +35,7 @@ INTERVAL = "BasicSweeper does not support sweep type"
 """The message of Hydra's own sweeper for an interval."""
 LAYOUT = "KEY: VALUE on lines of its own, below a line '# @package _global_' where it sets keys of several groups"
 CHOICE = "a line `- override /drafter: ngram` below `defaults:` chooses one option of a group"
+OVERRIDE = "below a first line '# @package _global_' and `defaults:`, write `- override /{name}: OPTION`"
 NO_CHOICE = re.compile(r"Merge error: \w+ is not a subclass of \w+|field '\w+' is not Optional")
 """OmegaConf's messages for a value in place of a group."""
 LOADER = "hydra._internal.config_loader_impl"
@@ -59,6 +61,10 @@ def explain(error: Exception, menu: Menu | None = None) -> str:
         if os.path.lexists(value):
             return f"{argument} reads as several values, and is a path here; type {typed(as_override(key, value))}"
         return f"{argument} gives several values; add -m to run them all"
+    again = CHOSEN_AGAIN.match(first)
+    if again:
+        name = again["name"]
+        return f"a file of options chooses {name} beside the one that stands; {OVERRIDE.format(name=name)}"
     if first.startswith(NO_PRIMARY):
         return f"{first.removesuffix('.')}; leave out --config-path and --config-name, or install the lab anew"
     if first.startswith(INTERVAL):
@@ -119,11 +125,19 @@ def _missing_option(error: MissingConfigException, place: str, menu: Menu) -> st
         if too_late:
             return read_too_late(too_late)
         begin = f"{file}.yaml"
+    if _group_named(group, menu):
+        return f"{begin}: reads {group} as a folder of its own; {OVERRIDE.format(name=_group_named(group, menu))}"
     if not error.options:
         return f"{begin}: there is no {error.missing_cfg_file}{hint(nearest(group, menu.groups))}"
     near = nearest(option, error.options)
     remedy = hint(near) if near else f"; it takes one of {', '.join(error.options)}"
     return with_extensions(f"{begin}: {group} has no option {option}{remedy}", group, menu)
+
+
+def _group_named(place: str, menu: Menu) -> str | None:
+    """Return the group that a file means with a place below its own group, such as experiment/drafter; None if none."""
+    above, _, name = place.rpartition("/")
+    return name if above and name in menu.groups else None
 
 
 def _in_its_file(error: Exception, first: str, menu: Menu) -> str:
@@ -137,6 +151,9 @@ def _in_its_file(error: Exception, first: str, menu: Menu) -> str:
     unmatched = UNMATCHED.match(message)
     if unmatched:
         name = unmatched["name"]
+        if name in menu.groups or _group_named(name, menu):
+            group = _group_named(name, menu) or name
+            return f"{begin}no {group} is chosen where the file looks for it; {OVERRIDE.format(name=group)}"
         return begin + (not_read(name, menu) if name in menu.keys else explain_unknown(name, menu))
     wrong = next((one for one in behind(error) if isinstance(one, OmegaConfBaseException)), None)
     if isinstance(wrong, ConfigKeyError) and "/point/" in option:
@@ -158,12 +175,12 @@ def _wrong_key(error: OmegaConfBaseException, group: str, menu: Menu) -> str:
     no_choice = NO_CHOICE.match(cause)
     if no_choice and (not key or key in menu.groups):
         return f"its contents do not fit ({no_choice[0]}); write {LAYOUT}, and {CHOICE}"
-    if isinstance(error, ConfigKeyError) and key in menu.groups:
+    if isinstance(error, ConfigKeyError) and key in menu.groups and key != group.partition("/")[0]:
         option = next(iter(menu.groups[key].options))
         return f"{key} is chosen on the command line, as in {key}={option}; leave it out here"
     if isinstance(error, ConfigKeyError) and key in menu.keys:
         return not_read(key, menu)
-    if isinstance(error, ConfigKeyError) and key and key != group:
+    if isinstance(error, ConfigKeyError) and key and key != group.partition("/")[0]:
         return explain_unknown(key, menu)
     if not key or isinstance(error, ConfigKeyError):
         cause = f"they would be keys of {group}, which has none" if key else cause

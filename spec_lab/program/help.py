@@ -7,7 +7,7 @@ from typing import Any
 
 from spec_lab.core.errors import UserError
 from spec_lab.menu.nearest import hint, nearest
-from spec_lab.program.flags import DRY_RUN_FLAG
+from spec_lab.program.flags import DRY_RUN_FLAG, FLAGS_THAT_ADD_OPTIONS, split_flags
 from spec_lab.program.options import Group, Key, Menu, run_menu
 
 INTRODUCTION = """\
@@ -45,8 +45,16 @@ def help_text(extensions: tuple[str, ...] = (), groups: Sequence[str] = ()) -> s
 
 
 def groups_in_help(arguments: Sequence[str]) -> list[str]:
-    """Return the groups whose help is asked for: the arguments next to `--help` that are no overrides."""
-    return [text for text in arguments if not text.startswith("-") and "=" not in text]
+    """Return the groups whose help is asked for: the arguments next to `--help` that are no overrides.
+
+    Raises:
+        UserError: a flag adds a folder of options, which no help shows.
+    """
+    flags, others = split_flags(arguments)
+    adding = next((flag for flag in flags if flag in FLAGS_THAT_ADD_OPTIONS), None)
+    if adding is not None:
+        raise UserError(f"--help does not read {adding}; leave it out, or see a file's options with --cfg job")
+    return [text for text in others if "=" not in text]
 
 
 def _keys_of(group: str, menu: Menu) -> list[Key]:

@@ -32,11 +32,11 @@ class NamedRule:
     config: RunConfig
 
 
-def read_rules(arguments: Sequence[str]) -> list[NamedRule]:
+def read_rules(arguments: Sequence[str], num_draft_tokens: int) -> list[NamedRule]:
     """Read the rules of `acceptance=RULE acceptance.KNOB=VALUE ...`: each `acceptance=` begins one, commas make
     several.
 
-    `extensions=[MODULE]` may stand among them, for rules from outside.
+    `extensions=[MODULE]` may stand among them, for rules from outside. A rule must fit `num_draft_tokens`, the run's.
 
     Raises:
         UserError: something is mistyped, is no rule, does not fit one, or names a rule that draws.
@@ -50,7 +50,7 @@ def read_rules(arguments: Sequence[str]) -> list[NamedRule]:
     rules = list(itertools.islice(itertools.chain.from_iterable(products), MAX_RULES + 1))
     if len(rules) > MAX_RULES:
         raise UserError(f"these are more than {MAX_RULES} rules; name fewer values")
-    return [_read_rule(rule, shared) for rule in rules]
+    return [_read_rule(rule, [*shared, f"drafter.num_draft_tokens={num_draft_tokens}"]) for rule in rules]
 
 
 def is_of_a_rule(argument: str) -> bool:
@@ -90,11 +90,13 @@ def _expand(argument: str) -> list[str]:
     return [f"{override.key_or_group}={value}" for value in values]
 
 
-def _read_rule(overrides: Sequence[str], extensions: Sequence[str]) -> NamedRule:
-    config, _ = compose_run([*extensions, *overrides])
+def _read_rule(overrides: Sequence[str], of_the_run: Sequence[str]) -> NamedRule:
+    config, _ = compose_run([*of_the_run, *overrides])
     registry.load(config.extensions).judge_of(config.acceptance.name)
     for refusal in refusals(config):
-        raise UserError(refusal)
+        raise UserError(
+            f"{refusal} (what is no knob of the rule takes another run)" if "drafter." in refusal else refusal
+        )
     return NamedRule(" ".join(_bare(override) for override in overrides), config)
 
 

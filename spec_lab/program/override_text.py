@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from pathlib import Path
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
@@ -47,9 +48,20 @@ def _readable(text: str, menu: Menu) -> str:
     if len(words) > 1 and all(_names_key(word, menu) for word in words):
         return f"give each as a word of its own: {shlex.join(words)}"
     key, _, value = text.partition("=")
-    if key in menu.keys and menu.keys[key].type_name.startswith("str") and value[:1] not in tuple("'\""):
-        return f"where the value is a text with such signs, type {typed(as_override(key, value))}"
+    if not re.fullmatch(r"[+~]*[\w./@:-]+", key):
+        return "each word sets one key that --help names, as in batch_size=4"
+    type_name = menu.keys[key].type_name if key in menu.keys else ""
+    if type_name.startswith("list[str]") and re.fullmatch(r"\[?[^'\"\[\]]+\]?", value):
+        items = ",".join(f"'{_in_full(item.strip())}'" for item in value.strip("[]").split(","))
+        return f"where the list is of texts with such signs, type {typed(f'{key}=[{items}]')}"
+    if type_name.startswith("str") and value[:1] not in tuple("'\""):
+        return f"where the value is a text with such signs, type {typed(as_override(key, _in_full(value)))}"
     return "close its brackets and quotes, and quote special characters"
+
+
+def _in_full(value: str) -> str:
+    """Return a value with the home folder in the place of ~, which no shell reads behind `KEY=`."""
+    return str(Path(value).expanduser()) if value.startswith("~/") else value
 
 
 def typed(text: str) -> str:
@@ -58,8 +70,8 @@ def typed(text: str) -> str:
 
 
 def _names_key(word: str, menu: Menu) -> bool:
-    key, sign, _ = word.lstrip("+").partition("=")
-    return bool(sign) and (key in menu.groups or key in menu.keys)
+    key, sign, value = word.lstrip("+").partition("=")
+    return bool(sign) and "=" not in value and (key in menu.groups or key in menu.keys)
 
 
 def as_override(key: str, value: object) -> str:

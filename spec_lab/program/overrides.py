@@ -164,7 +164,8 @@ def with_extensions(said: str, name: str, menu: Menu) -> str:
     """Add to a refusal of an option of the group or knob `name` what to do where an extension may have it."""
     if "extensions" not in menu.keys or name not in EXTENDED:
         return said
-    return f"{said}{' An' if said.endswith('?') else '; an'} extension's options need extensions=[MODULE]"
+    file = f", and each a file conf/{name}/OPTION.yaml in its package" if name in menu.groups else ""
+    return f"{said}{' An' if said.endswith('?') else '; an'} extension's options need extensions=[MODULE]{file}"
 
 
 def extensions_in(arguments: Iterable[str]) -> tuple[str, ...]:

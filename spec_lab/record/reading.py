@@ -118,7 +118,9 @@ def _read_rows(path: Path, layout: Any) -> Iterator[Any]:
     try:
         lines = regular_bytes(path).split(b"\n")
     except FileNotFoundError as error:
-        raise UserError(f"{path}: missing; a run that never began has none") from error
+        raise UserError(
+            f"{path}: missing; a run that never began has none, of one that was moved name the folder"
+        ) from error
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}") from error
     *whole, torn = lines

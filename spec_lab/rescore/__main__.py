@@ -23,6 +23,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from spec_lab.core.errors import UserError
+from spec_lab.menu.config import DrafterConfig
 from spec_lab.program.ending import EXIT_CODES, LineParser, guarded
 from spec_lab.program.named_rules import is_of_a_rule, read_rules
 from spec_lab.record.reading import read_request_rows, read_summary
@@ -58,8 +59,8 @@ def _find_folder(arguments: list[str]) -> tuple[Path, list[str]]:
 def _rescore(options: argparse.Namespace) -> int:
     """Torch is imported only after the rules and the run's files have been read."""
     folder: Path = options.folder
-    rules = read_rules(options.rules)
     summary, rows = read_summary(folder), load_verify_rows(folder)
+    rules = read_rules(options.rules, num_draft_tokens=rows.draft_ids.shape[-1] or DrafterConfig.num_draft_tokens)
     categories = {row["id"]: row["category"] for row in read_request_rows(folder)}
 
     from spec_lab.rescore.judge import read_prompts, rescore_rows

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,6 +72,7 @@ class Sweep:
             progress.begin(len(trials) + 1, self._num_runs)
             trials.append(self._run_one(len(trials), parameters, mix))
             progress.end(not trials[-1].outcome.earlier and trials[-1].outcome.status != "refused")
+            _note_missing_metric(self.file, trials)
             if _reached(self.file, trials[-1].metric):
                 break
         close_sweep(self.folder, [trial.outcome.status for trial in trials])
@@ -106,6 +108,14 @@ class Sweep:
         if self.file.metric is not None and outcome.folder is not None and outcome.status == "finished":
             metric = scalar(read_summary(outcome.folder), self.file.metric)
         return Trial(number, parameters, outcome, metric)
+
+
+def _note_missing_metric(file: SweepFile, trials: Sequence[Trial]) -> None:
+    """Say after the first run that ended well that it has no value to search by; others may have one."""
+    finished = [trial for trial in trials if trial.outcome.status == "finished"]
+    if file.metric is not None and finished == [trials[-1]] and trials[-1].metric is None:
+        remedy = "; a speedup needs references=[plain] in the command" if "speedup" in file.metric else ""
+        print(f"run {len(trials)} has no {file.metric}, which metric.name asks for{remedy}", file=sys.stderr)
 
 
 def _reached(file: SweepFile, metric: float | None) -> bool:

@@ -21,7 +21,7 @@ from spec_lab.menu.refusals.run import refuse_output_dir
 from spec_lab.options.shipped import ZOO
 from spec_lab.record.wandb_settings import entity_problem, key_problem, project_problem, settings_problem
 from spec_lab.train.config import TrainConfig
-from spec_lab.train.fitting import Fitting, TargetSizes, filled
+from spec_lab.train.fitting import Fitting, TargetSizes, decay_is_read, filled
 from spec_lab.train.module_config import LayerConfig, OptimisationConfig
 from spec_lab.train.options import TARGETS, drafter_option, target_option
 from spec_lab.train.texts.prompts import read_prompts, refuse_missing
@@ -161,7 +161,7 @@ def drafter_fits(config: TrainConfig) -> str | None:
     """The drafter fits the target and the evaluation, by the checks of its row."""
     target = target_sizes(config)
     fitting = Fitting(config, filled(config.drafter, target), target)
-    found = (refusal(fitting) for refusal in drafter_option(config.drafter).refusals)
+    found = (refusal(fitting) for refusal in (decay_is_read, *drafter_option(config.drafter).refusals))
     return next((message for message in found if message is not None), None)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from spec_lab.options.drafters.block_keys import READ_WITH, head_has_part
 from spec_lab.options.shipped import missing_folder
+from spec_lab.train.block_config import SlotWeights
 from spec_lab.train.config import TrainConfig
 from spec_lab.train.module_config import LayerConfig
 from spec_lab.train.target_config import PocketGemmaTrainingConfig, PocketHybridTrainingConfig, PocketMoeTrainingConfig
@@ -152,6 +153,21 @@ def taps(fitting: Fitting) -> str | None:
         f"target.num_layers={num_layers} leaves drafter={fitting.drafter.name} fewer than three different layers to "
         f"read; use target.num_layers={MIN_TAPPED_LAYERS}, or another drafter"
     )
+
+
+def decay_is_read(fitting: Fitting) -> str | None:
+    """A decay is set only where weights fall by it; that of slots also weighs the loss of a head for confidence."""
+    drafter = fitting.drafter
+    by_slot = getattr(drafter, "confidence", False) is False and getattr(drafter, "slot_weights", None)
+    for knob, reader, idle in (
+        ("step_loss_decay", "num_unrolled_steps", getattr(drafter, "num_unrolled_steps", None) == 1),
+        ("slot_decay", "slot_weights", by_slot == SlotWeights.dpace),
+    ):
+        if idle and (value := getattr(drafter, knob)) != getattr(type(drafter), knob):
+            return (
+                f"drafter.{knob}={value:g} is not read with drafter.{reader}={getattr(drafter, reader)}; leave it out"
+            )
+    return None
 
 
 def draft_vocabulary(fitting: Fitting) -> str | None:

@@ -24,6 +24,7 @@ from spec_lab.drafters.siblings import DrawnSiblings, LikeliestSiblings, Sibling
 from spec_lab.menu.choices import DraftSampling
 from spec_lab.menu.chosen import Chosen
 from spec_lab.menu.config import TrainedDrafterConfig
+from spec_lab.menu.registry import made
 from spec_lab.wiring.limits import Limits
 from spec_lab.wiring.models import DrafterBuild
 
@@ -59,9 +60,11 @@ DrafterFactory = Callable[[DrafterResources], Drafter[Any]]
 
 def load_drafter(chosen: Chosen, build: DrafterBuild) -> DrafterFactory:
     """Load the drafter's weights. The factory then makes a drafter with them for each engine."""
-    load = chosen.drafter.load if chosen.sizes is None else chosen.drafter.load_tree
+    name = "load" if chosen.sizes is None else "load_tree"
+    load = getattr(chosen.drafter, name)
     assert load is not None, "a drafter without branches is refused a tree"
-    return load(chosen, chosen.config.drafter, build)
+    factory: DrafterFactory = made(load(chosen, chosen.config.drafter, build), chosen.drafter, name)
+    return factory
 
 
 def make_picker(
@@ -96,7 +99,7 @@ def token_history(resources: DrafterResources, build: DrafterBuild) -> TokenHist
 def build_tree_shape(chosen: Chosen, build: DrafterBuild) -> TreeShape[Any]:
     """Make the tree of a run that has one."""
     assert chosen.tree.make is not None, "only runs with a tree are asked"
-    return chosen.tree.make(chosen.config.tree, build)
+    return made(chosen.tree.make(chosen.config.tree, build), chosen.tree, "make")
 
 
 def shape_of_engine(chosen: Chosen, shape: TreeShape[Any], resources: DrafterResources) -> TreeShape[Any]:

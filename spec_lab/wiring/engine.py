@@ -30,6 +30,7 @@ from spec_lab.engine.timing import make_timer
 from spec_lab.menu.choices import ByRequest
 from spec_lab.menu.chosen import Chosen
 from spec_lab.menu.config import RunConfig
+from spec_lab.menu.registry import made
 from spec_lab.wiring.caches import build_cache
 from spec_lab.wiring.drafting import DrafterFactory, DrafterResources
 from spec_lab.wiring.graphs import build_graph_mode, build_mover, prompt_pass_maker
@@ -40,7 +41,9 @@ from spec_lab.wiring.rules import RuleBuild, build_rule
 
 def build_prune_policy(chosen: Chosen) -> PrunePolicy:
     """Make the pruning policy from `prune.prefill` and `prune.catchup`."""
-    return PrunePolicy(chosen.prefill.make(), chosen.catchup.make(), chosen.catchup.drop)
+    prefill = made(chosen.prefill.make(), chosen.prefill, "make")
+    catchup = made(chosen.catchup.make(), chosen.catchup, "make")
+    return PrunePolicy(prefill, catchup, chosen.catchup.drop)
 
 
 def build_engine(chosen: Chosen, built: TargetBuild, make_drafter: DrafterFactory, limits: Limits) -> Engine:
@@ -61,7 +64,7 @@ def build_engine(chosen: Chosen, built: TargetBuild, make_drafter: DrafterFactor
     row_confidences = build_row_confidences(chosen, limits, built)
     timer = make_timer(built.device)
     resources = DrafterResources(limits, prune, seeds, cache, confidences, row_confidences, timer.span)
-    drafter = make_drafter(resources)
+    drafter = made(make_drafter(resources), chosen.drafter, "what load returns")
     assert limits.margin >= 2 * drafter.num_draft_tokens
     num_rows = drafter.num_draft_tokens + 1 if sizes is None else sizes.num_rows
     table = PageTable(limits.num_slots, limits.max_seq_len + limits.margin, limits.page_size, built.device)

@@ -19,6 +19,7 @@ from spec_lab.engine.prefill import PromptPass
 from spec_lab.engine.tape import TapeRecorder
 from spec_lab.menu.choices import DraftMetadata
 from spec_lab.menu.chosen import Chosen
+from spec_lab.menu.registry import made
 from spec_lab.operators.kernel_set import KernelSet, Op
 from spec_lab.wiring.limits import Limits
 from spec_lab.wiring.models import TargetBuild
@@ -73,7 +74,7 @@ def build_graph_mode(chosen: Chosen, built: TargetBuild, limits: Limits) -> Grap
         # form.
         carry=built.kernels.get(Op.CARRY_HIDDEN, general) if chosen.drafter.hands_hidden_on else general,
     )
-    return chosen.graph.build(chosen, config.graph, build)
+    return made(chosen.graph.build(chosen, config.graph, build), chosen.graph, "build")
 
 
 def build_mover(chosen: Chosen, built: TargetBuild) -> MetadataMover:

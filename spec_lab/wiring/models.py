@@ -18,6 +18,7 @@ from spec_lab.engine.experts_read import ExpertsRead
 from spec_lab.menu.choices import WeightDtype, Weights
 from spec_lab.menu.chosen import Chosen
 from spec_lab.menu.devices import has_cuda
+from spec_lab.menu.registry import made
 from spec_lab.models.decoder import Decoder
 from spec_lab.models.experts import ExpertMLP
 from spec_lab.models.partition import WHOLE, Partition
@@ -229,7 +230,7 @@ def _make_backend(chosen: Chosen, target: ModelConfig, context: BackendContext) 
     attention = chosen.attention
     make = attention.make if chosen.sizes is None else attention.make_for_trees
     assert make is not None, "a backend that masks no trees is refused one"
-    backend = make(context)
+    backend = made(make(context), attention, "make" if chosen.sizes is None else "make_for_trees")
     if any(plan.latent is not None for plan in target.layers) and backend.latent is None:
         raise UserError(
             f"attention={attention.name} has no latent attention (MLA), which the target needs; use attention=torch"

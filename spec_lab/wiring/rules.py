@@ -14,6 +14,7 @@ from spec_lab.core.protocols import AcceptanceRule
 from spec_lab.menu import registry
 from spec_lab.menu.chosen import Chosen
 from spec_lab.menu.config import AcceptanceConfig
+from spec_lab.menu.registry import made
 from spec_lab.operators.kernel_set import TORCH_FORMS, KernelSet
 
 
@@ -48,14 +49,14 @@ def build_rule(chosen: Chosen, build: RuleBuild) -> AcceptanceRule:
         return _build_tree_rule(chosen, build)
     option, options = chosen.rule, chosen.config.acceptance
     if option.build is not None:
-        return option.build(chosen, options, build)
+        return made(option.build(chosen, options, build), option, "build")
     assert option.judge is not None, "one of judge and build makes the rule"
-    return option.judge(options, build)
+    return made(option.judge(options, build), option, "judge")
 
 
 def _build_tree_rule(chosen: Chosen, build: RuleBuild) -> AcceptanceRule:
     assert chosen.rule.walk is not None, "a rule that judges no trees is refused one"
-    return chosen.rule.walk(chosen, chosen.config.acceptance, build)
+    return made(chosen.rule.walk(chosen, chosen.config.acceptance, build), chosen.rule, "walk")
 
 
 def build_deterministic_rule(

@@ -142,6 +142,17 @@ def cache_holds_a_request(chosen: Chosen) -> str | None:
     return None
 
 
+def prompts_fit_a_forward(chosen: Chosen) -> str | None:
+    """A forward over prompts has room for the longest chunk of one prompt."""
+    chunk, tokens = chosen.config.cache.prefill_chunk, chosen.config.cache.prefill_tokens
+    if chunk is None or tokens is None or tokens <= 1 or chunk <= tokens:
+        return None
+    return (
+        f"cache.prefill_tokens={tokens} is under the {chunk} rows that cache.prefill_chunk={chunk} lets one prompt "
+        f"have; use cache.prefill_chunk={tokens}, or cache.prefill_tokens=1 for one prompt a forward"
+    )
+
+
 def device_and_dtype(chosen: Chosen) -> str | None:
     """The device is known, and float16 is used only on a GPU."""
     config = chosen.config
@@ -219,6 +230,7 @@ CHECKS: tuple[Check, ...] = (
     truncation_needs_sampling,
     threads_have_cores,
     cache_holds_a_request,
+    prompts_fit_a_forward,
     device_and_dtype,
     workload_knobs,
     workload_categories,

@@ -135,7 +135,8 @@ class TextsJob:
         # Answers are grouped by temperature. Shuffling keeps prompts of one temperature from all meeting the same one.
         random.Random(self.config.seed).shuffle(asked)
         if not asked:
-            raise UserError(f"prompts: none is left ({in_words(self.folder.header.counts(PROMPTS))}); give others")
+            counts = in_words(self.folder.header.counts(PROMPTS))
+            raise UserError(f"prompts: none is left ({counts}); give others, or raise max_prompt_tokens")
         self._answer("a", asked, asked)
         if self.num_second_turns:
             self._write_follow_ups(asked)
