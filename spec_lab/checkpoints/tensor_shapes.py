@@ -10,7 +10,7 @@ from spec_lab.checkpoints.plan import LayerPlan
 
 
 def decoder_tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Return the names and shapes of a decoder's tensors in the Hugging Face layout, without a tied `lm_head.weight`."""
+    """Return the names and shapes of a decoder's tensors as Hugging Face has them, without a tied `lm_head.weight`."""
     hidden = config.hidden_size
     shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (config.vocab_size, hidden)}
     for index, plan in enumerate(config.layers):

@@ -30,9 +30,9 @@ class RowsOrigin:
     """What a rule needs to know about the run in addition to the rows.
 
     Attributes:
-        request_ids: in the order of the rows.
-        markers: ids of the begin and the end marker of thinking; None where the tokenizer has none.
-        prefill_chunk: prompt rows a forward, which TensorRT-LLM's phase depends on.
+        request_ids: the requests, in the order of the rows.
+        markers: ids of the begin and the end marker of thinking; None if the tokenizer has none.
+        prefill_chunk: number of prompt rows in a forward, on which TensorRT-LLM's phase depends.
     """
 
     request_ids: list[str]
