@@ -47,7 +47,7 @@ class Tokenizer(Protocol):
         ...
 
     def encode_conversation(self, texts: Sequence[str], system: str | None = None) -> list[int]:
-        """Return the ids of a chat, whose turns alternate between user and assistant, and begin and end with the user."""
+        """Return the ids of a chat. Its turns alternate between user and assistant, and the last is the user's."""
         ...
 
 
@@ -126,7 +126,7 @@ class TargetTokenizer:
         return ids
 
     def encode_conversation(self, texts: Sequence[str], system: str | None = None) -> list[int]:
-        """Return the ids of a chat, whose turns alternate between user and assistant, and begin and end with the user."""
+        """Return the ids of a chat. Its turns alternate between user and assistant, and the last is the user's."""
         return self._encode("chat", texts, system)
 
     def _encode(self, form: Form, texts: Sequence[str], system: str | None) -> list[int]:
