@@ -304,10 +304,10 @@ FORBIDDEN = [
     ),
     (
         ["target.weight_dtype=fp8", "row_invariant=false", "kernels=triton", "device=cuda"],
-        "row_invariant=false takes products that target.weight_dtype=fp8 has none of on a GPU",
+        "row_invariant=false does not support target.weight_dtype=fp8 on a GPU",
         "row_invariant=true, or target.weight_dtype=auto",
     ),
-    (["target.weight_dtype=fp8", "kernels=torch", "device=cuda"], "kernels=torch takes products", "kernels=triton"),
+    (["target.weight_dtype=fp8", "kernels=torch", "device=cuda"], "kernels=torch does not support", "kernels=triton"),
     (
         ["target.weight_dtype=fp8", "kernels=triton", "dtype=float32", "device=cuda"],
         "dtype=float32 takes products",

@@ -92,7 +92,7 @@ def _describe_flags(menu: Menu) -> list[str]:
 
 
 def _describe_key(key: Key, readers: str) -> str:
-    """`readers` names the options that have the key, if other options of the group do not have it."""
+    """Return the line of a key. `readers` names the options that have it, if other options of the group do not."""
     takes = f": {_describe_choices(key.choices)}" if key.choices else ""
     bounds = key.bounds.in_words()
     within = f" ({bounds})" if bounds else ""

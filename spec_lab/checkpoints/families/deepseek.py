@@ -129,7 +129,7 @@ def read_latent_plan(fields: ConfigFields, max_positions: int) -> LayerPlan:
 
 
 def _is_sparse(fields: ConfigFields, num_layers: int) -> list[bool]:
-    """Say which layers have experts: by `mlp_layer_types`, else all from `first_k_dense_replace` on."""
+    """Return for each layer whether it has experts: by `mlp_layer_types`, else from `first_k_dense_replace` on."""
     if fields.integer("moe_layer_freq", 1) != 1:
         raise UserError(f"{fields.source}: moe_layer_freq other than 1 is not supported")
     types = fields.texts("mlp_layer_types")

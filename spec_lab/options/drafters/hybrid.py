@@ -23,7 +23,8 @@ HEADS = ("eagle3", "mtp_eagle", "frozen_kv", "draft_model")
 
 @dataclass
 class HybridDrafterConfig(SuffixDrafterConfig):
-    """drafter=hybrid: suffix decoding beside a model's head; the one that is expected to be accepted further."""
+    """drafter=hybrid: suffix decoding and a model's head. A round takes the drafts of the part whose expected
+    acceptance is longer."""
 
     name: str = "hybrid"
     parts: list[str] = knob(["suffix", "eagle3"], "what drafts: suffix, and a drafter with weights that drafts a chain")
