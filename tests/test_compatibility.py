@@ -310,7 +310,7 @@ FORBIDDEN = [
     (["target.weight_dtype=fp8", "kernels=torch", "device=cuda"], "kernels=torch does not support", "kernels=triton"),
     (
         ["target.weight_dtype=fp8", "kernels=triton", "dtype=float32", "device=cuda"],
-        "dtype=float32 takes products",
+        "dtype=float32 does not support",
         "dtype=bfloat16",
     ),
     (
