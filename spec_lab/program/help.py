@@ -22,7 +22,7 @@ FLAGS = {
     DRY_RUN_FLAG: "print the composed parts and what would be refused, run nothing",
     "--cfg job": "print the composed config as YAML",
     "--hydra-help": "Hydra's own flags",
-    "--version": "that of spec_lab, and of Hydra",
+    "--version": "the versions of spec_lab and Hydra",
     "-h, --help": "this text; --help GROUP shows one group, such as --help drafter",
 }
 
