@@ -169,7 +169,7 @@ FORBIDDEN = [
     ([*TRAVERSAL, *STATIC, "drafter.draft_sampling=greedy"], "divides by probabilities", "method=one_hot"),
     ([*TRAVERSAL, *STATIC, "acceptance.allow_lossy=true"], "allow_lossy=true has nothing", "allow_lossy=false"),
     ([*TRAVERSAL, *STATIC, "tree.paths=[[0],[0,1]]"], "[0,1] with drafter.draft_sampling=distribution", "add [0,0]"),
-    (["drafter=ngram", "tree=static"], "drafter=ngram looks up no ranks of tree=static", "tree=dynamic"),
+    (["drafter=ngram", "tree=static"], "drafter=ngram has no probability ranks for tree=static", "tree=dynamic"),
     (["drafter=ngram", "tree=dynamic", "tree.branches=approximate"], "changes nothing with drafter=ngram", "exact"),
     ([*STATIC, "tree.replacement=true"], "tree.replacement=true is about drawn siblings", "distribution"),
     ([*TREE, "drafter.num_draft_tokens=5"], "drafter.num_draft_tokens=5", "leave out"),

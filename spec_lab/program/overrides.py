@@ -49,7 +49,7 @@ def check_arguments(arguments: Sequence[str], menu: Menu | None = None) -> list[
     menu = menu or run_menu()
     flags, overrides = split_flags(arguments)
     if DRY_RUN_FLAG in flags and "dry_run" not in menu.keys:
-        raise UserError(f"{DRY_RUN_FLAG}: there is none here; --cfg job prints what would be done")
+        raise UserError(f"{DRY_RUN_FLAG}: this program has no dry run; --cfg job prints the configuration")
     of_hydra = with_points(overrides) if "experiment" in menu.groups else overrides
     check_overrides([text for text in of_hydra if text in overrides], _may_add_options(flags), menu)
     dry_run = ["dry_run=true"] if DRY_RUN_FLAG in flags else []
@@ -121,13 +121,13 @@ def _check_sign(override: Override, menu: Menu) -> None:
         remedy = f"choose another option with {name}=..." if name in menu.groups else f"set {name}=..."
         raise UserError(f"{text}: nothing can be deleted; {remedy}")
     if override.is_add() or override.is_force_add():
-        raise UserError(f"{text}: {name} exists, nothing is added; write {text.lstrip('+')}")
+        raise UserError(f"{text}: {name} exists already, so + adds nothing; write {text.lstrip('+')}")
 
 
 def _check_option(override: Override, menu: Menu, may_add_options: bool) -> None:
     group = menu.groups[override.key_or_group]
     if override.is_sweep_override() and not may_add_options and not swept_options(override, group):
-        raise UserError(f"{override.input_line} comes to no job; {group.name} takes {', '.join(group.options)}")
+        raise UserError(f"{override.input_line} selects no job; {group.name} takes {', '.join(group.options)}")
     for option in _values(override):
         if not isinstance(option, str):
             raise UserError(f"{override.input_line}: {group.name} takes one of {', '.join(group.options)}")

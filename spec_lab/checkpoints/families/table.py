@@ -49,7 +49,8 @@ def read_decoder(config: dict[str, Any], source: str) -> ModelConfig:
         UserError: an unsupported architecture or option, or a missing or impossible value.
     """
     fields = ConfigFields(config, source)
-    fields.text("model_type", "")  # few families read it, and none reads a window that its layers do not have
+    # The types of these keys are checked here, since not all families read them.
+    fields.text("model_type", "")
     fields.optional_integer("sliding_window")
     architectures = fields.texts("architectures")
     for name in architectures:
