@@ -131,7 +131,7 @@ class Relaxed(TypedDict):
 
 
 class Distance(TypedDict):
-    """Distance of the law that a token was drawn from to the target's, with a 95 % interval over requests."""
+    """Distance between the law that a token was drawn from and the target's, with a 95 % interval over requests."""
 
     total_variation: float
     low: float | None
