@@ -169,7 +169,7 @@ FORBIDDEN = [
     ([*TRAVERSAL, *STATIC, "drafter.draft_sampling=greedy"], "divides by probabilities", "method=one_hot"),
     ([*TRAVERSAL, *STATIC, "acceptance.allow_lossy=true"], "allow_lossy=true has nothing", "allow_lossy=false"),
     ([*TRAVERSAL, *STATIC, "tree.paths=[[0],[0,1]]"], "[0,1] with drafter.draft_sampling=distribution", "add [0,0]"),
-    (["drafter=ngram", "tree=static"], "drafter=ngram looks up no ranks of tree=static", "tree=dynamic"),
+    (["drafter=ngram", "tree=static"], "drafter=ngram has no probability ranks for tree=static", "tree=dynamic"),
     (["drafter=ngram", "tree=dynamic", "tree.branches=approximate"], "changes nothing with drafter=ngram", "exact"),
     ([*STATIC, "tree.replacement=true"], "tree.replacement=true is about drawn siblings", "distribution"),
     ([*TREE, "drafter.num_draft_tokens=5"], "drafter.num_draft_tokens=5", "leave out"),
@@ -304,13 +304,13 @@ FORBIDDEN = [
     ),
     (
         ["target.weight_dtype=fp8", "row_invariant=false", "kernels=triton", "device=cuda"],
-        "row_invariant=false takes products that target.weight_dtype=fp8 has none of on a GPU",
+        "row_invariant=false does not support target.weight_dtype=fp8 on a GPU",
         "row_invariant=true, or target.weight_dtype=auto",
     ),
-    (["target.weight_dtype=fp8", "kernels=torch", "device=cuda"], "kernels=torch takes products", "kernels=triton"),
+    (["target.weight_dtype=fp8", "kernels=torch", "device=cuda"], "kernels=torch does not support", "kernels=triton"),
     (
         ["target.weight_dtype=fp8", "kernels=triton", "dtype=float32", "device=cuda"],
-        "dtype=float32 takes products",
+        "dtype=float32 does not support",
         "dtype=bfloat16",
     ),
     (

@@ -55,7 +55,7 @@ def test_a_chat_is_told_what_its_line_says_else_what_the_workload_says(tmp_path:
     assert asked == [("a", "own"), ("b", "all"), ("c", None), ("d", "all")]
     own.write_text('{"prompt": "c", "form": "continue"}\n')
     config = compose_run(["workload=jsonl", f"workload.path={own}", "workload.system=all"])[0]
-    with pytest.raises(UserError, match=r"workload\.system is told to chats, and no prompt is one; leave it out"):
+    with pytest.raises(UserError, match=r"workload\.system is for chats, and no prompt is one; leave it out"):
         jsonl_requests(config, tokenizer)
 
 

@@ -172,7 +172,7 @@ def test_a_sweep_without_a_job_is_refused_in_a_line(
 ) -> None:
     assert main(["-m", sweep, *arguments]) == 2
     [line] = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"refused: {sweep} comes to no job; {remedy}")
+    assert line.startswith(f"refused: {sweep} selects no job; {remedy}")
     assert not [path for path in empty_folder.rglob("*") if path.is_file()]
     assert not (empty_folder / "outputs").exists()
 

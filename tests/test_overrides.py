@@ -32,7 +32,7 @@ REFUSED = [
     ("experiment=drafter_quick", "did you mean drafters_quick?"),
     ("debug=smok", "did you mean smoke?"),
     ("drafter=nothing_like_it", "it takes one of eagle3, "),
-    ("drafter=glob(nope*)", "comes to no job; drafter takes "),
+    ("drafter=glob(nope*)", "selects no job; drafter takes "),
     ("drafter=null", "drafter takes one of"),
     ("drafter=[none,ngram]", "drafter takes one of"),
     ("drafter@target=eagle3", "write drafter=... without target"),

@@ -186,7 +186,7 @@ def test_texts_with_tokens_that_their_target_has_not_are_refused(folder: Path, t
     content = json.loads((copied / "header.json").read_text())
     content["written_by"]["vocab_size"] = 5
     (copied / "header.json").write_text(json.dumps(content))
-    with pytest.raises(UserError, match="tokens that its target has not"):
+    with pytest.raises(UserError, match="token ids beyond its target's vocabulary"):
         Texts.load(copied)
 
 

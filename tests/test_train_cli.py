@@ -117,7 +117,7 @@ def test_a_multirun_of_no_training_is_refused(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["-m", sweep]) == 2
-    assert "comes to no job" in capsys.readouterr().err
+    assert "selects no job" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
 

@@ -9,9 +9,8 @@ it matters that there are few launches and that each fills the GPU, which one bl
 Torch's operators write intermediate results (a sorted vocabulary, probabilities, float64 arrival times) and launch a
 kernel for each.
 
-Times are for one call inside a CUDA graph of many, on the same logits. They can be below the printed bound, which is
-that of memory bandwidth: as in a round, where the LM head has just written the logits, they are in L2 as far as they
-fit.
+Times are for one call inside a CUDA graph of many, on the same logits. As in a round, where the LM head has just
+written them, logits are in the L2 cache if they fit. So times can be below the printed bound of memory bandwidth.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 channels of one head and many splits at once.
 
 The places of the splits alone determine which are added together, and in what order. Splits that a row does not see add
-nothing. So its bits do not depend on other rows.
+nothing. So a row's bits do not depend on other rows.
 """
 
 # mypy: allow-untyped-decorators

@@ -43,8 +43,8 @@ def _move_path(
 ) -> None:
     """Moves some channels of one layer's KV for one request; the programs after the last layer's move features.
 
-    A row of the path may be where an earlier one goes, so all rows are read before any is written. Programs share no
-    elements, so none waits for another.
+    The destination of a row may be the place of a later row, so all rows are read before any is written. Programs share
+    no elements, so none waits for another.
     """
     request = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)

@@ -33,7 +33,7 @@ def check_rates(rates: Sequence[float], num_draft_tokens: int) -> None:
     if len(rates) != num_draft_tokens:
         raise UserError(
             f"acceptance.rates has {len(rates)} values for drafter.num_draft_tokens={num_draft_tokens}; "
-            "give one a position"
+            "give one for each position"
         )
     if any(not 0 <= rate <= 1 for rate in rates):
         raise UserError(f"acceptance.rates={list(rates)} are no probabilities; give values from 0 to 1")

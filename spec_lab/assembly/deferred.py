@@ -1,4 +1,4 @@
-"""Functions that are named before they are imported."""
+"""Functions that are imported when they are called."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Deferred:
-    """A function by its module and name. A call imports the module, which may need torch, and passes everything on."""
+    """A function given by its module and name. Calling it imports the module, which may need torch."""
 
     module: str
     name: str

@@ -1,4 +1,4 @@
-"""Old names, for one release: rows whose loaders take the configuration in the place of the `Chosen` run."""
+"""Old names, for one release: rows whose loaders take the configuration instead of the `Chosen` run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ __all__ += ["PromptPruningOption", "Refusal", "RuleOption", "TargetOption", "Tre
 
 
 def _taking(row: type[option.Option], loaders: tuple[str, ...], old: Callable[[Any], tuple[Any, ...]]) -> Any:
-    """Make the row as before; `old` makes of a build what its loaders took behind their part of the configuration."""
+    """Return a maker of rows with loaders of the old form. `old` returns the further arguments that such a loader takes
+    after its part of the configuration."""
 
     def of_config(load: Any) -> Any:
         return load and (lambda chosen, options, build: load(chosen.config, options, *old(build)))

@@ -13,7 +13,7 @@ from spec_lab.checkpoints.delta_sizes import DeltaNetSizes
 
 
 def delta_net_tensor_shapes(sizes: DeltaNetSizes, hidden_size: int) -> dict[str, tuple[int, ...]]:
-    """Name and shapes of the tensors below `linear_attn.`, as Qwen3.5 has them."""
+    """Return the names and shapes of the tensors below `linear_attn.`, as in Qwen3.5."""
     return {
         "in_proj_qkv.weight": (sizes.conv_size, hidden_size),
         "in_proj_z.weight": (sizes.value_size, hidden_size),

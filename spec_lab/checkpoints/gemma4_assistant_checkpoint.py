@@ -38,7 +38,7 @@ def load_assistant(
 
 
 def assistant_tensor_shapes(config: AssistantConfig) -> dict[str, tuple[int, ...]]:
-    """Name and shapes of an assistant's weights; the token ordering is not among them, the head is the embedding."""
+    """Return the names and shapes of an assistant's weights, without the token ordering. The embedding is the head."""
     hidden, inner, target_hidden = config.hidden_size, config.intermediate_size, config.target.hidden_size
     norms = ("input", "post_attention", "pre_feedforward", "post_feedforward")
     shapes: dict[str, tuple[int, ...]] = {
@@ -65,8 +65,8 @@ def assistant_tensor_shapes(config: AssistantConfig) -> dict[str, tuple[int, ...
 
 
 def _checked_ordering(ordering: torch.Tensor | None, vocab_size: int, source: str) -> torch.Tensor:
-    """Return the ordering once every token id is in it once: an id out of range would be fed to the target's
-    embedding."""
+    """Return the ordering after checking that it has every token id once. An id out of range would be fed to the
+    target's embedding."""
     if ordering is None:
         raise UserError(f"{source}: {TOKEN_ORDERING} is missing; fetch the checkpoint again")
     ordering = ordering.long()

@@ -1,9 +1,8 @@
-"""config.json of a Gemma 4 assistant (`Gemma4AssistantForCausalLM`), and which target layer's keys and values each of
-its layers reads.
+"""Reads the config.json of a Gemma 4 assistant (`Gemma4AssistantForCausalLM`).
 
-The layers' sizes are read as a target's are (`gemma4_text`). A top-level key of ours, `kv_source_layers`, names the
-target layer that each layer reads; without it that is the target's last layer of the same type that owns its KV, as in
-SGLang (#24436) and vLLM (#41745).
+The layers' sizes are read as a target's are (`gemma4_text`). Each layer reads the keys and values of a target layer. A
+top-level key of our own, `kv_source_layers`, names these target layers. Without the key, a layer reads the target's
+last layer of the same type that owns its KV, as in SGLang (#24436) and vLLM (#41745).
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from spec_lab.core.errors import UserError
 
 KNOB = "drafter.path"
 ARCHITECTURE = "Gemma4AssistantForCausalLM"
-# A key that is absent has the value that leaves the forward pass as it is here.
+# The only values that the forward code here supports; an absent key is as good.
 PLAIN_TEXT_OPTIONS: Mapping[str, tuple[Any, ...]] = {
     "hidden_activation": ("gelu_pytorch_tanh",),
     "attention_bias": (False,),
@@ -34,7 +33,7 @@ PLAIN_TEXT_OPTIONS: Mapping[str, tuple[Any, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class TargetLayerKV:
-    """Keys and values of one target layer. `owns_kv` is False where the layer reads another layer's."""
+    """Keys and values of one target layer. `owns_kv` is False if the layer reads those of another layer."""
 
     is_sliding: bool
     num_kv_heads: int
@@ -44,12 +43,12 @@ class TargetLayerKV:
 
     @classmethod
     def from_plan(cls, plan: LayerPlan) -> TargetLayerKV:
-        """Make it of a layer of any target."""
+        """Describe the keys and values of a layer of any target."""
         partial = plan.rope.partial_rotary_factor
         if plan.rope.scaling == "proportional":
             rope = LayerRope(plan.rope.theta, partial)
         else:
-            # A part other than Gemma's: the exponents are those of the rotated channels alone.
+            # Other families count the exponents within the rotated channels; Gemma counts within the whole head.
             scaling = plan.rope.scaling if partial == 1.0 else f"of the first {partial:g} of the channels"
             rope = LayerRope(plan.rope.theta, scaling=scaling)
         return cls(
@@ -67,10 +66,10 @@ class TargetLayerKV:
 
 @dataclass(frozen=True, slots=True)
 class AssistantTarget:
-    """The facts that an assistant must know of the target whose KV it reads.
+    """What an assistant must know about the target whose KV it reads.
 
     Attributes:
-        embedding_scale: what the target multiplies its embeddings by: sqrt(hidden_size) in Gemma, 1 in Llama and Qwen.
+        embedding_scale: factor of the target's embeddings: sqrt(hidden_size) in Gemma, 1 in Llama and Qwen.
     """
 
     hidden_size: int
@@ -80,7 +79,7 @@ class AssistantTarget:
 
     @classmethod
     def from_model_config(cls, config: ModelConfig) -> AssistantTarget:
-        """Make it of any target that caches keys and values.
+        """Describe any target that caches keys and values.
 
         Raises:
             UserError: the target caches the rows of latent attention.
@@ -96,7 +95,8 @@ class AssistantTarget:
 
 @dataclass(frozen=True, slots=True)
 class AssistantLayerConfig:
-    """One layer. `window`: newest keys it sees, None is all; `kv_source`: the target layer whose KV it reads."""
+    """One layer. `window` is the number of newest keys that it sees, None for all; `kv_source` is the target layer
+    whose KV it reads."""
 
     head_dim: int
     window: int | None
@@ -106,7 +106,8 @@ class AssistantLayerConfig:
 
 @dataclass(frozen=True, slots=True)
 class CentroidHeadConfig:
-    """A head that scores only the tokens of the `top_k` likeliest of `num_centroids` equal clusters."""
+    """A head that scores few tokens. They are divided into `num_centroids` equal clusters, and those of the `top_k`
+    likeliest clusters are scored."""
 
     num_centroids: int
     top_k: int
@@ -114,7 +115,7 @@ class CentroidHeadConfig:
 
 @dataclass(frozen=True, slots=True)
 class AssistantConfig:
-    """A Gemma 4 assistant and the target it belongs to; `centroids` is None where the head is dense."""
+    """A Gemma 4 assistant and the target it belongs to; `centroids` is None if the head is dense."""
 
     target: AssistantTarget
     hidden_size: int
@@ -154,7 +155,7 @@ def read_assistant_config(folder: Path, target: AssistantTarget) -> AssistantCon
 
 
 def _text_fields(fields: ConfigFields) -> ConfigFields:
-    """Return the decoder's part of the file, with nothing in either part that the forward pass here would miss."""
+    """Return the decoder's part of the file; refuse options, in either part, that the forward code here lacks."""
     source = fields.source
     architectures = fields.texts("architectures")
     if ARCHITECTURE not in architectures:
@@ -190,7 +191,7 @@ def _layers(fields: ConfigFields, text: ConfigFields, target: AssistantTarget) -
 def _layer(
     text: ConfigFields, index: int, layer_type: str, kv_source: int, target: AssistantTarget
 ) -> AssistantLayerConfig:
-    """Return the layer's sizes, which must be those of the target layer that it reads."""
+    """Return the layer, whose head sizes and rope must equal those of the target layer that it reads."""
     head_dim, num_kv_heads = head_sizes(text, index, layer_type)
     rope = layer_rope(text, layer_type, KNOB)
     read = target.layers[kv_source]
@@ -208,8 +209,8 @@ def _layer(
 
 
 def _kv_sources(fields: ConfigFields, layer_types: Sequence[str], target: AssistantTarget) -> Sequence[int]:
-    """Return the target layer each layer reads: as `kv_source_layers` says, else the last of its type that owns its
-    KV."""
+    """Return the target layer that each layer reads: the one in `kv_source_layers`, else the last of its type that owns
+    its KV."""
     owners = [index for index, layer in enumerate(target.layers) if layer.owns_kv]
     named = fields.integers("kv_source_layers")
     if named is not None:

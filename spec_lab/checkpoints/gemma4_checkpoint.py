@@ -1,4 +1,4 @@
-"""The tensors of a Gemma 4 decoder: their names and shapes, and what else its checkpoints hold."""
+"""The names and shapes of a Gemma 4 decoder's tensors, and the other tensors in its checkpoints."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from spec_lab.checkpoints.plan import LayerPlan
 Shapes = dict[str, tuple[int, ...]]
 
 NESTED = "model.language_model."
-# Of the models that also see and hear: their towers, and what turns an image or a sound into rows of the decoder.
+# Towers of the multimodal models, and the projections that turn an image or a sound into rows of the decoder.
 OTHER_SENSES = tuple(f"model.{part}." for part in ("vision_tower", "embed_vision", "audio_tower", "embed_audio"))
-# A layer that reads another one's KV has no use for them, but the files on the hub have them all the same.
+# A layer that reads another layer's KV does not use these, but the files on the hub have them.
 DEAD = ("k_proj.weight", "v_proj.weight", "k_norm.weight")
 
 
 def gemma4_tensor_shapes(config: ModelConfig) -> Shapes:
-    """Name and shapes of a whole decoder; no `lm_head.weight` where it is tied."""
+    """Return the names and shapes of a whole decoder's tensors, without `lm_head.weight` if it is tied."""
     sizes, hidden = config.gemma4, config.hidden_size
     assert sizes is not None
     shapes: Shapes = {"model.embed_tokens.weight": (config.vocab_size, hidden)}
@@ -40,7 +40,7 @@ def gemma4_tensor_shapes(config: ModelConfig) -> Shapes:
 
 
 def gemma4_layer_shapes(plan: LayerPlan, sizes: Gemma4Sizes, hidden: int) -> Shapes:
-    """Name and shapes of one layer, without prefix."""
+    """Return the names and shapes of one layer's tensors, without prefix."""
     inner, width = plan.intermediate_size, sizes.per_layer_width
     norms = ("input", "post_attention", "pre_feedforward", "post_feedforward")
     shapes: Shapes = {f"{name}_layernorm.weight": (hidden,) for name in norms}
@@ -63,8 +63,7 @@ def gemma4_layer_shapes(plan: LayerPlan, sizes: Gemma4Sizes, hidden: int) -> Sha
 
 
 def own_tensors(stored: Mapping[str, StoredTensor], config: ModelConfig) -> dict[str, StoredTensor]:
-    """Return the decoder's tensors under the names that a text model has, in whichever way the checkpoint calls
-    them."""
+    """Return the decoder's tensors under the names of a text model, from a text or a multimodal checkpoint."""
     dead = {
         f"model.layers.{index}.self_attn.{name}"
         for index, plan in enumerate(config.layers)

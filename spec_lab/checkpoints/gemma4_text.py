@@ -1,7 +1,7 @@
-"""The reading of what a Gemma 4 decoder's config.json says of a layer, a target's and an assistant's alike.
+"""Reads the layers in config.json of a Gemma 4 decoder, which may be a target or an assistant.
 
-Two spellings of the layers' sizes are read: `global_head_dim` and `num_global_key_value_heads` of the files on the hub,
-and the `per_layer_config` that transformers writes from 5.23 on.
+The layers' sizes are read in two spellings: `global_head_dim` and `num_global_key_value_heads` of the files on the hub,
+and `per_layer_config`, which transformers writes since 5.23.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class LayerRope:
     """Rotary embedding of a layer's queries or keys.
 
     Attributes:
-        rotated_fraction: leading part of the channel pairs that turns; the others stand still (Gemma's "proportional").
-        scaling: of the frequencies, by the names of `RopeConfig`.
+        rotated_fraction: fraction of the channel pairs that are rotated, the first ones (Gemma's "proportional").
+        scaling: how frequencies are scaled, by the names of `RopeConfig`.
     """
 
     theta: float
@@ -36,7 +36,8 @@ class LayerRope:
 
     @property
     def config(self) -> RopeConfig:
-        """The same for the code that makes tables; `scaling` is that of another family, and is not in it."""
+        """Return it as a `RopeConfig`, from which tables are made. `scaling`, which only other families have, is left
+        out."""
         if self.rotated_fraction == 1.0:
             return RopeConfig(self.theta, "none")
         return RopeConfig(self.theta, "proportional", partial_rotary_factor=self.rotated_fraction)
@@ -46,7 +47,7 @@ class LayerRope:
 
 
 def head_sizes(text: ConfigFields, index: int, layer_type: str) -> tuple[int, int]:
-    """Return head_dim and number of KV heads of a layer; transformers' defaults where the file says nothing."""
+    """Return head_dim and number of KV heads of a layer, with transformers' defaults for missing keys."""
     head_dim = text.integer("head_dim", 256)
     num_kv_heads = text.integer("num_key_value_heads", 4)
     per_layer = ConfigFields(text.object("per_layer_config"), f"{text.source} (per_layer_config)")

@@ -84,10 +84,10 @@ class GgufTensor:
 
 
 def gguf_tensors(path: Path) -> dict[str, GgufTensor]:
-    """Return the file's tensors by the names of a Hugging Face folder; one without such a name keeps its own.
+    """Return the file's tensors by the names of a Hugging Face folder; a tensor without such a name keeps its own.
 
     Raises:
-        UserError: a tensor in a quantization that is not read, or past the end of the file.
+        UserError: a tensor in a quantization that is not supported, or that reaches past the end of the file.
     """
     file = read_head(path)
     for place in file.places.values():

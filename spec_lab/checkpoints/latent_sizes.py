@@ -63,7 +63,8 @@ class LatentSizes:
 def latent_tensor_shapes(
     sizes: LatentSizes, num_heads: int, hidden_size: int, input_size: int
 ) -> dict[str, tuple[int, ...]]:
-    """Name and shapes below `self_attn.`; a layer reads `input_size` channels, which an EAGLE-3 head has twice."""
+    """Return the names and shapes of the tensors below `self_attn.`. `input_size` is the hidden size, or twice that in
+    an EAGLE-3 head."""
     rank, heads_width = sizes.q_lora_rank, num_heads * sizes.query_width
     query: dict[str, tuple[int, ...]] = (
         {"q_proj.weight": (heads_width, input_size)}

@@ -1,8 +1,8 @@
-"""Reading multi-token prediction (MTP, NextN) modules, from a folder of their own or from their target's.
+"""Reads multi-token prediction (MTP, NextN) modules, from a folder of their own or from their target's.
 
-Whatever the family's layout, tensors come back in one form: DeepSeek's names without prefix (`enorm.weight`,
-`hnorm.weight`, `eh_proj.weight`, `input_layernorm.weight`, `self_attn.*`, `mlp.*`, `shared_head.norm.weight`), the
-projection reading [embedding, hidden], norms that multiply by their weight alone.
+Tensors of every family are returned in one common form. They have DeepSeek's names without prefix (`enorm.weight`,
+`hnorm.weight`, `eh_proj.weight`, `input_layernorm.weight`, `self_attn.*`, `mlp.*`, `shared_head.norm.weight`). The
+projection reads [embedding, hidden], and norms multiply by their weight w, not by 1 + w.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from spec_lab.core.errors import UserError
 from spec_lab.core.types import NormSide
 
 KNOB = "drafter.path"
-# The engines' loaders skip these copies too, and let the target's embedding and head serve.
+# The loaders of other engines also skip these copies, and use the target's embedding and head.
 SKIPPED_COPIES = ("embed_tokens.weight", "shared_head.head.weight")
-# With these the one layer of a config is of the kind with experts, whatever the trunk's first layer has.
+# With these keys the only layer of a config has experts, even if the target's first layer is dense.
 SPARSE_LAYER: Mapping[str, Any] = {
     "first_k_dense_replace": 0,
     "mlp_layer_types": None,
@@ -59,9 +59,9 @@ class MtpConfig:
 
     Attributes:
         layer: sizes, rope and options of a module's one decoder layer.
-        num_modules: how many the checkpoint has.
-        target_hidden: the target's hidden state a module reads, by the side of the target's final norm.
-        recycled_hidden: a module's own hidden state that the next draft reads, by the side of its final norm.
+        num_modules: number of modules in the checkpoint.
+        target_hidden: whether a module reads the target's hidden state before or after the target's final norm.
+        recycled_hidden: whether the next draft reads a module's hidden state before or after the module's final norm.
     """
 
     layer: ModelConfig
@@ -75,8 +75,7 @@ def load_mtp(
 ) -> tuple[MtpConfig, list[dict[str, torch.Tensor]]]:
     """Read the first `num_modules` modules for a target: their config, and each one's tensors in the common form.
 
-    The trunk's tensors, where the folder has them, are not looked at; copies of the target's embedding and head are
-    skipped.
+    Tensors of the target's own layers, if the folder has them, are ignored, as are copies of its embedding and head.
 
     Raises:
         UserError: no module in the folder, or too few; a block or experts that are not supported; a module for another
@@ -108,7 +107,7 @@ def load_mtp(
 
 
 def mtp_tensor_shapes(layer: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Name and shapes of one module in the common form."""
+    """Return the names and shapes of one module's tensors in the common form."""
     hidden = layer.hidden_size
     return {
         EMBEDDING_NORM: (hidden,),
@@ -138,7 +137,8 @@ class _Prefixes:
 def _stored_modules(
     folder: Path, num_layers: int, count: int
 ) -> tuple[MtpLayout, list[_Prefixes], dict[str, StoredTensor]]:
-    """Find the family, where each of the `count` modules stands, and their tensors, without copies of the target's."""
+    """Return the family's layout, the prefixes of the `count` modules, and their tensors without copies of the
+    target's."""
     stored = stored_tensors(folder)
     layout = find_layout(stored, num_layers)
     if layout is None:
@@ -167,11 +167,11 @@ def _refuse_unsupported_blocks(stored: Collection[str], folder: Path) -> None:
 
 
 def _layer_config(decoder: Mapping[str, Any], layout: MtpLayout, names: Collection[str], source: str) -> ModelConfig:
-    """Return a module's decoder layer: sizes from the config; experts, biases, q and k norms as the stored `names` have
-    them.
+    """Return a module's decoder layer: its sizes from the config, and its experts, biases, and norms of q and k from
+    the stored `names`.
 
-    A family of the lab's reads its own config. That of another is read as `layout.architecture`'s, but for the part of
-    a head that turns, which may then be any.
+    The config of a family that the lab runs is read by that family's reader. Any other is read as
+    `layout.architecture`'s, and may also rotate a part of a head's channels only.
     """
     fields = ConfigFields(decoder, source)
     named = fields.texts("architectures")
@@ -201,15 +201,15 @@ def _layer_config(decoder: Mapping[str, Any], layout: MtpLayout, names: Collecti
 
 
 def _architecture(named: Collection[str], layout: MtpLayout, names: Collection[str]) -> str:
-    """Choose the family whose config the layer is read as. A file may name one with latent attention and hold modules
-    without, or the other way round: the tensors decide."""
+    """Choose the family as which the layer's config is read. A config may name a family with latent attention while the
+    modules have none, or the other way round, so tensors decide."""
     is_latent = LATENT_TENSOR in names
     fitting = [name for name in named if name in READERS and (name in LATENT_ARCHITECTURES) == is_latent]
     return next(iter(fitting), LATENT_ARCHITECTURE if is_latent else layout.architecture)
 
 
 def _experts(plan: LayerPlan, names: Collection[str], source: str) -> ExpertSizes | None:
-    """Read the experts of a module that has some; the config alone would say what the trunk's layers have."""
+    """Return the experts if the module's tensors have any, since the config only describes the target's layers."""
     of_experts = sorted(name for name in names if name.startswith(EXPERT_TENSORS))
     if not of_experts:
         return None
@@ -222,7 +222,8 @@ def _experts(plan: LayerPlan, names: Collection[str], source: str) -> ExpertSize
 
 
 def _without_partial_rotary(config: dict[str, Any], source: str) -> tuple[dict[str, Any], float]:
-    """Return the config without the key that no target may have, and its value. It stands in either of two places."""
+    """Return the config without `partial_rotary_factor`, which readers refuse, and its value. The key may be at the top
+    level or among the rope keys."""
     key = "partial_rotary_factor"
     fields = ConfigFields(config, source)
     rope_key = "rope_scaling" if fields.object("rope_scaling") else "rope_parameters"
@@ -247,7 +248,7 @@ def _refuse_other_target(layer: ModelConfig, target: ModelConfig, source: str) -
 def _common_form(
     stored: Mapping[str, StoredTensor], layout: MtpLayout, dtype: torch.dtype, device: torch.device | str
 ) -> dict[str, torch.Tensor]:
-    """Read one module and undo what its family does differently."""
+    """Read one module, and convert its family's norms and projection to the common form."""
     if layout.zero_centred:
         stored = {name: zero_centred(it) if name.endswith("norm.weight") else it for name, it in stored.items()}
     tensors = read_tensors(stored, dtype, device)

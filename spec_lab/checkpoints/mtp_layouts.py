@@ -1,8 +1,8 @@
 """The names under which model families store their multi-token prediction (MTP, NextN) modules, and how these differ.
 
-Sources: the loaders of vLLM (`deepseek_mtp`, `glm4_moe_mtp`, `mimo_mtp`, `qwen3_5_mtp`), the weights' README of
-DeepSeek-V3. Every family here feeds and recycles hidden states after the final norm (vLLM #46075, llama.cpp #24025,
-ROCm/ATOM #1764); older engines took DeepSeek's before it, which the knobs of the drafter still can.
+Sources: the loaders of vLLM (`deepseek_mtp`, `glm4_moe_mtp`, `mimo_mtp`, `qwen3_5_mtp`), and README_WEIGHTS.md of
+DeepSeek-V3. Modules of every family here read hidden states after the final norm (vLLM #46075, llama.cpp #24025,
+ROCm/ATOM #1764). Older engines read DeepSeek's before it, which the drafter's knobs can also choose.
 """
 
 from __future__ import annotations
@@ -21,20 +21,22 @@ FINAL_NORM = "shared_head.norm.weight"
 
 @dataclass(frozen=True, slots=True)
 class MtpLayout:
-    """The layout of a family's modules. In prefixes, {module} is the module's number, {layer} num_hidden_layers + it.
+    """The layout of a family's modules.
+
+    In prefixes, {module} is the module's number m, and {layer} is num_hidden_layers + m.
 
     Attributes:
-        module_prefix: before the two input norms, the projection and the final norm.
-        layer_prefix: before the decoder layer's tensors.
-        marker: a name that tells the family, of module 0.
-        names: what the family calls `enorm`, `hnorm`, `eh_proj` and `shared_head.norm`, DeepSeek's names.
-        architecture: of the decoder whose config keys and defaults the layer follows, where the file's is no target.
-        defaults: values of config keys the file leaves out.
-        hidden_first: the projection reads [hidden, embedding], not [embedding, hidden].
-        zero_centred: norms multiply by 1 + weight.
+        module_prefix: prefix of the two input norms, the projection and the final norm.
+        layer_prefix: prefix of the decoder layer's tensors.
+        marker: name of a tensor of module 0 that only this family has.
+        names: the family's names, by DeepSeek's `enorm`, `hnorm`, `eh_proj` and `shared_head.norm`.
+        architecture: the decoder as which the layer's config is read if config.json names no supported one.
+        defaults: values of config keys that the file leaves out.
+        hidden_first: whether the projection reads [hidden, embedding] rather than [embedding, hidden].
+        zero_centred: whether norms multiply by 1 + weight.
         attention_gate: see `LayerPlan`.
-        target_hidden: side of the target's final norm the module reads.
-        recycled_hidden: side of its own final norm the next draft reads.
+        target_hidden: whether a module reads the target's hidden state before or after the target's final norm.
+        recycled_hidden: whether the next draft reads a module's hidden state before or after the module's final norm.
     """
 
     module_prefix: str
@@ -93,6 +95,6 @@ UNSUPPORTED_TENSORS = {
 
 
 def find_layout(stored: Collection[str], num_layers: int) -> MtpLayout | None:
-    """Find the family whose module 0 is among the stored names."""
+    """Return the layout whose module 0 is among the stored names; None if there is none."""
     found = (layout for layout in LAYOUTS if layout.marker.format(module=0, layer=num_layers) in stored)
     return next(found, None)

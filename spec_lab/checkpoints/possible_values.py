@@ -1,4 +1,4 @@
-"""Weights that no model can have: a checkpoint with them is refused as its tensors are read."""
+"""Refuses values that no trained model has, when the tensors of a checkpoint are read."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from spec_lab.core.errors import UserError
 
 LARGEST_WEIGHT = 1e6
-"""Weights of trained models stay under a few thousand. Past this, float32 loses what is added to squares."""
+"""Weights of trained models stay under a few thousand. With larger ones, float32 sums of squares lose small terms."""
 
 NEVER_ZERO = (
     *(".q_proj.weight", ".k_proj.weight", ".v_proj.weight", ".gate_proj.weight", ".up_proj.weight"),
@@ -19,16 +19,16 @@ NEVER_ZERO = (
 
 
 def is_finite(tensor: torch.Tensor) -> bool:
-    """Tell whether no value is NaN or infinite, in one pass on the device, without a second tensor of its size."""
+    """Return whether no value is NaN or infinite, in one pass on the device, without a second tensor of its size."""
     return _largest(tensor) < float("inf")
 
 
 def refuse_impossible(kept: torch.Tensor, value: torch.Tensor, file: Path, tensor: str) -> None:
-    """Raise UserError where a tensor has values that no model has.
+    """Raise UserError if a tensor has values that no model has.
 
     Args:
-        kept: as the run keeps it.
-        value: as the file has it.
+        kept: the tensor in the run's dtype.
+        value: the tensor in the file's dtype.
         tensor: its name in the file.
     """
     largest, remedy = _largest(kept), "fetch the file again, or train anew"
@@ -45,13 +45,13 @@ def refuse_impossible(kept: torch.Tensor, value: torch.Tensor, file: Path, tenso
 
 
 def refuse_impossible_scales(scales: torch.Tensor, file: Path, tensor: str) -> None:
-    """Raise UserError where a block of an fp8 matrix would be wiped out, or change its sign."""
+    """Raise UserError if a scale of an fp8 matrix is not positive: its block would become zero or change its sign."""
     if bool((scales <= 0).any()):
         raise UserError(f"{file}: {tensor} has scales that are not above 0; fetch the file again")
 
 
 def _largest(tensor: torch.Tensor) -> float:
-    """Return the largest size of a value, in e4m3 its bits; infinity where one is NaN, 0 of nothing to look at."""
+    """Return the largest absolute value, or the bits of it in e4m3: infinity if a value is NaN, 0 if there is none."""
     if not tensor.is_floating_point() or tensor.numel() == 0:
         return 0.0
     if tensor.dtype is torch.float8_e4m3fn:  # it has NaN and no infinity, and nothing above 448

@@ -1,9 +1,9 @@
-"""Says which quantized checkpoints are read, and which layers can be fp8, without torch: fp8 with a scale for each
-block, as DeepSeek-V3 has it.
+"""Says which quantized checkpoints are read, and which layers can be fp8. Imports no torch.
 
-A matrix `X.weight` of float8_e4m3fn has its scales in `X.weight_scale_inv`, which despite the name are multiplied with
-(README_WEIGHTS.md of DeepSeek-V3). Blocks at the lower and the right edge may be cut off: a matrix of 576 rows has 4.5
-blocks of 128. The size of a block therefore comes from config.json, and not from the shapes.
+Only fp8 with a scale for each block is read, as in DeepSeek-V3. A matrix `X.weight` of float8_e4m3fn has its scales in
+`X.weight_scale_inv`. Despite that name, values are multiplied by them (README_WEIGHTS.md of DeepSeek-V3). Blocks at the
+lower and right edges may be incomplete: a matrix of 576 rows has 4.5 blocks of 128. So the block size comes from
+config.json, not from the shapes.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ Block = tuple[int, int]
 
 
 def read_block(config: Mapping[str, Any], source: str) -> Block | None:
-    """Read the size of a checkpoint's blocks from its config.json; None where nothing is quantized.
+    """Read the size of a checkpoint's blocks from its config.json; None if nothing is quantized.
 
     Raises:
-        UserError: it is quantized in another way.
+        UserError: the checkpoint is quantized in another way.
     """
     options = ConfigFields(config, source).object("quantization_config")
     if not options:
@@ -46,7 +46,7 @@ def read_block(config: Mapping[str, Any], source: str) -> Block | None:
 
 
 def problem_of_fp8(model: ModelConfig) -> str | None:
-    """Name the kind of layer that `target.weight_dtype=fp8` knows no products of; None where it knows all."""
+    """Return the kind of layer that `target.weight_dtype=fp8` does not support; None if it supports all layers."""
     kinds = {
         "layers of Gemma 4": model.gemma4 is not None,
         "layers of experts": any(plan.experts is not None for plan in model.layers),
@@ -57,5 +57,5 @@ def problem_of_fp8(model: ModelConfig) -> str | None:
 
 
 def scales_shape(shape: tuple[int, ...], block: Block) -> tuple[int, ...]:
-    """Return how many blocks a matrix has in each direction, begun ones included."""
+    """Return how many blocks a matrix has in each direction, including incomplete ones."""
     return tuple(-(-length // size) for length, size in zip(shape, block, strict=True))

@@ -1,4 +1,5 @@
-"""Block drafters of random weights, for studies of speed: a body of the target's width, for a target of any family."""
+"""Block drafters with random weights, for studies of speed, for targets of any family. The body is as wide as the
+target."""
 
 from __future__ import annotations
 
@@ -27,11 +28,11 @@ LARGEST_HEAD_DIM = 128
 
 @dataclass(frozen=True, slots=True)
 class BlockParts:
-    """The parts that a block drafter is put together from, where no checkpoint says them.
+    """The parts of a block drafter that has no checkpoint.
 
     Attributes:
         rank: width of the head's factors.
-        topk: tokens that a head with candidates scores in each slot.
+        topk: number of tokens that a head with candidates scores in each slot.
     """
 
     head: HeadKind = HeadKind.none
@@ -58,7 +59,7 @@ class BlockParts:
 
 
 def random_block_config(target: ModelConfig, parts: BlockParts) -> BlockConfig:
-    """Make the config of a body of plain layers as wide as the target, which sees every key."""
+    """Return the config of a drafter whose body has plain layers of full attention, as wide as the target's."""
     group = next(size for size in (16, 8, 4, 2, 1) if target.hidden_size % size == 0)
     reads = target.hidden_size + (parts.rank if parts.head == HeadKind.markov else 0)
     layers = (_plain_layer(target),) * parts.num_layers
@@ -79,7 +80,7 @@ def random_block_config(target: ModelConfig, parts: BlockParts) -> BlockConfig:
 
 
 def _plain_layer(target: ModelConfig) -> LayerPlan:
-    """Return a layer of Qwen3 with heads like the target's, where those are a plain layer's."""
+    """Return a layer of Qwen3, with the target's head sizes if a plain layer can have them."""
     first = next((plan for plan in target.layers if plan.delta_net is None), target.layers[0])
     num_heads, num_kv_heads, head_dim = first.num_heads, first.num_kv_heads, first.head_dim
     if first.latent is not None or first.delta_net is not None:
@@ -99,6 +100,6 @@ def _plain_layer(target: ModelConfig) -> LayerPlan:
 def random_block(
     target: ModelConfig, parts: BlockParts, dtype: torch.dtype, device: torch.device, seed: int
 ) -> tuple[BlockConfig, dict[str, torch.Tensor]]:
-    """Make a block drafter of random weights, which drafts with the target's embedding and head."""
+    """Make a block drafter with random weights, which drafts with the target's embedding and head."""
     config = random_block_config(target, parts)
     return config, random_tensors(block_tensor_shapes(config), dtype, device, seed)

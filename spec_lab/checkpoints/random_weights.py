@@ -1,4 +1,4 @@
-"""Weights nobody trained, for studies of speed: made on the device in seconds, from a seed."""
+"""Random weights for studies of speed, made on the device in seconds from a seed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from spec_lab.core.errors import UserError
 from spec_lab.core.types import NormSide
 
 SCALE = 0.02
-# Weights of norms, and what Gemma 4 multiplies streams and experts by.
+# Weights of norms, and the factors by which Gemma 4 multiplies layer outputs and experts.
 ONES = ("norm.weight", "norm_1.weight", "norm_2.weight", "layer_scalar", "router.scale", "router.per_expert_scale")
 
 
@@ -33,8 +33,8 @@ def random_tensors(
 ) -> dict[str, torch.Tensor]:
     """Make a tensor for each name: ones for the weights of norms, zeros for biases, else normal with deviation `SCALE`.
 
-    Every process draws all of a tensor and keeps its part, so that the model is the same however many there are.
-    `in_float32` says of a name whether its family keeps it so, whatever `dtype` is.
+    Every process draws whole tensors and keeps its part, so that the model does not depend on the number of processes.
+    `in_float32` returns whether the tensor of a name is float32 whatever `dtype` is.
     """
     generator = torch.Generator(device).manual_seed(seed)
     tensors = {}
@@ -51,7 +51,7 @@ def random_tensors(
 
 
 def random_eagle3_config(target: ModelConfig, draft_vocab_size: int | None) -> Eagle3Config:
-    """Make the config of a head of one Llama layer as wide as the target's, with the target's embedding."""
+    """Return the config of a head with one Llama layer as wide as the target's, and the target's embedding."""
     first = target.layers[0]
     plan = replace(
         first,
@@ -76,7 +76,7 @@ def random_eagle3_config(target: ModelConfig, draft_vocab_size: int | None) -> E
 def random_eagle3(
     target: ModelConfig, draft_vocab_size: int | None, dtype: torch.dtype, device: torch.device, seed: int
 ) -> tuple[Eagle3Config, dict[str, torch.Tensor]]:
-    """Make a head of random weights, that drafts every so-and-so-manyth id of its vocabulary."""
+    """Make a head with random weights. The ids of its draft vocabulary are evenly spaced in the target's."""
     head = random_eagle3_config(target, draft_vocab_size)
     shapes = eagle3_tensor_shapes(head)
     del shapes["embed_tokens.weight"]  # the target's serves
@@ -90,7 +90,7 @@ def random_eagle3(
 def random_p_eagle(
     target: ModelConfig, num_layers: int, dtype: torch.dtype, device: torch.device, seed: int
 ) -> tuple[Eagle3Config, dict[str, torch.Tensor]]:
-    """Make a P-EAGLE head of random weights, whose layers are all like the first."""
+    """Make a P-EAGLE head with random weights. Further layers have the sizes of the first."""
     first = random_eagle3_config(target, None)
     layers = first.layer.layers * (num_layers - 1)
     head = replace(first, more_layers=layers, mask_token_id=target.vocab_size - 1)
@@ -102,10 +102,11 @@ def random_p_eagle(
 def random_mtp(
     target: ModelConfig, num_modules: int, dtype: torch.dtype, device: torch.device, seed: int
 ) -> tuple[MtpConfig, list[dict[str, torch.Tensor]]]:
-    """Make modules of random weights: a layer as the target's last one with attention, which sees every key.
+    """Make modules with random weights. Their layer has the sizes of the target's last attention layer, without a
+    window.
 
     Raises:
-        UserError: a Gemma 4 target, whose layers are no module's.
+        UserError: a Gemma 4 target, since modules have no layers like its own.
     """
     if target.gemma4 is not None:
         raise UserError("drafter.weights=random: no MTP module belongs to a Gemma 4 target; use drafter=frozen_kv")
@@ -119,7 +120,8 @@ def random_mtp(
 def random_assistant(
     config: AssistantConfig, dtype: torch.dtype, device: torch.device, seed: int
 ) -> dict[str, torch.Tensor]:
-    """Make an assistant of random weights; where its head has clusters, each has every so-and-so-manyth token."""
+    """Make an assistant with random weights. If its head has C clusters, cluster c has the tokens c, c + C, c + 2C, and
+    so on."""
     tensors = random_tensors(assistant_tensor_shapes(config), dtype, device, seed)
     if config.centroids is not None:
         tokens = torch.arange(config.target.vocab_size, device=device)

@@ -1,4 +1,4 @@
-"""Shares of tensors: a process reads all of each, or a part where several processes share a target."""
+"""Which part of each tensor a process reads: all of it, or a share if several processes split a target."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ import torch
 from spec_lab.checkpoints.plan import LayerPlan
 
 Part = tuple[slice, ...]
-"""It says which rows, or rows and columns, of a tensor are kept."""
+"""The rows, or rows and columns, of a tensor that are kept."""
 
 
 class Slices(Protocol):
     """Says which share of a decoder one process reads."""
 
     def share(self, plan: LayerPlan) -> LayerPlan:
-        """Return the sizes that this process's share of a layer has, its KV cache among them."""
+        """Return the plan of this process's share of a layer, from which its KV cache follows too."""
         ...
 
     def part(self, name: str, shape: tuple[int, ...]) -> Part | None:
-        """Return the share of the tensor that a checkpoint calls `name`; None where every process has all of it."""
+        """Return the part of the tensor that a checkpoint calls `name`; None if every process has all of it."""
         ...
 
 
 class WholeTensors:
-    """Reads every tensor as it stands."""
+    """Keeps the whole of every tensor."""
 
     def share(self, plan: LayerPlan) -> LayerPlan:
         return plan
@@ -38,6 +38,6 @@ WHOLE_TENSORS = WholeTensors()
 
 
 def kept_part(slices: Slices, name: str, tensor: torch.Tensor) -> torch.Tensor:
-    """Return the share of a tensor that is in memory as a whole; a copy where it is a part, so that the rest can go."""
+    """Return this process's part of a whole tensor. A true part is copied, so that the whole can be freed."""
     part = slices.part(name, tuple(tensor.shape))
     return tensor if part is None else tensor[part].clone(memory_format=torch.contiguous_format)

@@ -1,7 +1,7 @@
-"""Which hidden states of a target a head reads, and the four spellings of that which checkpoints use.
+"""Taps: the hidden states of a target that a head reads, and the four ways in which checkpoints count them.
 
-The same number means another layer in another project, and a wrong guess costs acceptance without any error. So inside
-the lab a tap is named by the decoder layer whose output it is, and each spelling has a converter both ways.
+The same number means different layers in different projects, and a wrong guess lowers acceptance without an error. So
+the lab names a tap by the decoder layer whose output it is, and converts it from and to each project's numbers.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, order=True)
 class Tap:
-    """The output of a decoder layer, counted from 0; -1 is what enters layer 0."""
+    """The output of a decoder layer, counted from 0; -1 is the input of layer 0."""
 
     decoder_layer_output: int
 
     @property
     def layer_input(self) -> int:
-        """The layer that this enters, as `FeatureSpec.layer_inputs` counts."""
+        """The layer whose input this is, as `FeatureSpec.layer_inputs` counts."""
         return self.decoder_layer_output + 1
 
 
 @dataclass(frozen=True, slots=True)
 class TapSpelling:
-    """How a project counts: its number is the layer's output plus `offset`."""
+    """How a project counts: its number of a tap is `decoder_layer_output + offset`."""
 
     offset: int
 
@@ -41,11 +41,10 @@ SPELLINGS: Mapping[str, TapSpelling] = {
     "sglang": TapSpelling(0),
     "modelopt": TapSpelling(0),
 }
-"""By who uses them: DFlash, SpecForge and DeepSpec count outputs; speculators and vLLM count transformers'
-`hidden_states`, of which 0 is the embedding; SGLang adds 1 to what stands inside `eagle_config`; ModelOpt counts
-outputs."""
+"""Who counts how. DFlash, SpecForge, DeepSpec and ModelOpt number layer outputs. speculators and vLLM number
+transformers' `hidden_states`, of which 0 is the embedding. SGLang numbers layer outputs inside `eagle_config`."""
 
 
 def taps_of_inputs(layer_inputs: Iterable[int]) -> tuple[Tap, ...]:
-    """Return the taps that enter these layers."""
+    """Return the taps that are the inputs of these layers."""
     return tuple(Tap(layer - 1) for layer in layer_inputs)

@@ -10,7 +10,7 @@ from spec_lab.checkpoints.plan import LayerPlan
 
 
 def decoder_tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Name and shapes of a whole decoder in the Hugging Face layout; no `lm_head.weight` where it is tied."""
+    """Return the names and shapes of a decoder's tensors as Hugging Face has them, without a tied `lm_head.weight`."""
     hidden = config.hidden_size
     shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (config.vocab_size, hidden)}
     for index, plan in enumerate(config.layers):
@@ -23,7 +23,8 @@ def decoder_tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 
 def layer_tensor_shapes(plan: LayerPlan, hidden_size: int, attention_input_size: int) -> dict[str, tuple[int, ...]]:
-    """Name and shapes of one layer, without prefix. An EAGLE-3 head's attention reads 2 * hidden_size channels."""
+    """Return the names and shapes of one layer's tensors, without prefix. An EAGLE-3 head's attention reads
+    2 * hidden_size channels."""
     return {
         "input_layernorm.weight": (hidden_size,),
         "post_attention_layernorm.weight": (hidden_size,),

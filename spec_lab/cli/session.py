@@ -171,7 +171,7 @@ def check_came_to_jobs(num_jobs: int, arguments: Sequence[str]) -> None:
     """Raise UserError if `arguments` made no job at all."""
     if num_jobs == 0 and not any(flag in FLAGS_THAT_SHOW for flag in arguments):
         sweeps = [text for text in arguments if text.endswith(")")]
-        raise UserError(f"{' '.join(sweeps) or 'the sweep'} comes to no job; give every key at least one value")
+        raise UserError(f"{' '.join(sweeps) or 'the sweep'} selects no job; give every key at least one value")
 
 
 @contextmanager

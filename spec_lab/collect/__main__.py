@@ -1,4 +1,4 @@
-"""`python -m spec_lab.collect`: the hidden states that a drafter learns on, in safetensors files.
+"""`python -m spec_lab.collect`: writes the hidden states that a drafter is trained on to safetensors files.
 
 python -m spec_lab.collect target=hf target.path=DIR texts=FOLDER output_dir=DIR
 """
@@ -26,13 +26,13 @@ spec_lab.collect: writes a target's hidden states over texts, for a drafter that
   python -m spec_lab.collect target=hf target.path=DIR texts=FOLDER output_dir=DIR
   python -m spec_lab.collect target=smollm2_135m texts=FOLDER output_dir=DIR layers=[1,14,26]
 
-It says first what a token takes. The same command goes on where it was ended.
+It first prints the bytes of a token. The same command continues after an interruption.
 
 """
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Do what `arguments` (default: those of the process) say and return the exit code."""
+    """Run the command with `arguments` (default: those of the process), and return the exit code."""
     arguments = sys.argv[1:] if arguments is None else arguments
     return guarded(lambda: _run(arguments), interrupted="interrupted; the same command goes on from here")
 
@@ -53,7 +53,7 @@ def parse(arguments: Sequence[str]) -> tuple[CollectConfig, Path]:
     """Return the settings and the checkpoint.
 
     Raises:
-        UserError: a word is unknown, a value is of another type or out of bounds, or something is not there.
+        UserError: a word is unknown, a value has another type or is out of bounds, or a file or folder is missing.
     """
     from spec_lab.program.words import read_words
 
@@ -69,10 +69,10 @@ def parse(arguments: Sequence[str]) -> tuple[CollectConfig, Path]:
 
 
 def _checkpoint(target: str, at: str | None) -> Path:
-    """Return the target's checkpoint.
+    """Return the path of the target's checkpoint.
 
     Raises:
-        UserError: it is not there.
+        UserError: it does not exist.
     """
     from spec_lab.train.frozen_paths import checkpoint_path, needs_a_path, package_is_here, packaged_path
     from spec_lab.train.target_config import HfTarget, SmolLm2Target

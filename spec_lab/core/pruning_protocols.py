@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class Drop(Enum):
     """Where a layer drops unread rows, after its KV write.
 
-    A step that only writes KV leaves them out, except with NOWHERE.
+    In a drafter that only writes KV in its catch-up step, rejected rows are not even written, except with NOWHERE.
     """
 
     NOWHERE = auto()
@@ -60,8 +60,8 @@ class CatchupPruning(Protocol):
     needs_prewrite: ClassVar[bool]
 
     def selection(self, live_rows: torch.Tensor, live_attention: AttentionMetadata) -> RowSelection:
-        """Select rows. `live_rows` [batch] are flat row indices; `live_attention` has one query for each, at the
-        trimmed length."""
+        """Select rows. `live_rows` [batch] are flat row indices. `live_attention` has one query for each, whose keys
+        end at the live row."""
         ...
 
     def num_computed(self, live_lens: Sequence[int], num_rows: int) -> int:

@@ -45,12 +45,12 @@ def refuse_unless_they_meet() -> None:
         value = os.environ.get(name, "")
         if not value.isdecimal() or int(value) > most:
             raise UserError(
-                f"{name}={value} is none of 0 to {most}, and WORLD_SIZE={own.size} processes meet by it; start them "
+                f"{name}={value} must be from 0 to {most} for WORLD_SIZE={own.size} processes to connect; start them "
                 "with torchrun, or unset WORLD_SIZE for one"
             )
     if not os.environ.get("MASTER_ADDR"):
         raise UserError(
-            "MASTER_ADDR is not set, by which processes meet; start them with torchrun, or unset WORLD_SIZE"
+            "MASTER_ADDR, by which processes connect, is not set; start them with torchrun, or unset WORLD_SIZE"
         )
 
 

@@ -1,1 +1,1 @@
-"""The text the pocket model is trained and evaluated on, generated here or taken from the standard library."""
+"""The text on which the pocket model is trained and evaluated, generated or taken from Python's standard library."""

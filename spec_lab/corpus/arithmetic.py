@@ -1,4 +1,4 @@
-"""Stories of a stock that grows and shrinks; of a long one, the thinking takes the first events two at a time."""
+"""Stories of an amount that grows and shrinks. In a long story, the thinking takes the first events two at a time."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class ArithmeticTask:
-    """A story of one amount that changes; its end is asked for."""
+    """A story of an amount that changes. The question is the final amount."""
 
     thing: str
     start: int
@@ -88,7 +88,8 @@ class ArithmeticTask:
         return " ".join([opening, *events, closing])
 
     def _groups(self) -> list[tuple[Event, ...]]:
-        """Group the events by spoken result: pairs first, so that there are no more than `most_results` groups."""
+        """Group the events, so that the thinking states a result for each group. The first groups are pairs, so that
+        there are at most `most_results` groups."""
         num_pairs = max(0, len(self.events) - self.most_results)
         pairs = [self.events[2 * index : 2 * index + 2] for index in range(num_pairs)]
         return pairs + [(event,) for event in self.events[2 * num_pairs :]]
@@ -112,7 +113,7 @@ class ArithmeticTask:
 
 
 def draw_arithmetic(random: Random, difficulty: Difficulty) -> ArithmeticTask:
-    """Draw a story whose amount stays whole and in bounds."""
+    """Draw a story whose amount stays a whole number within bounds."""
     knobs = difficulty.arithmetic
     start = draw_between(random, (12, 99))
     events: list[Event] = []

@@ -1,4 +1,4 @@
-"""The corpus by category: endless, deterministic, and split by construction."""
+"""Endless, deterministic examples of each category, in a train and an eval split that share no problem."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ CATEGORIES: tuple[str, ...] = CHECKABLE_CATEGORIES + NATURAL_CATEGORIES
 def generate(category: str, split: Split, seed: int, difficulty: Difficulty = DEFAULT_DIFFICULTY) -> Iterator[Example]:
     """Yield examples of `category` without end. Raises ValueError for a category that does not exist.
 
-    A checkable problem belongs to the split that its key hashes to, whatever the seed, wording or difficulty.
+    The hash of a checkable problem's key decides its split, whatever the seed, wording or difficulty.
     """
     if category not in CATEGORIES:
         raise ValueError(f"category={category!r} is not one of {', '.join(CATEGORIES)}")

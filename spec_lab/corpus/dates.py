@@ -1,4 +1,4 @@
-"""A day that is moved forth and back: which weekday and date does it end on?"""
+"""A date that is moved later and then earlier. The question is the final weekday and date."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _spell(day: date) -> str:
 
 @dataclass(frozen=True, slots=True)
 class DatesTask:
-    """A date that is moved on by `later_by` days and back by `earlier_by`; the day it comes to is asked for."""
+    """A date that is moved `later_by` days later and then `earlier_by` days earlier. The question is the final day."""
 
     event: str
     start: date
@@ -92,7 +92,8 @@ class DatesTask:
         return [net, *later_steps]
 
     def _count_days(self, say: Phraser) -> str:
-        """Return the day of the month with the shift added, then less the length of each month that it runs past."""
+        """Return the step that adds the shift to the day of the month, and then subtracts the length of each month that
+        it passes."""
         shift = (self.end - self.start).days
         year, month, day = self.start.year, self.start.month, self.start.day + shift
         told = say.say(

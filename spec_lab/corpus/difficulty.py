@@ -1,7 +1,7 @@
-"""Every knob that makes the corpus harder or easier, in one place.
+"""The knobs that make the corpus harder or easier.
 
-Two things are turned separately: how much of the work the model does in its head (accuracy falls), and how much free
-prose stands between the steps (uncertain rows rise, acceptance length falls).
+They set two things separately. More unwritten work lowers accuracy. More free prose between the steps gives more
+uncertain rows, and so a lower acceptance length.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Prose:
-    """Text around the work. Ranges are inclusive and drawn evenly."""
+    """Text around the solution. Ranges are inclusive and drawn uniformly."""
 
     num_scene_facts: tuple[int, int] = (2, 3)  # sentences of the prompt that state the scene
     num_remarks: tuple[int, int] = (0, 2)  # sentences of the thinking drawn from the grammar
@@ -21,18 +21,18 @@ class Prose:
 
 @dataclass(frozen=True, slots=True)
 class Arithmetic:
-    """Sets how long the stories are, and how large their numbers."""
+    """The length of the stories, and the size of their numbers."""
 
     num_events: tuple[int, int] = (3, 5)
-    most_results: int = 3  # of a longer story, some results cover two events: the first of them is done in the head
-    largest_step: int = 89  # of what is added or taken away
+    most_results: int = 3  # in a longer story, some results cover two events, and the first one's is not written
+    largest_step: int = 89  # the largest number that is added or subtracted
     largest_factor: int = 12
     largest_amount: int = 999
 
 
 @dataclass(frozen=True, slots=True)
 class Lists:
-    """Sets how long the lists are, and how much is done to them."""
+    """The length of the lists, and the number of operations on them."""
 
     length: tuple[int, int] = (5, 6)  # 5 or more: three operations may drop one each, and two must remain
     num_operations: tuple[int, int] = (2, 3)
@@ -41,7 +41,7 @@ class Lists:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """Sets how often the loop turns, and how large its numbers are."""
+    """The number of iterations of the loop, and the size of its numbers."""
 
     num_rounds: tuple[int, int] = (2, 2)
     largest_start: int = 12
@@ -51,16 +51,16 @@ class Trace:
 
 @dataclass(frozen=True, slots=True)
 class Dates:
-    """Sets which years dates lie in, and how far they are moved."""
+    """The years of the dates, and how far they are moved."""
 
     years: tuple[int, int] = (1990, 2039)
-    later_by: tuple[int, int] = (25, 60)  # days; more than is taken back, so that the day moves on
+    later_by: tuple[int, int] = (25, 60)  # days; more than `earlier_by`, so that the date ends up later
     earlier_by: tuple[int, int] = (2, 20)
 
 
 @dataclass(frozen=True, slots=True)
 class Units:
-    """Sets how many units a quantity is given in, and how large its numbers are."""
+    """The number of units of a quantity, and the size of its numbers."""
 
     largest_quantity: int = 12
     largest_factor: int = 19
@@ -69,7 +69,7 @@ class Units:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """Sets how many stand in line, and how often a clue is told the other way round."""
+    """The number of people in the line, and how often a clue is told in reverse."""
 
     num_people: tuple[int, int] = (5, 6)
     turned_clue_probability: float = 0.4
@@ -77,7 +77,7 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Lookup:
-    """Sets how many rows a table has, and how large its numbers are."""
+    """The number of rows of a table, and the size of its numbers."""
 
     num_rows: tuple[int, int] = (3, 5)
     largest_number: int = 89
@@ -85,7 +85,7 @@ class Lookup:
 
 @dataclass(frozen=True, slots=True)
 class Difficulty:
-    """The knobs of every checkable category. `lists` is kept plain on purpose: it is the easy end of the scale."""
+    """The knobs of every checkable category. `lists` is meant to be the easiest one."""
 
     prose: Prose = Prose()
     lists_prose: Prose = Prose(num_scene_facts=(0, 1), num_remarks=(0, 1), note_probability=0.0)

@@ -1,4 +1,4 @@
-"""One piece of text the pocket model is trained or evaluated on, and how it is written out for the tokenizer."""
+"""An example on which the pocket model is trained or evaluated, and its form as text for the tokenizer."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CHAT_TEMPLATE = (
     "{% endfor %}"
     f"{{% if add_generation_prompt %}}{{{{ '{ASSISTANT}\\n' }}}}{{% endif %}}"
 )
-"""The shipped targets' files write a conversation so; `render_conversation` leaves earlier thinking out besides."""
+"""The chat template in the shipped targets' files. `render_conversation` also removes earlier thinking."""
 
 ANSWER_MARKER = "Answer:"
 
@@ -30,10 +30,10 @@ Form = Literal["chat", "continue"]
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A prompt with what should follow it.
+    """A prompt and the text that should follow it.
 
-    A `chat` example has one user turn and one assistant turn that thinks before it answers. A `continue` example is raw
-    text cut in two: `answer` is the text after `prompt`, and `thinking` is empty.
+    A `chat` example has one user turn, and one assistant turn with thinking before the answer. A `continue` example is
+    raw text that is cut in two: `answer` is the text after `prompt`, and `thinking` is empty.
     """
 
     category: str
@@ -44,14 +44,15 @@ class Example:
 
 
 def render_prompt(form: Form, prompt: str) -> str:
-    """Return the text a model is given; in a chat it ends where the assistant's turn begins, before `<think>`."""
+    """Return the text of a prompt. A chat's prompt ends where the assistant's turn begins, before `<think>`."""
     if form == "continue":
         return f"{END_OF_TEXT}{prompt}"
     return render_conversation([prompt])
 
 
 def render_conversation(texts: Sequence[str]) -> str:
-    """Return a chat of the turns of user and assistant, the user's first and last; earlier thinking is left out."""
+    """Return the text of a chat, without earlier thinking. Turns alternate between user and assistant, and the first
+    and the last are the user's."""
     turns = [
         f"{ASSISTANT}\n{text.rpartition(THINK_END)[2].lstrip()}" if index % 2 else f"{USER}\n{text}"
         for index, text in enumerate(texts)
@@ -60,7 +61,7 @@ def render_conversation(texts: Sequence[str]) -> str:
 
 
 def render_example(example: Example) -> str:
-    """Return the prompt and what the model is trained to write after it."""
+    """Return the prompt and the text that the model is trained to write after it."""
     prompt = render_prompt(example.form, example.prompt)
     if example.form == "continue":
         return f"{prompt}{example.answer}"

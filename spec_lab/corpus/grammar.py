@@ -1,6 +1,6 @@
-"""The wordings: short common words, five to a dozen with equal chances wherever a speaker has a choice.
+"""The alternative wordings: at each choice, five to twelve short common words with equal probability.
 
-A rare long word is several tokens of which only the first is uncertain, so the alternatives are plain and short.
+They are short since a rare long word has several tokens, of which only the first is uncertain.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ RULES = compile_rules(
     }
 )
 
-# Every remark is about what the prompt stated: so a greedy thought follows its own prompt, instead of saying the most
-# likely sentence of the corpus again and again (it did, when nouns and adjectives were drawn freely).
+# Remarks only use facts in the prompt, so that greedy thinking depends on its own prompt. When nouns and adjectives
+# were drawn freely, it repeated the most likely sentence of the corpus.
 REMARKS = (
     "the {item} {is} {look}[| {again}]",
     "the {other_item} {is} {other_look}[ but not {look}| and not {look}|, i {think}|]",

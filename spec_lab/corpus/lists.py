@@ -1,4 +1,4 @@
-"""Lists of numbers changed step by step; every list is written out, so this is the regular, easy category."""
+"""Lists of numbers that are changed step by step. This is the easy category, since every list is written out."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ OPERATIONS: dict[str, Callable[[Numbers], Numbers]] = {
     "add 7 to each": lambda numbers: tuple(number + 7 for number in numbers),
     "double each": lambda numbers: tuple(2 * number for number in numbers),
 }
-# What is asked, and the one or two numbers that it takes from the list.
+# Each question, and the function that takes its one or two numbers from the list.
 PICKS: dict[str, Callable[[Numbers], Numbers]] = {
     "the second number": lambda numbers: numbers[1:2],
     "the last number": lambda numbers: numbers[-1:],
@@ -47,7 +47,7 @@ def _spell(numbers: Numbers) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ListsTask:
-    """Operations on a list, one after another; one element of what is left is asked for."""
+    """Successive operations on a list. The question is about one or two elements of the result."""
 
     numbers: Numbers
     operations: tuple[str, ...]
@@ -91,7 +91,7 @@ class ListsTask:
 
 
 def draw_lists(random: Random, difficulty: Difficulty) -> ListsTask:
-    """Draw different numbers, different operations on them, and which element is asked for."""
+    """Draw different numbers, different operations on them, and the question."""
     knobs = difficulty.lists
     length = draw_between(random, knobs.length)
     numbers = tuple(random.sample(range(2, knobs.largest_element), length))

@@ -1,4 +1,4 @@
-"""Look-up in a table of the prompt: two rows are found by different columns, and their numbers combined."""
+"""Looking up two rows of a table in the prompt by different columns, and combining their numbers."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     "colour": ("red", "blue", "green", "black", "white", "brown", "pink", "grey", "gold", "orange"),
     "animal": ("lion", "bear", "wolf", "fox", "owl", "frog", "bee", "deer", "seal", "goose"),
 }
-# A row is never asked for by its animal: then the price would not follow the last cell that the thinking reads out,
-# and a small model loses the row (46 % right in a trial).
+# No question names a row by its animal, since the price would then not follow the last cell that the thinking reads. A
+# small model loses the row there (46 % right in a trial).
 ASKED_COLUMNS = ("name", "colour")
 COMBINATIONS = ("sum", "difference", "double the first less the second")
 
@@ -36,7 +36,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class LookupTask:
-    """`picks` are (index of a row, column it is named by)."""
+    """A table and a question. `picks` has for each asked row its index, and the column by which it is named."""
 
     rows: tuple[Row, ...]
     picks: tuple[tuple[int, str], tuple[int, str]]
@@ -100,7 +100,7 @@ class LookupTask:
 
 
 def draw_lookup(random: Random, difficulty: Difficulty) -> LookupTask:
-    """Draw a table, and two of its rows with how their prices are combined, to no negative number."""
+    """Draw a table, two of its rows, and how their prices are combined. The result is never negative."""
     knobs = difficulty.lookup
     num_rows = draw_between(random, knobs.num_rows)
     names, colours, animals = (random.sample(values, num_rows) for values in COLUMNS.values())

@@ -1,8 +1,8 @@
-"""Natural text that every machine with Python has: the standard library's source, and the prose inside it.
+"""Natural text from Python's standard library: its source code, and the prose in it.
 
-A file goes to one split by its path, shared by Python 3.11 and 3.12, and its docstrings and comments go with it. So the
-eval prompts made on one version stay out of the training text of the other; `workloads.make_prompts` checks long
-windows too.
+A file's path decides its split, also that of its docstrings and comments. Paths are the same in Python 3.11 and 3.12,
+so the eval prompts of one version are not in the training text of the other. `workloads.make_prompts` also checks that
+they share no long window.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 
 from spec_lab.corpus.split import FILES_PER_EVAL_FILE, Split, split_of
 
-# Tests, bundled or third-party code, tables of characters, and what Python 3.12 no longer has.
+# Tests, bundled or third-party code, tables of characters, and modules that Python 3.12 no longer has.
 _SKIPPED_FOLDERS = frozenset(
     [
         "test",
@@ -81,7 +81,7 @@ def code_documents(split: Split) -> tuple[str, ...]:
 
 @lru_cache(maxsize=2)
 def prose_documents(split: Split) -> tuple[str, ...]:
-    """Return the prose of each file of the split, help topics, and the licence."""
+    """Return the prose of the split: that of each file, help topics, and the licence."""
     documents = [
         prose
         for name, source in _sources()
@@ -94,7 +94,7 @@ def prose_documents(split: Split) -> tuple[str, ...]:
 
 
 def _standalone_texts() -> Iterator[tuple[str, str]]:
-    """Yield (key, text) of prose that is not part of a source file; what a machine lacks is left out."""
+    """Yield (key, text) of prose outside source files. Texts that this machine does not have are left out."""
     root = _library()
     licence = root / "LICENSE.txt"
     if licence.exists():
@@ -108,7 +108,7 @@ def _standalone_texts() -> Iterator[tuple[str, str]]:
 
 
 def _prose_of(source: str) -> str:
-    """Return docstrings and blocks of comments of a file, unindented, a blank line between them."""
+    """Return the docstrings and comment blocks of a file, unindented, with a blank line between them."""
     try:
         tree = ast.parse(source)
     except SyntaxError:  # a template among the sources, not a module
@@ -144,7 +144,7 @@ def _is_prose(piece: str) -> bool:
 
 @lru_cache(maxsize=2)
 def prose_sentences(split: Split) -> tuple[str, ...]:
-    """Return plain sentences of the split's prose, without quotes, code or numbers, each once."""
+    """Return the different plain sentences of the split's prose, without those that have quotes, code or numbers."""
     shortest, longest = _SENTENCE_CHARACTERS
     pattern = re.compile(r"(?:(?<=[.] )|(?<=\n\n)|^)([A-Z][a-z]*(?:,? [A-Za-z][a-z'-]*){4,})[.:;](?=\s)")
     found: dict[str, None] = {}
@@ -157,6 +157,6 @@ def prose_sentences(split: Split) -> tuple[str, ...]:
 
 
 def natural_text(split: Split) -> Iterator[str]:
-    """Yield whole documents for pre-training: every source file, then every piece of prose. Prose occurs in both."""
+    """Yield whole documents for pre-training: every source file, then all prose, which is thus there twice."""
     yield from code_documents(split)
     yield from prose_documents(split)

@@ -1,4 +1,4 @@
-"""Examples of the categories `code` and `prose`: a document cut at a natural place, to be continued."""
+"""Examples of the categories `code` and `prose`: a document that is cut, to be continued."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ CONTINUATION_CHARACTERS = 480
 
 
 def draw_natural_example(category: str, split: Split, random: Random) -> Example:
-    """Draw a stretch of a random document of the split; a document is drawn as often as its length says."""
+    """Draw a passage of a random document of the split. Documents are drawn in proportion to their length."""
     documents = code_documents(split) if category == "code" else prose_documents(split)
     separator = "\n" if category == "code" else " "
     shortest, longest = PROMPT_CHARACTERS
     while True:
         (document,) = random.choices(documents, weights=_lengths(documents))
-        # A prompt opens at the start of a line and is cut behind a line (code) or a word (prose).
+        # A prompt begins at the start of a line, and ends after a line (code) or a word (prose).
         start = document.rfind("\n", 0, random.randrange(len(document))) + 1
         cut = document.rfind(separator, start, start + random.randint(shortest, longest)) + (category == "code")
         prompt, continuation = document[start:cut], document[cut : cut + CONTINUATION_CHARACTERS]
@@ -32,6 +32,6 @@ def _lengths(documents: tuple[str, ...]) -> list[int]:
 
 
 def _is_plain(text: str) -> bool:
-    """Tell whether the text is mostly words: no tables, rulers or dumps of numbers."""
+    """Return whether the text is mostly words rather than tables, rulers or numbers."""
     letters = sum(character.isalpha() or character.isspace() for character in text)
     return text.isascii() and letters >= 0.7 * len(text) and bool(text.strip())

@@ -1,4 +1,4 @@
-"""Ordering puzzles: neighbours of a line in shuffled clues; who stands at a given place?"""
+"""Ordering puzzles: shuffled clues about neighbours in a line. The question is who is at a given place."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ PLACES = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh")
 
 @dataclass(frozen=True, slots=True)
 class OrderTask:
-    """`clues` are places i of neighbours (i, i + 1), in the order told; `turned` ones are told from behind."""
+    """A line of people, and clues about neighbours in it. `clues[j]` is the place i if clue j is about the people at
+    places i and i + 1, and `turned[j]` says whether it is told in reverse."""
 
     people: tuple[str, ...]
     relation: str

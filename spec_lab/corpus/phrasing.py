@@ -1,7 +1,7 @@
-"""A small grammar language: one template stands for many wordings, each drawn with the same chance.
+"""A small language of templates, each of which has many wordings.
 
-`[a|b|c]` is one of its alternatives (they nest, and may be empty), `{slot}` is a value given with the call, else a fact
-of the scene, else a rule of the grammar, which is expanded in turn.
+`[a|b|c]` is one of its alternatives, with equal probability; they may be nested, or empty. `{slot}` is a value given
+with the call, else a fact of the scene, else a rule of the grammar, which is expanded in turn.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from random import Random
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """`{name}`: filled in when the template is said."""
+    """`{name}`, which is filled in when the template is used."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Alternatives:
-    """`[a|b]`: one alternative is drawn when the template is said."""
+    """`[a|b]`, of which one alternative is drawn when the template is used."""
 
     alternatives: tuple[Sequence, ...]
 
@@ -32,7 +32,7 @@ Sequence = tuple[Node, ...]
 
 @cache
 def parse(template: str) -> Sequence:
-    """Parse the template as literals, slots and choices. Raises ValueError where a bracket is left open."""
+    """Parse the template as literals, slots and alternatives. Raises ValueError for unbalanced brackets."""
     sequence, end = _parse_sequence(template, 0)
     if end != len(template):
         raise ValueError(f"unbalanced ']' or '|' at {end} in template {template!r}")
@@ -40,7 +40,7 @@ def parse(template: str) -> Sequence:
 
 
 def _parse_sequence(template: str, start: int) -> tuple[Sequence, int]:
-    """Parse nodes from `start` to the end, or to the `|` or `]` that closes the alternative they stand in."""
+    """Parse nodes from `start` to the end, or to the `|` or `]` that closes their alternative."""
     nodes: list[Node] = []
     position = start
     while position < len(template) and template[position] not in "|]":
@@ -74,7 +74,7 @@ def _parse_choice(template: str, start: int) -> tuple[Alternatives, int]:
 
 
 def compile_rules(rules: Mapping[str, str]) -> dict[str, Alternatives]:
-    """Make the rules of a grammar from `name: "first | second"`; blanks around an alternative do not count."""
+    """Make the rules of a grammar from `name: "first | second"`. Blanks around an alternative are ignored."""
     compiled = {}
     for name, alternatives in rules.items():
         parts = [part.strip() for part in _split_alternatives(alternatives)]
@@ -83,7 +83,7 @@ def compile_rules(rules: Mapping[str, str]) -> dict[str, Alternatives]:
 
 
 def _split_alternatives(text: str) -> list[str]:
-    """Split at the bars that stand outside brackets."""
+    """Split the text at bars outside brackets."""
     parts, depth = [""], 0
     for character in text:
         depth += (character == "[") - (character == "]")
@@ -95,7 +95,7 @@ def _split_alternatives(text: str) -> list[str]:
 
 
 class Phraser:
-    """Says templates: draws the wording from `random`, fills slots from `facts` and the grammar's rules."""
+    """Turns templates into text: draws the wording with `random`, and fills slots from `facts` and the grammar."""
 
     __slots__ = ("facts", "random", "rules")
 
@@ -105,13 +105,13 @@ class Phraser:
         self.facts = facts
 
     def say(self, template: str, **values: object) -> str:
-        """Return one wording of `template`. Raises KeyError for a slot that neither values, facts nor rules know."""
+        """Return one wording of `template`. Raises KeyError for a slot that is in neither values, facts nor rules."""
         words: list[str] = []
         self._write(parse(template), values, words)
         return "".join(words)
 
     def sentence(self, template: str, **values: object) -> str:
-        """Return one wording, opened with a capital letter and closed with a full stop."""
+        """Return one wording of `template` as a sentence, with a capital letter and a full stop."""
         text = self.say(template, **values).strip()
         return f"{text[:1].upper()}{text[1:]}."
 

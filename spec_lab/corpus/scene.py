@@ -1,4 +1,4 @@
-"""The setting of a chat prompt: facts stated once, in any order, that the thinking comes back to much later."""
+"""The scene of a chat prompt: facts that the prompt states once, in any order, and the thinking uses much later."""
 
 from __future__ import annotations
 
@@ -63,12 +63,12 @@ _STATEMENTS = (
 
 
 def draw_facts(random: Random) -> dict[str, str]:
-    """Draw two different names, and one value for every kind of fact."""
+    """Draw the facts: two different names, and a value for each other kind of fact."""
     name, friend = random.sample(NAMES, 2)
     facts = {kind: values[int(random.random() * len(values))] for kind, values in _FACTS.items()}
     return {"name": name, "friend": friend, **facts}
 
 
 def opening_sentences(say: Phraser, num_statements: int) -> list[str]:
-    """Return what there is, and `num_statements` facts of the scene in random order, as sentences for the prompt."""
+    """Return sentences for the prompt: the scene's items, and then `num_statements` random other facts."""
     return [say.sentence(statement) for statement in (_POSSESSIONS, *say.random.sample(_STATEMENTS, num_statements))]

@@ -1,4 +1,4 @@
-"""A checkable category gives a problem that can name itself, ask itself, and solve itself aloud."""
+"""The protocol of checkable problems: each has a key, a question in words, and the steps of its solution."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from spec_lab.corpus.phrasing import Phraser
 
 
 class Task(Protocol):
-    """One problem. It is drawn before any wording is, so that its split can be decided first."""
+    """One problem. It is drawn before its wording, so that its split is decided first."""
 
     @property
     def key(self) -> str:
-        """The numbers and names that define the problem; equal keys are the same problem in other words."""
+        """The numbers and names that define the problem. Problems with equal keys differ in their wording at most."""
         ...
 
     @property
     def answer(self) -> str: ...
 
     def question(self, say: Phraser) -> str:
-        """Return the whole task in words: whoever reads it alone can find the answer."""
+        """Return the problem in words, with everything that is needed to find the answer."""
         ...
 
     def steps(self, say: Phraser) -> list[str]:
-        """Return sentences that lead to the answer, in order."""
+        """Return the steps of the solution in order, as sentences."""
         ...
 
 

@@ -1,4 +1,5 @@
-"""Tells a problem as a conversation: a scene around the question, free prose between the steps of the solution."""
+"""Turns a problem into a conversation, with a scene around the question, and free prose between the solution's
+steps."""
 
 from __future__ import annotations
 
@@ -16,10 +17,10 @@ _NOTE_IN_THOUGHT = "[The note|The card|The page|The sign|It] [must say|goes on|m
 
 
 def tell(category: str, task: Task, prose: Prose, sentences: tuple[str, ...], random: Random) -> Example:
-    """Tell `task` in one of its wordings.
+    """Return an example of `task`, in one of its wordings.
 
-    `sentences` are natural ones of the same split as the task. A prompt quotes the opening of one and the thinking
-    completes it: the quote makes every greedy thought go another way, and how it goes on is as uncertain as real text.
+    `sentences` are natural sentences of the task's split. A prompt may quote the beginning of one, and the thinking
+    completes it. So greedy thinking differs between prompts, and is there as uncertain as real text.
     """
     say = Phraser(random, RULES, draw_facts(random))
     scene = opening_sentences(say, draw_between(random, prose.num_scene_facts))
@@ -35,7 +36,7 @@ def tell(category: str, task: Task, prose: Prose, sentences: tuple[str, ...], ra
 
 
 def _weave(steps: list[str], asides: list[str], random: Random) -> str:
-    """Return steps in their order with the asides at random places between them; the last sentence is a step."""
+    """Return the steps in order, with asides at random places before the last step."""
     woven = list(steps)
     random.shuffle(asides)
     for aside in asides:

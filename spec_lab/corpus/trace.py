@@ -1,4 +1,4 @@
-"""Small Python programs to run in the head: a loop over a remainder, then a branch."""
+"""Small Python programs whose output is asked: a loop with a remainder, then a branch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ VARIABLES = "abcdkmnpqrstuvwxyz"
 
 @dataclass(frozen=True, slots=True)
 class TraceTask:
-    """`x = (x * factor + y) % modulus` in a loop that moves y by `stride`; then a branch, then one printed number."""
+    """A program with a loop of `x = (x * factor + y) % modulus; y = y + stride`, then a branch and a print."""
 
     x_name: str
     y_name: str
@@ -47,7 +47,7 @@ class TraceTask:
         )
 
     def rounds(self) -> list[tuple[int, int]]:
-        """Return (x, y) after every turn of the loop."""
+        """Return (x, y) after each iteration of the loop."""
         x, y = self.x, self.y
         states = []
         for _ in range(self.num_rounds):
@@ -116,7 +116,7 @@ class TraceTask:
 
 
 def draw_trace(random: Random, difficulty: Difficulty) -> TraceTask:
-    """Draw a loop over two variables, and how often it turns."""
+    """Draw the program's numbers, with its number of iterations."""
     knobs = difficulty.trace
     x_name, y_name = random.sample(VARIABLES, 2)
     return TraceTask(

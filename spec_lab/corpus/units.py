@@ -1,4 +1,4 @@
-"""Chains of units, each holding some of the next; the thinking goes down the chain one unit a step."""
+"""Chains of units, each of which is several of the next. The thinking converts to the next unit at each step."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from spec_lab.corpus.difficulty import Difficulty
 from spec_lab.corpus.phrasing import Phraser
 from spec_lab.corpus.task import draw_between
 
-# Real chains keep their real factors; None stands for one that the market of the story makes up.
+# Real units keep their real factors; None stands for a factor that the story makes up.
 CHAINS: tuple[tuple[tuple[str, ...], tuple[int | None, ...]], ...] = (
     (("ships", "carts", "crates", "jars"), (None, None, None)),
     (("rooms", "shelves", "boxes", "pens"), (None, None, None)),
@@ -28,7 +28,8 @@ CHAINS: tuple[tuple[tuple[str, ...], tuple[int | None, ...]], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class UnitsTask:
-    """`quantities[i]` of unit i are given, `factors[i]` of unit i + 1 make one of unit i; the last is asked for."""
+    """A quantity in several units. `quantities[i]` are given in unit i, and `factors[i]` of unit i + 1 make one of
+    unit i. The question is the total in the last unit."""
 
     units: tuple[str, ...]
     factors: tuple[int, ...]
@@ -39,7 +40,7 @@ class UnitsTask:
         return f"{' '.join(self.units)} {self.factors} {self.quantities}"
 
     def amounts(self) -> list[int]:
-        """Return everything so far in units 0, 1, ... up to the last."""
+        """Return for each unit i the total of units 0 to i, in unit i."""
         amounts = [self.quantities[0]]
         for factor, quantity in zip(self.factors, self.quantities[1:], strict=True):
             amounts.append(amounts[-1] * factor + quantity)
@@ -87,7 +88,7 @@ class UnitsTask:
 
 
 def draw_units(random: Random, difficulty: Difficulty) -> UnitsTask:
-    """Draw some neighbouring units of a chain, their factors where none is known, and a quantity of each."""
+    """Draw neighbouring units of a chain, the factors that are not fixed, and a quantity of each unit."""
     knobs = difficulty.units
     units, known_factors = random.choice(CHAINS)
     num_units = min(draw_between(random, knobs.num_units), len(units))

@@ -37,7 +37,7 @@ It takes what follows, but no flag except --help and --version.
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Examine the run that `arguments` (default: those of the process) say, and return the exit code."""
+    """Examine the run given by `arguments` (default: those of the process), and return the exit code."""
     return guarded(lambda: _run(sys.argv[1:] if arguments is None else arguments))
 
 
@@ -70,12 +70,12 @@ def _composed(arguments: Sequence[str]) -> Chosen:
 
 
 def _is_sweep(overrides: Sequence[str]) -> bool:
-    """An experiment asks for a sweep in its file, as `-m` does; composing it would give one cell."""
+    """Return whether an experiment's file asks for a sweep, as `-m` does. Composed alone, it would give one cell."""
     return bool(compose_with_hydra(overrides).hydra.mode is RunMode.MULTIRUN)
 
 
 def _examine(chosen: Chosen) -> int:
-    """Torch is imported only now, so that typos are refused at once."""
+    """Examine the run. Torch is imported only here, so that typos are refused at once."""
     from spec_lab.doctor.examine import examine
     from spec_lab.doctor.findings import faults
     from spec_lab.doctor.report import format_findings

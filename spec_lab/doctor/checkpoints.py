@@ -15,18 +15,18 @@ from spec_lab.core.errors import UserError
 from spec_lab.doctor.findings import Finding, Verdict, does_not_apply
 from spec_lab.doctor.subject import Subject
 
-# Rounding float32 weights to bfloat16 moves a tensor by some 0.2 % of its norm; more is no rounding.
+# Rounding float32 weights to bfloat16 changes a tensor by about 0.2 % of its norm. A larger change has another cause.
 MAX_CAST_ERROR = 0.01
-# A head that cannot write every tenth token of the target loses those rounds, but that may have been meant.
+# A head that cannot draft one in ten of the target's tokens loses acceptance, but this may be intended.
 MIN_DRAFTABLE = 0.9
-# A map that is off by one covers clearly fewer of the target's words: the difference in standard errors (McNemar's)
-# over the different tokens it wrote. Over all tokens a single frequent one could decide.
+# A map that is off by one covers clearly fewer of the target's tokens. The difference is measured in standard errors
+# (McNemar) and counts each different token once, since one frequent token could otherwise decide.
 MIN_STANDARD_ERRORS = 4.0
 NO_CHECKPOINT = "the drafter's weights are no checkpoint of safetensors"
 
 
 def check_tokenizer(subject: Subject) -> Finding:
-    """Compare the target's tokenizer with its embedding, and with the drafter's own tokenizer where one lies there."""
+    """Compare the target's tokenizer with its embedding, and with the drafter's own tokenizer if there is one."""
     check = "tokenizer"
     ours_folder = subject.chosen.target_folder
     if not (has_tokenizer(ours_folder) if is_gguf(ours_folder) else (ours_folder / "tokenizer.json").is_file()):
@@ -50,7 +50,7 @@ def check_tokenizer(subject: Subject) -> Finding:
 
 
 def check_vocabulary(subject: Subject) -> Finding:
-    """Check whether the ids that `d2t` maps to are those the target writes, and not their neighbours."""
+    """Check whether `d2t` maps to the ids that the target writes rather than to their neighbours."""
     check, vocab_size = "vocabulary map (d2t)", subject.models.target.vocab_size
     stored = _stored(subject)
     if stored is None:
@@ -77,7 +77,7 @@ def check_vocabulary(subject: Subject) -> Finding:
 
 
 def check_dtype(subject: Subject) -> Finding:
-    """Measure what the cast to the run's dtype does to the weights; the loader has refused NaN and overflow."""
+    """Measure how much the cast to the run's dtype changes the weights. The loader has refused NaN and overflow."""
     check, dtype = "dtype of the weights", subject.models.dtype
     stored = _stored(subject)
     if stored is None:
@@ -115,16 +115,16 @@ def _vocabulary(folder: Path) -> dict[str, int]:
 
 
 def _shift_gain(words: torch.Tensor, target_ids: torch.Tensor, shift: int) -> float:
-    """Count how many more of the different tokens `words` the shifted map covers, in standard errors."""
+    """Return how many more of the different tokens `words` the shifted map covers, in standard errors."""
     as_it_is, shifted = torch.isin(words, target_ids), torch.isin(words, target_ids + shift)
     gained, lost = int((shifted & ~as_it_is).sum()), int((as_it_is & ~shifted).sum())
     return (gained - lost) / max(gained + lost, 1) ** 0.5
 
 
 def _stored(subject: Subject) -> dict[str, StoredTensor] | None:
-    """Return the tensors of the drafter's folder; None where one from outside keeps its weights in another form.
+    """Return the tensors of the drafter's folder; None if an extension's drafter stores its weights in another form.
 
-    Those of built-in ones have been read by now, so that nothing is wrong with their files.
+    The files of built-in drafters have been loaded by now, so they are readable.
     """
     try:
         return stored_tensors(subject.chosen.drafter_folder)
@@ -133,12 +133,12 @@ def _stored(subject: Subject) -> dict[str, StoredTensor] | None:
 
 
 def _own_tensors(stored: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """Return the drafter's tensors, where they lie beside a target's trunk."""
+    """Return the drafter's tensors alone, if the folder also has the target's own layers."""
     trunk = without_mtp(stored)
     return {name: tensor for name, tensor in stored.items() if name not in trunk} or stored
 
 
 def _one_by_one(stored: Mapping[str, StoredTensor]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield each tensor in float32; never two of them are in memory, which a large draft model needs."""
+    """Yield each tensor in float32. Only one is in memory at a time, since a draft model may be large."""
     for name, tensor in stored.items():
         yield name, read_tensors({name: tensor}, torch.float32, "cpu")[name]

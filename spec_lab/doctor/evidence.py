@@ -1,4 +1,4 @@
-"""Makes once what several checks need: the results of the run's loop, and drafts for its rounds under teacher
+"""Computes once what several checks need: the results of the run's loop, and drafts for its rounds under teacher
 forcing."""
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MIN_ROUNDS = 24
 
 @dataclass(frozen=True, slots=True)
 class LoopRun:
-    """What the run's engine made of the requests, and what its drafter reads of the target."""
+    """The results of the requests in the run's engine, and the features of the target that its drafter reads."""
 
     records: list[RequestRecord]
     drafts: DraftsByRound
@@ -30,13 +30,13 @@ class LoopRun:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """The loop against teacher forcing.
+    """The drafts of the loop and those under teacher forcing, for the same rounds.
 
     Attributes:
-        features: what the drafter reads of the target.
-        forced: drafts the same rounds again, with any drafter.
-        in_loop: what the loop drafted in these rounds.
-        as_configured: what the drafter as it was configured drafts there under teacher forcing.
+        features: the features of the target that the drafter reads.
+        forced: drafts the same rounds again under teacher forcing, with any drafter.
+        in_loop: the drafts of the loop.
+        as_configured: the drafts of the configured drafter under teacher forcing.
     """
 
     subject: Subject
@@ -60,7 +60,7 @@ def run_loop(subject: Subject) -> LoopRun:
 
 
 def gather(subject: Subject, loop: LoopRun) -> Evidence | None:
-    """Gather the evidence; None where not enough rounds of the loop can be judged."""
+    """Gather the evidence; None if too few rounds of the loop can be judged."""
     rounds = spread(rounds_of(subject, loop.records, loop.drafts), subject.max_rounds)
     if len(rounds) < MIN_ROUNDS:
         return None

@@ -1,4 +1,4 @@
-"""All checks of one run, in the order in which one fault explains another."""
+"""All checks of one run. A fault in an earlier check may explain one in a later check."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from spec_lab.doctor.subject import Subject
 
 
 def examine(subject: Subject) -> list[Finding]:
-    """Run all checks. Verify is checked first, since all other numbers depend on it, then the files, on which all
-    drafts depend, and then each choice of reading.
+    """Run all checks. Verify is checked first, since all other numbers depend on it. The drafter's files are next,
+    since all drafts depend on them, and then each choice of reading them.
 
     Teacher forcing is last: low agreement there is the remaining explanation if nothing else was found.
     """
@@ -36,7 +36,7 @@ def examine(subject: Subject) -> list[Finding]:
 
 
 def _forced_checks(subject: Subject) -> list[str]:
-    """Return the names of what `_forced` finds, where it cannot be asked."""
+    """Return the names of the checks in `_forced`, for a run in which they cannot be done."""
     readings = aspect_names(aspects_of(subject.of_spine, subject.reference_build))
     return [HIDDEN_CHECK, RECYCLED_CHECK, *readings, "loop against teacher forcing", "teacher forcing"]
 

@@ -21,9 +21,9 @@ class Finding:
     """One line of the report.
 
     Attributes:
-        check: what was looked at.
+        check: name of the check.
         measured: the numbers, or why there is nothing to measure.
-        cause: what is wrong and what to do about it; None where nothing is.
+        cause: what is wrong and what to do about it; None if nothing is wrong.
     """
 
     check: str
@@ -33,10 +33,10 @@ class Finding:
 
 
 def does_not_apply(check: str, reason: str) -> Finding:
-    """Make the finding of a check that this run gives nothing to look at."""
+    """Return the finding of a check that does not apply to this run."""
     return Finding(check, Verdict.DOES_NOT_APPLY, reason)
 
 
 def faults(findings: Sequence[Finding]) -> list[Finding]:
-    """Return the faults in the order of the checks: what comes first would explain what comes after."""
+    """Return the faults in the order of the checks. The first of them may explain the others."""
     return [finding for finding in findings if finding.verdict is Verdict.FAULT]

@@ -12,9 +12,9 @@ from spec_lab.doctor.teacher_forced import Drafted
 from spec_lab.wiring.drafting import load_drafter
 
 CHECK = "hidden path"
-# Zeros in place of the hidden states change nearly every first draft that depends on them.
+# If drafts depend on the hidden states, zeroing these changes nearly every first draft.
 MIN_CHANGED = 0.05
-# A head that was trained on hidden states loses far more than this without them.
+# Without hidden states, a head that was trained on them loses far more agreement than this.
 MIN_DROP = 0.05
 
 
@@ -40,7 +40,7 @@ def check_hidden(evidence: Evidence) -> Finding:
 
 
 def _values(evidence: Evidence) -> str | None:
-    """Say what is wrong with the hidden states themselves."""
+    """Return what is wrong with the hidden states themselves; None if nothing is."""
     values = [
         evidence.forced.features(text, evidence.features)
         for text in {loop_round.text for loop_round in evidence.rounds}
@@ -55,6 +55,6 @@ def _values(evidence: Evidence) -> str | None:
 
 
 def _does_not_help(as_it_is: Drafted, zeroed: Drafted) -> bool:
-    """Return whether the drafts without them agree as often, unless hardly any agree in the first place."""
+    """Return whether drafts without hidden states agree as often. False if hardly any normal draft agrees."""
     drop = as_it_is.agreement(1) - zeroed.agreement(1)
     return as_it_is.agreement(1) >= MIN_AGREEMENT and drop < MIN_DROP

@@ -1,4 +1,4 @@
-"""The engine against what it must do: bounds of acceptance, plain decoding's tokens, teacher forcing's drafts."""
+"""Checks of the engine: bounds of acceptance, equality with plain decoding, and the drafts of teacher forcing."""
 
 from __future__ import annotations
 
@@ -20,33 +20,32 @@ from spec_lab.options.drafters.random import RandomDrafterConfig
 from spec_lab.record.acceptance_metrics import acceptance_length
 from spec_lab.wiring.drafting import load_drafter
 
-# Uniform tokens agree once in a vocabulary; this much is nearly always more than chance.
+# A uniformly random draft is right once in vocab_size times, so chance almost never gives a larger length.
 MAX_RANDOM_LENGTH = 1.15
 NO_ROUND = "no round to look at; use more prompts or longer outputs"
 NUM_RANDOM_REQUESTS, NUM_RANDOM_TOKENS = 3, 24
-# The loop's drafts are those of teacher forcing but for rounding, which turns hardly any in float32. In 16-bit types it
-# turns some: of the pocket pair's rounds 5 % had another draft in bfloat16 on a CPU, and 62 % with stale metadata.
+# The loop's drafts equal those of teacher forcing except for rounding, which changes hardly any in float32. In bfloat16
+# on a CPU, 5 % of the pocket pair's rounds had other drafts, and 62 % with stale metadata.
 MIN_SAME_FLOAT32 = 0.98
 MIN_SAME_16_BIT = 0.85
-# Of first drafts. The shipped eagle3 head agrees in 0.46 to 0.94 by category (its card); with the halves of its input
-# swapped, or its vocabulary map shifted, in less than 0.1.
+# For first drafts. The shipped eagle3 head agrees in 0.46 to 0.94 by category (its card). With the halves of its input
+# swapped, or its vocabulary map shifted, it agrees in less than 0.1.
 MIN_AGREEMENT = 0.25
-# Of each later draft, over the rounds whose drafts before it are right. The shipped drafters have 0.57 to 0.84 there
-# over 144 rounds of the pocket workload, a module with random weights 0. It lies well under the healthy ones, because
-# few rounds may get there: at 0.57, the fewest that are judged (24) fall under it by chance once in some
-# 180 times, at 0.65 once in some 2700.
+# For each later draft, over the rounds whose drafts before it are right. The shipped drafters have 0.57 to 0.84 over
+# 144 rounds of the pocket workload, and a module with random weights has 0. The bound is far below the healthy rates,
+# since as few as 24 rounds may be judged. These fall below it by chance once in about 180 times at a rate of 0.57, and
+# once in about 2700 times at 0.65.
 MIN_LATER_AGREEMENT = 0.3
 
 
 def check_bounds(subject: Subject) -> list[Finding]:
-    """Check that drafter=oracle has everything accepted and drafter=random nothing, in an engine like the run's; both
-    draft chains.
-    """
+    """Check that all drafts of drafter=oracle are accepted and none of drafter=random, in an engine like the run's. The
+    drafts are chains."""
     return [_check_oracle(subject), _check_random(subject)]
 
 
 def check_output(subject: Subject, loop: list[RequestRecord]) -> Finding:
-    """Check whether the run's output is plain decoding's, but for near-ties."""
+    """Check whether the run's output equals plain decoding's except at near-ties."""
     check = "output against plain decoding"
     num_bugs, num_ties = _divergences(subject, loop)
     measured = f"{len(loop)} requests: {num_bugs} differ, {num_ties} at a near-tie"
@@ -56,7 +55,7 @@ def check_output(subject: Subject, loop: list[RequestRecord]) -> Finding:
 
 
 def check_teacher_forcing(evidence: Evidence) -> Finding:
-    """Measure how much a drafter agrees with the target when nothing but itself and its inputs can be wrong."""
+    """Measure how often a drafter agrees with the target if only the drafter and its inputs can be wrong."""
     drafted = evidence.as_configured
     measured = f"{_rates(drafted)}, after right drafts {_conditionals(drafted)}, over {len(evidence.rounds)} rounds"
     cause = disagreement(drafted)
@@ -64,9 +63,8 @@ def check_teacher_forcing(evidence: Evidence) -> Finding:
 
 
 def disagreement(drafted: Drafted) -> str | None:
-    """Say what is wrong with a drafter that drafted this. A later draft is judged after right ones alone: what follows
-    a wrong token is no fault of its own.
-    """
+    """Return what is wrong with the drafter of these drafts; None if nothing is. A later draft is only judged if all
+    drafts before it are right."""
     if drafted.agreement(1) < MIN_AGREEMENT:
         return (
             "drafts disagree even with the target's own text and features in one pass, and no other reading tried here "
@@ -83,8 +81,7 @@ def disagreement(drafted: Drafted) -> str | None:
 
 
 def check_loop(evidence: Evidence) -> Finding:
-    """Compare the same rounds as the loop drafted them. If these drafts are others, the fault is in the cache or the
-    loop."""
+    """Compare with the loop's drafts for the same rounds. If they differ, the fault is in the cache or the loop."""
     in_loop, forced = evidence.in_loop, evidence.as_configured
     same = (in_loop.tokens == forced.tokens) | (in_loop.tokens < 0)
     same_first, same_all = (float(rows.double().mean()) for rows in (same[:, 0], same.all(dim=1)))
@@ -98,7 +95,7 @@ def check_loop(evidence: Evidence) -> Finding:
 
 
 def _cause(same_first: float, same_all: float, least: float) -> str | None:
-    """Draft 1 comes from the catch-up (or first) step, the others from the recurrent ones."""
+    """Return which step is at fault: draft 1 comes from the catch-up (or first) step, others from recurrent steps."""
     if same_first < least:
         return (
             "cache or loop: draft 1 is another in the loop, so the catch-up (or first) step reads a stale cache, a "
@@ -152,7 +149,7 @@ def _generate(subject: Subject, drafter: DrafterConfig, requests: list[Request])
 
 
 def _divergences(subject: Subject, records: list[RequestRecord]) -> tuple[int, int]:
-    """Return requests whose output is not plain decoding's: bugs, and near-ties."""
+    """Return how many outputs differ from plain decoding's: by a bug, and at a near-tie."""
     plain = {record.request_id: record.output_ids for record in subject.plain}
     found = audit(records, plain, subject.greedy_teacher(), subject.models.dtype)
     num_bugs = sum(divergence.kind == "bug" for divergence in found)
@@ -164,7 +161,7 @@ def _later_positions(drafted: Drafted) -> range:
 
 
 def _conditionals(drafted: Drafted) -> str:
-    """Write the rates in words, with a dash where too few rounds get there."""
+    """Write the rates, with a dash for positions that too few rounds reach."""
     return " ".join(
         f"{drafted.conditional(position):.2f}" if drafted.num_judged(position) >= MIN_ROUNDS else "-"
         for position in (1, *_later_positions(drafted))

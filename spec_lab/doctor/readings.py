@@ -1,7 +1,7 @@
-"""Other readings of the same checkpoint, scored by the drafts they give under teacher forcing.
+"""Other readings of the same checkpoint, scored by their drafts under teacher forcing.
 
-What a config.json does not say, or says in a word that engines read in two ways, shows as low acceptance and nothing
-else. So every such choice is made the other way too, in memory, over the same rounds.
+A config.json may not state a choice, or state it in a way that engines read differently. A wrong reading lowers
+acceptance without an error. So each such choice is also made the other way, in memory, over the same rounds.
 """
 
 from __future__ import annotations
@@ -16,15 +16,16 @@ from spec_lab.menu.chosen import Chosen
 from spec_lab.menu.readings import Aspect
 from spec_lab.wiring.models import DrafterBuild
 
-# Another reading must be better by this many accepted drafts a round, else it is not worth a change, and by this many
-# standard errors of the difference over the same rounds, which chance alone passes once in some 700 readings.
+# Another reading must be better by this many accepted drafts a round, else it is not worth a change. The difference
+# must also be this many standard errors, which happens by chance once in about 700 readings.
 MIN_GAIN = 0.1
 MIN_STANDARD_ERRORS = 3.0
 
 
 @dataclass(frozen=True, slots=True)
 class Gain:
-    """Accepted drafts a round more than as configured, and that in standard errors."""
+    """How many more drafts are accepted in a round than with the configured reading, and the same in standard
+    errors."""
 
     mean: float
     standard_errors: float
@@ -48,18 +49,19 @@ ALL_ASPECTS = (
 
 
 def aspects_of(chosen: Chosen, build: DrafterBuild) -> list[Aspect]:
-    """List what can be read in other ways; the drafters are made of `build`."""
+    """Return the aspects that can be read in other ways; `build` has the parts for their drafters."""
     aspects = chosen.drafter.aspects
     return [] if aspects is None else aspects(chosen, chosen.config.drafter, build)
 
 
 def aspect_names(aspects: Iterable[Aspect]) -> list[str]:
-    """Return what is reported: every built-in aspect, then those that an extension's drafter brings."""
+    """Return the names of reported aspects: all built-in ones, then those of an extension's drafter."""
     return list(dict.fromkeys([*ALL_ASPECTS, *(aspect.name for aspect in aspects)]))
 
 
 def check_readings(evidence: Evidence, aspects: Iterable[Aspect]) -> list[Finding]:
-    """Return a finding an aspect; the reading that gains most of all is the fault, others that gain are its shadow."""
+    """Return a finding for each aspect. Only the reading with the largest gain is a fault, since other gains may follow
+    from it."""
     by_name = {aspect.name: aspect for aspect in aspects}
     scored = {name: _score(evidence, aspect) for name, aspect in by_name.items()}
     gains = [gain.mean for readings in scored.values() for _, gain in readings.values() if gain.is_clear]
@@ -83,7 +85,7 @@ def _score(evidence: Evidence, aspect: Aspect) -> dict[str, tuple[Drafted, Gain]
 
 
 def gain_of(configured: Drafted, other: Drafted) -> Gain:
-    """Return what reading otherwise gains, paired over the rounds, since both drafted the same ones."""
+    """Return the gain of another reading, paired by round, since both drafted the same rounds."""
     differences = (other.accepted - configured.accepted).double()
     mean, error = float(differences.mean()), float(differences.std() / len(differences) ** 0.5)
     return Gain(mean, mean / error if error > 0 else float("inf") * mean if mean else 0.0)

@@ -21,7 +21,7 @@ CHECK = "recycled path"
 
 
 class ZeroedRecycling:
-    """A `Drafter` that wraps another one, whose steps find zeros in place of the hidden state in `state.hidden`."""
+    """Wraps a `Drafter`, whose steps then read zeros instead of the hidden state in `state.hidden`."""
 
     def __init__(self, drafter: Drafter[Any]) -> None:
         self.num_draft_tokens = drafter.num_draft_tokens
@@ -46,7 +46,7 @@ class ZeroedRecycling:
 
 
 def check_recycled(evidence: Evidence) -> Finding:
-    """Drafts with the recycled hidden state zeroed against drafts as they are; draft 1 recycles nothing."""
+    """Compare drafts made with a zeroed recycled hidden state with normal drafts. Draft 1 reads no recycled state."""
     num_draft_tokens = evidence.subject.num_draft_tokens
     if num_draft_tokens < 2:
         return does_not_apply(CHECK, f"drafter.num_draft_tokens={num_draft_tokens} recycles nothing")
@@ -80,6 +80,6 @@ def _zeroed(evidence: Evidence) -> DrafterFactory:
 
 
 def _does_not_help(as_it_is: Drafted, zeroed: Drafted) -> bool:
-    """Return whether the drafts without it agree as often, unless hardly any agree in the first place."""
+    """Return whether drafts without the hidden state agree as often. False if hardly any normal draft agrees."""
     drop = as_it_is.conditional(2) - zeroed.conditional(2)
     return as_it_is.conditional(2) >= MIN_LATER_AGREEMENT and drop < MIN_DROP

@@ -69,10 +69,10 @@ class DraftRecorder:
 def rounds_of(
     subject: Subject, records: Sequence[RequestRecord], drafts: DraftsByRound | None = None
 ) -> list[LoopRound]:
-    """Return the rounds whose drafts came from the loop, which excludes a request's first round, drafted in the prompt
-    pass.
+    """Return the rounds whose drafts were made in the loop. The drafts of a request's first round are not, since the
+    prompt pass makes them.
 
-    Rounds near the end are left out: all K drafts must be judged by the target's own text.
+    Rounds near the end are left out, since the target's own text must judge all K drafts.
     """
     found = []
     for text, (record, plain) in enumerate(zip(records, subject.plain, strict=True)):
@@ -89,13 +89,13 @@ def rounds_of(
 
 
 def common_length(ours: Sequence[int], theirs: Sequence[int]) -> int:
-    """Count tokens until the first that differs."""
+    """Return the number of tokens before the first one that differs."""
     pairs = enumerate(zip(ours, theirs, strict=False))
     return next((index for index, (a, b) in pairs if a != b), min(len(ours), len(theirs)))
 
 
 def spread(rounds: Sequence[LoopRound], count: int) -> list[LoopRound]:
-    """Return `count` of them, evenly spaced and in order."""
+    """Return `count` of the rounds, evenly spaced and in order."""
     if len(rounds) <= count:
         return list(rounds)
     return [rounds[index * len(rounds) // count] for index in range(count)]

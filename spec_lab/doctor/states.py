@@ -29,8 +29,8 @@ from spec_lab.wiring.drafting import load_drafter
 
 CHECK = "states of layers"
 NUM_TOKENS = 24
-# Of the largest logit. Rounding in another order was seen to move float32 logits by 1e-5 of it, and bfloat16 ones by
-# some hundredths; a state of another row moves them by a tenth and more.
+# As fractions of the largest logit. Rounding in another order changed float32 logits by 1e-5 of it, and bfloat16 logits
+# by a few hundredths. The state of a wrong row changes them by a tenth or more.
 MAX_DIFFERENCE_FLOAT32, MAX_DIFFERENCE_16_BIT = 0.01, 0.1
 Place = Callable[[Any, int, int, int], None]
 """Copies the contents of a slot's row, in one layer's cache for a number of drafts, to where a mistake would read
@@ -70,7 +70,7 @@ class ProbingRule(StrictAcceptance):
 
 @dataclass(slots=True)
 class PlacedStates:
-    """`states`, but that `place` changes the caches before each round."""
+    """Wraps `states` so that `place` changes the caches before each round."""
 
     states: Any
     caches: Sequence[Any]
@@ -105,7 +105,7 @@ class Mistake:
 def _state_at(find: Callable[[int], int]) -> Place:
     def place(cache: Any, slot: int, row: int, num_drafts: int) -> None:
         states, wrong = cache.states, find(row)
-        if states.dim() == 5 and 0 <= wrong < states.shape[1]:  # a cache that replays has one state a slot
+        if states.dim() == 5 and 0 <= wrong < states.shape[1]:  # a cache that replays has one state for each slot
             states[slot, wrong] = states[slot, row].clone()
 
     return place
@@ -169,12 +169,13 @@ def check_states(subject: Subject) -> Finding:
 
 
 def _worst_difference(subject: Subject, teacher: TeacherForcing, mistake: Mistake | None = None) -> tuple[float, int]:
-    """Decode one request, with what would hide a mistake; the largest difference, and the number of rounds."""
+    """Decode one request, with the copy that would hide `mistake`. Return the largest difference, and the number of
+    rounds."""
     drafter = RandomDrafterConfig(num_draft_tokens=subject.num_draft_tokens)
     chosen = subject.chosen.again(dataclasses.replace(subject.config, drafter=drafter, graph=EagerGraphConfig()))
     engine = subject.engine(chosen, load_drafter(chosen, subject.models.of_drafters))
     most = subject.num_draft_tokens
-    # With a mistake, no round has all drafts accepted: behind it, what lies one row later is outside of the cache.
+    # With a mistake, no round accepts all drafts, since the row after the last one is outside the cache.
     script = (most, 0, 1, most, most - 1) if mistake is None else (most - 1, 0, 1, most - 1)
     rule = ProbingRule(engine, teacher, script)
     engine.parts.rule = rule

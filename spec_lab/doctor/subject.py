@@ -27,7 +27,7 @@ from spec_lab.wiring.limits import Limits, engine_limits
 from spec_lab.wiring.models import DrafterBuild, TargetBuild, load_models, thinking_markers
 from spec_lab.wiring.workloads import open_workload
 
-# Enough rounds that a difference worth mending stands out from chance, few enough to wait for.
+# This gives enough rounds to tell a relevant difference from chance, in a short time.
 MAX_REQUESTS = 9
 MAX_NEW_TOKENS = 64
 
@@ -39,7 +39,7 @@ class Subject:
     Attributes:
         chosen: the run with strict greedy acceptance, for which a draft is either correct or wrong.
         requests: the first few of the workload, cut short.
-        limits: of the run's engine.
+        limits: limits of the run's engine.
         make_drafter: makes the drafter of the run's engine.
         plain: plain decoding's outputs for the requests, which are the target's own text.
         max_rounds: the largest number of the loop's rounds that are drafted again for every reading of a checkpoint.
@@ -63,7 +63,7 @@ class Subject:
 
     @property
     def of_spine(self) -> Chosen:
-        """The same run whose drafts are a chain: of a tree the likeliest drafts, which are its spine."""
+        """The same run with a chain of drafts. For a tree the chain is its spine, the likeliest drafts."""
         sizes = self.chosen.sizes
         if sizes is None:
             return self.chosen
@@ -72,35 +72,34 @@ class Subject:
 
     @property
     def reference_build(self) -> DrafterBuild:
-        """The parts of its drafters, for some that attend with the reference backend whatever the run's is."""
+        """The parts for drafters that attend with the reference backend, whatever the run's backend is."""
         target = self.models.target
         reference = TorchAttention(self.config.cache.page_size, target.num_positions)
         return dataclasses.replace(self.models.of_drafters, backend=reference)
 
     def engine(self, chosen: Chosen, make_drafter: DrafterFactory) -> Engine:
-        """Make an engine of the run's sizes that knows the plain outputs, where its drafter replays them."""
+        """Make an engine of the run's sizes. A drafter that replays outputs gets those of plain decoding."""
         engine = build_engine(chosen, self.models, make_drafter, self.limits)
         teach(engine.parts.drafter, self.plain)
         return engine
 
     def greedy_teacher(self) -> TeacherForcing:
-        """Make the judge of near-ties."""
+        """Make the teacher forcing that judges near-ties."""
         return build_teacher(self.config, self.models, self.limits)
 
 
 def teach(drafter: Any, plain: list[RequestRecord]) -> None:
-    """Give a drafter that replays continuations those of plain decoding."""
+    """Give plain decoding's outputs to a drafter that replays outputs."""
     learn = drafter.requirements.learn_continuations
     if learn is not None:
         learn({record.request_id: record.output_ids for record in plain})
 
 
 def load_subject(chosen: Chosen) -> Subject:
-    """Load target and drafter, and let the target write.
+    """Load target and drafter, and decode the target's own text.
 
     Raises:
-        UserError: there is no drafter, its tree has no spine, or a checkpoint, a prompt set or a size is not what it
-            should be.
+        UserError: there is no drafter, its tree has no spine, or a checkpoint, a prompt set or a size is invalid.
     """
     if chosen.config.drafter.num_draft_tokens == 0:
         raise UserError("drafter=none drafts nothing that could be examined; choose drafter=eagle3")
@@ -121,7 +120,7 @@ def load_subject(chosen: Chosen) -> Subject:
     limits = engine_limits(chosen, requests, config.drafter.num_draft_tokens)
     models = load_models(chosen, limits.max_seq_len, thinking_markers(tokenizer))
     make_drafter = load_drafter(chosen, models.of_drafters)
-    # Eager, so that whatever a graph mode does wrong is not in the text it is judged by.
+    # The text is decoded with graph=eager, so that faults of a graph mode do not affect the text that judges it.
     alone = chosen.again(dataclasses.replace(plain_config(config), graph=EagerGraphConfig()))
     plain_engine = build_engine(alone, models, load_drafter(alone, models.of_drafters), limits)
     plain = plain_engine.generate(requests).requests
@@ -133,7 +132,7 @@ def load_subject(chosen: Chosen) -> Subject:
 
 
 def refuse_no_spine(chosen: Chosen) -> None:
-    """Raise UserError for a tree without a path that a chain drafts too."""
+    """Raise UserError for a tree without a spine that could be drafted as a chain."""
     options: Any = chosen.config.tree
     sizes = chosen.sizes
     if sizes is not None and sizes.spine == 0:
@@ -155,5 +154,5 @@ def strict_greedy(config: RunConfig) -> RunConfig:
 
 
 def shortened(request: Request) -> Request:
-    """Return the request with an output short enough to wait for."""
+    """Return the request with a shorter output, to save time."""
     return dataclasses.replace(request, max_new_tokens=min(request.max_new_tokens, MAX_NEW_TOKENS))

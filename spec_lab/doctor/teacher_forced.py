@@ -40,7 +40,7 @@ class Drafted:
 
     Attributes:
         tokens: [rounds, num_draft_tokens].
-        accepted: [rounds] how many of them, from the first on, the target's own text agrees with.
+        accepted: [rounds] number of leading drafts that equal the target's own text.
     """
 
     tokens: torch.Tensor
@@ -51,21 +51,22 @@ class Drafted:
         return float(self.accepted.double().mean())
 
     def agreement(self, position: int) -> float:
-        """Share of rounds whose drafts agree up to and with `position`, from 1."""
+        """Return the share of rounds in which drafts 1 to `position` all agree."""
         return float((self.accepted >= position).double().mean())
 
     def num_judged(self, position: int) -> int:
-        """Count rounds whose drafts before `position` all agree, so that it is drafted after the target's own text."""
+        """Return the number of rounds whose drafts before `position` all agree, so that this draft follows the target's
+        own text."""
         return int((self.accepted >= position - 1).sum())
 
     def conditional(self, position: int) -> float:
-        """Share of these rounds whose draft at `position` agrees too; 0 where there is no such round."""
+        """Return the share of these rounds whose draft at `position` agrees too; 0 if there are none."""
         return int((self.accepted >= position).sum()) / max(self.num_judged(position), 1)
 
 
 @dataclass(frozen=True, slots=True)
 class TargetText:
-    """A prompt and what the target wrote after it: its KV is in `cache`."""
+    """A prompt and the target's output. `cache` has the target's KV."""
 
     request: Request
     token_ids: torch.Tensor
@@ -73,7 +74,7 @@ class TargetText:
 
 
 class TeacherForcedDrafts:
-    """Runs drafters over the texts of a subject. The target's passes are made once for each set of features."""
+    """Runs drafters over the texts of a subject. The target runs once for each text and set of features."""
 
     def __init__(self, subject: Subject, rounds: Sequence[LoopRound]) -> None:
         self.rounds = rounds
@@ -87,7 +88,7 @@ class TeacherForcedDrafts:
 
     @torch.inference_mode()
     def draft(self, make_drafter: DrafterFactory, change: FeatureChange | None = None) -> Drafted:
-        """Drafts at every round; `change` is done to the features first."""
+        """Return the drafts for every round. `change` is first applied to the features."""
         proposed = []
         by_text: dict[int, Drafter[Any]] = {}
         for loop_round in self.rounds:
@@ -100,7 +101,7 @@ class TeacherForcedDrafts:
         return self.judged(torch.stack(proposed))
 
     def judged(self, tokens: torch.Tensor) -> Drafted:
-        """Count of [rounds, num_draft_tokens] drafts how many the target's own text agrees with."""
+        """Compare drafts [rounds, num_draft_tokens] with the target's own text."""
         num_drafts = tokens.shape[1]
         texts = [
             self._texts[loop_round.text].token_ids[loop_round.kv_len + 1 :][:num_drafts] for loop_round in self.rounds
@@ -110,8 +111,8 @@ class TeacherForcedDrafts:
 
     @torch.inference_mode()
     def features(self, text: int, spec: FeatureSpec) -> torch.Tensor | None:
-        """Return the features [positions, feature_size] of a text; None where nothing is asked for. The target's KV is
-        written."""
+        """Return the features [positions, feature_size] of a text; None if `spec` asks for none. The target's KV is
+        written to the text's cache."""
         if (text, spec) not in self._features:
             target, backend = self._subject.models.target, self._subject.models.backend
             token_ids, cache = self._texts[text].token_ids, self._texts[text].cache
@@ -142,7 +143,7 @@ class TeacherForcedDrafts:
         return TargetText(request, token_ids, cache)
 
     def _make(self, make_drafter: DrafterFactory, text: int) -> Drafter[Any]:
-        """Make a drafter with a cache of its own, for all rounds of a text."""
+        """Make a drafter with its own cache, for all rounds of a text."""
         of_text = self._texts[text]
         seeds = SlotSeeds(1, self._subject.config.seed, self._device)
         chosen = self._subject.chosen
@@ -150,7 +151,7 @@ class TeacherForcedDrafts:
         return make_drafter(DrafterResources(self._limits, prune, seeds, of_text.cache))
 
     def _drafts(self, drafter: Drafter[Any], loop_round: LoopRound, features: torch.Tensor | None) -> torch.Tensor:
-        """Return the drafts [num_draft_tokens] after the first `kv_len` tokens and the one that is pending there."""
+        """Return the drafts [num_draft_tokens] after the first `kv_len` tokens and the pending token."""
         text, kv_len = self._texts[loop_round.text], loop_round.kv_len
         drafter.admit(0, text.request)
         pack = whole_prompt(

@@ -21,7 +21,7 @@ class Catchup:
 
     Attributes:
         attention: metadata of all rows.
-        live_attention: metadata of the live row alone, at its trimmed length; the recurrent steps advance it.
+        live_attention: metadata of the live row alone, whose keys end at the row; the recurrent steps advance it.
         live_rows: [batch] flat index of each request's live row.
         live_lens: [batch] L + n, the committed length after this round, at least 1.
     """
@@ -59,8 +59,8 @@ def plan_catchup(
 ) -> Catchup:
     """Plan rows j = 0..K at positions L + first_position + j, of which row n - 1 is live.
 
-    The live row sees the keys up to its own. A single query with the untrimmed length would also see the rejected rows
-    (tokenspeed #217). An inactive request is treated as if n were 1 (`Verification.num_live`).
+    The live row sees the keys up to its own. If its sequence length were that of all rows, it would also see rejected
+    rows (tokenspeed #217). An inactive request is treated as if n were 1 (`Verification.num_live`).
     """
     batch, emitted = verified.batch, verified.verification
     num_rows = emitted.tokens.shape[1]

@@ -26,7 +26,7 @@ class KSchedule:
         return tuple(sorted({num_draft_tokens for _, _, num_draft_tokens in self.ranges}, reverse=True))
 
     def k_of(self, num_requests: int) -> int:
-        """Return the K of a round of so many requests."""
+        """Return the K of a round of `num_requests` requests."""
         return [num_draft_tokens for first, _, num_draft_tokens in self.ranges if first <= num_requests][-1]
 
 

@@ -1,6 +1,7 @@
 """`python -m spec_lab.gallery`: runs the notebooks and exports their pictures and conclusions to docs/gallery.
 
-Called in the repository's folder. The runs are those below --runs; where one is missing, the line says how it is made.
+It is called in the repository's folder, and shows the runs below --runs. If a run is missing, the error says how to
+make it.
 
   python -m spec_lab.gallery
   python -m spec_lab.gallery notebooks/pruning.ipynb --runs outputs/pruning-sweep-1a2b3c4d --out /tmp/gallery
@@ -26,7 +27,7 @@ NOTEBOOKS, OUTPUTS, GALLERY = Path("notebooks"), Path("outputs"), Path("docs/gal
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Export the gallery; return the exit code, 2 where a notebook has no runs to show."""
+    """Export the gallery, and return the exit code: 2 if a notebook has no runs to show."""
     arguments = sys.argv[1:] if arguments is None else arguments
     return guarded(lambda: _export(_parse(arguments)))
 

@@ -1,7 +1,7 @@
 """Executes notebooks and exports their results: pictures, the line about the runs, and the conclusion.
 
-A cell whose metadata have a `name` shows a picture that is exported under it. The cell tagged `runs` prints what was
-loaded, the one tagged `conclusion` ends in a Markdown object.
+If a cell's metadata have a `name`, its picture is exported under this name. The cell tagged `runs` prints which runs
+were loaded. The cell tagged `conclusion` ends in a Markdown object.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def read_notebook(path: Path) -> Any:
         nbformat.validate(notebook)
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}; name a notebook, such as notebooks/pruning.ipynb") from error
-    except Exception as error:  # for odd JSON nbformat may raise anything
+    except Exception as error:  # nbformat may raise anything for odd JSON
         raise UserError(f"{path}: not a notebook ({one_line(error)}); name one that Jupyter opens") from error
     _check_cells(path, notebook)
     return notebook
@@ -162,9 +162,9 @@ def _printed(cell: Any) -> str:
 
 
 def write_gallery(folder: Path, shown: Sequence[Shown], command: str, note: str) -> list[Path]:
-    """Write the pictures, and `README.md` with them, what they were made of, and the conclusions; the files.
+    """Write the pictures, and a `README.md` with them, their runs and the conclusions. Return the files.
 
-    What a page that is there has of other notebooks stays, and its note where there is no new one.
+    An existing page keeps its sections of other notebooks, and its note if there is no new one.
     """
     folder.mkdir(parents=True, exist_ok=True)
     files = []

@@ -30,13 +30,14 @@ class ModeRound:
 
     @property
     def launches(self) -> float:
-        """Returns launches a round as the record counts them: on a CPU no views, and composites by their parts."""
+        """Return launches in a round as the record counts them. On a CPU, views are left out, and a composite operator
+        counts as its parts."""
         counted = self.summary["launches_per_round"]
         return len(self.timeline.launches) if counted is None else counted
 
 
 def read_rounds(runs: Sequence[Run], batch_size: int = 1) -> list[ModeRound]:
-    """Read a profiled round of each mode at a batch size, in the order of what the modes capture.
+    """Read a profiled round of each mode at a batch size; modes that capture less come first.
 
     Raises:
         UserError: there is no run of that batch size, or one has no trace that can be read.
@@ -85,7 +86,7 @@ def _eager(rounds: Sequence[ModeRound]) -> ModeRound | None:
 
 
 def conclude(rounds: Sequence[ModeRound]) -> str:
-    """Say how many launches capturing takes away, what becomes of gaps and time, and what a CPU cannot show."""
+    """Say how many launches capturing saves, how gaps and time change, and what a CPU cannot show."""
     fewest = min(rounds, key=lambda each: each.launches)
     eager = _eager(rounds)
     if eager is None or fewest is eager:

@@ -1,4 +1,4 @@
-"""A run's own kernels, from its profiled rounds: which of them a round's time goes to."""
+"""The kernels in a run's profiled rounds, and each one's share of the time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def profiled_run(folders: Folders) -> Run:
     """Find the newest finished run in the folders or below that has kernel times.
 
     Raises:
-        UserError: there is none.
+        UserError: there is no such run.
     """
     found = [run for run in finished_runs(folders) if run.summary["kernels"]]
     if not found:
@@ -33,7 +33,8 @@ def profiled_run(folders: Folders) -> Run:
 
 
 def kernel_times(summary: Summary) -> pd.DataFrame:
-    """Return one row a kernel (on a CPU an operator), longest first: calls and microseconds a round, and its share."""
+    """Return one row for each kernel (on a CPU, operator), longest first: calls and microseconds in a round, and its
+    share of the time."""
     import pandas as pd
 
     frame = pd.DataFrame(summary["kernels"])
@@ -41,7 +42,7 @@ def kernel_times(summary: Summary) -> pd.DataFrame:
 
 
 def longest_kernels(summary: Summary, count: int = 12) -> Figure:
-    """Draw microseconds a round of the longest kernels, and behind each its calls a round."""
+    """Draw the microseconds in a round of the longest kernels, with their numbers of calls."""
     import seaborn as sns
 
     from spec_lab.report.plots import PALETTE, open_figure
@@ -65,7 +66,7 @@ def _cut(name: str) -> str:
 
 
 def conclude(summary: Summary) -> str:
-    """Say what the longest kernel takes, and how many make up most of the time."""
+    """Say how much time the longest kernel takes, and how many kernels make up most of the time."""
     frame = kernel_times(summary)
     first = frame.iloc[0]
     most = int((frame["share"].cumsum() < 0.8).sum()) + 1

@@ -1,4 +1,4 @@
-"""Shows how many rows pruning leaves out, and how much time that saves, compared with an unpruned run in turns."""
+"""Shows how many rows pruning leaves out, and how much time it saves over an unpruned run that took turns with it."""
 
 from __future__ import annotations
 
@@ -17,24 +17,28 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 ORDER = ("none", "prefill", "post_attention", "catchup")
-"""In ascending order of how much they leave out; others come last."""
+"""Prunings in ascending order of how much they leave out; others come last."""
 PANELS = (
     ("catchup_rows", None, "rows a request round", "catch-up step"),
     ("logit_rows", None, "rows a request", "prompt pass"),
     ("round_ratio", ("round_low", "round_high"), "over the unpruned run's", "time of a round"),
     ("prompt_ratio", ("prompt_low", "prompt_high"), "over the unpruned run's", "time of a prompt pass"),
 )
-"""Column, columns of its interval, what the axis says, title."""
+"""For each panel: the column, the columns of its interval, the label of the axis, and the title."""
 TIMES = ("round_ratio", "round_low", "round_high", "prompt_ratio", "prompt_low", "prompt_high")
 
 
 def savings(runs: Sequence[Run]) -> pd.DataFrame:
-    """Return one row a run with drafts, by K and pruning; times and ratios are missing where no unpruned run took
-    turns.
+    """Return one row for each run with drafts, sorted by K and pruning. Times and ratios are missing if no unpruned run
+    took turns with it.
 
-    `catchup_rows`: rows of the catch-up step past the KV write, a request round. `logit_rows`: prompt rows that reached
-    the logits, a request. `round_ratio`, `round_low`, `round_high`: time of a round over the unpruned run's, turn by
-    turn, with its 95 % interval. `prompt_...`: that of a prompt pass, which records of before it was kept have not.
+    Columns:
+
+    - `catchup_rows`: rows of the catch-up step past the KV write, in a request round.
+    - `logit_rows`: prompt rows of a request that reached the logits.
+    - `round_ratio`, `round_low`, `round_high`: time of a round over the unpruned run's, turn by turn, with its 95 %
+      interval.
+    - `prompt_ratio`, `prompt_low`, `prompt_high`: the same for a prompt pass; older records lack its time.
 
     Raises:
         UserError: no run has drafts.
@@ -79,9 +83,10 @@ def _ratio(name: str, ratio: PairedRatio | None) -> dict[str, Any]:
 
 
 def rows_and_time(frame: pd.DataFrame) -> Figure:
-    """Draw left what each pruning leaves of the rows, right what is left of the time; a colour a K.
+    """Draw the remaining rows of each pruning on the left, and the remaining time on the right, with a colour for each
+    K.
 
-    A dot on the line is as long as without pruning; its whiskers are the 95 % interval over turns.
+    A dot on the line means the same time as without pruning. Whiskers are the 95 % interval over turns.
     """
     import seaborn as sns
 
@@ -118,7 +123,7 @@ def rows_and_time(frame: pd.DataFrame) -> Figure:
 
 
 def conclude(frame: pd.DataFrame) -> str:
-    """Say how many rows the pruning that leaves out most saves, and whether rounds are shorter, beyond noise."""
+    """Say how many rows the strongest pruning saves, and whether rounds are shorter beyond noise."""
     caught_up = frame[frame["live_rows"] > 0]
     if caught_up["prune"].str.fullmatch("none(, .*)?").all():
         return f"No run here prunes a catch-up step, so nothing is said of rows. {_times(frame)}"
@@ -138,7 +143,7 @@ def _times(frame: pd.DataFrame) -> str:
 
 
 def _told(frame: pd.DataFrame, name: str, what: str) -> str:
-    """Say of how many runs a time differs from the unpruned run's beyond noise, and what is left at the best."""
+    """Say in how many runs a time differs from the unpruned run's beyond noise, and what the shortest is."""
     import pandas as pd
 
     timed = frame.dropna(subset=f"{name}_ratio")

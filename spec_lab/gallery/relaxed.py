@@ -1,5 +1,5 @@
-"""The trade-off of relaxed acceptance: tokens gained per round for answers lost, against strict over the same
-prompts."""
+"""The trade-off of relaxed acceptance, compared with strict on the same prompts: tokens gained in a round, and answers
+lost."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 def read_points(runs: Sequence[Run]) -> list[Point]:
-    """Read the points of the newest study among the runs: a point a rule and K, strict first.
+    """Read the points of the newest study among the runs. There is a point for each rule and K, with strict first.
 
     Raises:
-        UserError: no lossy rule has a strict run beside it.
+        UserError: no run with a lossy rule has a strict run to be compared with.
     """
     studies, left_out = read_studies(runs)
     if not studies:
@@ -32,8 +32,8 @@ def read_points(runs: Sequence[Run]) -> list[Point]:
 
 
 def trade(points: Sequence[Point]) -> pd.DataFrame:
-    """Return one row a lossy rule and K: `gain` is its acceptance length over strict's; `difference`, `low` and `high`
-    are the change of the accuracy in percentage points, paired by prompt, with its 95 % interval."""
+    """Return one row for each lossy rule and K. `gain` is its acceptance length over strict's. `difference`, `low` and
+    `high` are the change in accuracy, in percentage points and paired by prompt, with its 95 % interval."""
     import pandas as pd
 
     strict = {point.num_draft_tokens: point for point in points if point.is_strict}
@@ -61,9 +61,11 @@ def trade(points: Sequence[Point]) -> pd.DataFrame:
 
 
 def gain_against_loss(frame: pd.DataFrame) -> Figure:
-    """Draw acceptance length over strict's (to the right is better) and change of the accuracy (upwards is), with its
-    paired 95 % interval: a colour a rule, a marker a K. An interval that crosses the line shows neither a loss nor a
-    gain."""
+    """Draw the acceptance length over strict's (right is better) and the change in accuracy (up is better).
+
+    Each rule has a colour, and each K a marker. If the paired 95 % interval crosses the line, neither a loss nor a gain
+    is shown.
+    """
     import seaborn as sns
 
     from spec_lab.report.drafter_plot import MARKERS
@@ -89,7 +91,7 @@ def gain_against_loss(frame: pd.DataFrame) -> Figure:
 
 
 def conclude(frame: pd.DataFrame) -> str:
-    """Say the longest gain, whether any loss is shown, and how large a loss these prompts cannot exclude."""
+    """Say how large the largest gain is, whether a loss is shown, and how large a loss these prompts cannot exclude."""
     if frame.empty:
         return "No answer was checked under a relaxed rule, so there is nothing to weigh."
     best = frame.sort_values("gain").iloc[-1]

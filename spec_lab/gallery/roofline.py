@@ -1,7 +1,7 @@
-"""Kernels against the roofline: the time of each, and the least time that its bytes and its operations need.
+"""Compares kernels with the roofline: the time of each, and the least time that its bytes and operations need.
 
-The figures are rows of CSV files, as `kernels/bench/*.py --csv FILE` write them; lines that begin with # say where they
-were measured.
+The figures are rows of CSV files from `kernels/bench/*.py --csv FILE`. Lines that begin with # say where they were
+measured.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ class Roof(NamedTuple):
 
 
 H200 = Roof("NVIDIA H200", 4.2e12, 790e12)
-"""Measured: a streaming read, and a bfloat16 product of two matrices of 8192 x 8192."""
+"""The rates were measured with a streaming read, and with a bfloat16 product of two matrices of 8192 x 8192."""
 
 
 def load_figures(folder: str | os.PathLike[str]) -> pd.DataFrame:
-    """Read one row a measurement of every `*.csv` in the folder, with its file and what the file says of itself.
+    """Read the rows of every `*.csv` in the folder, one for each measurement, with the name of their file.
 
     Raises:
-        UserError: there is none, or one is not of this layout.
+        UserError: there is no such file, or one has another layout.
     """
     import pandas as pd
 
@@ -67,7 +67,7 @@ def _read(path: Path) -> pd.DataFrame:
 
 
 def provenance(folder: str | os.PathLike[str]) -> str:
-    """Return what the files say of themselves, a line a line."""
+    """Return the comment lines of the files, each with its file's name."""
     lines = [
         f"{path.name}: {line.removeprefix('#').strip()}"
         for path in sorted(Path(folder).glob("*.csv"))
@@ -78,8 +78,8 @@ def provenance(folder: str | os.PathLike[str]) -> str:
 
 
 def against_roof(figures: pd.DataFrame, roof: Roof = H200) -> pd.DataFrame:
-    """Return the figures with `floor_us`, the least time that bytes and products need, `of_roof`, the floor over the
-    kernel's time, and `over_reference`, the reference's time over the kernel's."""
+    """Return the figures with three more columns: `floor_us`, the least time that bytes and products need; `of_roof`,
+    that over the kernel's time; and `over_reference`, the reference's time over the kernel's."""
     memory, compute = figures["bytes"] / roof.bytes_per_second, figures["flops"].fillna(0) / roof.flops_per_second
     floor = memory.where(memory >= compute, compute) * 1e6
     return figures.assign(
@@ -91,8 +91,10 @@ def against_roof(figures: pd.DataFrame, roof: Roof = H200) -> pd.DataFrame:
 
 
 def time_against_bytes(frame: pd.DataFrame, roof: Roof = H200) -> Figure:
-    """Time over the bytes that have to move, on logarithmic scales: a filled marker a kernel, a hollow one its torch
-    reference on the same bytes. The line is the roof's bandwidth: nothing lies under it but what stays in cache.
+    """Draw time over the bytes that must be moved, on logarithmic scales.
+
+    A filled marker is a kernel, and a hollow one its torch reference on the same bytes. The line is the roof's
+    bandwidth. Only data that stays in cache can be below it.
     """
     import numpy as np
     import seaborn as sns
@@ -119,7 +121,7 @@ def time_against_bytes(frame: pd.DataFrame, roof: Roof = H200) -> Figure:
 
 
 def rate_against_intensity(frame: pd.DataFrame, roof: Roof = H200) -> Figure:
-    """Draw the roofline: operations a second over operations a byte, for the kernels that multiply. Left of the ridge a
+    """Draw the roofline for kernels that multiply: operations per second over operations per byte. Left of the ridge a
     kernel is bound by memory, right of it by the tensor cores."""
     import numpy as np
     import seaborn as sns
@@ -153,7 +155,7 @@ def _roof_label(roof: Roof) -> str:
 
 
 def conclude(frame: pd.DataFrame, roof: Roof = H200) -> str:
-    """Say how near the roof the kernels come, where they do not, and how they stand to their references."""
+    """Say which kernels are nearest to the roof and farthest from it, and how they compare with their references."""
     best, worst = frame.sort_values("of_roof").iloc[-1], frame.sort_values("of_roof").iloc[0]
     large = frame[frame["bytes"] >= frame["bytes"].median()]
     small = frame[frame["bytes"] < frame["bytes"].median()]

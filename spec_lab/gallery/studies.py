@@ -1,4 +1,4 @@
-"""Finds the runs that a notebook is about, and writes what every picture must say: where and when they ran."""
+"""Finds the runs for a notebook, and describes where and when they ran, which every picture must say."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 
 
 Folders = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
-"""A folder of runs, or above some, or a list of such folders."""
+"""A folder that has runs in it or below, or a list of such folders."""
 
 
 def load_study(folders: Folders, experiment: str) -> list[Run]:
-    """Load finished runs: all that a list of folders holds; of one folder the newest sweep of `experiment=...` in it or
-    below, and where there is none the newest run and those beside it.
+    """Load finished runs. From a list of folders, load all of them. From one folder, load the newest sweep of
+    `experiment=...` in it or below; without such a sweep, the newest run and the other runs in its folder.
 
     Raises:
-        UserError: there is none.
+        UserError: there is no finished run.
     """
     runs = finished_runs(folders)
     if not runs:
@@ -41,7 +41,7 @@ def load_study(folders: Folders, experiment: str) -> list[Run]:
 
 
 def finished_runs(folders: Folders) -> list[Run]:
-    """Find the finished runs in a folder or below, or in each of a list, the oldest first; none where there is no such
+    """Return the finished runs in a folder or below, or in a list of folders, oldest first; empty if there is no such
     folder."""
     there = [folder for folder in _paths(folders) if next(run_folders(folder), None) is not None]
     return [run for run in find_runs(there) if run.summary["status"] == "finished"] if there else []
@@ -52,12 +52,13 @@ def _paths(folders: Folders) -> list[Path]:
 
 
 def named(folders: Folders) -> str:
-    """Say where one looked."""
+    """Return the folders as text for an error."""
     return ", ".join(map(str, _paths(folders)))
 
 
 def told_apart(runs: Sequence[Run], names: Sequence[str]) -> list[str]:
-    """Return the `names` of runs, with the options and knobs in which those of one name and one K differ."""
+    """Return the `names` of runs. Names that several runs with the same K have get the options and knobs in which these
+    runs differ."""
     summaries = [run.summary for run in runs]
     groups = sorted({group for summary in summaries for group in summary["choices"]} - {"experiment"})
     found = list(names)
@@ -74,10 +75,10 @@ def told_apart(runs: Sequence[Run], names: Sequence[str]) -> list[str]:
 
 
 def describe(runs: Sequence[Run]) -> str:
-    """Say where and when the runs ran, in a line: machine, type, prompts, version, revision, date."""
+    """Return a line that says where and when the runs ran: machine, dtype, prompts, version, revision, date."""
     return origin.describe([run.summary for run in runs])
 
 
 def signed(figure: Figure, runs: Sequence[Run]) -> Figure:
-    """Write the same below a figure, with the runs' names."""
+    """Write the line of `describe` below a figure, with the runs' names."""
     return origin.signed(figure, [run.summary for run in runs])

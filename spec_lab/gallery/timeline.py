@@ -1,8 +1,8 @@
 """One round as a timeline: launches by the host, work on the device, and idle gaps.
 
-From `trace.json.gz` of a run with `profile_rounds`. On a GPU what is launched are the calls that submit work, and what
-runs are kernels and copies. On a CPU both are torch operators, the outermost ones; a replay of the recorder is one
-launch, whatever runs inside, as the replay of a CUDA graph is.
+It is read from `trace.json.gz` of a run with `profile_rounds`. On a GPU, launches are the calls that submit work, and
+the work is kernels and copies. On a CPU, both are the outermost torch operators. A replay of the recorder is one
+launch, like the replay of a CUDA graph.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from spec_lab.record.trace import (
 
 
 class Stretch(NamedTuple):
-    """A named stretch of a round, in microseconds from the round's start."""
+    """A named part of a round, in microseconds from the round's start."""
 
     name: str
     start_us: float
@@ -39,13 +39,13 @@ class Stretch(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RoundTimeline:
-    """One round, from its start to the start of the next; all times in microseconds from its start.
+    """One round, from its start to the start of the next; all times are in microseconds from its start.
 
     Attributes:
-        stages: the round's stages and replays as the host went through them.
-        launches: what the host submitted.
-        work: when anything ran, ascending and disjoint.
-        on_gpu: a GPU did the work.
+        stages: the stages and replays of the round, by the host's time.
+        launches: the work that the host submitted.
+        work: the disjoint intervals in which anything ran, in ascending order.
+        on_gpu: whether a GPU did the work.
     """
 
     length_us: float
@@ -56,28 +56,28 @@ class RoundTimeline:
 
     @property
     def gaps(self) -> list[Interval]:
-        """Returns when nothing ran."""
+        """Return the intervals in which nothing ran."""
         edges = [0.0, *(edge for stretch in self.work for edge in stretch), self.length_us]
         pairs = zip(edges[::2], edges[1::2], strict=True)
         return [(start, end) for start, end in pairs if end > start]
 
     @property
     def idle_share(self) -> float:
-        """Returns the share of the round in which nothing ran."""
+        """Return the share of the round in which nothing ran."""
         return sum(end - start for start, end in self.gaps) / self.length_us
 
     @property
     def longest_gap_us(self) -> float:
-        """Returns how long the longest of the gaps is."""
+        """Return the length of the longest gap."""
         return max((end - start for start, end in self.gaps), default=0.0)
 
 
 def quietest_round(folder: Path) -> RoundTimeline:
-    """Find the shortest profiled round in a run's folder: all do the same work, so what lengthens one is other work on
-    the machine.
+    """Return the shortest profiled round in a run's folder. All rounds do the same work, so only other work on the
+    machine makes one longer.
 
     Raises:
-        UserError: there is no trace, it is broken, or there is no whole round in it.
+        UserError: the trace is missing or broken, or has no whole round.
     """
     rounds = rounds_of(read_trace_file(folder))
     if not rounds:
@@ -86,7 +86,7 @@ def quietest_round(folder: Path) -> RoundTimeline:
 
 
 def rounds_of(events: Sequence[TraceEvent]) -> list[RoundTimeline]:
-    """Return every round of a trace that another one follows, in their order."""
+    """Return the rounds of a trace in order, without the last one, whose end is unknown."""
     starts = sorted(event.start_us for event in events if event.name == ROUND_SPAN and not event.on_device)
     on_gpu = any(event.on_device and not event.is_span for event in events)
     stages = [e for e in events if e.is_span and not e.on_device and e.name != ROUND_SPAN]
@@ -105,7 +105,7 @@ def rounds_of(events: Sequence[TraceEvent]) -> list[RoundTimeline]:
 
 
 def _launches(events: Sequence[TraceEvent], stages: Sequence[TraceEvent], on_gpu: bool) -> list[TraceEvent]:
-    """Return what the host submits, ascending."""
+    """Return the events in which the host submits work, in ascending order."""
     calls = [event for event in events if not event.is_span and not event.on_device]
     if on_gpu:
         return outermost(call for call in calls if LAUNCH.match(call.name))
@@ -114,12 +114,12 @@ def _launches(events: Sequence[TraceEvent], stages: Sequence[TraceEvent], on_gpu
 
 
 def is_replay(name: str) -> bool:
-    """Tell whether a span is a replay."""
+    """Return whether a span is a replay."""
     return name.removeprefix(STAGE_PREFIX).startswith(REPLAY_PREFIX)
 
 
 def _begun(events: Sequence[TraceEvent], start: float, end: float) -> list[TraceEvent]:
-    """Return the events that begin in a stretch of time, ascending."""
+    """Return the events that begin between `start` and `end`, in ascending order."""
     ordered = sorted(events, key=lambda event: event.start_us)
     first, behind = (bisect_left(ordered, time, key=lambda event: event.start_us) for time in (start, end))
     return ordered[first:behind]

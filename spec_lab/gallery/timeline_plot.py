@@ -1,7 +1,8 @@
-"""The figure of rounds as timelines, a graph mode below the other, in one scale.
+"""The figure of rounds as timelines, one band for each graph mode, on one scale.
 
-A profiler makes launches long, and runs are of other minutes. So a band is as long as its mode's round is without the
-profiler, over an eager round that took turns with it, and shows what the profiled round is made of.
+The profiler makes launches longer, and runs took place at different times. So a band shows the parts of the profiled
+round, but its length is the time of a round without the profiler. That time is relative to an eager round that took
+turns with it.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ if TYPE_CHECKING:
 LANES = ("stages", "launches", "work")
 WORK_COLOUR, GAP_COLOUR, LAUNCH_COLOUR, REPLAY_COLOUR = "0.25", "#f3c6c0", "0.45", "black"
 SHORTEST_NAMED = 0.055
-"""A stage is named in its bar where that is at least this share of the longest round."""
+"""A bar has the name of its stage if it is at least this share of the longest round."""
 
 
 def rounds_as_timelines(rounds: Sequence[ModeRound]) -> Figure:
-    """Draw a band a mode: the round's stages as the host goes through them (a replay has a dark edge), what it launches
-    (a thin line each, a thick one for a replay), and when anything runs (dark) or nothing does (light red)."""
+    """Draw a band for each mode, with three rows: stages by the host's time (a replay has a dark edge), launches (thin
+    lines, and thick ones for replays), and the times when anything runs (dark) or nothing does (light red)."""
     from matplotlib.patches import Patch
 
     lengths, scale = _lengths(rounds)
@@ -61,7 +62,8 @@ def _title(each: ModeRound) -> str:
 
 
 def _lengths(rounds: Sequence[ModeRound]) -> tuple[list[float], str]:
-    """Return how long a round of each mode is, and the scale: over eager's, where each took turns with it."""
+    """Return the length of a round of each mode, and the label of the scale. Lengths are relative to eager's if each
+    mode took turns with an eager run."""
     pairs = [(each.mode, time_to_eager(each.summary)) for each in rounds]
     over = [1.0 if mode == EAGER else None if ratio is None else ratio.value for mode, ratio in pairs]
     told = [value for value in over if value is not None]

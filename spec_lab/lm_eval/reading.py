@@ -1,4 +1,4 @@
-"""Reads what the harness passes as text: `--model_args`, which are overrides of a run, and where answers are cut."""
+"""Reads the arguments of the harness: `--model_args`, which are overrides of a run, sampling, and stops."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from spec_lab.core.errors import UserError
 from spec_lab.menu.config import SamplingConfig
 
 USUAL: Mapping[str, str] = {"references": "[]", "profile_rounds": "0"}
-"""Default overrides, by which an evaluation measures nothing else."""
+"""Default overrides, with which an evaluation has no references and no profile."""
 OF_MEASURING = {
     *("workload", "references", "repeats", "warmup_requests", "profile_rounds", "record", "logger"),
     *("name", "output_dir", "fresh", "leave_out", "experiment", "debug", "size"),
@@ -18,11 +18,13 @@ OF_MEASURING = {
 
 
 def overrides_of(arguments: Mapping[str, Any]) -> list[str]:
-    """Return `KEY=VALUE` of each; the harness has read `true`, `null` and numbers, and a list cannot have its comma, so
-    that `;` stands for it.
+    """Return a `KEY=VALUE` for each argument.
+
+    The harness has already parsed `true`, `null` and numbers. It splits arguments at commas, so lists are typed with
+    `;` instead.
 
     Raises:
-        UserError: a part of a run is named that an evaluation does not read.
+        UserError: an argument sets a part of the run that an evaluation does not read.
     """
     for key in arguments:
         if key.partition(".")[0] in OF_MEASURING:

@@ -16,11 +16,11 @@ from spec_lab.record.verify_rows import MAX_BYTES, RowsOrigin, VerifyRows, num_b
 
 
 class RowKeeper:
-    """An acceptance rule that decides as the one inside it, and keeps on the host what it saw.
+    """Wraps an acceptance rule, and stores on the host what the rule sees and decides.
 
     Attributes:
-        first_ids: the prompt pass's token by request id.
-        rounds: of each round the parts of `VerifyRows`, an entry an active request, behind the request ids.
+        first_ids: the token sampled by the prompt pass, by request id.
+        rounds: for each round the request ids, then the parts of `VerifyRows`, with an entry for each active request.
     """
 
     def __init__(self, rule: AcceptanceRule, topk: int) -> None:
@@ -61,7 +61,7 @@ class RowKeeper:
 def likeliest(logits: torch.Tensor, topk: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the `topk` likeliest tokens of [..., vocab] logits, lowest id first among equals, and their probabilities.
 
-    Ranked on the logits, as `draft_standing` counts: two that differ can have the same float32 probability.
+    Tokens are ranked by logits, as in `draft_standing`, since different logits can give the same float32 probability.
     """
     ids = torch.sort(logits, dim=-1, descending=True, stable=True).indices[..., :topk]
     return ids, torch.softmax(logits, dim=-1, dtype=torch.float32).gather(-1, ids)
@@ -89,7 +89,7 @@ def record_verify_rows(
 def fitting(
     requests: Sequence[Request], records: Iterable[RequestRecord], num_draft_tokens: int, topk: int
 ) -> list[Request]:
-    """Return the first of `requests` whose rows fit into the file's limit, by the rounds each took before."""
+    """Return the first of `requests` whose rows fit into the file's limit, estimated from their rounds in `records`."""
     left = MAX_BYTES
     chosen = []
     for request, record in zip(requests, records, strict=True):
@@ -101,7 +101,7 @@ def fitting(
 
 
 def _by_request(origin: RowsOrigin, keeper: RowKeeper, num_rows: int, topk: int) -> VerifyRows:
-    """Turn rounds of many requests into requests of many rounds."""
+    """Regroup the recorded rounds by request."""
     index = {request_id: number for number, request_id in enumerate(origin.request_ids)}
     owners = np.array([index[request_id] for request_ids, _ in keeper.rounds for request_id in request_ids], dtype=int)
     order = np.argsort(owners, kind="stable")

@@ -1,4 +1,4 @@
-"""A stretch of rounds that is watched instead of timed: by the profiler, or by counters."""
+"""Rounds that the profiler or counters watch, and that are therefore not timed."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ NUM_SKIPPED_ROUNDS = 2
 
 
 class WatchedRounds(ABC):
-    """A `StageTimer` that watches `num_launches` launches of one or several rounds after the first `num_skipped`, or
-    fewer where a request ends.
+    """A `StageTimer` that watches `num_launches` launches after the first `num_skipped`, or fewer if a request ends. A
+    launch may have several rounds.
 
-    From the start of the first to the start of the one behind the last, so that a host that reads results a round late
-    still reads once a round.
+    It watches from the start of the first launch to the start of the launch after the last. So a host that reads
+    results a round late still reads once a round.
 
     Attributes:
-        num_rounds: rounds watched so far, each of a launch of several.
+        num_rounds: rounds watched so far; each round of a launch counts.
         num_replays: graph replays in them.
     """
 
@@ -36,7 +36,7 @@ class WatchedRounds(ABC):
         self._is_watching = False
 
     def end(self) -> None:
-        """Stop watching, if the stretch has begun."""
+        """Stop watching, if it has begun."""
         if self._is_watching:
             self._is_watching = False
             self._stop()
@@ -93,25 +93,26 @@ Watcher = TypeVar("Watcher", bound=WatchedRounds)
 def watch_rounds(
     engine: Engine, requests: list[Request], num_rounds: int, make_watcher: Callable[[int, int], Watcher]
 ) -> Watcher:
-    """Decode the first full batch under `make_watcher(num_skipped, num_launches)`; the watcher, done."""
+    """Decode the first full batch with the watcher of `make_watcher(num_skipped, num_launches)`, and return the
+    watcher."""
     rounds_per_launch = engine.graph.rounds_per_replay
     num_launches = -(-num_rounds // rounds_per_launch)
-    # While a long prompt is read, chunk by chunk, shorter ones are already decoded: those rounds are not pure.
+    # Until the last chunk of the longest prompt, rounds of shorter prompts alternate with chunks, so they are skipped.
     num_chunks = max(-(-len(request.prompt_ids) // engine.prompt_pass.chunk_size) for request in requests)
     num_skipped = -(-NUM_SKIPPED_ROUNDS // rounds_per_launch) + num_chunks - 1
-    # A round emits K + 1 tokens at most: with so many allowed no request ends before the round behind the last one,
-    # unless max_new_tokens is smaller; then fewer rounds are watched.
+    # With this many tokens no request ends before the watched launches do, even if each round emits K + 1. If
+    # max_new_tokens is smaller, fewer launches are watched.
     most_emitted = rounds_per_launch * (engine.num_draft_tokens + 1)
     num_tokens = (num_launches + num_skipped + 1) * most_emitted + 1
     batch = [replace(r, max_new_tokens=min(num_tokens, r.max_new_tokens), ignore_eos=True) for r in requests]
     watcher = make_watcher(num_skipped, num_launches)
     timer, engine.parts.timer = engine.parts.timer, watcher
     try:
-        # From the first request that ends the batch is smaller.
+        # The batch is smaller once a request has ended, so watching ends with the first one.
         engine.generate(batch, on_finish=lambda _: watcher.end())
         watcher.end()
     except BaseException:
-        # The error under way is the one to be told: Ctrl-C in the middle of a start leaves nothing that can be stopped.
+        # The original error must be raised. Stopping may fail too, if Ctrl-C came in the middle of a start.
         with suppress(Exception):
             watcher.end()
         raise

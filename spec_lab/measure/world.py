@@ -1,7 +1,7 @@
-"""A world is the processes over which a run's target is split: one, or those of `torchrun`, which stay in step.
+"""A world is the processes over which a run's target is split: one, or those of `torchrun`.
 
-They run the same program over the same requests, and wait for one another in what they do together. So each must come
-to the same tokens, which is checked, and none may be left waiting by one that fails.
+They run the same program on the same requests, and wait for one another in collective operations. So all must emit the
+same tokens, which is checked. If one fails, the others must not wait for it.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from spec_lab.wiring.models import resolve_device
 
 
 class World(Protocol):
-    """Says what the run must know of its processes."""
+    """What a run needs to know about its processes."""
 
     @property
     def size(self) -> int:
-        """Return how many processes there are."""
+        """Return the number of processes."""
         ...
 
     @property
     def partition(self) -> Partition:
-        """Return what this process has of the target."""
+        """Return this process's share of the target."""
         ...
 
     def require_agreement(self, result: GenerationResult) -> None:
-        """Raise RuntimeError where another process generated something else."""
+        """Raise RuntimeError if another process generated something else."""
         ...
 
 
@@ -83,7 +83,7 @@ def world_of(config: RunConfig, folder: Path) -> Iterator[World]:
     """Join the processes that `target.tensor_parallel` asks for, until the block ends.
 
     Args:
-        folder: of the run's record, which says so if another process fails.
+        folder: folder of the run's record, which states it if another process fails.
 
     Raises:
         UserError: the machine has fewer GPUs than processes.
@@ -97,9 +97,9 @@ def world_of(config: RunConfig, folder: Path) -> Iterator[World]:
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     with failures_shared(own, folder):
         yield Together(TensorParallel(own.rank, own.size, TorchCollectives(own.size)), device)
-        # NCCL waits for every graph that captured one of its collectives, and those of a run die with its last cycle.
+        # NCCL waits for every graph that captured one of its collectives, and only this frees the run's graphs.
         gc.collect()
-    dist.destroy_process_group()  # after a failure it could wait for one that has gone
+    dist.destroy_process_group()  # not after a failure, since it could wait for a process that has ended
 
 
 def _own_device(config: RunConfig, own: Ranks) -> torch.device:

@@ -64,7 +64,7 @@ class NativeNormedLinear:
 
 
 class NativeDraftInput:
-    """A head's embedding, norms and fusing product as one C call."""
+    """`DraftInput` as one C call."""
 
     __slots__ = ("embedding", "embedding_norm", "hidden_norm")
 

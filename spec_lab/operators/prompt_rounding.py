@@ -1,9 +1,9 @@
-"""The rows of prompts round alike in every pack: the library multiplies them, and splits no product's inputs.
+"""Makes the rows of prompts round in the same way in every pack: the library multiplies them, without split inputs.
 
-A tensor core adds sixteen products at a time to each sum, in the order of the inputs. Which of the library's tiles
-computes a sum then changes nothing about its bits. Inputs that several programs share are added up in another order:
-so splitting is forbidden, and so are the products of few rows, which share. A last layer may keep the last row alone,
-and a drafter may want all of them; either way the row has the same bits.
+A tensor core adds sixteen products at a time to each sum, in the order of the inputs. So the bits of a sum do not
+depend on the library's tile. If several programs split the inputs, the order differs. So splitting is forbidden, and
+our products of few rows, which split, are not used. The last row of a prompt then has the same bits whether the last
+layer keeps only this row or, for a drafter, all rows.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ import torch.nn.functional as F
 from spec_lab.core.prompts import PromptRounding
 
 LEAST_ROWS = 128
-"""From here on rows are many to every part of a layer."""
+"""From this number of rows on, no part of a layer uses its form for few rows."""
 _OF_PROMPTS: ContextVar[bool] = ContextVar("rows of prompts", default=False)
 
 
 def are_few(rows: torch.Tensor, most: int) -> bool:
-    """Tell whether a product of these rows, `most` or less, has kernels of its own; rows of prompts have none."""
+    """Return whether rows are few enough, up to `most`, for our products; never for the rows of prompts."""
     return 0 < rows.shape[0] <= most and not _OF_PROMPTS.get()
 
 
 def filled(rows: torch.Tensor) -> torch.Tensor:
-    """Return rows of prompts with zeros behind them up to `LEAST_ROWS`: where the library adds to what it multiplies,
-    it splits the inputs of a few rows all the same."""
+    """Pad the rows of prompts with zero rows to `LEAST_ROWS`. With fewer rows, the library splits the inputs of a
+    product that is added to its output, even if that is forbidden."""
     num_missing = LEAST_ROWS - rows.shape[0] if _OF_PROMPTS.get() else 0
     return F.pad(rows, (0, 0, 0, num_missing)) if num_missing > 0 else rows
 
 
 @contextmanager
 def inputs_unsplit() -> Iterator[None]:
-    """Let the library multiply, on a GPU cuBLASLt, by algorithms that do not split the inputs."""
+    """Make the library (on a GPU, cuBLASLt) use only algorithms that do not split the inputs of products."""
     token = _OF_PROMPTS.set(True)
     try:
         with _unsplit() if torch.cuda.is_available() else nullcontext():

@@ -1,4 +1,4 @@
-"""Gated delta nets on Triton's kernels (`spec_kernels.delta_*`): of few launches, and in place."""
+"""Gated delta nets with Triton kernels (`spec_kernels.delta_*`), which take few launches and work in place."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from spec_lab.models.delta_steps import DeltaNetWeights
 
 @dataclass(frozen=True, slots=True)
 class MixedRows:
-    """What the kernels of the delta rule read of some rows, in float32.
+    """The inputs of the delta rule's kernels for some rows, in float32.
 
     Attributes:
         mixed: [batch, num_rows, conv_size] queries and keys of unit length, and values.
         log_decay, strength: [batch, num_rows, num_value_heads].
-        model_dtype: what the rows were computed in before.
+        model_dtype: the dtype of the model, in which the rows were computed before.
     """
 
     sizes: DeltaNetSizes
@@ -34,14 +34,14 @@ class MixedRows:
     model_dtype: torch.dtype
 
     def new_outputs(self) -> torch.Tensor:
-        """Make room for the rule's outputs."""
+        """Allocate the rule's outputs."""
         shape = (*self.log_decay.shape, self.sizes.value_head_dim)
         return torch.empty(shape, dtype=torch.float32, device=self.mixed.device)
 
 
 @dataclass(frozen=True, slots=True)
 class TritonDeltaSteps:
-    """Rounds of gated delta nets in Triton."""
+    """Computes the steps of a gated delta net around the delta rule in Triton."""
 
     weights: DeltaNetWeights
 
@@ -79,7 +79,7 @@ class TritonDeltaSteps:
 
 
 class TritonStateCheckpoints(StateEachRowSlots):
-    """`StateCheckpoints` by kernels."""
+    """`StateCheckpoints` with kernels."""
 
     def prompt(self, rows: MixedRows, slots: RecurrentRows) -> torch.Tensor:
         return _run(self.states, rows, slots)
@@ -89,7 +89,7 @@ class TritonStateCheckpoints(StateEachRowSlots):
 
 
 class TritonReplayedUpdates(OneStateSlots):
-    """`ReplayedUpdates` by kernels."""
+    """`ReplayedUpdates` with kernels."""
 
     def prompt(self, rows: MixedRows, slots: RecurrentRows) -> torch.Tensor:
         return _run(self.states.unsqueeze(1), rows, slots)
@@ -123,10 +123,10 @@ class TritonReplayedUpdates(OneStateSlots):
 
 
 def _run(states: torch.Tensor, rows: MixedRows, slots: RecurrentRows) -> torch.Tensor:
-    """Run rows over `states` [num_slots + 1, N, ...], and leave there one state or N, as `slots` says.
+    """Run rows over `states` [num_slots + 1, N, ...], and store one state or N there, as `slots` says.
 
-    Of a prompt in 16 bits whole chunks are run as products, which round as those of the model do. Shorter ones are run
-    row by row, so that up to 16 rows have the bits of verify's.
+    A prompt of at least one chunk in 16 bits is run in chunks, as products that round like the model's. A shorter one
+    is run row by row, so that up to 16 rows have the same bits as in verify.
     """
     outputs, heads = rows.new_outputs(), rows.sizes.num_key_heads
     is_long = slots.is_prompt and outputs.shape[1] >= CHUNK

@@ -17,7 +17,7 @@ from spec_lab.operators.triton_linear import dense
 
 @dataclass(frozen=True, slots=True)
 class FusedDraftInput:
-    """A head's embedding, norms and fusing product in one kernel."""
+    """`DraftInput` in one kernel."""
 
     plain: DraftInput
 

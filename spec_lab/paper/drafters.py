@@ -42,8 +42,8 @@ def drafter_table(runs: Sequence[PaperRun]) -> PaperTable:
     ]
     rows = [TableRow({"line": line, **_values(run)}, run.provenance) for line, run in lines.items()]
     note = (
-        "Parameters and bytes of the drafter's own file; what it shares with the target is not in it. Training as its "
-        f"card ({CARD} beside the weights) says it."
+        "Parameters and bytes are of the drafter's own file, without tensors that it shares with the target. Training "
+        f"is as stated in its card ({CARD} beside the weights)."
     )
     return table_of("drafters", "Drafters", columns, ("line",), rows, note)
 

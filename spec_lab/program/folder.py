@@ -101,7 +101,7 @@ def remove_empty(folders: Iterable[Path]) -> None:
 
 
 def full_disk(output_dir: object, error: BaseException, knob: str = "output_dir") -> str | None:
-    """Say which folder's disk is full, if that is what the error means."""
+    """Return a line that says in which folder the disk is full; None for other errors."""
     if not is_full_disk(error):
         return None
     reason, place = one_line(error), None

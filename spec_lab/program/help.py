@@ -22,7 +22,7 @@ FLAGS = {
     DRY_RUN_FLAG: "print the composed parts and what would be refused, run nothing",
     "--cfg job": "print the composed config as YAML",
     "--hydra-help": "Hydra's own flags",
-    "--version": "that of spec_lab, and of Hydra",
+    "--version": "the versions of spec_lab and Hydra",
     "-h, --help": "this text; --help GROUP shows one group, such as --help drafter",
 }
 
@@ -100,7 +100,7 @@ def _describe_flags(menu: Menu) -> list[str]:
 
 
 def _describe_key(key: Key, readers: str) -> str:
-    """`readers` names the options that have the key, if other options of the group do not have it."""
+    """Return the line of a key. `readers` names the options that have it, if other options of the group do not."""
     takes = f": {_describe_choices(key.choices)}" if key.choices else ""
     bounds = key.bounds.in_words()
     within = f" ({bounds})" if bounds else ""

@@ -25,21 +25,21 @@ MAX_RULES = 200
 
 @dataclass(frozen=True, slots=True)
 class NamedRule:
-    """A rule as it was typed, without the group's name: `relaxed_thinking topk=3`; `config` is that of a run with
-    it."""
+    """A rule as the user typed it, without the group's name, as in `relaxed_thinking topk=3`. `config` is the config of
+    a run with this rule."""
 
     name: str
     config: RunConfig
 
 
 def read_rules(arguments: Sequence[str], num_draft_tokens: int) -> list[NamedRule]:
-    """Read the rules of `acceptance=RULE acceptance.KNOB=VALUE ...`: each `acceptance=` begins one, commas make
-    several.
+    """Read the rules in `acceptance=RULE acceptance.KNOB=VALUE ...`.
 
-    `extensions=[MODULE]` may stand among them, for rules from outside. A rule must fit `num_draft_tokens`, the run's.
+    Each `acceptance=` begins a rule, and values separated by commas give several rules. `extensions=[MODULE]` may be
+    among the arguments, for rules of an extension. A rule must fit `num_draft_tokens`, the K of the run.
 
     Raises:
-        UserError: something is mistyped, is no rule, does not fit one, or names a rule that draws.
+        UserError: an argument is mistyped, is no rule, does not fit its rule, or names a rule that draws at random.
     """
     shared = [argument for argument in arguments if argument.startswith(f"{EXTENSIONS}=")]
     extensions_in(shared)
@@ -74,8 +74,8 @@ def _split(arguments: Sequence[str]) -> list[list[str]]:
 
 
 def _expand(argument: str) -> list[str]:
-    """Return one `KEY=VALUE` for each value that a sweep such as `acceptance.topk=3,10` names; composing judges
-    them."""
+    """Return a `KEY=VALUE` for each value of a sweep such as `acceptance.topk=3,10`. The values are checked later, when
+    they are composed."""
     if "=" not in argument:
         return [argument]
     override = parse_override(OverridesParser.create(), argument, run_menu())

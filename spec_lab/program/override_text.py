@@ -19,7 +19,7 @@ def parse_override(parser: OverridesParser, text: str, menu: Menu) -> Override:
     """Read a `KEY=VALUE` text as Hydra does.
 
     Raises:
-        UserError: it is none.
+        UserError: the text has another form.
     """
     if "=" not in text and not text.startswith("~"):
         owners = [f"{group.name}={text}" for group in menu.groups.values() if text in group.options]

@@ -1,8 +1,8 @@
 """Refuses typos before Hydra sees them.
 
-Hydra answers `batchsize=3` with the advice to type `+batchsize=3`, which it then accepts and nobody reads. So a key or
-an option that does not exist is refused here, with the nearest name, whatever sign stands before it. Hydra's own keys
-(`hydra.mode=...`, `hydra/launcher=...`) are left to Hydra.
+On `batchsize=3` Hydra advises to type `+batchsize=3`, which it then accepts although nothing reads the key. So a key or
+an option that does not exist is refused here, with or without a `+`, and the nearest name is suggested. Hydra's own
+keys (`hydra.mode=...`, `hydra/launcher=...`) are left to Hydra.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from spec_lab.program.points import with_points
 
 LIST_OF_LISTS = "list[list["
 MOST_JOBS = 10_000
-"""A multirun of more is a slip, such as a range with too many zeros, and listing its jobs would take for ever."""
+"""A multirun of more jobs is a mistake, such as a range with too many zeros, and would take forever to list."""
 OF_THE_SWEEP = ("output_dir", "dry_run", "fresh", "leave_out", "extensions")
-"""Keys that a sweep of runs itself reads, once for all of its jobs."""
+"""Keys that a sweep reads once for all its jobs."""
 SWEPT_TOGETHER = "hydra.sweeper.max_batch_size"
 EXTENDED = frozenset([*KNOBS.values(), *(knob.partition(".")[0] for knob in KNOBS.values())])
-"""The groups, and the knobs whose values are options, that an extension's rows add to."""
+"""The groups to which extensions can add options, and the knobs whose values are such options."""
 
 
 def check_arguments(arguments: Sequence[str], menu: Menu | None = None) -> list[str]:
-    """Return the arguments as Hydra wants them: flags first, `--dry-run` spelled as the override it stands for.
+    """Return the arguments in the form that Hydra reads: flags first, and `--dry-run` as an override.
 
-    `menu` is what may be chosen; None stands for that of a run.
+    `menu` has the possible choices; None means those of a run.
 
     Raises:
         UserError: an argument names something that does not exist, or gives a key a value of another type.
@@ -49,7 +49,7 @@ def check_arguments(arguments: Sequence[str], menu: Menu | None = None) -> list[
     menu = menu or run_menu()
     flags, overrides = split_flags(arguments)
     if DRY_RUN_FLAG in flags and "dry_run" not in menu.keys:
-        raise UserError(f"{DRY_RUN_FLAG}: there is none here; --cfg job prints what would be done")
+        raise UserError(f"{DRY_RUN_FLAG}: this program has no dry run; --cfg job prints the configuration")
     of_hydra = with_points(overrides) if "experiment" in menu.groups else overrides
     check_overrides([text for text in of_hydra if text in overrides], _may_add_options(flags), menu)
     dry_run = ["dry_run=true"] if DRY_RUN_FLAG in flags else []
@@ -64,9 +64,9 @@ def check_overrides(overrides: Iterable[str], may_add_options: bool = False, men
     """Check `KEY=VALUE` texts.
 
     Args:
-        overrides: as typed; sweeps are checked value by value.
-        may_add_options: whether there is another folder with options, which Hydra then has to judge.
-        menu: what may be chosen; None stands for that of a run.
+        overrides: the overrides as typed; sweeps are checked value by value.
+        may_add_options: whether another folder may have options too; unknown ones are then left to Hydra.
+        menu: the possible choices; None means those of a run.
     """
     menu = menu or run_menu()
     parser = OverridesParser.create()
@@ -94,7 +94,7 @@ def check_overrides(overrides: Iterable[str], may_add_options: bool = False, men
 
 
 def refuse_many_jobs(overrides: Iterable[Override]) -> None:
-    """Refuse a sweep of more jobs than anyone waits for, before its values are listed."""
+    """Refuse a sweep of more than `MOST_JOBS` jobs, before its values are listed."""
     swept = [override for override in overrides if override.is_sweep_override()]
     sizes = [sum(1 for _ in islice(_values(override), MOST_JOBS + 1)) for override in swept]
     if math.prod(max(size, 1) for size in sizes) > MOST_JOBS:
@@ -116,7 +116,7 @@ def _check_experiments(override: Override, menu: Menu) -> None:
 
 
 def _check_size(overrides: Iterable[Override]) -> None:
-    """Refuse a size that no chosen experiment reads, which would be ignored without a word."""
+    """Refuse a size that no chosen experiment reads, since it would be silently ignored."""
     chosen = {override.key_or_group: override for override in overrides}
     if "size" not in chosen:
         return
@@ -135,13 +135,13 @@ def _check_sign(override: Override, menu: Menu) -> None:
         remedy = f"choose another option with {name}=..." if name in menu.groups else f"set {name}=..."
         raise UserError(f"{text}: nothing can be deleted; {remedy}")
     if override.is_add() or override.is_force_add():
-        raise UserError(f"{text}: {name} exists, nothing is added; write {text.lstrip('+')}")
+        raise UserError(f"{text}: {name} exists already, so + adds nothing; write {text.lstrip('+')}")
 
 
 def _check_option(override: Override, menu: Menu, may_add_options: bool) -> None:
     group = menu.groups[override.key_or_group]
     if override.is_sweep_override() and not may_add_options and not swept_options(override, group):
-        raise UserError(f"{override.input_line} comes to no job; {group.name} takes {', '.join(group.options)}")
+        raise UserError(f"{override.input_line} selects no job; {group.name} takes {', '.join(group.options)}")
     for option in _values(override):
         if not isinstance(option, str):
             raise UserError(f"{override.input_line}: {group.name} takes one of {', '.join(group.options)}")
@@ -153,15 +153,15 @@ def _check_option(override: Override, menu: Menu, may_add_options: bool) -> None
 
 
 def swept_options(override: Override, group: Group) -> list[str]:
-    """Return the options that a sweep of a group comes to."""
+    """Return the options that a sweep of a group runs."""
     if override.value_type is ValueType.GLOB_CHOICE_SWEEP:
-        pattern: Any = override.value()  # Hydra's annotation leaves its own Glob out
+        pattern: Any = override.value()  # Hydra's annotation does not include its own Glob
         return list(pattern.filter(list(group.options)))
     return [str(option) for option in _values(override)]
 
 
 def with_extensions(said: str, name: str, menu: Menu) -> str:
-    """Add to a refusal of an option of the group or knob `name` what to do where an extension may have it."""
+    """Return the refusal `said` of an option of the group or knob `name`, with a hint if an extension may have it."""
     if "extensions" not in menu.keys or name not in EXTENDED:
         return said
     file = f", and each a file conf/{name}/OPTION.yaml in its package" if name in menu.groups else ""
@@ -169,10 +169,10 @@ def with_extensions(said: str, name: str, menu: Menu) -> str:
 
 
 def extensions_in(arguments: Iterable[str]) -> tuple[str, ...]:
-    """Return the modules that `extensions=[a,b]` names among arguments as they were typed; empty where there is none.
+    """Return the modules in `extensions=[a,b]` among the typed arguments; empty if it is not among them.
 
     Raises:
-        UserError: it is given twice, or is no list of names.
+        UserError: `extensions` is given twice, or is no list of names.
     """
     typed = [text for text in arguments if text.lstrip("+").startswith("extensions=")]
     if len(typed) > 1:
@@ -185,7 +185,7 @@ def extensions_in(arguments: Iterable[str]) -> tuple[str, ...]:
 
 
 def value_of(text: str) -> Any:
-    """Return the value of a `KEY=VALUE` text as Hydra reads it; None for a sweep, and for what is none."""
+    """Return the value of a `KEY=VALUE` text as Hydra reads it; None for a sweep or a text of another form."""
     try:
         override = OverridesParser.create().parse_override(text)
     except HydraException:
@@ -215,7 +215,8 @@ def _check_choice(override: Override, key: Key, menu: Menu) -> None:
 
 
 def _accepts(schema: type, field: str, value: Any) -> bool:
-    """Tell whether a field takes `value`. OmegaConf would let a list into a list of numbers."""
+    """Return whether a field accepts `value`. Nested lists are checked here, since OmegaConf would accept a list as an
+    entry of a list of numbers."""
     type_name = next(str(known.type) for known in dataclasses.fields(schema) if known.name == field)
     if isinstance(value, list):
         entries = value
@@ -234,14 +235,15 @@ def _accepts(schema: type, field: str, value: Any) -> bool:
 
 @cache
 def _alone(schema: type, field: str) -> type:
-    """A schema of one field of `schema`: OmegaConf makes a node of every field, which takes as long as composing."""
+    """Return a schema with one field of `schema`. OmegaConf makes a node of every field, so checking against the whole
+    schema would take as long as composing."""
     [known] = (known for known in dataclasses.fields(schema) if known.name == field)
     default: Any = dataclasses.field(default=known.default, default_factory=known.default_factory)
     return dataclasses.make_dataclass(schema.__name__, [(field, get_type_hints(schema)[field], default)])
 
 
 def _values(override: Override) -> Iterator[Any]:
-    """Yield the value, or those of a sweep; none for a glob or an interval, which Hydra and its sweeper expand."""
+    """Yield the value, or the values of a sweep. A glob or an interval has none here, since Hydra expands it later."""
     if not override.is_sweep_override():
         yield override.value()
     elif override.is_discrete_sweep() and override.value_type is not ValueType.GLOB_CHOICE_SWEEP:
@@ -249,7 +251,7 @@ def _values(override: Override) -> Iterator[Any]:
 
 
 def explain_unknown(name: str, menu: Menu) -> str:
-    """Say that there is no key `name`, with the nearest there is."""
+    """Return the refusal of a key `name` that does not exist, with the nearest existing one."""
     parent, _, leaf = name.rpartition(".")
     if leaf == "name" and parent in menu.groups:
         return f"{name} comes with the option; write {parent}=..."
@@ -260,7 +262,7 @@ def explain_unknown(name: str, menu: Menu) -> str:
 
 
 def in_words(type_name: str) -> str:
-    """Say what a key of that type takes."""
+    """Describe the values that a key of this type takes."""
     words = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "a text"}
     bare = type_name.removesuffix(" or null")
     suffix = " or null" if bare != type_name else ""

@@ -1,7 +1,7 @@
-"""Looks at folders of options beside the lab's, which `--config-dir` or an extension names, before Hydra reads them.
+"""Checks the user's and extensions' folders of options (`--config-dir`) before Hydra reads them.
 
-Hydra reads the first of two files of one name, which is the lab's, and says nothing of the other. YAML's aliases repeat
-what stands once: a file of a few lines may stand for more than a memory holds.
+If two files have the same name, Hydra reads the first, which is the lab's, and silently ignores the other. With YAML's
+aliases, a file of a few lines can expand to more than fits in memory.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from spec_lab.program.yaml_file import read_yaml
 
 FOLDER_FLAGS = ("--config-dir", "-cd")
 MOST_NODES = 100_000
-"""A file of options has some ten; one with more of them than this is no file of options."""
+"""The largest number of values in a file of options, which usually has about ten."""
 
 
 def typed_folders(arguments: Sequence[str]) -> list[Path]:
     """Return the folder that `--config-dir` names, if any.
 
     Raises:
-        UserError: it is not there, or two are named, of which Hydra would read the last.
+        UserError: the folder does not exist, or two are named, of which Hydra would read only the last.
     """
     typed = [value for flag, value in pairwise(arguments) if flag in FOLDER_FLAGS]
     if len(typed) > 1:
@@ -45,13 +45,13 @@ def typed_folders(arguments: Sequence[str]) -> list[Path]:
 
 
 def check_own_options(folders: Iterable[Path], conf: Path, groups: Iterable[str]) -> None:
-    """Check the files of options in `folders`, as far as they lie in `groups`.
+    """Check the files at the top of `folders` and in their folders for `groups`.
 
     Args:
         conf: the lab's own folder, which is read first.
 
     Raises:
-        UserError: a file would not be read, or repeats itself without end.
+        UserError: a file would not be read, has too many values, or sweeps too many jobs.
     """
     for folder in folders:
         for place in ("", *groups):
@@ -74,7 +74,7 @@ def _refuse_unread_contents(file: Path) -> None:
 
 
 def _refuse_many_jobs_of(file: Path) -> None:
-    """Raise UserError where an experiment sweeps more than anyone waits for; Hydra says what else is wrong with it."""
+    """Raise UserError if an experiment sweeps too many jobs. Other mistakes in the file are left to Hydra."""
     params: Any = {}
     with suppress(UserError, TypeError, KeyError, ValueError, IndexError):
         params = dict(read_yaml(file)["hydra"]["sweeper"]["params"])
@@ -88,7 +88,8 @@ def _refuse_many_jobs_of(file: Path) -> None:
 
 
 def num_nodes(text: str) -> int:
-    """Count the values of a YAML file with its aliases written out; 0 for what is none, which its reader refuses."""
+    """Return the number of values in a YAML file with its aliases expanded; 0 for a text that is not YAML, which its
+    reader refuses."""
     sizes: dict[str, int] = {}
     open_nodes: list[tuple[str | None, int]] = []
     total = 0

@@ -1,6 +1,7 @@
-"""`points=a,b` runs some points of an experiment whose grid has points: files of their own, for knobs that go together.
+"""Reads `points=a,b`, which runs some of an experiment's points.
 
-Hydra's name of such a choice, `experiment/trees/point@_global_`, says where files lie and in which package.
+A point is a file that sets several knobs that belong together. In Hydra the choice is called
+`experiment/trees/point@_global_`, by the folder of the files and the package of their keys.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ KEY = "points"
 
 
 def with_points(overrides: Sequence[str]) -> list[str]:
-    """Return overrides as Hydra takes them, of which `points=` stands for a choice of the experiment's.
+    """Return the overrides with `points=` replaced by Hydra's name for that choice.
 
     Raises:
-        UserError: there is no such point, or no experiment that has points.
+        UserError: there is no such point, or no experiment with points was chosen.
     """
     typed = [text for text in overrides if text.startswith(f"{KEY}=")]
     if not typed:
@@ -42,7 +43,7 @@ def with_points(overrides: Sequence[str]) -> list[str]:
 
 
 def points_of(experiment: str) -> list[str]:
-    """List the points of an experiment, in alphabetical order; empty where it has none, or there is no such study."""
+    """Return the points of an experiment in alphabetical order; empty if it has none or does not exist."""
     if experiment not in _experiments():
         return []
     return sorted(file.stem for file in (conf_folder() / "experiment" / experiment / "point").glob("*.yaml"))

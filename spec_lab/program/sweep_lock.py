@@ -1,7 +1,7 @@
-"""One command runs a sweep: two that share a folder would each run every job.
+"""The lock that lets only one command run a sweep. Two commands in the same folder would each run every job.
 
-The lock is taken alone and then shared with the workers of a launcher, which may outlive the command: as long as one of
-them runs a job, nobody can take it.
+The command first takes the lock exclusively, and then shares it with the workers of a launcher. These may outlive the
+command, and nobody can take the lock while one of them runs a job.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from spec_lab.record.sinks import SWEEP_FILE
 
 LOCK_FILE = ".lock"
 MARKS = (LOCK_FILE, "multirun.yaml", "proposals.json")
-"""A folder with one of these files is that of a sweep, which has the lock as long as it runs."""
+"""A folder with one of these files belongs to a sweep, which holds the lock while it runs."""
 SWEEP_IS_HELD = "is a sweep that another process is running; wait for it, or set another name=..."
 
 
 def is_sweep(folder: Path) -> bool:
-    """Tell whether the folder is that of a sweep, which ends."""
+    """Return whether the folder belongs to a sweep."""
     return any((folder / mark).exists() for mark in (*MARKS, SWEEP_FILE))
 
 
 def was_left(folder: Path) -> bool:
-    """Tell whether the sweep in `folder` began, and neither runs nor has come to its end."""
-    # In this order: a sweep says that it has ended before it gives the lock back.
+    """Return whether the sweep in `folder` was interrupted: it has begun, does not run, and has not ended."""
+    # The lock is checked first, since a sweep records its end before it releases the lock.
     return is_sweep(folder) and not _is_held(folder / LOCK_FILE) and not (folder / SWEEP_FILE).exists()
 
 
 def _is_held(path: Path) -> bool:
-    """Tell whether a process has the lock; a file on a system without locks is taken for one that is held."""
+    """Return whether a process holds the lock; true on a file system without locks, where nothing can be known."""
     try:
         with os.fdopen(without_waiting(path)) as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # who runs shares it with its workers
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # a running sweep holds it shared
     except FileNotFoundError:
         return False
     except OSError:
@@ -47,10 +47,10 @@ def _is_held(path: Path) -> bool:
 
 
 class SweepLock:
-    """A lock on a sweep's folder, held from `take` to `release`. The system gives it back where the process ends."""
+    """A lock on a sweep's folder, held from `take` to `release`. The system releases it when the process ends."""
 
     def __init__(self, folder: Path, held: str = SWEEP_IS_HELD) -> None:
-        """Name the folder, and what is said of it where another process has the lock."""
+        """Set the folder, and what the error says about it if another process holds the lock."""
         self._path, self._held = folder / LOCK_FILE, held
         self._file: TextIO | None = None
 
@@ -64,7 +64,8 @@ class SweepLock:
             pass
 
     def _is_taken(self) -> bool:
-        """Tell whether the locked file is the one that stands there: its last holder may just have removed it."""
+        """Return whether the locked file still exists under its name, since its last holder may have just removed
+        it."""
         file = os.fdopen(without_waiting(self._path, os.O_WRONLY | os.O_CREAT), "w")
         if not (_lock(file, fcntl.LOCK_EX) and _lock(file, fcntl.LOCK_SH)):
             file.close()
@@ -77,7 +78,7 @@ class SweepLock:
         return False
 
     def release(self) -> None:
-        """Give the lock back; remove its file, unless a worker has it still. Nothing happens where it was not taken."""
+        """Release the lock, and remove its file unless a worker still holds it. Do nothing if it was not taken."""
         if self._file is not None:
             if _lock(self._file, fcntl.LOCK_EX):
                 self._path.unlink(missing_ok=True)
@@ -87,7 +88,7 @@ class SweepLock:
 
 @contextmanager
 def alone_in(folder: Path) -> Iterator[None]:
-    """Hold the lock of an output folder, whose files two processes would write over one another.
+    """Hold the lock of an output folder, since two processes would overwrite each other's files there.
 
     Raises:
         UserError: another process has it.
@@ -102,9 +103,9 @@ def alone_in(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def sharing_lock(folder: Path) -> Iterator[None]:
-    """Shares the lock of the sweep in `folder` while a worker runs one of its jobs."""
+    """Hold a share of the lock of the sweep in `folder`, while a worker runs one of its jobs."""
     file = None
-    with suppress(OSError):  # there is none in a dry run
+    with suppress(OSError):  # a dry run has no lock
         file = os.fdopen(without_waiting(folder / LOCK_FILE))
         _lock(file, fcntl.LOCK_SH)
     try:
@@ -115,11 +116,11 @@ def sharing_lock(folder: Path) -> Iterator[None]:
 
 
 def _lock(file: TextIO, kind: int) -> bool:
-    """Tell whether nobody stands in the way of a lock of this kind, which is then held."""
+    """Try to take a lock of this kind; return whether it is now held."""
     try:
         fcntl.flock(file, kind | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     except OSError:
-        pass  # a file system without locks, where nothing can be known
+        pass  # a file system without locks counts as free
     return True

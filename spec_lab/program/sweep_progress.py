@@ -1,4 +1,4 @@
-"""Says how far a sweep is: `job 3 of 12, 250 s so far, about 750 s to go`, in a pipe too."""
+"""Prints the progress of a sweep, as in `job 3 of 12, 250 s so far, about 750 s to go`, even into a pipe."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
 SWEEPER = "BasicSweeper"
-"""Hydra's own, whose jobs are the product of all that is swept."""
+"""Hydra's own sweeper, whose jobs are all combinations of the swept values."""
 
 
 class SweepProgress:
-    """Tells before each job how many there are, and from those that ran here how long the others will take."""
+    """Prints before each job the number of jobs, and an estimate of the remaining time from the jobs that ran here."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -24,12 +24,12 @@ class SweepProgress:
         self._ran: list[float] = []
 
     def begin(self, number: int, total: int | None) -> None:
-        """Say which job begins, from 1, of how many; `total` is None where nobody knows."""
+        """Print that job `number`, counted from 1, of `total` begins; `total` is None if unknown."""
         print(self._line(number, total), flush=True)
         self._job_began = self._clock()
 
     def end(self, ran: bool) -> None:
-        """Take the time of the job that began last, where it ran here."""
+        """Note the time of the job that began last, if it ran here."""
         if ran:
             self._ran.append(self._clock() - self._job_began)
 
@@ -45,11 +45,11 @@ class SweepProgress:
 
 
 def count_jobs(overrides: Sequence[str], sweeper: Mapping[str, Any]) -> int | None:
-    """Count the jobs of a multirun; None where only its sweeper knows.
+    """Return the number of jobs of a multirun; None if only its sweeper knows it.
 
     Args:
-        overrides: what was typed; it stands in for what an experiment sweeps of the same key.
-        sweeper: Hydra's sweeper, whose parameters an experiment may set.
+        overrides: the typed overrides; they replace an experiment's sweep of the same key.
+        sweeper: the config of Hydra's sweeper, whose parameters an experiment may set.
     """
     if not str(sweeper.get("_target_", "")).endswith(SWEEPER):
         return None

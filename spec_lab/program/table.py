@@ -15,17 +15,17 @@ CUT = "..."
 
 
 def text_width() -> int:
-    """Return the columns that lines of text may take: the terminal's, at most 120; 80 where there is none to ask."""
+    """Return the width for lines of text: the terminal's, but at most 120; 80 without a terminal."""
     return min(table_width(), WIDEST_TEXT)
 
 
 def table_width() -> int:
-    """Return the columns that a table may take: COLUMNS, else those of the terminal, else 80."""
+    """Return the width for tables: COLUMNS, else the terminal's, else 80."""
     return shutil.get_terminal_size((USUAL_WIDTH, 24)).columns
 
 
 def paragraph(text: str, width: int | None = None, indent: str = "") -> str:
-    """Break a text into lines of `width`, or of `text_width`; those behind the first begin with `indent`."""
+    """Break a text into lines of `width`, or of `text_width`. All lines but the first begin with `indent`."""
     return textwrap.fill(one_line(text), width or text_width(), subsequent_indent=indent, break_on_hyphens=False)
 
 
@@ -36,14 +36,14 @@ def format_table(
     num_keys: int = 1,
     width: int | None = None,
 ) -> str:
-    """Set columns as wide as their widest cell, right-aligned, except those named in `left`.
+    """Format a table. Columns are as wide as their widest cell, and right-aligned except those in `left`.
 
-    A table that is too wide goes on below with its further columns, and the keys of each line again in front of them.
-    A cell that is too wide for itself alone keeps its end, which tells folders apart.
+    If the table is too wide, its further columns follow below, with the keys of each line repeated. A cell that is too
+    wide by itself is cut at its beginning, since the names of folders differ at the end.
 
     Args:
-        num_keys: leading columns that name a line.
-        width: columns to fit into; None for those of the terminal.
+        num_keys: number of leading columns that name a line.
+        width: the available width in characters; None for the terminal's.
     """
     width = table_width() if width is None else width
     header = [visible(name) for name in header]
@@ -61,7 +61,7 @@ def _cut(cell: str, room: int) -> str:
 
 
 def _split(widths: Sequence[int], num_keys: int, width: int) -> list[list[int]]:
-    """Choose which columns stand side by side; the keys in front of each part."""
+    """Return the columns of each part of the table; each part begins with the keys."""
     keys = list(range(num_keys))
     keys_width = sum(widths[:num_keys]) + len(GAP) * (num_keys - 1)
     parts, used = [keys], keys_width

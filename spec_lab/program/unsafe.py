@@ -1,18 +1,18 @@
-"""Arguments are refused that would run code, or that are no text.
+"""Refuses arguments that would run code, or that are not text.
 
-Hydra builds objects from its own part of the configuration: callbacks, launcher, sweeper, logging. Which class, stands
-under the key `_target_`, for logging under `()` too. Neither may be set on the command line, nor may those parts be set
-as a whole or from an interpolation, which may bring such a key. `--experimental-rerun` runs what a pickle holds.
+Hydra builds objects from its own part of the configuration: callbacks, launcher, sweeper, logging. The key `_target_`
+names the class, and for logging also the key `()`. Neither may be set on the command line. Nor may these parts be set
+as a whole or by an interpolation, which may contain such a key. `--experimental-rerun` runs the code in a pickle.
 
-The launcher for Slurm writes its keys into a shell script: `setup` as lines of it, others as comments, which a line
-break would end. So neither is taken from the command line.
+The launcher for Slurm writes its keys into a shell script: `setup` as lines, others as comments, which a line break
+would end. So `setup` and values with line breaks are not accepted on the command line.
 
-Hydra's folders are where the lab's own records stand, so that a sweep finds them again. Another one would be made, and
-written to, before anything of ours is asked.
+Hydra's folders must be those of the lab's records, so that a sweep finds them again. Hydra would make another folder,
+and write to it, before any check of the lab.
 
-Options are chosen by name (`hydra/job_logging=none`), so what they build comes from files: ours, an installed plugin's,
-or those of a folder that was named with `--config-dir`, `--config-path` or `hydra.searchpath`. Such a folder is trusted
-as a program is; name none that somebody else may write.
+Options are chosen by name (`hydra/job_logging=none`), so the objects that they build are described in files. These are
+the lab's, an installed plugin's, or in a folder named with `--config-dir`, `--config-path` or `hydra.searchpath`. Such
+a folder is trusted like a program, so it must not be one that others can write to.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from spec_lab.core.errors import UserError
 
 UNPICKLES = "--experimental-rerun"
 BUILDS = re.compile(r"""(^|[\s.{,'"])(_target_|\(\))['"]?\s*[=:]""")
-"""One of the two keys, as a part of a dotted name or inside braces."""
+"""Matches one of the two keys, as a part of a dotted name or inside braces."""
 BUILT = ("callbacks", "launcher", "sweeper", "job_logging", "hydra_logging")
 SHELL_LINES = re.compile(r"hydra\.launcher\.(setup|additional_parameters)")
 FOLDERS = re.compile(r"hydra\.(run|sweep|output_subdir|job\.name)(\.|$)")
@@ -31,7 +31,7 @@ KEY = re.compile(r"^[+~]*(?P<key>[^=]*)=?(?P<value>.*)$", re.DOTALL)
 
 
 def refuse_argument(argument: str) -> None:
-    """Raise UserError where `argument` would run code or is no text."""
+    """Raise UserError if `argument` would run code or is not text."""
     if "\0" in argument or not _is_text(argument):
         raise UserError(f"{argument!r} is no text in UTF-8; leave out what cannot be printed")
     if argument.partition("=")[0] == UNPICKLES:

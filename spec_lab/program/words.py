@@ -1,4 +1,4 @@
-"""Reads `KEY=VALUE` words into a schema, for programs that compose nothing: no groups, no files, no sweeps."""
+"""Reads `KEY=VALUE` words into a schema, for programs without groups, config files and sweeps."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ Schema = TypeVar("Schema")
 
 
 def read_words(schema: type[Schema], words: Sequence[str]) -> Schema:
-    """Return an instance of `schema` with what `words` set, of one key the last, as Hydra does it.
+    """Return an instance of `schema` with the values in `words`. The last value of a key counts, as in Hydra.
 
-    A text is taken as it was typed, whatever signs it has.
+    The value of a text key is taken literally, even if it has special characters.
 
     Raises:
-        UserError: a word names no key, or gives several values, or one of another type or out of bounds.
+        UserError: a word names no key, has several values, or has a value of another type or out of bounds.
     """
     menu, texts = Menu({}, keys_of(schema)), {key.name for key in keys_of(schema).values() if key.type_name == "str"}
     typed: dict[str, str] = {}

@@ -12,7 +12,8 @@ from spec_lab.core.regular import regular_text
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]
-    """Refuses a key that stands twice, of which YAML's own would keep the last, and `{values: 1, 2}`, a key named 2."""
+    """Refuses a duplicate key, of which YAML's own loader would keep the last value, and `{values: 1, 2}`, where 2 is a
+    key."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = [key.value for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
@@ -31,11 +32,12 @@ def _is_nothing(node: yaml.Node) -> bool:
 
 
 def read_yaml(path: Path) -> Any:
-    """Return what the file holds, of YAML's plain types.
+    """Return the contents of the file, in YAML's plain types.
 
     Raises:
-        UserError: it is no UTF-8, no YAML, has a key twice, or names a type for what is none of it, as `!!int x`.
-        OSError: it cannot be read.
+        UserError: the file is not UTF-8 or not YAML, has a duplicate key, or has a value that does not fit its tag, as
+            in `!!int x`.
+        OSError: the file cannot be read.
     """
     try:
         return yaml.load(regular_text(path), _Loader)

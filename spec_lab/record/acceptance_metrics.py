@@ -46,10 +46,10 @@ def acceptance_length(requests: Iterable[RequestRecord], num_draft_tokens: int) 
     1 + accepted drafts / rounds, also counts the drafts behind an end of sequence, nearly all of them rejected, and so
     is lower; it is 1 + the mean of `accepted_histogram`. The prompt pass's token is in neither.
 
-    Why: `spec_lab/record/draft_counts.py`. Leaving out the rounds cut short, as schema versions 1 and 2 did, is biased
-    low, since the long rounds are the ones that get cut. Dividing all output tokens by verifies, as other tools do,
-    counts the prompt pass's token as well. A round that offers fewer than K drafts accepts none behind them and counts
-    as what it gives, so that this stays judged tokens / request rounds.
+    The reasons are in `spec_lab/record/draft_counts.py`. Schema versions 1 and 2 left out the rounds cut short. That is
+    biased low, since long rounds are more often cut. Other tools divide all output tokens by the number of verifies,
+    which also counts the prompt pass's token. A round that offers fewer than K drafts accepts none at later positions,
+    and counts with the tokens that it gives.
     """
     return draft_counts(requests, num_draft_tokens).acceptance_length
 
@@ -109,7 +109,7 @@ def experts_read(result: GenerationResult) -> ExpertsReadByStage | None:
     verifying more rows costs a target with experts, and what pruning saves. Choices of padded rows are left out; null
     where no layer has experts.
 
-    The prompt pass is not counted. A stage of several passes, as recur is, reads an expert again in each.
+    The prompt pass is not counted. A stage of several passes, such as recur, reads an expert again in each.
     """
     return _a_round(result.experts_read, len(result.rounds))
 
@@ -120,7 +120,7 @@ def expert_bytes_read(result: GenerationResult) -> ExpertsReadByStage | None:
 
 
 def _a_round(counts: ExpertCounts | None, num_rounds: int) -> ExpertsReadByStage | None:
-    """Averages over rounds."""
+    """Return the counts averaged over rounds."""
     if counts is None or num_rounds == 0:
         return None
     return ExpertsReadByStage(
@@ -166,8 +166,8 @@ def distance(requests: Collection[RequestRecord], rounds: Iterable[RoundRecord])
     in rounds, before any cut: total variation, with its 95 % interval over requests, and KL of the emitted law from
     the target's in nats; null for a rule that does not say, KL also where it is infinite.
 
-    Exact given the prefix and the drafter's law: no sample of it. A rule that looks ahead is judged given the drafts it
-    looked at.
+    The distance is computed exactly from the prefix and the drafter's law, not estimated from samples. A rule that
+    looks ahead is judged given the drafts that it looked at.
     """
     sums: dict[str, list[float]] = {request.request_id: [0.0, 0.0, 0.0] for request in requests}
     for record in rounds:
@@ -182,7 +182,7 @@ def distance(requests: Collection[RequestRecord], rounds: Iterable[RoundRecord])
         return None
     tokens, variation, divergence = (sum(column) for column in zip(*measured, strict=True))
     mean = variation / tokens
-    # Of a ratio of two sums over requests, linearised.
+    # The interval is that of a ratio of two sums over requests, linearised.
     spread = [of_request[1] - mean * of_request[0] for of_request in measured]
     half = None
     if len(measured) > 1:

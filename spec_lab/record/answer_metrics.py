@@ -31,8 +31,8 @@ def accuracy(correct: Iterable[bool | None], cut: Iterable[bool] = ()) -> Accura
 def answers_cut(part: Outcome, summary: Summary) -> bool:
     """Stands in tables for an accuracy of 0 where all outputs that a program could check ran into max_new_tokens.
 
-    In records that do not count them it follows from the counts of tokens. An accuracy above 0 stands: an answer may
-    come long before a limit, where the end of sequence is ignored.
+    In records that do not count such outputs, it follows from the numbers of tokens.
+    An accuracy above 0 is always shown: if the end of sequence is ignored, an answer may come long before the limit.
 
     Args:
         part: the run of `summary`, one of its categories or one of its references.
@@ -69,7 +69,8 @@ def accuracy_change(
 ) -> AccuracyChange | None:
     """Right answers gained less those lost against the reference named in `over`, over the n prompts checked in both.
 
-    Paired by prompt; the 95 % interval is `paired_difference_interval`. None where no prompt was checked in both.
+    Answers are paired by prompt; the 95 % interval is `paired_difference_interval`. None if no prompt was checked in
+    both.
     """
     pairs = [
         (answer, reference[request_id])
@@ -88,7 +89,7 @@ def accuracy_change(
 def paired_difference_interval(lost: int, gained: int, num_pairs: int, confidence: float = 0.95) -> tuple[float, float]:
     """Interval of a difference of paired proportions: Wald's with half a pair added to each cell (Agresti, Min 2005).
 
-    Unlike Wald's own it keeps a width where no pair differs.
+    Unlike Wald's own interval, it has a width even if no pair differs.
     """
     z = NormalDist().inv_cdf((1 + confidence) / 2)
     lost_adjusted, gained_adjusted, total = lost + 0.5, gained + 0.5, num_pairs + 2
@@ -100,7 +101,7 @@ def paired_difference_interval(lost: int, gained: int, num_pairs: int, confidenc
 def thinking(requests: Sequence[RequestRecord], num_thinking_tokens: Mapping[str, int] | None) -> Thinking | None:
     """Output tokens inside thinking, the markers not counted: mean of a request, and share of all output tokens.
 
-    Thinking left open when the output was cut counts as far as it went. Null where the tokenizer has no markers.
+    Thinking that is still open when the output is cut counts up to the cut. Null if the tokenizer has no markers.
     """
     if num_thinking_tokens is None:
         return None

@@ -1,15 +1,17 @@
 """Acceptance by draft position, counted round by round, and the acceptance length that follows from it.
 
 The end of a text hides how many of a round's drafts would have been accepted. Leaving such rounds out gives too low a
-result, because long rounds are more likely to reach the end (length bias); so does counting what was emitted. The
-rule's decisions on drafts after an end of sequence cannot be used, since neither target nor drafter was trained on text
-there. So these drafts are censored, as in survival analysis: a draft counts at its position if it is in the text, and
-the rate at a position is over the drafts that could be judged there (Kaplan and Meier 1958). A token limit hides
-nothing: the round was judged before it was cut, and counts as judged. The number of rounds then depends only on earlier
-rounds, so the mean is unbiased (Wald 1944). `benchmarks/acceptance_length_bias.py` compares the ways of counting.
+result, because long rounds are more likely to reach the end (length bias). Counting the emitted tokens is also too low.
+The rule's decisions on drafts after an end of sequence cannot be used, since neither target nor drafter was trained on
+text there. So these drafts are censored, as in survival analysis (Kaplan and Meier 1958). A draft counts at its
+position if it is in the text, and the rate at a position is over the drafts that could be judged there.
 
-A round that offers fewer than K drafts accepts none at later positions, and its length is counted accordingly, as it is
-what the round emits. The rate at a position is over the drafts that were offered there.
+A token limit hides nothing: the round was judged before it was cut, and counts as judged. The number of rounds then
+depends only on earlier rounds, so the mean is unbiased (Wald 1944). `benchmarks/acceptance_length_bias.py` compares the
+ways of counting.
+
+A round that offers fewer than K drafts accepts none at later positions, and counts with the tokens that it emits. The
+rate at a position is over the drafts that were offered there.
 """
 
 from __future__ import annotations
@@ -69,19 +71,21 @@ class DraftCounts:
 
     @property
     def conditional(self) -> list[float | None]:
-        """Share accepted of the drafts that were offered and reached at each position; None where there were none."""
+        """Return for each position the accepted share of the drafts offered and reached there; None if there are
+        none."""
         return [float(rate) if rate is not None else None for rate in _rates(self.accepted, self.offered)]
 
     @property
     def unconditional(self) -> list[float | None]:
-        """Share of all rounds that accept the draft at each position; None where too little was judged to know."""
+        """Return for each position the share of all rounds that accept the draft there; None if no round could be
+        judged at it."""
         return [float(share) if share is not None else None for share in self._shares()]
 
     @property
     def acceptance_length(self) -> float | None:
-        """Tokens a round, the correction or bonus token included: 1 + the sum of the unconditional rates.
+        """Return tokens a round, including the correction or bonus token: 1 + the sum of the unconditional rates.
 
-        Where no text ended inside a round this is, to the last bit, judged tokens / rounds.
+        If no text ended inside a round, this is judged tokens / rounds, to the last bit.
         """
         total = Fraction(1)
         for share in self._shares():
@@ -91,7 +95,8 @@ class DraftCounts:
         return float(total)
 
     def _shares(self) -> list[Fraction | None]:
-        """Return the products of the rates. After a position that accepts nothing the products are 0, judged or not."""
+        """Return the products of the rates. After a position with rate 0 they are 0, even if nothing was judged
+        there."""
         shares: list[Fraction | None] = []
         share: Fraction | None = Fraction(1)
         for rate in _rates(self.accepted, self.reached):

@@ -24,7 +24,7 @@ def parse_json(text: str | bytes) -> Any:
     """Read the value of a strict JSON text.
 
     Raises:
-        ValueError: it is no JSON, not UTF-8, has a NaN or an infinity, or is nested without end.
+        ValueError: the text is not JSON or not UTF-8, has a NaN or an infinity, or is nested too deeply.
     """
     try:
         return json.loads(text, parse_constant=_refuse_constant)
@@ -33,7 +33,7 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def misfit(value: Any, layout: Any, where: str = "") -> str | None:
-    """Name the first misfit, such as `accuracy.value is "x", not a number or null`; None where all fits."""
+    """Return the first misfit, such as `accuracy.value is "x", not a number or null`; None if everything fits."""
     return next(_misfits(value, layout, where), None)
 
 

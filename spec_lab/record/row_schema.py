@@ -21,9 +21,9 @@ class RequestRow(TypedDict):
     `token_origins` has a letter of `core.origins.TokenOrigin` for each of `output_ids`, and `text_ends` the number of
     characters of `text` after each token is decoded; null if unknown, as in older records. `drafted_by` names the part
     of drafter=hybrid that drafted for each round; null for others. `offered_per_round` is null in records whose rounds
-    all offered K drafts. `confidence_per_round` has, for each offered draft of a chain, how likely the drafter thought
-    it that this draft and all before it are accepted; null where neither `drafter.stop=confidence` nor `verify.budget`
-    reads it. `answer_read` is what `checker` read in the output, null where it found no answer.
+    all offered K drafts. `confidence_per_round` has, for each offered draft of a chain, the drafter's estimate of the
+    probability that this draft and all before it are accepted; null if neither `drafter.stop=confidence` nor
+    `verify.budget` reads it. `answer_read` is the answer that `checker` found in the output, null if it found none.
     """
 
     id: str

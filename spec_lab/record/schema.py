@@ -1,15 +1,20 @@
 """The layout of `summary.json` and of the JSON Lines beside it, schema version 7.
 
-Version 1 knew neither launches and graph nodes nor the stages `draft` and `graph`, which its readers could not do
-without. Version 2 left rounds cut short out of the acceptance length and the rates, and surplus rounds out of
-everything; it had no `judged_per_round` and no `num_surplus`, and its stage `commit` held what now is `readback`.
-Version 3 did not say where each token came from. Version 4 knew no rounds that offer fewer than K drafts: it had no
-`offered_per_round`, and `rows` did not count what was drafted, offered and verified; nor did it count experts.
-Version 5 launched every round alone: it had no `wasted_rounds`, and no `rounds_per_replay` among the counts of a graph.
-Nor did it say whether rows depend on each other (`row_invariant`). Version 6 counted experts, and not their bytes,
-and timed a round from its launch; since version 7 a round begins where the host had read the one before. `weight_dtype`
-is younger than version 6, `template`, `thinking_markers` and `confidence_per_round` than version 7.
-`spec_lab/record/versions.py` reads it.
+What older versions lack, compared with the next one (`spec_lab/record/versions.py` converts them):
+
+- Version 1 has no launches, graph nodes, or stages `draft` and `graph`.
+- Version 2 leaves rounds cut short out of the acceptance length and the rates, and counts no surplus rounds. It has no
+  `judged_per_round` and no `num_surplus`. Its stage `commit` includes what is now `readback`.
+- Version 3 does not say where each token comes from.
+- Version 4 has no rounds that offer fewer than K drafts, so no `offered_per_round`. Its `rows` do not count what was
+  drafted, offered and verified. It counts no experts.
+- Version 5 launches every round alone: it has no `wasted_rounds` and no `rounds_per_replay`. It does not say whether
+  rows depend on each other (`row_invariant`).
+- Version 6 counts experts but not their bytes. It times a round from its launch; since version 7 a round begins when
+  the host has read the one before.
+
+A later record of a version may have keys that an earlier one lacks: `weight_dtype` came after version 6, and
+`template`, `thinking_markers` and `confidence_per_round` after version 7.
 """
 
 from __future__ import annotations
@@ -22,11 +27,11 @@ Status = Literal["finished", "failed", "refused", "interrupted"]
 DivergenceKind = Literal["near_tie", "bug", "lossy"]
 
 THIS_RUN = "this run"
-"""This says what the main configuration is called beside its references."""
+"""The name of the main configuration in tables that also have its references."""
 
 
 class PositionRates(TypedDict):
-    """One entry a draft position, K in all."""
+    """Acceptance rates, with an entry for each of K draft positions."""
 
     unconditional: list[float | None]
     conditional: list[float | None]
@@ -60,7 +65,7 @@ class LatencyMs(TypedDict):
 
 
 class Rows(TypedDict):
-    """Drafts and rows; the first three, and the last, are younger than schema version 4."""
+    """Counts of drafts and rows. Records of schema version 4 and before lack the first three keys and the last."""
 
     drafted: NotRequired[int]
     offered: NotRequired[int]
@@ -73,7 +78,7 @@ class Rows(TypedDict):
 
 
 class ExpertsReadByStage(TypedDict):
-    """Different experts read in a round, or bytes of them, by the stage that read them."""
+    """Number of different experts that a round reads, or their bytes, by stage."""
 
     verify: float
     catchup: float
@@ -84,7 +89,7 @@ READING_STAGES: tuple[Literal["verify", "catchup", "recur"], ...] = ("verify", "
 
 
 class Graph(TypedDict):
-    """The graph mode, what it captured and replayed, and how often it fell back to launches."""
+    """The graph mode, its captures and replays, and how often it fell back to single launches."""
 
     mode: str | None
     captures: int
@@ -107,7 +112,7 @@ class Accuracy(TypedDict):
 
 
 class AccuracyChange(TypedDict):
-    """Answers against those of a reference to the same prompts, with a 95 % interval of the difference."""
+    """Right answers compared with a reference's on the same prompts, with a 95 % interval of the difference."""
 
     over: str
     n: int
@@ -119,14 +124,14 @@ class AccuracyChange(TypedDict):
 
 
 class Relaxed(TypedDict):
-    """Drafts accepted only because the rule relaxed."""
+    """Drafts that were accepted only because the rule is relaxed."""
 
     hits: int
     per_1000_tokens: float | None
 
 
 class Distance(TypedDict):
-    """How far the emitted law is from the target's, a token; with a 95 % interval over requests."""
+    """Distance between the law that a token was drawn from and the target's, with a 95 % interval over requests."""
 
     total_variation: float
     low: float | None
@@ -142,7 +147,7 @@ class Thinking(TypedDict):
 
 
 class Kernel(TypedDict):
-    """One kernel of the profiled rounds, on a CPU one operator."""
+    """One kernel of the profiled rounds; on a CPU, one operator."""
 
     name: str
     calls_per_round: float
@@ -150,7 +155,7 @@ class Kernel(TypedDict):
 
 
 class RoundWork(TypedDict):
-    """The work that a round asks of host and GPU, counted outside the timed part; nulls where no round was profiled."""
+    """Work of host and GPU in a round, counted outside the timed part; null if no round was profiled."""
 
     launches_per_round: float | None
     replays_per_round: float | None
@@ -159,7 +164,7 @@ class RoundWork(TypedDict):
 
 
 class DivergenceCounts(TypedDict):
-    """Counts the requests that part from plain decoding, by kind; says where and how clearly they do."""
+    """Requests that differ from plain decoding, by kind, with the median place and margin of the first difference."""
 
     requests: int
     diverged: int
@@ -171,7 +176,7 @@ class DivergenceCounts(TypedDict):
 
 
 class Repeat(TypedDict):
-    """One timed pass over the workload. Its last key is younger than schema version 7."""
+    """One timed pass over the workload. The last key came after schema version 7."""
 
     decode_tokens_per_second: float | None
     end_to_end_tokens_per_second: float | None
@@ -181,7 +186,7 @@ class Repeat(TypedDict):
 
 
 class Speed(TypedDict):
-    """The figures that the clock and the row counters give of one configuration."""
+    """The times and row counts of one configuration."""
 
     decode_tokens_per_second: float | None
     end_to_end_tokens_per_second: float | None
@@ -201,7 +206,7 @@ class Speed(TypedDict):
 
 
 class PartCounts(TypedDict):
-    """The rounds that a part of a drafter drafted for, and the drafts in them."""
+    """The rounds for which one part of a drafter drafted, and the drafts in them."""
 
     rounds: int
     offered: int
@@ -209,7 +214,7 @@ class PartCounts(TypedDict):
 
 
 class Outcome(TypedDict):
-    """The figures that some requests of one configuration came to, whatever the time."""
+    """The results of some requests of one configuration, except times."""
 
     num_requests: int
     rounds: int
@@ -227,11 +232,11 @@ class Outcome(TypedDict):
 
 
 class Reference(Speed, Outcome):
-    """A configuration measured beside the main one, interleaved with it."""
+    """A configuration that is compared with the main one; the two take turns."""
 
 
 class DrafterSettings(TypedDict):
-    """A drafter of an extension has other keys beside them."""
+    """The settings of a drafter; one of an extension has further keys."""
 
     name: str
     num_draft_tokens: NotRequired[int]
@@ -244,7 +249,7 @@ class AcceptanceSettings(TypedDict):
 
 
 class RelaxedSettings(AcceptanceSettings):
-    """The settings that acceptance=relaxed_thinking has besides."""
+    """The further settings of acceptance=relaxed_thinking."""
 
     form: Literal["delta", "ratio"]
     topk: int
@@ -254,7 +259,7 @@ class RelaxedSettings(AcceptanceSettings):
 
 
 class GraphSettings(TypedDict):
-    """The settings of graph modes; each has some of them."""
+    """The settings of graph modes; each mode has some of them."""
 
     name: str
     overlap: NotRequired[bool]
@@ -270,7 +275,7 @@ class AttentionSettings(TypedDict):
 
 
 class Settings(TypedDict):
-    """The keys of a record's `config` that reports read. The rest of it is kept and compared, whatever it holds."""
+    """The keys of a record's `config` that reports read. Other keys are kept and compared without being checked."""
 
     batch_size: NotRequired[int]
     max_new_tokens: NotRequired[int]
@@ -283,14 +288,14 @@ class Settings(TypedDict):
 
 
 class ExtensionOrigin(TypedDict):
-    """The origin of a module outside this package: its version and the commit of its checkout, null where unknown."""
+    """The origin of a module outside this package: its version and the commit of its checkout, null if unknown."""
 
     version: str | None
     revision: str | None
 
 
 class Memory(TypedDict):
-    """The memory of a run: before anything was loaded, and at most. `peak_cuda_bytes` is null on a CPU."""
+    """The memory of a run: before anything was loaded, and its peak. `peak_cuda_bytes` is null on a CPU."""
 
     start_rss_bytes: int
     peak_rss_bytes: int
@@ -298,7 +303,7 @@ class Memory(TypedDict):
 
 
 class Origin(TypedDict):
-    """Names the run and what it stood on."""
+    """The run's name, its configuration, and the versions and hardware that it ran on."""
 
     name: str
     choices: dict[str, str]
@@ -320,7 +325,7 @@ class Origin(TypedDict):
 
 
 class Comparison(TypedDict):
-    """The main configuration against its references."""
+    """The main configuration compared with its references."""
 
     references: dict[str, Reference]
     speedup: Ratio | None
@@ -330,7 +335,7 @@ class Comparison(TypedDict):
 
 
 class Results(Outcome, Speed, Comparison, RoundWork):
-    """Everything that was measured. `tree_rows` is younger than the schema's version."""
+    """Everything that was measured. `tree_rows` came after schema version 7."""
 
     num_draft_tokens: int | None
     tree_rows: NotRequired[int | None]
@@ -344,7 +349,7 @@ class Results(Outcome, Speed, Comparison, RoundWork):
 
 
 class Summary(Origin, Results):
-    """`summary.json`. A run that has no results has the same keys, with nulls, zeros and empty lists."""
+    """`summary.json`. A run without results has the same keys, with nulls, zeros and empty lists."""
 
     schema_version: int
     status: Status

@@ -1,4 +1,4 @@
-"""Writes records where they go. Files always; other sinks beside them, fed the same rows."""
+"""The sinks of records. A run always writes files, and may send the same rows to other sinks."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ CONFIG_FILE = "config.yaml"
 REQUESTS_FILE = "requests.jsonl"
 ROUNDS_FILE = "rounds.jsonl"
 SWEEP_FILE = "sweep.json"
-"""Says how many jobs a sweep had and how they ended, written when the last has: a sweep without it was killed."""
+"""How many jobs a sweep had and how they ended. It is written after the last job, so a killed sweep has none."""
 OF_A_RECORD = (SUMMARY_FILE, CONFIG_FILE, REQUESTS_FILE, ROUNDS_FILE, SWEEP_FILE)
 
 
 class Sink(Protocol):
-    """Takes the rows of one run. `start` comes first and `finish` last, also when the run failed."""
+    """Receives the rows of one run. `start` is called first and `finish` last, even if the run failed."""
 
     def start(self, folder: Path, summary: Summary) -> None:
-        """`folder` is the run's own; `summary` has the config and provenance, no results yet."""
+        """Begin the record. `folder` is the run's own; `summary` has the config and provenance, but no results yet."""
         ...
 
     def round(self, row: RoundRow) -> None: ...
@@ -37,10 +37,10 @@ class Sink(Protocol):
 
 
 class FileSink:
-    """`config.yaml`, `summary.json`, and a line a row in `requests.jsonl` and `rounds.jsonl`.
+    """Writes `config.yaml`, `summary.json`, and a line for each row in `requests.jsonl` and `rounds.jsonl`.
 
-    `summary.json` is there and valid at every moment: at the start it says `interrupted`, which is what a killed run
-    leaves behind. A kill or a full disk can tear the last line of the others, and no other line.
+    `summary.json` exists and is valid at any time. It says `interrupted` from the start, so a killed run has the right
+    status. A kill or a full disk can cut off the last line of the other files, but no earlier line.
     """
 
     def __init__(self) -> None:
@@ -72,7 +72,7 @@ class FileSink:
 
 
 class LineFile:
-    """A JSON Lines file, new and empty, that hands every line to the system as a whole and keeps none back."""
+    """A JSON Lines file, empty at first. Each line is written to the system at once, without a buffer."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("wb", buffering=0)
@@ -81,7 +81,7 @@ class LineFile:
         """Append a row.
 
         Raises:
-            ValueError: a NaN or an infinity, which JSON has not; nothing is written.
+            ValueError: a NaN or an infinity, which JSON does not have; nothing is written.
         """
         text = json.dumps(row, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
         rest = memoryview(f"{text}\n".encode())
@@ -93,10 +93,10 @@ class LineFile:
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Write strict JSON so that a reader sees the old file or the new one, never a part.
+    """Write strict JSON so that a reader sees the whole old file or the whole new one.
 
     Raises:
-        ValueError: a NaN or an infinity, which JSON has not.
+        ValueError: a NaN or an infinity, which JSON does not have.
     """
     text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
     replace_text(path, text + "\n")
@@ -110,10 +110,10 @@ def write_config(path: Path, config: Mapping[str, Any]) -> None:
 
 
 def write_asked(flag: str, path: Path, text: str) -> None:
-    """Write the file that was named behind `flag`.
+    """Write a file whose name the user gave with `flag`.
 
     Raises:
-        UserError: it cannot be written, or is part of a record.
+        UserError: the file cannot be written, or is part of a record.
     """
     if path.name in OF_A_RECORD and path.exists():
         raise UserError(f"{flag}={path} is part of a record, which this would destroy; name another file")
@@ -124,17 +124,18 @@ def write_asked(flag: str, path: Path, text: str) -> None:
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Do what `replace_bytes` does with text."""
+    """Do the same as `replace_bytes`, with text."""
     replace_bytes(path, text.encode())
 
 
 def replace_bytes(path: Path, content: bytes) -> None:
-    """Write a file so that a reader, or a kill, finds the old one or the new one, never a part.
+    """Write a file so that the old one stays whole until the new one is, even if the process is killed.
 
-    One process writes a file, so the name is fixed: what a kill left under it is written over by the next write.
+    The temporary file has a fixed name, since only one process writes it. After a kill the next write replaces it.
 
     Raises:
-        OSError: it cannot be written, or something else has its name, such as a device, whose place a file would take.
+        OSError: the file cannot be written, or its name belongs to something else, such as a device, which would be
+            replaced.
     """
     if path.exists() and not path.is_file() and not path.is_dir():
         raise OSError(errno.EINVAL, "not a regular file", str(path))

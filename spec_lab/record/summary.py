@@ -1,7 +1,7 @@
-"""Builds `summary.json` from what the timed passes produced.
+"""Builds `summary.json` from the results of the timed passes.
 
-Rates and times are medians over the timed repeats. What does not depend on the clock (acceptance, rows, accuracy) comes
-from the first repeat: greedy runs repeat exactly, and `repeats_identical` says when one did not.
+Rates and times are medians over the timed repeats. Results other than times (acceptance, rows, accuracy) are those of
+the first repeat, since greedy runs repeat exactly. `repeats_identical` says if one did not.
 """
 
 from __future__ import annotations
@@ -63,18 +63,19 @@ def build_summary(
     """Make the whole record of a run.
 
     Args:
-        main: the configuration that was asked for.
-        references: others by name, each with as many repeats as `main`, interleaved with it: `plain`, `unpruned`.
+        main: the configuration that the user asked for.
+        references: other configurations by name (`plain`, `unpruned`), each with as many repeats as `main`; they take
+            turns with it.
         seconds: wall time of the run so far.
         reason: why a run did not finish.
-        divergences: result of the audit against plain decoding; None where there was none.
-        kernels: from the profiled stretch.
-        work: of a round of it; None where there was none.
-        acceptance_imposed: the rule set how much is accepted, so acceptance is no result.
-        acceptance_lossless: whether the rule promises plain decoding's output; None where no rule was at work.
-        row_invariant: whether the target's rows do not depend on each other; None where nothing was loaded.
-        memory: of the process and its GPU; None where nothing was measured.
-        metrics: of extensions.
+        divergences: results of the audit against plain decoding; None if there was no audit.
+        kernels: the kernels of the profiled rounds.
+        work: the work of a profiled round; None if no round was profiled.
+        acceptance_imposed: whether the rule sets how much is accepted, so that acceptance is not a result.
+        acceptance_lossless: whether the rule promises plain decoding's output; None if there was no rule.
+        row_invariant: whether the target's rows are independent of each other; None if nothing was loaded.
+        memory: memory of the process and its GPU; None if it was not measured.
+        metrics: the metrics of extensions.
     """
     own = metrics or OwnMetrics()
     diverged = None if divergences is None else {divergence.request_id for divergence in divergences}
@@ -151,7 +152,7 @@ def _origin(info: RunInfo) -> Origin:
 
 
 def _outcome(measured: Measured, requests: Sequence[RequestRecord], diverged: Collection[str] | None) -> Outcome:
-    """Sum up some `requests` of a configuration. Acceptance is None without drafts: there is nothing to accept."""
+    """Summarise some `requests` of a configuration. Acceptance is None if there are no drafts."""
     num_draft_tokens, correct = measured.num_draft_tokens, measured.correct
     return Outcome(
         num_requests=len(requests),
@@ -215,7 +216,7 @@ def _repeat(result: GenerationResult) -> Repeat:
 
 
 def _repeats_identical(repeats: Sequence[GenerationResult]) -> bool | None:
-    """Tell whether every repeat gave the tokens of the first; None with fewer than two."""
+    """Return whether every repeat gave the tokens of the first; None with fewer than two repeats."""
     if len(repeats) < 2:
         return None
     outputs = [{request.request_id: request.output_ids for request in result.requests} for result in repeats]
@@ -223,7 +224,7 @@ def _repeats_identical(repeats: Sequence[GenerationResult]) -> bool | None:
 
 
 def _graph(repeats: Sequence[GenerationResult]) -> Graph:
-    """The engine counts on from pass to pass, so the last repeat knows them all."""
+    """Return the counts of graphs. The engine never resets them, so those of the last repeat include all passes."""
     if not repeats:
         return Graph(mode=None, captures=0, replays=0, fallbacks=0, nodes={}, rounds_per_replay=1, no_loop=False)
     counts = repeats[-1].graph
@@ -265,7 +266,7 @@ def _ratio_over(name: str, main: Measured, references: Mapping[str, Measured]) -
 
 
 def _break_even(main: Measured, references: Mapping[str, Measured]) -> float | None:
-    """Return the break-even acceptance length; None without drafts, of which nothing could pay."""
+    """Return the break-even acceptance length; None without drafts."""
     if "plain" not in references or not any(result.num_draft_tokens for result in main.repeats):
         return None
     pairs = zip(main.repeats, references["plain"].repeats, strict=True)

@@ -1,4 +1,4 @@
-"""Measures time: of rounds and their stages, of requests, and of one configuration beside another.
+"""Computes times of rounds, of their stages and of requests, and compares those of two configurations.
 
 The first paragraph of a docstring is the definition of the number (`spec_lab.record.definitions`).
 """
@@ -18,19 +18,19 @@ if TYPE_CHECKING:
 
 
 STAGES = ("verify", "accept", "catchup", "recur", "draft", "graph", "commit", "readback", "lookup")
-"""`draft` is catchup and recur in one graph, `graph` a whole round in one, where the spans inside cannot be timed.
-`lookup` is the host's, while the device waits."""
+"""The stages of a round. `draft` is catchup and recur in one graph, and `graph` is a whole round in one; their parts
+cannot be timed separately. `lookup` is work of the host while the device waits."""
 
 
 def stages_of(results: Sequence[GenerationResult]) -> list[str]:
-    """Return the stages of the lab, and behind them those that an extension's parts have measured themselves, each a
-    part of the stage that it stands in."""
+    """Return the stages of the lab, then those that parts of extensions have timed themselves. The time of each of the
+    latter is also in the stage that it belongs to."""
     seen = dict.fromkeys(name for result in results for record in result.rounds for name in record.stage_seconds)
     return [*STAGES, *(name for name in seen if name not in STAGES)]
 
 
 DRAFT_STAGES = ("catchup", "recur", "draft", "lookup")
-"""Those that a drafter takes its time in."""
+"""The stages in which a drafter runs."""
 
 
 def decode_tokens_per_second(rounds: Sequence[RoundRecord]) -> float | None:
@@ -49,8 +49,8 @@ def round_ms(rounds: Sequence[RoundRecord]) -> float | None:
     """Mean time of a round in milliseconds, until the host has read its tokens. It begins where the host had read
     the round before, and behind a prompt pass with the launch. Median over repeats.
 
-    The times so add up to the wall time of decoding. With graph.rounds_per_replay the rounds of a replay share its time
-    equally, that of wasted ones with it.
+    So the times add up to the wall time of decoding. With graph.rounds_per_replay the rounds of a replay share its time
+    equally, including that of wasted rounds.
     """
     return mean([1e3 * record.seconds for record in rounds])
 
@@ -59,13 +59,13 @@ def launch_ms(rounds: Sequence[RoundRecord]) -> float | None:
     """CPU span: mean time from the host's first call of the launch until it has launched all of a round, before it
     waits for results.
 
-    On a CPU an operator has run once it is launched, so the span is nearly the round. Median over timed repeats.
+    On a CPU a launch runs the operator, so the span is nearly the whole round. Median over timed repeats.
     """
     return mean([1e3 * record.launch_seconds for record in rounds if record.launch_seconds is not None])
 
 
 def launched_round_ms(result: GenerationResult) -> float | None:
-    """Mean time of a round in milliseconds, wasted ones among them, in which the GPU is as busy as in any."""
+    """Mean time of a round in milliseconds, including wasted rounds, which keep the GPU as busy as others."""
     total = sum(record.seconds for record in result.rounds)
     return ratio(1e3 * total, len(result.rounds) + result.num_wasted_rounds)
 
@@ -81,8 +81,8 @@ def gpu_idle_share(busy_ms: float | None, launched_round_ms: float | None) -> fl
 def stage_ms(rounds: Sequence[RoundRecord], stage: str) -> float | None:
     """Mean time of a stage in the rounds that could tell it apart; null where none could. Median over timed repeats.
 
-    `commit` is the device's bookkeeping, `readback` packs what the host is to know and copies it. What a round takes
-    beyond its stages is the host's time between them.
+    `commit` is the device's bookkeeping. `readback` packs the results that the host needs and copies them. The rest of
+    a round's time is the host's, between stages.
     """
     return mean([1e3 * record.stage_seconds[stage] for record in rounds if stage in record.stage_seconds])
 
@@ -91,7 +91,7 @@ def prefill_ms_per_request(prefills: Sequence[PrefillRecord]) -> float | None:
     """Mean time of a request's prompt pass: all its chunks, the first token, the first drafts. A forward over several
     prompts is shared out by rows. Median over repeats.
 
-    The times of all requests so add up to that of all prompt passes.
+    So the times of all requests add up to that of all prompt passes.
     """
     return mean([1e3 * record.seconds for record in prefills])
 
@@ -149,16 +149,16 @@ def break_even_acceptance_length(rounds: Sequence[RoundRecord], plain_rounds: Se
 
 
 def draft_ms(summary: Summary) -> float | None:
-    """Return the time of the drafter in a round; None where no stage of it could be timed by itself."""
+    """Return the time of the drafter in a round; None if none of its stages could be timed separately."""
     stages = summary["stage_ms_per_round"]
     known = [value for stage in DRAFT_STAGES if (value := stages.get(stage)) is not None]
     return sum(known) if known else None
 
 
 def in_plain_steps(summary: Summary, milliseconds: float | None) -> float | None:
-    """Return a part of a round's time in plain steps; None without plain decoding beside the run.
+    """Return a part of a round's time, in units of a plain step's time; None if plain decoding was not timed.
 
-    A round serves a batch: its parts share the cost of a request round as they share its time.
+    A round serves a batch. So the part's fraction of the round is multiplied by the cost of a request round.
     """
     break_even, round_ms = summary["break_even_acceptance_length"], summary["round_ms"]
     return milliseconds * break_even / round_ms if milliseconds is not None and break_even and round_ms else None

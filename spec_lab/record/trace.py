@@ -1,4 +1,4 @@
-"""Names what stands in `trace.json.gz`, the profiler's trace of a stretch of rounds, and reads it back."""
+"""The names of events in `trace.json.gz`, the profiler's trace of some rounds, and its reader."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SYNC = re.compile(r"(cuda|cu)((Stream|Event|Device|Ctx)Synchronize|Memcpy(?!.*As
 
 ON_HOST = ("cpu_op", "cuda_runtime", "cuda_driver", "user_annotation")
 ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset", "gpu_user_annotation")
-"""Categories of the trace's events; others say what we do not read."""
+"""The categories of events that are read; other events are skipped."""
 
 Interval = tuple[float, float]
 
@@ -35,8 +35,8 @@ class TraceEvent:
     """An event of the profiler's trace.
 
     Attributes:
-        on_device: it ran on the GPU, or marks a span there.
-        is_span: a span of ours, not work.
+        on_device: whether it ran on the GPU, or marks a span there.
+        is_span: whether it is a span that the lab marked rather than work.
     """
 
     name: str
@@ -47,7 +47,7 @@ class TraceEvent:
 
 
 class _Row(TypedDict):
-    """The keys that are read of an event that has a length."""
+    """The keys of an event with a duration that are read."""
 
     name: str
     cat: str
@@ -56,10 +56,10 @@ class _Row(TypedDict):
 
 
 def read_trace_file(folder: Path) -> list[TraceEvent]:
-    """Read every event with a length of the trace in a run's folder, as the profiler wrote it.
+    """Read all events with a duration from the trace in a run's folder, in the file's order.
 
     Raises:
-        UserError: there is none, or it is broken.
+        UserError: the trace is missing or broken.
     """
     path = folder / TRACE_FILE
     try:
@@ -86,7 +86,7 @@ def _events(trace: Any) -> Iterator[TraceEvent]:
 
 
 def union(intervals: Iterable[Interval]) -> list[Interval]:
-    """Return the same stretches of time, ascending and disjoint."""
+    """Return the union of the intervals, as disjoint intervals in ascending order."""
     merged: list[Interval] = []
     for start, end in sorted(intervals):
         if merged and start <= merged[-1][1]:
@@ -97,7 +97,7 @@ def union(intervals: Iterable[Interval]) -> list[Interval]:
 
 
 def outermost(events: Iterable[TraceEvent]) -> list[TraceEvent]:
-    """Return the events that begin inside no earlier one, ascending."""
+    """Return the events that do not begin inside another one, in ascending order."""
     kept: list[TraceEvent] = []
     for event in sorted(events, key=lambda event: (event.start_us, -event.end_us)):
         if not kept or event.start_us >= kept[-1].end_us:

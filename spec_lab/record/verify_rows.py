@@ -30,9 +30,9 @@ class RowsOrigin:
     """What a rule needs to know about the run in addition to the rows.
 
     Attributes:
-        request_ids: in the order of the rows.
-        markers: ids of the begin and the end marker of thinking; None where the tokenizer has none.
-        prefill_chunk: prompt rows a forward, which TensorRT-LLM's phase depends on.
+        request_ids: the requests, in the order of the rows.
+        markers: ids of the begin and the end marker of thinking; None if the tokenizer has none.
+        prefill_chunk: number of prompt rows in a forward, on which TensorRT-LLM's phase depends.
     """
 
     request_ids: list[str]
@@ -46,10 +46,10 @@ class VerifyRows:
     """The rounds of all requests, concatenated request by request; `rounds` is their total number.
 
     Attributes:
-        first_ids: [requests] the prompt pass's token.
+        first_ids: [requests] the token sampled by the prompt pass.
         num_rounds: [requests].
         draft_ids: [rounds, K].
-        accepted: [rounds] drafts the run's own rule accepted, before any cut.
+        accepted: [rounds] number of drafts that the run's own rule accepted, before any cut.
         last_ids: [rounds] the token emitted after them.
         top_ids: [rounds, N, topk] the likeliest tokens of each row, likeliest first, the lowest id first among equals.
         top_probabilities: [rounds, N, topk] float32, of the softmax of the raw logits.
@@ -116,7 +116,7 @@ def _read_origin(metadata: Mapping[str, str] | None) -> RowsOrigin:
     """Read the origin of the rows from the file's metadata.
 
     Raises:
-        ValueError: it has none that fits.
+        ValueError: the metadata have no valid origin.
     """
     if metadata is None or "origin" not in metadata:
         raise ValueError("it does not say which requests they are of")

@@ -1,5 +1,6 @@
-"""This module makes of a record what W&B gets: tags, configuration, tables, and copies of the files, all without
-anything that tells who ran it or where.
+"""Turns a record into what W&B receives: tags, configuration, tables, and copies of the files.
+
+None of it says who ran it or where.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ ENVIRONMENT_FILE = "environment.json"
 LONGEST_TAG = 64
 NOT_FACTORS = ("logger", "size", "debug")
 UNNAMED = ("drafter.num_draft_tokens", "batch_size", "kernels", "verify.budget", "recurrent.rollback")
-"""Knobs that a study or a sweep may turn, and that no group is called by."""
+"""Knobs that a study or a sweep may vary, but that are in no group's tag."""
 NOT_RESULTS = ("config", "versions", "choices", "definitions")
-"""Keys of a record that are no figures: they stand in W&B's config and in the files."""
+"""Keys of a record that are no results; W&B has them in its config and in the files."""
 REQUEST_COLUMNS = (
     "id", "category", "rounds", "acceptance_length", "output_tokens", "finish_reason", "correct", "divergence", "text",
     "acceptance_imposed",
@@ -30,9 +31,9 @@ KERNEL_COLUMNS = ("name", "calls_per_round", "us_per_round")
 
 
 def tags_of(summary: Summary) -> list[str]:
-    """Return a tag a factor, such as `drafter=eagle3` or `batch_size=8`, so that W&B can filter and group by each.
+    """Return a tag for each factor, such as `drafter=eagle3` or `batch_size=8`, by which W&B can filter and group.
 
-    A group's tag holds those of its knobs that are not as usual; what is in `UNNAMED` belongs to no group's name.
+    A group's tag includes those of its knobs that differ from the option's. Knobs in `UNNAMED` have tags of their own.
     """
     factors = {group: name for group, name in summary["choices"].items() if group not in NOT_FACTORS}
     for key in UNNAMED:
@@ -46,12 +47,12 @@ def tags_of(summary: Summary) -> list[str]:
 
 
 def results_of(summary: Summary) -> dict[str, Any]:
-    """Return all of `summary.json` that is no part of the configuration."""
+    """Return all of `summary.json` except `NOT_RESULTS`."""
     return {key: value for key, value in without_user_paths(summary).items() if key not in NOT_RESULTS}
 
 
 def request_cells(row: RequestRow) -> list[Any]:
-    """Return the line of a request, by `REQUEST_COLUMNS` but for the last, which the whole run decides."""
+    """Return the cells of a request for `REQUEST_COLUMNS`, without the last, which is the same for the whole run."""
     rounds = len(row["emitted_per_round"])
     divergence = row["divergence"]
     return [
@@ -68,12 +69,12 @@ def request_cells(row: RequestRow) -> list[Any]:
 
 
 def kernel_cells(summary: Summary) -> list[list[Any]]:
-    """Return a line a kernel of the profiled rounds, by `KERNEL_COLUMNS`."""
+    """Return a line for each kernel of the profiled rounds, with the cells of `KERNEL_COLUMNS`."""
     return [[kernel["name"], kernel["calls_per_round"], kernel["us_per_round"]] for kernel in summary["kernels"]]
 
 
 def copy_files(folder: Path, copies: Path, summary: Summary) -> Sequence[Path]:
-    """Copy the record of the run in `folder`, free of the user's paths, to `copies`; large traces stay behind."""
+    """Copy the record of the run in `folder` to `copies`, without the user's paths and without traces."""
     copies.mkdir(parents=True, exist_ok=True)
     clean = without_user_paths(summary)
     write_json(copies / SUMMARY_FILE, clean)
@@ -85,21 +86,21 @@ def copy_files(folder: Path, copies: Path, summary: Summary) -> Sequence[Path]:
 
 
 def environment_of(summary: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the versions, the revision and the device that a run stood on."""
+    """Return the versions, the revision and the device of a run."""
     keys = Origin.__annotations__.keys() - {"config", "name", "started_at"}
     return {"extensions": {}} | {key: summary[key] for key in sorted(keys) if key in summary}
 
 
 def wandb_config(summary: Summary) -> dict[str, Any]:
-    """Return the resolved config by its own keys, and beside it what identifies the run."""
+    """Return the resolved config, with the run's versions and device under the additional key `origin`."""
     return without_user_paths(summary["config"]) | {"origin": environment_of(summary)}
 
 
 def without_user_paths(value: Any) -> Any:
-    """Return a copy in which no string shows where the user's files lie.
+    """Return a copy in which no string shows where the user's files are.
 
-    A string that is an absolute path keeps its last part; inside other strings the home and the working directory are
-    written `~` and `.`, and every other absolute path keeps its last part.
+    A string that is an absolute path keeps its last part. Inside other strings the home and the working directory
+    become `~` and `.`, and any other absolute path keeps its last part.
     """
     if isinstance(value, Mapping):
         return {key: without_user_paths(item) for key, item in value.items()}
@@ -109,7 +110,7 @@ def without_user_paths(value: Any) -> Any:
         return value
     if Path(value).is_absolute():
         return Path(value).name
-    # The longer one first: the working directory often lies in the home.
+    # The longer one is replaced first, since the working directory is often inside the home.
     places = {str(Path.cwd()): ".", str(Path.home()): "~"}
     for place in sorted(places, key=len, reverse=True):
         value = value.replace(place, places[place]) if place != os.sep else value

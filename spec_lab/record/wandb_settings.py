@@ -1,6 +1,6 @@
-"""This module finds out before a run starts whether W&B takes its names and settings, and whether there is a key.
+"""Checks before a run starts whether W&B would accept the names and settings, and whether there is a key.
 
-W&B is imported only by what needs its own answer. No message of it is passed on that could hold a key.
+W&B is imported only by functions that must ask it. No message of W&B that could contain a key is passed on.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SECRETS = ("WANDB_API_KEY",)
 
 
 def project_problem(project: str) -> str | None:
-    """Say why W&B would not take the name of a project."""
+    """Return why W&B would refuse the name of a project; None if it would not."""
     unfit = sorted(set(UNFIT_FOR_A_PROJECT) & set(project))
     if project.strip() and project.isprintable() and not unfit and len(project) <= LONGEST_PROJECT:
         return None
@@ -30,7 +30,7 @@ def project_problem(project: str) -> str | None:
 
 
 def entity_problem(entity: str | None) -> str | None:
-    """Say why there is no W&B user or team of that name."""
+    """Return why no W&B user or team can have this name; None if one can."""
     if entity is None or ENTITY.fullmatch(entity):
         return None
     return (
@@ -40,7 +40,7 @@ def entity_problem(entity: str | None) -> str | None:
 
 
 def group_problem(group: str | None) -> str | None:
-    """Say why W&B would not take the name of a group."""
+    """Return why W&B would refuse the name of a group; None if it would not."""
     if group is None or (group.strip() and group.isprintable() and len(group) <= LONGEST_PROJECT):
         return None
     limits = f"1 to {LONGEST_PROJECT} printable characters"
@@ -48,12 +48,12 @@ def group_problem(group: str | None) -> str | None:
 
 
 def load_settings() -> Any:
-    """Return W&B's settings as its environment variables and files have them.
+    """Read W&B's settings from its environment variables and files.
 
-    W&B's own `setup` would start its service, a process, for a run that may be refused or only composed.
+    W&B's own `setup` is not called, since it would start a process for a run that may be refused or only composed.
 
     Raises:
-        wandb.errors.Error, ValueError: Something in them cannot be read.
+        wandb.errors.Error, ValueError: a setting cannot be read.
     """
     import wandb
     from wandb.sdk import wandb_setup
@@ -61,12 +61,12 @@ def load_settings() -> Any:
     try:
         return wandb_setup.singleton().settings
     except (wandb.errors.Error, ValueError):
-        wandb.teardown()  # W&B keeps settings that it read in part, and would not complain of them again
+        wandb.teardown()  # W&B keeps settings that it has read in part, and would not report the error again
         raise
 
 
 def settings_problem() -> str | None:
-    """Say what W&B cannot read of its environment variables and settings files, such as WANDB_MODE=garbage."""
+    """Return what W&B cannot read in its environment variables and settings files, such as WANDB_MODE=garbage."""
     import wandb
 
     try:
@@ -77,7 +77,7 @@ def settings_problem() -> str | None:
 
 
 def key_problem(mode: str) -> str | None:
-    """Say why a run cannot go online as `logger.mode` or, where that is auto, WANDB_MODE insists."""
+    """Return why a run cannot be online although `logger.mode` requires it, or WANDB_MODE with `logger.mode=auto`."""
     if mode_of_run(mode) != "online":
         return None
     if (key := load_settings().api_key) and (problem := malformed(key)):
@@ -91,24 +91,24 @@ def key_problem(mode: str) -> str | None:
 
 
 def malformed(key: str) -> str | None:
-    """Return what W&B says of a key that it would not even send, without the key."""
+    """Return W&B's reason, without the key, if the key is malformed; else None."""
     try:
         from wandb.sdk.lib.wbauth.validation import check_api_key
-    except ImportError:  # no public name: another release may have it elsewhere, and says so when it logs in
+    except ImportError:  # a private name that other releases may lack; W&B then reports a bad key at login
         return None
     problem = check_api_key(key)
     return problem and problem.removesuffix(".")
 
 
 def mode_of_run(mode: str) -> str:
-    """Return what `logger.mode` comes to here: `auto` is what WANDB_MODE says, else online where there is a key."""
+    """Return the mode of a run. `auto` is the value of WANDB_MODE if it is set, else online if there is a key."""
     if mode != "auto":
         return mode
     return os.environ.get("WANDB_MODE") or ("online" if has_key() else "offline")
 
 
 def has_key() -> bool:
-    """Tell whether credentials for W&B are configured, without asking for them."""
+    """Return whether credentials for W&B are configured, without prompting for them."""
     settings = load_settings()
     if settings.api_key or settings.identity_token_file:
         return True
@@ -120,7 +120,7 @@ def has_key() -> bool:
 
 
 def describe_wandb_error(error: Exception) -> str:
-    """Say in a line what W&B complains about, with the environment variable at fault, and without a key."""
+    """Return W&B's error in one line, with the name of the environment variable at fault, and without keys."""
     details = getattr(error, "errors", None)
     text = ", ".join(map(_describe_setting, details())) if callable(details) else str(error).partition("\n")[0]
     for secret in filter(None, map(os.environ.get, SECRETS)):
@@ -129,12 +129,12 @@ def describe_wandb_error(error: Exception) -> str:
 
 
 def _describe_setting(detail: Mapping[str, Any]) -> str:
-    """Describe one setting that does not validate; its value may be a secret and is left out."""
+    """Describe one invalid setting without its value, which may be a secret."""
     name = ".".join(map(str, detail["loc"]))
     variable = f"WANDB_{name.upper()}"
     return f"{variable if variable in os.environ else name}: {detail['msg']}"
 
 
 def shown(value: str) -> str:
-    """Return a name as it was typed, or escaped where it would break the line."""
+    """Return a name unchanged, or escaped if it would not print in one line."""
     return value if value.isprintable() and value.strip() else repr(value)

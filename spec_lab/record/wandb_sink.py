@@ -1,8 +1,8 @@
-"""The same record in Weights & Biases, online or offline, without anything that tells who ran it or where.
+"""Sends the same record to Weights & Biases, online or offline, without anything that says who ran it or where.
 
-By default W&B records the host, the user's paths, the command line and the console; all of that is switched off, and
-absolute paths in the config are cut to their last part. An offline run is whole in itself: it refers to files by their
-path relative to the directory named in the message at the end, from which `wandb sync` finds them.
+By default W&B records the host, the user's paths, the command line and the console. All of that is switched off, and
+absolute paths in the config are cut to their last part. An offline run refers to files by relative paths. `wandb sync`
+finds them from the directory that is named in the message at the end.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ INIT_TIMEOUT_SECONDS = 10
 REQUESTS_PER_POINT = 8
 
 Draw = Callable[[Summary, Path], Iterable[tuple[Path, str | None]]]
-"""Saves figures of a finished run in a folder: of each its file, and why it could not be drawn or None."""
+"""Saves figures of a finished run in a folder. Returns for each its file, and why it could not be drawn, or None."""
 
 
 class WandbSink:
     """One W&B run for one run of the lab.
 
     Args:
-        mode: `auto` goes online where a key is configured and the server answers in time, else offline; `WANDB_MODE`
-            decides if it is set. The other values insist.
-        group: of a sweep; None is the sweep that W&B's own agent runs, if one does.
-        draw: makes the run's figures; None logs none.
+        mode: `auto` is `WANDB_MODE` if that is set. Else it is online if a key is configured and the server answers in
+            time, and offline if not. Other values are used unchanged, or the run is refused.
+        group: group of a sweep; None is the sweep that W&B's own agent runs, if there is one.
+        draw: draws the run's figures; None logs none.
 
     Raises:
-        ValueError: there is no such mode.
+        ValueError: an unknown mode.
     """
 
     def __init__(
@@ -80,15 +80,15 @@ class WandbSink:
         """
         self._folder = folder
         self._run = self._open(folder, summary)
-        # They are open and go on being written, but a killed run leaves nothing of them.
+        # The open files are still written, but are gone from the folder even if the run is killed.
         remove_logs(Path(self._run.dir).parent)
-        # W&B would summarise each by its last value, which is no result of the run.
+        # Else W&B would show the last value of each as a result of the run.
         for axis in ("request", "repeat"):
             self._run.define_metric(f"{axis}/index", hidden=True, summary="none")
             self._run.define_metric(f"{axis}/*", step_metric=f"{axis}/index", summary="none")
 
     def round(self, row: RoundRow) -> None:
-        """Rounds are too many to log one by one; they go along as a file."""
+        """Do nothing: there are too many rounds to log one by one, so they are uploaded as a file."""
 
     def request(self, row: RequestRow) -> None:
         self._num_rounds += len(row["emitted_per_round"])
@@ -109,7 +109,7 @@ class WandbSink:
             self._log_figures(summary)
             self._log_files(summary)
         self._run.summary.update(results_of(summary))
-        # W&B's sweeps find a metric at the top level only, by its whole name.
+        # W&B's sweeps find a metric only by its whole name, at the top level.
         self._run.summary.update(scalars(summary))
         directory = Path(self._run.dir).parent
         is_offline = self._run.offline
@@ -173,13 +173,13 @@ class WandbSink:
         import wandb
 
         table: Any = wandb.Table(columns=list(columns), data=[list(row) for row in rows], allow_mixed_types=True)
-        # An unbound table is logged as an artifact of its own, staged under the user's home, whose path then stands in
-        # the run. Bound beforehand it goes as a file of the run, with the same panel.
+        # An unbound table is logged as a separate artifact, and the run then contains a path below the user's home. A
+        # table that is bound first is uploaded as a file of the run, with the same panel.
         table.bind_to_run(self._run, name, self._run.step)
         self._run.log({name: table})
 
     def _log_figures(self, summary: Summary) -> None:
-        """Log the pictures of the run; one that cannot be drawn costs a warning and nothing else."""
+        """Log the pictures of the run. One that cannot be drawn gives a warning, and the others are still logged."""
         import wandb
 
         if self._draw is None or summary["status"] != "finished":
@@ -214,7 +214,7 @@ class WandbSink:
 
 
 def private_settings() -> Any:
-    """Return settings by which W&B records nothing of the machine and its user."""
+    """Return settings with which W&B records nothing about the machine and its user."""
     import wandb
 
     return wandb.Settings(
@@ -234,5 +234,5 @@ def private_settings() -> Any:
 
 
 def remove_logs(directory: Path) -> None:
-    """Drop W&B's own debug logs, which name absolute paths; syncing does not read them."""
+    """Delete W&B's debug logs, which contain absolute paths. Syncing does not need them."""
     shutil.rmtree(directory / "logs", ignore_errors=True)

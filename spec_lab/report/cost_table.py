@@ -16,11 +16,12 @@ from spec_lab.report.known_options import ORACLE
 
 TITLE = "What a round costs, in steps of plain decoding"
 NOTE = """\
-draft, verify, rest: the stages of a round in steps of plain decoding, each request's share; rest is the host's time
-between stages, accept, commit and readback, and all of it where one graph holds the round. They add up to break-even,
-the acceptance length from which drafting pays. predicted: length / break-even; off: measured over predicted, less 1,
-where rounds cut short count only in measured. oracle's: the acceptance length of drafts that are always right, measured
-where an oracle ran beside at this K (marked m), else K + 1; its speedup is what this drafter's cost leaves to gain."""
+draft, verify, rest: the stages of a round for each request, in steps of plain decoding. rest is accept, commit,
+readback, and the host's time between stages; if one graph is the whole round, rest is the whole round. They add up to
+break-even, the acceptance length from which drafting pays. predicted: length / break-even. off: measured / predicted -
+1; rounds cut short count only in measured. oracle's: the acceptance length of drafts that are always right, which is
+measured if an oracle ran at this K (marked m), else K + 1. its speedup: the speedup with this acceptance length and
+this drafter's cost."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,12 +19,12 @@ from spec_lab.report.lines_plot import PlottedNumber, ends_of
 from spec_lab.report.study import NOT_COMPARED
 
 NOTE = """\
-round: median over turns of the mean time of a round; to eager: that over the same run's without capture, which takes
-turns with it, with the 95 % interval over turns (from three on), and none without references=[eager]; CPU span: from
-the host's first call of the launch until it has launched all of a round; launches, replays, syncs: a round, counted
-outside the timed part; captures: of the whole run, warm-up and smaller batches included, on a GPU two of each graph,
-which are replayed in turn; nodes: of the graphs captured last. With attention=torch a captured round reads keys up
-to the longest length there can be, an eager one up to the longest of its batch."""
+ms a round: median over turns of the mean time of a round. to eager: this time over that of the same run without
+capture, which takes turns with it (references=[eager]), with a 95 % interval from three turns on. CPU span: from the
+host's first call of a launch until all of a round is launched. launches, replays, syncs: in a round, counted outside
+the timed part. captures: of the whole run, including warm-up and smaller batches; on a GPU each graph is captured
+twice, and the two are replayed in turn. nodes: of the graphs captured last. With attention=torch a captured round reads
+keys up to the longest possible length, and an eager round up to the longest of its batch."""
 
 
 def read_graph_comparisons(runs: Sequence[Run]) -> list[list[Run]]:

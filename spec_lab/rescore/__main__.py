@@ -1,14 +1,14 @@
 """`python -m spec_lab.rescore FOLDER RULE...`: what other rules would have accepted in a recorded run.
 
-The run must have kept its verify rows (record.topk=16). Rules that draw, or are made from the parts of a run,
-cannot judge again. No model is run.
+The run must have kept its verify rows (record.topk=16). Rules that draw at random, or that need parts of a running
+engine, cannot be used. No model is run.
 
   python -m spec_lab.rescore outputs/RUN acceptance=strict
   python -m spec_lab.rescore outputs/RUN acceptance=relaxed_thinking acceptance.topk=3,10 acceptance.delta=0.2,0.4
   python -m spec_lab.rescore outputs/RUN acceptance=strict acceptance=relaxed_thinking acceptance.form=ratio
 
-Each acceptance= begins a rule and the knobs behind it are its own; values separated by commas make several rules.
-extensions=[MODULE] names where rules from outside are. FOLDER may stand anywhere among them.
+Each acceptance= begins a rule, and the knobs after it belong to it. Values separated by commas make several rules.
+extensions=[MODULE] names the module of rules from an extension. FOLDER may be anywhere among the arguments.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from spec_lab.rescore.table import Judgement, format_judgements
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the table; return the exit code, 2 where a rule or the run is not what it should be."""
+    """Print the table, and return the exit code: 2 if a rule or the run is refused."""
     return guarded(lambda: _rescore(_parse(arguments)))
 
 
@@ -47,7 +47,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _find_folder(arguments: list[str]) -> tuple[Path, list[str]]:
-    """Return the folder, wherever it stands, and what names the rules, in the order typed."""
+    """Return the folder, wherever it is among the arguments, and the arguments for rules in their order."""
     others = [argument for argument in arguments if not is_of_a_rule(argument)]
     if not others:
         raise UserError(f"{' '.join(arguments)}: no run is named; add the folder of one, as in outputs/RUN")
@@ -57,7 +57,7 @@ def _find_folder(arguments: list[str]) -> tuple[Path, list[str]]:
 
 
 def _rescore(options: argparse.Namespace) -> int:
-    """Torch is imported only after the rules and the run's files have been read."""
+    """Judge the run's rows by the rules, and print the table. Torch is imported only after all input has been read."""
     folder: Path = options.folder
     summary, rows = read_summary(folder), load_verify_rows(folder)
     rules = read_rules(options.rules, num_draft_tokens=rows.draft_ids.shape[-1] or DrafterConfig.num_draft_tokens)
@@ -76,7 +76,7 @@ def _rescore(options: argparse.Namespace) -> int:
 
 
 def _recorded(rows: VerifyRows) -> dict[str, list[int]]:
-    """Drafts that the run's own rule accepted, as `rescore` gives them."""
+    """Return the numbers of drafts that the run's own rule accepted, in the form of `rescore`."""
     accepted = iter(rows.accepted.tolist())
     counts = zip(rows.origin.request_ids, rows.num_rounds.tolist(), strict=True)
     return {request_id: [next(accepted) for _ in range(count)] for request_id, count in counts}

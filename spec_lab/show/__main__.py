@@ -1,8 +1,8 @@
 """`python -m spec_lab.show RUN [ID]`: one request of a run, round by round, its tokens coloured by their origin.
 
-accepted: a draft; relaxed: a draft that only a relaxed rule accepts; corrected: the target's token in the place of the
-first draft that was not accepted; bonus: the target's token behind K accepted drafts. Without ID the requests are
-listed. Where there is no colour (NO_COLOR, no terminal), marks stand in front of the tokens.
+accepted: a draft; relaxed: a draft that only a relaxed rule accepts; corrected: the target's token instead of the first
+draft that was not accepted; bonus: the target's token after K accepted drafts. Without ID the requests are listed.
+Without colours (NO_COLOR, no terminal), tokens have marks before them.
 
   python -m spec_lab.show outputs/RUN
   python -m spec_lab.show outputs/RUN code-3
@@ -33,7 +33,7 @@ from spec_lab.show.terminal import format_request, wants_colour
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the request; return the exit code, 2 where there is no such run or request."""
+    """Print the request, and return the exit code: 2 if there is no such run or request."""
     return guarded(lambda: _show(_parse(arguments)))
 
 

@@ -1,7 +1,7 @@
 """`python -m spec_lab.sweep FILE [OVERRIDES...]`: run a W&B sweep file without W&B's server, on W&B's own search code.
 
-The same command goes on where a killed sweep was, and shows a finished one instead of repeating it. Exit codes are
-those of `python -m spec_lab`.
+The same command continues a killed sweep, and shows a finished one instead of repeating it. Exit codes are those of
+`python -m spec_lab`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LARGEST_SEED = 2**63 - 1
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the sweep that `arguments` (default: those of the process) name and return the exit code."""
+    """Run the command with `arguments` (default: those of the process), and return the exit code."""
     arguments = sys.argv[1:] if arguments is None else arguments
     return guarded(lambda: _run(arguments), interrupted="interrupted; the same command goes on from here")
 
@@ -35,14 +35,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = LineParser(
         prog="python -m spec_lab.sweep",
-        description="Run a W&B sweep file without W&B's server. The same command goes on where a killed sweep was.",
+        description="Run a W&B sweep file without W&B's server. The same command continues a killed sweep.",
     )
     parser.add_argument("file", type=Path, metavar="FILE", help="a W&B sweep file, such as sweeps/drafter_grid.yaml")
     said = "for every run, as for python -m spec_lab"
     parser.add_argument("overrides", nargs="*", default=[], metavar="KEY=VALUE", help=said)
-    parser.add_argument("--count", type=_positive, help="most runs; the file's run_cap holds too")
-    parser.add_argument("--seed", type=_seed, default=0, help="of the search (default: 0)")
-    parser.add_argument("--fresh", action="store_true", help="begin anew where the sweep has ended before")
+    parser.add_argument("--count", type=_positive, help="largest number of runs; the file's run_cap applies too")
+    parser.add_argument("--seed", type=_seed, default=0, help="seed of the search (default: 0)")
+    parser.add_argument("--fresh", action="store_true", help="begin a new sweep if an earlier one has ended")
     parser.add_argument("--dry-run", action="store_true", help="print the first runs and what is refused, run nothing")
     return parser
 

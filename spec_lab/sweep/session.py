@@ -26,7 +26,7 @@ from spec_lab.sweep.space import override_key
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A run of a sweep and how it ended. `metric` is None where the file names none, or the run has no value for it."""
+    """A run of a sweep and how it ended. `metric` is None if the file names no metric, or the run has no value."""
 
     number: int
     parameters: dict[str, Any]
@@ -51,7 +51,7 @@ class Sweep:
     ground: Ground
 
     def run(self) -> list[Trial]:
-        """Run the runs that have not ended before, until the grid is done, or the limit or the metric's target is
+        """Run everything that has not run before, until the grid is done, or the limit or the metric's target is
         reached.
 
         Raises:

@@ -44,7 +44,7 @@ With one of these a training for target=hf or target=smollm2_135m does something
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Train as `arguments` (default: those of the process) say, and return the exit code."""
+    """Run the command with `arguments` (default: those of the process), and return the exit code."""
     arguments = sys.argv[1:] if arguments is None else arguments
     return guarded(lambda: _run(arguments), _menu, "interrupted; the same command goes on from here")
 

@@ -108,7 +108,7 @@ def _begin(file: Path, header: dict[str, Any]) -> None:
     """Write the header, or check that the existing one matches, so that the collection can be resumed.
 
     Raises:
-        UserError: the folder holds something else: texts, or states of other layers or texts.
+        UserError: the folder has other contents: texts, or states of other layers or texts.
     """
     refuse_without_header(file, "hidden-*.safetensors")
     if file.exists() and read_json(file) != header:
@@ -123,8 +123,8 @@ def taps_of(config: CollectConfig, num_layers: int) -> tuple[Tap, ...]:
     for layer in config.layers:
         if layer >= num_layers - 1 or config.layers.count(layer) > 1:
             raise UserError(
-                f"layers={config.layers}: each is one of 0 to {num_layers - 2}, or -1 for the embedding, named once; "
-                "behind the last one stands the last state, which is always kept"
+                f"layers={config.layers}: each must be one of 0 to {num_layers - 2}, or -1 for the embedding, and "
+                "named once; leave out the last layer, since the final state is always written"
             )
     return tuple(Tap(layer) for layer in sorted(config.layers))
 

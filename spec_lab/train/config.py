@@ -28,7 +28,7 @@ class TokenizerConfig:
     """What a new vocabulary is trained on: examples of each checkable category, and the natural text."""
 
     vocab_size: int = knob(4096, "tokens, markers included", least=256 + len(SPECIAL_TOKENS), most=MAX_VOCAB_SIZE)
-    num_examples_per_category: int = knob(1500, "generated examples it is learnt from", least=1, most=MAX_TEXTS)
+    num_examples_per_category: int = knob(1500, "generated examples it is trained on", least=1, most=MAX_TEXTS)
 
 
 @dataclass
@@ -73,26 +73,26 @@ class PackingConfig:
 
     row_length: int = knob(1024, "tokens a row; a longer text loses its end", least=16, most=2**17)
     kept_gigabytes: float = knob(
-        0, "memory for hidden states of rows that will come again, on a CPU; 0: the target runs them again", least=0
+        0, "memory, on a CPU, for hidden states of rows that are used again; 0: the target runs them again", least=0
     )
     held_out: float = knob(0.01, "share of the conversations that a drafter is measured on", above=0, most=0.5)
 
 
 @dataclass
 class EvaluationConfig:
-    """What the card's figures are measured on: the shipped prompts."""
+    """How the card's figures are measured, by default on the shipped prompts."""
 
     num_draft_tokens: int = knob(3, "K of the acceptance length on the card", least=1, most=16)
     max_new_tokens: int = knob(256, "tokens after each prompt", least=1, most=MAX_LENGTH)
     batch_size: int = knob(1024, "prompts continued together", least=1, most=2**20)
     every: int = knob(
-        500, "steps between two real decodings of held-out prompts, of a target that is taken as it lies", least=1
+        500, "steps between two real decodings of held-out prompts, for an existing target such as hf", least=1
     )
     rows_per_forward: int = knob(64, "texts that are measured together", least=1, most=2**20)
     limit_per_category: int | None = knob(None, "prompts of each category it is measured on; null: all", least=1)
     samples_per_category: int = knob(3, "texts of each category that are kept to be read", least=0)
     prompts: list[str] = knob(
-        [], "question files that the card counts by category, Spec-Bench's too; of a target that is taken as it lies"
+        [], "question files that the card counts by category, such as Spec-Bench's; for an existing target such as hf"
     )
 
 
@@ -100,7 +100,7 @@ class EvaluationConfig:
 class TrackingConfig:
     """The W&B settings of a training."""
 
-    project: str | None = knob(None, "W&B project that gets the figures as they come; null: none does")
+    project: str | None = knob(None, "W&B project to which figures are logged during the training; null: none")
     entity: str | None = knob(None, "W&B user or team; null is the one of the key")
     mode: LoggerMode = knob(LoggerMode.auto, "where W&B's records go")
 
@@ -118,34 +118,35 @@ class TrainConfig:
     )
     texts: str | None = knob(
         None,
-        "folder that python -m spec_lab.train.texts wrote, for a target that is taken as it lies, as hf; null: they "
-        "are written into output_dir/texts first",
+        "folder that python -m spec_lab.train.texts wrote, for an existing target such as hf; null: texts are first "
+        "written into output_dir/texts",
     )
     prompts: list[str] = knob([], PROMPTS)
     writing: WritingConfig = field(
-        default_factory=WritingConfig, metadata={"help": "how a target that is taken as it lies writes its texts"}
+        default_factory=WritingConfig, metadata={"help": "how an existing target such as hf writes its texts"}
     )
     packing: PackingConfig = field(default_factory=PackingConfig, metadata={"help": "how such texts become rows"})
     evaluation: EvaluationConfig = field(
         default_factory=EvaluationConfig, metadata={"help": "what the card's figures are measured on"}
     )
     logger: TrackingConfig = field(
-        default_factory=TrackingConfig, metadata={"help": "W&B, of a target that is taken as it lies"}
+        default_factory=TrackingConfig, metadata={"help": "W&B, for an existing target such as hf"}
     )
     layouts: list[str] = knob(
         [],
-        "other projects' layouts beside ours, each in a folder of the drafter's: speculators of eagle3, speculators "
-        "and deepspec of dflash and its presets",
+        "other projects' layouts to write too, each in a subfolder of the drafter: speculators for eagle3, speculators "
+        "and deepspec for dflash and its presets",
     )
     seed: int = knob(0, "of weights, examples and batches", least=0, most=MAX_SEED)
     device: str = knob("auto", "auto, cpu, cuda or cuda:N; auto takes a GPU if there is one")
     dtype: Dtype = knob(
         Dtype.auto,
-        "what a target that is taken as it lies, and the products of its drafter, compute in; float16 is refused",
+        "dtype of an existing target such as hf, and of its drafter's products; float16 is refused",
     )
     num_workers: int | None = knob(None, "processes that prepare text; null: one a core", least=1, most=1024)
     output_dir: str = knob(
-        "outputs/train", "where all is kept and the same command goes on; target=shipped: outputs/train-drafters"
+        "outputs/train",
+        "folder for all results, from which the same command continues; target=shipped: outputs/train-drafters",
     )
 
     @property

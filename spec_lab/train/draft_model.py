@@ -50,7 +50,7 @@ class TrainableDraftModel(UnrolledDrafter):
         return [F.pad(output.last_hidden_state[:, 1:], (0, 0, 0, 1))] * num_steps
 
     def draft_logits(self, state: Tensor) -> Tensor:
-        """Return [..., vocab]."""
+        """Return logits [..., vocab]."""
         return self.model.lm_head(state)
 
     def draft_token_ids(self) -> Tensor:
@@ -67,7 +67,7 @@ def save_draft_model(model: Qwen3ForCausalLM, folder: Path) -> None:
 
 
 def load_draft_model(folder: Path) -> Qwen3ForCausalLM:
-    """Load it, with weights in float32."""
+    """Load a model that `save_draft_model` wrote, with weights in float32."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     tensors, config = load_drafter(folder)

@@ -64,7 +64,7 @@ class DraftModelRecipe:
 
     @property
     def form(self) -> PackedForm:
-        """Its form on packed rows: a single step, whose state all others repeat."""
+        """The form of its training on packed rows: one step, whose states serve for all further steps."""
         return replace(UNROLLED, train=train_one_step)
 
     def build(self, target: FrozenTarget, texts: TrainingTexts, seed: int) -> TrainableDraftModel:
@@ -115,13 +115,13 @@ class DraftModelRecipe:
 
         def match(tokens: Tensor, num_draft_tokens: int) -> Tensor:
             drafts = run_target(draft_model, tokens).logits.argmax(-1)
-            # What is drafted for a token depends on the text before it alone, not on where the round began.
+            # A draft only depends on the text before it, not on where its round began.
             return agreement(tokens, [drafts[:, 1:]] * num_draft_tokens)
 
         return match
 
     def describe(self, folder: Path) -> DrafterDescription:
-        """Say for the card what `DrafterRecipe` asks."""
+        """Return the card's description; see `DrafterRecipe`."""
         config, sizes = self.config, self.config.sizes
         return DrafterDescription(
             kind="a draft model",
@@ -155,7 +155,7 @@ def rms_normed(rows: Tensor) -> Tensor:
 
 
 def keys_of_layers(config: DraftModelTrainingConfig) -> dict[str, Any]:
-    """Return the keys of config.json that say what its layers are; its embedding is its head."""
+    """Return the keys of config.json for its layers. Its embedding is also its head."""
     return {
         "intermediate_size": config.sizes.intermediate_size,
         "num_hidden_layers": config.num_layers,
@@ -178,10 +178,11 @@ def train_one_step(
 def distillation_batch(
     model: Qwen3ForCausalLM, picked: Generations, prompt_loss_weight: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return tokens `[batch, length]`; of every position but the last the target's next-token log-probabilities and
-    the weight.
+    """Return tokens `[batch, length]`, and for every position but the last the target's next-token log-probabilities
+    and the weight.
 
-    The last prompt position already predicts what the target wrote; nothing is predicted behind the end of a text.
+    The last prompt position has full weight, since it predicts the target's first token. Positions at the end of a text
+    or after it have weight 0.
     """
     tokens = picked.tokens.long()
     with torch.autocast(tokens.device.type, dtype=torch.bfloat16, enabled=tokens.device.type == "cuda"):
@@ -201,7 +202,7 @@ class DistillationLoss(nn.Module):
 
     def forward(self, tokens: Tensor, log_p: Tensor, weights: Tensor) -> Tensor:
         """Compute the loss of a batch that `distillation_batch` made."""
-        # The mask as for the target's training: none.
+        # There is no mask, as in the target's training.
         output = self.draft_model(input_ids=tokens, attention_mask={"full_attention": None}, use_cache=False)
         losses = self._row_loss(output.logits[:, :-1], log_p)
         return (losses * weights).sum() / weights.sum().clamp(min=1e-6)

@@ -170,7 +170,7 @@ class DraftModelTrainingConfig(DraftLayerConfig, PackedTrainingConfig):
     num_layers: int = depth(2)
     prompt_loss_weight: float = knob(
         0.1,
-        "weight of a prompt's tokens in the loss beside what the target wrote; 0 for a target that is taken as it lies",
+        "weight of a prompt's tokens in the loss, where the target's have 1; 0 for an existing target such as hf",
         least=0,
         most=1,
     )

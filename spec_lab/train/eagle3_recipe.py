@@ -119,7 +119,7 @@ class CountedTexts(Protocol):
     """Texts that can count the tokens that the target wrote."""
 
     def count_written_tokens(self, vocab_size: int) -> Tensor:
-        """Return `[vocab_size]`."""
+        """Return how often the target wrote each token, `[vocab_size]`."""
 
 
 def most_frequent_tokens(

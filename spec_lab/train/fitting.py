@@ -23,9 +23,11 @@ MIN_TAPPED_LAYERS = 7
 
 @dataclass(frozen=True, slots=True)
 class TargetSizes:
-    """The sizes of the target, which a drafter's must fit; `layer`: those that a drafter's layer may inherit.
+    """The sizes of the target, which a drafter's must fit.
 
-    `kv_layers`: the layers of an existing target whose keys an assistant can read; None for all.
+    Attributes:
+        layer: the sizes that a drafter's layer may inherit.
+        kv_layers: the layers of an existing target whose keys an assistant can read; None for all.
     """
 
     hidden_size: int
@@ -95,7 +97,7 @@ def owned_layers(target: PocketGemmaTrainingConfig) -> str | None:
         return f"target.full_attention_every={every} leaves no layer a window; use target.full_attention_every=2"
     if num_own < every:
         return (
-            f"target.num_shared_layers={target.num_shared_layers} leaves no layer that sees all with keys of its own; "
+            f"target.num_shared_layers={target.num_shared_layers} leaves no full-attention layer with its own keys; "
             f"use target.num_shared_layers={max(target.num_layers - every, 0)} and target.num_layers={every} or more"
         )
     return even("target.full_head_dim", target.full_head_dim)
@@ -128,7 +130,7 @@ def unrolled_steps(fitting: Fitting) -> str | None:
         return None
     return (
         f"drafter.num_unrolled_steps={drafter.num_unrolled_steps} must be "
-        f"drafter.num_modules={drafter.num_modules}: a step a module; "
+        f"drafter.num_modules={drafter.num_modules}, one step for each module; "
         f"use drafter.num_unrolled_steps={drafter.num_modules}, or drafter.num_modules=1 for all steps"
     )
 
@@ -275,8 +277,8 @@ def kv_sources(fitting: Fitting) -> str | None:
         return "drafter=frozen_kv: the target has no layer whose keys an assistant can read; use drafter=eagle3"
     if target.kv_layers is not None and not {*drafter.kv_source_layers} <= {*target.kv_layers}:
         return (
-            f"drafter.kv_source_layers={drafter.kv_source_layers} must name layers of the target that see all, have "
-            f"keys of their own and turn as they are: {list(target.kv_layers)}; use drafter.kv_source_layers=[]"
+            f"drafter.kv_source_layers={drafter.kv_source_layers} must name layers whose keys an assistant can read: "
+            f"{list(target.kv_layers)}; use drafter.kv_source_layers=[]"
         )
     if fitting.config.packing.kept_gigabytes:
         return "packing.kept_gigabytes keeps no keys, which drafter=frozen_kv reads; leave it out"

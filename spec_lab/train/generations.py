@@ -35,7 +35,7 @@ FIRST_SEED = 1_000_000
 class Generations:
     """Rows of prompt and continuation, padded on the right.
 
-    `tokens` is `[rows, length]`, in the smallest integer type that holds the vocabulary. `prompt_lengths` and `lengths`
+    `tokens` is `[rows, length]`, in the smallest integer type that fits the vocabulary. `prompt_lengths` and `lengths`
     are `[rows]` int32, in tokens.
     """
 
@@ -60,10 +60,10 @@ class Generations:
 
     @classmethod
     def load(cls, file: Path) -> Generations:
-        """Read the texts as they were saved.
+        """Read texts that `save` wrote.
 
         Raises:
-            UserError: the file holds something else.
+            UserError: the file has other contents.
         """
         with reading(file):
             return cls(**load_file(file))
@@ -72,7 +72,7 @@ class Generations:
         return Generations(self.tokens.to(device), self.prompt_lengths.to(device), self.lengths.to(device))
 
     def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the three in their order."""
+        """Return `tokens`, `prompt_lengths` and `lengths`."""
         return self.tokens, self.prompt_lengths, self.lengths
 
     def batch(self, step: int, batch_size: int, seed: int) -> Generations:
@@ -83,14 +83,14 @@ class Generations:
         return Generations(self.tokens[picked], self.prompt_lengths[picked], self.lengths[picked])
 
     def count_written_tokens(self, vocab_size: int) -> Tensor:
-        """Return `[vocab_size]`: how often each token stands behind a prompt."""
+        """Return how often each token occurs after a prompt, `[vocab_size]`."""
         column = torch.arange(self.tokens.shape[1], device=self.tokens.device)
         is_written = (column >= self.prompt_lengths[:, None]) & (column < self.lengths[:, None])
         return torch.bincount(self.tokens[is_written].long(), minlength=vocab_size)
 
 
 class DrafterTexts(Protocol):
-    """The texts that a drafter learns on, a batch of them a step."""
+    """The texts on which a drafter is trained, with a batch for each step."""
 
     def to(self, device: torch.device) -> DrafterTexts:
         """Return the same on a device."""
@@ -99,12 +99,12 @@ class DrafterTexts(Protocol):
         """Return rows that depend on seed and step alone."""
 
     def count_written_tokens(self, vocab_size: int) -> Tensor:
-        """Return `[vocab_size]`: how often each token stands where the target writes."""
+        """Return how often each token occurs among the tokens to be drafted, `[vocab_size]`."""
 
 
 @dataclass(frozen=True, slots=True)
 class CorpusTexts:
-    """Rows that the target itself learnt on, in place of texts that it wrote. A whole row counts, prompts and all."""
+    """The target's own training rows, used instead of texts that it wrote. All tokens of a row count, also prompts."""
 
     tokens: TrainingTokens
 
@@ -118,7 +118,7 @@ class CorpusTexts:
         return Generations(rows, ones, rows.shape[1] * ones)
 
     def count_written_tokens(self, vocab_size: int) -> Tensor:
-        """Return `[vocab_size]`: how often each token stands in the examples."""
+        """Return how often each token occurs in the examples, `[vocab_size]`."""
         return torch.bincount(self.tokens.rows.flatten().long(), minlength=vocab_size)
 
 
@@ -133,7 +133,7 @@ class PromptJob:
 
 @dataclass(frozen=True, slots=True)
 class GenerationsRecipe:
-    """Lets the target write the texts that drafters learn from."""
+    """Lets the target write the texts on which drafters are trained."""
 
     config: GenerationsConfig
 

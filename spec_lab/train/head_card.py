@@ -1,4 +1,4 @@
-"""The card of a drafter for a target that is taken as it lies, written from records; no figure is typed in by hand."""
+"""Writes the card of a drafter for an existing target from records; no figure is typed in by hand."""
 
 from __future__ import annotations
 

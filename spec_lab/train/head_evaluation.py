@@ -1,4 +1,4 @@
-"""What a finished drafter reaches by category, on question files that are for testing."""
+"""Evaluates a finished drafter by category, on question files that are for testing."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from spec_lab.workloads.tokenizer import TargetTokenizer
 log = logging.getLogger(__name__)
 
 LONGEST_PROMPT = 4096
-"""Tokens; longer questions are left out, which the record counts."""
+"""The longest question in tokens; the record counts longer ones, which are left out."""
 
 
 def evaluated(
@@ -32,9 +32,9 @@ def evaluated(
     knobs: EvaluationConfig,
     thinking: bool | None,
 ) -> dict[str, Any]:
-    """Decode the first turn of each question, with the drafter and with lookup beside it; {} where all are too long.
+    """Decode the first turn of each question with the drafter, and also with ngram lookup; {} if all are too long.
 
-    `thinking` is what the chat template was told when the drafter's texts were written.
+    `thinking` is the option of the chat template with which the drafter's texts were written.
     """
     tokenizer = TargetTokenizer(path, thinking)
     conversations, counts = read_prompts(knobs.prompts, 0, allow_tests=True)
@@ -67,7 +67,7 @@ def evaluated(
 
 
 def first_of_each_category(conversations: list[Any], limit: int | None) -> list[Any]:
-    """Return all of them, or the first `limit` of each category."""
+    """Return all conversations, or the first `limit` of each category."""
     seen: dict[str, int] = {}
     kept = []
     for conversation in conversations:

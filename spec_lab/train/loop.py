@@ -88,8 +88,8 @@ def train(
     `compiled(loss_module)`.
 
     `watch` looks before a checkpoint is written. So a resumed training looks again at exactly the steps after its
-    checkpoint. With several processes in a `group`, the loss of each is a term of the whole. The first process watches,
-    and writes the checkpoint for all.
+    checkpoint. With several processes in a `group`, the loss is the sum of theirs. The first process watches, and
+    writes the checkpoint for all.
 
     Products are computed in bfloat16 if `in_16_bits`; None uses the device's default.
 

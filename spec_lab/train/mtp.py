@@ -24,8 +24,8 @@ from spec_lab.train.unroll import UnderFrozenHead
 
 @dataclass(frozen=True, slots=True)
 class ModuleShape:
-    """Sizes of a module: its layer is planned as a target's is (`spec_lab.checkpoints.plan`), with plain attention;
-    `hidden_size` and `rms_norm_eps` are the target's."""
+    """Sizes of a module. `plan` is that of its layer (`spec_lab.checkpoints.plan`), with plain attention. `hidden_size`
+    and `rms_norm_eps` are the target's."""
 
     plan: LayerPlan
     hidden_size: int
@@ -71,7 +71,7 @@ class TrainableMtpModule(nn.Module):
         self.shared_head = SharedHead(shape)
 
     def enter(self, embeddings: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """Concatenate the embedding and the hidden state, in this order."""
+        """Return the projection of the normed embedding and hidden state, and the same normed for attention."""
         joined = self.eh_proj(torch.cat([self.enorm(embeddings), self.hnorm(hidden)], dim=-1))
         return joined, self.input_layernorm(joined)
 
@@ -86,7 +86,7 @@ class MtpDrafter(UnderFrozenHead):
     """Modules and the target's frozen head; a single module takes every step, several one step each."""
 
     def __init__(self, shape: ModuleShape, num_modules: int, head_weight: Tensor) -> None:
-        """`head_weight` `[vocab, hidden]`: the target's."""
+        """`head_weight` `[vocab, hidden]` is the weight of the target's head."""
         super().__init__()
         self.shape = shape
         self.modules_in_order = nn.ModuleList(TrainableMtpModule(shape) for _ in range(num_modules))

@@ -1,6 +1,7 @@
-"""What a drafter would reach if every text went on as it stands: rates by step on held-out rows, without decoding.
+"""Estimates a drafter's acceptance rates by step on held-out rows, by teacher forcing instead of decoding.
 
-It reads the text's own tokens in place of its drafts, so it is an estimate. `decoded` acceptance stands beside it.
+It is an estimate, since the drafter reads the text's tokens instead of its own drafts. Records also have the acceptance
+of decoding (`decoded`).
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ class TeacherForced:
     """Counts over anchors.
 
     Attributes:
-        reached: of each step, the anchors whose chain got there: all drafts before were the target's likeliest.
-        matched: of each step, those whose draft is the target's likeliest too.
+        reached: for each step, the anchors at which all earlier drafts equal the target's likeliest token.
+        matched: for each step, those of them whose draft does so too.
         lost: sum over rows of the target's probability outside the draft vocabulary.
     """
 
@@ -34,7 +35,7 @@ class TeacherForced:
     num_rows: int = 0
 
     def report(self) -> dict[str, object]:
-        """Return the figures as records keep them."""
+        """Return the figures in the form of a record."""
         rates = [matched / max(reached, 1) for matched, reached in zip(self.matched, self.reached, strict=True)]
         survival, length = 1.0, 1.0
         for rate in rates:
@@ -57,7 +58,7 @@ def teacher_forced(
     num_steps: int,
     batch_size: int,
 ) -> TeacherForced:
-    """Count on rows [rows, length]."""
+    """Count over the anchors of rows [rows, length]."""
     counts = TeacherForced([0] * num_steps, [0] * num_steps)
     for start in range(0, rows.num_rows, batch_size):
         _count(counts, drafter, target, rows.rows(slice(start, start + batch_size)), taps, num_steps)
@@ -79,7 +80,7 @@ def _count(
         agrees = _agreement(counts, drafter, target, hidden, counted[0], states)
     alive = counted[0]
     for step, agreement in enumerate(agrees):
-        # Anchors stand in place 0..: what row a + step holds comes to column a.
+        # Column a is the anchor at row a, whose draft of this step is in row a + step.
         alive = alive[:, : alive.shape[1] - (step > 0)] & counted[step][:, step:]
         counts.reached[step] += int(alive.sum())
         alive = alive & agreement[:, step:]
@@ -94,7 +95,7 @@ def _agreement(
     counted: Tensor,
     states: Sequence[Tensor],
 ) -> list[Tensor]:
-    """Return of each step bool [batch, rows], whether a row's draft is the target's likeliest token."""
+    """Return for each step whether each row's draft is the target's likeliest token, bool [batch, rows]."""
     ids = drafter.draft_token_ids()
     flat, flat_counted = hidden.flatten(0, 1), counted.flatten()
     found: list[list[Tensor]] = [[] for _ in states]

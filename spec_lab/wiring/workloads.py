@@ -1,4 +1,4 @@
-"""Opens the workload of a run: the tokenizer of its target, and its requests, checked against the target."""
+"""Opens the workload of a run: its target's tokenizer, and its requests, which are checked against the target."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from spec_lab.workloads.tokenizer import IdsAlone, TargetTokenizer, Tokenizer
 from spec_lab.workloads.unusable import keep_usable
 
 ALL = "all"
-"""What reports call all categories together."""
+"""The name of all categories together in reports."""
 
 
 def open_workload(chosen: Chosen) -> tuple[Tokenizer, list[Request]]:
-    """Return the tokenizer of the target, and the requests of the workload, which its embedding has rows for.
+    """Return the target's tokenizer and the workload's requests. The target's embedding has a row for each token.
 
-    config.json is read first: of a checkpoint that is none of ours, no other file is.
+    config.json is read first. If the checkpoint is not supported, no other file is read.
 
     Raises:
-        UserError: the checkpoint, its tokenizer or the workload is not what it should be.
+        UserError: the checkpoint, its tokenizer or the workload is invalid.
     """
     config, folder = chosen.config, chosen.target_folder
     target = read_model_config(folder)
@@ -47,14 +47,14 @@ def open_workload(chosen: Chosen) -> tuple[Tokenizer, list[Request]]:
 
 
 def longest_sequence(chosen: Chosen) -> int:
-    """Count the tokens of prompt and output that the target and the cache take at most."""
+    """Return the largest number of tokens, prompt and output, that the target and the cache support."""
     num_positions = read_model_config(chosen.target_folder).max_position_embeddings
     return min(chosen.config.cache.max_seq_len or num_positions, num_positions)
 
 
 def _tokenizer(chosen: Chosen, folder: Path, vocab_size: int) -> Tokenizer:
-    """Return the target's tokenizer; without one, ids stand for themselves where no prompt is text, or no weight means
-    anything."""
+    """Return the target's tokenizer. Without one, prompts can only be ids, which is accepted if the workload has no
+    text, or if weights are random."""
     needs_none = chosen.config.target.weights == Weights.random or not chosen.workload.reads_text
     has_one = has_tokenizer(folder) if is_gguf(folder) else (folder / "tokenizer.json").is_file()
     if needs_none and not has_one:
@@ -63,7 +63,7 @@ def _tokenizer(chosen: Chosen, folder: Path, vocab_size: int) -> Tokenizer:
 
 
 def load_requests(chosen: Chosen, tokenizer: Tokenizer) -> list[Request]:
-    """Return the requests of the workload; UserError when none is left or a file is not what it should be."""
+    """Return the requests of the workload; UserError if none is left or a file is invalid."""
     requests = list(chosen.workload.load(chosen.config, tokenizer) or ())
     for number, request in enumerate(requests):
         if problem := _malformed(request):
@@ -85,7 +85,7 @@ def load_requests(chosen: Chosen, tokenizer: Tokenizer) -> list[Request]:
 
 
 def _refuse_idle_checkers(requests: Sequence[Request], workload: WorkloadConfig) -> None:
-    """Raise UserError for a checker that was named and has no answer to check."""
+    """Raise UserError if a checker was named but there is no answer to check."""
     unanswered = [request for request in requests if request.answer is None]
     if named := [request for request in unanswered if request.checker is not None]:
         raise UserError(
@@ -97,7 +97,7 @@ def _refuse_idle_checkers(requests: Sequence[Request], workload: WorkloadConfig)
 
 
 def _malformed(request: object) -> str | None:
-    """Say what of a request is of another type than it should be: a workload may be somebody else's code."""
+    """Return which part of a request has a wrong type, since a workload may be an extension's; None if none has."""
     if not isinstance(request, Request):
         return f"is {request!r}, no Request"
     held: dict[str, Any] = dataclasses.asdict(request)
@@ -112,7 +112,7 @@ def _malformed(request: object) -> str | None:
 
 
 def _fitting(requests: list[Request], max_seq_len: int, config: RunConfig) -> list[Request]:
-    """Return the requests that the target can take; UserError when there is none."""
+    """Return the requests that fit the target; UserError if there is none."""
 
     def check(request: Request) -> Request:
         require_room(request, max_seq_len)
@@ -125,7 +125,7 @@ def _fitting(requests: list[Request], max_seq_len: int, config: RunConfig) -> li
 
 
 def _refuse_too_long(config: RunConfig, target: ModelConfig) -> None:
-    """Refuse before anything of that length is made."""
+    """Refuse lengths that exceed the target's positions, before prompts of that length are made."""
     prompt_tokens = config.workload.prompt_tokens
     if prompt_tokens is not None and prompt_tokens + config.max_new_tokens > target.max_position_embeddings:
         raise UserError(
@@ -135,8 +135,8 @@ def _refuse_too_long(config: RunConfig, target: ModelConfig) -> None:
 
 
 def check_requests(requests: list[Request], target: ModelConfig, folder: Path) -> None:
-    """Raise UserError for a prompt with a token that the target has no embedding of, for two requests of one id, and
-    for names that a terminal would obey or that a report gives to all of them."""
+    """Raise UserError for a token that is not in the target's vocabulary, two requests with the same id, a name with
+    control codes, or the category that reports use for all categories."""
     _refuse_duplicates(requests)
     for request in requests:
         if not (request.request_id + request.category).isprintable():
@@ -157,7 +157,7 @@ def check_requests(requests: list[Request], target: ModelConfig, folder: Path) -
 
 
 def _check_drafts(requests: list[Request], drafter: DrafterConfig) -> None:
-    """Raise UserError for a request with a K of its own that nothing reads, or that the run has no room for."""
+    """Raise UserError for a request's own K if nothing reads it, or if it exceeds the run's."""
     for request in requests:
         k = request.num_draft_tokens
         if k is None:

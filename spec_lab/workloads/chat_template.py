@@ -70,9 +70,9 @@ class ChatTemplate:
     unchanged."""
 
     def __init__(self, folder: Path, most_seconds: float = MOST_SECONDS, thinking: bool | None = None) -> None:
-        """Nothing is read before the first chat prompt. Each rendering may take `most_seconds`.
+        """Set the folder, which is not read before the first chat prompt. Each rendering may take `most_seconds`.
 
-        `thinking` is the template's own `enable_thinking`; None leaves it to the template.
+        `thinking` is passed as the template's `enable_thinking`; None passes nothing.
         """
         self._folder = folder
         self._options = {} if thinking is None else {"enable_thinking": thinking}
@@ -80,11 +80,12 @@ class ChatTemplate:
         self._apply: Apply | None = None
 
     def __call__(self, form: Form, texts: Sequence[str], system: str | None = None) -> Rendered:
-        """Return the text of a chat, or of a text to continue; UserError where the checkpoint's template does not work,
-        UnusablePrompt where it takes no system prompt.
+        """Return the rendered prompt of a chat, or of a text to continue.
+
+        UserError if the template does not work, UnusablePrompt if it takes no system prompt.
 
         Args:
-            texts: the turns of a chat, the user's first and last, with the assistant's in between; or the one text.
+            texts: the turns of a chat, alternately of user and assistant, the last one the user's; or one text.
             system: the system prompt of a chat.
         """
         if form == "continue":
@@ -188,6 +189,6 @@ def _short(reason: str) -> str:
 
 
 def _as_it_is(texts: Sequence[str], system: str | None) -> Rendered:
-    """Render without a template: the model knows no turns, so a conversation is one text with a paragraph for each
-    turn."""
+    """Render without a template. The model was trained without turns, so a conversation becomes one text with a
+    paragraph for each turn."""
     return Rendered("\n\n".join(texts if system is None else [system, *texts]), has_special_tokens=False)

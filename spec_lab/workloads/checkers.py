@@ -71,13 +71,14 @@ def same_words(expected: str, answer: str) -> bool:
 
 
 def same_number(expected: str, answer: str) -> bool:
-    """Compare by value: 42 is 42.0. The answer expected may be a text that ends with it, such as `#### 42`."""
+    """Compare by value, so that 42 equals 42.0. The expected answer may be a text that ends with a number, such as
+    `#### 42`."""
     known, given = read_number(expected), read_number(answer)
     return known is not None and given is not None and Decimal(known) == Decimal(given)
 
 
 def same_formula(expected: str, answer: str) -> bool:
-    """Compare without TeX's spaces and sizes, and by value where both are numbers."""
+    """Compare without TeX's spaces and sizes, and by value if both are numbers."""
     known, given = (_plain_tex(read_box(text) or text) for text in (expected, answer))
     both_numbers = all(NUMBER.fullmatch(text) for text in (known, given))
     return known == given or (both_numbers and same_number(known, given))
@@ -89,7 +90,7 @@ def same_choice(expected: str, answer: str) -> bool:
 
 
 def same_text(expected: str, answer: str) -> bool:
-    """Compare every letter but white space around the text."""
+    """Compare exactly, except for white space around the text."""
     return expected.strip() == answer.strip()
 
 

@@ -16,15 +16,16 @@ from spec_lab.workloads.tokenizer import Tokenizer
 from spec_lab.workloads.unusable import UnusablePrompt, keep_usable
 
 TOKENS_OF_A_TOKEN = 3
-"""A token that is not a whole character is encoded again as a replacement character, which has three bytes."""
+"""The most tokens that an output token can become when its text is encoded again. A token that is not a whole character
+is decoded to a replacement character, which has three bytes."""
 
 Answer = Callable[[list[Request]], list[str]]
-"""Returns the texts that the target writes for some requests."""
+"""Returns the target's outputs for some requests, as texts."""
 
 
 @dataclass(slots=True)
 class _Conversation:
-    """A request of several turns as it goes on.
+    """A conversation in progress.
 
     Attributes:
         texts: the turns so far, alternately of user and assistant.

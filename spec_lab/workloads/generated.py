@@ -1,6 +1,6 @@
-"""Prompts drawn from the corpus's eval split, as many as a study needs; the shipped ones are 96 a category.
+"""Draws as many prompts as a study needs from the corpus's eval split. Only 96 prompts of each category are shipped.
 
-No training text was drawn from that split. The corpus is imported only when a workload asks for it.
+No training text was drawn from that split. The corpus is imported only if a workload needs it.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ from functools import cache
 from spec_lab.core.errors import UserError
 from spec_lab.corpus.example import ANSWER_MARKER, Example
 
-# Prompts hardly repeat; so many draws in a row without a new one mean that there is none left.
+# Prompts hardly repeat. After this many draws in a row without a new one, there is none left.
 MOST_REPEATS = 10_000
 
 
 def generated_examples(
     categories: Sequence[str] | None, per_category: int, seed: int, limit: int | None = None
 ) -> dict[str, list[Example]]:
-    """Return `per_category` examples of each checkable category (None: all of them), no prompt twice, the same for a
-    `seed`.
+    """Return `per_category` examples of each of the `categories`; None means all checkable ones. No prompt is repeated,
+    and a `seed` always gives the same examples.
 
-    With a `limit` no more are drawn than are needed for so many in all, taken from the categories in turn.
+    With a `limit`, only as many are drawn as are needed to take `limit` prompts from the categories in turn.
 
     Raises:
-        UserError: a category does not exist, has no answer that a program can check, or has fewer prompts than asked.
+        UserError: a category does not exist, is not checkable by a program, or has fewer than `per_category` prompts.
     """
     from spec_lab.corpus.categories import CHECKABLE_CATEGORIES
 
@@ -40,13 +40,13 @@ def generated_examples(
 
 
 def answer_of(example: Example) -> str:
-    """Return the answer that the checker expects."""
+    """Return the example's answer as the checker expects it."""
     return example.answer.removeprefix(ANSWER_MARKER).strip()
 
 
 @cache
 def _draw(category: str, count: int, seed: int) -> tuple[Example, ...]:
-    """Draw them once, since the jobs of a sweep draw the same prompts again and again."""
+    """Draw the examples of a category. They are cached, since all jobs of a sweep draw the same ones."""
     from spec_lab.corpus.categories import generate
 
     chosen: dict[str, Example] = {}

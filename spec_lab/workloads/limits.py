@@ -51,8 +51,8 @@ def time_limit(seconds: float) -> Iterator[None]:
 def within_limits(work: Callable[[], str], seconds: float, num_bytes: int) -> str:
     """Run `work` in a copy of this process with limits on its time and additional memory, and return its result.
 
-    A single C operation, such as making a string of gigabytes, does not respond to signals, so its process is ended.
-    The copy is only for plain Python, since it has just one of the threads of this process.
+    A single C operation, such as making a string of gigabytes, does not respond to signals. So the work is done in a
+    process that can be ended. That process has only one of this process's threads, so `work` must be plain Python.
 
     Raises:
         OutOfBounds: a limit ended the work, or it raised.

@@ -1,4 +1,4 @@
-"""The workloads: from a configuration to the requests of each option of the group."""
+"""The workloads. Each option of the group has a function that makes its requests from the configuration."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ def pocket_requests(config: RunConfig, tokenizer: Tokenizer) -> list[Request]:
 
 
 def jsonl_requests(config: RunConfig, tokenizer: Tokenizer) -> list[Request]:
-    """Read the prompts of `read_jsonl`."""
+    """Return the user's prompts (`read_jsonl`)."""
     return _in_turn(read_jsonl(config.workload), config, tokenizer)
 
 
 def spec_bench_requests(config: RunConfig, tokenizer: Tokenizer) -> list[Request]:
-    """Read the questions of `read_spec_bench`."""
+    """Return the questions of Spec-Bench and MT-bench (`read_spec_bench`)."""
     return _in_turn(read_spec_bench(config.workload), config, tokenizer)
 
 
 def generated_requests(config: RunConfig, tokenizer: Tokenizer) -> list[Request]:
-    """Draw workload.per_category prompts a checkable category by the run's seed."""
+    """Draw workload.per_category prompts of each checkable category, with the run's seed."""
     workload = config.workload
     if not workload.per_category:
         raise UserError(f"workload={workload.name} needs workload.per_category of 1 or more")
@@ -47,7 +47,7 @@ def generated_requests(config: RunConfig, tokenizer: Tokenizer) -> list[Request]
 
 
 def reasoning_gym_requests(config: RunConfig, tokenizer: Tokenizer) -> list[Request]:
-    """Let reasoning_gym make workload.per_category prompts of each of workload.tasks, by the run's seed."""
+    """Make workload.per_category prompts of each of workload.tasks with reasoning_gym and the run's seed."""
     workload = config.workload
     if not workload.per_category or not workload.tasks:
         raise UserError(
@@ -80,13 +80,13 @@ def _in_turn(prompts: list[Prompt], config: RunConfig, tokenizer: Tokenizer) -> 
 
     chosen = select_prompts(prompts, config.workload.categories, config.workload.limit)
     if config.workload.system is not None and chosen and all(prompt.form != "chat" for prompt in chosen):
-        raise UserError("workload.system is told to chats, and no prompt is one; leave it out, or choose other prompts")
+        raise UserError("workload.system is for chats, and no prompt is one; leave it out, or choose other prompts")
     return keep_usable(chosen, request, config.workload.unusable)
 
 
 def select_prompts(prompts: list[Prompt], categories: list[str] | None, limit: int | None) -> list[Prompt]:
-    """Choose `limit` prompts of `categories`, one of each category in turn, so that a small limit still shows them
-    all."""
+    """Choose `limit` prompts of `categories`. They are taken from the categories in turn, so that even a small limit
+    includes every category."""
     by_category: dict[str, list[Prompt]] = defaultdict(list)
     for prompt in prompts:
         by_category[prompt.category].append(prompt)
@@ -101,7 +101,7 @@ def select_prompts(prompts: list[Prompt], categories: list[str] | None, limit: i
 
 
 def fixed_length_requests(config: RunConfig, tokenizer: Tokenizer) -> list[Request]:
-    """Cut shipped natural text to exactly workload.prompt_tokens tokens."""
+    """Make prompts of exactly workload.prompt_tokens tokens from the shipped natural text."""
     text = "\n\n".join(prompt.text for prompt in shipped_prompts() if prompt.form == "continue")
     ids = tokenizer.encode(text)
     num_requests, length = _sizes(config.workload)
@@ -113,8 +113,8 @@ def fixed_length_requests(config: RunConfig, tokenizer: Tokenizer) -> list[Reque
 
 
 def random_id_requests(config: RunConfig, tokenizer: Tokenizer) -> list[Request]:
-    """Draw uniform token ids. They overstate throughput of real text (SPEED-Bench, arXiv 2604.09557): for kernels
-    only."""
+    """Draw uniform token ids. They are for measuring kernels only, since they overstate the throughput of real text
+    (SPEED-Bench, arXiv 2604.09557)."""
     num_requests, length = _sizes(config.workload)
     generator = random.Random(config.seed)
     prompts = ([generator.randrange(tokenizer.vocab_size) for _ in range(length)] for _ in range(num_requests))

@@ -18,13 +18,14 @@ _MIN_LETTERS_IN_WINDOW = 24
 
 
 def telling_windows(text: str) -> set[str]:
-    """Return every stretch of `WINDOW` characters that is mostly letters: one that says where it was taken from."""
+    """Return all windows of `WINDOW` characters that are mostly letters, so that they identify the text they come
+    from."""
     stretches = (text[start : start + WINDOW] for start in range(len(text) - WINDOW + 1))
     return {stretch for stretch in stretches if sum(map(str.isalpha, stretch)) >= _MIN_LETTERS_IN_WINDOW}
 
 
 def unseen_examples(category: str, num_candidates: int) -> Iterator[Example]:
-    """Yield eval examples of a natural category whose prompt shares no telling window with the training files."""
+    """Yield eval examples of a natural category whose prompts share no such window with the training files."""
     stream = generate(category, "eval", SEED)
     windows_of = {
         example: telling_windows(example.prompt) for example, _ in zip(stream, range(num_candidates), strict=False)
@@ -38,7 +39,7 @@ def unseen_examples(category: str, num_candidates: int) -> Iterator[Example]:
 
 
 def eval_examples(category: str) -> list[Example]:
-    """Draw `PROMPTS_PER_CATEGORY` examples, no prompt twice."""
+    """Draw `PROMPTS_PER_CATEGORY` examples with different prompts."""
     if category in NATURAL_CATEGORIES:
         stream = unseen_examples(category, num_candidates=12 * PROMPTS_PER_CATEGORY)
     else:
@@ -52,7 +53,7 @@ def eval_examples(category: str) -> list[Example]:
 
 
 def write_prompts(folder: Path) -> None:
-    """Write one JSON Lines file a category. Natural continuations have no right answer: null."""
+    """Write a JSON Lines file for each category. The answer of natural text is null, since no continuation is right."""
     folder.mkdir(parents=True, exist_ok=True)
     for category in CATEGORIES:
         lines = []

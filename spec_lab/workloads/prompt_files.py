@@ -64,8 +64,8 @@ def _later(most_turns: int | None) -> int | None:
 
 
 def read_spec_bench(config: WorkloadConfig) -> list[Prompt]:
-    """Read question files of Spec-Bench and MT-bench: `question_id`, `category`, `turns`; `workload.turns` are
-    asked."""
+    """Read question files of Spec-Bench and MT-bench, which have `question_id`, `category` and `turns`. The first
+    `workload.turns` turns are used."""
     return _read(_path(config), lambda line, name: _question(line, name, config.turns), config.unusable)
 
 
@@ -80,10 +80,10 @@ def _path(config: WorkloadConfig) -> Path:
 
 
 def _prompt(line: TextLine, file_name: str) -> Prompt:
-    """Read a line of own prompts, in whichever format it is.
+    """Read a line of the user's prompts, in any of the formats.
 
     Raises:
-        UnusablePrompt: it is broken, or has a key that nothing reads.
+        UnusablePrompt: the line is broken, or has a key that nothing reads.
     """
     row = json_object(line)
     refuse_questions(row, line.place)

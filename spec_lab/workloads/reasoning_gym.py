@@ -1,4 +1,4 @@
-"""Prompts that reasoning_gym makes, a package of its own (Apache-2.0): by task and seed, with their answers."""
+"""Makes prompts and their answers with reasoning_gym, a separate package (Apache-2.0), from tasks and a seed."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from spec_lab.menu.nearest import nearest
 from spec_lab.workloads.prompt_files import Prompt
 
 ASKS_FOR_A_LINE = "\n\nEnd with a line that begins with `Answer:` and holds the answer alone."
-"""What `workload.checker=answer` reads."""
+"""Appended to questions, so that `workload.checker=answer` finds the answer."""
 INSTALL = "pip install -c constraints.txt -e '.[prompts]'"
 
 
 def made_prompts(tasks: Sequence[str], count: int, seed: int) -> list[Prompt]:
-    """Return `count` prompts of each task, which is their category. Answers are compared as texts, not by the task's
-    own scorer, which may take others too.
+    """Return `count` prompts of each task, which is also their category.
+
+    Answers are compared as texts. The task's own scorer is not used; it may also accept other answers.
 
     Raises:
         UserError: see `made_questions`.
@@ -29,10 +30,10 @@ def made_prompts(tasks: Sequence[str], count: int, seed: int) -> list[Prompt]:
 
 
 def made_questions(knob: str, task: str, count: int, seed: int) -> list[tuple[str, object]]:
-    """Return `count` questions of a task with their answers; `knob` is what named it.
+    """Return `count` questions of a task with their answers; `knob` is the setting that names the task.
 
     Raises:
-        UserError: the package is not installed, has no such task, or cannot make it with its usual settings.
+        UserError: the package is not installed, has no such task, or cannot make questions with its default settings.
     """
     try:
         import reasoning_gym

@@ -7,18 +7,18 @@ from collections.abc import Sequence
 from spec_lab.workloads.tokenizer import Tokenizer
 
 UNFINISHED = "\ufffd"
-"""What a tokenizer decodes the first bytes of a character to, where its last bytes are in the next token."""
+"""The character to which a tokenizer decodes the first bytes of a character whose last bytes are in the next token."""
 
 
 def text_ends(tokenizer: Tokenizer, token_ids: Sequence[int], text: str) -> list[int] | None:
-    """Return for each token how many characters of `text` are written once it is decoded.
+    """Return for each token the number of characters of `text` after it has been decoded.
 
-    A token that only begins a character adds none; the token that completes it adds the character. A piece is
-    the tokens up to the next whole character. It is decoded together with the piece before it, since tokenizers treat
+    A token that only begins a character adds none; the token that completes the character adds it. A piece is the
+    tokens up to the next whole character. Each piece is decoded together with the one before it, since tokenizers treat
     the first token of a text differently.
 
     Returns:
-        One number a token; None where the pieces do not add up to `text`.
+        A number for each token; None if the decoded pieces do not add up to `text`.
     """
     ends: list[int] = []
     written = ""

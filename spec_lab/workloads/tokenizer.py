@@ -1,4 +1,4 @@
-"""The target's tokenizer: text to ids and back, and the form a prompt takes."""
+"""The target's tokenizer, which converts text to ids and back, and prompts to the form that the model expects."""
 
 from __future__ import annotations
 
@@ -28,31 +28,31 @@ class Tokenizer(Protocol):
     vocab_size: int
 
     def special_id(self, token: str) -> int | None:
-        """Return the id of a token that is one, such as `<think>`; None where there is no such token."""
+        """Return the id of a text that is a single token, such as `<think>`; None if there is no such token."""
         ...
 
     def encode(self, text: str) -> list[int]:
-        """Return the ids of the text alone, without a BOS in front."""
+        """Return the ids of a text, without BOS."""
         ...
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Return the text of ids."""
+        """Return the text of some ids."""
         ...
 
     def encode_prompt(self, form: Form, prompt: str, system: str | None = None) -> list[int]:
-        """Return the ids of a chat turn or of a text to continue, with the BOS that the model was trained with.
+        """Return the ids of a chat turn or of a text to continue, with BOS if the model was trained with it.
 
-        `system` is what a chat is told in front of its first turn.
+        `system` is the system prompt of a chat.
         """
         ...
 
     def encode_conversation(self, texts: Sequence[str], system: str | None = None) -> list[int]:
-        """Return the ids of a chat of several turns, the user's first and last, with the assistant's in between."""
+        """Return the ids of a chat. Its turns alternate between user and assistant, and the last is the user's."""
         ...
 
 
 class IdsAlone:
-    """Replaces the tokenizer of a target that has none, so that there are only ids and no text."""
+    """Stands in for the tokenizer of a target without one, whose prompts are ids. Text is refused."""
 
     def __init__(self, vocab_size: int) -> None:
         self.vocab_size = vocab_size
@@ -79,7 +79,7 @@ class TargetTokenizer:
     """A `tokenizer.json` or the tokenizer of a GGUF file, together with the model's chat template."""
 
     def __init__(self, folder: Path, thinking: bool | None = None) -> None:
-        """Read the tokenizer of a folder or of a GGUF file; UserError when it is missing or broken.
+        """Read the tokenizer of a folder or of a GGUF file; UserError if it is missing or broken.
 
         `thinking` is passed to the chat template; None passes nothing.
         """
@@ -95,12 +95,12 @@ class TargetTokenizer:
         self._render: Render = _render_ours if is_ours else ChatTemplate(folder, thinking=thinking)
 
     def special_id(self, token: str) -> int | None:
-        """Return the id of a token that is one, such as `<think>`; None where the tokenizer has no such token."""
+        """Return the id of a text that is a single token, such as `<think>`; None if there is no such token."""
         found: int | None = self._tokenizer.token_to_id(token)
         return found
 
     def encode(self, text: str) -> list[int]:
-        """Return the ids of the text alone, without a BOS in front."""
+        """Return the ids of a text, without BOS."""
         return self._ids(text, add_special_tokens=False)
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
@@ -116,17 +116,17 @@ class TargetTokenizer:
         return self._tokenizer.decode(list(token_ids), skip_special_tokens=False)
 
     def encode_prompt(self, form: Form, prompt: str, system: str | None = None) -> list[int]:
-        """Return the ids of a chat turn or of a text to continue, with the BOS that the model was trained with.
+        """Return the ids of a chat turn or of a text to continue, with BOS if the model was trained with it.
 
         Raises:
-            UnusablePrompt: the prompt itself begins with the special token that is put in front of it.
+            UnusablePrompt: the prompt already begins with the special token that is added here.
         """
         ids = self._encode(form, [prompt], system)
         self._refuse_doubled(prompt, ids)
         return ids
 
     def encode_conversation(self, texts: Sequence[str], system: str | None = None) -> list[int]:
-        """Return the ids of a chat of several turns, the user's first and last, with the assistant's in between."""
+        """Return the ids of a chat. Its turns alternate between user and assistant, and the last is the user's."""
         return self._encode("chat", texts, system)
 
     def _encode(self, form: Form, texts: Sequence[str], system: str | None) -> list[int]:
@@ -134,7 +134,7 @@ class TargetTokenizer:
         return self._ids(rendered.text, add_special_tokens=not rendered.has_special_tokens)
 
     def _refuse_doubled(self, prompt: str, ids: Sequence[int]) -> None:
-        """Refuse a text to which a template was already applied, as it would have BOS and the turn markers twice."""
+        """Refuse a text to which a template was already applied, since it would have BOS and the turn markers twice."""
         first = self._tokenizer.id_to_token(ids[0]) if ids else None
         if first is None or not prompt.lstrip().startswith(first) or ids[0] not in self._special_ids():
             return
@@ -171,8 +171,8 @@ def _from_json(path: Path) -> tokenizers.Tokenizer:
 
 @contextmanager
 def _defects_of(what: str) -> Iterator[None]:
-    """Raise UserError for a defect of the file, for which the library raises a bare Exception, or panics past
-    `except`."""
+    """Raise UserError for a defect of the file. The library raises a bare Exception, or a panic that is no
+    Exception."""
     try:
         yield
     except UserError:

@@ -1,7 +1,7 @@
-"""The configs of decoders with latent attention: DeepSeek-V3 and V3.2, Kimi-K2, GLM-4.7-Flash (`glm4_moe_lite`).
+"""Reads config.json of decoders with latent attention: DeepSeek-V3 and V3.2, Kimi-K2, GLM-4.7-Flash (`glm4_moe_lite`).
 
-`head_dim` and `num_key_value_heads` in such files say nothing: what attention has follows from `kv_lora_rank` and its
-neighbours. Both spellings of the rotary embedding are read, as in `plain`.
+`head_dim` and `num_key_value_heads` in such files are ignored: the sizes of attention follow from `kv_lora_rank` and
+related keys. Both spellings of the rotary embedding are read, as in `plain`.
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ LATENT_ARCHITECTURES = (
 
 
 def read_deepseek_v3(config: dict[str, Any], source: str) -> ModelConfig:
-    """Read DeepSeek-V3, R1, V3.1, V3.2 or Kimi-K2. V3.2 runs as far as its indexer would choose every key."""
+    """Read DeepSeek-V3, R1, V3.1, V3.2 or Kimi-K2. V3.2 runs up to the length at which its indexer would leave out
+    keys."""
     family = "kimi_k2" if config.get("model_type") == "kimi_k2" else "deepseek_v3"
     return _read(config, source, family, DEEPSEEK_V3)
 
@@ -128,7 +129,7 @@ def read_latent_plan(fields: ConfigFields, max_positions: int) -> LayerPlan:
 
 
 def _is_sparse(fields: ConfigFields, num_layers: int) -> list[bool]:
-    """Say which layers have experts: by `mlp_layer_types`, else all from `first_k_dense_replace` on."""
+    """Return for each layer whether it has experts: by `mlp_layer_types`, else from `first_k_dense_replace` on."""
     if fields.integer("moe_layer_freq", 1) != 1:
         raise UserError(f"{fields.source}: moe_layer_freq other than 1 is not supported")
     types = fields.texts("mlp_layer_types")

@@ -1,5 +1,6 @@
-"""The configs of decoders with layers of experts and grouped-query attention: Qwen3-MoE, GLM-4.5 to 4.7; and how those
-of experts are read, for other families too.
+"""Reads config.json of decoders with experts and grouped-query attention: Qwen3-MoE, GLM-4.5 to 4.7.
+
+Other families use its readers of experts.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ GLM4_MOE: Mapping[str, Any] = {
 
 
 def read_qwen3_moe(config: dict[str, Any], source: str) -> ModelConfig:
-    """Read Qwen3-30B-A3B and its like: every layer sparse, but for those the file makes dense."""
+    """Read a Qwen3-MoE such as Qwen3-30B-A3B: every layer has experts unless the file makes it dense."""
     fields = with_defaults(config, QWEN3_MOE, source)
     if fields.flag("use_sliding_window"):
         raise UserError(f"{source}: use_sliding_window is not supported in a Qwen3-MoE; it must be false")
@@ -57,7 +58,7 @@ def read_qwen3_moe(config: dict[str, Any], source: str) -> ModelConfig:
 
 
 def read_glm4_moe(config: dict[str, Any], source: str) -> ModelConfig:
-    """Read GLM-4.5, 4.6 or 4.7, Air among them: dense layers first, and heads of which half turns."""
+    """Read GLM-4.5, 4.6 or 4.7, or Air: the first layers are dense, and half of a head's channels are rotated."""
     fields = with_defaults(config, GLM4_MOE, source)
     plan = replace(_attention_plan(fields, rotary_part=0.5), qk_norm=fields.flag("use_qk_norm"))
     num_layers = fields.integer("num_hidden_layers", most=MAX_LAYERS)
@@ -67,12 +68,12 @@ def read_glm4_moe(config: dict[str, Any], source: str) -> ModelConfig:
 
 
 def with_defaults(config: Mapping[str, Any], defaults: Mapping[str, Any], source: str) -> ConfigFields:
-    """Return the keys of a file, with a family's values where it has none."""
+    """Return the keys of a file, with a family's default values for missing ones."""
     return ConfigFields({**defaults, **{key: value for key, value in config.items() if value is not None}}, source)
 
 
 def read_softmax_experts(fields: ConfigFields) -> ExpertSizes:
-    """Read the experts of a Qwen; transformers 5 writes `num_local_experts` for `num_experts`."""
+    """Read the experts of a Qwen. transformers 5 writes `num_local_experts` instead of `num_experts`."""
     sizes = ExpertSizes(
         num_experts=fields.integer("num_local_experts", fields.integer("num_experts")),
         num_chosen=fields.integer("num_experts_per_tok"),
@@ -122,7 +123,8 @@ def _refuse_impossible_choice(sizes: ExpertSizes, source: str) -> None:
 
 
 def _attention_plan(fields: ConfigFields, rotary_part: float = 1.0) -> LayerPlan:
-    """Read what all layers have in common; `rotary_part` of a head's channels turn, where the file names no other."""
+    """Read what all layers have in common. `rotary_part` is the default fraction of a head's channels that are
+    rotated."""
     refuse_unsupported(fields)
     source = fields.source
     num_heads, num_kv_heads = fields.integer("num_attention_heads"), fields.integer("num_key_value_heads")

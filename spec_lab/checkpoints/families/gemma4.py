@@ -1,8 +1,10 @@
-"""The configs of Gemma 4 targets: sliding and full layers of different head sizes, KV shared by the last layers
-(E2B, E4B), an embedding for each layer (E2B, E4B), experts beside the dense MLP (26B-A4B).
+"""Reads config.json of Gemma 4 targets.
 
-Read are both spellings of the layers' sizes (`gemma4_text`), and a decoder's keys at the top of the file or in its
-`text_config`. A key that the file leaves out has the value transformers gives it.
+Sliding and full layers have different head sizes. In E2B and E4B the last layers read the KV of earlier ones, and each
+layer has an embedding of its own. In 26B-A4B experts are added to the dense MLP.
+
+Both spellings of the layers' sizes are read (`gemma4_text`). The decoder's keys may be at the top level or in
+`text_config`. A key that the file leaves out has the default of transformers.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from spec_lab.core.errors import UserError
 KNOB = "target.path"
 FAMILY = "gemma4"
 FULL_EVERY = 6
-# What the forward here computes; a key that is absent has the first value.
+# The only values that the forward code here supports; an absent key has the first of them.
 PLAIN_OPTIONS: Mapping[str, tuple[Any, ...]] = {
     "hidden_activation": ("gelu_pytorch_tanh",),
     "attention_bias": (False,),
@@ -29,7 +31,7 @@ PLAIN_OPTIONS: Mapping[str, tuple[Any, ...]] = {
 
 
 def read_gemma4(config: dict[str, Any], source: str) -> ModelConfig:
-    """Read a text model, or the text part of one that also sees and hears."""
+    """Read a text model, or the text part of a multimodal one."""
     outer = ConfigFields(config, source)
     text = ConfigFields(text_part(config, source), f"{source} (text_config)" if outer.has("text_config") else source)
     _refuse_unsupported(outer, text)
@@ -69,7 +71,7 @@ def _refuse_unsupported(outer: ConfigFields, text: ConfigFields) -> None:
 
 
 def _per_layer_width(text: ConfigFields, vocab_size: int) -> int:
-    """Return the channels of the per-layer embeddings. A file without the key has them, one with null has not."""
+    """Return the width of the per-layer embeddings. A missing key means the default width, and null means none."""
     key = "hidden_size_per_layer_input"
     width = 0 if key in text.values and not text.has(key) else text.integer(key, 256, least=0)
     table_size = text.integer("vocab_size_per_layer_input", 262_144, least=0)
@@ -82,8 +84,8 @@ def _per_layer_width(text: ConfigFields, vocab_size: int) -> int:
 
 
 def _layers(text: ConfigFields) -> tuple[LayerPlan, ...]:
-    """Return the plan of each layer. The last `num_kv_shared_layers` read the KV of the last layer of their type
-    before."""
+    """Return the plan of each layer. Each of the last `num_kv_shared_layers` layers reads the KV of the last earlier
+    layer of its type that writes its own."""
     layer_types = _layer_types(text)
     num_shared = text.integer("num_kv_shared_layers", 0, least=0)
     first_shared = len(layer_types) - num_shared
@@ -118,8 +120,7 @@ def _layers(text: ConfigFields) -> tuple[LayerPlan, ...]:
 
 
 def _layer_types(text: ConfigFields) -> list[str]:
-    """Return the type of each layer; every sixth is full where the file says nothing, and the last one whatever it
-    says."""
+    """Return the type of each layer. By default every sixth layer is full; the last one is always full."""
     num_layers = text.integer("num_hidden_layers", 30, most=MAX_LAYERS)
     layer_types = list(text.texts("layer_types"))
     if not text.has("layer_types"):

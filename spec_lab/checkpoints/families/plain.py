@@ -1,8 +1,8 @@
-"""The configs of Llama, Qwen2, Qwen3 and MiMo: decoders whose layers are all alike, but for Qwen's windows.
+"""Reads config.json of Llama, Qwen2, Qwen3 and MiMo, whose layers differ in Qwen's windows at most.
 
-Both spellings are read: the one of the files on the hub (`rope_theta`, `rope_scaling`) and the one that
-transformers 5 writes (`rope_parameters`, `dtype`). A key the file leaves out has the value transformers gives it; an
-option that would change the forward pass and that the lean code lacks is refused, never skipped.
+Two spellings are read: that of the files on the hub (`rope_theta`, `rope_scaling`), and that of transformers 5
+(`rope_parameters`, `dtype`). A key that the file leaves out has the default of transformers. An option that would
+change the forward pass is refused if the forward code here lacks it.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def _plan(fields: ConfigFields, family: Family, max_positions: int) -> LayerPlan
 
 
 def refuse_unsupported(fields: ConfigFields) -> None:
-    """Refuse another activation, and weights quantized in a way that is not read."""
+    """Refuse an activation other than SiLU, and weights quantized in a way that is not read."""
     activation = fields.text("hidden_act", "silu")
     if activation != "silu":
         raise UserError(f"{fields.source}: hidden_act {shown(activation)} is not supported; supported is 'silu'")
@@ -116,9 +116,10 @@ def rope_fields(config: ConfigFields) -> ConfigFields:
 
 
 def read_rope(config: ConfigFields, max_positions: int, default_part: float = 1.0) -> RopeConfig:
-    """Read the one rotary embedding of all layers.
+    """Read the rotary embedding, which all layers share.
 
-    `default_part`: of a head's channels turn, where the file does not say how many.
+    Args:
+        default_part: the fraction of a head's channels that are rotated if the file does not say.
     """
     source, fields = config.source, rope_fields(config)
     theta = fields.number("rope_theta", 10000.0)
@@ -149,7 +150,7 @@ def read_rope(config: ConfigFields, max_positions: int, default_part: float = 1.
 
 
 def _whole_rope(fields: ConfigFields, max_positions: int) -> RopeConfig:
-    """Read a rotary embedding that turns all channels of a head."""
+    """Read a rotary embedding that rotates all channels of a head."""
     rope = read_rope(fields, max_positions)
     if rope.partial_rotary_factor != 1.0:
         raise UserError(
@@ -159,8 +160,8 @@ def _whole_rope(fields: ConfigFields, max_positions: int) -> RopeConfig:
 
 
 def _layer_windows(fields: ConfigFields, num_layers: int, family: Family) -> tuple[int | None, ...]:
-    """Return Qwen's sliding windows: by `layer_types`, else on the layers from `max_window_layers` up. Llama has
-    none."""
+    """Return each layer's sliding window. Qwen's are in the layers that `layer_types` names, else from layer
+    `max_window_layers` on. Llama has none."""
     config, source = fields.values, fields.source
     sliding = family != "llama" and fields.flag("use_sliding_window") and config.get("sliding_window", 4096) is not None
     window = fields.integer("sliding_window", 4096) if sliding else None

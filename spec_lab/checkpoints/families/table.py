@@ -1,4 +1,4 @@
-"""The families of decoders that run: by the architecture a config.json names, the reader of the file."""
+"""The supported families of decoders: for each architecture that a config.json may name, its reader."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from spec_lab.checkpoints.json_input import ConfigFields, read_json, shown
 from spec_lab.core.errors import UserError
 
 Reader = Callable[[dict[str, Any], str], ModelConfig]
-"""Reads the keys of a config.json; the text names the file in errors. It raises UserError for what cannot run."""
+"""Reads the keys of a config.json; the string names the file in errors. Raises UserError for unsupported options."""
 
 READERS: Mapping[str, Reader] = {
     "LlamaForCausalLM": read_llama,
@@ -49,7 +49,8 @@ def read_decoder(config: dict[str, Any], source: str) -> ModelConfig:
         UserError: an unsupported architecture or option, or a missing or impossible value.
     """
     fields = ConfigFields(config, source)
-    fields.text("model_type", "")  # few families read it, and none reads a window that its layers do not have
+    # The types of these keys are checked here, since not all families read them.
+    fields.text("model_type", "")
     fields.optional_integer("sliding_window")
     architectures = fields.texts("architectures")
     for name in architectures:
@@ -60,10 +61,10 @@ def read_decoder(config: dict[str, Any], source: str) -> ModelConfig:
 
 
 def read_model_config(folder: Path, knob: str = "target.path") -> ModelConfig:
-    """Read config.json, and the end tokens as `generate` of transformers has them; of a GGUF file what stands for it.
+    """Read the config of a folder or a GGUF file, and the end tokens that `generate` of transformers would use.
 
-    Where there is a generation_config.json, its end tokens are the only ones, even if it names none. Without that file
-    they are those that config.json spells out; a family's default is not used.
+    If there is a generation_config.json, its end tokens are the only ones, even if it names none. Without that file
+    they are those that config.json names; a family's default is not used.
 
     Args:
         knob: the setting that led here, named in errors.

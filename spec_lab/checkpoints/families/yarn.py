@@ -1,8 +1,8 @@
 """YaRN as DeepSeek's configs have it (Peng et al. 2023, arXiv 2309.00071): two corrections, in two places.
 
-The rotary tables are multiplied by the ratio of two factors, which is 1 for the published weights of these families;
-the scores of attention are multiplied by the square of one of them, which is not. Leaving the latter out, or moving it
-into the tables, is the usual mistake (huggingface/transformers #47435).
+The rotary tables are multiplied by the ratio of two factors, which is 1 for the published weights of these families.
+The attention scores are multiplied by the square of one of these factors, which is not 1. A common mistake is to leave
+the latter out, or to move it into the tables (huggingface/transformers #47435).
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from spec_lab.core.errors import UserError
 
 @dataclass(frozen=True, slots=True)
 class ScoredRope:
-    """A rotary embedding, and the correction of attention's scores that goes with it, which enters squared."""
+    """A rotary embedding, and its correction of the attention scores, which enters squared."""
 
     rope: RopeConfig
     mscale: float = 1.0
 
 
 def read_rope_or_yarn(config: ConfigFields, max_positions: int) -> ScoredRope:
-    """Read the one rotary embedding of all layers, in either spelling."""
+    """Read the rotary embedding, which all layers share, in either spelling."""
     fields = rope_fields(config)
     if fields.values.get("rope_type") != "yarn":
         return ScoredRope(read_rope(config, max_positions))
@@ -48,7 +48,7 @@ def read_rope_or_yarn(config: ConfigFields, max_positions: int) -> ScoredRope:
 
 
 def _amplitude(fields: ConfigFields, factor: float) -> float:
-    """Return what cosines and sines are multiplied by."""
+    """Return the factor of cosines and sines."""
     if fields.has("attention_factor"):
         return fields.number("attention_factor")
     mscale, of_scores = _weight(fields, "mscale"), _weight(fields, "mscale_all_dim")
@@ -56,7 +56,7 @@ def _amplitude(fields: ConfigFields, factor: float) -> float:
 
 
 def _weight(fields: ConfigFields, key: str) -> float:
-    """Read a weight that may be 0, which then counts as none."""
+    """Read a weight, which may be 0; a missing key is 0."""
     return fields.number(key) if fields.values.get(key) else 0.0
 
 

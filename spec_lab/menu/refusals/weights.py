@@ -75,7 +75,7 @@ def fp8_by_our_products(chosen: Chosen) -> str | None:
     if named is None:
         return None
     return (
-        f"{named} takes products that target.weight_dtype=fp8 has none of on a GPU; use kernels=triton dtype=bfloat16 "
+        f"{named} does not support target.weight_dtype=fp8 on a GPU; use kernels=triton dtype=bfloat16 "
         "row_invariant=true, or target.weight_dtype=auto"
     )
 

@@ -72,7 +72,7 @@ class FrozenKvDrafterConfig(TrainedDrafterConfig):
     """drafter=frozen_kv: queries only, over the target's KV (the Gemma 4 assistant)."""
 
     name: str = "frozen_kv"
-    position: FrozenKvPosition = knob(FrozenKvPosition.last, "where every draft step stands")
+    position: FrozenKvPosition = knob(FrozenKvPosition.last, "position of the query in every draft step")
     weights: Weights = knob(
         Weights.checkpoint, "where the assistant's weights come from; its sizes are a config.json's"
     )

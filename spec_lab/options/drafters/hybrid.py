@@ -23,11 +23,12 @@ HEADS = ("eagle3", "mtp_eagle", "frozen_kv", "draft_model")
 
 @dataclass
 class HybridDrafterConfig(SuffixDrafterConfig):
-    """drafter=hybrid: suffix decoding beside a model's head; the one that is expected to be accepted further."""
+    """drafter=hybrid: suffix decoding and a model's head. A round takes the drafts of the part whose expected
+    acceptance is longer."""
 
     name: str = "hybrid"
     parts: list[str] = knob(["suffix", "eagle3"], "what drafts: suffix, and a drafter with weights that drafts a chain")
-    head_drafts: int = knob(3, "draft tokens a round of the head; num_draft_tokens are those of suffix", least=1)
+    head_drafts: int = knob(3, "drafts of the head in a round; num_draft_tokens are those of suffix", least=1)
     path: str | None = knob(None, "folder of the head's weights; null is what is shipped for the target")
 
 

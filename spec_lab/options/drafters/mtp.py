@@ -41,8 +41,8 @@ class NormChoice(Choice):
 class MtpDrafterConfig(TrainedDrafterConfig):
     """Multi-token prediction modules, as DeepSeek, GLM, MiMo and Qwen ship them."""
 
-    target_hidden: NormChoice = knob(NormChoice.auto, "the target's hidden state that goes in")
-    recycled_hidden: NormChoice = knob(NormChoice.auto, "the module's own that goes on to the next draft")
+    target_hidden: NormChoice = knob(NormChoice.auto, "which hidden state of the target the module reads")
+    recycled_hidden: NormChoice = knob(NormChoice.auto, "which hidden state of the module the next draft reads")
     weights: Weights = knob(Weights.checkpoint, "where the modules' weights come from")
 
 

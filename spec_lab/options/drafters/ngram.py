@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 @dataclass
 class NgramDrafterConfig(DrafterConfig):
-    """drafter=ngram: prompt lookup; the longest suffix of max_ngram..min_ngram tokens seen before, continued."""
+    """drafter=ngram: prompt lookup. It finds an earlier place of the text's longest suffix, of max_ngram to min_ngram
+    tokens, and drafts the tokens after it."""
 
     name: str = "ngram"
     max_ngram: int = knob(4, "longest suffix of the text that is looked up, in tokens", most=1024)
@@ -40,7 +41,7 @@ def continuations_have_no_ranks(config: RunConfig) -> str | None:
     probabilities."""
     if config.tree.name in (TreeConfig.name, DynamicTreeConfig.name):
         return None
-    return f"drafter=ngram looks up no ranks of tree={config.tree.name}; use tree=dynamic, or drafter=eagle3"
+    return f"drafter=ngram has no probability ranks for tree={config.tree.name}; use tree=dynamic, or drafter=eagle3"
 
 
 def load(chosen: Chosen, options: NgramDrafterConfig, build: DrafterBuild) -> DrafterFactory:

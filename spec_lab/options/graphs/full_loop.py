@@ -20,7 +20,7 @@ class FullLoopGraphConfig(GraphConfig):
     """graph=full_loop: all draft steps in one graph (SGLang #25539, vLLM #46849)."""
 
     name: str = "full_loop"
-    verify: bool = knob(True, "capture the verify forward too, as a graph of its own")
+    verify: bool = knob(True, "capture the verify forward too, as a separate graph")
     metadata: DraftMetadata = knob(DraftMetadata.in_place, "between the draft steps of a graph")
 
 

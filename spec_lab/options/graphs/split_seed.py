@@ -20,7 +20,7 @@ class SplitSeedGraphConfig(GraphConfig):
     """graph=split_seed: first draft step eager, the others in one graph (SGLang before #25539)."""
 
     name: str = "split_seed"
-    verify: bool = knob(True, "capture the verify forward too, as a graph of its own")
+    verify: bool = knob(True, "capture the verify forward too, as a separate graph")
     metadata: DraftMetadata = knob(DraftMetadata.in_place, "between the draft steps of a graph")
 
 

@@ -19,7 +19,7 @@ class StepReplayGraphConfig(GraphConfig):
     """graph=step_replay: one draft step captured, its metadata rebuilt on the host between replays (vLLM #41162)."""
 
     name: str = "step_replay"
-    verify: bool = knob(True, "capture the verify forward too, as a graph of its own")
+    verify: bool = knob(True, "capture the verify forward too, as a separate graph")
 
 
 def build_mode(chosen: Chosen, options: StepReplayGraphConfig, build: GraphBuild) -> GraphMode:

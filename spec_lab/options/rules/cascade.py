@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 @dataclass
 class CascadeConfig(AcceptanceConfig):
-    """acceptance=cascade: drafts near the likeliest token pass (TokenV3's test), others are judged exactly. Lossy."""
+    """acceptance=cascade (TokenV3's test, lossy): drafts nearly as likely as the likeliest token pass; others are judged
+    exactly."""
 
     name: str = "cascade"
     alpha: float = knob(0.5, "a draft with a probability of (1 - alpha) of the largest passes", least=0, most=1)

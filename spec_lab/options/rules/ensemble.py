@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 @dataclass
 class EnsembleConfig(AcceptanceConfig):
-    """acceptance=ensemble: exact towards a mixture of target and drafter (transformers). Lossy."""
+    """acceptance=ensemble (transformers, lossy): exact verification against a mixture of target and drafter."""
 
     name: str = "ensemble"
-    weight: float = knob(0.8, "of the target in the mixture; 1 is lossless", least=0, most=1)
+    weight: float = knob(0.8, "weight of the target in the mixture; 1 is lossless", least=0, most=1)
 
 
 def build_rule(chosen: Chosen, options: EnsembleConfig, build: RuleBuild) -> AcceptanceRule:

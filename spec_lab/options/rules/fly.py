@@ -21,12 +21,13 @@ if TYPE_CHECKING:
 
 @dataclass
 class FlyConfig(AcceptanceConfig):
-    """acceptance=fly: a miss passes where the target is unsure and agrees behind it (FLy, vLLM 0.33). Lossy."""
+    """acceptance=fly (FLy, vLLM 0.33, lossy): a miss passes if the target is unsure there and agrees with the drafts
+    after it."""
 
     name: str = "fly"
-    window: int = knob(2, "so many drafts behind a miss must pass by themselves", least=1)
+    window: int = knob(2, "number of drafts after a miss that must pass by themselves", least=1)
     entropy: float = knob(0.3, "least entropy of the likeliest tokens, in nats, for a miss to pass", least=0)
-    topk: int = knob(3, "tokens whose entropy is taken", least=2)
+    topk: int = knob(3, "number of likeliest tokens for the entropy", least=2)
 
 
 def a_window_fits(config: RunConfig) -> str | None:

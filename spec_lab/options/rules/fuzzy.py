@@ -26,11 +26,11 @@ class FuzzyDivergence(Choice):
 
 @dataclass
 class FuzzyConfig(AcceptanceConfig):
-    """acceptance=fuzzy: every draft where drafter and target are near each other (FSD). Lossy."""
+    """acceptance=fuzzy (FSD, lossy): accepts a draft if the distributions of drafter and target are near each other."""
 
     name: str = "fuzzy"
     divergence: FuzzyDivergence = knob(FuzzyDivergence.js, "how far target and drafter are from each other")
-    most: float = knob(0.2, "a row that is further passes no draft; 0 is lossless", least=0)
+    most: float = knob(0.2, "the largest divergence at which a draft is accepted; 0 is lossless", least=0)
 
 
 def build_rule(chosen: Chosen, options: FuzzyConfig, build: RuleBuild) -> AcceptanceRule:

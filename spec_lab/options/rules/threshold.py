@@ -21,7 +21,7 @@ class ThresholdConfig(AcceptanceConfig):
 
     name: str = "threshold"
     single: float = knob(1.0, "a draft of this probability or more always passes", above=0, most=1)
-    acc: float = knob(0.7, "others pass with their probability over this; 1 is lossless", above=0, most=1)
+    acc: float = knob(0.7, "others pass with probability p / acc; 1 is lossless", above=0, most=1)
 
 
 def build_rule(chosen: Chosen, options: ThresholdConfig, build: RuleBuild) -> AcceptanceRule:

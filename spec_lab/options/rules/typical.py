@@ -17,11 +17,12 @@ if TYPE_CHECKING:
 
 @dataclass
 class TypicalConfig(AcceptanceConfig):
-    """acceptance=typical: likely enough for how sure the target is (Medusa). Lossy."""
+    """acceptance=typical (Medusa, lossy): accepts a draft with a probability above a bound that falls with the
+    target's entropy."""
 
     name: str = "typical"
     epsilon: float = knob(0.3, "a draft with a probability above this always passes", least=0, most=1)
-    delta: float = knob(0.09, "times exp(-entropy): what passes where the target is unsure", least=0)
+    delta: float = knob(0.09, "a draft with a probability above delta * exp(-entropy) passes too", least=0)
 
 
 def build_rule(chosen: Chosen, options: TypicalConfig, build: RuleBuild) -> AcceptanceRule:

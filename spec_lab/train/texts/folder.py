@@ -66,7 +66,7 @@ class Texts:
 
     @property
     def num_written_tokens(self) -> int:
-        """Counts the tokens that the target wrote."""
+        """The number of tokens that the target wrote."""
         return int(self.lengths.sum() - self.prompt_lengths.sum())
 
     @classmethod
@@ -95,7 +95,7 @@ class Texts:
         parts = [_read(folder / name) for name in names]
         joined = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
         if int(joined["tokens"].max()) >= header.written_by.vocab_size:
-            raise UserError(f"{folder} holds tokens that its target has not; {WRITE_AGAIN}")
+            raise UserError(f"{folder} has token ids beyond its target's vocabulary; {WRITE_AGAIN}")
         return cls(
             torch.from_numpy(joined["tokens"].astype(np.int32)),
             _starts(torch.from_numpy(joined["lengths"])),
@@ -147,7 +147,7 @@ class Texts:
         return place >= self.prompt_lengths.repeat_interleave(self.lengths)
 
     def count_written_tokens(self, vocab_size: int) -> Tensor:
-        """Return `[vocab_size]`: how often the target wrote each token."""
+        """Return how often the target wrote each token, `[vocab_size]`."""
         return torch.bincount(self.tokens[self.supervised()].long(), minlength=vocab_size)
 
     def packed(self, row_length: int, seed: int) -> PackedTexts:
