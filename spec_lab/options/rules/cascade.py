@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class CascadeConfig(AcceptanceConfig):
-    """acceptance=cascade (TokenV3, lossy): drafts nearly as likely as the likeliest token pass, others are judged exactly."""
+    """acceptance=cascade: drafts nearly as likely as the likeliest token pass, others are judged exactly. Lossy."""
 
     name: str = "cascade"
     alpha: float = knob(0.5, "a draft with a probability of (1 - alpha) of the largest passes", least=0, most=1)
