@@ -97,8 +97,8 @@ def rope_fields(config: ConfigFields) -> ConfigFields:
     Raises:
         UserError: two places contradict each other, of which transformers takes one without a word.
     """
-    top_level = {key: config.values.get(key) for key in ("rope_theta", "partial_rotary_factor")}
     said: dict[str, Any] = {}
+    top_level = {"rope_theta": config.values.get("rope_theta")}
     for place in (config.object("rope_parameters"), config.object("rope_scaling"), top_level):
         if any(isinstance(value, dict) for value in place.values()):
             # transformers reads such parameters for no family here: Llama skips them, the Qwen families fail.
@@ -112,6 +112,9 @@ def rope_fields(config: ConfigFields) -> ConfigFields:
                     f"{config.source}: {name} is {shown(said[name])} in one place and {shown(value)} in another; take "
                     "out the one that the model was not trained with"
                 )
+    # transformers writes a family's default beside the parameters, also where they have another value, and reads these.
+    if (part := config.values.get("partial_rotary_factor")) is not None:
+        said.setdefault("partial_rotary_factor", part)
     return ConfigFields(said, f"{config.source} (rope)")
 
 
