@@ -304,7 +304,7 @@ def test_command_refuses_in_a_line(
 def test_a_rule_must_fit_the_drafts_of_the_run() -> None:
     window = ["acceptance=fly", "acceptance.window=3"]
     assert read_rules(window, num_draft_tokens=4)[0].name == "fly window=3"
-    with pytest.raises(UserError, match=r"use acceptance.window=2 or .*takes another run"):
+    with pytest.raises(UserError, match=r"use acceptance.window=2 or .*needs a new run"):
         read_rules(window, num_draft_tokens=3)
 
 

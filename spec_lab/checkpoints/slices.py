@@ -25,7 +25,7 @@ class Slices(Protocol):
 
 
 class WholeTensors:
-    """Keeps the whole of every tensor."""
+    """The whole of every tensor."""
 
     def share(self, plan: LayerPlan) -> LayerPlan:
         return plan

@@ -162,7 +162,7 @@ class RoundAccounts:
                 launched,
                 result,
                 self._emit(launched, result, read.at),
-                _Times(read.seconds / max(1, len(results)), launched.launch_seconds / max(1, len(results)), stages),
+                _Times(read.seconds / len(results), launched.launch_seconds / len(results), stages),
             )
         has_ended = [sequence.finish_reason is not None for sequence in launched.sequences]
         assert len(results) == num_launched or all(has_ended), "the device ended a request that goes on"

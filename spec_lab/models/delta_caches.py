@@ -33,7 +33,7 @@ class DeltaCache(RecurrentCache, Protocol[Rows]):
 
 
 class StateEachRowSlots:
-    """Keeps the state after each verify row. The next round begins with that of the committed row (vLLM's
+    """Stores the state after each verify row. The next round begins with that of the committed row (vLLM's
     `MambaSpec.num_speculative_blocks`).
 
     Attributes:
@@ -80,7 +80,7 @@ class StateCheckpoints(StateEachRowSlots):
 
 
 class OneStateSlots:
-    """Keeps one state, from before the last round, and the updates of that round's rows.
+    """Stores one state, from before the last round, and the updates of that round's rows.
 
     The next round first replays the updates of the accepted rows.
 

@@ -95,7 +95,9 @@ def _read_rule(overrides: Sequence[str], of_the_run: Sequence[str]) -> NamedRule
     registry.load(config.extensions).judge_of(config.acceptance.name)
     for refusal in refusals(config):
         raise UserError(
-            f"{refusal} (what is no knob of the rule takes another run)" if "drafter." in refusal else refusal
+            f"{refusal}; the drafter's keys are the run's, so changing one needs a new run"
+            if "drafter." in refusal
+            else refusal
         )
     return NamedRule(" ".join(_bare(override) for override in overrides), config)
 
