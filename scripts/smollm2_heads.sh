@@ -7,6 +7,7 @@
 # A writer of texts waits for its host, so that several, each with a SEED, fill a GPU; the training reads them as one.
 # DRAFTER is eagle3, mtp_eagle, or a drafter of a whole block; SECONDS are of its training. It goes on where it was when it is
 # called again. Of a folder of texts that is not whole the finished files are read. TORCHDYNAMO_DISABLE=1 trains uncompiled.
+# With PROCESSES=N in the environment N GPUs train it, each with its part of a batch.
 # WORDS are of the training. Those of a block's parts are of the run as well, and device=cpu is of both. With a drafter.head a
 # second run leaves it out.
 set -euo pipefail
@@ -28,7 +29,9 @@ for word in "$@"; do
     device=* | drafter.slots=* | drafter.conv=*) parts+=("$word") ;;
     esac
 done
-python3 -m spec_lab.train target=smollm2_135m "target.path=$model" device=cuda "drafter=$step" "texts=$folder/texts" \
+launch=(python3)
+[ "${PROCESSES:-1}" = 1 ] || launch=(python3 -m torch.distributed.run --standalone --nproc-per-node "$PROCESSES")
+"${launch[@]}" -m spec_lab.train target=smollm2_135m "target.path=$model" device=cuda "drafter=$step" "texts=$folder/texts" \
     "output_dir=$folder/heads" packing.row_length=1024 packing.held_out=0.005 drafter.optimisation.batch_size=16 \
     drafter.optimisation.num_steps=20000 "drafter.optimisation.max_seconds=$seconds" "evaluation.num_draft_tokens=$num_drafts" \
     evaluation.max_new_tokens=128 evaluation.every=1000 "$@"
