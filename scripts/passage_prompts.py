@@ -2,8 +2,9 @@
 
     python scripts/passage_prompts.py OUT.jsonl TEXT.txt... [--uses 2] [--seed 0]
 
-A model that writes its own prompts writes short ones. Served prompts often hold a document, of which an answer copies. Each
-passage of 80 to 320 words gets `--uses` different tasks, so that two prompts may share a passage and never a task.
+A model that writes its own prompts writes short ones. Served prompts often hold a document, from which an answer
+copies. Each passage has 80 to 320 words and gets `--uses` different tasks. So two prompts may share a passage, but
+no task.
 """
 
 from __future__ import annotations
