@@ -403,6 +403,8 @@ def test_torchrun_trains_what_one_process_does(llama: Path, whole: Path) -> None
     assert ended.returncode == 0, ended.stderr
     together, alone = record_of(llama), record_of(whole)
     assert together["num_processes"] == 2 and ended.stdout.count("step 6 loss") == 1
+    card = (llama / "out" / "hf-eagle3" / "README.md").read_text()
+    assert "s on 2 x cpu with torch" in " ".join(card.split())
     losses, expected = ([point["loss"] for point in record["curve"]] for record in (together, alone))
     assert losses == pytest.approx(expected, abs=1e-5)
 

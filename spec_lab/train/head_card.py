@@ -36,7 +36,7 @@ def head_card(
 On {record["num_texts"]:,} texts with {texts["written_tokens"]:,} tokens that the target wrote ({texts["settings"]}),
 {description.loss}. Loss: {record["recipe"]["loss"]}. {record["num_steps"]:,} steps of {knobs["batch_size"]} rows of
 {record["recipe"]["row_length"]} tokens, {moved_by(knobs)}, learning rate {knobs["peak_learning_rate"]:g}.
-{record["seconds"]:.0f} s on {record["device"]} with torch {record["torch"]}, real decoding and proofs among them. The
+{record["seconds"]:.0f} s on {_devices(record)} with torch {record["torch"]}, real decoding and proofs among them. The
 weights are those of step {truth["best_step"]}, which decoded best.
 
 {_curve(record["curve"])}
@@ -55,6 +55,12 @@ they stand.
 {_lengths(truth)}
 {_by_category(evaluation, output)}
 """)
+
+
+def _devices(record: Mapping[str, Any]) -> str:
+    """Name the device, and how many of it trained the drafter. Older records have no number, and are of one."""
+    number = record.get("num_processes", 1)
+    return str(record["device"]) if number == 1 else f"{number} x {record['device']}"
 
 
 def _curve(points: list[Mapping[str, Any]]) -> str:
