@@ -18,14 +18,14 @@ import torch
 from spec_lab.core.errors import UserError, visible
 from spec_lab.program.sweep_lock import alone_in
 from spec_lab.train.__main__ import main as train
-from spec_lab.train.texts.__main__ import main
+from spec_lab.train.texts.__main__ import main, parse
 from spec_lab.train.texts.folder import Texts, TextsFolder
 from spec_lab.train.texts.header import TextsHeader
 from spec_lab.train.texts.packing import pack
 from spec_lab.train.texts.prompts import Conversation
 from spec_lab.train.texts.show import show_texts
 from spec_lab.workloads.tokenizer import TargetTokenizer
-from tests.tiny_checkpoints import make_tiny_target
+from tests.tiny_checkpoints import make_tiny_target, refused
 from tests.tiny_gguf import write_gguf
 
 SIZES = [
@@ -327,6 +327,9 @@ def test_a_text_longer_than_a_row_is_cut_and_counted() -> None:
         ("output_dir=~/texts", "write the path in full"),
         ("max_new_tokens=9999", "use max_new_tokens=1536"),
         ("max_prompt_tokens=9999", "use max_prompt_tokens=1792"),
+        ("temp=3", "no key temp; see --help"),
+        ("limit=3", "no key limit; see --help"),
+        ("temperature=0.5", "did you mean temperatures?"),
         ("--show-data=3", "each does something else"),
     ],
 )
@@ -335,6 +338,17 @@ def test_words_that_no_texts_are_written_by_are_refused_by_name(
 ) -> None:
     assert main(["target=pocket", f"output_dir={tmp_path / 'out'}", word, "--plan=100"]) == 2
     assert said in capsys.readouterr().err and not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [("top_p=0.5", "top_p=0.5 changes nothing"), ("prompt_temperatures=[0.5]", "prompt_temperatures is not read")],
+)
+def test_sampling_of_turns_that_the_target_does_not_write_is_refused(word: str, said: str) -> None:
+    prompts = ["prompts=[p.jsonl]", "temperatures=[0]", "output_dir=o"]
+    parse([*prompts, word])
+    with refused(said, "leave it out"):
+        parse([*prompts, word, "second_turns=0"])
 
 
 def test_refused_texts_leave_a_folder_as_it_was(target: Path, tmp_path: Path) -> None:
