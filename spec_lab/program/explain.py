@@ -36,6 +36,8 @@ INTERVAL = "BasicSweeper does not support sweep type"
 LAYOUT = "KEY: VALUE on lines of its own, below a line '# @package _global_' where it sets keys of several groups"
 CHOICE = "a line `- override /drafter: ngram` below `defaults:` chooses one option of a group"
 OVERRIDE = "below a first line '# @package _global_' and `defaults:`, write `- override /{name}: OPTION`"
+OF_ITS_GROUP = "write its keys without the group above them"
+OF_OTHERS = "write it in a file of experiment, below a first line '# @package _global_'"
 NO_CHOICE = re.compile(r"Merge error: \w+ is not a subclass of \w+|field '\w+' is not Optional")
 """OmegaConf's messages for a value in place of a group."""
 LOADER = "hydra._internal.config_loader_impl"
@@ -180,6 +182,9 @@ def _wrong_key(error: OmegaConfBaseException, group: str, menu: Menu) -> str:
         return f"{key} is chosen on the command line, as in {key}={option}; leave it out here"
     if isinstance(error, ConfigKeyError) and key in menu.keys:
         return not_read(key, menu)
+    inner = key.removeprefix(f"{group}.")
+    if isinstance(error, ConfigKeyError) and inner != key and inner in (*menu.groups, *menu.keys):
+        return f"it sets keys of {group}, and {inner} is none; {OF_ITS_GROUP if inner == group else OF_OTHERS}"
     if isinstance(error, ConfigKeyError) and key and key != group.partition("/")[0]:
         return explain_unknown(key, menu)
     if not key or isinstance(error, ConfigKeyError):
