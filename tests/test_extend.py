@@ -438,6 +438,7 @@ def test_what_no_extension_adds_is_refused_without_it(argument: str) -> None:
 
 BROKEN = {
     "no_such_module": (None, "there is no module no_such_module"),
+    "lost.py": (None, "there is no module lost.py; name it without .py, as in extensions=[lost]"),
     "no_function": ("", "no_function has no function register(registry)"),
     "fails_to_load": ("import nothing_of_that_name", "fails_to_load cannot be imported"),
     "leaves": ("import sys\nsys.exit(3)", "leaves cannot be imported (SystemExit: 3); it must not end"),
