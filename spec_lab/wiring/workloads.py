@@ -76,6 +76,7 @@ def load_requests(chosen: Chosen, tokenizer: Tokenizer) -> list[Request]:
         raise UserError(
             f"workload={chosen.workload.name} is empty; check workload.limit, workload.categories and workload.path"
         )
+    _refuse_unasked(requests, chosen.config.workload)
     _refuse_idle_checkers(requests, chosen.config.workload)
     for request in requests:
         name = request.checker or chosen.config.workload.checker
@@ -98,6 +99,21 @@ def _refuse_idle_checkers(requests: Sequence[Request], workload: WorkloadConfig)
         )
     if workload.checker != WorkloadConfig.checker and len(unanswered) == len(requests):
         raise UserError(f"workload.checker={workload.checker}: no prompt has an answer to check; leave it out")
+
+
+def _refuse_unasked(requests: Sequence[Request], workload: WorkloadConfig) -> None:
+    """Raise UserError for requests past `limit` or of other `categories`, since a workload may be an extension's."""
+    limit, categories = workload.limit, workload.categories
+    if limit is not None and len(requests) > limit:
+        raise UserError(
+            f"workload.limit={limit}: workload={workload.name} loads {len(requests)} requests; mend what its row loads"
+        )
+    other = next((each for each in requests if each.category not in (categories or [each.category])), None)
+    if categories is not None and other is not None:
+        raise UserError(
+            f"workload.categories=[{','.join(categories)}]: workload={workload.name} loads one of {other.category}; "
+            "mend what its row loads, or say has_categories=False in it"
+        )
 
 
 def _malformed(request: object) -> str | None:
