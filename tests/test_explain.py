@@ -42,6 +42,11 @@ BROKEN = {
         GLOBAL + b"hydra: {sweeper: {params: {seed: '1,2'}}}",
         ["hydra.sweeper.params", "add -m, or mode: MULTIRUN"],
     ),
+    "package of another name": (b"# mine\n# @package global\nseed: 3", ["write '# @package _global_'"]),
+    "values of a sweep as a list": (
+        GLOBAL + b"hydra: {mode: MULTIRUN, sweeper: {params: {batch_size: [1, 2]}}}",
+        ["batch_size takes a whole number", "are written 1,2"],
+    ),
     "joined keys": (
         GLOBAL + b"drafter.path: x",
         ["drafter.path is read as one name", "write `drafter: {path: VALUE}`"],
@@ -67,7 +72,7 @@ BROKEN = {
 }
 
 
-FOUND_WHEN_COMPOSED = ("a sweep of one run", "interpolation", "group once more")
+FOUND_WHEN_COMPOSED = ("a sweep of one run", "values of a sweep as a list", "interpolation", "group once more")
 """No file is known any more."""
 
 

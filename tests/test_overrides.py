@@ -54,6 +54,7 @@ REFUSED = [
     ("batch_size=two", "batch_size takes a whole number, not 'two'"),
     ("batch_size=1,two", "batch_size takes a whole number, not 'two'"),
     ("batch_size=3.5", "batch_size takes a whole number, not 3.5"),
+    ("batch_size=[1,2]", "not [1, 2]; several values, each a run of its own, are written 1,2"),
     ("batch_size=null", "batch_size takes a whole number, not null"),
     ("num_threads=many", "num_threads takes a whole number or null, not 'many'"),
     ("sampling.temperature=warm", "sampling.temperature takes a number, not 'warm'"),

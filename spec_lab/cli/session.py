@@ -71,6 +71,8 @@ class Session:
             self._read_outcomes(task, lost)
             if any(text.startswith("leave_out=") for text in checked):
                 say_unmatched(task)
+            if task.left_out and not self.outcomes:
+                raise UserError("leave_out leaves out every job of the sweep; name fewer")
             if lost is None:
                 check_came_to_jobs(len(self.outcomes), all_arguments)
                 self._close()

@@ -21,7 +21,7 @@ from spec_lab.menu.extensions import ENTRY_POINTS
 from spec_lab.menu.nearest import hint, nearest, one_of
 from spec_lab.program.options import Menu, run_menu
 from spec_lab.program.override_text import as_override, typed
-from spec_lab.program.overrides import explain_unknown, extensions_in, in_words, with_extensions
+from spec_lab.program.overrides import SEVERAL, explain_unknown, extensions_in, in_words, with_extensions
 
 PLACE = re.compile(r"In '(?P<option>[^']+)': ")
 """The beginning of Hydra's messages, with the file that it was about to read, without suffix."""
@@ -191,7 +191,9 @@ def _wrong_key(error: OmegaConfBaseException, group: str, menu: Menu) -> str:
         cause = f"they would be keys of {group}, which has none" if key else cause
         return f"its contents do not fit ({cause}); write {LAYOUT}"
     if isinstance(error, ValidationError) and key in menu.keys:
-        return f"{key} takes {', '.join(menu.keys[key].choices) or in_words(menu.keys[key].type_name)} ({cause})"
+        several = SEVERAL if "of type 'list'" in cause else ""
+        takes = ", ".join(menu.keys[key].choices) or in_words(menu.keys[key].type_name)
+        return f"{key} takes {takes} ({cause}){several}"
     return cause if key in cause else f"{key}: {cause}"
 
 

@@ -26,6 +26,7 @@ from spec_lab.program.overrides import refuse_many_jobs
 from spec_lab.program.yaml_file import read_yaml
 
 FOLDER_FLAGS = ("--config-dir", "-cd")
+PACKAGE = re.compile(r"(?:\s*#.*\n)*?\s*#\s*@package\s+(?P<name>\S+)")
 WORD = re.compile(r"[\w-]+")
 MOST_NODES = 100_000
 """The largest number of values in a file of options, which usually has about ten."""
@@ -100,6 +101,9 @@ def _refuse_unread_contents(file: Path) -> None:
     contents = regular_bytes(file)
     if contents.startswith(codecs.BOM_UTF8):
         raise UserError(f"{file}: begins with a byte order mark, behind which no '# @package' is read; save it without")
+    package = PACKAGE.match(contents.decode(errors="replace"))
+    if package is not None and package["name"] != "_global_" and package["name"].strip("_").lower() == "global":
+        raise UserError(f"{file}: '# @package {package['name']}' is read as a key; write '# @package _global_'")
     if num_nodes(contents.decode(errors="replace")) > MOST_NODES:
         raise UserError(f"{file}: its aliases stand for more than {MOST_NODES} values; write them out")
 
