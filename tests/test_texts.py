@@ -351,6 +351,18 @@ def test_sampling_of_turns_that_the_target_does_not_write_is_refused(word: str, 
         parse([*prompts, word, "second_turns=0"])
 
 
+@pytest.mark.parametrize(
+    ("line", "remedy"),
+    [("prompt\nhello", "give others\n"), (json.dumps({"prompt": "x " * 999}), "raise max_prompt_tokens")],
+)
+def test_longer_prompts_are_advised_where_some_were_too_long(
+    line: str, remedy: str, target: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "p.jsonl").write_text(line)
+    assert write(target, tmp_path / "out", f"prompts=[{tmp_path / 'p.jsonl'}]") == 2
+    assert remedy in capsys.readouterr().err
+
+
 def test_refused_texts_leave_a_folder_as_it_was(target: Path, tmp_path: Path) -> None:
     for name, rows in (("none", ""), ("some", '{"prompt": "How much?"}\n{"prompt": "How many are there?"}\n')):
         (tmp_path / f"{name}.jsonl").write_text(rows)
