@@ -179,7 +179,7 @@ def _refuse_other_name(name: str, rows: Mapping[str, Option]) -> None:
     """Raise UserError if the name of an option that nothing builds comes from the schema of a row with another name."""
     for row in rows.values():
         schema = getattr(row, "schema", None)
-        if getattr(schema, "name", None) == name:
+        if schema is not None and getattr(schema, "name", None) == name:
             said = f"{KNOBS[type(row)]}={row.name}: its schema has the name {name}"
             raise UserError(f'{said}; write name: str = "{row.name}" in class {schema.__name__}')
 
