@@ -73,9 +73,9 @@ def load_requests(chosen: Chosen, tokenizer: Tokenizer) -> list[Request]:
         if problem := _malformed(request):
             raise UserError(f"workload={chosen.workload.name}: request {number} {problem}; mend what its row loads")
     if not requests:
-        raise UserError(
-            f"workload={chosen.workload.name} is empty; check workload.limit, workload.categories and workload.path"
-        )
+        skips = chosen.config.workload.unusable == Unusable.skip
+        remedy = "workload.path, and mend what was left out" if skips else "workload.categories and workload.path"
+        raise UserError(f"workload={chosen.workload.name} is empty; check {remedy}")
     _refuse_unasked(requests, chosen.config.workload)
     _refuse_idle_checkers(requests, chosen.config.workload)
     for request in requests:
