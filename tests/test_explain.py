@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from spec_lab.__main__ import main
+from spec_lab.program.options import conf_folder
 
 GLOBAL = b"# @package _global_\n"
 BOMB = b"a0: &a0 [1, 1]\n" + b"".join(b"a%d: &a%d [*a%d, *a%d, *a%d]\n" % (n, n, *[n - 1] * 3) for n in range(1, 40))
@@ -128,6 +129,20 @@ def test_a_file_of_options_that_lies_elsewhere_is_named(
     monkeypatch.chdir(empty_folder)
     assert main([*(["--config-dir", "conf"] if typed else []), "experiment=mine", "--dry-run"]) == 2
     assert f"conf/{place} is not read; --config-dir DIR reads DIR/experiment/mine.yaml" in capsys.readouterr().err
+
+
+def test_a_file_of_another_group_or_of_the_lab_is_not_said_to_lie_elsewhere(
+    empty_folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (empty_folder / "conf" / "acceptance").mkdir(parents=True)
+    (empty_folder / "conf" / "acceptance" / "mine.yaml").write_text("defaults: [fly]")
+    monkeypatch.chdir(empty_folder)
+    for words in (["drafter=mine"], ["--config-dir", "conf", "drafter=mine"]):
+        assert main([*words, "--dry-run"]) == 2
+        assert "drafter has no option mine" in capsys.readouterr().err
+    monkeypatch.chdir(conf_folder().parent)
+    assert main(["prune=eagle3", "--dry-run"]) == 2
+    assert "prune has no option eagle3" in capsys.readouterr().err
 
 
 def test_an_option_that_was_typed_is_refused_as_it_was_typed(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
@@ -21,7 +21,7 @@ from hydra.errors import HydraException
 from spec_lab.core.errors import UserError
 from spec_lab.core.regular import regular_bytes
 from spec_lab.program.flags import split_flags
-from spec_lab.program.options import Menu
+from spec_lab.program.options import Menu, conf_folder
 from spec_lab.program.overrides import refuse_many_jobs
 from spec_lab.program.yaml_file import read_yaml
 
@@ -57,6 +57,9 @@ def refuse_misplaced(arguments: Sequence[str], menu: Menu) -> None:
     """
     flags, overrides = split_flags(arguments)
     folders = typed_folders(flags)
+    searched = [folder for folder in folders or [Path("conf")] if folder.resolve() != conf_folder().resolve()]
+    if any(text.startswith("hydra.searchpath=") for text in overrides):
+        return
     for text in overrides:
         name, _, typed = text.partition("=")
         known = menu.groups[name].options if name in menu.groups else ()
@@ -64,15 +67,17 @@ def refuse_misplaced(arguments: Sequence[str], menu: Menu) -> None:
             place = f"{name}/{option}.yaml"
             if not WORD.fullmatch(option) or option in known or any((folder / place).is_file() for folder in folders):
                 continue
-            found = _file_of(option, folders or [Path("conf")])
-            if found is not None:
-                raise UserError(f"{name}={option}: {found} is not read; --config-dir DIR reads DIR/{place}")
+            others = menu.groups.keys() - {name}
+            found = [file for file in _files_of(option, searched) if file.parent.name not in others]
+            if found:
+                raise UserError(f"{name}={option}: {found[0]} is not read; --config-dir DIR reads DIR/{place}")
 
 
-def _file_of(option: str, folders: Iterable[Path]) -> Path | None:
-    """Return a file with the name of an option, at most two folders below one of `folders`; None if there is none."""
-    patterns = [f"{above}{option}.{suffix}" for above in ("", "*/", "*/*/") for suffix in ("yaml", "yml")]
-    return next((file for folder in folders for pattern in patterns for file in folder.glob(pattern)), None)
+def _files_of(option: str, folders: Iterable[Path]) -> Iterator[Path]:
+    """Yield the files with the name of an option, at most two folders below one of `folders`."""
+    for folder in folders:
+        for above in ("", "*/", "*/*/"):
+            yield from (file for suffix in ("yaml", "yml") for file in folder.glob(f"{above}{option}.{suffix}"))
 
 
 def check_own_options(folders: Iterable[Path], conf: Path, groups: Iterable[str]) -> None:
