@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +21,7 @@ from spec_lab.program.sweep_lock import alone_in
 from spec_lab.train.__main__ import main as train
 from spec_lab.train.texts.__main__ import main, parse
 from spec_lab.train.texts.folder import Texts, TextsFolder
-from spec_lab.train.texts.header import TextsHeader
+from spec_lab.train.texts.header import TextsHeader, WrittenBy
 from spec_lab.train.texts.packing import pack
 from spec_lab.train.texts.prompts import Conversation
 from spec_lab.train.texts.show import show_texts
@@ -215,8 +216,25 @@ def test_folders_that_writers_filled_side_by_side_are_read_as_one(folder: Path, 
     for name, seed in (("a", 0), ("b", 1)):
         settings = header.settings | {"seed": seed}
         dataclasses.replace(header, settings=settings, sources={"asked.jsonl": "1"}).write(tmp_path / name)
-    with pytest.raises(UserError, match=r"prompts of asked\.jsonl"):
+    with pytest.raises(UserError, match=r"prompts of asked\.jsonl.*give every writer prompts of its own"):
         Texts.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("sources", "seed", "said"),
+    [
+        ({"copy.jsonl": "1"}, 1, "give every writer prompts"),
+        ({"reasoning_gym:chain_sum:9": ""}, 0, "give every writer a seed"),
+        ({"reasoning_gym:chain_sum:9": ""}, 1, None),
+        ({"reasoning_gym:dice:9": ""}, 0, None),
+        ({}, 0, None),
+    ],
+)
+def test_writers_side_by_side_have_no_prompts_in_common(sources: dict[str, str], seed: int, said: str | None) -> None:
+    by = WrittenBy("pocket", "0", "0", "0", 9)
+    first = TextsHeader(by, {"seed": 0}, {"asked.jsonl": "1", "reasoning_gym:chain_sum:5": ""})
+    with nullcontext() if said is None else refused(said):
+        first.refuse_beside(TextsHeader(by, {"seed": seed}, sources), Path("b"))
 
 
 def test_rows_hold_whole_texts_and_only_what_was_written_counts(folder: Path) -> None:
