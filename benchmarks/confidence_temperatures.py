@@ -15,6 +15,7 @@ from collections.abc import Sequence
 
 import torch
 
+from spec_lab.core.errors import UserError
 from spec_lab.measure.lab import MAIN, load_lab
 from spec_lab.menu.chosen import choose
 from spec_lab.paper.reliability import calibration_error
@@ -46,6 +47,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def decoded(overrides: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor]:
     """Return of each round of each request what the drafter said of each draft [rounds, K], and how many drafts were
     accepted [rounds]."""
+    drafter = compose_run(overrides)[0].drafter
+    if not hasattr(drafter, "stop"):
+        raise UserError(f"drafter={drafter.name} says not how sure it is; choose one with weights: drafter=eagle3")
     config, _ = compose_run([*overrides, *ALL_OFFERED])
     lab = load_lab(choose(config))
     engine = lab.engines[MAIN]

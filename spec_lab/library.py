@@ -177,7 +177,7 @@ def _run(job: Job) -> Result:
 def _torch_as_it_was(chosen: Chosen) -> Iterator[None]:
     """Restore the caller's torch seed and numbers of threads, in torch and C, after a run has changed them.
 
-    Inside, the default device and type of tensors are those of a fresh process.
+    Inside, the default device and type of tensors are those of a fresh process, and nothing is cast by itself.
     """
     import torch
 
@@ -186,7 +186,8 @@ def _torch_as_it_was(chosen: Chosen) -> Iterator[None]:
     torch.set_default_device(None)
     torch.set_default_dtype(torch.float32)
     try:
-        yield
+        with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
+            yield
     finally:
         torch.set_default_dtype(dtype)
         if device.type != "cpu":

@@ -225,6 +225,8 @@ def test_a_cell_left_out_that_cannot_be_is_refused(
     assert "refused: leave_out, 'drafter=ngran': drafter=ngran: drafter has no option ngran" in capsys.readouterr().err
     assert runner.calls == []
     assert main(["leave_out=['drafter=eagle3']"]) == 0, "a run of its own is no cell"
+    assert main(["-m", "seed=1,2", "leave_out=['seed=1', 'seed=2']"]) == 2
+    assert "leave_out leaves out every job" in capsys.readouterr().err
 
 
 def test_sweep_goes_on_past_a_failed_job(runner: FakeRunner, empty_folder: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from spec_lab.__main__ import main
+from spec_lab.program.options import conf_folder
 
 GLOBAL = b"# @package _global_\n"
 BOMB = b"a0: &a0 [1, 1]\n" + b"".join(b"a%d: &a%d [*a%d, *a%d, *a%d]\n" % (n, n, *[n - 1] * 3) for n in range(1, 40))
@@ -42,6 +43,16 @@ BROKEN = {
         GLOBAL + b"hydra: {sweeper: {params: {seed: '1,2'}}}",
         ["hydra.sweeper.params", "add -m, or mode: MULTIRUN"],
     ),
+    "package of another name": (b"# mine\n# @package global\nseed: 3", ["write '# @package _global_'"]),
+    "values of a sweep as a list": (
+        GLOBAL + b"hydra: {mode: MULTIRUN, sweeper: {params: {batch_size: [1, 2]}}}",
+        ["batch_size takes a whole number", "are written 1,2"],
+    ),
+    "joined keys": (
+        GLOBAL + b"drafter.path: x",
+        ["drafter.path is read as one name", "write `drafter: {path: VALUE}`"],
+    ),
+    "joined keys of a part": (GLOBAL + b"cache: {a.b: 3}", ["a.b is read as one name"]),
     "interpolation": (GLOBAL + b"seed: ${seed}", ["seed: ", "write a value in its place"]),
     "keys below no group": (
         b"name: mine\nbatch_size: 2",
@@ -62,7 +73,7 @@ BROKEN = {
 }
 
 
-FOUND_WHEN_COMPOSED = ("a sweep of one run", "interpolation", "group once more")
+FOUND_WHEN_COMPOSED = ("a sweep of one run", "values of a sweep as a list", "interpolation", "group once more")
 """No file is known any more."""
 
 
@@ -88,6 +99,50 @@ def test_an_option_whose_file_sets_no_name_is_refused_with_the_line_to_write(
     (empty_folder / "workload" / "mine.yaml").write_text("limit: 3")
     assert main(["--config-dir", str(empty_folder), "workload=mine", "--dry-run"]) == 2
     assert "workload.name has no value; write `name: OPTION` in the file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("drafter: {num_draft_tokens: 5}", "write its keys without the group above them"),
+        ("drafter.num_draft_tokens: 5", "write `num_draft_tokens: VALUE`"),
+        ("batch_size: 5", "batch_size is none; write it in a file of experiment"),
+    ],
+)
+def test_keys_of_another_place_are_refused_with_their_own(
+    text: str, said: str, empty_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (empty_folder / "drafter").mkdir()
+    (empty_folder / "drafter" / "mine.yaml").write_text(f"defaults: [eagle3, _self_]\n{text}")
+    assert main(["--config-dir", str(empty_folder), "drafter=mine", "--dry-run"]) == 2
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("place", ["mine.yaml", "experiment/mine.yml", "conf/experiment/mine.yaml", "exp/mine.yaml"])
+@pytest.mark.parametrize("typed", [True, False])
+def test_a_file_of_options_that_lies_elsewhere_is_named(
+    place: str, typed: bool, empty_folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = empty_folder / "conf" / place
+    file.parent.mkdir(parents=True)
+    file.write_text("# @package _global_\nseed: 3")
+    monkeypatch.chdir(empty_folder)
+    assert main([*(["--config-dir", "conf"] if typed else []), "experiment=mine", "--dry-run"]) == 2
+    assert f"conf/{place} is not read; --config-dir DIR reads DIR/experiment/mine.yaml" in capsys.readouterr().err
+
+
+def test_a_file_of_another_group_or_of_the_lab_is_not_said_to_lie_elsewhere(
+    empty_folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (empty_folder / "conf" / "acceptance").mkdir(parents=True)
+    (empty_folder / "conf" / "acceptance" / "mine.yaml").write_text("defaults: [fly]")
+    monkeypatch.chdir(empty_folder)
+    for words in (["drafter=mine"], ["--config-dir", "conf", "drafter=mine"]):
+        assert main([*words, "--dry-run"]) == 2
+        assert "drafter has no option mine" in capsys.readouterr().err
+    monkeypatch.chdir(conf_folder().parent)
+    assert main(["prune=eagle3", "--dry-run"]) == 2
+    assert "prune has no option eagle3" in capsys.readouterr().err
 
 
 def test_an_option_that_was_typed_is_refused_as_it_was_typed(

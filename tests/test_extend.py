@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,6 +23,7 @@ from spec_lab.core.types import Request
 from spec_lab.doctor.__main__ import main as examine
 from spec_lab.menu import registry
 from spec_lab.menu.chosen import choose
+from spec_lab.menu.config import DrafterConfig, RunConfig, WorkloadConfig
 from spec_lab.menu.extensions import find_extensions
 from spec_lab.menu.option import (
     CatchupPruningOption,
@@ -32,7 +33,7 @@ from spec_lab.menu.option import (
     RuleOption,
     WorkloadOption,
 )
-from spec_lab.menu.refusals.run import refusals
+from spec_lab.menu.refusals.run import refusals, said_by
 from spec_lab.options.shipped import ZOO
 from spec_lab.program.compose import compose_run
 from spec_lab.program.named_rules import read_rules
@@ -438,6 +439,7 @@ def test_what_no_extension_adds_is_refused_without_it(argument: str) -> None:
 
 BROKEN = {
     "no_such_module": (None, "there is no module no_such_module"),
+    "lost.py": (None, "there is no module lost.py; name it without .py, as in extensions=[lost]"),
     "no_function": ("", "no_function has no function register(registry)"),
     "fails_to_load": ("import nothing_of_that_name", "fails_to_load cannot be imported"),
     "leaves": ("import sys\nsys.exit(3)", "leaves cannot be imported (SystemExit: 3); it must not end"),
@@ -559,6 +561,8 @@ def test_an_installed_extension_needs_not_be_named(tmp_path: Path) -> None:
         (lambda: [Request("a", "c", (5,), 4.0)], r"4\.0 in max_new_tokens"),  # type: ignore[arg-type]
         (lambda: [Request("a", "c", (5,), 4, answer=7)], "answer=7"),  # type: ignore[arg-type]
         (lambda: None, "workload=mine is empty"),
+        (lambda: [Request(name, "c", (5,), 4) for name in "abc"], "workload.limit=2: workload=mine loads 3 requests"),
+        (lambda: [Request("a", "d", (5,), 4)], r"workload.categories=\[c\]: workload=mine loads one of d"),
     ],
 )
 def test_a_request_that_a_workload_got_wrong_is_refused(made: Callable[[], Any], said: str) -> None:
@@ -571,7 +575,24 @@ def test_a_workload_may_make_its_requests_one_after_the_other() -> None:
     assert [request.request_id for request in requests] == ["0", "1"]
 
 
+def test_a_refusal_that_says_nothing_in_words_is_refused() -> None:
+    row = CatchupPruningOption(name="mine", make=len, refusals=(lambda config: 5,))  # type: ignore[arg-type,return-value]
+    with pytest.raises(UserError, match=r"prune\.catchup=mine: a refusal of its row returned 5; return None"):
+        said_by(row, row.refusals[0], RunConfig())
+
+
+def test_a_schema_with_the_name_of_another_option_is_refused_with_the_one_to_write() -> None:
+    @dataclass
+    class Other(DrafterConfig):
+        name: str = "other"
+
+    registered = registry.Registry()
+    registered.add(DrafterOption(name="mine", schema=Other, load=len))
+    with pytest.raises(UserError, match='drafter=mine: its schema has the name other; write name: str = "mine"'):
+        registered.find(DrafterOption, "other")
+
+
 def chosen_with(made: Callable[[], Any]) -> Any:
     row = SimpleNamespace(name="mine", load=lambda config, tokenizer: made())
-    config = SimpleNamespace(workload=SimpleNamespace(checker="answer"))
+    config = SimpleNamespace(workload=WorkloadConfig("mine", limit=2, categories=["c"]))
     return SimpleNamespace(workload=row, config=config, registry=registry.load(()))

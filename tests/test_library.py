@@ -249,6 +249,7 @@ def test_torch_is_left_as_it_was(runner: ModuleType) -> None:
 def test_defaults_of_tensors_are_a_process_s_own_meanwhile(device: str, dtype: torch.dtype, runner: ModuleType) -> None:
     def made(*arguments: Any) -> Any:
         inside.append(torch.ones(1))
+        assert not torch.is_autocast_enabled("cpu")
         return recorded_runner.run(*arguments)
 
     inside: list[torch.Tensor] = []
@@ -256,7 +257,8 @@ def test_defaults_of_tensors_are_a_process_s_own_meanwhile(device: str, dtype: t
     torch.set_default_device(device)
     torch.set_default_dtype(dtype)
     try:
-        spec_lab.run(spec_lab.compose())
+        with torch.autocast("cpu", torch.bfloat16):
+            spec_lab.run(spec_lab.compose())
         assert torch.ones(1).device.type == device and torch.ones(1).dtype == dtype
     finally:
         torch.set_default_device(None)

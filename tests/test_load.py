@@ -168,6 +168,13 @@ def test_a_broken_line_is_skipped_where_that_is_asked(
     assert all(line.startswith("left out: ") for line in lines)
 
 
+def test_skipping_is_advised_only_where_something_is_left(tmp_path: Path) -> None:
+    path = tmp_path / "mine.jsonl"
+    path.write_text("What is 1 + 1?\nWhat is 2 + 2?\n")
+    with pytest.raises(UserError, match=r"mine\.jsonl:1 is not JSON: .*\(no prompt can be used; mend them\)"):
+        read(path)
+
+
 def test_skipping_thousands_of_lines_does_not_say_so_thousands_of_times(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -102,6 +102,7 @@ def test_good_file_is_not_refused(empty_folder: Path) -> None:
         ("metric/goal", "maximise", "metric.goal: 'maximise' is not one of"),
         ("metric/target", float("inf"), "metric.target: inf is no finite number"),
         ("metric/gaol", "maximize", "gaol"),
+        ("early_terminate", {"type": "hyperband"}, "early_terminate: a run reports its metric once"),
         ("early_terminate", {"type": "hyperband", "min_iter": 3}, "early_terminate: a run reports its metric once"),
         ("command", None, "command: without it W&B passes --KEY=VALUE"),
         ("command", ["${env}", "python", "train.py", "${args}"], "command: it does not begin with"),

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,14 +19,14 @@ import torch
 from spec_lab.core.errors import UserError, visible
 from spec_lab.program.sweep_lock import alone_in
 from spec_lab.train.__main__ import main as train
-from spec_lab.train.texts.__main__ import main
+from spec_lab.train.texts.__main__ import main, parse
 from spec_lab.train.texts.folder import Texts, TextsFolder
-from spec_lab.train.texts.header import TextsHeader
+from spec_lab.train.texts.header import TextsHeader, WrittenBy
 from spec_lab.train.texts.packing import pack
 from spec_lab.train.texts.prompts import Conversation
 from spec_lab.train.texts.show import show_texts
 from spec_lab.workloads.tokenizer import TargetTokenizer
-from tests.tiny_checkpoints import make_tiny_target
+from tests.tiny_checkpoints import make_tiny_target, refused
 from tests.tiny_gguf import write_gguf
 
 SIZES = [
@@ -215,8 +216,25 @@ def test_folders_that_writers_filled_side_by_side_are_read_as_one(folder: Path, 
     for name, seed in (("a", 0), ("b", 1)):
         settings = header.settings | {"seed": seed}
         dataclasses.replace(header, settings=settings, sources={"asked.jsonl": "1"}).write(tmp_path / name)
-    with pytest.raises(UserError, match=r"prompts of asked\.jsonl"):
+    with pytest.raises(UserError, match=r"prompts of asked\.jsonl.*give every writer prompts of its own"):
         Texts.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("sources", "seed", "said"),
+    [
+        ({"copy.jsonl": "1"}, 1, "give every writer prompts"),
+        ({"reasoning_gym:chain_sum:9": ""}, 0, "give every writer a seed"),
+        ({"reasoning_gym:chain_sum:9": ""}, 1, None),
+        ({"reasoning_gym:dice:9": ""}, 0, None),
+        ({}, 0, None),
+    ],
+)
+def test_writers_side_by_side_have_no_prompts_in_common(sources: dict[str, str], seed: int, said: str | None) -> None:
+    by = WrittenBy("pocket", "0", "0", "0", 9)
+    first = TextsHeader(by, {"seed": 0}, {"asked.jsonl": "1", "reasoning_gym:chain_sum:5": ""})
+    with nullcontext() if said is None else refused(said):
+        first.refuse_beside(TextsHeader(by, {"seed": seed}, sources), Path("b"))
 
 
 def test_rows_hold_whole_texts_and_only_what_was_written_counts(folder: Path) -> None:
@@ -327,6 +345,9 @@ def test_a_text_longer_than_a_row_is_cut_and_counted() -> None:
         ("output_dir=~/texts", "write the path in full"),
         ("max_new_tokens=9999", "use max_new_tokens=1536"),
         ("max_prompt_tokens=9999", "use max_prompt_tokens=1792"),
+        ("temp=3", "no key temp; see --help"),
+        ("limit=3", "no key limit; see --help"),
+        ("temperature=0.5", "did you mean temperatures?"),
         ("--show-data=3", "each does something else"),
     ],
 )
@@ -335,6 +356,29 @@ def test_words_that_no_texts_are_written_by_are_refused_by_name(
 ) -> None:
     assert main(["target=pocket", f"output_dir={tmp_path / 'out'}", word, "--plan=100"]) == 2
     assert said in capsys.readouterr().err and not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [("top_p=0.5", "top_p=0.5 changes nothing"), ("prompt_temperatures=[0.5]", "prompt_temperatures is not read")],
+)
+def test_sampling_of_turns_that_the_target_does_not_write_is_refused(word: str, said: str) -> None:
+    prompts = ["prompts=[p.jsonl]", "temperatures=[0]", "output_dir=o"]
+    parse([*prompts, word])
+    with refused(said, "leave it out"):
+        parse([*prompts, word, "second_turns=0"])
+
+
+@pytest.mark.parametrize(
+    ("line", "remedy"),
+    [("prompt\nhello", "give others\n"), (json.dumps({"prompt": "x " * 999}), "raise max_prompt_tokens")],
+)
+def test_longer_prompts_are_advised_where_some_were_too_long(
+    line: str, remedy: str, target: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "p.jsonl").write_text(line)
+    assert write(target, tmp_path / "out", f"prompts=[{tmp_path / 'p.jsonl'}]") == 2
+    assert remedy in capsys.readouterr().err
 
 
 def test_refused_texts_leave_a_folder_as_it_was(target: Path, tmp_path: Path) -> None:

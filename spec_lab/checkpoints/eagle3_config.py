@@ -29,6 +29,7 @@ DENSE_LAYER: Mapping[str, Any] = {"first_k_dense_replace": 1, "mlp_layer_types":
 HeadKind = Literal["eagle3", "peagle"]
 A_HEAD: Mapping[HeadKind, str] = {"eagle3": "an eagle3 head", "peagle": "a peagle head of speculators"}
 NUM_TAPS = 3
+OTHER_DRAFTER = "choose another drafter, such as drafter=ngram"
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 
 
@@ -62,8 +63,10 @@ class Eagle3Config:
     mask_token_id: int | None = None
 
 
-def default_tap_layer_inputs(num_layers: int) -> tuple[int, int, int]:
+def default_tap_layer_inputs(num_layers: int, remedy: str = OTHER_DRAFTER) -> tuple[int, int, int]:
     """Return the layers whose inputs EAGLE-3 heads read unless their config says otherwise.
+
+    `remedy` is what a user can do about a target that has too few.
 
     Raises:
         UserError: a target with fewer than 7 layers, where two of the three coincide.
@@ -71,7 +74,7 @@ def default_tap_layer_inputs(num_layers: int) -> tuple[int, int, int]:
     taps = (2, num_layers // 2, num_layers - 3)
     if not taps[0] < taps[1] < taps[2]:
         raise UserError(
-            f"drafter=eagle3 reads the inputs of three layers; a target of {num_layers} layers is too shallow"
+            f"an EAGLE-3 head reads three layers, for which a target of {num_layers} layers is too shallow; {remedy}"
         )
     return taps
 

@@ -32,7 +32,7 @@ from spec_lab.program.launchers import (
 )
 from spec_lab.program.options import conf_folder, run_menu
 from spec_lab.program.overrides import check_arguments, extensions_in
-from spec_lab.program.own_options import check_own_options, typed_folders
+from spec_lab.program.own_options import check_own_options, refuse_misplaced, typed_folders
 
 
 class Session:
@@ -55,6 +55,7 @@ class Session:
         """
         extensions = extensions_in(arguments)
         menu = run_menu(extensions)
+        refuse_misplaced(arguments, menu)
         checked, knobs = with_forced_knobs(check_arguments(arguments, menu), menu)
         refuse_missing_launcher(checked)
         registered = registry.load(extensions)
@@ -70,6 +71,8 @@ class Session:
             self._read_outcomes(task, lost)
             if any(text.startswith("leave_out=") for text in checked):
                 say_unmatched(task)
+            if task.left_out and not self.outcomes:
+                raise UserError("leave_out leaves out every job of the sweep; name fewer")
             if lost is None:
                 check_came_to_jobs(len(self.outcomes), all_arguments)
                 self._close()

@@ -112,9 +112,10 @@ def _import(name: str) -> ModuleType:
         raise
     except ModuleNotFoundError as error:
         if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
-            raise UserError(
-                f"extensions: there is no module {name}; install it, or put the folder that holds it on PYTHONPATH"
-            ) from error
+            said = f"extensions: there is no module {name}"
+            if name.endswith(".py"):
+                raise UserError(f"{said}; name it without .py, as in extensions=[{name[:-3]}]") from error
+            raise UserError(f"{said}; install it, or put the folder that holds it on PYTHONPATH") from error
         raise _broken(name, error) from error
     except ENDINGS as error:
         raise _broken(name, error) from error

@@ -5,16 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterable
 from difflib import get_close_matches
 
+LEAST_LIKE = 0.62
+"""How alike two spellings must be, of 1: `temp` is not `system`."""
+
 
 def nearest(word: str, names: Iterable[str]) -> str | None:
     """Return the name most like `word`: one that ends in it (`limit` for workload.limit), else a spelling close to
     it."""
     names = list(names)
     leaves = {name.rpartition(".")[2]: name for name in reversed(names)}
-    if word in leaves:
-        return leaves[word]
-    for candidates in ({name: name for name in names}, leaves):
-        close = get_close_matches(word, candidates, n=1)
+    group, _, leaf = word.rpartition(".")
+    if leaf in leaves:
+        return leaves[leaf]
+    # What both names share would hide that the rest of them differs.
+    siblings = {name.rpartition(".")[2]: name for name in names if group and name.rpartition(".")[0] == group}
+    others = {name: name for name in names if name not in (group, *siblings.values())}
+    for typed, candidates in ((leaf, siblings), (word, others), (leaf, leaves)):
+        close = get_close_matches(typed, candidates, n=1, cutoff=LEAST_LIKE)
         if close:
             return candidates[close[0]]
     return None

@@ -124,6 +124,7 @@ class Registry:
         """
         found = self.options(kind).get(name)
         if found is None:
+            _refuse_other_name(name, self.options(kind))
             raise UserError(
                 f"{KNOBS[kind]}={name}: nothing builds it; use one of {', '.join(self.options(kind))}, or name the "
                 "module that registers it with extensions=[MODULE] (docs/extend.md)"
@@ -172,6 +173,15 @@ def made(part: Part | None, option: Option, function: str) -> Part:
         typed = f"{KNOBS[type(option)]}={option.name}"
         raise UserError(f"{typed}: {function} of its row returned None; return what spec_lab/menu/option.py says of it")
     return part
+
+
+def _refuse_other_name(name: str, rows: Mapping[str, Option]) -> None:
+    """Raise UserError if the name of an option that nothing builds comes from the schema of a row with another name."""
+    for row in rows.values():
+        schema = getattr(row, "schema", None)
+        if schema is not None and getattr(schema, "name", None) == name:
+            said = f"{KNOBS[type(row)]}={row.name}: its schema has the name {name}"
+            raise UserError(f'{said}; write name: str = "{row.name}" in class {schema.__name__}')
 
 
 def _refuse_broken(option: Option) -> None:

@@ -21,7 +21,7 @@ from spec_lab.menu.extensions import ENTRY_POINTS
 from spec_lab.menu.nearest import hint, nearest, one_of
 from spec_lab.program.options import Menu, run_menu
 from spec_lab.program.override_text import as_override, typed
-from spec_lab.program.overrides import explain_unknown, extensions_in, in_words, with_extensions
+from spec_lab.program.overrides import SEVERAL, explain_unknown, extensions_in, in_words, with_extensions
 
 PLACE = re.compile(r"In '(?P<option>[^']+)': ")
 """The beginning of Hydra's messages, with the file that it was about to read, without suffix."""
@@ -36,6 +36,8 @@ INTERVAL = "BasicSweeper does not support sweep type"
 LAYOUT = "KEY: VALUE on lines of its own, below a line '# @package _global_' where it sets keys of several groups"
 CHOICE = "a line `- override /drafter: ngram` below `defaults:` chooses one option of a group"
 OVERRIDE = "below a first line '# @package _global_' and `defaults:`, write `- override /{name}: OPTION`"
+OF_ITS_GROUP = "write its keys without the group above them"
+OF_OTHERS = "write it in a file of experiment, below a first line '# @package _global_'"
 NO_CHOICE = re.compile(r"Merge error: \w+ is not a subclass of \w+|field '\w+' is not Optional")
 """OmegaConf's messages for a value in place of a group."""
 LOADER = "hydra._internal.config_loader_impl"
@@ -180,13 +182,18 @@ def _wrong_key(error: OmegaConfBaseException, group: str, menu: Menu) -> str:
         return f"{key} is chosen on the command line, as in {key}={option}; leave it out here"
     if isinstance(error, ConfigKeyError) and key in menu.keys:
         return not_read(key, menu)
+    inner = key.removeprefix(f"{group}.")
+    if isinstance(error, ConfigKeyError) and inner != key and inner in (*menu.groups, *menu.keys):
+        return f"it sets keys of {group}, and {inner} is none; {OF_ITS_GROUP if inner == group else OF_OTHERS}"
     if isinstance(error, ConfigKeyError) and key and key != group.partition("/")[0]:
         return explain_unknown(key, menu)
     if not key or isinstance(error, ConfigKeyError):
         cause = f"they would be keys of {group}, which has none" if key else cause
         return f"its contents do not fit ({cause}); write {LAYOUT}"
     if isinstance(error, ValidationError) and key in menu.keys:
-        return f"{key} takes {', '.join(menu.keys[key].choices) or in_words(menu.keys[key].type_name)} ({cause})"
+        several = SEVERAL if "of type 'list'" in cause else ""
+        takes = ", ".join(menu.keys[key].choices) or in_words(menu.keys[key].type_name)
+        return f"{key} takes {takes} ({cause}){several}"
     return cause if key in cause else f"{key}: {cause}"
 
 

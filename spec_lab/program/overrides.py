@@ -31,6 +31,7 @@ from spec_lab.program.points import with_points
 LIST_OF_LISTS = "list[list["
 MOST_JOBS = 10_000
 """A multirun of more jobs is a mistake, such as a range with too many zeros, and would take forever to list."""
+SEVERAL = "; several values, each a run of its own, are written 1,2"
 OF_THE_SWEEP = ("output_dir", "dry_run", "fresh", "leave_out", "extensions")
 """Keys that a sweep reads once for all its jobs."""
 SWEPT_TOGETHER = "hydra.sweeper.max_batch_size"
@@ -200,7 +201,8 @@ def _check_value(override: Override, menu: Menu) -> None:
     for value in _values(override):
         if not any(_accepts(schema, key.name.rpartition(".")[2], value) for schema in key.schemas):
             given = "null" if value is None else repr(value)
-            raise UserError(f"{override.input_line}: {key.name} takes {in_words(key.type_name)}, not {given}")
+            several = SEVERAL if isinstance(value, list) else ""
+            raise UserError(f"{override.input_line}: {key.name} takes {in_words(key.type_name)}, not {given}{several}")
 
 
 def _check_choice(override: Override, key: Key, menu: Menu) -> None:

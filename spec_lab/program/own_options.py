@@ -7,7 +7,8 @@ aliases, a file of a few lines can expand to more than fits in memory.
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
@@ -19,10 +20,14 @@ from hydra.errors import HydraException
 
 from spec_lab.core.errors import UserError
 from spec_lab.core.regular import regular_bytes
+from spec_lab.program.flags import split_flags
+from spec_lab.program.options import Menu, conf_folder
 from spec_lab.program.overrides import refuse_many_jobs
 from spec_lab.program.yaml_file import read_yaml
 
 FOLDER_FLAGS = ("--config-dir", "-cd")
+PACKAGE = re.compile(r"(?:\s*#.*\n)*?\s*#\s*@package\s+(?P<name>\S+)")
+WORD = re.compile(r"[\w-]+")
 MOST_NODES = 100_000
 """The largest number of values in a file of options, which usually has about ten."""
 
@@ -44,6 +49,37 @@ def typed_folders(arguments: Sequence[str]) -> list[Path]:
     return [Path(folder) for folder in typed]
 
 
+def refuse_misplaced(arguments: Sequence[str], menu: Menu) -> None:
+    """Refuse a typed option whose file lies below the user's folder, or in `conf/`, where it is not read.
+
+    Raises:
+        UserError: naming the file, and where it would be read.
+    """
+    flags, overrides = split_flags(arguments)
+    folders = typed_folders(flags)
+    searched = [folder for folder in folders or [Path("conf")] if folder.resolve() != conf_folder().resolve()]
+    if any(text.startswith("hydra.searchpath=") for text in overrides):
+        return
+    for text in overrides:
+        name, _, typed = text.partition("=")
+        known = menu.groups[name].options if name in menu.groups else ()
+        for option in typed.split(",") if name in menu.groups else ():
+            place = f"{name}/{option}.yaml"
+            if not WORD.fullmatch(option) or option in known or any((folder / place).is_file() for folder in folders):
+                continue
+            others = menu.groups.keys() - {name}
+            found = [file for file in _files_of(option, searched) if file.parent.name not in others]
+            if found:
+                raise UserError(f"{name}={option}: {found[0]} is not read; --config-dir DIR reads DIR/{place}")
+
+
+def _files_of(option: str, folders: Iterable[Path]) -> Iterator[Path]:
+    """Yield the files with the name of an option, at most two folders below one of `folders`."""
+    for folder in folders:
+        for above in ("", "*/", "*/*/"):
+            yield from (file for suffix in ("yaml", "yml") for file in folder.glob(f"{above}{option}.{suffix}"))
+
+
 def check_own_options(folders: Iterable[Path], conf: Path, groups: Iterable[str]) -> None:
     """Check the files at the top of `folders` and in their folders for `groups`.
 
@@ -62,6 +98,7 @@ def check_own_options(folders: Iterable[Path], conf: Path, groups: Iterable[str]
                     )
                 if file.is_file():
                     _refuse_unread_contents(file)
+                    _refuse_joined_keys(file)
                     _refuse_many_jobs_of(file)
 
 
@@ -69,8 +106,25 @@ def _refuse_unread_contents(file: Path) -> None:
     contents = regular_bytes(file)
     if contents.startswith(codecs.BOM_UTF8):
         raise UserError(f"{file}: begins with a byte order mark, behind which no '# @package' is read; save it without")
+    package = PACKAGE.match(contents.decode(errors="replace"))
+    if package is not None and package["name"] != "_global_" and package["name"].strip("_").lower() == "global":
+        raise UserError(f"{file}: '# @package {package['name']}' is read as a key; write '# @package _global_'")
     if num_nodes(contents.decode(errors="replace")) > MOST_NODES:
         raise UserError(f"{file}: its aliases stand for more than {MOST_NODES} values; write them out")
+
+
+def _refuse_joined_keys(file: Path) -> None:
+    """Raise UserError for `drafter.path: DIR`, which YAML reads as a key of that name. Hydra's own keys are left out,
+    since its sweeper reads such ones. Other mistakes in the file are left to Hydra."""
+    content: Any = None
+    with suppress(UserError):
+        content = read_yaml(file)
+    parts = [content, *(content[key] for key in content if key != "hydra")] if isinstance(content, dict) else []
+    for key in (str(key) for part in parts if isinstance(part, dict) for key in part):
+        above, joined, leaf = key.rpartition(".")
+        if joined:
+            written = f"{leaf}: VALUE" if file.parent.name == above else f"{above}: {{{leaf}: VALUE}}"
+            raise UserError(f"{file}: {key} is read as one name; write `{written}`")
 
 
 def _refuse_many_jobs_of(file: Path) -> None:

@@ -111,6 +111,10 @@ def _take_run_cap(config: dict[str, Any]) -> int | None:
 
 def _check_against_schema(config: dict[str, Any]) -> None:
     """Raise what W&B's own validation finds, with the key it is about, which W&B's messages do not always name."""
+    if "early_terminate" in config:
+        raise UserError(
+            "early_terminate: a run reports its metric once, at its end, so nothing can stop it early; leave it out"
+        )
     library = load_library()
     from sweeps.config.schema import sweep_config_jsonschema, validator
 
@@ -158,10 +162,6 @@ def _check_parameter_keys(name: str, parameter: Any, definitions: Mapping[str, A
 def _check_support(config: dict[str, Any]) -> None:
     if config["method"] not in list(SearchMethod):
         raise UserError(f"method: {config['method']} needs a server; use one of {', '.join(SearchMethod)}")
-    if "early_terminate" in config:
-        raise UserError(
-            "early_terminate: a run reports its metric once, at its end, so nothing can stop it early; leave it out"
-        )
     if "metric" not in config:
         if config["method"] == SearchMethod.bayes:
             raise UserError("metric: method bayes needs one; add metric: {name: summary.speedup, goal: maximize}")

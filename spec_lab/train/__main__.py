@@ -72,12 +72,13 @@ def _run(arguments: Sequence[str]) -> int:
     from spec_lab.program.compose import store_schemas
     from spec_lab.program.launchers import refuse_launcher
     from spec_lab.program.overrides import check_arguments
-    from spec_lab.program.own_options import check_own_options, typed_folders
+    from spec_lab.program.own_options import check_own_options, refuse_misplaced, typed_folders
     from spec_lab.train.menu import train_folder
     from spec_lab.train.options import SCHEMAS
 
     arguments, action = action_of(arguments)
     menu = _menu()
+    refuse_misplaced(arguments, menu)
     checked = check_arguments(arguments, menu)
     check_own_options(typed_folders(checked), train_folder(), menu.groups)
     refuse_launcher(checked, "a training")

@@ -174,7 +174,7 @@ def texts_folder(config: TrainConfig) -> str | None:
             return None
         return f"texts={config.texts} is no folder; write some with python -m spec_lab.train.texts, or leave texts out"
     refuse_missing(config.prompts)
-    return sampling_problem(config.writing, "writing.")
+    return sampling_problem(config.writing, "writing.", bool(config.prompts))
 
 
 def tracking(config: TrainConfig) -> str | None:

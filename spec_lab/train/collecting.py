@@ -119,7 +119,7 @@ def _begin(file: Path, header: dict[str, Any]) -> None:
 def taps_of(config: CollectConfig, num_layers: int) -> tuple[Tap, ...]:
     """Return the layers whose outputs are kept."""
     if not config.layers:
-        return taps_of_inputs(default_tap_layer_inputs(num_layers))
+        return taps_of_inputs(default_tap_layer_inputs(num_layers, f"use layers=[{max(num_layers - 2, -1)}]"))
     for layer in config.layers:
         if layer >= num_layers - 1 or config.layers.count(layer) > 1:
             raise UserError(

@@ -19,6 +19,7 @@ from spec_lab.train.target_config import PocketGemmaTrainingConfig, PocketHybrid
 
 MIN_TAPPED_LAYERS = 7
 """The fewest layers for which layers 2, L // 2 and L - 3 are distinct."""
+SHALLOW = "choose another drafter, such as drafter=draft_model"
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +152,8 @@ def taps(fitting: Fitting) -> str | None:
     num_layers = fitting.target.num_layers
     if num_layers >= MIN_TAPPED_LAYERS:
         return None
+    if fitting.config.trained_target is None:
+        return f"drafter={fitting.drafter.name} reads three of a target's layers, and it has {num_layers}; {SHALLOW}"
     return (
         f"target.num_layers={num_layers} leaves drafter={fitting.drafter.name} fewer than three different layers to "
         f"read; use target.num_layers={MIN_TAPPED_LAYERS}, or another drafter"

@@ -59,7 +59,11 @@ def _tokenizer(chosen: Chosen, folder: Path, vocab_size: int) -> Tokenizer:
     has_one = has_tokenizer(folder) if is_gguf(folder) else (folder / "tokenizer.json").is_file()
     if needs_none and not has_one:
         return IdsAlone(vocab_size)
-    return TargetTokenizer(folder)
+    try:
+        return TargetTokenizer(folder)
+    except UserError as error:
+        more = "" if has_one else ", or take workload=random_ids, which needs none"
+        raise UserError(f"{error}{more}") from error
 
 
 def load_requests(chosen: Chosen, tokenizer: Tokenizer) -> list[Request]:
@@ -69,9 +73,10 @@ def load_requests(chosen: Chosen, tokenizer: Tokenizer) -> list[Request]:
         if problem := _malformed(request):
             raise UserError(f"workload={chosen.workload.name}: request {number} {problem}; mend what its row loads")
     if not requests:
-        raise UserError(
-            f"workload={chosen.workload.name} is empty; check workload.limit, workload.categories and workload.path"
-        )
+        skips = chosen.config.workload.unusable == Unusable.skip
+        remedy = "workload.path, and mend what was left out" if skips else "workload.categories and workload.path"
+        raise UserError(f"workload={chosen.workload.name} is empty; check {remedy}")
+    _refuse_unasked(requests, chosen.config.workload)
     _refuse_idle_checkers(requests, chosen.config.workload)
     for request in requests:
         name = request.checker or chosen.config.workload.checker
@@ -94,6 +99,21 @@ def _refuse_idle_checkers(requests: Sequence[Request], workload: WorkloadConfig)
         )
     if workload.checker != WorkloadConfig.checker and len(unanswered) == len(requests):
         raise UserError(f"workload.checker={workload.checker}: no prompt has an answer to check; leave it out")
+
+
+def _refuse_unasked(requests: Sequence[Request], workload: WorkloadConfig) -> None:
+    """Raise UserError for requests past `limit` or of other `categories`, since a workload may be an extension's."""
+    limit, categories = workload.limit, workload.categories
+    if limit is not None and len(requests) > limit:
+        raise UserError(
+            f"workload.limit={limit}: workload={workload.name} loads {len(requests)} requests; mend what its row loads"
+        )
+    other = next((each for each in requests if each.category not in (categories or [each.category])), None)
+    if categories is not None and other is not None:
+        raise UserError(
+            f"workload.categories=[{','.join(categories)}]: workload={workload.name} loads one of {other.category}; "
+            "mend what its row loads, or say has_categories=False in it"
+        )
 
 
 def _malformed(request: object) -> str | None:

@@ -159,10 +159,7 @@ def _from_json(path: Path) -> tokenizers.Tokenizer:
     from tokenizers import Tokenizer
 
     if not path.is_file():
-        raise UserError(
-            f"{path} is missing; target.path must be a checkpoint folder with a tokenizer.json, or take "
-            "workload=random_ids, which needs none"
-        )
+        raise UserError(f"{path} is missing; target.path must be a checkpoint folder with a tokenizer.json")
     tokenizer = Tokenizer.from_file(str(path))
     tokenizer.no_truncation()
     tokenizer.no_padding()

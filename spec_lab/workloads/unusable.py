@@ -30,9 +30,10 @@ def keep_usable(items: Iterable[Item], make: Callable[[Item], Made], unusable: U
         try:
             kept.append(make(item))
         except UnusablePrompt as error:
-            if unusable == Unusable.refuse:
-                raise UnusablePrompt(f"{error} (workload.unusable=skip leaves such prompts out)") from error
             left_out.append(error)
+    if left_out and unusable == Unusable.refuse:
+        advice = "workload.unusable=skip leaves such prompts out" if kept else "no prompt can be used; mend them"
+        raise UnusablePrompt(f"{left_out[0]} ({advice})") from left_out[0]
     for reason in left_out[:MOST_LINES]:
         print(f"left out: {one_line(reason)}", file=sys.stderr)
     if len(left_out) > MOST_LINES:

@@ -19,7 +19,7 @@ from spec_lab.menu.bounds import out_of_bounds
 from spec_lab.menu.choices import Dtype
 from spec_lab.menu.chosen import Chosen, choose
 from spec_lab.menu.config import RunConfig
-from spec_lab.menu.option import WorkloadOption
+from spec_lab.menu.option import Option, WorkloadOption
 from spec_lab.menu.refusals.drafters import DRAFTER_CHECKS, lossless_rule
 from spec_lab.menu.refusals.graphs import GRAPH_CHECKS
 from spec_lab.menu.refusals.kernels import KERNEL_CHECKS
@@ -27,6 +27,7 @@ from spec_lab.menu.refusals.offers import OFFER_CHECKS
 from spec_lab.menu.refusals.ranks import RANK_CHECKS
 from spec_lab.menu.refusals.trees import TREE_CHECKS
 from spec_lab.menu.refusals.weights import WEIGHT_CHECKS
+from spec_lab.menu.registry import KNOBS
 
 NUM_RESERVED_PAGES = 2  # as in core.kv_cache, which imports torch; a test checks that they are equal
 MAX_RECORDED_TOPK = 128
@@ -61,9 +62,18 @@ def refusals(config: RunConfig) -> list[str]:
 def problems(chosen: Chosen) -> list[str]:
     """Return the refusals by the lab's checks and by the chosen options, a line each."""
     config = chosen.config
-    own = (refusal(config) for row in chosen.rows for refusal in row.refusals)
+    own = (said_by(row, refusal, config) for row in chosen.rows for refusal in row.refusals)
     found = [*(check(chosen) for check in CHECKS), *own]
     return [*out_of_bounds(config), *(message for message in found if message is not None)]
+
+
+def said_by(row: Option, refusal: Callable[[RunConfig], str | None], config: RunConfig) -> str | None:
+    """Return what a refusal of an option says; UserError if it is no text, since it may be an extension's."""
+    said: object = refusal(config)
+    if said is None or (isinstance(said, str) and said.strip()):
+        return said
+    typed = f"{KNOBS[type(row)]}={row.name}"
+    raise UserError(f"{typed}: a refusal of its row returned {said!r}; return None, or a line with knob and remedy")
 
 
 def run_name(chosen: Chosen) -> str | None:

@@ -147,7 +147,7 @@ def parse(arguments: Sequence[str]) -> tuple[TextsConfig, Path, list[str]]:
     if not folders or not folders[-1]:
         raise UserError("output_dir has no value; set output_dir=DIR, the folder of the texts")
     config = read_words(TextsConfig, mine)
-    if found := sampling_problem(config, "") or refuse_output_dir(folders[-1]):
+    if found := sampling_problem(config, "", bool(config.prompts)) or refuse_output_dir(folders[-1]):
         raise UserError(found)
     others = [word for word in arguments if word not in mine and not word.startswith("output_dir=")]
     _refuse_unread(others)
@@ -160,11 +160,14 @@ def _refuse_unread(words: Sequence[str]) -> None:
     from spec_lab.program.overrides import check_overrides, extensions_in
 
     menu = run_menu(extensions_in(words))
-    check_overrides(words, menu=Menu(menu.groups, {**menu.keys, **keys_of(TextsConfig)}))
+    parts = {*menu.groups, *(key.partition(".")[0] for key in menu.keys)}
     for word in words:
-        part = re.split(r"[=.]", word)[0]
-        if part not in READ:
+        part = re.split(r"[=.]", word.lstrip("+~"))[0]
+        if part in parts - READ:
             raise UserError(f"{word}: {part} is not read where texts are written; leave it out")
+    groups = {name: group for name, group in menu.groups.items() if name in READ}
+    keys = {name: key for name, key in menu.keys.items() if name.partition(".")[0] in READ}
+    check_overrides(words, menu=Menu(groups, {**keys, **keys_of(TextsConfig)}))
 
 
 if __name__ == "__main__":

@@ -118,14 +118,20 @@ class TextsHeader:
                 f"{folder} holds texts written with another {', '.join(changed)} than those beside it; learn from one "
                 "of these folders, or take one away"
             )
-        shared = [name for name, digest in other.sources.items() if self.sources.get(name) == digest]
-        wrote_their_own = not self.sources and not other.sources
-        if shared or (wrote_their_own and self.settings.get("seed") == other.settings.get("seed")):
-            both = f"the prompts of {shared[0]}" if shared else "prompts of one seed"
+        files = [name for name, digest in other.sources.items() if digest and digest in self.sources.values()]
+        has_one_seed = self.settings.get("seed") == other.settings.get("seed")
+        if files or (has_one_seed and self._generators() & other._generators()):
+            both, own = (f"the prompts of {files[0]}", "prompts") if files else ("prompts of one seed", "a seed")
             raise UserError(
                 f"{folder} holds answers to {both}, as a folder beside it does, so that texts would be learnt and held "
-                "out; give every writer a seed, or prompts, of its own"
+                f"out; give every writer {own} of its own"
             )
+
+    def _generators(self) -> set[str]:
+        """Return what drew prompts by the seed: tasks, without their counts, or the target if nothing is named."""
+        if not self.sources:
+            return {"target"}
+        return {name.split(":")[1] for name, digest in self.sources.items() if not digest}
 
     def _changed(self, other: TextsHeader) -> list[str]:
         mine, its = self._identity(), other._identity()

@@ -135,8 +135,9 @@ class TextsJob:
         # Answers are grouped by temperature. Shuffling keeps prompts of one temperature from all meeting the same one.
         random.Random(self.config.seed).shuffle(asked)
         if not asked:
-            counts = in_words(self.folder.header.counts(PROMPTS))
-            raise UserError(f"prompts: none is left ({counts}); give others, or raise max_prompt_tokens")
+            counts = self.folder.header.counts(PROMPTS)
+            longer = ", or raise max_prompt_tokens" if counts["too_long"] else ""
+            raise UserError(f"prompts: none is left ({in_words(counts)}); give others{longer}")
         self._answer("a", asked, asked)
         if self.num_second_turns:
             self._write_follow_ups(asked)

@@ -66,11 +66,11 @@ def settings_of_texts(config: WritingConfig) -> dict[str, Any]:
     return {name: value for name, value in asdict(config).items() if name not in NOT_OF_THE_TEXTS}
 
 
-def sampling_problem(config: WritingConfig, prefix: str) -> str | None:
+def sampling_problem(config: WritingConfig, prefix: str, has_prompts: bool) -> str | None:
     """Return the problem with the sampling settings, such as no temperature, or values that a run refuses; None if
     there is none.
 
-    `prefix` is put before the names of keys.
+    `prefix` is put before the names of keys. With `has_prompts` prompts are given, and the target writes none.
     """
     for name, example in (("temperatures", 0), ("prompt_temperatures", 1)):
         given = getattr(config, name)
@@ -80,4 +80,9 @@ def sampling_problem(config: WritingConfig, prefix: str) -> str | None:
             return f"{prefix}{name}: {least[0]} is under {LEAST_TEMPERATURE}; use {prefix}{name}=[{example}]"
     if config.top_p is not None and config.top_p < LEAST_TOP_P:
         return f"{prefix}top_p={config.top_p} is under {LEAST_TOP_P}; use {prefix}temperatures=[0], which is greedy"
+    if has_prompts and not config.second_turns:  # then the target writes no turn of a user
+        if config.prompt_temperatures != WritingConfig().prompt_temperatures:
+            return f"{prefix}prompt_temperatures is not read with prompts and {prefix}second_turns=0; leave it out"
+        if config.top_p is not None and not any(config.temperatures):
+            return f"{prefix}top_p={config.top_p} changes nothing at {prefix}temperatures=[0]; leave it out"
     return None
