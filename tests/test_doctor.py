@@ -52,7 +52,7 @@ def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["experiment=drafters"], "experiment=drafters is a sweep"),
         (["hydra.mode=MULTIRUN"], "hydra.mode=MULTIRUN is a sweep"),
         (["drafter=none"], "drafter=none drafts nothing"),
-        (["graph=round", "graph.rounds_per_replay=4"], "graph.rounds_per_replay=4: what is examined"),
+        (["graph=round", "graph.rounds_per_replay=4"], "graph.rounds_per_replay=4: the doctor examines"),
         (["dry_run=true"], "dry_run=true"),
         (["target=hf"], "target.path"),
         (["drafter.path=/nowhere"], "drafter.path=/nowhere is no folder"),

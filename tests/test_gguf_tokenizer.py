@@ -167,8 +167,11 @@ def test_a_broken_template_is_refused_by_the_files_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"tokenizer__ggml__pre": "tekken"}, "tokenizer.ggml.pre 'tekken' says nothing known .* known are smollm"),
-        ({"tokenizer__ggml__pre": None}, "tokenizer.ggml.pre '' says nothing known"),
+        (
+            {"tokenizer__ggml__pre": "tekken"},
+            "tokenizer.ggml.pre 'tekken' is no known pre-tokenisation; known are smollm",
+        ),
+        ({"tokenizer__ggml__pre": None}, "tokenizer.ggml.pre '' is no known"),
         ({"tokenizer__ggml__model": "llama"}, "tokenizer.ggml.model 'llama' is not supported; supported is 'gpt2'"),
         ({"tokenizer__ggml__merges": ["t Q7"]}, "merge 't Q7' is not of the vocabulary's tokens"),
         ({"tokenizer__ggml__merges": ["t"]}, "merge 't' is not of the vocabulary's tokens"),

@@ -115,8 +115,8 @@ class LossyAcceptance:
         return at_tokens(judged.forgivable, drafts) & behind
 
     def last_law(self, judged: JudgedDrafts, inputs: AcceptanceInputs, num_accepted: torch.Tensor) -> torch.Tensor:
-        """Return the distribution [batch, vocab] of the last token: that which replaces the rejected draft, or p if
-        there is none."""
+        """Return the distribution [batch, vocab] of the last token: that of the rejected draft's replacement, or p if
+        none was rejected."""
         drafts, vocab_size = inputs.draft_tokens, judged.p.shape[-1]
         if drafts.shape[1] == 0:
             return judged.p[:, 0]

@@ -27,8 +27,8 @@ def load_block(
 ) -> tuple[BlockConfig, dict[str, torch.Tensor]]:
     """Read a block drafter for a target: its config, and its tensors.
 
-    `embed_tokens.weight` and `lm_head.weight` are left out if the file does not have them, and the target's are then
-    used; with a draft vocabulary, only the rows of the head that `d2t` names. `d2t` is as in `load_eagle3`.
+    `embed_tokens.weight` and `lm_head.weight` are left out if the file does not have them. The target's are then used.
+    With a draft vocabulary, only the rows of the target's head that `d2t` names are used. `d2t` is as in `load_eagle3`.
 
     Raises:
         UserError: what `read_block_config` refuses; tensors missing, of another shape or not expected; a vocabulary map

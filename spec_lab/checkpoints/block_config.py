@@ -49,7 +49,8 @@ class SlotReading:
 
     @classmethod
     def of(cls, slots: Slots, block_size: int, head: HeadKind = HeadKind.none) -> SlotReading:
-        """Return the reading of a whole block. Domino leaves the last row out where the pending token's has a draft."""
+        """Return the reading of a whole block. If the pending token's row holds a draft, Domino does not use the last
+        row."""
         first_row = 1 if slots == Slots.mask_first else 0
         return cls(first_row, block_size - (1 if head == HeadKind.gru else first_row))
 

@@ -1,7 +1,7 @@
 """Reading the config.json of block drafters in three layouts: z-lab's (SpecForge's too), DeepSpec's, and speculators'.
 
-Each describes the same block with different keys. They count the target's layers in two ways. Which row predicts which
-token is given by a key, by a name, or not at all.
+Each describes the same block with different keys. They count the target's layers in two ways. A key or the
+architecture's name says which row predicts which token; some files do not say it.
 """
 
 from __future__ import annotations

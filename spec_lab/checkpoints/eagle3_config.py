@@ -151,7 +151,7 @@ def _layer_config(config: ConfigFields, eagle: ConfigFields, wanted: HeadKind) -
 
 
 def _layer_architecture(layer: ConfigFields) -> str:
-    """Choose the family that the head's layer is read as: by latent attention if it has it, else by the name."""
+    """Choose the family that reads the head's layer: a latent one if it has latent attention, else the one it names."""
     if layer.has("kv_lora_rank"):
         if layer.flag("mla_use_nope"):
             raise UserError(f"{layer.source}: latent attention without rotation (mla_use_nope) is not supported")

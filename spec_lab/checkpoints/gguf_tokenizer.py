@@ -113,7 +113,7 @@ def _cutting(file: GgufFile) -> Cutting:
     name = file.text("tokenizer.ggml.pre", "")
     if name not in CUTTINGS:
         raise UserError(
-            f"{file.path}: tokenizer.ggml.pre {name[:40]!r} says nothing known of how text is cut; known are "
+            f"{file.path}: tokenizer.ggml.pre {name[:40]!r} is no known pre-tokenisation; known are "
             f"{', '.join(CUTTINGS)}. workload=random_ids needs no tokenizer"
         )
     if file.flag("tokenizer.ggml.add_space_prefix", False):

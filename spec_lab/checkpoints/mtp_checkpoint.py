@@ -170,8 +170,8 @@ def _layer_config(decoder: Mapping[str, Any], layout: MtpLayout, names: Collecti
     """Return a module's decoder layer: its sizes from the config, and its experts, biases, and norms of q and k from
     the stored `names`.
 
-    The config of a family that the lab runs is read by that family's reader. Any other is read as
-    `layout.architecture`'s, and may also rotate a part of a head's channels only.
+    The config of a family that the lab runs is read by that family's reader. Other configs are read as those of
+    `layout.architecture`, and may rotate only a part of a head's channels.
     """
     fields = ConfigFields(decoder, source)
     named = fields.texts("architectures")
@@ -215,7 +215,7 @@ def _experts(plan: LayerPlan, names: Collection[str], source: str) -> ExpertSize
         return None
     if plan.experts is None:
         raise UserError(
-            f"{source}: no family with a mixture-of-experts MLP (MoE) that is supported, but its MTP module has one "
+            f"{source}: its MTP module has experts (MoE), which are not supported in this family "
             f"({of_experts[0]}); set {KNOB} to a module with a dense MLP, or of a Glm4MoeForCausalLM"
         )
     return plan.experts

@@ -33,7 +33,7 @@ def refuse_impossible(kept: torch.Tensor, value: torch.Tensor, file: Path, tenso
     """
     largest, remedy = _largest(kept), "fetch the file again, or train anew"
     if largest == 0 and tensor.endswith(NEVER_ZERO):
-        raise UserError(f"{file}: {tensor} is all zeros, as where a download stopped; {remedy}")
+        raise UserError(f"{file}: {tensor} is all zeros, as after an interrupted download; {remedy}")
     if largest <= LARGEST_WEIGHT:
         return
     if not is_finite(value):

@@ -32,7 +32,7 @@ from spec_lab.record.schema import Status
 
 @dataclass(slots=True)
 class SweepPlace:
-    """Where the jobs of a multirun write to, which they must know in whichever process they run.
+    """The folder that the jobs of a multirun write to, for every process that runs a job.
 
     Attributes:
         folder: None until Hydra has asked for it, as it does for a multirun only.
@@ -49,7 +49,7 @@ class SweepPlace:
 class FolderResolver:
     """The resolver `sweep_folder` of conf/config.yaml.
 
-    Hydra also sends it to the workers of a launcher, by when the folder has its name.
+    Hydra also sends it to the workers of a launcher; the folder has its name by then.
 
     Attributes:
         name: makes and names the folder, in the process that was started from the command line.

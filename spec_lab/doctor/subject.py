@@ -105,11 +105,11 @@ def load_subject(chosen: Chosen) -> Subject:
         raise UserError("drafter=none drafts nothing that could be examined; choose drafter=eagle3")
     refuse_no_spine(chosen)
     if chosen.offers.may_be_fewer:
-        raise UserError(f"{chosen.offers.named}: what is examined is all K drafts; use {chosen.offers.offers_all}")
+        raise UserError(f"{chosen.offers.named}: the doctor examines all K drafts; use {chosen.offers.offers_all}")
     num_rounds = getattr(chosen.config.graph, "rounds_per_replay", 1)
     if num_rounds > 1:
         raise UserError(
-            f"graph.rounds_per_replay={num_rounds}: what is examined are the drafts that wait between two rounds; use "
+            f"graph.rounds_per_replay={num_rounds}: the doctor examines the drafts between two rounds; use "
             "graph.rounds_per_replay=1"
         )
     chosen = chosen.again(strict_greedy(chosen.config))
@@ -136,10 +136,10 @@ def refuse_no_spine(chosen: Chosen) -> None:
     options: Any = chosen.config.tree
     sizes = chosen.sizes
     if sizes is not None and sizes.spine == 0:
-        raise UserError("tree.paths without [0]: what is examined is the path of the likeliest drafts; add [0]")
+        raise UserError("tree.paths without [0]: the doctor examines the path of the likeliest drafts; add [0]")
     if getattr(options, "branches", TreeBranches.exact) != TreeBranches.exact:
         raise UserError(
-            f"tree.branches={options.branches} lets drafts see the keys of others, which would be found as a fault; "
+            f"tree.branches={options.branches} lets drafts see the keys of others, which the doctor calls a fault; "
             "use tree.branches=exact"
         )
 

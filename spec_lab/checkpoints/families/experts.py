@@ -135,7 +135,7 @@ def _attention_plan(fields: ConfigFields, rotary_part: float = 1.0) -> LayerPlan
     head_dim = fields.integer("head_dim", fields.integer("hidden_size") // num_heads)
     rope = read_rope(fields, fields.integer("max_position_embeddings"), rotary_part)
     if int(head_dim * rope.partial_rotary_factor) % 2:
-        raise UserError(f"{source}: an odd number of a head's {head_dim} channels turns; it must be an even one")
+        raise UserError(f"{source}: an odd number of a head's {head_dim} channels is rotated; it must be even")
     return LayerPlan(
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,

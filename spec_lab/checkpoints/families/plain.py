@@ -1,4 +1,4 @@
-"""Reads config.json of Llama, Qwen2, Qwen3 and MiMo, whose layers differ in Qwen's windows at most.
+"""Reads config.json of Llama, Qwen2, Qwen3 and MiMo. Their layers are alike, except that some of Qwen's have windows.
 
 Two spellings are read: that of the files on the hub (`rope_theta`, `rope_scaling`), and that of transformers 5
 (`rope_parameters`, `dtype`). A key that the file leaves out has the default of transformers. An option that would
@@ -92,10 +92,10 @@ def refuse_unsupported(fields: ConfigFields) -> None:
 
 
 def rope_fields(config: ConfigFields) -> ConfigFields:
-    """Return what a config says of its one rotary embedding, in whichever places it says so.
+    """Collect the keys of the only rotary embedding from all places where a config may have them.
 
     Raises:
-        UserError: two places contradict each other, of which transformers takes one without a word.
+        UserError: two places contradict each other; transformers silently uses one of them.
     """
     said: dict[str, Any] = {}
     top_level = {"rope_theta": config.values.get("rope_theta")}
@@ -112,7 +112,7 @@ def rope_fields(config: ConfigFields) -> ConfigFields:
                     f"{config.source}: {name} is {shown(said[name])} in one place and {shown(value)} in another; take "
                     "out the one that the model was not trained with"
                 )
-    # transformers writes a family's default beside the parameters, also where they have another value, and reads these.
+    # transformers also writes a family's default outside the parameters, even if they differ. It reads the parameters.
     if (part := config.values.get("partial_rotary_factor")) is not None:
         said.setdefault("partial_rotary_factor", part)
     return ConfigFields(said, f"{config.source} (rope)")
@@ -131,7 +131,7 @@ def read_rope(config: ConfigFields, max_positions: int, default_part: float = 1.
     if kind == "default":
         if fields.has("factor") and fields.number("factor") != 1:
             raise UserError(
-                f"{fields.source}: no rope_type reads the factor {fields.number('factor'):g}; name the one that it is "
+                f"{fields.source}: no rope_type uses the factor {fields.number('factor'):g}; add the type that it is "
                 "for, such as linear, or take it out"
             )
         return RopeConfig(theta=theta, scaling="none", partial_rotary_factor=part)

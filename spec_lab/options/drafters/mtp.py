@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 class NormChoice(Choice):
     """Whether a hidden state is taken before or after a final norm."""
 
-    auto = "auto", "what the engines of the family do"
+    auto = "auto", "as the engines do for this family"
     pre_norm = "pre_norm"
     post_norm = "post_norm"
 

@@ -33,7 +33,9 @@ class RejectionConfig(AcceptanceConfig):
 
     name: str = "rejection"
     method: RejectionMethodChoice = knob(RejectionMethodChoice.standard, "how drafts are judged")
-    allow_lossy: bool = knob(False, "let standard and block read the head's probabilities of greedy drafts: biased")
+    allow_lossy: bool = knob(
+        False, "let standard and block use the head's probabilities of greedy drafts, which is biased"
+    )
 
 
 def rejection_reads_the_draft_distribution(config: RunConfig) -> str | None:

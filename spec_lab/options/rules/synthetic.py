@@ -23,7 +23,7 @@ class SyntheticConfig(AcceptanceConfig):
     """acceptance=synthetic: set rates, for speed studies; the output is neither model's text."""
 
     name: str = "synthetic"
-    mean_length: float | None = knob(2.5, "acceptance length to impose, 1 to K + 1; null when rates are given")
+    mean_length: float | None = knob(2.5, "acceptance length to impose, from 1 to K + 1; null if rates are given")
     rates: list[float] | None = knob(None, "unconditional rate of each draft position, not increasing")
 
 

@@ -34,7 +34,7 @@ class StaticTreeConfig(TreeConfig):
     name: str = "static"
     paths: list[list[int]] = knob(DEFAULT_PATHS, "a list for each draft: the ranks of its ancestors, then its own")
     replacement: bool = knob(
-        False, "drawn siblings are independent, and may be equal; drafter.draft_sampling=distribution only"
+        False, "sampled siblings are independent and may be equal; drafter.draft_sampling=distribution only"
     )
 
 
