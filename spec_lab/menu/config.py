@@ -283,7 +283,8 @@ class RunConfig:
     dtype: Dtype = knob(Dtype.auto, "type of weights and activations")
     kernels: KernelsChoice = knob(
         KernelsChoice.auto,
-        "kernels for acceptance, sampling, draft bookkeeping, and RoPE with the KV write; native: also layers of few rows",
+        "kernels for acceptance, sampling, draft bookkeeping, and RoPE with the KV write; native also has layers of "
+        "few rows",
     )
     row_invariant: bool = knob(
         True,
