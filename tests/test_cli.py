@@ -279,7 +279,7 @@ def test_a_finished_sweep_is_shown_and_not_repeated(
     assert len(runner.calls) == 2
     assert last_line(out) == first
     assert out.count(first) == 2 + 2 + 2, "each run before, each in the table, where there is more, the last line"
-    assert "fresh=true runs it all again" in out
+    assert "fresh=true runs everything again" in out
 
 
 def test_fresh_repeats_a_finished_sweep_once_and_goes_on_with_a_killed_one(

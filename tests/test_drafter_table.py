@@ -183,7 +183,7 @@ def test_every_column_is_explained(sweep: list[Run]) -> None:
     for column in ("draft ms", "draft/plain", "verify/plain", "break-even", "predicted", "measured", "end to end"):
         assert column in costs
         assert any(line.startswith(f"{column}  ") for line in explained)
-    assert "Why predicted and measured differ" in text
+    assert "Predicted and measured differ" in text
 
 
 def test_a_refused_cell_is_shown_with_its_reason_below(sweep: list[Run]) -> None:

@@ -149,7 +149,7 @@ def test_a_key_of_two_values_is_refused_in_a_file_of_a_checkpoint(tmp_path: Path
     path.write_text('{"a": 1, "b": {"c": 2, "c": 2}, "a": 1}')
     assert read_json(path) == {"a": 1, "b": {"c": 2}}
     path.write_text('{"a": 1, "b": {"c": 2, "c": 3}}')
-    with pytest.raises(UserError, match="the key 'c' stands twice, with 2 and 3") as caught:
+    with pytest.raises(UserError, match="the key 'c' occurs twice, with 2 and 3") as caught:
         read_json(path)
     assert str(path) in str(caught.value)
 

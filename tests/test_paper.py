@@ -151,7 +151,7 @@ def test_a_key_that_stands_twice_is_refused(tmp_path: Path) -> None:
     file.write_text("common: &all {a: 1}\nlines:\n  <<: *all\n  a: 2\n")
     assert read_yaml(file)["lines"] == {"a": 2}, "what is merged is no second one"
     file.write_text("name: x\nlines:\n  a: [drafter=ngram]\n  b: [drafter=none]\n  a: [drafter=eagle3]\n")
-    with pytest.raises(UserError, match="the key a stands twice in the object of line 3"):
+    with pytest.raises(UserError, match="the key a occurs twice in the object of line 3"):
         read_paper(file)
 
 

@@ -50,7 +50,7 @@ def test_a_reference_that_the_run_is_itself_is_said(capsys: pytest.CaptureFixtur
     assert capsys.readouterr().err == ""
     del both["eager"]
     note_references(RunConfig(references=[ReferenceChoice.plain, ReferenceChoice.eager]), both)
-    assert "the run itself is eager, so that no other is measured" in capsys.readouterr().err
+    assert "the run itself is eager, so no such reference is measured" in capsys.readouterr().err
 
 
 @pytest.fixture(scope="module")

@@ -52,7 +52,7 @@ def load_block(
 def _own_tensors(
     stored: Mapping[str, StoredTensor], layout: BlockLayout, config: BlockConfig
 ) -> dict[str, StoredTensor]:
-    """Leave out copies of the target's tensors, some of which training code stores again."""
+    """Leave out copies of the target's tensors, which some training code stores too."""
     named = {name.removeprefix("model."): tensor for name, tensor in stored.items()}
     if not layout.drops_tables:
         return named

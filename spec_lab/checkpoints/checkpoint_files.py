@@ -28,7 +28,7 @@ class StoredTensor:
         shape: shape of the whole tensor, after `form`.
         dtype: the safetensors code, such as BF16.
         part: the part of it that is read; None is all.
-        stack: the tensors that it is made of, if the file has separate ones for each expert: those of an expert are
+        stack: the tensors that it is made of, if the file has separate ones for each expert. An expert's tensors are
             concatenated by rows, and the experts are stacked.
         scales: the block scales of an fp8 matrix; None for a tensor without scales.
         form: a function that is applied after reading; None if there is none.

@@ -31,12 +31,12 @@ def shown(value: Any) -> str:
 
 
 def no_key_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Make a JSON object from its pairs; ValueError if a key appears twice, of which Python would keep the last."""
+    """Make a JSON object from its pairs; ValueError if a key appears twice (Python would keep its last value)."""
     made = dict(pairs)
     if len(made) < len(pairs):
         for key, value in pairs:
             if made[key] != value:
-                raise ValueError(f"the key {shown(key)} stands twice, with {shown(value)} and {shown(made[key])}")
+                raise ValueError(f"the key {shown(key)} occurs twice, with {shown(value)} and {shown(made[key])}")
     return made
 
 

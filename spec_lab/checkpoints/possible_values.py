@@ -15,7 +15,7 @@ NEVER_ZERO = (
     *(".q_proj.weight", ".k_proj.weight", ".v_proj.weight", ".gate_proj.weight", ".up_proj.weight"),
     *("attn_q.weight", "attn_k.weight", "attn_v.weight", "ffn_gate.weight", "ffn_up.weight"),
 )
-"""Matrices that no training begins at zero, as it does those that a layer or a head ends with; GGUF's names too."""
+"""Matrices that are never initialised to zero, unlike the last matrix of a layer or a head; GGUF's names too."""
 
 
 def is_finite(tensor: torch.Tensor) -> bool:

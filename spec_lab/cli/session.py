@@ -85,7 +85,7 @@ class Session:
             counts = Counter(outcome.status for outcome in self.outcomes)
             print(_tables(self._sweep.folder))
             if all(outcome.earlier for outcome in self.outcomes):
-                print("nothing was left to run, so that this is what ran before; fresh=true runs it all again")
+                print("nothing was left to run; these are the earlier runs; fresh=true runs everything again")
             print(f"{len(self.outcomes)} jobs: {', '.join(f'{count} {status}' for status, count in counts.items())}")
             print(display(self._sweep.folder.absolute()))
         elif folders:

@@ -56,7 +56,7 @@ OF_RUST = re.compile(r"\(os error (\d+)\)$")
 LONGEST_OF_TORCH = 80
 """The most characters quoted from a message of torch, which can be pages long."""
 NULL_IN_A_PATH = "embedded null "
-"""The beginning of Python's ValueError for a path with a null byte, by which alone it can be recognised."""
+"""The beginning of Python's ValueError for a path with a null byte, the only sign of it."""
 OUT_OF_MEMORY = (
     *("not enough memory", "can't allocate memory", "cannot allocate memory"),
     *("out of memory", "failed to allocate"),

@@ -70,7 +70,7 @@ def _composed(arguments: Sequence[str]) -> Chosen:
 
 
 def _is_sweep(overrides: Sequence[str]) -> bool:
-    """Return whether an experiment's file asks for a sweep, as `-m` does. Composed alone, it would give one cell."""
+    """Return whether an experiment's file asks for a sweep. Composed as a single run, it would give only one cell."""
     return bool(compose_with_hydra(overrides).hydra.mode is RunMode.MULTIRUN)
 
 

@@ -101,7 +101,7 @@ NOTHING = SuffixDraft([], 0.0)
 
 
 class SuffixTree:
-    """The suffix tree of some texts, of which only the newest can grow.
+    """The suffix tree of some texts; only the newest text can grow.
 
     Attributes:
         depth: tokens of the longest counted sequence.

@@ -59,7 +59,7 @@ class ExpertsRead:
         self._counts.zero_()
 
     def read(self) -> ExpertCounts | None:
-        """Wait for the device, and return the number of experts of each stage; None where no layer has experts."""
+        """Wait for the device, and return the number of experts of each stage; None if no layer has experts."""
         return ExpertCounts(*self._counts[:, 0].tolist()) if self._is_watching else None
 
     def read_bytes(self) -> ExpertCounts | None:

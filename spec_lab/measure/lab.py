@@ -111,12 +111,12 @@ def default_num_threads(chosen: Chosen) -> int:
 def _with_later_turns(
     chosen: Chosen, models: TargetBuild, tokenizer: Tokenizer, first_turns: list[Request]
 ) -> list[Request]:
-    """Return the requests of all turns; plain decoding answers those that later turns follow."""
+    """Return the requests of all turns. Plain decoding answers each turn that another one follows."""
 
     def answer(asked: list[Request]) -> list[str]:
         engine = plain_engine(chosen, models, engine_limits(chosen, asked, 0))
         with Progress(len(asked), "answer") as progress:
-            progress.stage("answering the turns that others follow")
+            progress.stage("answering the turns before the last")
             records = engine.generate(asked, on_finish=lambda _: progress.advance()).requests
         return [tokenizer.decode(before_end(record.output_ids, models.target.eos_token_ids)) for record in records]
 
@@ -133,10 +133,10 @@ def plain_engine(chosen: Chosen, models: TargetBuild, limits: Limits) -> Engine:
 
 
 def note_references(config: RunConfig, engines: Mapping[str, Engine]) -> None:
-    """Say which references that somebody chose are the run itself, so that nothing is measured beside it."""
+    """Log which of the chosen references equal the run itself, and so are not measured."""
     idle = [str(name) for name in config.references if name not in engines]
     if idle and config.references != RunConfig().references:
-        print(f"references: the run itself is {' and '.join(idle)}, so that no other is measured", file=sys.stderr)
+        print(f"references: the run itself is {' and '.join(idle)}, so no such reference is measured", file=sys.stderr)
 
 
 def note_rollback(config: RunConfig, models: TargetBuild) -> None:

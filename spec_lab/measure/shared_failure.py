@@ -1,8 +1,8 @@
 """If one process of a run fails, all of them end, and the first one says why, once.
 
-If a process fails, the others wait for it in their next all-reduce, where they cannot be notified. So the first process
-has a thread that waits for a failure message in the store of `torchrun`, records it, prints it and ends the process;
-`torchrun` then ends the remaining ones.
+If a process fails, the others wait for it in their next all-reduce, where they cannot be notified. So a thread of the
+first process waits for a failure message in the store of `torchrun`. It records and prints the message, and ends the
+process. `torchrun` then ends the other processes.
 """
 
 from __future__ import annotations

@@ -73,8 +73,8 @@ class Together:
         digests = self._collectives.gather(torch.tensor([digest], device=self._device)).flatten().tolist()
         if len(set(digests)) > 1:
             raise RuntimeError(
-                "the processes of this run emitted different tokens, so that what each of them verified means nothing; "
-                "a kernel that gives other bits on another device is the likely cause"
+                "the processes of this run emitted different tokens, so its results mean nothing; the likely cause is "
+                "a kernel that gives other bits on another device"
             )
 
 

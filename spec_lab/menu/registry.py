@@ -166,7 +166,7 @@ def made(part: Part | None, option: Option, function: str) -> Part:
     """Return what a function of a row has made.
 
     Raises:
-        UserError: it is None, as of a function without a return: an extension is somebody else's code.
+        UserError: it is None, for instance since an extension's function has no return.
     """
     if part is None:
         typed = f"{KNOBS[type(option)]}={option.name}"
@@ -192,7 +192,7 @@ def _refuse_broken(option: Option) -> None:
         if not callable(option.of_round) and not callable(option.of_run):
             raise UserError(f"{typed}: nothing computes it; give it a function, as of_round or of_run")
         if not isinstance(option.definition, str) or not option.definition.strip():
-            raise UserError(f"{typed}: its definition says nothing; write what it is, in a sentence")
+            raise UserError(f"{typed}: its definition is empty; describe it in a sentence")
 
 
 def chosen_name(config: RunConfig, kind: type[Option]) -> str:

@@ -87,7 +87,7 @@ class LatentAttention:
         metadata: AttentionMetadata,
         selection: RowSelection,
     ) -> torch.Tensor:
-        """Write the latent rows of all rows, and return the input of `o` for the kept rows, of which there is at least
+        """Write the latent rows of all rows, and return the input of `o` for the kept rows; there must be at least
         one."""
         self.write(rows, rotary, cache, metadata)
         attending, live_metadata = selection.queries(rows, metadata)

@@ -1,4 +1,4 @@
-"""The shipped weights: which there are, where a drafter's are, and refusals if there are none."""
+"""The shipped weights: their list, the folders of drafters' weights, and refusals if weights are missing."""
 
 from __future__ import annotations
 

@@ -202,7 +202,7 @@ def retyped(config: RunConfig) -> RunConfig:
             part = getattr(config, field.name)
             if dataclasses.is_dataclass(part) and not isinstance(
                 part, type
-            ):  # on its own, since an error of the whole would name its key alone
+            ):  # separately, since an error in the whole would not name the part
                 group = f"{field.name}."
                 _refuse_new_attributes(part, group, menu)
                 OmegaConf.structured(part)

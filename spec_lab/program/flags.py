@@ -70,7 +70,7 @@ def _take_flag(argument: str, pending: list[str]) -> list[str]:
         elif pending and not pending[-1].startswith("-"):
             value = pending.pop()
         else:
-            raise UserError(f"{flag} needs a value behind it")
+            raise UserError(f"{flag} needs a value after it")
     if value not in VALUES.get(flag, (value,)):
         raise UserError(f"{flag} {value}: there is none; use one of {', '.join(VALUES[flag])}")
     return [flag, value]

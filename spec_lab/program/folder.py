@@ -169,7 +169,7 @@ def _rename(unnamed: Path, folder: Path) -> bool:
 
 
 class Study(NamedTuple):
-    """A study: its name, and in plain values what it runs."""
+    """A study: its name, and its runs as plain values."""
 
     name: str
     content: Any
@@ -220,7 +220,7 @@ def _reason_to_start_over(place: Path, ground: Ground) -> str | None:
         changed = changes(before, ground)
         return None if changed is None else f"since {place.name} there are changes in {changed}"
     if any(place.glob(f"*/{SUMMARY_FILE}")):
-        return f"{place.name} does not say what it stands on ({GROUND_FILE} is missing, or broken)"
+        return f"{place.name} does not record its ground ({GROUND_FILE} is missing or broken)"
     return None
 
 

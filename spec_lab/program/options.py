@@ -79,7 +79,7 @@ class Menu:
 def conf_folder() -> Path:
     """Return `conf/`: inside an installed package, or next to the package in a checkout.
 
-    It is not found by the name spec_lab.conf, which with two installs could be that of the other one.
+    It is not imported as spec_lab.conf, since with two installs that could be the other one's folder.
 
     Raises:
         UserError: there is neither.

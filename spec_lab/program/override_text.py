@@ -36,7 +36,7 @@ def parse_override(parser: OverridesParser, text: str, menu: Menu) -> Override:
     except HydraException as error:
         if text.endswith(",") and not any(bracket in text for bracket in "[{("):
             raise UserError(
-                f"{text}: nothing stands behind the last comma; write values without blanks: KEY=1,3"
+                f"{text}: there is nothing after the last comma; write values without blanks: KEY=1,3"
             ) from error
         reason = str(error).splitlines()[0]
         raise UserError(f"{text}: not of the form KEY=VALUE ({reason}); {_readable(text, menu)}") from error
@@ -60,7 +60,7 @@ def _readable(text: str, menu: Menu) -> str:
 
 
 def _in_full(value: str) -> str:
-    """Return a value with the home folder in the place of ~, which no shell reads behind `KEY=`."""
+    """Replace ~ by the home folder, since shells do not expand it after `KEY=`."""
     return str(Path(value).expanduser()) if value.startswith("~/") else value
 
 

@@ -31,7 +31,7 @@ def typed_folders(arguments: Sequence[str]) -> list[Path]:
     """Return the folder that `--config-dir` names, if any.
 
     Raises:
-        UserError: the folder does not exist, or two are named, of which Hydra would read only the last.
+        UserError: the folder does not exist, or two are named (Hydra would read only the last one).
     """
     typed = [value for flag, value in pairwise(arguments) if flag in FOLDER_FLAGS]
     if len(typed) > 1:
@@ -68,7 +68,7 @@ def check_own_options(folders: Iterable[Path], conf: Path, groups: Iterable[str]
 def _refuse_unread_contents(file: Path) -> None:
     contents = regular_bytes(file)
     if contents.startswith(codecs.BOM_UTF8):
-        raise UserError(f"{file}: begins with a byte order mark, behind which no '# @package' is read; save it without")
+        raise UserError(f"{file}: begins with a byte order mark, after which '# @package' is not read; save it without")
     if num_nodes(contents.decode(errors="replace")) > MOST_NODES:
         raise UserError(f"{file}: its aliases stand for more than {MOST_NODES} values; write them out")
 

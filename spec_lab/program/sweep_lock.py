@@ -1,7 +1,7 @@
 """The lock that lets only one command run a sweep. Two commands in the same folder would each run every job.
 
 The command first takes the lock exclusively, and then shares it with the workers of a launcher. These may outlive the
-command, and nobody can take the lock while one of them runs a job.
+command. No other command can take the lock while one of them runs a job.
 """
 
 from __future__ import annotations

@@ -112,7 +112,7 @@ def git_revision(folder: Path | None = None, tracked: str = "__init__.py") -> st
     changes.
 
     `tracked` is the file in the folder that must be tracked by git, since an installed package may be in a virtual
-    environment inside an unrelated repository. It is None outside a checkout.
+    environment inside an unrelated repository. The result is None outside a checkout.
     """
     folder = folder or Path(__file__).resolve().parents[1]
     if _git(folder, "ls-files", "--error-unmatch", tracked) is None:

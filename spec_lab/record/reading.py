@@ -186,7 +186,7 @@ def _repeat_problems(summary: Summary) -> Iterator[str]:
 
 
 def _position_problems(summary: Summary) -> Iterator[str]:
-    """Say where there is not one rate for each draft position. A run without results has no K and no rates."""
+    """Describe rates that are not one for each draft position. A run without results has no K and no rates."""
     outcomes: dict[str, Outcome] = {"": summary} | {
         f"by_category.{name}.": outcome for name, outcome in summary["by_category"].items()
     }

@@ -55,7 +55,7 @@ def _too_few(ratio: PairedRatio) -> str:
 
 
 def _break_even(summary: Summary, speedup: PairedRatio) -> str:
-    """Say from which acceptance length drafting pays; this follows from the speedup, and is as certain as it is."""
+    """Say from which acceptance length drafting pays; this follows from the speedup, and is equally certain."""
     length = summary["break_even_acceptance_length"]
     return f" (drafting pays from {number(length)})" if length is not None and speedup.is_judged else ""
 

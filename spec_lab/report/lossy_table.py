@@ -21,9 +21,9 @@ from spec_lab.report.cells import interval_cell
 from spec_lab.report.study import NOT_COMPARED, key_without
 
 NOTE = """\
-Gain: acceptance length less that of the lossless run in the first line, with its 95 % interval over prompts. TV and KL:
-distance of the law that a token was drawn from, from the target's. Accuracy: difference in percentage points, paired by
-prompt, with its interval. A gain or a loss that its interval does not tell from none has no price."""
+Gain: acceptance length minus that of the lossless run in the first line, with its 95 % interval over prompts. TV and
+KL: distance between the distribution that tokens were drawn from and the target's. Accuracy: difference in percentage
+points, paired by prompt, with its interval. There is no price for a gain or a loss whose interval includes 0."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -110,7 +110,7 @@ def _take_run_cap(config: dict[str, Any]) -> int | None:
 
 
 def _check_against_schema(config: dict[str, Any]) -> None:
-    """Raise what W&B's own validation finds, with the key it is about, which W&B's messages do not always name."""
+    """Raise UserError for a defect that W&B's own validation finds, with the key, which W&B's message may not name."""
     library = load_library()
     from sweeps.config.schema import sweep_config_jsonschema, validator
 
@@ -128,7 +128,7 @@ def _check_against_schema(config: dict[str, Any]) -> None:
     try:
         with quiet():
             violations = library.schema_violations_from_proposed_config(config)
-    except Exception as error:  # it raises what it stumbles over, of any class
+    except Exception as error:  # it may raise any class
         raise UserError(f"W&B's validation refuses it ({_short(str(error))})") from error
     if violations:
         raise UserError(f"parameters: {_short(violations[0])}")

@@ -37,7 +37,7 @@ def to_plain(value: Any, quantum: float | None = None) -> Any:
     """Return a Python number for one of numpy's, and other values unchanged.
 
     Args:
-        quantum: `q` of its distribution, of which a number is a multiple. The number is rounded to as many digits,
+        quantum: `q` of its distribution; numbers are multiples of it. The number is rounded to as many digits,
             since a product such as 7 * 0.05 has more (0.35000000000000003).
     """
     plain = value.item() if hasattr(value, "item") else value

@@ -114,7 +114,7 @@ def _check_no_experiment_of_many(text: str, menu: Menu) -> None:
 
 
 def _check_grid(parameters: Mapping[str, Mapping[str, Any]]) -> None:
-    """W&B's grid search lists all combinations before the first one runs."""
+    """Refuse grids that W&B cannot search; it lists all combinations before the first one runs."""
     size = math.prod(_number_of_values(name, parameter) for name, parameter in parameters.items())
     if size > LARGEST_GRID:
         raise UserError(f"parameters: a grid of {size:,} runs; use method: random, or fewer values")

@@ -36,9 +36,9 @@ spec_lab.train: trains a drafter for the shipped target, or a new target and a d
   python -m spec_lab.train debug=smoke
   python -m spec_lab.train target=smollm2_135m drafter=eagle3 prompts=[FILE] output_dir=DIR
 
-With one of these a training for target=hf or target=smollm2_135m does something else:
+With one of these flags a training for target=hf or target=smollm2_135m does something else:
 
-  --plan: take a few steps, say what all of them will take, and keep nothing
+  --plan: take a few steps, estimate the cost of all of them, and keep nothing
   --show-data=N: print N of the texts, with the tokens that count marked
 """
 

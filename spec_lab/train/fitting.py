@@ -158,7 +158,7 @@ def taps(fitting: Fitting) -> str | None:
 
 
 def decay_is_read(fitting: Fitting) -> str | None:
-    """A decay is set only where weights fall by it; that of slots also weighs the loss of a head for confidence."""
+    """A decay is only set if weights use it. drafter.slot_decay also weighs the loss of a confidence head."""
     drafter = fitting.drafter
     by_slot = getattr(drafter, "confidence", False) is False and getattr(drafter, "slot_weights", None)
     for knob, reader, idle in (

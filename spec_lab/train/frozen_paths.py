@@ -33,7 +33,7 @@ def package_is_here(target: SmolLm2Target) -> str | None:
 
 
 def _another_model(path: str) -> str | None:
-    """Return a problem if the file's sizes are not those of SmolLM2, after which the head would be named."""
+    """Return a problem if the file's sizes are not SmolLM2's, since the head would be named after SmolLM2."""
     from spec_lab.checkpoints.families.table import read_model_config
 
     config = read_model_config(Path(path))

@@ -42,7 +42,7 @@ class GraphMode(Protocol):
         """Run R rounds over the requests in `slots`, whose committed lengths are at most `max_kv_len`.
 
         Returns:
-            A verification of R times `padded_size` rows, those of the first round first.
+            A verification of R times `padded_size` rows, in the order of the rounds.
         """
         ...
 

@@ -34,7 +34,7 @@ weights)."""
 
 @dataclass(frozen=True, slots=True)
 class AssistantWeights(DrafterWeights):
-    """The weights, which may be random. An assistant's sizes do not follow from its target's, but are in a
+    """The weights, which may be random. An assistant's sizes do not follow from its target's, so they are read from a
     config.json."""
 
     def folder_of_config(self, config: RunConfig, options: Any) -> Path:

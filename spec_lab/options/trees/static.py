@@ -86,7 +86,8 @@ def siblings_are_drawn(config: RunConfig) -> str | None:
 
 
 def drawn_ranks_have_no_gap(config: RunConfig) -> str | None:
-    """Sampled siblings must have no gap in their ranks, since each is drawn from what the ones before it left."""
+    """Sampled siblings must have no gap in their ranks, since each is drawn from the tokens that the ones before it
+    left."""
     options: Any = config.tree
     if not drafts_are_drawn(config):
         return None

@@ -26,17 +26,17 @@ if TYPE_CHECKING:
     from spec_lab.menu.chosen import Chosen
 
 INTRODUCTION = """\
-spec_lab.train.texts: writes the texts that a drafter learns on, by the target that it is for.
+spec_lab.train.texts: lets a target write the texts that a drafter for it is trained on.
 
   python -m spec_lab.train.texts target=smollm2_135m num_texts=100 output_dir=texts
 
-The same command goes on where it was ended. With one of these it does something else:
+The same command continues an interrupted one. With one of these flags it does something else:
 
-  --plan: print what it will take, by a short probe, and write nothing
-  --plan=RATE: the same without the probe, at so many tokens a second
-  --show-data=N: print N of the texts that lie in output_dir, with the tokens that count marked
+  --plan: estimate the cost by a short probe, and write nothing
+  --plan=RATE: the same without the probe, for a rate in tokens a second
+  --show-data=N: print N of the texts in output_dir, with the tokens that count marked
 
-Keys of its own, beside those of a run (target, device, dtype, kernels):
+Its keys, in addition to those of a run (target, device, dtype, kernels):
 
   output_dir=DIR: the folder of the texts
 """
