@@ -69,8 +69,8 @@ def position_table(runs: Sequence[PaperRun]) -> PaperTable:
     note = (
         "Conditional: accepted share of the drafts whose earlier drafts were all accepted. Joint: share of request "
         "rounds that accept the draft; 1 + their sum is the acceptance length. Reached: the number of drafts of "
-        "conditional. Confidence: the mean of the drafter's estimates that an offered draft and all before it are accepted. "
-        f"{ERROR_NOTE} {NONE_NOTE} Pooled over all tasks."
+        "conditional. Confidence: the mean of the drafter's estimates that an offered draft and all before it are "
+        f"accepted. {ERROR_NOTE} {NONE_NOTE} Pooled over all tasks."
     )
     keys = ("temperature", "line", "position")
     return table_of("position", "Acceptance by draft position", columns, keys, rows, note)
