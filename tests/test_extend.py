@@ -479,7 +479,7 @@ BROKEN = {
     "no_definition": (
         "from spec_lab.extend import MetricOption\n"
         "def register(registry):\n    registry.add(MetricOption(name='mine', definition=' ', of_run=len))",
-        "metric=mine: its definition says nothing",
+        "metric=mine: its definition is empty",
     ),
     "no_refusals": (
         "from spec_lab.extend import CatchupPruningOption\n"

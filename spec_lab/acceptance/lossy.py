@@ -134,7 +134,7 @@ class LossyAcceptance:
     def emitted_law(self, judged: JudgedDrafts, inputs: AcceptanceInputs) -> torch.Tensor:
         """Return the distribution [batch, K, vocab] that each row emits from, exact given the prefix and q.
 
-        With a window it is also conditional on the later drafts, whose acceptance decides what is forgiven.
+        With a window it is also conditional on the later drafts, whose acceptance decides which drafts are forgiven.
         """
         p, passes = judged.p[:, :-1], judged.accepts
         if self._window is not None and judged.forgivable is not None:

@@ -21,8 +21,8 @@ def expand_mean_length(mean_length: float, num_draft_tokens: int) -> tuple[float
     """
     if not 1 <= mean_length <= num_draft_tokens + 1:
         raise UserError(
-            f"acceptance.mean_length={mean_length} is outside 1..{num_draft_tokens + 1}, what "
-            f"drafter.num_draft_tokens={num_draft_tokens} can emit a round; use acceptance.mean_length="
+            f"acceptance.mean_length={mean_length} is outside 1..{num_draft_tokens + 1}, the range with "
+            f"drafter.num_draft_tokens={num_draft_tokens}; use acceptance.mean_length="
             f"{1 + num_draft_tokens / 2:g}"
         )
     return tuple(min(max(mean_length - 1 - position, 0.0), 1.0) for position in range(num_draft_tokens))

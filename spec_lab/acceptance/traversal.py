@@ -21,8 +21,9 @@ min(1, m(x) / q(x)) = min(q(x), m(x)). The rest, max(m - q, 0) = r, must come fr
 accepts nothing with probability 1 - total(min(q, m)) = 1 - (w - S). Conditional on that, the rest must be emitted with
 the measure r / (S + 1 - w), whatever c was.
 
-So the next child may be drawn without replacement, from what c left. It does not matter which siblings have children,
-as long as the shape of the tree does not depend on the drawn tokens. So the root emits from p, like plain sampling.
+So the next child may be drawn without replacement, from the tokens other than c. It does not matter which siblings have
+children, as long as the shape of the tree does not depend on the drawn tokens. So the root emits from p, like plain
+sampling.
 """
 
 from __future__ import annotations

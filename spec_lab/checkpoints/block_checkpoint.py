@@ -62,7 +62,7 @@ def _own_tensors(
 
 
 def _with_confidence(config: BlockConfig, stored: Mapping[str, StoredTensor], source: str) -> BlockConfig:
-    """Set what the confidence head reads from the shape of its tensor, since the config keys for it vary or are
+    """Set the input width of the confidence head from its tensor's shape, since config keys for it vary or are
     missing."""
     if CONFIDENCE not in stored:
         return config

@@ -142,7 +142,7 @@ def check_tensors(
     An unexpected tensor is refused as well, since in a supported family it means that the model was misread.
 
     Args:
-        of: the name, for the error, of what determines the wanted tensors.
+        of: the name, for the error, of the source of the wanted names and shapes.
     """
     missing = [name for name in wanted if name not in stored and name not in optional]
     unexpected = [name for name in stored if name not in wanted]

@@ -57,7 +57,7 @@ def routed_tensor_shapes(sizes: ExpertSizes, hidden_size: int) -> dict[str, tupl
 
 
 def expert_tensor_shapes(sizes: ExpertSizes, hidden_size: int) -> dict[str, tuple[int, ...]]:
-    """Return the names and shapes of what replaces an MLP, below its prefix: router, experts, shared expert."""
+    """Return the names and shapes of the tensors that replace an MLP's: router, experts, shared expert."""
     shapes: dict[str, tuple[int, ...]] = {"gate.weight": (sizes.num_experts, hidden_size)}
     if sizes.correction_bias:
         shapes["gate.e_score_correction_bias"] = (sizes.num_experts,)

@@ -1,6 +1,6 @@
 """A GGUF file's sizes and options under the keys of a Hugging Face config.json. Imports neither numpy nor torch.
 
-The file's keys, and what an absent one means, follow llama.cpp.
+The meanings of the file's keys, and of missing keys, follow llama.cpp.
 """
 
 from __future__ import annotations

@@ -104,7 +104,7 @@ class Session:
         return self._sweep.name(output_dir, name, overrides, sweeper, fresh, reads)
 
     def _launch(self, task: JobTask, arguments: Sequence[str]) -> str | None:
-        """Run all jobs. Return what happened if a worker of the launcher died before its job ended."""
+        """Run all jobs. Return the launcher's message if a worker died before its job ended."""
         try:
             call_hydra(task, arguments, conf_folder())
         except Exception as error:

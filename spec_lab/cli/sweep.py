@@ -159,7 +159,7 @@ class Multirun:
         lock.take()
         self._lock = lock
         keep_ground(folder, ground)
-        Outcomes(folder).clear()  # what a killed process left
+        Outcomes(folder).clear()  # those of a killed process
         return str(folder)
 
     def close(self, statuses: Iterable[Status]) -> None:

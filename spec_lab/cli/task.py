@@ -44,7 +44,7 @@ class JobTask:
         adapt: changes each composed run before it is checked.
         extensions: the extension modules given on the command line, which the jobs are composed with.
         knobs: those that only some of the swept options have.
-        cells: what `leave_out` names; `left_out` has those that matched a job.
+        cells: the entries of `leave_out`; `left_out` has those that matched a job.
     """
 
     place: SweepPlace

@@ -48,7 +48,7 @@ OURS = ("spec_lab", KERNELS)
 NO_KERNELS = f"the package {KERNELS} cannot be imported; install the lab, or put kernels/ on PYTHONPATH"
 """A raw checkout may lack that package on its path. Composing works without it."""
 COMPOSERS = ("hydra", "omegaconf", "antlr4", "yaml")
-"""Packages that read the command line and the option files. Their errors are about what the user typed."""
+"""Packages that read the command line and the option files. Their errors concern the user's input."""
 QUOTED_PATH = re.compile(r"(?P<before>['\"])/[^'\"\n]*/(?P<name>[^'\"/\n]+)(?=['\"])")
 BARE_PATH = re.compile(r"(?P<before>(?<![\w./:~-]))/(?:[^\s/'\",:;()\[\]]+/)+(?P<name>[^\s/'\",:;()\[\]]*)")
 OF_RUST = re.compile(r"\(os error (\d+)\)$")

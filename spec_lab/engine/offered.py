@@ -72,7 +72,7 @@ class DraftOffers:
         kernels: KernelSet = TORCH_FORMS,
         by_request: bool = False,
     ) -> None:
-        """Set what can make a request offer fewer than K drafts.
+        """Set the limits by which a request offers fewer than K drafts.
 
         Args:
             confidences: the drafter's confidences and their threshold; None if nothing reads them.

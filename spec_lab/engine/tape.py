@@ -110,7 +110,7 @@ class Tape(OperatorMode):
     """Records every operator that computes or writes.
 
     Attributes:
-        steps: what a replay calls, in order.
+        steps: the functions that a replay calls, in order.
         inputs: by storage, the first tensor seen of those that existed before.
         results: by storage, the newest tensor of those that were made.
         is_assigning: whether a `tensor[...] = value` is running. There a GPU fills with a number, but a CPU makes a
@@ -143,7 +143,7 @@ class Tape(OperatorMode):
         return result
 
     def restore_inputs(self) -> None:
-        """Undo what the recording did to tensors that existed before it."""
+        """Undo the recording's changes to tensors that existed before it."""
         for key, before in self._before.items():
             _bytes_of(self.inputs[key]).copy_(before)
 

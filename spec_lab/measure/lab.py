@@ -100,8 +100,8 @@ def use_threads(chosen: Chosen) -> None:
 
 def default_num_threads(chosen: Chosen) -> int:
     """Return the number of threads to use if `num_threads` is null. It is 1 for kernels in C, whose threads wait for
-    each other in every product, so that one busy core would delay all. Otherwise it is what the target's option says,
-    and by default all cores, divided among the processes of the run."""
+    each other in every product, so that one busy core would delay all. Otherwise the target's option sets it. The
+    default is all cores, divided among the processes of the run."""
     if chosen.config.kernels == KernelsChoice.native:
         return 1
     shared = max(1, (os.cpu_count() or 1) // chosen.config.target.tensor_parallel)

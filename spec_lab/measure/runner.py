@@ -1,4 +1,4 @@
-"""Runs and records what was loaded: warm-up, timed passes in turns with the references, audit, profile."""
+"""Runs and records a loaded run: warm-up, timed passes in turns with the references, audit, profile."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ def _others_tell(rank: int) -> Iterator[None]:
 
 
 def _told(rank: int, error: Exception) -> dict[str, str]:
-    """Return what the first process prints for another one, a line or a traceback, and the reason for its record."""
+    """Return the text that the first process prints for another one, and the reason for its record."""
     trouble = trouble_of(error)
     if trouble is None:
         shown = "".join(traceback.format_exception(error)) + f"failed: the error above is of rank {rank}"

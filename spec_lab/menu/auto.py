@@ -78,7 +78,7 @@ def with_auto_chosen(config: RunConfig) -> RunConfig:
     """Return the run with an option in place of each auto, and a number in place of each null in `cache.prefill_*`.
 
     Raises:
-        UserError: the user set `auto`, which only records what was chosen here.
+        UserError: the user set `auto`, which only records the choices made here.
     """
     if config.auto:
         raise UserError("auto=[...] is what the lab writes into its record; leave it out")

@@ -163,7 +163,7 @@ class Registry:
 
 
 def made(part: Part | None, option: Option, function: str) -> Part:
-    """Return what a function of a row has made.
+    """Return the object that a function of a row has made.
 
     Raises:
         UserError: it is None, for instance since an extension's function has no return.

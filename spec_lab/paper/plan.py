@@ -1,4 +1,4 @@
-"""Makes the list of a paper's runs: what each is for, and its command line."""
+"""Makes the list of a paper's runs, with the purpose and the command line of each."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def missing(provenance: Mapping[str, str | None]) -> list[str]:
 
 
 def _drafts(summary: Summary) -> str | None:
-    """Return K, followed by what else determines a request's K, if anything: `3, stop 0.4`."""
+    """Return K, followed by other settings that determine a request's K, if any: `3, stop 0.4`."""
     config, drafting = summary["config"], drafting_of(summary)
     budget, by_request = (config.get("verify") or {}).get("budget"), config.get("drafter", {}).get("by_request", "same")
     marks = {

@@ -95,7 +95,7 @@ def _is_lossy(summary: Summary) -> bool:
 
 
 def _price(summary: Summary) -> str:
-    """Say what a lossy rule did to the text and to the answers."""
+    """Describe the effect of a lossy rule on the text and on the answers."""
     if not _is_lossy(summary):
         return ""
     rule = summary["choices"].get("acceptance", "the acceptance rule")

@@ -1,7 +1,7 @@
 """`python -m spec_lab.report [FOLDER...]`: the tables of recorded runs, the newest or the named ones.
 
 It also compares the runs, with a table for each comparison that they allow: lossy rules against their strict run,
-drafters (where runs differ in the drafter alone), graph modes, and the knobs of the other experiments. For any runs it
+drafters (if runs differ only in the drafter), graph modes, and the knobs of the other experiments. For any runs it
 compares acceptance lengths and rates with those of one of them, and shows the speedup that the cost of a round
 predicts. With one FOLDER, plots are saved in it.
 

@@ -16,8 +16,7 @@ if TYPE_CHECKING:
 
 def plotted_numbers(study: KnobStudy, runs: Sequence[Run]) -> list[PlottedNumber]:
     """Return the number that the study shows, for each run that has one. A line's name has the keys in which runs
-    differ, except the key of the x axis.
-    """
+    differ, except the key of the x axis."""
     keys = shown_keys(study, runs)
     shown = [{name: shown_key(study, run.summary, name, key) for name, key in keys.items()} for run in runs]
     varied = [name for name in keys if name != study.drawn.knob and len({cells[name] for cells in shown}) > 1]

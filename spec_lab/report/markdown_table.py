@@ -1,4 +1,4 @@
-"""Runs as a Markdown table for a document, with what they ran on below: `python -m spec_lab.report --markdown`.
+"""Runs as a Markdown table for a document, with machine and versions below: `python -m spec_lab.report --markdown`.
 
 It has only numbers that stay comparable on a busy machine: token counts, and ratios of parts of one run that were
 measured in turns.

@@ -35,7 +35,7 @@ class SweepFile:
     """A sweep file that can be run.
 
     Attributes:
-        config: what W&B's search code reads: the file without `run_cap`.
+        config: the file without `run_cap`, for W&B's search code.
         overrides: the overrides that its command gives every run, as written.
         run_cap: the largest number of runs; None if the file does not say.
     """

@@ -114,7 +114,7 @@ def _refuse_to_share(arguments: Sequence[str]) -> None:
 
 @contextmanager
 def _scratch_folder() -> Iterator[None]:
-    """Yield a temporary folder for what Hydra writes in a multirun, which is not used. Each job makes its
+    """Yield a temporary folder for Hydra's files of a multirun, which are not used. Each job makes its
     `output_dir`."""
     from omegaconf import OmegaConf
 

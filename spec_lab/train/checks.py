@@ -1,4 +1,4 @@
-"""Checks of what cannot be trained, made before anything is built or loaded, and without torch.
+"""Checks for trainings that are not possible, made before anything is built or loaded, and without torch.
 
 Each check looks at a whole configuration, and returns None or one line with the knob and the remedy. The schema checks
 the values of single knobs.

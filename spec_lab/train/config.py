@@ -1,8 +1,9 @@
 """The schema of a training: one dataclass per Hydra option, with type, default, explanation and bounds of every key.
 
 It holds only values, and does not import torch. The options of `target=` and `drafter=` are in `target_config.py` and
-`drafter_config.py`. A YAML file under `conf/train/` names its schema in its defaults list, and sets what the option
-changes. `spec_lab.train.checks` has the rules on combinations, and `spec_lab.train.options` what trains each drafter.
+`drafter_config.py`. A YAML file under `conf/train/` names its schema in its defaults list, and sets the values that the
+option changes. `spec_lab.train.checks` has the rules on combinations, and `spec_lab.train.options` the recipe of each
+drafter.
 """
 
 from __future__ import annotations

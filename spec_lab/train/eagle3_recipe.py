@@ -116,7 +116,7 @@ raw `fc` output (`norm_before_residual` false); what the layer leaves, before th
 
 
 class CountedTexts(Protocol):
-    """Texts that can count the tokens that the target wrote."""
+    """Texts with a count of the tokens that the target wrote."""
 
     def count_written_tokens(self, vocab_size: int) -> Tensor:
         """Return how often the target wrote each token, `[vocab_size]`."""

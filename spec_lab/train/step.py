@@ -114,8 +114,8 @@ class CapturedStep:
         return self._loss.clone()
 
     def _hold(self, batch: Batch) -> None:
-        """Copy a batch into the buffers of all steps. Launched steps use them too, so that they compile what is
-        captured."""
+        """Copy a batch into the buffers of all steps. Launched steps use them too, so that the code to be captured is
+        compiled for them."""
         if not self._batch:
             self._batch = tuple(torch.empty_like(tensor) for tensor in batch)
         for held, given in zip(self._batch, batch, strict=True):

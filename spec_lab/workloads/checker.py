@@ -45,7 +45,7 @@ class Checked:
 
 
 def check(checker: Checker, expected: str, text: str, thinking_open: bool = False) -> Checked:
-    """Check `text`, what the model wrote after the prompt.
+    """Check `text`, which the model wrote after the prompt.
 
     Args:
         thinking_open: whether the prompt ends inside thinking, as some chat templates write it.

@@ -94,7 +94,7 @@ def _prompt(line: TextLine, file_name: str) -> Prompt:
     prompt_id = row.get("id", asked.prompt_id or f"{file_name}-{line.index:04d}")
     if not _is_word(category) or not _is_word(prompt_id) or not _is_answer(answer):
         raise UnusablePrompt(
-            f"{line.place}: `id`, `category` and `answer` must each be a printable text that is not empty, or a "
+            f"{line.place}: `id`, `category` and `answer` must be a printable text that is not empty, or a "
             "number, if given"
         )
     checker = row.get("checker", asked.checker)

@@ -123,8 +123,8 @@ def _refuse_impossible_choice(sizes: ExpertSizes, source: str) -> None:
 
 
 def _attention_plan(fields: ConfigFields, rotary_part: float = 1.0) -> LayerPlan:
-    """Read what all layers have in common. `rotary_part` is the default fraction of a head's channels that are
-    rotated."""
+    """Read the part of the plan that all layers share. `rotary_part` is the default fraction of a head's channels that
+    are rotated."""
     refuse_unsupported(fields)
     source = fields.source
     num_heads, num_kv_heads = fields.integer("num_attention_heads"), fields.integer("num_key_value_heads")

@@ -55,7 +55,7 @@ def _read(fields: ConfigFields, family: Family) -> ModelConfig:
 
 
 def _plan(fields: ConfigFields, family: Family, max_positions: int) -> LayerPlan:
-    """Read what all layers have in common."""
+    """Read the part of the plan that all layers share."""
     source = fields.source
     num_heads = fields.integer("num_attention_heads")
     qwen = family != "llama"

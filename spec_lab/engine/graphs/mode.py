@@ -31,7 +31,8 @@ class GraphMode(Protocol):
         ...
 
     def prepare(self, decode_round: DecodeRound, num_requests: int) -> None:
-        """Capture what a round of `num_requests` needs, unless that has been done. Only the scratch slot is touched."""
+        """Capture the graphs for a round of `num_requests`, unless that has been done. Only the scratch slot is
+        touched."""
         ...
 
     def admit(self, slot: int, request: Request) -> None:

@@ -63,7 +63,8 @@ def accepted_rows_are_counted(config: RunConfig) -> str | None:
 
 
 def block_has_room(config: RunConfig) -> str | None:
-    """A block has room for the drafts: as many as its rows with random weights, else what config.json says."""
+    """A block has room for the drafts. With random weights its number of rows limits them, otherwise config.json
+    does."""
     options: Any = config.drafter
     if options.weights != Weights.random:
         return None

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 @dataclass
 class SuffixDrafterConfig(DrafterConfig):
-    """drafter=suffix: suffix decoding. It drafts what most often followed the text's end, in this text and in earlier
-    outputs."""
+    """drafter=suffix: suffix decoding. It drafts the most frequent continuation of the text's end, in this text and in
+    earlier outputs."""
 
     name: str = "suffix"
     num_draft_tokens: int = knob(8, "most draft tokens a round, K; a round offers as many as are found")
