@@ -1,4 +1,4 @@
-"""How the programs of a tree's attention divide its rows and keys.
+"""Divides the rows and keys of a tree's attention among its programs.
 
 All rows share the splits before the root, as a chain's rows share all splits. From the root's split on each query row
 has its own programs, so that none waits for another row's keys.

@@ -1,4 +1,4 @@
-"""What the attention kernels share: the cache slots of keys, and the update and merge of running sums.
+"""The shared parts of the attention kernels: the cache slots of keys, and the update and merge of running sums.
 
 A row's attention over some keys consists of its largest score, the sum of the weights relative to it, and the values
 weighted by them. In decoding, the few rows are columns. Keys and channels are many, so they are the dimension that the

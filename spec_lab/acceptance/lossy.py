@@ -51,7 +51,7 @@ class Window:
 
 @dataclass(slots=True)
 class JudgedDrafts:
-    """What a rule knows about the K drafts of a round before it draws random numbers.
+    """The facts that a rule has about the K drafts of a round before it draws random numbers.
 
     Attributes:
         p: [batch, N, vocab] the target's distribution.

@@ -31,8 +31,8 @@ def load_block(
     With a draft vocabulary, only the rows of the target's head that `d2t` names are used. `d2t` is as in `load_eagle3`.
 
     Raises:
-        UserError: what `read_block_config` refuses; tensors missing, of another shape or not expected; a vocabulary map
-            that is out of range or contradicts itself.
+        UserError: the errors of `read_block_config`; tensors missing, of another shape or not expected; a vocabulary
+            map that is out of range or contradicts itself.
     """
     source = str(folder)
     config, layout = read_block_config(folder, target)

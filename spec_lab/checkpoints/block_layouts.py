@@ -34,7 +34,7 @@ MASK_KEYS = ("mask_token_id", "dspark_noise_token_id", "pard_token", "ptd_token_
 
 @dataclass(frozen=True, slots=True)
 class BlockLayout:
-    """How one project stores a block drafter.
+    """The layout in which one project stores block drafters.
 
     Attributes:
         taps_key: the key that lists the tapped layers.

@@ -24,7 +24,7 @@ MAX_LAYERS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Gemma4Sizes:
-    """What a whole Gemma 4 decoder has that other families do not.
+    """The parts of a whole Gemma 4 decoder that other families lack.
 
     Attributes:
         embedding_scale: sqrt(hidden_size), by which embeddings are multiplied.

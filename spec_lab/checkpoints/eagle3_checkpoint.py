@@ -30,7 +30,7 @@ def load_eagle3(
     draft vocabulary, `lm_head.weight` (the target's are used instead), `d2t` (draft ids are target ids) and `t2d`.
 
     Raises:
-        UserError: what `read_eagle3_config` refuses; tensors missing, of another shape or not expected; a vocabulary
+        UserError: the errors of `read_eagle3_config`; tensors missing, of another shape or not expected; a vocabulary
             map that is out of range or contradicts itself.
     """
     config = read_eagle3_config(folder, target, kind)

@@ -66,7 +66,7 @@ class TargetLayerKV:
 
 @dataclass(frozen=True, slots=True)
 class AssistantTarget:
-    """What an assistant must know about the target whose KV it reads.
+    """The facts that an assistant needs about the target whose KV it reads.
 
     Attributes:
         embedding_scale: factor of the target's embeddings: sqrt(hidden_size) in Gemma, 1 in Llama and Qwen.

@@ -24,7 +24,7 @@ class Tap:
 
 @dataclass(frozen=True, slots=True)
 class TapSpelling:
-    """How a project counts: its number of a tap is `decoder_layer_output + offset`."""
+    """A project's way of counting: its number of a tap is `decoder_layer_output + offset`."""
 
     offset: int
 

@@ -38,7 +38,7 @@ def worst_exit_code(statuses: Iterable[Status]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class JobOutcome:
-    """How a job ended.
+    """The outcome of a job.
 
     Attributes:
         folder: None if nothing was written, for instance by a dry run or a refused single run.

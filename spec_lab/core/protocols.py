@@ -81,7 +81,7 @@ class HostDrafter(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DrafterRequirements:
-    """What a drafter requires from the other parts.
+    """The requirements of a drafter on the other parts.
 
     Attributes:
         features: the target's hidden states that it reads.

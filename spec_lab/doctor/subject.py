@@ -1,4 +1,4 @@
-"""What the checks examine: the requested run, loaded once, and the target's own text."""
+"""The subject of the checks: the requested run, loaded once, and the target's own text."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ class SuffixDraft:
 
 @dataclass(frozen=True, slots=True)
 class DraftLimits:
-    """How long a draft may be.
+    """The limits on the length of a draft.
 
     Attributes:
         most: the most tokens of a draft.

@@ -15,7 +15,7 @@ from spec_lab.engine.slots import SlotState
 
 @dataclass(frozen=True, slots=True)
 class HostOffer:
-    """How many drafts the host made for a round: `num_drafts` in total, and at most `longest` for one request."""
+    """The number of drafts that the host made for a round: `num_drafts` in total, at most `longest` for one request."""
 
     num_drafts: int
     longest: int

@@ -1,4 +1,4 @@
-"""Which drafts a round may accept: all of them, or only those that each request offers."""
+"""Decides which drafts a round may accept: all of them, or only those that each request offers."""
 
 from __future__ import annotations
 

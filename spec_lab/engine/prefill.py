@@ -194,7 +194,7 @@ class PromptRows:
 
 
 class RowShare(StrEnum):
-    """For which rows of a prompt something was computed."""
+    """The share of a prompt's rows for which something was computed."""
 
     NONE = "none"
     LIVE = "live"
@@ -203,7 +203,7 @@ class RowShare(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RowsComputed:
-    """For which rows of a forward the target returned features, computed logits, and ran the layers that share KV."""
+    """The rows of a forward for which the target returned features, computed logits, and ran layers that share KV."""
 
     features: RowShare
     logits: RowShare

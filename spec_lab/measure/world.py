@@ -28,7 +28,7 @@ from spec_lab.wiring.models import resolve_device
 
 
 class World(Protocol):
-    """What a run needs to know about its processes."""
+    """The processes of a run, as the run uses them."""
 
     @property
     def size(self) -> int:

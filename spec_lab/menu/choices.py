@@ -48,7 +48,7 @@ class ReferenceChoice(Choice):
 
 
 class LoggerMode(Choice):
-    """Where W&B's records go."""
+    """The places where W&B's records can go."""
 
     auto = "auto", "online with a key, else offline"
     online = "online"
@@ -57,14 +57,14 @@ class LoggerMode(Choice):
 
 
 class Unusable(Choice):
-    """What to do if a prompt of a file cannot be used."""
+    """The ways to treat a prompt of a file that cannot be used."""
 
     refuse = "refuse", "the run does not begin"
     skip = "skip", "the prompt is left out, with a message"
 
 
 class Weights(Choice):
-    """Where a model's weights come from."""
+    """The sources of a model's weights."""
 
     checkpoint = "checkpoint"
     random = "random", "made on the device, for speed studies; only config.json is read"
@@ -79,28 +79,28 @@ class WeightDtype(Choice):
 
 
 class Rollback(Choice):
-    """How rejected drafts are undone in layers that keep a state."""
+    """The ways to undo rejected drafts in layers that keep a state."""
 
     checkpoints = "checkpoints", "a state after each verify row; an index selects the one to continue from"
     replay = "replay", "one state; the next round repeats the accepted rows"
 
 
 class DraftSampling(Choice):
-    """How drafts are picked."""
+    """The ways to pick drafts."""
 
     greedy = "greedy"
     distribution = "distribution", "at sampling.temperature"
 
 
 class DraftStop(Choice):
-    """What ends a request's drafting before K."""
+    """The conditions that end a request's drafting before K."""
 
     none = "none", "it does not"
     confidence = "confidence", "after the draft at which the product of top-1 probabilities falls below stop_threshold"
 
 
 class ByRequest(Choice):
-    """What a request's K depends on."""
+    """The rules that determine a request's K."""
 
     same = "same", "nothing of its own"
     given = "given", 'the `num_draft_tokens` of its line, a number or "off"'
@@ -108,7 +108,7 @@ class ByRequest(Choice):
 
 
 class DraftMetadata(Choice):
-    """How attention metadata is updated between the draft steps of a graph."""
+    """The ways to update attention metadata between the draft steps of a graph."""
 
     in_place = "in_place"
     stale = "stale", "wrong on purpose"

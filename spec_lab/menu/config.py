@@ -148,7 +148,7 @@ class AttentionConfig:
 
 @dataclass
 class VerifyConfig:
-    """How many of the drafts are verified."""
+    """The limit on the rows that are verified."""
 
     budget: int | None = knob(
         None,
@@ -194,7 +194,7 @@ class CacheConfig:
 
 @dataclass
 class RecordConfig:
-    """What is recorded in addition to the measurements."""
+    """The records that are made in addition to the measurements."""
 
     topk: int = knob(
         0,
@@ -236,7 +236,7 @@ class WorkloadConfig:
 
 @dataclass
 class SamplingConfig:
-    """How tokens are sampled; temperature 0 is greedy."""
+    """The sampling of tokens; temperature 0 is greedy."""
 
     temperature: float = knob(0.0, "0 is greedy decoding")
     top_k: int | None = knob(None, "sample from the top_k likeliest tokens; null is all of them")

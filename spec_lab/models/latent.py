@@ -173,7 +173,8 @@ class LatentAttention:
 
 
 class FusedLatentAttention(LatentAttention):
-    """The same with kernels for everything but attention and batched products, which write their results in place."""
+    """Latent attention with kernels for everything but attention and batched products. Kernels write results in
+    place."""
 
     __slots__ = ("kernels",)
 

@@ -94,7 +94,7 @@ class Sandwich:
 
 @dataclass(frozen=True, slots=True)
 class SandwichParts(Sandwich):
-    """The same parts in torch, from which a set of kernels makes its own."""
+    """The parts of a `Sandwich` in torch, from which a set of kernels makes its own."""
 
     project: NormedLinear
     after_attention: AddNormedThenNorm

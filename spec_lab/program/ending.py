@@ -1,4 +1,4 @@
-"""How every program of the lab ends: with an exit code, and a one-line message for errors that are not bugs.
+"""The ending of every program of the lab: an exit code, and a one-line message for errors that are not bugs.
 
     def main(arguments: Sequence[str] | None = None) -> int:
         return guarded(lambda: _run(sys.argv[1:] if arguments is None else arguments))

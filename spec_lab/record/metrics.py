@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Metric(Protocol):
-    """What an extension registers (`menu.option.MetricOption`)."""
+    """The interface of a metric that an extension registers (`menu.option.MetricOption`)."""
 
     @property
     def name(self) -> str: ...

@@ -27,7 +27,7 @@ ARRAYS = ("first_ids", "num_rounds", "draft_ids", "accepted", "last_ids", "top_i
 
 @dataclass(frozen=True, slots=True)
 class RowsOrigin:
-    """What a rule needs to know about the run in addition to the rows.
+    """The facts about the run that a rule needs in addition to the rows.
 
     Attributes:
         request_ids: the requests, in the order of the rows.

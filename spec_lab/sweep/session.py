@@ -36,7 +36,7 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """What a sweep runs, how often and where.
+    """A sweep: its runs, their number, and their folder.
 
     Attributes:
         overrides: those typed after the file, for every run; they override those of the file's command.

@@ -29,7 +29,7 @@ class SlotWeights(Choice):
 
 
 class Normaliser(Choice):
-    """What the weighted losses of a step are divided by."""
+    """The divisors of the weighted losses of a step."""
 
     weights = "weights", "the sum of the slots' weights"
     slots = "slots", "the number of slots, so that weights change the size of a step"

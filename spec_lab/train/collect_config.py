@@ -9,7 +9,7 @@ from spec_lab.menu.config import knob
 
 @dataclass
 class CollectConfig:
-    """What is collected."""
+    """The keys of a collection."""
 
     texts: str = knob("", "folder that python -m spec_lab.train.texts wrote")
     output_dir: str = knob("", "folder of the files")

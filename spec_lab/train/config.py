@@ -26,7 +26,7 @@ MAX_TEXTS = 10**7
 
 @dataclass
 class TokenizerConfig:
-    """What a new vocabulary is trained on: examples of each checkable category, and the natural text."""
+    """The texts that a new vocabulary is trained on: examples of each checkable category, and natural text."""
 
     vocab_size: int = knob(4096, "tokens, markers included", least=256 + len(SPECIAL_TOKENS), most=MAX_VOCAB_SIZE)
     num_examples_per_category: int = knob(1500, "generated examples it is trained on", least=1, most=MAX_TEXTS)
@@ -34,7 +34,7 @@ class TokenizerConfig:
 
 @dataclass
 class CorpusConfig:
-    """What a new target is trained on: generated examples of each checkable category, and natural text."""
+    """The texts that a new target is trained on: generated examples of each checkable category, and natural text."""
 
     num_examples_per_category: int = knob(90000, "generated examples for a new target", least=1, most=MAX_TEXTS)
     num_shards: int = knob(
@@ -81,7 +81,7 @@ class PackingConfig:
 
 @dataclass
 class EvaluationConfig:
-    """How the card's figures are measured, by default on the shipped prompts."""
+    """The measurement of the card's figures, by default on the shipped prompts."""
 
     num_draft_tokens: int = knob(3, "K of the acceptance length on the card", least=1, most=16)
     max_new_tokens: int = knob(256, "tokens after each prompt", least=1, most=MAX_LENGTH)

@@ -68,7 +68,7 @@ class HeadTexts:
 
     @property
     def are_missing(self) -> bool:
-        """Whether they must be written first."""
+        """Whether the texts must be written first."""
         return self.config.texts is None and not self.root.exists()
 
     def write(self) -> None:

@@ -16,22 +16,22 @@ MAX_VOCAB_SIZE = 2**18
 
 
 def width_of_layers(default: int) -> Any:
-    """Make a knob, the same with any default."""
+    """Make the knob with this default."""
     return knob(default, "width of the layers", least=1, most=2**16)
 
 
 def width_of_feed_forward(default: int) -> Any:
-    """Make a knob, the same with any default."""
+    """Make the knob with this default."""
     return knob(default, "width of the feed-forward network", least=1, most=2**18)
 
 
 def depth(default: int) -> Any:
-    """Make a knob, the same with any default."""
+    """Make the knob with this default."""
     return knob(default, "depth", least=1, most=1024)
 
 
 def query_heads(default: int) -> Any:
-    """Make a knob, the same with any default."""
+    """Make the knob with this default."""
     return knob(default, "query heads of a layer, a multiple of its key-value heads", least=1, most=1024)
 
 
@@ -75,7 +75,7 @@ class Optimiser(Choice):
 
 @dataclass
 class OptimisationConfig:
-    """How a module is trained.
+    """The optimisation of a module.
 
     The learning rate rises linearly over `num_warmup_steps`, and falls linearly to zero at `num_steps`. For a fixed
     number of tokens, decay to zero beats decay to a tenth (Bergsma et al., 2025, "Straight to Zero"). If a time limit

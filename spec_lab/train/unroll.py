@@ -1,4 +1,4 @@
-"""What unrolled drafters share: the batch, the loss, and the agreement with a text."""
+"""The shared parts of unrolled drafters: the batch, the loss, and the agreement with a text."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from spec_lab.core.errors import UserError
 
 @dataclass(frozen=True, slots=True)
 class ScoredRope:
-    """A rotary embedding, and its correction of the attention scores, which enters squared."""
+    """A rotary embedding, and YaRN's correction: attention scores are multiplied by its square."""
 
     rope: RopeConfig
     mscale: float = 1.0

@@ -82,7 +82,7 @@ class BlockHead(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class HeadParts:
-    """What a head is built from.
+    """The parts from which a head is built.
 
     Attributes:
         embedding: [vocab, hidden_size] the target's.

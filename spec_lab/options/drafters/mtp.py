@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class NormChoice(Choice):
-    """Whether a hidden state is taken before or after a final norm."""
+    """The side of a final norm on which a hidden state is taken."""
 
     auto = "auto", "as the engines do for this family"
     pre_norm = "pre_norm"

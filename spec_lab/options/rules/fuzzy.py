@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class FuzzyDivergence(Choice):
-    """How the distance of the drafter's distribution from the target's is measured."""
+    """The measures of the distance between the drafter's distribution and the target's."""
 
     tv = "tv", "total variation"
     kl = "kl", "KL of the drafter's distribution from the target's, in nats"

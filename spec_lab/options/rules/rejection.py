@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class RejectionMethodChoice(Choice):
-    """How sampled drafts are judged."""
+    """The methods of judging drafts in lossless sampling."""
 
     standard = "standard", "reads the draft distribution"
     one_hot = "one_hot", "greedy drafts"

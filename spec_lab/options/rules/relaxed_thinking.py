@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class RelaxedFormChoice(Choice):
-    """How the required closeness of a draft to the likeliest token is given."""
+    """The forms in which a draft's required closeness to the likeliest token is given."""
 
     delta = "delta", "p >= p_top1 - delta"
     ratio = "ratio", "p >= p_top1 * ratio"

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class TreeBranches(Choice):
-    """Which keys after the committed ones a branch sees."""
+    """The keys after the committed ones that a branch sees."""
 
     exact = "exact", "its ancestors'"
     approximate = "approximate", "those of the branch that was in its place before, as in SGLang"

@@ -20,7 +20,7 @@ PROMPTS = (
 
 @dataclass
 class WritingConfig:
-    """How a target answers prompts, and writes prompts itself if none are given."""
+    """The settings by which a target answers prompts, and writes prompts itself if none are given."""
 
     test_prompts: bool = knob(
         False, "allow question files of Spec-Bench and MT-bench as prompts, though they are for testing"
