@@ -20,7 +20,7 @@ from spec_lab.report.drafter_plot import acceptance_against_draft_tokens, predic
 from spec_lab.report.drafter_table import Cell, format_comparison, read_comparisons
 from tests.fake_runs import CHOICES, MAIN, PLAIN, make_info, make_summary, measure
 
-REFUSAL = "drafter.num_draft_tokens=5: drafter=mtp_vanilla has a module for each draft, and 3 are shipped"
+REFUSAL = "drafter.num_draft_tokens=5: drafter=mtp_vanilla has a module for each draft, but 3 are shipped"
 
 
 @pytest.fixture(autouse=True)

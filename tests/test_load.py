@@ -55,7 +55,7 @@ def test_a_chat_is_told_what_its_line_says_else_what_the_workload_says(tmp_path:
     assert asked == [("a", "own"), ("b", "all"), ("c", None), ("d", "all")]
     own.write_text('{"prompt": "c", "form": "continue"}\n')
     config = compose_run(["workload=jsonl", f"workload.path={own}", "workload.system=all"])[0]
-    with pytest.raises(UserError, match=r"workload\.system is for chats, and no prompt is one; leave it out"):
+    with pytest.raises(UserError, match=r"workload\.system is for chats, but no prompt is a chat; leave it out"):
         jsonl_requests(config, tokenizer)
 
 
@@ -81,7 +81,7 @@ def test_the_command_that_an_array_of_prompts_is_refused_with_writes_them_a_line
     Path("it's.json").write_text(text)
     with pytest.raises(UserError, match="is one JSON array") as caught:
         read(Path("it's.json"))
-    _, code, _, source, _, written = shlex.split(str(caught.value).partition("write it so: python ")[2])
+    _, code, _, source, _, written = shlex.split(str(caught.value).partition("write it with: python ")[2])
     monkeypatch.setattr("sys.stdin", io.StringIO(Path(source).read_text()))
     exec(code)
     Path(written).write_text(capsys.readouterr().out)
@@ -123,7 +123,11 @@ GOOD = {"jsonl": '{"prompt": "a"}', "spec_bench": '{"question_id": 1, "category"
         ("spec_bench", '{"question_id": 1, "category": "qa", "turns": []}', "turns, a list of texts"),
         ("spec_bench", '{"question_id": 1, "category": "qa", "turns": "hello"}', "turns, a list of texts"),
         ("spec_bench", '{"question_id": 1, "category": "qa", "turns": ["a", " "]}', "turns, a list of texts"),
-        ("spec_bench", '{"question_id": 1, "category": "qa", "turns": ["a"], "answer": 1}', "nothing reads `answer`"),
+        (
+            "spec_bench",
+            '{"question_id": 1, "category": "qa", "turns": ["a"], "answer": 1}',
+            "`answer` of a question is not read",
+        ),
         ("spec_bench", '{"question_id": 1, "category": "qa", "turns": [null]}', "turns, a list of texts"),
         ("spec_bench", '{"question_id": 1, "category": "qa", "turns": ["a", 5]}', "turns, a list of texts"),
         ("spec_bench", '{"question_id": 1, "category": "qa", "turns": {"0": "a"}}', "turns, a list of texts"),

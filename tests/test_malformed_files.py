@@ -196,7 +196,11 @@ BAD_FILES = {
 @pytest.mark.parametrize("name", BAD_FILES)
 def test_a_file_that_is_no_safetensors_is_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / "model.safetensors").write_bytes(BAD_FILES[name])
-    with pytest.raises(UserError, match=r"model\.safetensors: truncated, corrupt or no safetensors file \(.*\); fetch"):
+    with pytest.raises(
+        UserError,
+        match=r"model\.safetensors: truncated, corrupt or not a "
+        r"safetensors file \(.*\); fetch",
+    ):
         stored_tensors(tmp_path)
 
 

@@ -172,7 +172,7 @@ def test_imposed_acceptance_has_no_accuracy_and_says_so(execute: Execute, capsys
     assert (summary["acceptance_imposed"], summary["acceptance_lossless"]) == (True, False)
     assert summary["accuracy"] == {"value": None, "low": None, "high": None, "n": 0, "cut": 0}
     assert summary["accuracy_change"] is None
-    assert "lossy and imposed: its text is neither model's" in summary["verdict"]
+    assert "lossy and imposed: its text comes from neither model" in summary["verdict"]
     tables = capsys.readouterr().out.split("\n\n")
     for table in (tables[0], tables[2]):
         assert "imposed" in table

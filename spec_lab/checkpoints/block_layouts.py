@@ -128,7 +128,7 @@ def read_block_file(folder: Path, knob: str = KNOB) -> BlockFile:
     if kind:
         if kind not in SPECULATORS_DEFAULTS:
             raise UserError(
-                f"{source}: speculators_model_type {shown(kind)} is no block drafter; supported are "
+                f"{source}: speculators_model_type {shown(kind)} is not a block drafter; supported are "
                 f"{', '.join(SPECULATORS_DEFAULTS)}"
             )
         decoder = top.object("transformer_layer_config")
@@ -141,7 +141,7 @@ def read_block_file(folder: Path, knob: str = KNOB) -> BlockFile:
     if layout is None:
         found = ", ".join(map(shown, names)) or "none named"
         raise UserError(
-            f"{source}: architecture {found} is no block drafter; supported are {', '.join(BY_ARCHITECTURE)}, and "
+            f"{source}: architecture {found} is not a block drafter; supported are {', '.join(BY_ARCHITECTURE)}, and "
             "those of speculators"
         )
     nested = top.object("dflash_config")
@@ -243,12 +243,12 @@ def _refuse_other_target(config: BlockConfig, target: ModelConfig, fields: Confi
         "num_target_layers": (fields.integer("num_target_layers", target.num_layers), target.num_layers),
     }
     if not config.body.layers:
-        raise UserError(f"{fields.source}: a body without layers")
+        raise UserError(f"{fields.source}: the body has no layers")
     differing = [f"{name} is {ours}, the target has {its}" for name, (ours, its) in pairs.items() if ours != its]
     if differing:
         raise UserError(
-            f"{fields.source}: a block drafter for another target ({'; '.join(differing)}); "
-            f"set {KNOB} to one trained for this target"
+            f"{fields.source}: this block drafter was trained for another target ({'; '.join(differing)}); set {KNOB} "
+            "to one trained for this target"
         )
     if config.draft_vocab_size > target.vocab_size:
         raise UserError(

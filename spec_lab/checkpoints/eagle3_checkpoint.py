@@ -115,7 +115,7 @@ def checked_vocabulary(
         if draft_size == target_size:
             return {}
         raise UserError(
-            f"{source}: d2t is missing, and the draft vocabulary of {draft_size} is a part of the target's "
+            f"{source}: d2t is missing, but the draft vocabulary of {draft_size} is smaller than the target's "
             f"{target_size}; set {KNOB} to a whole checkpoint"
         )
     for name, size in (("d2t", draft_size), ("t2d", target_size)):

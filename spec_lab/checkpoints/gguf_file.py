@@ -110,7 +110,7 @@ class GgufFile:
         """Return the error for a value that is not of this kind."""
         value = self.metadata[key]
         shown = f"a list of {len(value)}" if isinstance(value, list) else one_line(repr(value))[:60]
-        return UserError(f"{self.path}: {key} must be {kind}, is {shown}; convert the model again")
+        return UserError(f"{self.path}: {key} must be {kind}, but is {shown}; convert the model again")
 
     def _read(self, key: str, kind: type[Value], words: str, default: Value | None) -> Value:
         if key not in self.metadata:
@@ -147,12 +147,12 @@ def _read_head(path: Path, num_bytes: int, changed: int) -> GgufFile:
         raise UserError(f"{path}: cannot be read ({error.strerror}); fetch it again") from error
     num_parts = head.integer("split.count", 1)
     if num_parts > 1:
-        raise UserError(f"{path}: is one of {num_parts} parts; make one file of them with llama-gguf-split --merge")
+        raise UserError(f"{path}: is one of {num_parts} parts; merge them with llama-gguf-split --merge")
     return head
 
 
 def _damaged(path: Path, reason: str) -> UserError:
-    return UserError(f"{path}: truncated, corrupt or no GGUF file ({reason}); fetch it again")
+    return UserError(f"{path}: truncated, corrupt or not a GGUF file ({reason}); fetch it again")
 
 
 class _Cursor:
@@ -180,7 +180,7 @@ class _Cursor:
             raise _damaged(self._path, "it has two tensors with the same name")
         alignment = metadata.get("general.alignment", 32)
         if type(alignment) is not int or alignment < 1:
-            raise _damaged(self._path, "general.alignment is no positive integer")
+            raise _damaged(self._path, "general.alignment is not a positive integer")
         start = -(-self._at // alignment) * alignment
         return GgufFile(self._path, metadata, by_name, start, len(self._data))
 

@@ -31,7 +31,7 @@ def refuse_impossible(kept: torch.Tensor, value: torch.Tensor, file: Path, tenso
         value: the tensor in the file's dtype.
         tensor: its name in the file.
     """
-    largest, remedy = _largest(kept), "fetch the file again, or train anew"
+    largest, remedy = _largest(kept), "fetch the file again, or train again"
     if largest == 0 and tensor.endswith(NEVER_ZERO):
         raise UserError(f"{file}: {tensor} is all zeros, as after an interrupted download; {remedy}")
     if largest <= LARGEST_WEIGHT:

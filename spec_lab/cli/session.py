@@ -85,7 +85,7 @@ class Session:
             counts = Counter(outcome.status for outcome in self.outcomes)
             print(_tables(self._sweep.folder))
             if all(outcome.earlier for outcome in self.outcomes):
-                print("nothing was left to run; these are the earlier runs; fresh=true runs everything again")
+                print("all runs had already ended and are shown here; fresh=true runs everything again")
             print(f"{len(self.outcomes)} jobs: {', '.join(f'{count} {status}' for status, count in counts.items())}")
             print(display(self._sweep.folder.absolute()))
         elif folders:
@@ -111,7 +111,7 @@ class Session:
             lost = lost_worker(error)
             if lost is None:
                 raise
-            print(f"failed: a worker ended before its job ({lost}); the same command goes on", file=sys.stderr)
+            print(f"failed: a worker ended before its job ({lost}); the same command continues", file=sys.stderr)
             return lost
         return None
 
@@ -138,7 +138,8 @@ def say_unmatched(task: JobTask) -> None:
     for cell in task.cells:
         if cell not in task.left_out:
             print(
-                f"leave_out: no job of the sweep is '{cell}', so nothing is left out for it; name what it sweeps",
+                f"leave_out: no job of the sweep is '{cell}', so nothing is left "
+                "out for it; name a value that it sweeps",
                 file=sys.stderr,
             )
 

@@ -140,8 +140,8 @@ class Multirun:
             raise UserError(refused)
         if ranks().size > 1:
             raise UserError(
-                f"a multirun is for one process, and {ranks().size} were started; leave out -m or the experiment, and "
-                "start each of its runs with a torchrun of its own"
+                f"a multirun runs in one process, but {ranks().size} were started; leave out -m or the experiment, and "
+                "start each of its runs with its own torchrun"
             )
         base = Path(output_dir if self._scratch is None else self._scratch.name)
         self._made = missing_folders(base)

@@ -84,7 +84,7 @@ def trouble_of(error: BaseException) -> Trouble | None:
     if isinstance(error, ModuleNotFoundError) and error.name == KERNELS:
         return Trouble(NO_KERNELS, "refused")
     if isinstance(error, ValueError) and str(error).startswith(NULL_IN_A_PATH):
-        return Trouble("a path holds the null character, which no file's name has; leave it out", "refused")
+        return Trouble("a path has the null character, which no file name can have; leave it out", "refused")
     if isinstance(error, OverflowError):
         return Trouble(f"a number is too large ({one_line(error)}); use a smaller one", "refused")
     if is_of_composing(error):
@@ -100,7 +100,7 @@ def _breaks_torch(error: BaseException) -> bool:
 
 def _torch_is_broken(error: BaseException) -> str:
     named = [name for name in sorted(os.environ) if name.startswith(("TORCH", "PYTORCH"))]
-    remedy = f"unset {', '.join(named)}" if named else "install it anew, or give it more memory"
+    remedy = f"unset {', '.join(named)}" if named else "install it again, or give it more memory"
     return f"torch cannot be imported ({without_folders(one_line(error))[:LONGEST_OF_TORCH]}); {remedy}"
 
 

@@ -103,8 +103,8 @@ def _cause(same_first: float, same_all: float, least: float) -> str | None:
         )
     if same_all < least:
         return (
-            "cache or loop: draft 1 is as it should be, later ones are not, so the recurrent steps read a stale cache "
-            "or metadata that does not move on; compare graph=eager and attention=torch"
+            "cache or loop: draft 1 is correct, later ones are not, so the recurrent steps read a stale cache or stale "
+            "metadata; compare graph=eager and attention=torch"
         )
     return None
 

@@ -102,7 +102,7 @@ def load_subject(chosen: Chosen) -> Subject:
         UserError: there is no drafter, its tree has no spine, or a checkpoint, a prompt set or a size is invalid.
     """
     if chosen.config.drafter.num_draft_tokens == 0:
-        raise UserError("drafter=none drafts nothing that could be examined; choose drafter=eagle3")
+        raise UserError("drafter=none makes no drafts to examine; choose drafter=eagle3")
     refuse_no_spine(chosen)
     if chosen.offers.may_be_fewer:
         raise UserError(f"{chosen.offers.named}: the doctor examines all K drafts; use {chosen.offers.offers_all}")
@@ -139,8 +139,8 @@ def refuse_no_spine(chosen: Chosen) -> None:
         raise UserError("tree.paths without [0]: the doctor examines the path of the likeliest drafts; add [0]")
     if getattr(options, "branches", TreeBranches.exact) != TreeBranches.exact:
         raise UserError(
-            f"tree.branches={options.branches} lets drafts see the keys of others, which the doctor calls a fault; "
-            "use tree.branches=exact"
+            f"tree.branches={options.branches} lets drafts see the keys of other drafts, which the doctor reports as a "
+            "fault; use tree.branches=exact"
         )
 
 

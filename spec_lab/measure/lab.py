@@ -95,7 +95,7 @@ def use_threads(chosen: Chosen) -> None:
         from spec_kernels.native import compiled
 
         if (given := compiled.use_threads(num_threads)) < num_threads:
-            raise UserError(f"num_threads={num_threads}: there are {given} for kernels=native; use num_threads={given}")
+            raise UserError(f"num_threads={num_threads}: kernels=native has {given}; use num_threads={given}")
 
 
 def default_num_threads(chosen: Chosen) -> int:

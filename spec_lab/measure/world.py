@@ -111,7 +111,7 @@ def _own_device(config: RunConfig, own: Ranks) -> torch.device:
     if num_devices < own.local_size:
         raise UserError(
             f"target.tensor_parallel={own.size} has {own.local_size} processes on a machine with {num_devices} GPUs; "
-            "start no more than it has, or use device=cpu"
+            "start at most one for each GPU, or use device=cpu"
         )
     torch.cuda.set_device(own.local_rank)
     return device

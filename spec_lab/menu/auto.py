@@ -81,7 +81,7 @@ def with_auto_chosen(config: RunConfig) -> RunConfig:
         UserError: the user set `auto`, which only records the choices made here.
     """
     if config.auto:
-        raise UserError("auto=[...] is what the lab writes into its record; leave it out")
+        raise UserError("auto=[...] is written by the lab into its record; leave it out")
     on_cuda = runs_on_cuda(config.device)
     open_knobs = {name: knob for name, knob in KNOBS.items() if knob.name_of(config) == AUTO}
     for name, knob in open_knobs.items():
@@ -169,7 +169,7 @@ def why_kernels(chosen: Chosen) -> str:
     config = chosen.config
     named = None if config.num_threads is None else f"num_threads={config.num_threads}"
     if config.kernels == KernelsChoice.native:
-        alone = "one thread; num_threads=N uses N, which need a core each"
+        alone = "one thread; num_threads=N uses N, each on its own core"
         return f"kernels=native on {named or alone}"
     native = chosen.again(_take_kernels(config, KernelsChoice.native))
     against = _against_native(native, chosen) or problem_of_native()

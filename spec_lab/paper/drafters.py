@@ -74,7 +74,7 @@ def read_card(path: Path) -> dict[str, Value]:
     try:
         text = " ".join(regular_text(path).split()) if path.is_file() else ""
     except (OSError, ValueError) as error:
-        raise UserError(f"{path}: cannot be read ({error}); mend it or move it away") from error
+        raise UserError(f"{path}: cannot be read ({error}); correct it or move it away") from error
     training = text.partition("## Training")[2].partition(" ## ")[0]
     texts, steps, hours = WHAT.search(training), STEPS.search(training), HOURS.search(training)
     return {

@@ -107,7 +107,7 @@ def full_disk(output_dir: object, error: BaseException, knob: str = "output_dir"
     reason, place = one_line(error), None
     if isinstance(error, OSError):
         reason, place = error.strerror or reason, error.filename
-    return f"{knob}={output_dir}: {reason}{f' ({place})' if place else ''}; make room there"
+    return f"{knob}={output_dir}: {reason}{f' ({place})' if place else ''}; free some space there"
 
 
 @contextmanager

@@ -37,7 +37,7 @@ def leased(device: str) -> Iterator[None]:
         UserError: the job names a GPU itself.
     """
     if device.startswith("cuda:"):
-        raise UserError(f"device={device}: a launcher's worker takes the GPU that is free; use device=cuda")
+        raise UserError(f"device={device}: a launcher's worker takes a free GPU; use device=cuda")
     if device != CPU and visible_gpus():
         take_gpu()
         yield
@@ -108,7 +108,7 @@ def _wait_for(devices: Sequence[str]) -> tuple[str, int]:
             if descriptor is not None:
                 return device, descriptor
         if says_so:
-            print(f"waiting for {' or '.join(devices)}, which other jobs are timed on", file=sys.stderr, flush=True)
+            print(f"waiting for {' or '.join(devices)}, on which other jobs are timed", file=sys.stderr, flush=True)
             says_so = False
         time.sleep(SECONDS_BETWEEN_TRIES)
 

@@ -93,7 +93,7 @@ def alone_in(folder: Path) -> Iterator[None]:
     Raises:
         UserError: another process has it.
     """
-    lock = SweepLock(folder, "is what another process is writing; wait for it, or choose another output_dir")
+    lock = SweepLock(folder, "is being written by another process; wait for it, or choose another output_dir")
     lock.take()
     try:
         yield

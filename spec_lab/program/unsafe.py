@@ -34,9 +34,9 @@ KEY = re.compile(r"^[+~]*(?P<key>[^=]*)=?(?P<value>.*)$", re.DOTALL)
 def refuse_argument(argument: str) -> None:
     """Raise UserError if `argument` would run code or is not text."""
     if "\0" in argument or not _is_text(argument):
-        raise UserError(f"{argument!r} is no text in UTF-8; leave out what cannot be printed")
+        raise UserError(f"{argument!r} is not text in UTF-8; leave out what cannot be printed")
     if argument.partition("=")[0] == UNPICKLES:
-        raise UserError(f"{UNPICKLES} runs the code in a pickle; give the overrides again, as config.yaml has them")
+        raise UserError(f"{UNPICKLES} runs code from a pickle; type the overrides of config.yaml again")
     if BUILDS.search(argument):
         raise UserError(f"{argument}: _target_ and () choose code to run; only files of options may set them")
     matched = KEY.match(argument)
@@ -44,7 +44,7 @@ def refuse_argument(argument: str) -> None:
     if _is_built(matched["key"]) and ("{" in matched["value"] or matched["key"] == "hydra"):
         raise UserError(f"{argument}: Hydra builds this only from files of options; choose one, or set single values")
     if FOLDERS.match(matched["key"]):
-        raise UserError(f"{argument}: the lab names its folders itself; use output_dir=outputs and name=run")
+        raise UserError(f"{argument}: the lab itself names its folders; use output_dir=outputs and name=run")
     is_of_launcher = matched["key"].startswith("hydra.launcher")
     if SHELL_LINES.match(matched["key"]) or (is_of_launcher and not argument.isprintable()):
         raise UserError(

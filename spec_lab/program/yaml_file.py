@@ -21,7 +21,7 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]
                 raise ValueError(f"the key {key} occurs twice in the object of line {node.start_mark.line + 1}")
         bare = [key.value for key, value in node.value if node.flow_style and _is_nothing(value)]
         if bare:
-            raise ValueError(f"{bare[0]} stands by itself in braces; write a list in brackets, as in [1, 2]")
+            raise ValueError(f"{bare[0]} is alone in braces; write a list in brackets, such as [1, 2]")
         return super().construct_mapping(node, deep)
 
 
@@ -41,4 +41,4 @@ def read_yaml(path: Path) -> Any:
     try:
         return yaml.load(regular_text(path), _Loader)
     except (yaml.YAMLError, ValueError, ArithmeticError, RecursionError, LookupError, AttributeError) as error:
-        raise UserError(f"{path}: not YAML ({one_line(error)}); mend it") from error
+        raise UserError(f"{path}: not YAML ({one_line(error)}); correct it") from error

@@ -100,12 +100,12 @@ def _price(summary: Summary) -> str:
         return ""
     rule = summary["choices"].get("acceptance", "the acceptance rule")
     if summary["acceptance_imposed"]:
-        return f"acceptance={rule} is lossy and imposed: its text is neither model's, and no answer is counted"
+        return f"acceptance={rule} is lossy and imposed: its text comes from neither model, so answers are not counted"
     text = f"acceptance={rule} is lossy: {_equal(summary)}"
     if summary["accuracy"]["value"] is None:
         return f"{text}, and no answer could be checked"
     if answers_cut(summary, summary):
-        return f"{text}, and all outputs were cut before an answer; raise max_new_tokens"
+        return f"{text}, but all outputs were cut before an answer; raise max_new_tokens"
     return f"{text}, accuracy {_accuracy(summary['accuracy'])} {_beside_plain(summary)}"
 
 

@@ -129,7 +129,7 @@ def _priced(base: Run, runs: Sequence[Run]) -> PricedRules:
 def _price(run: Run, base: Run) -> Price:
     rows, base_rows = (read_all_request_rows(each.folder, each.summary) for each in (run, base))
     if [row["prompt_ids"] for row in rows] != [row["prompt_ids"] for row in base_rows]:
-        raise UserError(f"{run.folder}: its prompts are not those of {base.folder}; run the whole sweep again")
+        raise UserError(f"{run.folder}: its prompts differ from those of {base.folder}; run the whole sweep again")
     num_drafts = run.summary["num_draft_tokens"] or 0
     correct, of_base = ({row["id"]: row["correct"] for row in part} for part in (rows, base_rows))
     is_cut = answers_cut(run.summary, base.summary)

@@ -52,8 +52,8 @@ def read_prompts(folder: Path, rows: VerifyRows) -> dict[str, list[int]]:
     missing = [request_id for request_id in rows.origin.request_ids if request_id not in prompts]
     if missing:
         raise UserError(
-            f"{folder / REQUESTS_FILE}: has no request {missing[0]!r}, which {VERIFY_ROWS_FILE} has rows of; "
-            "the two are not of one run, or it was cut"
+            f"{folder / REQUESTS_FILE}: has no request {missing[0]!r}, but {VERIFY_ROWS_FILE} has rows of it; the two "
+            "files belong to different runs, or one was cut short"
         )
     return prompts
 

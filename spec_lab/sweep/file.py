@@ -137,10 +137,12 @@ def _check_against_schema(config: dict[str, Any]) -> None:
 def _check_parameter_keys(name: str, parameter: Any, definitions: Mapping[str, Any]) -> None:
     if not isinstance(parameter, dict):
         raise UserError(
-            f"parameters.{name}: {_short(repr(parameter))} is no set of keys; write value: or values: [...]"
+            f"parameters.{name}: {_short(repr(parameter))} is not a set of keys; write value: or values: [...]"
         )
     if "parameters" in parameter:
-        raise UserError(f"parameters.{name}: nested parameters reach a run as one value; write parameters.{name}.KEY")
+        raise UserError(
+            f"parameters.{name}: nested parameters are passed to a run as one value; write parameters.{name}.KEY"
+        )
     known = {
         key for kind, shape in definitions.items() if kind.startswith("param_") for key in shape.get("properties", ())
     }
@@ -160,7 +162,8 @@ def _check_support(config: dict[str, Any]) -> None:
         raise UserError(f"method: {config['method']} needs a server; use one of {', '.join(SearchMethod)}")
     if "early_terminate" in config:
         raise UserError(
-            "early_terminate: a run reports its metric once, at its end, so nothing can stop it early; leave it out"
+            "early_terminate: a run reports its metric only once, at its end, so it cannot be stopped early; leave it "
+            "out"
         )
     if "metric" not in config:
         if config["method"] == SearchMethod.bayes:

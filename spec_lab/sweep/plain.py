@@ -22,12 +22,12 @@ def plain_problem(content: Any) -> str | None:
         if isinstance(value, dict):
             for key, item in value.items():
                 if not isinstance(key, str):
-                    return f"{_below(place, repr(key))}: this key is no text; quote it"
+                    return f"{_below(place, repr(key))}: this key is not a text; quote it"
                 pending.append((_below(place, key), item))
         elif isinstance(value, list):
             pending += [(place, item) for item in value]
         elif isinstance(value, float) and not math.isfinite(value):
-            return f"{place}: {value} is no finite number; use one"
+            return f"{place}: {value} is not a finite number; use one"
         elif not isinstance(value, (str, int, float, bool, type(None))):
             return f"{place}: {value!s} is a {type(value).__name__}; quote it if a text is meant"
     return f"it has more than {MOST_VALUES} values; make it smaller"

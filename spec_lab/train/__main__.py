@@ -46,7 +46,7 @@ With one of these flags a training for target=hf or target=smollm2_135m does som
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command with `arguments` (default: those of the process), and return the exit code."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    return guarded(lambda: _run(arguments), _menu, "interrupted; the same command goes on from here")
+    return guarded(lambda: _run(arguments), _menu, "interrupted; the same command continues from here")
 
 
 def _menu() -> Menu:
@@ -136,12 +136,12 @@ def action_of(arguments: Sequence[str]) -> tuple[list[str], Action]:
     if not flags:
         return kept, lambda pipeline: pipeline.run()
     if len(flags) > 1:
-        raise UserError(f"{' '.join(flags)}: each does something else; give one of them")
+        raise UserError(f"{' '.join(flags)}: each does something different; give only one of them")
     if flags[0] == "--plan":
         return kept, lambda pipeline: print(pipeline.plan())
     flag, _, number = flags[0].partition("=")
     if flag == "--plan":
-        raise UserError(f"{flags[0]}: --plan takes a few steps to find the rate, and no number; write --plan")
+        raise UserError(f"{flags[0]}: --plan takes a few steps to find the rate, but takes no number; write --plan")
     if not number.isdecimal() or int(number) == 0:
         raise UserError(f"{flags[0]}: write --show-data=3, the number of texts to be shown")
     return kept, lambda pipeline: print(pipeline.show_data(int(number)))
@@ -194,7 +194,7 @@ def refuse_unread(overrides: Iterable[str], config: TrainConfig) -> None:
         key = override.partition("=")[0]
         for names, is_read, remedy in _readers(config):
             if not is_read and any(key == name or key.startswith(f"{name}.") for name in names):
-                raise UserError(f"{key} is not read by the options chosen; leave it out, or choose {remedy}")
+                raise UserError(f"{key} is not read by the chosen options; leave it out, or choose {remedy}")
 
 
 def _readers(config: TrainConfig) -> Iterator[tuple[tuple[str, ...], bool, str]]:

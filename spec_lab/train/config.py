@@ -130,7 +130,7 @@ class TrainConfig:
     )
     packing: PackingConfig = field(default_factory=PackingConfig, metadata={"help": "how such texts become rows"})
     evaluation: EvaluationConfig = field(
-        default_factory=EvaluationConfig, metadata={"help": "what the card's figures are measured on"}
+        default_factory=EvaluationConfig, metadata={"help": "the measurement of the card's figures"}
     )
     logger: TrackingConfig = field(
         default_factory=TrackingConfig, metadata={"help": "W&B, for an existing target such as hf"}

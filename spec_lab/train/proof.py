@@ -164,7 +164,7 @@ class Prover:
                 for each in (folder, other)
             ]
             if not torch.equal(*said):
-                raise NotServed(f"{other} drafts otherwise than {folder}: this is a mistake of the lab")
+                raise NotServed(f"{other} drafts differently from {folder}: this is a mistake of the lab")
 
     def require_oracle(self) -> None:
         """Raise NotServed if the oracle's drafts, which are always right, are not all accepted."""

@@ -123,7 +123,7 @@ def _turn(turn: Any, place: str) -> tuple[str, str]:
     if role not in ROLES:
         near = nearest(role, ROLES)
         remedy = f"did you mean {near}?" if near else f"there are {', '.join(ROLES)}"
-        raise UnusablePrompt(f"{place} is of the role {one_line(role)}; {remedy}")
+        raise UnusablePrompt(f"{place} has the role {one_line(role)}; {remedy}")
     if ROLES[role] != "assistant":
         _refuse_unread(said, place)
     return ROLES[role], text

@@ -146,7 +146,7 @@ def _question(line: TextLine, file_name: str, most_turns: int | None) -> Prompt:
         )
     if unread := [key for key in TOLD if key in row]:
         raise UnusablePrompt(
-            f"{line.place}: nothing reads `{unread[0]}` of a question; workload=jsonl does, of `messages`"
+            f"{line.place}: `{unread[0]}` of a question is not read; workload=jsonl reads it in `messages`"
         )
     later_turns = tuple(texts[1:most_turns])
     return Prompt(f"{file_name}-{question_id}", str(category), "chat", texts[0], None, later_turns, place=line.place)

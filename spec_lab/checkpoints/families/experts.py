@@ -119,7 +119,9 @@ def _refuse_impossible_choice(sizes: ExpertSizes, source: str) -> None:
         raise UserError(f"{source}: topk_group {sizes.num_chosen_groups} is more than n_group {num_groups}")
     eligible = num_experts // num_groups * sizes.num_chosen_groups
     if sizes.num_chosen > eligible:
-        raise UserError(f"{source}: num_experts_per_tok {sizes.num_chosen} is more than the {eligible} to choose among")
+        raise UserError(
+            f"{source}: num_experts_per_tok {sizes.num_chosen} is more than the {eligible} experts that can be chosen"
+        )
 
 
 def _attention_plan(fields: ConfigFields, rotary_part: float = 1.0) -> LayerPlan:
@@ -130,7 +132,7 @@ def _attention_plan(fields: ConfigFields, rotary_part: float = 1.0) -> LayerPlan
     num_heads, num_kv_heads = fields.integer("num_attention_heads"), fields.integer("num_key_value_heads")
     if num_heads % num_kv_heads:
         raise UserError(
-            f"{source}: num_attention_heads {num_heads} is no multiple of num_key_value_heads {num_kv_heads}"
+            f"{source}: num_attention_heads {num_heads} is not a multiple of num_key_value_heads {num_kv_heads}"
         )
     head_dim = fields.integer("head_dim", fields.integer("hidden_size") // num_heads)
     rope = read_rope(fields, fields.integer("max_position_embeddings"), rotary_part)

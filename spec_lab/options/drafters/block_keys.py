@@ -117,7 +117,7 @@ def head_has_part(options: Any) -> str | None:
         value = getattr(options, name)
         if value != usual[name] and options.head not in heads:
             return (
-                f"drafter.{name}={value} is read with drafter.head={'|'.join(heads)} only, and drafter.head="
+                f"drafter.{name}={value} is read only with drafter.head={'|'.join(heads)}, but drafter.head="
                 f"{options.head}; leave it out"
             )
     return None

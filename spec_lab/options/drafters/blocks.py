@@ -36,7 +36,7 @@ def weights_or_random(config: RunConfig) -> str | None:
     if not given:
         return DrafterWeights(zoo_folders(options.name)).missing(config)
     return (
-        f"drafter.{given[0]}={getattr(options, given[0])} is read with drafter.weights=random only, since a checkpoint "
+        f"drafter.{given[0]}={getattr(options, given[0])} is read only with drafter.weights=random, since a checkpoint "
         "has its own; leave it out"
     )
 
@@ -47,7 +47,7 @@ def steps_are_replayed(config: RunConfig) -> str | None:
         return None
     return (
         f"drafter={config.drafter.name} drafts a block in one pass, so graph=step_replay has no draft step to replay; "
-        "use graph=full_loop, or graph=split_seed for a graph of the head alone"
+        "use graph=full_loop, or graph=split_seed for a graph of only the head"
     )
 
 

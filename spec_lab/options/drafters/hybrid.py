@@ -52,7 +52,7 @@ def head_drafts_fit(config: RunConfig) -> str | None:
         return None
     return (
         f"drafter.head_drafts={options.head_drafts} is more than drafter.num_draft_tokens={options.num_draft_tokens}, "
-        f"for which a round has room; use drafter.num_draft_tokens={options.head_drafts}"
+        f"the most that a round can hold; use drafter.num_draft_tokens={options.head_drafts}"
     )
 
 

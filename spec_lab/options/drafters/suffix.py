@@ -36,8 +36,8 @@ def depth_has_room(config: RunConfig) -> str | None:
     if options.depth > options.num_draft_tokens:
         return None
     return (
-        f"drafter.depth={options.depth} leaves no token to match beside drafter.num_draft_tokens="
-        f"{options.num_draft_tokens}; use drafter.depth={3 * options.num_draft_tokens}"
+        f"drafter.depth={options.depth} leaves no token to match with "
+        f"drafter.num_draft_tokens={options.num_draft_tokens}; use drafter.depth={3 * options.num_draft_tokens}"
     )
 
 

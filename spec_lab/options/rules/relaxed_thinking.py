@@ -44,9 +44,9 @@ def relaxed_knobs(config: RunConfig) -> str | None:
     if rule.topk < 1:
         return f"acceptance.topk={rule.topk} leaves no candidate; use acceptance.topk=1 (strict) or more"
     if not 0 <= rule.delta <= 1:
-        return f"acceptance.delta={rule.delta} is no difference of probabilities; use acceptance.delta=0.6"
+        return f"acceptance.delta={rule.delta} is not a difference of probabilities; use acceptance.delta=0.6"
     if not 0 < rule.ratio <= 1:
-        return f"acceptance.ratio={rule.ratio} is no ratio to the largest probability; use acceptance.ratio=0.5"
+        return f"acceptance.ratio={rule.ratio} is not a ratio to the largest probability; use acceptance.ratio=0.5"
     return None
 
 

@@ -72,8 +72,8 @@ def drawn_branches_are_not_chosen(config: RunConfig) -> str | None:
     if not drafts_are_drawn(config):
         return None
     return (
-        "drafter.draft_sampling=distribution with tree=dynamic, which keeps the likeliest of what was drawn, would "
-        "bend the law of the drafts; use tree=static or drafter.draft_sampling=greedy"
+        "drafter.draft_sampling=distribution with tree=dynamic, which keeps the likeliest of the drawn drafts, would "
+        "change the distribution of the drafts; use tree=static or drafter.draft_sampling=greedy"
     )
 
 

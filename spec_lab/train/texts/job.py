@@ -136,7 +136,7 @@ class TextsJob:
         random.Random(self.config.seed).shuffle(asked)
         if not asked:
             counts = in_words(self.folder.header.counts(PROMPTS))
-            raise UserError(f"prompts: none is left ({counts}); give others, or raise max_prompt_tokens")
+            raise UserError(f"prompts: none are left ({counts}); give others, or raise max_prompt_tokens")
         self._answer("a", asked, asked)
         if self.num_second_turns:
             self._write_follow_ups(asked)

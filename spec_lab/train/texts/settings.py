@@ -83,9 +83,9 @@ def sampling_problem(config: WritingConfig, prefix: str) -> str | None:
     for name, example in (("temperatures", 0), ("prompt_temperatures", 1)):
         given = getattr(config, name)
         if not given:
-            return f"{prefix}{name}=[]: texts are written at one temperature at least; use {prefix}{name}=[{example}]"
+            return f"{prefix}{name}=[]: texts are written at one or more temperatures; use {prefix}{name}=[{example}]"
         if least := [each for each in given if 0 < each < LEAST_TEMPERATURE]:
-            return f"{prefix}{name}: {least[0]} is under {LEAST_TEMPERATURE}; use {prefix}{name}=[{example}]"
+            return f"{prefix}{name}: {least[0]} is below {LEAST_TEMPERATURE}; use {prefix}{name}=[{example}]"
     if config.top_p is not None and config.top_p < LEAST_TOP_P:
-        return f"{prefix}top_p={config.top_p} is under {LEAST_TOP_P}; use {prefix}temperatures=[0], which is greedy"
+        return f"{prefix}top_p={config.top_p} is below {LEAST_TOP_P}; use {prefix}temperatures=[0], which is greedy"
     return None
