@@ -181,7 +181,7 @@ ONE_ROUND |= {"emitted_per_round": [2]}
         (
             {"accepted_per_round": [4] * 7, "judged_per_round": [5] * 7, "emitted_per_round": [5] * 7}
             | {"offered_per_round": [4] * 7},
-            "more drafts in a round than the 3 made",
+            "more drafts in a round than its 3",
         ),
         ({"offered_per_round": [2]}, "differ in length"),
         ({"offered_per_round": [0] * 99}, "differ in length"),

@@ -122,7 +122,7 @@ def traversal_decision(
             drafts = tokens.index_select(1, siblings.children)
             w_before, m_before, drawn_from = (part.index_select(1, siblings.among) for part in (w, m, proposal))
             at_m, at_q = at_tokens(m_before, drafts), at_tokens(drawn_from, drafts)
-            # A token with q = 0 only fills up when no tokens were left to draw. It is no draft, and changes nothing.
+            # A token with q = 0 only fills up when no tokens were left to draw. It is not a draft, and changes nothing.
             follows = torch.where(at_q > 0, clipped_ratio(at_m, at_q), 0)
             thresholds.index_copy_(1, siblings.children, follows)
             below = follows.unsqueeze(-1) * p.index_select(1, siblings.children)

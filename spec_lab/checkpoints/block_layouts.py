@@ -258,7 +258,7 @@ def _refuse_other_target(config: BlockConfig, target: ModelConfig, fields: Confi
 
 
 def _refuse_taps(taps: tuple[Tap, ...], target: ModelConfig, file: BlockFile) -> None:
-    """Refuse taps out of order or range. The last layer's output is no input of a layer, and in some projects is
+    """Refuse taps out of order or range. The last layer's output is not an input of a layer, and in some projects is
     normed."""
     outputs = [tap.decoder_layer_output for tap in taps]
     last = target.num_layers - 2

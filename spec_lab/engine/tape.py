@@ -2,11 +2,11 @@
 mode.
 
 Each operator is recorded once, with its arguments. In a replay Python values stay frozen, and results are written to
-the recorded tensors. Views are not recreated, since their memory does not move. `make_fx` is no substitute: it silently
-freezes `.item()`, and keeps no addresses.
+the recorded tensors. Views are not recreated, since their memory does not move. `make_fx` is not a substitute: it
+silently freezes `.item()`, and keeps no addresses.
 
-A function that the tape accepts can still fail in a real capture, such as by a library call that synchronises. What the
-tape refuses would fail or be frozen in a real capture.
+A function that the tape accepts can still fail in a real capture, for instance if a library call synchronises.
+Functions that the tape refuses would fail or be frozen in a real capture.
 """
 
 from __future__ import annotations

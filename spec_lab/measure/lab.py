@@ -140,7 +140,7 @@ def note_references(config: RunConfig, engines: Mapping[str, Engine]) -> None:
 
 
 def note_rollback(config: RunConfig, models: TargetBuild) -> None:
-    """Log that `recurrent.rollback` is a no-op for this target. It is no error, so that sweeps compose."""
+    """Log that `recurrent.rollback` is a no-op for this target. It is not an error, so that sweeps compose."""
     rollback = config.recurrent.rollback
     if rollback != Rollback.checkpoints and not models.target.config.keeps_states:
         print(f"recurrent.rollback={rollback} changes nothing: no layer of this target keeps a state", file=sys.stderr)

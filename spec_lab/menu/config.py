@@ -223,7 +223,7 @@ class WorkloadConfig:
         "number of turns of a conversation that are asked; null is all of them; workload=jsonl and spec_bench only",
         least=1,
     )
-    system: str | None = knob(None, "system prompt of chats whose line has none; null is no system prompt")
+    system: str | None = knob(None, "system prompt of chats whose line has none; null means none")
     unusable: Unusable = knob(
         Unusable.refuse, "what happens if a line of the file is broken, or a prompt is too long for the target"
     )

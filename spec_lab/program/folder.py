@@ -130,7 +130,7 @@ def make_output_dir(folder: Path) -> None:
     """Make `folder` with its parents.
 
     Raises:
-        UserError: it cannot be made, or is no folder.
+        UserError: it cannot be made, or is not a folder.
         OSError: the disk is full.
     """
     _make_writable(folder, folder, exist_ok=True)

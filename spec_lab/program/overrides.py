@@ -172,7 +172,7 @@ def extensions_in(arguments: Iterable[str]) -> tuple[str, ...]:
     """Return the modules in `extensions=[a,b]` among the typed arguments; empty if it is not among them.
 
     Raises:
-        UserError: `extensions` is given twice, or is no list of names.
+        UserError: `extensions` is given twice, or is not a list of names.
     """
     typed = [text for text in arguments if text.lstrip("+").startswith("extensions=")]
     if len(typed) > 1:

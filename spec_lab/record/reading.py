@@ -25,7 +25,7 @@ def read_summary(folder: Path) -> Summary:
     """Read the record of the run in `folder`.
 
     Raises:
-        UserError: the file is no record of a run, is broken, or has a layout that this version does not read.
+        UserError: the file is not the record of a run, is broken, or has a layout that this version does not read.
     """
     path = folder / SUMMARY_FILE
     try:
@@ -79,9 +79,7 @@ def read_all_request_rows(folder: Path, summary: Summary) -> list[RequestRow]:
     for row in rows:
         if max(row["accepted_per_round"], default=0) > num_draft_tokens:
             path = folder / REQUESTS_FILE
-            raise UserError(
-                f"{path}: request {row['id']} accepted more drafts in a round than the {num_draft_tokens} made"
-            )
+            raise UserError(f"{path}: request {row['id']} accepted more drafts in a round than its {num_draft_tokens}")
     return rows
 
 

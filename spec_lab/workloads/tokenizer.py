@@ -174,8 +174,8 @@ def _from_json(path: Path) -> tokenizers.Tokenizer:
 
 @contextmanager
 def _defects_of(what: str) -> Iterator[None]:
-    """Raise UserError for a defect of the file. The library raises a bare Exception, or a panic that is no
-    Exception."""
+    """Raise UserError for a defect of the file. The library raises a bare Exception, or a panic that is not
+    an Exception."""
     try:
         yield
     except UserError:
