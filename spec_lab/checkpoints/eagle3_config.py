@@ -77,7 +77,7 @@ def default_tap_layer_inputs(num_layers: int) -> tuple[int, int, int]:
 
 
 def read_eagle3_config(folder: Path, target: ModelConfig, kind: HeadKind = "eagle3") -> Eagle3Config:
-    """Read a head's config.json and check that the head belongs to the target, and is of a kind.
+    """Read a head's config.json and check that the head belongs to the target and has the expected kind.
 
     Raises:
         UserError: another kind of head, an option that is not supported, or a head for another target.

@@ -103,8 +103,8 @@ class TwoWays:
 class TritonProducts:
     """Makes the parts of models that run in Triton, for 16-bit weights.
 
-    Without row invariance all products are the library's, whose rounding depends on the number of rows; the kernels
-    between them are the same.
+    Without row invariance the library makes all products, and its rounding depends on the number of rows; the kernels
+    between the products are the same.
     """
 
     def __init__(self, row_invariant: bool = True) -> None:

@@ -126,7 +126,7 @@ def _experts(fields: ConfigFields) -> ExpertSizes:
 
 
 def _layer_types(fields: ConfigFields) -> tuple[str, ...]:
-    """Read the type of each layer. Where the file names none, every fourth layer has full attention by default."""
+    """Read the type of each layer. If the file names no types, every fourth layer has full attention."""
     num_layers = fields.integer("num_hidden_layers", most=MAX_LAYERS)
     interval = fields.integer("full_attention_interval", 4)
     by_interval = tuple(LINEAR if (index + 1) % interval else FULL for index in range(num_layers))
