@@ -259,7 +259,7 @@ def test_outcomes_are_read_back_and_one_that_never_ended_failed(tmp_path: Path) 
     refused, first, earlier, died = outcomes.read()
     assert refused == JobOutcome("refused", None, "x=1 is no good")
     assert (first.folder, earlier.earlier) == (tmp_path / "a-run", True)
-    assert (died.status, died.reason) == ("failed", "it has begun and not ended")
+    assert (died.status, died.reason) == ("failed", "it has begun but not ended")
     outcomes.clear()
     assert list(tmp_path.iterdir()) == []
 

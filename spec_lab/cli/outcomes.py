@@ -15,7 +15,7 @@ from spec_lab.core.regular import regular_text
 from spec_lab.record.sinks import write_json
 
 OUTCOMES_FOLDER = ".jobs"
-DIED = "it has begun and not ended"
+DIED = "it has begun but not ended"
 
 
 class Outcomes:

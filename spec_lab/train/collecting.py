@@ -39,7 +39,7 @@ def collect(path: Path, config: CollectConfig) -> Path:
     """Write the states of the target at `path` that `config` selects, and return the folder.
 
     Raises:
-        UserError: the texts are another target's, a layer does not exist, or the disk has no room.
+        UserError: the texts belong to another target, a layer does not exist, or the disk has no room.
     """
     device, output = training_device(config.device), Path(config.output_dir)
     model = read_model_config(path)

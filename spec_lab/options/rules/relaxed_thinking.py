@@ -87,7 +87,7 @@ def _relaxation(options: RelaxedThinkingConfig, context: RuleContext) -> tuple[R
     markers = context.markers
     if markers is None:
         raise UserError(
-            f"acceptance=relaxed_thinking needs {_either_pair()} as tokens, and this target's tokenizer has none; use "
+            f"acceptance=relaxed_thinking needs {_either_pair()} as tokens, but this target's tokenizer has none; use "
             "acceptance=strict"
         )
     form: RelaxedForm = (
