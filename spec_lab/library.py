@@ -55,7 +55,9 @@ class Composed:
     def __setattr__(self, name: str, value: Any) -> None:
         """Allow only the initial setting of attributes, since the run's keys are set in `config`."""
         if name not in ("config", "options", "_as_composed") or hasattr(self, name):
-            raise UserError(f"{name} cannot be set here; set a key of the config, as in composed.config.batch_size = 4")
+            raise UserError(
+                f"{name} cannot be set here; set a key of the config, such as composed.config.batch_size = 4"
+            )
         object.__setattr__(self, name, value)
 
     @property
@@ -66,7 +68,9 @@ class Composed:
             UserError: `options` was changed.
         """
         if self.options != self._as_composed:
-            raise UserError("options names what was composed of each group; to change it, use spec_lab.compose([...])")
+            raise UserError(
+                "options names the composed option of each group; to change it, use spec_lab.compose([...])"
+            )
         return name_options(retyped(self.config), self.options)
 
     def __str__(self) -> str:
@@ -113,7 +117,7 @@ def compose(overrides: Sequence[str] = ()) -> Composed:
     if composed.hydra.mode is RunMode.MULTIRUN:
         experiment = composed.hydra.runtime.choices.get("experiment")
         cause = f"experiment={experiment}" if experiment else "hydra.mode=MULTIRUN"
-        raise UserError(f"{cause} is several runs; compose one after the other, or python -m spec_lab {cause}")
+        raise UserError(f"{cause} is several runs; compose them one after the other, or python -m spec_lab {cause}")
     return Composed(*to_config_and_options(composed))
 
 
@@ -121,7 +125,7 @@ def run(composed: Composed) -> Result:
     """Implement `spec_lab.run`."""
     config = _config_of(composed, "spec_lab.run")
     if config.dry_run:
-        raise UserError("dry_run=true runs nothing; leave it out, and print what was composed")
+        raise UserError("dry_run=true runs nothing; leave it out, and print the composed run")
     refuse_split(config, "spec_lab.run")
     job = Job(config, composed.choices, Path(config.output_dir), in_sweep=False)
     with ONE_RUN_AT_A_TIME, Interrupts() as interrupts:

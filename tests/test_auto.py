@@ -79,7 +79,7 @@ def test_a_cpu_without_a_compiler_has_the_reference_of_everything(monkeypatch: p
 @pytest.mark.parametrize(
     ("overrides", "problem", "said"),
     [
-        ([], None, "kernels=native on one thread; num_threads=N takes N"),
+        ([], None, "kernels=native on one thread; num_threads=N uses N"),
         (["num_threads=2"], None, "kernels=native on num_threads=2$"),
         ([], "there is no C compiler", "kernels=torch on all threads, not kernels=native: there is no C compiler"),
         (["dtype=bfloat16"], None, "kernels=torch on all threads, not kernels=native: .* not dtype=bfloat16$"),

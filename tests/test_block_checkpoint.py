@@ -72,7 +72,7 @@ def test_what_is_written_is_read_back(target: ModelConfig, tmp_path: Path, name:
     config, tensors = load_block(tmp_path / "theirs", target, torch.float32, "cpu")
     if (name, layout) in NO_PLACE:
         with pytest.raises(
-            UserError, match=f"the layout {layout.name} has no place for this drafter's {NO_PLACE[name, layout]};"
+            UserError, match=f"the layout {layout.name} cannot hold this drafter's {NO_PLACE[name, layout]};"
         ):
             write_ours(tmp_path / "ours", config, tensors, target.num_layers, layout)
         return
@@ -120,8 +120,8 @@ def test_the_mask_token_has_several_names(target: ModelConfig, tmp_path: Path) -
         (TinyBlock(layout="speculators", outputs=(1, 9)), "must ascend from 0 at least to 7 at most"),
         (TinyBlock(keys={"vocab_size": 200}), "vocab_size is 200, the target has 160"),
         (TinyBlock(keys={"num_target_layers": 36}), "num_target_layers is 36, the target has 8"),
-        (TinyBlock(keys={"architectures": ["XPressSpeculator"]}), "'XPressSpeculator' is no block drafter"),
-        (TinyBlock(layout="speculators", keys={"speculators_model_type": "peagle"}), "'peagle' is no block drafter"),
+        (TinyBlock(keys={"architectures": ["XPressSpeculator"]}), "'XPressSpeculator' is not a block drafter"),
+        (TinyBlock(layout="speculators", keys={"speculators_model_type": "peagle"}), "'peagle' is not a block drafter"),
         (TinyBlock(layout="speculators", keys={"mask_token_id": 160}), "mask_token_id must be at most 159"),
         (TinyBlock(head="markov", keys={"hidden_size": 64}), "of another shape"),
         (TinyBlock(keys={"block_size": 1}), "block_size must be an integer of 2 or more"),

@@ -78,15 +78,15 @@ def test_a_task_of_humaneval_is_continued_and_not_checked(tmp_path: Path) -> Non
         ({"messages": CHAT, "prompt_": 1}, "nothing reads `prompt_`"),
         ({"messages": []}, "must be a list of turns"),
         ({"messages": [{"role": "user"}]}, "turn 1 of `messages` needs texts"),
-        ({"messages": [{"role": "usr", "content": "x"}]}, r"of the role usr; did you mean user\?"),
-        ({"messages": [CHAT[1], CHAT[0]]}, "one thing, in front of its first turn"),
+        ({"messages": [{"role": "usr", "content": "x"}]}, r"has the role usr; did you mean user\?"),
+        ({"messages": [CHAT[1], CHAT[0]]}, "one system message, before the first turn"),
         ({"conversations": [SHARE_GPT[1]]}, "no turn of the user"),
         ({"messages": [{"role": "user", "content": "x", "wieght": 1}]}, "turn 1 .* nothing reads `wieght`"),
         ({"messages": [{"role": "user", "from": "gpt", "content": "x"}]}, "has role, content, from; give `role`"),
         ({"conversations": SHARE_GPT, "conversation_id": [7]}, "must be a printable text"),
         *(({"prompt": "x", key: " "}, "must be a printable text") for key in ("id", "category")),
-        ({"task_id": "x/1", "prompt": ""}, "`task_id` and `prompt`, which say something"),
-        ({"question": " ", "answer": "#### 1"}, "`question` must be a text that says something"),
+        ({"task_id": "x/1", "prompt": ""}, "`task_id` and `prompt`, which must not be empty"),
+        ({"question": " ", "answer": "#### 1"}, "`question` must be a text that is not empty"),
         ({"question_id": 81, "turns": ["a"], "category": "writing"}, "workload=spec_bench"),
     ],
 )
@@ -110,5 +110,5 @@ def test_tasks_of_reasoning_gym_have_answers(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_without_reasoning_gym_the_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "reasoning_gym", None)
-    with pytest.raises(UserError, match="reasoning_gym, which is not here; pip install"):
+    with pytest.raises(UserError, match="reasoning_gym, which is not installed; pip install"):
         made_prompts(["chain_sum"], 1, 0)

@@ -259,7 +259,7 @@ def test_an_answer_that_no_output_can_give_is_known_before_the_run(checker: str,
 @pytest.mark.parametrize(
     ("row", "checker", "reason"),
     [
-        ({"checker": "exact"}, "answer", "prompt q has checker exact and no answer to check"),
+        ({"checker": "exact"}, "answer", "prompt q has checker exact but no answer to check"),
         ({}, "exact", "workload.checker=exact: no prompt has an answer to check"),
         ({"answer": "3", "checker": "exact"}, "exact", None),
         ({}, "answer", None),

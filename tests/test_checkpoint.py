@@ -150,7 +150,7 @@ def test_refuses_a_truncated_file(tmp_path: Path, max_shard_size: str) -> None:
 def test_refuses_a_file_that_is_no_safetensors(tmp_path: Path, content: bytes) -> None:
     make_tiny_target(tmp_path, "llama")
     (tmp_path / "model.safetensors").write_bytes(content)
-    with refused(tmp_path / "model.safetensors", "no safetensors file", "fetch it again"):
+    with refused(tmp_path / "model.safetensors", "not a safetensors file", "fetch it again"):
         load(tmp_path)
 
 
@@ -191,7 +191,7 @@ def test_refuses_folders_without_safetensors(tmp_path: Path) -> None:
     with refused(tmp_path, "neither model.safetensors nor", "fetch the weights"):
         load(tmp_path)
     (tmp_path / "pytorch_model.bin").write_bytes(b"")
-    with refused(tmp_path, "pytorch_model.bin only", "convert it to model.safetensors"):
+    with refused(tmp_path, "has only pytorch_model.bin", "convert it to model.safetensors"):
         load(tmp_path)
     with refused(tmp_path / "nowhere", "no such folder"):
         dict(open_tensors(tmp_path / "nowhere", wanted, torch.float32, "cpu"))

@@ -52,7 +52,7 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_page_can_be_followed(folders: Path) -> None:
-    with pytest.raises(UserError, match=r"holds pytorch_model\.bin only; convert it"):
+    with pytest.raises(UserError, match=r"has only pytorch_model\.bin; convert it"):
         stored_tensors(folders / "eagle3")
     [convert] = commands("python -c")
     subprocess.run([sys.executable, "-c", *convert], check=True)

@@ -73,7 +73,7 @@ def test_the_remedy_for_a_path_with_a_comma_is_one_value(
         (["drafter=eagle3,ngram"], "add -m to run them all"),
         (
             ["-m", "experiment=drafters_quick,pruning"],
-            "experiment=drafters_quick is a sweep of its own; type one after",
+            "experiment=drafters_quick is a sweep of its own; start one after",
         ),
         (["batch_size=???"], "set batch_size="),
         (["batch_size=${nope}"], "Interpolation key 'nope' not found"),
@@ -275,13 +275,13 @@ def test_a_finished_sweep_is_shown_and_not_repeated(
     ended = capsys.readouterr().out
     first = last_line(ended)
     assert f"more: python -m spec_lab.report {first}" in ended, "its table is shown as it ends"
-    assert "nothing was left to run" not in ended
+    assert "all runs had already ended" not in ended
     assert main(["-m", "seed=1,2", "drafter=ngram"]) == 0
     out = capsys.readouterr().out
     assert len(runner.calls) == 2
     assert last_line(out) == first
     assert out.count(first) == 2 + 2 + 2, "each run before, each in the table, where there is more, the last line"
-    assert "fresh=true runs it all again" in out
+    assert "fresh=true runs everything again" in out
 
 
 def test_fresh_repeats_a_finished_sweep_once_and_goes_on_with_a_killed_one(

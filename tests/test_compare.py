@@ -365,13 +365,13 @@ def test_a_figure_says_what_it_is_of(pair: Path) -> None:
     ("arguments", "reason"),
     [
         (["--base", "0"], "--base=0"),
-        (["--base", "3"], "there are the runs 1 to 2"),
+        (["--base", "3"], "the runs are 1 to 2"),
         (["--csv", "no/such/folder/x.csv"], "--csv=no/such/folder/x.csv cannot be written"),
         (["--csv", "."], "--csv=. cannot be written (.: Is a directory)"),
         (["--csv", "a/summary.json"], "--csv=a/summary.json is part of a record"),
         (["--csv", "pipe"], "--csv=pipe cannot be written (pipe: not a regular file)"),
         (["--csv", ".."], "--csv=.. cannot be written (..: Is a directory)"),
-        (["--markdown", "--figures", "f"], "--markdown prints its own and nothing else; leave out --figures"),
+        (["--markdown", "--figures", "f"], "--markdown prints only its own output; leave out --figures"),
         (["--markdown", "--html", "h"], "leave out --html"),
         (["--html", "h", "--csv", "c"], "leave out --csv"),
         (["--html", "h", "--figures", "f"], "leave out --figures"),
@@ -447,10 +447,7 @@ def test_following_a_sweep_that_was_killed_ends(
     assert main(["--tail", str(tmp_path)]) == 1
     output = capsys.readouterr()
     assert output.out.startswith("[1] finished: run, ") and "[2]" not in output.out
-    assert (
-        output.err
-        == f"{tmp_path}: the sweep was killed or interrupted; typed again, its command goes on where it was\n"
-    )
+    assert output.err == f"{tmp_path}: the sweep was killed or interrupted; type its command again to continue it\n"
 
 
 def test_a_sweep_that_runs_is_not_taken_for_a_killed_one(tmp_path: Path) -> None:
@@ -477,7 +474,9 @@ def test_tail_on_the_command_line(
     assert main(["--tail", str(tmp_path)]) == 130
     output = capsys.readouterr()
     assert output.out.startswith("[1] finished: run, ") and str(tmp_path / "0") in output.out
-    assert output.err == f"{tmp_path} is no sweep's folder: what ends in it is shown until Ctrl-C\ninterrupted\n"
+    assert output.err == (
+        f"{tmp_path} is not the folder of a sweep: its runs are shown as they end, until Ctrl-C\ninterrupted\n"
+    )
     assert main(["--tail", str(tmp_path / "nowhere")]) == 2
     close_sweep(tmp_path, ["finished"])
     capsys.readouterr()

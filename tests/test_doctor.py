@@ -46,16 +46,16 @@ def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["drafter=eagel3"], "did you mean eagle3"),
         (["batchsize=3"], "there is no key batchsize"),
         (["-m", "drafter=eagle3,ngram"], "-m: spec_lab.doctor examines one run"),
-        (["--verbose"], "has no flag but --help"),
-        (["--fix"], "has no flag but --help"),
+        (["--verbose"], "has only the flags --help"),
+        (["--fix"], "has only the flags --help"),
         (["drafter=eagle3,ngram"], "several values"),
         (["experiment=drafters"], "experiment=drafters is a sweep"),
         (["hydra.mode=MULTIRUN"], "hydra.mode=MULTIRUN is a sweep"),
-        (["drafter=none"], "drafter=none drafts nothing"),
-        (["graph=round", "graph.rounds_per_replay=4"], "graph.rounds_per_replay=4: what is examined"),
+        (["drafter=none"], "drafter=none makes no drafts"),
+        (["graph=round", "graph.rounds_per_replay=4"], "graph.rounds_per_replay=4: the doctor examines"),
         (["dry_run=true"], "dry_run=true"),
         (["target=hf"], "target.path"),
-        (["drafter.path=/nowhere"], "drafter.path=/nowhere is no folder"),
+        (["drafter.path=/nowhere"], "drafter.path=/nowhere is not a folder"),
     ],
 )
 def test_what_cannot_be_examined_is_refused(
@@ -151,7 +151,7 @@ def test_a_tokenizer_of_another_model(pair: tuple[Path, Path], prompts: Path, tm
     assert fault.cause is not None and "another tokenizer" in fault.cause
     change_ids(target / "tokenizer.json", {"A": 500})
     fault = check_tokenizer(subject)
-    assert fault.cause is not None and "1 token ids lie outside" in fault.cause
+    assert fault.cause is not None and "1 token ids are outside" in fault.cause
 
 
 def change_ids(file: Path, ids: dict[str, int]) -> None:

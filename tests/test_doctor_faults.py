@@ -265,7 +265,7 @@ def test_a_stale_cache(
     subject = with_broken_writes(examined(healthy, f"drafter.path={copy_of('eagle3', tmp_path)}"), place)
     fault = first_fault(subject)
     assert fault.check == "loop against teacher forcing"
-    assert fault.cause is not None and fault.cause.startswith("cache or loop: draft 1 is another")
+    assert fault.cause is not None and fault.cause.startswith("cache or loop: draft 1 differs")
 
 
 def test_metadata_that_does_not_move(healthy: Subject, keep_readings: KeepReadings, tmp_path: Path) -> None:
@@ -275,7 +275,7 @@ def test_metadata_that_does_not_move(healthy: Subject, keep_readings: KeepReadin
     subject = examined(healthy, f"drafter.path={head}", "graph=full_loop", "graph.metadata=stale")
     fault = first_fault(subject)
     assert fault.check == "loop against teacher forcing"
-    assert fault.cause is not None and "draft 1 is as it should be" in fault.cause
+    assert fault.cause is not None and "draft 1 is correct" in fault.cause
 
 
 def test_a_window_the_head_was_not_trained_with(healthy: Subject, keep_readings: KeepReadings, tmp_path: Path) -> None:

@@ -88,7 +88,7 @@ def test_branches_that_see_the_keys_of_others(healthy: Subject, monkeypatch: pyt
     monkeypatch.setattr(branching, "see_ancestors", blindly)
     fault = faults_of(examined(healthy, *TREE))[0]
     assert fault.check == "loop against teacher forcing"
-    assert fault.cause is not None and "draft 1 is as it should be" in fault.cause
+    assert fault.cause is not None and "draft 1 is correct" in fault.cause
 
 
 def test_keys_of_the_path_are_left_where_they_were(healthy: Subject, monkeypatch: pytest.MonkeyPatch) -> None:

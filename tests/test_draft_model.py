@@ -215,7 +215,7 @@ def test_rows_past_the_kv_write_of_the_last_layer(pairs: Pairs, prune: str) -> N
 
 def test_a_model_of_another_vocabulary_is_refused(pairs: Pairs, tmp_path: Path) -> None:
     make_tiny_target(tmp_path, "qwen3", vocab_size=161)
-    with refused(tmp_path, "vocabulary of 161", "160", "drafter.path"):
+    with refused(tmp_path, "vocabulary has 161", "160", "drafter.path"):
         make_engine(make_config((pairs.target, tmp_path), "draft_model"), text_requests())
 
 

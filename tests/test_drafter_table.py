@@ -20,7 +20,7 @@ from spec_lab.report.drafter_plot import acceptance_against_draft_tokens, predic
 from spec_lab.report.drafter_table import Cell, format_comparison, read_comparisons
 from tests.fake_runs import CHOICES, MAIN, PLAIN, make_info, make_summary, measure
 
-REFUSAL = "drafter.num_draft_tokens=5: drafter=mtp_vanilla has a module for each draft, and 3 are shipped"
+REFUSAL = "drafter.num_draft_tokens=5: drafter=mtp_vanilla has a module for each draft, but 3 are shipped"
 
 
 @pytest.fixture(autouse=True)
@@ -183,7 +183,7 @@ def test_every_column_is_explained(sweep: list[Run]) -> None:
     for column in ("draft ms", "draft/plain", "verify/plain", "break-even", "predicted", "measured", "end to end"):
         assert column in costs
         assert any(line.startswith(f"{column}  ") for line in explained)
-    assert "Why predicted and measured differ" in text
+    assert "Predicted and measured differ" in text
 
 
 def test_a_refused_cell_is_shown_with_its_reason_below(sweep: list[Run]) -> None:

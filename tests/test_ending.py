@@ -144,7 +144,7 @@ def test_a_variable_that_torch_does_not_take_is_refused(variables: dict[str, str
 @pytest.mark.parametrize("arguments", [[""], ["--figures", ""], ["--csv="], ["x", ""], ["--html=", "x"]])
 def test_an_empty_path_is_not_the_working_folder(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert report(arguments) == 2
-    assert "an empty text is no path" in capsys.readouterr().err
+    assert "an empty text is not a path" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("program", [spec_lab_main, report])
@@ -154,7 +154,7 @@ def test_a_working_folder_that_is_gone_is_refused(
     empty_folder.rmdir()
     assert program(["--dry-run"] if program is spec_lab_main else []) == 2
     [line] = capsys.readouterr().err.splitlines()
-    assert line.startswith("refused: the working folder is not there any more")
+    assert line.startswith("refused: the working folder does not exist any more")
 
 
 def test_python_without_docstrings_is_refused() -> None:
@@ -168,8 +168,8 @@ def test_python_without_docstrings_is_refused() -> None:
 
 
 def test_ctrl_c_is_not_an_error(capsys: pytest.CaptureFixture[str]) -> None:
-    assert guarded(raises(KeyboardInterrupt()), interrupted="interrupted; the same command goes on") == 130
-    assert capsys.readouterr().err == "interrupted; the same command goes on\n"
+    assert guarded(raises(KeyboardInterrupt()), interrupted="interrupted; the same command continues") == 130
+    assert capsys.readouterr().err == "interrupted; the same command continues\n"
 
 
 @pytest.mark.parametrize(

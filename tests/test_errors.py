@@ -82,7 +82,7 @@ def test_a_null_character_in_a_path_is_a_line(use: Callable[[str], object], tmp_
     with pytest.raises(ValueError) as caught:
         use(str(tmp_path / "a\0b"))
     trouble = trouble_of(caught.value)
-    assert trouble is not None and trouble.status == "refused" and trouble.line.startswith("a path holds the null")
+    assert trouble is not None and trouble.status == "refused" and trouble.line.startswith("a path has the null")
     assert trouble_of(ValueError("math domain error")) is None
 
 

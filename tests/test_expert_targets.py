@@ -107,7 +107,11 @@ BASE: dict[str, Any] = {
         ("Glm4MoeForCausalLM", {"n_group": 3}, ["n_group 3", "8 experts"]),
         ("Glm4MoeForCausalLM", {"n_group": 8}, ["n_group 8", "groups of two or more"]),
         ("Glm4MoeForCausalLM", {"topk_group": 5}, ["topk_group 5", "n_group 4"]),
-        ("Glm4MoeForCausalLM", {"num_experts_per_tok": 5}, ["num_experts_per_tok 5", "the 4 to choose among"]),
+        (
+            "Glm4MoeForCausalLM",
+            {"num_experts_per_tok": 5},
+            ["num_experts_per_tok 5", "the 4 experts that can be chosen"],
+        ),
         ("Glm4MoeForCausalLM", {"scoring_func": "softmax"}, ["scoring_func 'softmax'", "'sigmoid'"]),
         ("Glm4MoeForCausalLM", {"topk_method": "group_limited_greedy"}, ["topk_method", "'noaux_tc'"]),
         ("Glm4MoeForCausalLM", {"quantization_config": {"quant_method": "fp8"}}, ["quantized"]),

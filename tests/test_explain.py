@@ -17,17 +17,17 @@ BROKEN = {
     "value": (GLOBAL + b"max_new_tokens: hello", ["max_new_tokens takes a whole number", "'hello'"]),
     "value of a closed set": (GLOBAL + b"references: [plane]", ["references[0]", "'plane'", "plain, unpruned"]),
     "group that is a number": (GLOBAL + b"sampling: 3", ["SamplingConfig", "KEY: VALUE"]),
-    "text": (b"just text", ["keys of experiment, which has none", "KEY: VALUE"]),
-    "list": (b"- a\n- b", ["keys of experiment, which has none", "KEY: VALUE"]),
+    "text": (b"just text", ["keys of experiment, which cannot have keys", "KEY: VALUE"]),
+    "list": (b"- a\n- b", ["keys of experiment, which cannot have keys", "KEY: VALUE"]),
     "list of all": (GLOBAL + b"- a\n- b", ["do not fit", "KEY: VALUE"]),
     "number": (GLOBAL + b"3", ["type: int", "KEY: VALUE"]),
-    "bytes": (b"\xff\xfe", ["can't decode byte", "mend it: UTF-8 text"]),
-    "loop": (b"a: &a [*a]", ["refers to itself", "mend it"]),
+    "bytes": (b"\xff\xfe", ["can't decode byte", "correct it: UTF-8 text"]),
+    "loop": (b"a: &a [*a]", ["refers to itself", "correct it"]),
     "aliases": (GLOBAL + BOMB, ["aliases stand for more than 100000 values"]),
-    "defaults of itself": (GLOBAL + b"defaults: [mine]", ["leads back to itself"]),
+    "defaults of itself": (GLOBAL + b"defaults: [mine]", ["includes itself"]),
     "sweep without end": (
         GLOBAL + b"hydra: {sweeper: {params: {seed: 'range(0,1000000000)'}}}",
-        ["seed=range(0,1000000000) comes to more than 10000 jobs"],
+        ["seed=range(0,1000000000) has more than 10000 jobs"],
     ),
     "group that no run has": (GLOBAL + b"size: full", ["size is chosen on the command line"]),
     "option": (GLOBAL + b"defaults: [override /drafter: ngran]", ["drafter has no option ngran", "mean ngram?"]),
@@ -53,10 +53,10 @@ BROKEN = {
         ["drafter.path is read as one name", "write `drafter: {path: VALUE}`"],
     ),
     "joined keys of a part": (GLOBAL + b"cache: {a.b: 3}", ["a.b is read as one name"]),
-    "interpolation": (GLOBAL + b"seed: ${seed}", ["seed: ", "write a value in its place"]),
+    "interpolation": (GLOBAL + b"seed: ${seed}", ["seed: ", "replace it by a value"]),
     "keys below no group": (
         b"name: mine\nbatch_size: 2",
-        ["keys of experiment, which has none", "# @package _global_"],
+        ["keys of experiment, which cannot have keys", "# @package _global_"],
     ),
     "override below no group": (
         b"defaults: [override /drafter: ngram]",
@@ -157,7 +157,7 @@ def test_an_interval_that_no_sweeper_here_samples_is_refused_with_what_to_type(
 ) -> None:
     assert main(["-m", "seed=interval(0,3)", "--dry-run"]) == 2
     [line] = capsys.readouterr().err.splitlines()
-    assert line.startswith("refused: interval(...) has no number of values; sweep some, as in KEY=0.1,0.5")
+    assert line.startswith("refused: interval(...) has no number of values; sweep a few, such as KEY=0.1,0.5")
 
 
 @pytest.mark.parametrize("key", ["dir: ../x", "subdir: ../../x"])
@@ -168,7 +168,7 @@ def test_no_file_moves_the_folder_of_a_sweep(key: str, empty_folder: Path, capsy
         f"# @package _global_\nhydra: {{mode: MULTIRUN, sweep: {{{key}}}, sweeper: {{params: {{seed: '1,2'}}}}}}"
     )
     assert main(["--config-dir", str(empty_folder / "conf"), "experiment=mine"]) == 2
-    assert "and the lab names its folders itself; use output_dir=DIR" in capsys.readouterr().err.splitlines()[-1]
+    assert "but the lab itself names its folders; use output_dir=DIR" in capsys.readouterr().err.splitlines()[-1]
     assert not list(empty_folder.rglob("summary.json"))
 
 

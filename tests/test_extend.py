@@ -118,7 +118,7 @@ def test_what_was_added_is_named_by_what_runs(lab: Path) -> None:
         (["prune.catchup=large_batch"], "did you mean large_batches"),
         (["acceptance=near", "acceptance.topk=two"], "a whole number"),
         (["acceptance=near", "drafter=eagle3", "drafter.stop=confidence"], "acceptance=near would not see"),
-        (["drafter=copycat", "verify.budget=4"], "drafter=copycat notes none"),
+        (["drafter=copycat", "verify.budget=4"], "drafter=copycat records none"),
     ],
 )
 def test_what_was_added_is_refused_like_the_rest(
@@ -318,7 +318,7 @@ def test_the_yaml_of_an_extension_that_is_not_named_is_refused_with_what_to_do(
     for flags in (["--dry-run"], [f"output_dir={tmp_path / 'out'}"], ["-m", f"output_dir={tmp_path / 'out'}"]):
         assert main(["--config-dir", str(tmp_path), f"{group}=unnamed", *flags]) == 2
         error = capsys.readouterr().err
-        assert error.startswith(f"refused: {group}=unnamed: nothing registers its schema")
+        assert error.startswith(f"refused: {group}=unnamed: its schema")
         assert error.count("\n") == 1
         assert "extensions=[MODULE]" in error
     assert not (tmp_path / "out").exists()
@@ -444,16 +444,16 @@ BROKEN = {
     "fails_to_load": ("import nothing_of_that_name", "fails_to_load cannot be imported"),
     "leaves": ("import sys\nsys.exit(3)", "leaves cannot be imported (SystemExit: 3); it must not end"),
     "closes": ("raise GeneratorExit", "closes cannot be imported (GeneratorExit"),
-    "is_async": ("async def register(registry):\n    pass", "is_async.register is async, and nobody awaits it"),
+    "is_async": ("async def register(registry):\n    pass", "is_async.register is async, but is not awaited"),
     "leaves_later": ("def register(registry):\n    raise SystemExit", "leaves_later.register fails (SystemExit"),
-    "../x": (None, "'../x' is no module's name; write it as an import does"),
-    ".my_lab": (None, "'.my_lab' is no module's name"),
+    "../x": (None, "'../x' is not the name of a module; write it as an import does"),
+    ".my_lab": (None, "'.my_lab' is not the name of a module"),
     "bad_syntax": ("def", "bad_syntax cannot be imported"),
     "fails": ("def register(registry):\n    raise KeyError('x')", "fails.register fails (KeyError"),
     "leads_elsewhere": (
         "from spec_lab.menu.option import CheckerOption\n"
         "def register(registry):\n    registry.add(CheckerOption(name='../x', read=str, same=str))",
-        "workload.checker='../x' cannot be typed, and names folders; give it a plain word",
+        "workload.checker='../x' cannot be typed, but it also names folders; use a plain word",
     ),
     "twice": (
         "from spec_lab.options import pruning\ndef register(registry):\n    registry.add(*pruning.ROWS[2:])",
@@ -461,7 +461,7 @@ BROKEN = {
     ),
     "walks_off": ("import os\nos.chdir('..')", "walks_off changes the working folder"),
     "walks_off_later": ("import os\ndef register(registry):\n    os.chdir('/')", "changes the working folder"),
-    "no_row": ("def register(registry):\n    registry.add('mine')", "'mine' is no row of an option"),
+    "no_row": ("def register(registry):\n    registry.add('mine')", "'mine' is not a row of an option"),
     "no_schema": (
         "from spec_lab.extend import DrafterOption\n"
         "def register(registry):\n    registry.add(DrafterOption(name='mine', schema=dict, load=len))",
@@ -476,12 +476,12 @@ BROKEN = {
     "no_function_of_a_metric": (
         "from spec_lab.extend import MetricOption\n"
         "def register(registry):\n    registry.add(MetricOption(name='mine', definition='A number.'))",
-        "metric=mine: nothing computes it; give it a function, as of_round or of_run",
+        "metric=mine: nothing computes it; give it a function, such as of_round or of_run",
     ),
     "no_definition": (
         "from spec_lab.extend import MetricOption\n"
         "def register(registry):\n    registry.add(MetricOption(name='mine', definition=' ', of_run=len))",
-        "metric=mine: its definition says nothing",
+        "metric=mine: its definition is empty",
     ),
     "no_refusals": (
         "from spec_lab.extend import CatchupPruningOption\n"

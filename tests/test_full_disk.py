@@ -55,7 +55,7 @@ def test_a_disk_that_fills_up_in_a_run_is_one_line_and_a_failed_record(
     assert main(["output_dir=out"]) == 1
     [line] = capsys.readouterr().err.splitlines()
     where = f" ({place[0]})" if place else ""
-    assert line == f"failed: output_dir=out: No space left{where}; make room there"
+    assert line == f"failed: output_dir=out: No space left{where}; free some space there"
     [summary] = summaries(empty_folder).values()
     assert (summary["status"], summary["reason"].startswith("OSError: ")) == ("failed", True)
 
@@ -92,7 +92,9 @@ def test_a_disk_without_room_for_the_first_record_leaves_nothing(
 ) -> None:
     monkeypatch.setattr("spec_lab.cli.job.write_status", fail)
     assert main(arguments) == 1
-    assert set(capsys.readouterr().err.splitlines()) == {"failed: output_dir=outputs: No space left; make room there"}
+    assert set(capsys.readouterr().err.splitlines()) == {
+        "failed: output_dir=outputs: No space left; free some space there"
+    }
     assert not runner.calls and not summaries(empty_folder)
 
 
@@ -152,7 +154,7 @@ def test_a_cache_beyond_the_memory_is_refused_before_it_is_tried() -> None:
 @pytest.mark.parametrize("error", OUT_OF_MEMORY)
 def test_a_cache_for_which_there_is_no_room_left_is_refused(error: Exception) -> None:
     room = room_for(1, "a cache", torch.device("cpu"))
-    with pytest.raises(UserError, match=r"has less left; use cache.num_pages=null"), room:
+    with pytest.raises(UserError, match=r"has less free; use cache.num_pages=null"), room:
         raise error
 
 
@@ -173,7 +175,7 @@ def test_weights_for_which_there_is_no_room_are_refused_with_what_makes_them_sma
 @pytest.mark.parametrize("error", [full(), RuntimeError("while serializing: No space left on device (os error 28)")])
 def test_a_disk_that_fills_up_under_texts_or_a_training_names_the_folder(error: Exception) -> None:
     with (
-        pytest.raises(Breakdown, match=r"^output_dir=out: .*No space left.*make room"),
+        pytest.raises(Breakdown, match=r"^output_dir=out: .*No space left.*free some space"),
         room_under(Path("out")),
     ):
         raise error

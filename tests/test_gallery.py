@@ -97,7 +97,7 @@ def test_the_quietest_round_of_a_trace_file(tmp_path: Path) -> None:
     [
         ([1], "it has no list traceEvents"),
         ({"traceEvents": [row("x", "cpu_op", 0, 1) | {"ts": "0"}]}, r'traceEvents\[0\]\.ts is "0", not a number'),
-        ({"traceEvents": round_rows(0, 5)}, "no round in it that another one follows; use profile_rounds=4"),
+        ({"traceEvents": round_rows(0, 5)}, "none of its rounds is followed by another one; use profile_rounds=4"),
     ],
 )
 def test_a_broken_trace_is_refused_in_a_line(trace: Any, complaint: str, tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ def test_a_broken_trace_is_refused_in_a_line(trace: Any, complaint: str, tmp_pat
 
 
 def test_a_torn_or_missing_trace_is_refused_in_a_line(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"trace\.json\.gz is missing; a run with profile_rounds=4 leaves one"):
+    with pytest.raises(UserError, match=r"trace\.json\.gz is missing; a run with profile_rounds=4 writes one"):
         quietest_round(tmp_path)
     write_trace(tmp_path, {"traceEvents": round_rows(0, 5) * 50})
     path = tmp_path / TRACE_FILE
@@ -187,7 +187,7 @@ def test_of_several_sweeps_the_newest_is_a_study(tmp_path: Path) -> None:
 def test_a_study_that_is_not_there_comes_with_its_command(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     for folder in ("empty", "none"):
-        with pytest.raises(UserError, match="no finished run in it; make them with python -m"):
+        with pytest.raises(UserError, match="it has no finished run; make them with python -m"):
             studies.load_study(tmp_path / folder, "pruning")
 
 
@@ -311,7 +311,7 @@ def test_relaxed_rules_are_weighed_against_strict(tmp_path: Path) -> None:
 
 def test_relaxed_rules_without_strict_are_refused(tmp_path: Path) -> None:
     FakeRun(DELTA, 3, [3]).record(tmp_path / "delta")
-    with pytest.raises(UserError, match="no lossy rule has a strict run beside it"):
+    with pytest.raises(UserError, match="no lossy rule has a strict run to compare with"):
         relaxed.read_points(find_runs([tmp_path]))
 
 
@@ -348,7 +348,7 @@ def test_the_floor_is_the_longer_of_bytes_and_products(tmp_path: Path) -> None:
     ],
 )
 def test_a_table_that_is_none_is_refused(text: str, complaint: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"no \*\.csv in it"):
+    with pytest.raises(UserError, match=r"it has no \*\.csv"):
         roofline.load_figures(tmp_path)
     (tmp_path / "a.csv").write_text(text)
     with pytest.raises(UserError, match=complaint):
@@ -365,7 +365,7 @@ def test_kernels_of_a_run(tmp_path: Path) -> None:
     said = kernel_times.conclude(run.summary)
     assert "`gemm` takes 90% of 1.0 ms a round; 1 of 2 operators make up 80 %" in said
     record_run(tmp_path / "other", kernels=[])
-    with pytest.raises(UserError, match="no finished run in it has kernel times"):
+    with pytest.raises(UserError, match="none of its finished runs has kernel times"):
         kernel_times.profiled_run(tmp_path / "other")
 
 
@@ -403,7 +403,7 @@ def test_a_page_keeps_what_it_has_of_other_notebooks(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        ([], "notebooks: no notebook in it; call this in the repository's folder, or name one"),
+        ([], "notebooks: it has no notebook; call this in the repository's folder, or name one"),
         (["none.ipynb"], "none.ipynb: No such file or directory"),
         (["text.ipynb"], "text.ipynb: not a notebook"),
         (["list.ipynb"], "list.ipynb: not a notebook"),

@@ -221,7 +221,7 @@ REFUSED: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         {"per_layer_config": {"14": {"head_dim": 128}, "19": {"head_dim": 64}}},
         ("layer 19", "layer 14"),
     ),
-    "heads": ({"num_key_value_heads": 3}, ("no multiple of the 3",)),
+    "heads": ({"num_key_value_heads": 3}, ("not a multiple of the 3",)),
     "odd heads": ({"head_dim": 255}, ("255 of layer 0 is odd",)),
     "rope": ({"rope_parameters": {SLIDING: {"rope_theta": 1e4}}}, ("has no full_attention",)),
     "two thetas": ({"rope_theta": 5e5}, ("rope_theta is", "500000 outside")),

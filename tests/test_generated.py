@@ -100,12 +100,16 @@ def test_a_category_that_runs_out_is_refused(monkeypatch: pytest.MonkeyPatch) ->
     three = list(islice(generate("dates", "eval", 5), 3))
     monkeypatch.setattr("spec_lab.corpus.categories.generate", lambda *_: cycle(three))
     assert len(generated_examples(["dates"], 3, 987)["dates"]) == 3
-    with pytest.raises(ValueError, match=r"no more than 3 different prompts of dates.*use workload\.per_category=3"):
+    with pytest.raises(ValueError, match=r"only 3 different prompts of dates.*use workload\.per_category=3"):
         generated_examples(["dates"], 4, 987)
 
 
 def test_a_category_without_answers_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"workload\.categories: nothing checkable .* for prose; there are arithmetic"):
+    with pytest.raises(
+        ValueError,
+        match=r"workload\.categories: no checkable problems .* for "
+        "prose; use some of arithmetic",
+    ):
         requests_of("workload.categories=[prose,lists]")
 
 

@@ -158,13 +158,13 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "more layers": ({"keys": {"llama.block_count": 3}}, "9 missing"),
     "layers past count": ({"keys": {"llama.block_count": 2**31}}, "num_hidden_layers must be at most"),
     "a wider model": ({"keys": {"llama.embedding_length": 2**30}}, "of another shape"),
-    "more key heads": ({"keys": {"llama.attention.head_count_kv": 3}}, "is no multiple of num_key_value_heads"),
+    "more key heads": ({"keys": {"llama.attention.head_count_kv": 3}}, "is not a multiple of num_key_value_heads"),
     "no heads": ({"keys": {"llama.attention.head_count": 0}}, "head_count must be a positive integer"),
-    "a list of heads": ({"keys": {"llama.attention.head_count_kv": [2, 2]}}, "must be an integer, is a list of 2"),
-    "a text for a size": ({"keys": {"llama.embedding_length": "32"}}, "must be an integer, is '32'"),
+    "a list of heads": ({"keys": {"llama.attention.head_count_kv": [2, 2]}}, "must be an integer, but is a list of 2"),
+    "a text for a size": ({"keys": {"llama.embedding_length": "32"}}, "must be an integer, but is '32'"),
     "a size missing": ({"keys": {"llama.feed_forward_length": None}}, "feed_forward_length is missing"),
-    "a vocabulary": ({"keys": {"llama.vocab_size": 161}}, "says 161 tokens, and the embedding has 160 rows"),
-    "tokens": ({"keys": {"tokenizer.ggml.tokens": ["a", "b"]}}, "says 2 tokens, and the embedding has 160 rows"),
+    "a vocabulary": ({"keys": {"llama.vocab_size": 161}}, "says 161 tokens, but the embedding has 160 rows"),
+    "tokens": ({"keys": {"tokenizer.ggml.tokens": ["a", "b"]}}, "says 2 tokens, but the embedding has 160 rows"),
     "an end past it": ({"keys": {"tokenizer.ggml.eos_token_id": 160}}, "eos_token_id must be an id of the 160 tokens"),
     "some channels": ({"keys": {"llama.rope.dimension_count": 8}}, "rope.dimension_count is not the 16 channels"),
     "an unknown key": ({"keys": {"llama.logit_scale": 0.5}}, "llama.logit_scale is not understood"),
@@ -222,7 +222,7 @@ def test_a_file_cut_short_anywhere_is_refused(models: dict[str, Any], tmp_path: 
     head = read_head(path).data_start
     for length in (*range(200), *range(200, head, 97), *range(head, len(whole) - 32, len(whole) // 40)):
         path.write_bytes(whole[:length])
-        with pytest.raises(UserError, match=r"truncated, corrupt or no GGUF file|ends before tensor"):
+        with pytest.raises(UserError, match=r"truncated, corrupt or not a GGUF file|ends before the end of tensor"):
             gguf_tensors(path)
 
 
@@ -293,7 +293,7 @@ def test_a_gguf_file_that_is_not_named_as_one_comes_with_its_remedy(models: dict
         read_model_config(tmp_path)
     for name in ("model.gguf.part", "model.bin", "model"):
         renamed = path.rename(tmp_path / name)
-        assert "give it one that ends in .gguf" in str(missing_folder("target.path", str(renamed)))
+        assert "give it a name that ends in .gguf" in str(missing_folder("target.path", str(renamed)))
         path = renamed
     (tmp_path / "notes.txt").write_text("GGU")
-    assert "is no folder" in str(missing_folder("target.path", str(tmp_path / "notes.txt")))
+    assert "is not a folder" in str(missing_folder("target.path", str(tmp_path / "notes.txt")))

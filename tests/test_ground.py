@@ -94,7 +94,7 @@ def test_records_that_do_not_say_what_they_stand_on_are_left_alone(
     (place / "job").mkdir()
     (place / "job" / "summary.json").touch()
     assert study_place(tmp_path, study, ground, fresh=False) == place.with_name(f"{place.name}-2")
-    assert f"{place.name} does not say what it stands on" in capsys.readouterr().err
+    assert f"{place.name} does not record its ground" in capsys.readouterr().err
 
 
 def test_the_package_and_its_configuration_are_part_of_it() -> None:

@@ -1,4 +1,4 @@
-"""SIGKILL at any moment: the same command goes on and loses nothing, and whoever reads meanwhile reads whole records.
+"""SIGKILL at any moment: the same command continues and loses nothing, and whoever reads meanwhile reads whole records.
 
 A handful of kills each; SPEC_LAB_KILLS=100 python -m pytest -m "" tests/test_kills.py makes it a hundred.
 """

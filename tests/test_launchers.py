@@ -116,9 +116,9 @@ def test_slices_of_a_gpu_are_its_devices(host: Path) -> None:
 @pytest.mark.parametrize(
     ("n_jobs", "device", "gpus", "message"),
     [
-        (2, "cpu", True, "2 jobs at a time would time one another on one CPU; use hydra.launcher.n_jobs=1"),
+        (2, "cpu", True, "2 jobs at a time would disturb each other's times on one CPU; use hydra.launcher.n_jobs=1"),
         (2, "auto", False, "on one CPU"),
-        (3, "auto", True, "3 jobs at a time would time one another on 2 GPUs; use hydra.launcher.n_jobs=2"),
+        (3, "auto", True, "3 jobs at a time would disturb each other's times on 2 GPUs; use hydra.launcher.n_jobs=2"),
         (2, "auto", True, None),
         (1, "cpu", True, None),
         (None, "cpu", True, None),
@@ -135,7 +135,7 @@ def test_more_jobs_than_devices_are_refused(
         return
     with pytest.raises(UserError) as caught:
         refuse_sharing(launcher, device)
-    assert message in str(caught.value) and "shared_device=true where times are not wanted" in str(caught.value)
+    assert message in str(caught.value) and "shared_device=true if no times are needed" in str(caught.value)
 
 
 def test_as_many_jobs_as_cores_are_counted(host: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,7 +155,9 @@ def test_jobs_that_would_share_are_refused_in_a_line_that_leaves_nothing(
     typed = ["-m", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "prune=none,catchup"]
     assert main(typed) == 2
     [line] = capsys.readouterr().err.splitlines()
-    assert line.startswith("refused: hydra.launcher.n_jobs=2: 2 jobs at a time would time one another on one CPU")
+    assert line.startswith(
+        "refused: hydra.launcher.n_jobs=2: 2 jobs at a time would disturb each other's times on one CPU"
+    )
     assert not list(host.iterdir())
 
 
@@ -257,7 +259,7 @@ def test_outcomes_are_read_back_and_one_that_never_ended_failed(tmp_path: Path) 
     refused, first, earlier, died = outcomes.read()
     assert refused == JobOutcome("refused", None, "x=1 is no good")
     assert (first.folder, earlier.earlier) == (tmp_path / "a-run", True)
-    assert (died.status, died.reason) == ("failed", "it has begun and not ended")
+    assert (died.status, died.reason) == ("failed", "it has begun but not ended")
     outcomes.clear()
     assert list(tmp_path.iterdir()) == []
 
@@ -334,7 +336,7 @@ def test_joblib_gives_every_worker_a_gpu_and_the_folders_say_how_it_ended(host: 
     assert lost.returncode == 1
     assert "failed: a worker ended before its job" in lost.stderr and "Traceback" not in lost.stderr
     [killed] = set(host.glob("outputs/smoke-sweep-*")) - {sweep}
-    assert not (killed / "sweep.json").exists(), "the same command goes on"
+    assert not (killed / "sweep.json").exists(), "the same command continues"
 
 
 def test_submitit_leaves_outcomes_in_the_folders_and_its_jobs_take_turns(
@@ -357,6 +359,6 @@ def test_submitit_leaves_outcomes_in_the_folders_and_its_jobs_take_turns(
 def test_a_cluster_that_is_not_here_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("spec_lab.program.launchers.find_spec", lambda _: True)
     monkeypatch.setenv("PATH", "")
-    with pytest.raises(UserError, match=r"starts jobs with srun, which is not here; .*hydra/launcher=basic"):
+    with pytest.raises(UserError, match=r"starts jobs with srun, which is not installed here; .*hydra/launcher=basic"):
         refuse_missing_launcher(["hydra/launcher=submitit_slurm"])
     refuse_missing_launcher(["hydra/launcher=submitit_local"])

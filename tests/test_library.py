@@ -63,10 +63,10 @@ def test_names_follow_what_is_changed_after_composing() -> None:
     [
         (["batchsize=3"], "batch_size"),
         (["drafter=eagle"], "did you mean"),
-        (["batch_size=1,2"], "several values, and this is one run; give one of them"),
+        (["batch_size=1,2"], "several values, but this is one run; give one of them"),
         (["experiment=graph_modes"], "experiment=graph_modes is several runs"),
         (["hydra.mode=MULTIRUN"], "hydra.mode=MULTIRUN is several runs"),
-        (["drafter.max_ngram=3"], "not read by the options chosen"),
+        (["drafter.max_ngram=3"], "not read by the chosen options"),
     ],
 )
 def test_what_cannot_be_composed_is_a_user_error(overrides: list[str], words: str) -> None:
@@ -96,7 +96,7 @@ def test_what_was_not_composed_is_a_user_error(call: Callable[[Any], object], co
 
 
 WRONG_TYPES: list[tuple[str, Any, str]] = [
-    ("drafter.name", "ngram", "drafter.name='ngram' is an option with keys of its own"),
+    ("drafter.name", "ngram", "drafter.name='ngram' is an option that has its own keys"),
     ("batch_size", "abc", "batch_size takes a whole number"),
     ("batch_size", None, "batch_size takes a whole number"),
     ("batch_size", 2.5, "batch_size takes a whole number"),
@@ -105,17 +105,17 @@ WRONG_TYPES: list[tuple[str, Any, str]] = [
     ("references", "plain", "references takes plain, unpruned, eager"),
     ("references", ["plane"], "references takes plain, unpruned, eager"),
     ("leave_out", 5, "leave_out takes a list"),
-    ("drafter", None, r"drafter takes what was composed; use spec_lab\.compose\(\['drafter=...'\]\)"),
-    ("drafter", "ngram", "drafter takes what was composed"),
+    ("drafter", None, r"drafter takes the composed option; use spec_lab\.compose\(\['drafter=...'\]\)"),
+    ("drafter", "ngram", "drafter takes the composed option"),
     ("drafter", DrafterConfig, "drafter.name: "),
-    ("sampling", {"temperature": 1}, "sampling takes what was composed"),
-    ("sampling", None, "sampling takes what was composed"),
+    ("sampling", {"temperature": 1}, "sampling takes the composed option"),
+    ("sampling", None, "sampling takes the composed option"),
     ("sampling.temperature", "hot", "sampling.temperature takes a number"),
     ("drafter.num_draft_tokens", None, "drafter.num_draft_tokens takes a whole number"),
     ("drafter.k_schedule", [[True]], "drafter.k_schedule takes a list like"),
     ("drafter.k_schedule", 5, "drafter.k_schedule takes a list like"),
     ("batchsize", 3, "there is no key batchsize; did you mean batch_size?"),
-    ("drafter.max_ngram", 3, "drafter.max_ngram is not read by the options chosen"),
+    ("drafter.max_ngram", 3, "drafter.max_ngram is not read by the chosen options"),
     ("name", "${nowhere}", "name takes a text"),
 ]
 
@@ -277,7 +277,7 @@ def test_defaults_of_tensors_are_a_process_s_own_meanwhile(device: str, dtype: t
 def test_options_that_were_changed_are_refused(change: Callable[[dict[str, str]], None], runner: ModuleType) -> None:
     composed = spec_lab.compose()
     change(composed.options)
-    with pytest.raises(UserError, match=r"options names what was composed of each group; .*spec_lab\.compose"):
+    with pytest.raises(UserError, match=r"options names the composed option of each group; .*spec_lab\.compose"):
         spec_lab.run(composed)
     assert "refused: options" in str(composed)
 

@@ -77,8 +77,8 @@ def test_the_harness_scores_a_task_of_a_local_file(
 @pytest.mark.parametrize(
     ("wanted", "temperature", "reason"),
     [
-        ({"temperature": 0.5}, 0.0, r"temperature 0.5, and the run at 0; add sampling.temperature=0.5"),
-        ({"do_sample": False, "temperature": 0.5}, 0.5, "temperature 0, and the run at 0.5"),
+        ({"temperature": 0.5}, 0.0, r"temperature 0.5, but the run at 0; add sampling.temperature=0.5"),
+        ({"do_sample": False, "temperature": 0.5}, 0.5, "temperature 0, but the run at 0.5"),
         ({"do_sample": True, "temperature": 0.5, "top_p": 0.9}, 0.5, "add sampling.top_p=0.9"),
     ],
 )

@@ -55,7 +55,7 @@ def test_a_chat_is_told_what_its_line_says_else_what_the_workload_says(tmp_path:
     assert asked == [("a", "own"), ("b", "all"), ("c", None), ("d", "all")]
     own.write_text('{"prompt": "c", "form": "continue"}\n')
     config = compose_run(["workload=jsonl", f"workload.path={own}", "workload.system=all"])[0]
-    with pytest.raises(UserError, match=r"workload\.system is for chats, and no prompt is one; leave it out"):
+    with pytest.raises(UserError, match=r"workload\.system is for chats, but no prompt is a chat; leave it out"):
         jsonl_requests(config, tokenizer)
 
 
@@ -81,7 +81,7 @@ def test_the_command_that_an_array_of_prompts_is_refused_with_writes_them_a_line
     Path("it's.json").write_text(text)
     with pytest.raises(UserError, match="is one JSON array") as caught:
         read(Path("it's.json"))
-    _, code, _, source, _, written = shlex.split(str(caught.value).partition("write it so: python ")[2])
+    _, code, _, source, _, written = shlex.split(str(caught.value).partition("write it with: python ")[2])
     monkeypatch.setattr("sys.stdin", io.StringIO(Path(source).read_text()))
     exec(code)
     Path(written).write_text(capsys.readouterr().out)
@@ -101,25 +101,33 @@ GOOD = {"jsonl": '{"prompt": "a"}', "spec_bench": '{"question_id": 1, "category"
         ("jsonl", "[1]", "is not a JSON object"),
         ("jsonl", '{"text": "a"}', "nothing reads `text`"),
         ("jsonl", '{"prompt": ["a"]}', "a line needs a text `prompt`"),
-        ("jsonl", '{"prompt": "a", "form": "song"}', "`form` chat or continue"),
-        ("jsonl", '{"prompt": "a", "form": ["chat"]}', "`form` chat or continue"),
+        ("jsonl", '{"prompt": "a", "form": "song"}', "`form` must be chat or continue"),
+        ("jsonl", '{"prompt": "a", "form": ["chat"]}', "`form` must be chat or continue"),
         ("jsonl", '{"prompt": "a", "id": null}', "`id`, `category` and `answer` must be"),
         ("jsonl", '{"prompt": "a", "category": {"a": 1}}', "`id`, `category` and `answer` must be"),
-        ("jsonl", '{"prompt": "a", "system": ["Be brief."]}', "`system` must be a text, of a chat"),
-        ("jsonl", '{"prompt": "a", "system": "b", "form": "continue"}', "`system` must be a text, of a chat"),
+        ("jsonl", '{"prompt": "a", "system": ["Be brief."]}', "`system` must be a text, and belongs to a chat"),
+        (
+            "jsonl",
+            '{"prompt": "a", "system": "b", "form": "continue"}',
+            "`system` must be a text, and belongs to a chat",
+        ),
         ("jsonl", '{"prompt": "a", "answer": [4]}', "`id`, `category` and `answer` must be"),
         ("jsonl", '{"prompt": "a", "answer": true}', "`id`, `category` and `answer` must be"),
         ("jsonl", '{"prompt": "a", "answer": NaN}', "`id`, `category` and `answer` must be"),
         ("jsonl", '{"prompt": "a", "answer": 1e999}', "`id`, `category` and `answer` must be"),
-        ("jsonl", '{"prompt": "a", "prompt": "b"}', "the key 'prompt' stands twice, with 'a' and 'b'"),
-        ("jsonl", '{"prompt": " "}', "the `prompt` of a chat must say something"),
+        ("jsonl", '{"prompt": "a", "prompt": "b"}', "the key 'prompt' occurs twice, with 'a' and 'b'"),
+        ("jsonl", '{"prompt": " "}', "the `prompt` of a chat must not be empty"),
         ("jsonl", '{"prompt": "\\ud800"}', "is not JSON: it has half of a surrogate pair"),
         ("jsonl", '{"prompt": ' + "[" * 100_000, "is not JSON: it is nested too deeply"),
         ("jsonl", '{"prompt": "a", "answer": ' + "9" * 6000 + "}", "is not JSON: .*6000 digits"),
         ("spec_bench", '{"question_id": 1, "category": "qa", "turns": []}', "turns, a list of texts"),
         ("spec_bench", '{"question_id": 1, "category": "qa", "turns": "hello"}', "turns, a list of texts"),
         ("spec_bench", '{"question_id": 1, "category": "qa", "turns": ["a", " "]}', "turns, a list of texts"),
-        ("spec_bench", '{"question_id": 1, "category": "qa", "turns": ["a"], "answer": 1}', "nothing reads `answer`"),
+        (
+            "spec_bench",
+            '{"question_id": 1, "category": "qa", "turns": ["a"], "answer": 1}',
+            "`answer` of a question is not read",
+        ),
         ("spec_bench", '{"question_id": 1, "category": "qa", "turns": [null]}', "turns, a list of texts"),
         ("spec_bench", '{"question_id": 1, "category": "qa", "turns": ["a", 5]}', "turns, a list of texts"),
         ("spec_bench", '{"question_id": 1, "category": "qa", "turns": {"0": "a"}}', "turns, a list of texts"),

@@ -149,7 +149,7 @@ def test_a_key_of_two_values_is_refused_in_a_file_of_a_checkpoint(tmp_path: Path
     path.write_text('{"a": 1, "b": {"c": 2, "c": 2}, "a": 1}')
     assert read_json(path) == {"a": 1, "b": {"c": 2}}
     path.write_text('{"a": 1, "b": {"c": 2, "c": 3}}')
-    with pytest.raises(UserError, match="the key 'c' stands twice, with 2 and 3") as caught:
+    with pytest.raises(UserError, match="the key 'c' occurs twice, with 2 and 3") as caught:
         read_json(path)
     assert str(path) in str(caught.value)
 
@@ -196,7 +196,11 @@ BAD_FILES = {
 @pytest.mark.parametrize("name", BAD_FILES)
 def test_a_file_that_is_no_safetensors_is_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / "model.safetensors").write_bytes(BAD_FILES[name])
-    with pytest.raises(UserError, match=r"model\.safetensors: truncated, corrupt or no safetensors file \(.*\); fetch"):
+    with pytest.raises(
+        UserError,
+        match=r"model\.safetensors: truncated, corrupt or not a "
+        r"safetensors file \(.*\); fetch",
+    ):
         stored_tensors(tmp_path)
 
 

@@ -177,7 +177,7 @@ def test_several_modules_come_in_order(tmp_path: Path, family: str) -> None:
     for reference, loaded in zip(references, tensors, strict=False):
         assert torch.equal(loaded["mlp.up_proj.weight"], reference.layer.mlp.up_proj.weight)
     assert not torch.equal(tensors[0]["mlp.up_proj.weight"], tensors[1]["mlp.up_proj.weight"])
-    with refused(tmp_path, "has 3 MTP modules, 4 are wanted", "drafter.num_draft_tokens=3", "drafter=mtp_eagle"):
+    with refused(tmp_path, "has 3 MTP modules, but 4 are needed", "drafter.num_draft_tokens=3", "drafter=mtp_eagle"):
         load_mtp(tmp_path, TARGET, 4, torch.float32, "cpu")
 
 
@@ -258,7 +258,7 @@ def test_refuses_modules_of_another_target(tmp_path: Path) -> None:
 def test_refuses_a_folder_without_modules(tmp_path: Path) -> None:
     make_tiny_mtp(tmp_path, "ours", TARGET)
     rewrite_config(tmp_path, num_hidden_layers=7)
-    with refused(tmp_path, "holds no MTP module", "model.layers.7.eh_proj.weight", "mtp.fc.weight", "drafter.path"):
+    with refused(tmp_path, "has no MTP module", "model.layers.7.eh_proj.weight", "mtp.fc.weight", "drafter.path"):
         load(tmp_path)
     with refused(tmp_path / "nowhere", "no such folder", "drafter.path"):
         load(tmp_path / "nowhere")

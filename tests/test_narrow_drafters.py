@@ -95,10 +95,10 @@ def test_scales_that_no_config_tells_of_are_refused(target: ModelConfig, folder:
 
 
 def test_what_is_narrow_is_not_narrowed_again(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="quantization_config already"):
+    with pytest.raises(UserError, match="already has a quantization_config"):
         store_in_fp8(folder)
     rewrite_config(folder, drop=("quantization_config",))
-    with pytest.raises(UserError, match="8 bits already"):
+    with pytest.raises(UserError, match="already in 8 bits"):
         store_in_fp8(folder)
     with pytest.raises(UserError, match="no such folder"):
         store_in_fp8(tmp_path / "nowhere")
@@ -133,6 +133,6 @@ def test_a_folder_of_something_else_is_not_written_to(target: ModelConfig, tmp_p
     make_tiny_target(tmp_path / "target", "qwen3")
     before = {file.name: file.read_bytes() for file in (tmp_path / "target").iterdir()}
     for output in (tmp_path / "target", tmp_path / "target" / "config.json"):
-        with pytest.raises(UserError, match="holds something already; name a new folder"):
+        with pytest.raises(UserError, match="is not empty; name a new folder"):
             store_in_fp8(tmp_path / "it", output)
     assert {file.name: file.read_bytes() for file in (tmp_path / "target").iterdir()} == before

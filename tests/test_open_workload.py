@@ -39,7 +39,7 @@ def test_a_token_past_the_vocabulary_is_refused(tmp_path: Path, form: str, large
     (request,) = open_workload(choose(config))[1]
     assert max(request.prompt_ids) == largest
     make_target(tmp_path, vocab_size=largest)
-    with pytest.raises(UserError, match=rf"tokenizer\.json: token id {largest} of prompt mine-0000 is past"):
+    with pytest.raises(UserError, match=rf"tokenizer\.json: token id {largest} of prompt mine-0000 is outside"):
         open_workload(choose(config))
 
 
@@ -53,7 +53,7 @@ def test_a_category_named_as_all_of_them_is_refused(tmp_path: Path) -> None:
 
 def test_random_ids_of_a_larger_tokenizer_are_refused(tmp_path: Path) -> None:
     make_target(tmp_path, vocab_size=20)
-    with pytest.raises(UserError, match=r"random_ids-0000 is past the target's vocabulary of 20"):
+    with pytest.raises(UserError, match=r"random_ids-0000 is outside the target's vocabulary of 20"):
         open_workload(choose(make_run(tmp_path, "random_ids", num_requests=2, prompt_tokens=50)))
 
 

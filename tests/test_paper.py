@@ -101,7 +101,7 @@ def test_what_tells_runs_apart_is_not_typed_for_all(typed: str) -> None:
 
 def test_a_paper_of_more_runs_than_anyone_waits_for_is_refused() -> None:
     paper = dataclasses.replace(read_paper(EXAMPLE), temperatures=tuple(n / 1000 for n in range(1000)))
-    with pytest.raises(UserError, match=r"comes to \d+ runs, and 1000 are the most"):
+    with pytest.raises(UserError, match=r"has \d+ runs, and the most is 1000"):
         cells_of(paper)
 
 
@@ -112,29 +112,29 @@ def test_a_paper_of_more_runs_than_anyone_waits_for_is_refused() -> None:
         ({"base": "EAGLE"}, "did you mean EAGLE-3"),
         ({"base": "zz"}, "no line zz; there are .*EAGLE-3"),
         ({"lines": {"x": "drafter=eagle3"}}, "lines.x must be a list"),
-        ({"tasks": {}}, "tasks must name one"),
-        ({"tasks": {"t": ["output_dir=x"]}}, "tasks.t: output_dir=x is not a run's to choose"),
+        ({"tasks": {}}, "tasks must have at least one"),
+        ({"tasks": {"t": ["output_dir=x"]}}, "tasks.t: output_dir=x cannot be chosen for one run"),
         ({"name": "../x"}, r"name='\.\./x' is part of a folder's name"),
         ({"speed": {"batch_sizes": [0], "draft_tokens": [1]}}, "speed.batch_sizes"),
         ({"speed": {"batch_sizes": [1], "draft_tokens": [1], "lines": "EAGLE-3"}}, "speed.lines must be a list"),
         ({"speed": {"batch_sizes": [1], "draft_tokens": [1], "lines": []}}, "speed.lines must be a list"),
         ({"temperatures": []}, "temperatures must hold numbers"),
         ({"temperatures": [float("inf")]}, "temperatures must hold numbers"),
-        ({"temperatures": [1]}, "relaxed.temperatures: 0 is none of the paper's"),
+        ({"temperatures": [1]}, "relaxed.temperatures: 0 is not one of the paper's"),
         ({"minutes": [1, 2]}, "minutes must be one"),
         ({"ablations": {"nothing": []}}, "ablations.nothing changes nothing"),
         ({"ablations": {"EAGLE-3": ["prune=none"]}}, "EAGLE-3 is the name of two lines or ablations"),
         ({"ablations": {"x": ["prune=none"], "x ": ["prune=prefill"]}}, "x is the name of two"),
-        ({"sampled": ["sampling.temperature=0.5"]}, "sampled: sampling.temperature=0.5 is what temperatures says"),
-        ({"lines": {"a": ["sampling=sampled"]}}, "lines.a: sampling=sampled is what temperatures says"),
-        ({"lines": {"a": ["experiment=pruning"]}}, "experiment=pruning is a sweep of its own"),
+        ({"sampled": ["sampling.temperature=0.5"]}, "sampled: sampling.temperature=0.5 belongs to temperatures"),
+        ({"lines": {"a": ["sampling=sampled"]}}, "lines.a: sampling=sampled belongs to temperatures"),
+        ({"lines": {"a": ["experiment=pruning"]}}, "experiment=pruning is a sweep"),
         (
             {"speed": {"batch_sizes": [1], "draft_tokens": [1], "always": ["+batch_size=2"]}},
-            "batch_size=2 is what speed.batch_sizes says",
+            "batch_size=2 belongs to speed.batch_sizes",
         ),
-        ({"tasks": {"mean": []}}, "tasks.mean reads like a row"),
-        ({"tasks": {"a": [], "a: dates": []}}, "tasks.a: dates reads like a row"),
-        ({"tasks": {"a\nb": []}}, "tasks must hold printable names"),
+        ({"tasks": {"mean": []}}, "tasks.mean has the name of another row"),
+        ({"tasks": {"a": [], "a: dates": []}}, "tasks.a: dates has the name of another row"),
+        ({"tasks": {"a\nb": []}}, "tasks must map printable names"),
     ],
 )
 def test_a_broken_file_is_refused_in_a_line(tmp_path: Path, change: dict[str, Any], reason: str) -> None:
@@ -151,7 +151,7 @@ def test_a_key_that_stands_twice_is_refused(tmp_path: Path) -> None:
     file.write_text("common: &all {a: 1}\nlines:\n  <<: *all\n  a: 2\n")
     assert read_yaml(file)["lines"] == {"a": 2}, "what is merged is no second one"
     file.write_text("name: x\nlines:\n  a: [drafter=ngram]\n  b: [drafter=none]\n  a: [drafter=eagle3]\n")
-    with pytest.raises(UserError, match="the key a stands twice in the object of line 3"):
+    with pytest.raises(UserError, match="the key a occurs twice in the object of line 3"):
         read_paper(file)
 
 
@@ -160,7 +160,7 @@ def test_a_list_without_brackets_is_refused(tmp_path: Path, text: str) -> None:
     """YAML's own reader would make a key of what stands behind the comma."""
     file = tmp_path / "x.yaml"
     file.write_text(text)
-    with pytest.raises(UserError, match="stands by itself in braces; write a list in brackets"):
+    with pytest.raises(UserError, match="is alone in braces; write a list in brackets"):
         read_yaml(file)
     file.write_text("x: {values: [1, 2], none: null, empty: ''}\ny:\n")
     assert read_yaml(file) == {"x": {"values": [1, 2], "none": None, "empty": ""}, "y": None}
@@ -250,5 +250,5 @@ def test_a_paper_runs_once_and_prints_from_its_json(
 
 
 def test_cells_of_a_sweep_are_not_left_out_of_a_paper() -> None:
-    with pytest.raises(UserError, match=r"^leave_out=\[drafter=ngram\]: .*take the line or the task out of"):
+    with pytest.raises(UserError, match=r"^leave_out=\[drafter=ngram\]: .*remove the line or the task from"):
         cells_of(read_paper(EXAMPLE), ["leave_out=[drafter=ngram]"])

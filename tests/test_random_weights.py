@@ -160,7 +160,7 @@ def test_random_clusters_name_every_token_once() -> None:
 
 def test_a_workload_of_text_is_refused_in_a_line(shape: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["target=hf", f"target.path={shape}", *RANDOM, *CHEAP]) == 2
-    assert "no tokenizer, so there is no text to read; use workload=random_ids" in capsys.readouterr().err
+    assert "no tokenizer, so texts cannot be read; use workload=random_ids" in capsys.readouterr().err
 
 
 def test_a_checkpoint_without_a_tokenizer_runs_on_ids(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

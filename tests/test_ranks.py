@@ -92,9 +92,9 @@ def test_what_is_no_number_of_processes_is_not_one_process(
     started(2)
     monkeypatch.setenv(variable, value)
     assert main(["--help"]) == 2
-    assert f"refused: {variable}={value} is no number" in capsys.readouterr().err
+    assert f"refused: {variable}={value} is not a number" in capsys.readouterr().err
     assert report(["--last=1"]) == 2
-    assert f"refused: {variable}={value} is no number" in capsys.readouterr().err
+    assert f"refused: {variable}={value} is not a number" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_one_gpu_is_not_for_several_parts(started: Start) -> None:
 def test_a_multirun_under_torchrun_is_refused(started: Start, capsys: pytest.CaptureFixture[str]) -> None:
     started(2)
     assert main(["-m", "target.tensor_parallel=2", "drafter=none,ngram"]) == 2
-    assert "refused: a multirun is for one process, and 2 were started" in capsys.readouterr().err
+    assert "refused: a multirun runs in one process, but 2 were started" in capsys.readouterr().err
     assert list(Path().iterdir()) == []
 
 

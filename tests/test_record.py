@@ -368,7 +368,7 @@ def test_git_revision(tmp_path: Path) -> None:
 def test_an_unknown_layout_is_refused(version: int, tmp_path: Path) -> None:
     write_json(tmp_path / "summary.json", make_summary() | {"schema_version": version})
     with pytest.raises(
-        ValueError, match=f"{version}, this spec_lab reads 1 or 2 or 3 or 4 or 5 or 6 or {schema.SCHEMA_VERSION}"
+        ValueError, match=f"{version}, but this spec_lab reads 1 or 2 or 3 or 4 or 5 or 6 or {schema.SCHEMA_VERSION}"
     ):
         read_summary(tmp_path)
     (tmp_path / "summary.json").write_text("[1, 2")

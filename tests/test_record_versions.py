@@ -174,14 +174,14 @@ ONE_ROUND |= {"emitted_per_round": [2]}
         ({"judged_per_round": [2]}, "differ in length"),
         ({"judged_per_round": "2"}, "judged_per_round"),
         ({"token_origins": "pa"}, "token_origins has 2 letters for 24 output_ids"),
-        ({"token_origins": "x" * 24}, "has the letter 'x', which is no origin"),
+        ({"token_origins": "x" * 24}, "has the letter 'x', which is not an origin"),
         ({"text_ends": [1]}, "text_ends has 1 entries for 24"),
         ({"text_ends": [*range(24, 0, -1)]}, "text_ends does not rise"),
         ({"text_ends": [0] * 24}, "text_ends does not rise"),
         (
             {"accepted_per_round": [4] * 7, "judged_per_round": [5] * 7, "emitted_per_round": [5] * 7}
             | {"offered_per_round": [4] * 7},
-            "more drafts in a round than the 3 made",
+            "more drafts in a round than its 3",
         ),
         ({"offered_per_round": [2]}, "differ in length"),
         ({"offered_per_round": [0] * 99}, "differ in length"),

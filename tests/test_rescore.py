@@ -274,7 +274,7 @@ def test_command_prints_a_line_a_rule(tmp_path: Path, capsys: pytest.CaptureFixt
         (["acceptance=rejection"], "acceptance=rejection draws or needs the parts of a run"),
         (["acceptance=synthetic"], "acceptance=synthetic draws or needs the parts of a run"),
         (["acceptance.topk=3"], "name the rule before its knobs, acceptance=RULE acceptance.topk=3"),
-        (["acceptance=strict", "acceptance.topk=3"], "acceptance.topk is not read by the options chosen"),
+        (["acceptance=strict", "acceptance.topk=3"], "acceptance.topk is not read by the chosen options"),
         ([RELAXED, "acceptance.topk=three"], "acceptance.topk takes a whole number, not 'three'"),
         ([RELAXED, "acceptance.topk=0"], "acceptance.topk=0 "),
         ([RELAXED, "acceptance.topk=7"], "run again with record.topk=7"),
@@ -287,8 +287,8 @@ def test_command_prints_a_line_a_rule(tmp_path: Path, capsys: pytest.CaptureFixt
         ([RELAXED, "acceptance.topk=range(0,100)", "acceptance.delta=range(0,100)"], "more than 200 rules"),
         ([RELAXED, "acceptance.delta=interval(0,1)"], "name the values, separated by commas"),
         (["acceptance=glob(*)"], "name the values, separated by commas"),
-        (["drafter=ngram"], "drafter=ngram: a rule is named by acceptance=RULE"),
-        (["strict"], "strict: a rule is named by acceptance=RULE"),
+        (["drafter=ngram"], "drafter=ngram: name a rule with acceptance=RULE"),
+        (["strict"], "strict: name a rule with acceptance=RULE"),
     ],
 )
 def test_command_refuses_in_a_line(
@@ -317,13 +317,13 @@ def test_the_folder_may_stand_anywhere(place: int, recorded: Path, capsys: pytes
 
 def test_command_without_a_folder(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["acceptance=strict", RELAXED]) == 2
-    assert "no run is named; add the folder of one" in capsys.readouterr().err
+    assert "no run is named; add the folder of a run" in capsys.readouterr().err
 
 
 def test_command_without_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(tmp_path / "nowhere"), "acceptance=strict"]) == 2
     missing = tmp_path / "nowhere" / "summary.json"
-    remedy = "name the folder of a run, which it prints at its end"
+    remedy = "name the folder of a run; a run prints it at its end"
     assert capsys.readouterr().err == f"refused: {missing}: No such file or directory; {remedy}\n"
 
 

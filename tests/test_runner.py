@@ -50,7 +50,7 @@ def test_a_reference_that_the_run_is_itself_is_said(capsys: pytest.CaptureFixtur
     assert capsys.readouterr().err == ""
     del both["eager"]
     note_references(RunConfig(references=[ReferenceChoice.plain, ReferenceChoice.eager]), both)
-    assert "the run itself is eager, so that no other is measured" in capsys.readouterr().err
+    assert "the run itself is eager, so no such reference is measured" in capsys.readouterr().err
 
 
 @pytest.fixture(scope="module")
@@ -172,7 +172,7 @@ def test_imposed_acceptance_has_no_accuracy_and_says_so(execute: Execute, capsys
     assert (summary["acceptance_imposed"], summary["acceptance_lossless"]) == (True, False)
     assert summary["accuracy"] == {"value": None, "low": None, "high": None, "n": 0, "cut": 0}
     assert summary["accuracy_change"] is None
-    assert "lossy and imposed: its text is neither model's" in summary["verdict"]
+    assert "lossy and imposed: its text comes from neither model" in summary["verdict"]
     tables = capsys.readouterr().out.split("\n\n")
     for table in (tables[0], tables[2]):
         assert "imposed" in table

@@ -98,7 +98,7 @@ def test_a_shipped_target_has_its_drafters_or_is_refused(target: str) -> None:
     if folders[0].is_dir():
         admit(config)
     else:
-        with pytest.raises(UserError, match="its weights are not here"):
+        with pytest.raises(UserError, match="its weights are missing"):
             admit(config)
 
 
@@ -107,7 +107,7 @@ def test_a_drafter_whose_weights_a_checkout_leaves_out_is_refused(
     drafter: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(DrafterWeights, "shipped_for", lambda *_: tmp_path / "left_out")
-    with pytest.raises(UserError, match=f"^drafter={drafter}: its weights are not here .*left_out"):
+    with pytest.raises(UserError, match=f"^drafter={drafter}: its weights are missing .*left_out"):
         admit(compose("pocket", f"drafter={drafter}")[0])
 
 

@@ -171,7 +171,7 @@ def test_a_run_over_other_prompts_is_left_out(tmp_path: Path) -> None:
     FakeRun(DELTA, 3, [3]).record(tmp_path / "other")
     [points], [reason] = read_studies(find_runs([tmp_path]))
     assert [point.rule for point in points] == ["strict", "top 3, delta 0.6"]
-    assert f"{tmp_path / 'other'}: its prompts are not those of its strict run" in reason
+    assert f"{tmp_path / 'other'}: its prompts differ from those of its strict run" in reason
 
 
 CUTS = {

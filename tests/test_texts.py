@@ -89,7 +89,7 @@ def test_the_same_command_goes_on_and_another_is_refused(
         Texts.load(copied)
     broken.unlink()  # what the refusal says
     with alone_in(copied):
-        assert write(target, copied) == 2 and "another process is writing" in capsys.readouterr().err
+        assert write(target, copied) == 2 and "written by another process" in capsys.readouterr().err
     assert write(target, copied) == 0
     assert torch.equal(Texts.load(copied).tokens, Texts.load(folder).tokens)
     assert write(target, copied, "max_new_tokens=7") == 2
@@ -294,7 +294,7 @@ def test_a_plan_counts_the_prompts_that_there_are(
 
 def test_a_plan_at_no_tokens_a_second_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["target=pocket", f"output_dir={tmp_path}", "--plan=0"]) == 2
-    assert "--plan=0 is no option" in capsys.readouterr().err
+    assert "--plan=0 is not an option" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("template", [None, "{% for message in messages %}{{ message['content'] }}{% endfor %}"])
@@ -338,17 +338,17 @@ def test_a_text_longer_than_a_row_is_cut_and_counted() -> None:
         ("prompts=[reasoning_gym:chain_sum:0]", "TASK:COUNT"),
         ("prompts=[reasoning_gym:chain_sum:3:4]", "TASK:COUNT"),
         ("prompts=[nobody.jsonl]", "no file nobody.jsonl"),
-        ("temperatures=[0,1e-9]", "temperatures: 1e-09 is under 1e-06; use temperatures=[0]"),
+        ("temperatures=[0,1e-9]", "temperatures: 1e-09 is below 1e-06; use temperatures=[0]"),
         ("prompt_temperatures=[1e-7]", "use prompt_temperatures=[1]"),
-        ("top_p=1e-9", "top_p=1e-09 is under 1e-06"),
-        ("output_dir=a\nb", "no path that can be read in a line"),
+        ("top_p=1e-9", "top_p=1e-09 is below 1e-06"),
+        ("output_dir=a\nb", "is not a printable path"),
         ("output_dir=~/texts", "write the path in full"),
         ("max_new_tokens=9999", "use max_new_tokens=1536"),
         ("max_prompt_tokens=9999", "use max_prompt_tokens=1792"),
         ("temp=3", "no key temp; see --help"),
         ("limit=3", "no key limit; see --help"),
         ("temperature=0.5", "did you mean temperatures?"),
-        ("--show-data=3", "each does something else"),
+        ("--show-data=3", "each does something different"),
     ],
 )
 def test_words_that_no_texts_are_written_by_are_refused_by_name(
@@ -399,6 +399,6 @@ def test_files_of_others_are_not_written_over(
 ) -> None:
     (tmp_path / name).write_text("mine")
     assert write(target, tmp_path) == 2
-    assert f"has {name}, and no header.json; name a folder of its own" in capsys.readouterr().err
+    assert f"has {name}, but no header.json; name another folder" in capsys.readouterr().err
     assert [file.name for file in tmp_path.iterdir() if file.suffix != ".lock"] == [name]
     assert (tmp_path / name).read_text() == "mine"

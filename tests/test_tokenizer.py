@@ -107,7 +107,11 @@ def test_a_template_that_takes_no_system_prompt_is_not_broken(tmp_path: Path) ->
     none = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
     tokenizer = make_tokenizer(tmp_path, none + TEMPLATE)
     assert tokenizer.decode(tokenizer.encode_prompt("chat", "a time")) == f"{BOS} {TURN} a time"
-    with pytest.raises(UnusablePrompt, match=r"takes no system prompt \(.*no system role.*leave out workload\.system"):
+    with pytest.raises(
+        UnusablePrompt,
+        match=r"does not take a system prompt \(.*no system "
+        r"role.*leave out workload\.system",
+    ):
         tokenizer.encode_prompt("chat", "a time", "upon")
 
 
@@ -148,14 +152,18 @@ def test_a_prompt_that_has_been_through_a_template_is_refused(
 ) -> None:
     """It would have two BOS, and its turn's marker twice."""
     tokenizer = make_tokenizer(tmp_path, template)
-    with pytest.raises(UnusablePrompt, match=rf"begins with {BOS}, which the target's tokenizer puts in front"):
+    with pytest.raises(
+        UnusablePrompt,
+        match=rf"begins with {BOS}, which the target's tokenizer "
+        "also puts at the beginning",
+    ):
         tokenizer.encode_prompt(form, f"{before}{BOS} {TURN} a time")
 
 
 def test_a_pocket_prompt_with_its_markers_is_refused() -> None:
     tokenizer = TargetTokenizer(ZOO / "pocket")
     for form, text in (("chat", render_prompt("chat", "Hi")), ("continue", f"{END_OF_TEXT}Hi")):
-        with pytest.raises(UnusablePrompt, match="leave out what a chat template has added"):
+        with pytest.raises(UnusablePrompt, match="leave out the text that a chat template has added"):
             tokenizer.encode_prompt(form, text)
 
 
@@ -201,11 +209,11 @@ def with_settings(folder: Path, content: Any) -> TargetTokenizer:
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        ("[]", "must hold a JSON object, holds a list"),
+        ("[]", "must hold a JSON object, but holds a list"),
         ("{", "cannot be read as JSON"),
         ("[" * 100_000, "nested too deeply"),
-        ({"chat_template": 5}, "chat_template must be a string, is 5"),
-        ({"chat_template": {"default": "x"}}, "chat_template must be a string, is an object"),
+        ({"chat_template": 5}, "chat_template must be a string, but is 5"),
+        ({"chat_template": {"default": "x"}}, "chat_template must be a string, but is an object"),
         ({"chat_template": [5]}, ""),
         ({"chat_template": ["x"]}, ""),
         ({"chat_template": [{"name": "a"}]}, ""),
@@ -220,7 +228,7 @@ def with_settings(folder: Path, content: Any) -> TargetTokenizer:
         ({"chat_template": "{% for i in range(10**9) %}{% endfor %}"}, "OverflowError"),
         ({"chat_template": "{{ ''.__class__.__mro__[1].__subclasses__() }}"}, "SecurityError"),
         ({"chat_template": "{{ 'x' * 3000000 }}"}, "more than 1000000 characters"),
-        ({"chat_template": "hello"}, "leaves out what the user asks"),
+        ({"chat_template": "hello"}, "leaves out the user's message"),
     ],
 )
 def test_broken_settings_and_templates_are_refused_in_a_line_that_names_the_file(
@@ -371,7 +379,7 @@ def test_a_template_that_does_not_ask_whether_to_think_is_not_told(template: str
     shutil.copy(ZOO / "pocket" / "tokenizer.json", tmp_path)
     if template is not None:
         (tmp_path / "chat_template.jinja").write_text(template)
-    with pytest.raises(UserError, match=r"thinking=False: .* has no such choice; use thinking=null"):
+    with pytest.raises(UserError, match=r"thinking=False: .* does not have this choice; use thinking=null"):
         TargetTokenizer(tmp_path, thinking=False)
     (tmp_path / "chat_template.jinja").write_text("{{ enable_thinking }} {{ messages[-1].content }}")
     assert TargetTokenizer(tmp_path, thinking=False).encode_prompt("chat", "a", None)

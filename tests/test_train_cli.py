@@ -44,7 +44,7 @@ REFUSED = [
     ("writing.num_texts=9", "target=hf and no texts="),
     *((f"{HF} {word}", "or choose target=shipped") for word in ("generations.max_new_tokens=8", "num_workers=2")),
     (f"{HF} tokenizer.vocab_size=999", "or choose target=pocket"),
-    (f"{HF} --plan --show-data=3", "each does something else"),
+    (f"{HF} --plan --show-data=3", "each does something different"),
     (f"{HF} --plan=3", "write --plan"),
     ("drafter=none", "nothing to train; choose target=pocket"),
     ("drafter=eagle3,mtp_eagle", "add -m"),
@@ -55,7 +55,7 @@ REFUSED = [
     ("num_workers=-1", "at least 1"),
     ("generations.row_length=2", "at least 16"),
     ("generations.batch_size=null", "takes a whole number, not null"),
-    ("drafter.optimisation=3", "is no key, but a set of keys"),
+    ("drafter.optimisation=3", "is not a key, but a set of keys"),
     ("drafter.optimisation.num_steps=200", "use drafter.optimisation.num_warmup_steps=199"),
     ("drafter.kv_source_layers=[3,9]", "must name layers of the target, 0 to 7"),
     ("output_dir=/dev/null/out", "output_dir=/dev/null/out cannot be written"),
@@ -96,7 +96,7 @@ def test_trainings_of_a_sweep_that_cannot_share_a_folder_are_refused_before_the_
     printed = capsys.readouterr()
     assert printed.out == "" and printed.err == (
         "refused: output_dir=outputs/train-drafters would hold generations of seed=0 and of seed=1; give each training "
-        "a folder of its own: 'output_dir=outputs/train-drafters/${seed}'\n"
+        "its own folder: 'output_dir=outputs/train-drafters/${seed}'\n"
     )
     assert list(tmp_path.iterdir()) == []
 
@@ -156,7 +156,7 @@ def test_ctrl_c_ends_a_training_and_the_multirun_it_is_one_of(
     monkeypatch.setattr(Pipeline, "run", interrupt)
     assert main(arguments) == 130
     assert begun == [0]
-    assert capsys.readouterr().err == "interrupted; the same command goes on from here\n"
+    assert capsys.readouterr().err == "interrupted; the same command continues from here\n"
 
 
 def test_a_training_that_diverges_fails_in_one_line(

@@ -412,29 +412,29 @@ def test_torchrun_trains_what_one_process_does(llama: Path, whole: Path) -> None
 @pytest.mark.parametrize(
     ("word", "reason"),
     [
-        ("drafter=mtp_vanilla", "a module a draft costs more"),
+        ("drafter=mtp_vanilla", "one module for each draft costs more"),
         ("drafter=draft_model drafter.prompt_loss_weight=0.1", "use drafter.prompt_loss_weight=0"),
         ("drafter.draft_vocab_size=161", "more than the target's 160"),
-        ("dtype=float16", "no room for small gradients"),
-        ("drafter.num_unrolled_steps=48", "packing.row_length=48 has no room for drafter.num_unrolled_steps=48"),
+        ("dtype=float16", "cannot represent small gradients"),
+        ("drafter.num_unrolled_steps=48", "packing.row_length=48 is too short for drafter.num_unrolled_steps=48"),
         (
             "drafter=mtp_eagle drafter.num_unrolled_steps=64",
             "; use packing.row_length=65",
         ),
         ("drafter.num_unrolled_steps=1 drafter.step_loss_decay=0.5", "step_loss_decay=0.5 is not read"),
         ("drafter=p_eagle drafter.slot_weights=dpace drafter.slot_decay=2", "slot_decay=2 is not read"),
-        ("packing.row_length=513", "over the target's 512 positions"),
+        ("packing.row_length=513", "more than the target's 512 positions"),
         ("evaluation.max_new_tokens=512", "leaves no room for a prompt in the target's 512 positions"),
-        ("evaluation.max_new_tokens=511", "behind a held-out prompt of"),
-        ("logger.project=a/b", "is no name of a W&B project"),
+        ("evaluation.max_new_tokens=511", "after a held-out prompt of"),
+        ("logger.project=a/b", "is not the name of a W&B project"),
         ("logger.mode=offline", "logger.mode is not read without a project"),
         ("logger.entity=me", "logger.entity is not read without a project"),
         ("layouts=[deepspec]", "layouts=[deepspec] is not known for drafter=eagle3; use layouts=[speculators]"),
-        ("drafter=dflash layouts=[deepspec]", "layouts=[deepspec] has no place for drafter.slots=mask_first"),
+        ("drafter=dflash layouts=[deepspec]", "layouts=[deepspec] cannot hold drafter.slots=mask_first"),
         ("drafter=p_eagle layouts=[speculators]", "is not known for drafter=p_eagle; leave it out"),
         ("evaluation.limit_per_category=5", "choose evaluation.prompts="),
         ("evaluation.prompts=[nowhere.jsonl]", "there is no file nowhere.jsonl"),
-        (f"evaluation.prompts=[{ZOO / 'pocket' / 'config.json'}]", "config.json holds no question"),
+        (f"evaluation.prompts=[{ZOO / 'pocket' / 'config.json'}]", "config.json has no question"),
     ],
 )
 def test_what_cannot_be_trained_for_a_checkpoint_is_refused(
@@ -459,7 +459,7 @@ def test_rows_that_have_room_for_prompts_alone_are_refused(llama: Path, capsys: 
     answers = [Answered([*range(3, 40)], 20, index) for index in range(4)]
     TextsFolder(llama / "texts", header).add_answers("answers-00000.safetensors", answers, {"kept": 4})
     assert main([*words(llama, *EAGLE3), "packing.row_length=16"]) == 2
-    assert "none counts; use packing.row_length=37" in capsys.readouterr().err
+    assert "no token of these counts; use packing.row_length=37" in capsys.readouterr().err
 
 
 def test_targets_whose_layers_are_not_packed_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -480,25 +480,25 @@ def test_hidden_states_are_collected_for_whoever_trains_elsewhere(
         assert collect([*asked, place]) == 2 and place in capsys.readouterr().err
     assert collect(asked) == 0
     assert "260 bytes a token" in capsys.readouterr().out
-    assert collect([*asked, "layers=[1]"]) == 2 and "header.json of something else" in capsys.readouterr().err
+    assert collect([*asked, "layers=[1]"]) == 2 and "header.json of another kind" in capsys.readouterr().err
     assert json.loads((llama / "states" / "header.json").read_text())["layers"]["hidden_states"] == [2, 4, 5]
     files = sorted((llama / "states").glob("*.safetensors"))
     os.truncate(files[1], 100)
     with alone_in(llama / "states"):
-        assert collect(asked) == 2 and "another process is writing" in capsys.readouterr().err
+        assert collect(asked) == 2 and "written by another process" in capsys.readouterr().err
     assert collect(asked) == 0, "a file that was cut short is written again"
     whole = files[0].rename(llama / "whole")
     for make in (os.mkfifo, os.mkdir):
         make(files[0])
-        assert collect(asked) == 2 and f"{files[0].name} is no file" in capsys.readouterr().err
+        assert collect(asked) == 2 and f"{files[0].name} is not a file" in capsys.readouterr().err
         files[0].rename(llama / make.__name__)
     unfinished, header = files[0].with_suffix(".unfinished"), llama / "states" / "header.json"
     unfinished.mkdir()
-    assert collect(asked) == 2 and f"{unfinished.name} is no file" in capsys.readouterr().err
+    assert collect(asked) == 2 and f"{unfinished.name} is not a file" in capsys.readouterr().err
     unfinished.rmdir()
     whole.rename(files[0])
     header.rename(llama / "header")
-    assert collect(asked) == 2 and "and no header.json" in capsys.readouterr().err
+    assert collect(asked) == 2 and "but no header.json" in capsys.readouterr().err
     (llama / "header").rename(header)
     parts = [load_file(file) for file in files]
     assert len(parts) > 1

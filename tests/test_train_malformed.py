@@ -140,7 +140,7 @@ def test_a_record_that_is_none_is_refused(text: str, tmp_path: Path) -> None:
 def test_a_header_of_texts_with_values_of_other_kinds_is_refused(changed: dict[str, Any], tmp_path: Path) -> None:
     content = json.loads(header_bytes(tmp_path)) | changed
     (tmp_path / "file").write_text(json.dumps(content))
-    with pytest.raises(UserError, match="is of format 99, and this reads" if "format" in changed else "cannot be read"):
+    with pytest.raises(UserError, match="has format 99, but" if "format" in changed else "cannot be read"):
         read_header(tmp_path / "file")
 
 
@@ -156,13 +156,13 @@ def test_a_pipe_in_the_place_of_a_lock_keeps_nobody_waiting(tmp_path: Path) -> N
 def test_an_output_that_no_record_tells_of_is_refused(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     folder.generations.mkdir()
-    with pytest.raises(UserError, match=r"generations is here, but no .*json that says what it is"):
+    with pytest.raises(UserError, match=r"generations exists, but has no .*json that describes it"):
         run_stage(folder, folder.generations, {"seed": 0}, CPU, lambda unfinished: {})
 
 
 def test_a_pipe_in_the_place_of_a_log_or_a_checkpoint_keeps_nobody_waiting(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / LOG_FILE)
-    with pytest.raises(UserError, match=f"{LOG_FILE} is no file"), output_folder(tmp_path):
+    with pytest.raises(UserError, match=f"{LOG_FILE} is not a file"), output_folder(tmp_path):
         raise AssertionError("nothing is to be begun")
     os.mkfifo(tmp_path / "checkpoint")
     with pytest.raises(UserError, match="checkpoint cannot be read"):
@@ -199,7 +199,7 @@ def test_an_output_without_weights_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", ['{"weights": "", "layers": {}}', "[]"])
 def test_a_header_of_something_else_is_not_to_be_deleted(content: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_text(content)
-    with pytest.raises(UserError, match=r"is no header of texts; name a folder") as caught:
+    with pytest.raises(UserError, match=r"is not a header of texts; name a folder") as caught:
         read_header(tmp_path / "file")
     assert "delete" not in str(caught.value)
 

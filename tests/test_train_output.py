@@ -118,7 +118,7 @@ def test_a_stage_that_broke_down_says_so_in_its_record_and_may_be_built_with_oth
 
     run_stage(folder, output, {"peak_learning_rate": 0.1}, CPU, lambda unfinished: {"curve": []})
     assert "failure" not in json.loads(folder.record(output).read_text()) and output.exists()
-    with refused("another peak_learning_rate"):
+    with refused("a different peak_learning_rate"):
         run_stage(folder, output, {"peak_learning_rate": 1.0}, CPU, lambda unfinished: {})
 
 
@@ -130,7 +130,7 @@ def test_an_interrupted_stage_keeps_its_record_and_goes_on_with_the_same_setting
 
     with pytest.raises(KeyboardInterrupt):
         run_stage(folder, folder.generations, {"seed": 0}, CPU, interrupted)
-    with refused("another seed"):
+    with refused("a different seed"):
         run_stage(folder, folder.generations, {"seed": 1}, CPU, lambda unfinished: {})
     run_stage(folder, folder.generations, {"seed": 0}, CPU, lambda unfinished: {})
     assert folder.generations.is_dir()
@@ -147,7 +147,7 @@ def test_a_knob_that_earlier_versions_lacked_tells_two_trainings_apart(knob: dic
         folder = RunFolder(tmp_path / str(number))
         output = folder.drafter("dflash")
         run_stage(folder, output, begun, CPU, lambda unfinished: {})
-        with refused(f"another {next(iter(knob))}"):
+        with refused(f"a different {next(iter(knob))}"):
             run_stage(folder, output, other, CPU, lambda unfinished: {})
 
 

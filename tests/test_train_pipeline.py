@@ -101,9 +101,9 @@ def test_finished_stages_are_skipped_and_a_missing_one_is_built_again(run_folder
 
 
 def test_a_folder_begun_with_another_recipe_is_refused(run_folder: RunFolder) -> None:
-    with pytest.raises(ValueError, match="another num_natural_documents; choose another output_dir"):
+    with pytest.raises(ValueError, match="a different num_natural_documents; choose another output_dir"):
         smoke_pipeline(run_folder.root, "target=pocket", "corpus.num_natural_documents=11").run()
-    with pytest.raises(ValueError, match="another seed"):
+    with pytest.raises(ValueError, match="a different seed"):
         smoke_pipeline(run_folder.root, "target=pocket", "seed=1").run()
 
 
@@ -186,7 +186,7 @@ def test_texts_of_another_target_are_refused(shipped_folder: RunFolder, tmp_path
     record["recipe"]["target"] = "0" * 64
     tmp_path.joinpath("records").mkdir()
     tmp_path.joinpath("records", "generations.json").write_text(json.dumps(record))
-    with pytest.raises(ValueError, match="another target; choose another output_dir"):
+    with pytest.raises(ValueError, match="a different target; choose another output_dir"):
         smoke_pipeline(tmp_path, "drafter=mtp_eagle").run()
 
 
@@ -242,7 +242,7 @@ def test_what_ends_a_training_saves_no_weights_and_the_next_command_goes_on(
     with monkeypatch.context() as patch:
         patch.setattr(loop, "learning_rate", interrupted)
         assert main(arguments) == 130
-    assert "the same command goes on from here" in capsys.readouterr().err
+    assert "the same command continues from here" in capsys.readouterr().err
     assert (tmp_path / "checkpoints" / "pocket-eagle3.pt").exists() and not (tmp_path / "pocket-eagle3").exists()
     assert main(arguments) == 0
     assert "at step 2" in (tmp_path / "spec_lab.train.log").read_text()

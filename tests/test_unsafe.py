@@ -79,7 +79,7 @@ def test_what_a_clusters_shell_would_run_is_refused(argument: str) -> None:
 @pytest.mark.parametrize("place", ["../../x", "/tmp/x", "${oc.env:HOME}/x", "x", "null"])
 @pytest.mark.parametrize("key", ["sweep.subdir", "sweep.dir", "run.dir", "output_subdir", "job.name"])
 def test_no_setting_of_hydra_leads_out_of_the_folder_of_a_run(key: str, place: str, sign: str) -> None:
-    with pytest.raises(UserError, match="names its folders itself; use output_dir=outputs"):
+    with pytest.raises(UserError, match="itself names its folders; use output_dir=outputs"):
         refuse_argument(f"{sign}hydra.{key}={place}")
 
 
@@ -110,7 +110,7 @@ def test_what_is_no_folder_is_passed_over_where_a_sweep_has_its_own(obstacle: st
 @pytest.mark.parametrize("argument", ["output_dir=a\0b", "name=\udcff", "workload.path=\udce4.jsonl"])
 def test_what_is_no_text_is_refused_in_a_line(argument: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([argument]) == 2
-    assert "is no text" in capsys.readouterr().err
+    assert "is not text" in capsys.readouterr().err
 
 
 def test_settings_of_hydra_that_run_nothing_are_taken(empty_folder: Path) -> None:

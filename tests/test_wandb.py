@@ -347,15 +347,15 @@ def logger_refusals(*overrides: str) -> list[str]:
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("logger.project=a/b", "logger.project=a/b is no name of a W&B project"),
-        ("logger.project='a?b'", "logger.project=a?b is no name of a W&B project"),
-        ("logger.project=''", "logger.project='' is no name of a W&B project"),
-        ("logger.project='a\nb'", r"logger.project='a\nb' is no name of a W&B project"),
+        ("logger.project=a/b", "logger.project=a/b is not the name of a W&B project"),
+        ("logger.project='a?b'", "logger.project=a?b is not the name of a W&B project"),
+        ("logger.project=''", "logger.project='' is not the name of a W&B project"),
+        ("logger.project='a\nb'", r"logger.project='a\nb' is not the name of a W&B project"),
         (f"logger.project={'a' * 129}", "(at most 128 characters"),
-        *((f"logger.group={text}", "is no name of a W&B group") for text in ("''", "'a\nb'", "g" * 129)),
-        ("logger.entity='a b'", "logger.entity=a b is no name of a W&B user or team"),
-        ("logger.entity=a/b", "logger.entity=a/b is no name of a W&B user or team"),
-        ("logger.entity=''", "logger.entity='' is no name of a W&B user or team"),
+        *((f"logger.group={text}", "is not the name of a W&B group") for text in ("''", "'a\nb'", "g" * 129)),
+        ("logger.entity='a b'", "logger.entity=a b is not the name of a W&B user or team"),
+        ("logger.entity=a/b", "logger.entity=a/b is not the name of a W&B user or team"),
+        ("logger.entity=''", "logger.entity='' is not the name of a W&B user or team"),
         ("logger.mode=online", "logger.mode=online needs a key"),
     ],
 )
@@ -422,7 +422,7 @@ def test_usual_names_pass(workplace: Path) -> None:
 
 @pytest.mark.parametrize("key", ["project=p", "entity=e", "mode=online", "group=g"])
 def test_nothing_of_wandb_is_taken_without_it(key: str) -> None:
-    with pytest.raises(UserError, match=r"not read by the options chosen; .* logger=wandb"):
+    with pytest.raises(UserError, match=r"not read by the chosen options; .* logger=wandb"):
         compose_run(["logger=jsonl", f"logger.{key}"])
 
 

@@ -89,11 +89,11 @@ def test_all_that_the_view_shows_is_logged_by_a_run(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["team"], "'team' is no ENTITY/PROJECT; write my-team/spec_lab"),
-        (["team/a/b"], "'team/a/b' is no ENTITY/PROJECT"),
-        (["/p"], "'/p' is no ENTITY/PROJECT"),
-        (["te am/p"], "'te am/p' is no ENTITY/PROJECT"),
-        (["../p"], "'../p' is no ENTITY/PROJECT"),
+        (["team"], "'team' is not ENTITY/PROJECT; write my-team/spec_lab"),
+        (["team/a/b"], "'team/a/b' is not ENTITY/PROJECT"),
+        (["/p"], "'/p' is not ENTITY/PROJECT"),
+        (["te am/p"], "'te am/p' is not ENTITY/PROJECT"),
+        (["../p"], "'../p' is not ENTITY/PROJECT"),
         ([PLACE, "--name", ""], "--name='': a view needs a name"),
         ([], "ENTITY/PROJECT"),
         ([PLACE], "needs a key of W&B's server, and none is configured; set WANDB_API_KEY"),

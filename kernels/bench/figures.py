@@ -16,7 +16,7 @@ import torch
 def require_gpu() -> None:
     """End the process with a message if there is no GPU."""
     if not torch.cuda.is_available():
-        sys.exit("what is timed here runs on a GPU, and torch sees none")
+        sys.exit("the timed kernels need a GPU, and torch finds none")
 
 
 def options_of(parser: argparse.ArgumentParser) -> argparse.Namespace:

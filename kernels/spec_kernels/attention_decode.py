@@ -80,7 +80,8 @@ def attend_split(
     """Attends one row tile over the keys of one split, or if IS_WHOLE, of all splits one after another.
 
     All rows of a tree share the splits before its root. In later splits each query row has its own keys and its own
-    programs. The keys are where a chain's would be, so the row's sums are those of plain decoding.
+    programs. The keys are at the positions that they would have in a chain, so the row's sums equal those of plain
+    decoding.
     """
     kv_head = tl.program_id(1)
     if IS_TREE:

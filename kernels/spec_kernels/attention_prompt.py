@@ -1,4 +1,4 @@
-"""Attention of a prompt chunk: tall row tiles, as suits the tensor cores, over the paged keys in place.
+"""Attention of a prompt chunk over the paged keys in place, in tall row tiles, which suit the tensor cores.
 
 Source: FlashAttention-2 (Dao 2023). A tile processes the keys that all its rows see without a mask, then those that
 only some rows see.

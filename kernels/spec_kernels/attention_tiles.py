@@ -86,9 +86,9 @@ def choose_latent_tiles(num_heads: int, split_keys: int, element_size: int) -> T
     """Returns tiles of (query row, head) pairs over latent rows, for any number of query rows.
 
     With few heads, keys and channels fill the tensor cores' operands, and pairs are the short side, as in decoding. Two
-    tiles of keys fit shared memory beside the queries. For short splits, as of short contexts, narrow tiles start
-    sooner. For longer ones, wide tiles share the reads of keys. With many heads, 64 pairs are the rows of the products,
-    which took three quarters of the time on an H200.
+    tiles of keys fit shared memory beside the queries. Short contexts have short splits, for which narrow tiles are
+    used, since they start sooner. Wide tiles are used for longer splits, since they share the reads of keys. With many
+    heads, 64 pairs are the rows of the products, which took three quarters of the time on an H200.
     """
     if element_size == 4:  # there is no tensor core product, and an unrolled one takes long to compile
         return Tiles(rows=16, keys=16, num_warps=4, num_stages=1)

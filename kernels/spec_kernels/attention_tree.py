@@ -1,4 +1,4 @@
-"""How the programs of a tree's attention divide its rows and keys.
+"""Divides the rows and keys of a tree's attention among its programs.
 
 All rows share the splits before the root, as a chain's rows share all splits. From the root's split on each query row
 has its own programs, so that none waits for another row's keys.
@@ -24,7 +24,7 @@ def tree_tile(
     """Returns the task of the program at `place` of a tree's launch.
 
     The first `num_own` programs each take a query row and the split that contains the root. The next `num_shared` take
-    tiles of rows. The rest take further splits of a query row, of which there are often none.
+    tiles of rows. The rest take further splits of a query row; often there are none.
 
     Returns:
         Whether the program has a single query row, its request, the range of its rows, and the index of its split.

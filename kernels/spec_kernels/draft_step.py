@@ -65,7 +65,7 @@ def update_draft_inputs(
     Args:
         draft_tokens: [batch, K] int64; column `column` is written.
         next_tokens: [batch] int64, written; unchanged by the last step.
-        next_hidden: [batch, hidden_size], written likewise.
+        next_hidden: [batch, hidden_size], written; also unchanged by the last step.
         tokens: [batch] int64 drafts of this step.
         hidden: [batch, hidden_size] the outputs from which these were picked, of the same dtype as `next_hidden`.
         column: [1] int64, from 0 to K - 1.

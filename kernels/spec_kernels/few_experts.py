@@ -4,8 +4,8 @@ Nothing is sorted. Each program belongs to a pair of a row and an expert. It loo
 computes the expert if its row is the first that chose it. Tiles have a place for each row, so no list of an expert's
 rows is needed, and a row's bits do not depend on other rows.
 
-Sources: the fused MoE kernels of vLLM and SGLang, which also treat the shared expert as another routed one. The sum by
-the last program to finish is that of `product.py`.
+Sources: the fused MoE kernels of vLLM and SGLang, which also treat the shared expert as another routed one. As in
+`product.py`, the last program to finish computes the sum.
 """
 
 # mypy: allow-untyped-decorators

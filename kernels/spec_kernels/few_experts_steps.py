@@ -41,7 +41,7 @@ def rows_of_slot(
     """Returns the expert of a slot, the rows that chose it, the pair of each, and whether this slot does the expert's
     work.
 
-    After the slots of all pairs comes that of the shared expert, which all rows choose.
+    The slot after those of all pairs is the shared expert's, which all rows choose.
     """
     rows = tl.arange(0, ROW_TILE)
     choices = tl.arange(0, CHOICE_TILE)

@@ -322,7 +322,7 @@ def absorb_and_write(
     Args:
         queries: [rows, num_heads, row_width], contiguous in the last dimension, written; `heads` to `signed_sin` as in
             `multiply_heads`, where `queries` is `out`.
-        cache: [num_slots, row_width], written; it and what follows as in `write_latents`.
+        cache: [num_slots, row_width], written; this and the following arguments are as in `write_latents`.
     """
     num_rows, num_heads, query_width = heads.shape
     _, in_width, rank = maps.shape

@@ -1,7 +1,7 @@
 """Merges the partial results of latent attention's splits. Rows are wide and splits many, so a program takes some
 channels of one head and many splits at once.
 
-The places of the splits alone determine which are added together, and in what order. Splits that a row does not see add
+Which splits are added together, and in which order, depends only on their positions. Splits that a row does not see add
 nothing. So a row's bits do not depend on other rows.
 """
 
@@ -89,8 +89,8 @@ def merge_latents(
 
     Args:
         reach: the number of positions that can be read, and the window.
-        most_splits: that of the longest request which the page table allows. It determines which splits are added
-            together, so that this does not depend on the launch.
+        most_splits: the number of splits of the longest request that the page table allows. It determines which splits
+            are added together, so that this does not depend on the launch.
     """
     _, num_rows, num_heads, width = partials.acc.shape
     channel_tile = min(_CHANNELS_AT_ONCE, max(16, triton.next_power_of_2(width)))

@@ -1,7 +1,7 @@
-"""Attention metadata: builds it for the rows of a forward, and advances that of one query row for each request in
-place.
+"""Builds attention metadata for the rows of a forward, and advances that of one query row for each request in place.
 
-The latter runs between two draft steps that are in one CUDA graph (vLLM #46849, SGLang #25539)."""
+The second kernel runs between two draft steps that are in one CUDA graph (vLLM #46849, SGLang #25539).
+"""
 
 # mypy: allow-untyped-decorators
 from __future__ import annotations

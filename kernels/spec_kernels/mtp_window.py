@@ -76,7 +76,7 @@ def slide_windows(
 
     Args:
         window_tokens: [num_slots + 1, K] int64, contiguous, written at `slot_ids`.
-        window_hidden: [num_slots + 1, K, hidden_size], contiguous, written likewise.
+        window_hidden: [num_slots + 1, K, hidden_size], contiguous, also written at `slot_ids`.
         tokens: [batch, rows] int64 inputs of this round, or of a prompt chunk.
         hidden: [batch, rows, hidden_size] their target hidden states, of the window's dtype.
         slot_ids: [batch] int64; requests may share a slot only if their `num_valid` is 0.

@@ -88,7 +88,7 @@ def race(weights: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
 
 
 def race_speeds(weights: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-    """Return the values [..., vocab] of which `race` takes the largest. In descending order they are draws without
+    """Return the values [..., vocab] whose maximum decides `race`. In descending order they are draws without
     replacement."""
     index = torch.arange(weights.shape[-1], device=weights.device)
     arrivals = -torch.log(uniform(child(keys.unsqueeze(-1), index)))

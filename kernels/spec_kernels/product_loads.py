@@ -1,4 +1,4 @@
-"""How products load tiles of a weight, of rows and of a norm's weight."""
+"""Loads tiles of a weight, of rows and of a norm's weight, for the products."""
 
 # mypy: allow-untyped-decorators
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What all products share: the steps of the loop over the inputs, and the sum of a tile's splits."""
+"""The shared parts of all products: the steps of the loop over the inputs, and the sum of a tile's splits."""
 
 # mypy: allow-untyped-decorators
 from __future__ import annotations

@@ -18,7 +18,7 @@ MOST_STEPS_AHEAD = 5
 
 @dataclass(frozen=True, slots=True)
 class SkinnyTiles:
-    """How the programs of a launch divide a product [rows, in_features] x [out_features, in_features].
+    """The division of a product [rows, in_features] x [out_features, in_features] among the programs of a launch.
 
     Attributes:
         columns: outputs of a program.

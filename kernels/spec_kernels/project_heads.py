@@ -118,7 +118,7 @@ def _project_heads(
         projected = sums.to(queries_ptr.dtype.element_ty)
         left_in, right_in = tl.split(tl.reshape(projected, (ROW_TILE, PAIR_TILE, 2)))
         wide_left, wide_right = left_in.to(tl.float32), right_in.to(tl.float32)
-        # The roundings of `rope_write.turned`.
+        # Rounded as in `rope_write.turned`.
         left = tl.fma(wide_left, cos, wide_right * -sin)
         right = tl.fma(wide_right, cos, wide_left * sin)
         is_value = (head >= NUM_HEADS + NUM_KV_HEADS)[None, :]
@@ -163,7 +163,7 @@ def project_heads(
         cos: [rows, head_dim] of each row's position, the same in both halves.
         signed_sin: [rows, head_dim], likewise, but negated in the first half.
         slot_mapping: [rows] int64.
-        scales: for an e4m3 weight, as in `product`; `fits_scales` tells for which heads.
+        scales: for an e4m3 weight, as in `product`; only for heads that pass `fits_scales`.
     """
     num_rows, num_heads, head_dim = queries.shape
     num_kv_heads, in_features = kv.shape[2], rows.shape[1]

@@ -1,9 +1,9 @@
 """Rejection sampling of drafts (Leviathan et al., arXiv 2211.17192): accept draft x with probability min(1, p(x) /
 q(x)), then draw one token from the residual.
 
-The stages are those of vLLM's sampler. First, the softmax's maximum and sum for every tile of the vocabulary. Second,
-one program for each request, which walks its drafts. Third, a race over the vocabulary of the row reached, tile by
-tile. Fourth, the winner is written after the drafts. The probabilities of a whole row are never written.
+The stages are the same as in vLLM's sampler. First, the softmax's maximum and sum for every tile of the vocabulary.
+Second, one program for each request, which walks its drafts. Third, a race over the vocabulary of the row reached, tile
+by tile. Fourth, the winner is written after the drafts. The probabilities of a whole row are never written.
 """
 
 # mypy: allow-untyped-decorators

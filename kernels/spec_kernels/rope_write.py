@@ -1,6 +1,6 @@
 """Writes K and V into the paged cache, alone or fused with norm and rotation.
 
-The fused kernel is what "prewrite" attention needs. It puts K and V of all rows in the cache and the rotated queries in
+"Prewrite" attention needs the fused kernel. It puts K and V of all rows in the cache and the rotated queries in
 their own tensor, before attention drops rows that are not read.
 """
 

@@ -1,5 +1,5 @@
 """The router of experts: for up to 64 rows, its norm, logits, choice and weights in one launch instead of a dozen. For
-more rows only the choice and the weights.
+more rows, one launch makes only the choice and the weights.
 
 Logits and scores are always float32. A row's logits are summed in a fixed order, and its choice depends on nothing
 else. So a row's bits do not depend on other rows.
@@ -63,7 +63,7 @@ def _choose_of_row(
     HAS_BIAS: tl.constexpr,
     IS_RENORMALIZED: tl.constexpr,
 ) -> None:
-    """Chooses the experts of one row: repeatedly the highest score; ties go to the first."""
+    """Chooses the experts of one row by taking the highest score repeatedly; ties go to the first."""
     experts = tl.arange(0, EXPERT_TILE)
     is_expert = experts < NUM_EXPERTS
     # Read past L1, since another program may have just written them.

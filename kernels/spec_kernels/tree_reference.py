@@ -22,8 +22,8 @@ def move_path_reference(
     All rows are read before any is written. Past the end of a path, junk is moved over junk.
 
     Args:
-        caches: [layers, num_slots, *shape] each, written: row j of a request is in the slot of position L + j, and the
-            row in column c of its path is moved to that of L + c.
+        caches: [layers, num_slots, *shape] each, written: row j of a request is in the slot of position L + j. The row
+            in column c of its path is moved to the slot of position L + c.
         moved: [batch * (depth + 1), width], written: the features of the paths; None if there are none.
         features: [batch * N, width]; None likewise.
         path: [batch, depth + 1] rows; column 0 is the root.

@@ -260,7 +260,7 @@ def write_path(
     slot_seeds: torch.Tensor,
     kv_lens: torch.Tensor,
 ) -> None:
-    """Take the first path whose number of drafts is that of rates above the round's draw, or the longest path.
+    """Take the first path with as many drafts as there are rates above the round's draw, else the longest path.
 
     Args:
         logits: [batch, N, vocab] float32, float16 or bfloat16.

@@ -1,4 +1,4 @@
-"""What kernels over the vocabulary share: the tiles of a row of logits, and the merging of their results.
+"""The shared parts of the kernels over the vocabulary: the tiles of a row of logits, and the merging of their results.
 
 A row is divided into tiles of a fixed size, with one program each, so that even one request keeps several
 multiprocessors busy. A second kernel merges the tiles in a fixed order, so a row's result does not depend on other

@@ -51,7 +51,7 @@ class Window:
 
 @dataclass(slots=True)
 class JudgedDrafts:
-    """What a rule knows about the K drafts of a round before it draws random numbers.
+    """The facts that a rule has about the K drafts of a round before it draws random numbers.
 
     Attributes:
         p: [batch, N, vocab] the target's distribution.
@@ -115,8 +115,8 @@ class LossyAcceptance:
         return at_tokens(judged.forgivable, drafts) & behind
 
     def last_law(self, judged: JudgedDrafts, inputs: AcceptanceInputs, num_accepted: torch.Tensor) -> torch.Tensor:
-        """Return the distribution [batch, vocab] of the last token: that which replaces the rejected draft, or p if
-        there is none."""
+        """Return the distribution [batch, vocab] of the last token: that of the rejected draft's replacement, or p if
+        none was rejected."""
         drafts, vocab_size = inputs.draft_tokens, judged.p.shape[-1]
         if drafts.shape[1] == 0:
             return judged.p[:, 0]
@@ -134,7 +134,7 @@ class LossyAcceptance:
     def emitted_law(self, judged: JudgedDrafts, inputs: AcceptanceInputs) -> torch.Tensor:
         """Return the distribution [batch, K, vocab] that each row emits from, exact given the prefix and q.
 
-        With a window it is also conditional on the later drafts, whose acceptance decides what is forgiven.
+        With a window it is also conditional on the later drafts, whose acceptance decides which drafts are forgiven.
         """
         p, passes = judged.p[:, :-1], judged.accepts
         if self._window is not None and judged.forgivable is not None:

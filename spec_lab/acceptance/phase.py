@@ -47,8 +47,8 @@ def thinking_mask(prompt_ids: Sequence[int], output_ids: Sequence[int], markers:
 
 
 class PhaseState:
-    """Whether thinking is open at the end of each slot's text: [num_slots + 1] bool. The last entry is the scratch
-    slot."""
+    """The phase at the end of each slot's text, [num_slots + 1] bool: whether thinking is open. The last entry is the
+    scratch slot."""
 
     def __init__(self, num_slots: int, markers: ThinkingMarkers, device: torch.device) -> None:
         self._markers = markers

@@ -21,8 +21,8 @@ def expand_mean_length(mean_length: float, num_draft_tokens: int) -> tuple[float
     """
     if not 1 <= mean_length <= num_draft_tokens + 1:
         raise UserError(
-            f"acceptance.mean_length={mean_length} is outside 1..{num_draft_tokens + 1}, what "
-            f"drafter.num_draft_tokens={num_draft_tokens} can emit a round; use acceptance.mean_length="
+            f"acceptance.mean_length={mean_length} is outside 1..{num_draft_tokens + 1}, the range with "
+            f"drafter.num_draft_tokens={num_draft_tokens}; use acceptance.mean_length="
             f"{1 + num_draft_tokens / 2:g}"
         )
     return tuple(min(max(mean_length - 1 - position, 0.0), 1.0) for position in range(num_draft_tokens))
@@ -32,13 +32,13 @@ def check_rates(rates: Sequence[float], num_draft_tokens: int) -> None:
     """Raise UserError if `rates` cannot be unconditional acceptance rates of K positions."""
     if len(rates) != num_draft_tokens:
         raise UserError(
-            f"acceptance.rates has {len(rates)} values for drafter.num_draft_tokens={num_draft_tokens}; "
-            "give one for each position"
+            f"acceptance.rates has {len(rates)} values for drafter.num_draft_tokens={num_draft_tokens}; give one value "
+            "for each position"
         )
     if any(not 0 <= rate <= 1 for rate in rates):
-        raise UserError(f"acceptance.rates={list(rates)} are no probabilities; give values from 0 to 1")
+        raise UserError(f"acceptance.rates={list(rates)} are not probabilities; give values from 0 to 1")
     if any(later > earlier for earlier, later in pairwise(rates)):
         raise UserError(
-            f"acceptance.rates={list(rates)} grow, but a position is reached only past the one before it; "
-            "give unconditional rates that do not increase"
+            f"acceptance.rates={list(rates)} increase, but a position is reached only after the one before it; give "
+            "unconditional rates that do not increase"
         )

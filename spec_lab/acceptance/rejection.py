@@ -116,8 +116,8 @@ class RejectionAcceptance:
         """Choose the method, the sampling parameters and the noise.
 
         Args:
-            key: makes the key of a draw. Tests and demonstrations pass others than `round_key`, to show what goes
-                wrong.
+            key: makes the key of a draw. Tests and demonstrations pass others than `round_key`, to show the errors that
+                these cause.
             lossless: False if the drafts were not drawn from the q that the rule is given, which it cannot check.
         """
         self.traits = RuleTraits(lossless=lossless, reads_draft_logits=method.reads_draft_logits)

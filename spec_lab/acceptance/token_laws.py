@@ -37,7 +37,8 @@ class TokenLaw(Protocol):
 
 
 def normalised_residual(law: torch.Tensor, q: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
-    """Return max(law - q, 0), normalised. Where it is 0 everywhere, only rounding can reject a draft: return p."""
+    """Return max(law - q, 0), normalised. If it is 0 everywhere, only rounding can reject a draft, and p is
+    returned."""
     left = (law - q).clamp(min=0)
     left = torch.where((left > 0).any(dim=-1, keepdim=True), left, p)
     return left / left.sum(dim=-1, keepdim=True)

@@ -21,8 +21,9 @@ min(1, m(x) / q(x)) = min(q(x), m(x)). The rest, max(m - q, 0) = r, must come fr
 accepts nothing with probability 1 - total(min(q, m)) = 1 - (w - S). Conditional on that, the rest must be emitted with
 the measure r / (S + 1 - w), whatever c was.
 
-So the next child may be drawn without replacement, from what c left. It does not matter which siblings have children,
-as long as the shape of the tree does not depend on the drawn tokens. So the root emits from p, like plain sampling.
+So the next child may be drawn without replacement, from the tokens other than c. It does not matter which siblings have
+children, as long as the shape of the tree does not depend on the drawn tokens. So the root emits from p, like plain
+sampling.
 """
 
 from __future__ import annotations
@@ -121,7 +122,7 @@ def traversal_decision(
             drafts = tokens.index_select(1, siblings.children)
             w_before, m_before, drawn_from = (part.index_select(1, siblings.among) for part in (w, m, proposal))
             at_m, at_q = at_tokens(m_before, drafts), at_tokens(drawn_from, drafts)
-            # A token with q = 0 only fills up when no tokens were left to draw. It is no draft, and changes nothing.
+            # A token with q = 0 only fills up when no tokens were left to draw. It is not a draft, and changes nothing.
             follows = torch.where(at_q > 0, clipped_ratio(at_m, at_q), 0)
             thresholds.index_copy_(1, siblings.children, follows)
             below = follows.unsqueeze(-1) * p.index_select(1, siblings.children)

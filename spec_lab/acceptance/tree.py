@@ -77,7 +77,7 @@ class OneHotTreeAcceptance(RejectionAcceptance):
     """Draws each token from the target, and follows the child that holds it.
 
     SGLang's `tree_speculative_sampling_target_only` instead tries the children one after another. At thresholds of 1
-    its output has the same distribution. The drafts are not sampled, so the drafter's probabilities are of no use.
+    its output has the same distribution. The drafts are not sampled, so the drafter's probabilities are not used.
     """
 
     def __init__(self, sampling: SamplingParams, seeds: SlotSeeds, kernels: KernelSet = TORCH_FORMS) -> None:
@@ -168,7 +168,7 @@ def impose(
 
     Args:
         imposed: [batch, 1] the number of drafts to accept.
-        best: [batch, N] the target's argmax after each row; that after the path is emitted.
+        best: [batch, N] the target's argmax after each row; the one after the path is emitted.
     """
     depths = depths_of(parents, depth)
     num_accepted = torch.minimum(imposed, depths.amax(dim=1, keepdim=True))

@@ -1,7 +1,7 @@
 """graph.metadata=stale: attention metadata that is deliberately not updated after the first step of the draft loop.
 
 Backends derive window starts and schedules from seq_lens. Before vLLM #41162, a captured draft loop kept those of step
-1 for all steps. vLLM's report is of an illegal memory access. Here the draft tokens differ from those with fresh
+1 for all steps. vLLM's report describes an illegal memory access. Here the draft tokens differ from those with fresh
 metadata, and they differ more with a smaller window. The output stays correct, since verify has its own metadata.
 """
 

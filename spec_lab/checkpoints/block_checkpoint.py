@@ -27,12 +27,12 @@ def load_block(
 ) -> tuple[BlockConfig, dict[str, torch.Tensor]]:
     """Read a block drafter for a target: its config, and its tensors.
 
-    `embed_tokens.weight` and `lm_head.weight` are left out if the file does not have them, and the target's are then
-    used; with a draft vocabulary, only the rows of the head that `d2t` names. `d2t` is as in `load_eagle3`.
+    `embed_tokens.weight` and `lm_head.weight` are left out if the file does not have them. The target's are then used.
+    With a draft vocabulary, only the rows of the target's head that `d2t` names are used. `d2t` is as in `load_eagle3`.
 
     Raises:
-        UserError: what `read_block_config` refuses; tensors missing, of another shape or not expected; a vocabulary map
-            that is out of range or contradicts itself.
+        UserError: the errors of `read_block_config`; tensors missing, of another shape or not expected; a vocabulary
+            map that is out of range or contradicts itself.
     """
     source = str(folder)
     config, layout = read_block_config(folder, target)
@@ -52,7 +52,7 @@ def load_block(
 def _own_tensors(
     stored: Mapping[str, StoredTensor], layout: BlockLayout, config: BlockConfig
 ) -> dict[str, StoredTensor]:
-    """Leave out copies of the target's tensors, some of which training code stores again."""
+    """Leave out copies of the target's tensors, which some training code stores too."""
     named = {name.removeprefix("model."): tensor for name, tensor in stored.items()}
     if not layout.drops_tables:
         return named
@@ -62,7 +62,7 @@ def _own_tensors(
 
 
 def _with_confidence(config: BlockConfig, stored: Mapping[str, StoredTensor], source: str) -> BlockConfig:
-    """Set what the confidence head reads from the shape of its tensor, since the config keys for it vary or are
+    """Set the input width of the confidence head from its tensor's shape, since config keys for it vary or are
     missing."""
     if CONFIDENCE not in stored:
         return config

@@ -16,7 +16,7 @@ from spec_lab.checkpoints.taps import Tap
 
 
 class Slots(StrEnum):
-    """Which row of a block predicts which token."""
+    """The conventions about which row of a block predicts which token."""
 
     mask_first = "mask_first"
     anchor_first = "anchor_first"
@@ -32,7 +32,7 @@ class Causality(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SlotReading:
-    """Which rows of a block hold drafts: row `first_row` holds draft 1, the next one draft 2, and so on.
+    """The rows of a block that hold drafts: row `first_row` holds draft 1, the next one draft 2, and so on.
 
     Attributes:
         first_row: 1 if a row predicts the token at its own position, so that the pending token's row holds no draft
@@ -49,7 +49,8 @@ class SlotReading:
 
     @classmethod
     def of(cls, slots: Slots, block_size: int, head: HeadKind = HeadKind.none) -> SlotReading:
-        """Return the reading of a whole block. Domino leaves the last row out where the pending token's has a draft."""
+        """Return the reading of a whole block. If the pending token's row holds a draft, Domino does not use the last
+        row."""
         first_row = 1 if slots == Slots.mask_first else 0
         return cls(first_row, block_size - (1 if head == HeadKind.gru else first_row))
 

@@ -35,7 +35,9 @@ def with_scales(stored: Mapping[str, StoredTensor], folder: Path) -> dict[str, S
     block = read_block(read_json(source), str(source))
     if block is None:
         first = next(iter(scaled))
-        raise UserError(f"{source}: has no quantization_config, but {first} and others have scales; fetch it again")
+        raise UserError(
+            f"{source}: has no quantization_config, but tensors such as {first} have scales; fetch it again"
+        )
     for name, scales in scaled.items():
         shape = stored[name].shape
         if len(shape) != 2 or scales.shape != scales_shape(shape, block):

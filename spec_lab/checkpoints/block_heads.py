@@ -24,7 +24,7 @@ class HeadKind(StrEnum):
 
 
 class MarkovForm(StrEnum):
-    """How a Markov head computes its bias from the token before."""
+    """The ways in which a Markov head computes its bias from the token before."""
 
     vanilla = "vanilla"
     gated = "gated"

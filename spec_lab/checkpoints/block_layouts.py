@@ -1,7 +1,7 @@
 """Reading the config.json of block drafters in three layouts: z-lab's (SpecForge's too), DeepSpec's, and speculators'.
 
-Each describes the same block with different keys. They count the target's layers in two ways. Which row predicts which
-token is given by a key, by a name, or not at all.
+Each describes the same block with different keys. They count the target's layers in two ways. A key or the
+architecture's name says which row predicts which token; some files do not say it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MASK_KEYS = ("mask_token_id", "dspark_noise_token_id", "pard_token", "ptd_token_
 
 @dataclass(frozen=True, slots=True)
 class BlockLayout:
-    """How one project stores a block drafter.
+    """The layout in which one project stores block drafters.
 
     Attributes:
         taps_key: the key that lists the tapped layers.
@@ -128,7 +128,7 @@ def read_block_file(folder: Path, knob: str = KNOB) -> BlockFile:
     if kind:
         if kind not in SPECULATORS_DEFAULTS:
             raise UserError(
-                f"{source}: speculators_model_type {shown(kind)} is no block drafter; supported are "
+                f"{source}: speculators_model_type {shown(kind)} is not a block drafter; supported are "
                 f"{', '.join(SPECULATORS_DEFAULTS)}"
             )
         decoder = top.object("transformer_layer_config")
@@ -141,7 +141,7 @@ def read_block_file(folder: Path, knob: str = KNOB) -> BlockFile:
     if layout is None:
         found = ", ".join(map(shown, names)) or "none named"
         raise UserError(
-            f"{source}: architecture {found} is no block drafter; supported are {', '.join(BY_ARCHITECTURE)}, and "
+            f"{source}: architecture {found} is not a block drafter; supported are {', '.join(BY_ARCHITECTURE)}, and "
             "those of speculators"
         )
     nested = top.object("dflash_config")
@@ -243,12 +243,12 @@ def _refuse_other_target(config: BlockConfig, target: ModelConfig, fields: Confi
         "num_target_layers": (fields.integer("num_target_layers", target.num_layers), target.num_layers),
     }
     if not config.body.layers:
-        raise UserError(f"{fields.source}: a body without layers")
+        raise UserError(f"{fields.source}: the body has no layers")
     differing = [f"{name} is {ours}, the target has {its}" for name, (ours, its) in pairs.items() if ours != its]
     if differing:
         raise UserError(
-            f"{fields.source}: a block drafter for another target ({'; '.join(differing)}); "
-            f"set {KNOB} to one trained for this target"
+            f"{fields.source}: this block drafter was trained for another target ({'; '.join(differing)}); set {KNOB} "
+            "to one trained for this target"
         )
     if config.draft_vocab_size > target.vocab_size:
         raise UserError(
@@ -258,7 +258,7 @@ def _refuse_other_target(config: BlockConfig, target: ModelConfig, fields: Confi
 
 
 def _refuse_taps(taps: tuple[Tap, ...], target: ModelConfig, file: BlockFile) -> None:
-    """Refuse taps out of order or range. The last layer's output is no input of a layer, and in some projects is
+    """Refuse taps out of order or range. The last layer's output is not an input of a layer, and in some projects is
     normed."""
     outputs = [tap.decoder_layer_output for tap in taps]
     last = target.num_layers - 2

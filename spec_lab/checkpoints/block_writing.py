@@ -103,18 +103,18 @@ def _refuse_parts(config: BlockConfig, layout: BlockLayout) -> None:
     if layout is DEEPSPEC and not sees_all:
         lacking = lacking or "window"
     if lacking is not None:
-        raise UserError(f"the layout {layout.name} has no place for this drafter's {lacking}; write zlab's")
+        raise UserError(f"the layout {layout.name} cannot hold this drafter's {lacking}; write the layout zlab")
 
 
 def _decoder(config: BlockConfig) -> dict[str, Any]:
     """Return the keys of the body."""
     body, plan = config.body, config.body.layers[0]
     if plan.rope.scaling != "none":
-        raise UserError(f"a body with rope scaling {plan.rope.scaling} is not written; train one with plain rope")
+        raise UserError(f"a body with rope scaling {plan.rope.scaling} cannot be written; train a body with plain rope")
     windows = [layer.window for layer in body.layers]
     sizes = {window for window in windows if window is not None}
     if len(sizes) > 1:
-        raise UserError("the layers of a body have windows of several sizes, which config.json has no keys for")
+        raise UserError("the layers of a body have windows of several sizes, for which config.json has no keys")
     types = ["full_attention" if window is None else "sliding_attention" for window in windows]
     return {
         "model_type": "qwen3",

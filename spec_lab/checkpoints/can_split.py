@@ -1,4 +1,4 @@
-"""Which layers can be split over processes. It imports no torch, so that it is known before anything starts."""
+"""Says which layers can be split over processes. It imports no torch, so it can be asked before anything starts."""
 
 from __future__ import annotations
 

@@ -21,8 +21,8 @@ from spec_lab.checkpoints.slices import WHOLE_TENSORS, Slices, kept_part
 from spec_lab.core.errors import UserError
 
 FLOAT_DTYPES = ("F64", "F32", "F16", "BF16")
-# These are float32 for every dtype of the run: the scores that the first is added to differ by less than bfloat16
-# resolves, and the others determine a state's decay over thousands of rows (SGLang #20741).
+# These are float32 for every dtype of the run. The first is added to scores that differ by less than bfloat16 resolves.
+# The others determine a state's decay over thousands of rows (SGLang #20741).
 FLOAT32_TENSORS = (".e_score_correction_bias", ".A_log", ".dt_bias")
 
 
@@ -52,8 +52,8 @@ def open_tensors(
 
     They are in the order of `wanted`, each cut to the part that `slices` keep, and cast to `dtype`.
 
-    Silently ignored are rotary buffers of old exports, an `lm_head.weight` equal to the embedding it is tied to, and
-    multi-token prediction modules, which belong to a drafter (`mtp_checkpoint`).
+    Some tensors are silently ignored: rotary buffers of old exports, an `lm_head.weight` equal to the embedding it is
+    tied to, and multi-token prediction modules, which belong to a drafter (`mtp_checkpoint`).
 
     Args:
         wanted: name -> shape of every tensor the model has.
@@ -104,8 +104,8 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
     """Return every tensor of a checkpoint folder, from the file headers alone.
 
     The scales of an fp8 matrix are attached to it (`block_fp8`). A layer's experts are one tensor, even if the file has
-    a tensor for each (`expert_checkpoint`). Left out are the rotary buffers of old exports, and the indexers of
-    DeepSeek-V3.2's sparse attention, since sequences here are limited to lengths at which they would choose every key
+    a tensor for each (`expert_checkpoint`). Rotary buffers of old exports are left out. So are the indexers of
+    DeepSeek-V3.2's sparse attention: sequences here are limited to lengths at which an indexer chooses every key
     (`ModelConfig.max_dense_positions`).
     """
     stored: dict[str, StoredTensor] = {}
@@ -142,7 +142,7 @@ def check_tensors(
     An unexpected tensor is refused as well, since in a supported family it means that the model was misread.
 
     Args:
-        of: the name, for the error, of what determines the wanted tensors.
+        of: the name, for the error, of the source of the wanted names and shapes.
     """
     missing = [name for name in wanted if name not in stored and name not in optional]
     unexpected = [name for name in stored if name not in wanted]
@@ -180,8 +180,8 @@ def read_tensors(
 ) -> dict[str, torch.Tensor]:
     """Read tensors from disk, opening each file once. Floating tensors are cast to `dtype`, others keep their type.
 
-    Those in `FLOAT32_TENSORS` are always float32. Every tensor is copied, since one that stayed mapped to its file
-    would change, or fault, when training rewrites the file.
+    Those in `FLOAT32_TENSORS` are always float32. Every tensor is copied. A tensor mapped to its file would change, or
+    fault, when training rewrites the file.
 
     Raises:
         UserError: a tensor with NaN or infinity, in the file or after the cast, which makes all outputs meaningless.

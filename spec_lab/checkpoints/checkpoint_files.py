@@ -28,7 +28,7 @@ class StoredTensor:
         shape: shape of the whole tensor, after `form`.
         dtype: the safetensors code, such as BF16.
         part: the part of it that is read; None is all.
-        stack: the tensors that it is made of, if the file has separate ones for each expert: those of an expert are
+        stack: the tensors that it is made of, if the file has separate ones for each expert. An expert's tensors are
             concatenated by rows, and the experts are stacked.
         scales: the block scales of an fp8 matrix; None for a tensor without scales.
         form: a function that is applied after reading; None if there is none.
@@ -70,11 +70,13 @@ def checkpoint_files(folder: Path) -> dict[Path, list[str]]:
     files: dict[Path, list[str]] = {}
     for name, file in weight_map.items():
         if not isinstance(file, str) or Path(file).name != file or file in ("", "..") or "\0" in file:
-            raise UserError(f"{index}: weight_map must name plain files beside it, names {shown(file)}; fetch it again")
+            raise UserError(
+                f"{index}: weight_map must name plain files in its folder, not {shown(file)}; fetch it again"
+            )
         files.setdefault(folder / file, []).append(name)
     missing = [file.name for file in files if not file.exists()]
     if missing:
-        raise UserError(f"{index}: names shards that are not there ({few(missing)}); fetch them into {folder}")
+        raise UserError(f"{index}: names shards that are missing ({few(missing)}); fetch them into {folder}")
     return files
 
 
@@ -83,14 +85,14 @@ def _no_weights(folder: Path) -> str:
         return f"{folder}: no such folder; give one with config.json and {SINGLE_FILE}"
     if any(folder.glob("pytorch_model*.bin")):
         return (
-            f"{folder}: holds pytorch_model.bin only; convert it to {SINGLE_FILE} "
-            "(torch.load(..., weights_only=True), then safetensors.torch.save_file)"
+            f"{folder}: has only pytorch_model.bin; convert it to {SINGLE_FILE} (torch.load(..., weights_only=True), "
+            "then safetensors.torch.save_file)"
         )
     others = sorted(file.name for file in folder.glob("*.safetensors"))
     if any(name.startswith(ADAPTER) for name in others):
-        return f"{folder}: holds an adapter ({few(others)}) and no model; merge it into its model, as peft does"
+        return f"{folder}: holds an adapter ({few(others)}) but no model; merge it into its model, as peft does"
     if others and all(name.startswith(CONSOLIDATED) for name in others):
-        return f"{folder}: has {few(others)}, with names of its publisher's own; fetch {SINGLE_FILE} or {INDEX_FILE}"
+        return f"{folder}: has {few(others)}, which are names of its publisher; fetch {SINGLE_FILE} or {INDEX_FILE}"
     if others:
         return f"{folder}: has {few(others)}, not {SINGLE_FILE} or {INDEX_FILE}; rename the file or fetch the index"
     return f"{folder}: has neither {SINGLE_FILE} nor {INDEX_FILE}; fetch the weights in safetensors format"
@@ -118,7 +120,7 @@ def opened(file: Path) -> safe_open:
 
 
 def _unreadable(file: Path, reason: str) -> UserError:
-    return UserError(f"{file}: truncated, corrupt or no safetensors file ({reason}); fetch it again")
+    return UserError(f"{file}: truncated, corrupt or not a safetensors file ({reason}); fetch it again")
 
 
 def few(names: Iterable[str], limit: int = 4) -> str:

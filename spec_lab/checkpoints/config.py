@@ -24,7 +24,7 @@ MAX_LAYERS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Gemma4Sizes:
-    """What a whole Gemma 4 decoder has that other families do not.
+    """The parts of a whole Gemma 4 decoder that other families lack.
 
     Attributes:
         embedding_scale: sqrt(hidden_size), by which embeddings are multiplied.
@@ -49,7 +49,7 @@ class ModelConfig:
         eos_token_ids: every id that ends a request; empty if the checkpoint names none.
         gemma4: additional sizes of Gemma 4; None in other families.
         max_dense_positions: number of positions up to which every key is attended. Beyond it the model would choose
-            keys (DeepSeek-V3.2's sparse attention), which this code does not implement. None is no limit.
+            keys (DeepSeek-V3.2's sparse attention), which this code does not implement. None: no limit.
     """
 
     family: str

@@ -30,7 +30,7 @@ def load_eagle3(
     draft vocabulary, `lm_head.weight` (the target's are used instead), `d2t` (draft ids are target ids) and `t2d`.
 
     Raises:
-        UserError: what `read_eagle3_config` refuses; tensors missing, of another shape or not expected; a vocabulary
+        UserError: the errors of `read_eagle3_config`; tensors missing, of another shape or not expected; a vocabulary
             map that is out of range or contradicts itself.
     """
     config = read_eagle3_config(folder, target, kind)
@@ -115,7 +115,7 @@ def checked_vocabulary(
         if draft_size == target_size:
             return {}
         raise UserError(
-            f"{source}: d2t is missing, and the draft vocabulary of {draft_size} is a part of the target's "
+            f"{source}: d2t is missing, but the draft vocabulary of {draft_size} is smaller than the target's "
             f"{target_size}; set {KNOB} to a whole checkpoint"
         )
     for name, size in (("d2t", draft_size), ("t2d", target_size)):

@@ -80,7 +80,7 @@ def default_tap_layer_inputs(num_layers: int, remedy: str = OTHER_DRAFTER) -> tu
 
 
 def read_eagle3_config(folder: Path, target: ModelConfig, kind: HeadKind = "eagle3") -> Eagle3Config:
-    """Read a head's config.json and check that the head belongs to the target, and is of a kind.
+    """Read a head's config.json and check that the head belongs to the target and has the expected kind.
 
     Raises:
         UserError: another kind of head, an option that is not supported, or a head for another target.
@@ -116,8 +116,8 @@ def read_eagle3_config(folder: Path, target: ModelConfig, kind: HeadKind = "eagl
     )
     if head.norm_before_fc and head.fc_norm:
         raise UserError(
-            f"{source}: norm_before_fc and fc_norm are two norms for one place; set to true the one that the head of "
-            f"{KNOB} was trained with"
+            f"{source}: norm_before_fc and fc_norm are two norms at one place; set to true only the one that the head "
+            f"of {KNOB} was trained with"
         )
     _refuse_other_target(head, target, source)
     return head
@@ -133,7 +133,7 @@ def _layer_config(config: ConfigFields, eagle: ConfigFields, wanted: HeadKind) -
             f"{source}: speculators_model_type {shown(kind)} is not supported; set {KNOB} to {A_HEAD[wanted]}"
         )
     if not eagle.flag("use_aux_hidden_state", True):
-        raise UserError(f"{source}: use_aux_hidden_state is false, so this is no EAGLE-3 head; set {KNOB} to one")
+        raise UserError(f"{source}: use_aux_hidden_state is false, so this is not an EAGLE-3 head; set {KNOB} to one")
     if is_speculators and not config.object("transformer_layer_config"):
         raise UserError(
             f"{source}: transformer_layer_config is missing; {KNOB} must name a whole speculators checkpoint"
@@ -143,8 +143,8 @@ def _layer_config(config: ConfigFields, eagle: ConfigFields, wanted: HeadKind) -
     num_layers = layer.integer("num_hidden_layers", 1, most=MAX_LAYERS)
     if num_layers != 1 and wanted == "eagle3":
         raise UserError(
-            f"{source}: {num_layers} layers, so this is no EAGLE-3 head, which has one layer; "
-            f"set {KNOB} to one, or choose the drafter that the folder is for"
+            f"{source}: {num_layers} layers, so this is not an EAGLE-3 head, which has one layer; set {KNOB} to one, "
+            "or choose the drafter of this folder"
         )
     decoder = {**layer.values, **DENSE_LAYER, "architectures": [architecture], "num_hidden_layers": num_layers}
     layers = read_decoder(decoder, source)
@@ -154,7 +154,7 @@ def _layer_config(config: ConfigFields, eagle: ConfigFields, wanted: HeadKind) -
 
 
 def _layer_architecture(layer: ConfigFields) -> str:
-    """Choose the family that the head's layer is read as: by latent attention if it has it, else by the name."""
+    """Choose the family that reads the head's layer: a latent one if it has latent attention, else the one it names."""
     if layer.has("kv_lora_rank"):
         if layer.flag("mla_use_nope"):
             raise UserError(f"{layer.source}: latent attention without rotation (mla_use_nope) is not supported")
@@ -176,8 +176,8 @@ def _refuse_other_target(head: Eagle3Config, target: ModelConfig, source: str) -
     differing = [f"{name} is {ours}, the target has {its}" for name, (ours, its) in pairs.items() if ours != its]
     if differing:
         raise UserError(
-            f"{source}: a head for another target ({'; '.join(differing)}); "
-            f"set {KNOB} to a head trained for this target"
+            f"{source}: this head was trained for another target ({'; '.join(differing)}); set {KNOB} to a head "
+            "trained for this target"
         )
     if head.draft_vocab_size > head.target_vocab_size:
         raise UserError(
@@ -199,7 +199,7 @@ def _tap_layer_inputs(config: ConfigFields, eagle: ConfigFields, num_layers: int
     if from_nested and from_top_level and from_nested != from_top_level:
         logger.warning(
             "%s: %s means the inputs of layers %s inside eagle_config (SGLang: outputs) but %s at the top level "
-            "(vLLM: inputs); the former are used, which the acceptance length should confirm",
+            "(vLLM: inputs); the former are used; the acceptance length should confirm this",
             source,
             LAYER_IDS,
             from_nested,

@@ -56,6 +56,6 @@ def _stacked(name: str, pieces: list[tuple[StoredTensor, ...]]) -> StoredTensor:
     """Describe a tensor in which each expert's pieces are concatenated by rows, and the experts are stacked."""
     first = pieces[0]
     rows, columns = sum(piece.shape[0] for piece in first), first[0].shape[1:]
-    # Codes of packed dtypes are last in the alphabet, so that one such piece makes the whole packed, which is refused.
+    # Codes of packed dtypes are last in the alphabet. So one packed piece makes the stack packed, and it is refused.
     dtype = max(piece.dtype for expert in pieces for piece in expert)
     return replace(first[0], name=name, shape=(len(pieces), rows, *columns), dtype=dtype, stack=tuple(pieces))

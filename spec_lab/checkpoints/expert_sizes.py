@@ -21,7 +21,7 @@ class ExpertSizes:
     Attributes:
         num_experts: number of experts that the router chooses among.
         num_chosen: number of experts that it chooses for a row.
-        intermediate_size: that of one expert.
+        intermediate_size: intermediate size of one expert.
         scores: function of the router's logits, applied over all experts before any is chosen.
         correction_bias: whether a bias is added to the scores, for the choice only (DeepSeek-V3).
         num_groups: number of equal groups of consecutive experts. A row may use `num_chosen_groups` of them: those
@@ -57,7 +57,7 @@ def routed_tensor_shapes(sizes: ExpertSizes, hidden_size: int) -> dict[str, tupl
 
 
 def expert_tensor_shapes(sizes: ExpertSizes, hidden_size: int) -> dict[str, tuple[int, ...]]:
-    """Return the names and shapes of what replaces an MLP, below its prefix: router, experts, shared expert."""
+    """Return the names and shapes of the tensors that replace an MLP's: router, experts, shared expert."""
     shapes: dict[str, tuple[int, ...]] = {"gate.weight": (sizes.num_experts, hidden_size)}
     if sizes.correction_bias:
         shapes["gate.e_score_correction_bias"] = (sizes.num_experts,)

@@ -21,7 +21,7 @@ def load_assistant(
     `masked_embedding.token_ordering` is [vocab_size] int64, the token ids cluster by cluster.
 
     Raises:
-        UserError: what `read_assistant_config` refuses; tensors missing, of another shape or not expected; a
+        UserError: the errors of `read_assistant_config`; tensors missing, of another shape or not expected; a
             token_ordering that does not name every token once.
     """
     config = read_assistant_config(folder, target)

@@ -66,7 +66,7 @@ class TargetLayerKV:
 
 @dataclass(frozen=True, slots=True)
 class AssistantTarget:
-    """What an assistant must know about the target whose KV it reads.
+    """The facts that an assistant needs about the target whose KV it reads.
 
     Attributes:
         embedding_scale: factor of the target's embeddings: sqrt(hidden_size) in Gemma, 1 in Llama and Qwen.
@@ -86,7 +86,7 @@ class AssistantTarget:
         """
         if any(plan.latent is not None for plan in config.layers):
             raise UserError(
-                "drafter=frozen_kv reads the target's keys and values, and this target caches the rows of latent "
+                "drafter=frozen_kv reads the target's keys and values, but this target caches the rows of latent "
                 "attention (MLA); use another drafter"
             )
         scale = 1.0 if config.gemma4 is None else config.gemma4.embedding_scale
@@ -164,7 +164,9 @@ def _text_fields(fields: ConfigFields) -> ConfigFields:
     if fields.values.get("quantization_config"):
         raise UserError(f"{source}: a quantized assistant is not supported; set {KNOB} to the bfloat16 checkpoint")
     if not fields.flag("tie_word_embeddings", True):
-        raise UserError(f"{source}: tie_word_embeddings false is not supported; set {KNOB} to an assistant that ties")
+        raise UserError(
+            f"{source}: tie_word_embeddings false is not supported; set {KNOB} to an assistant that ties them"
+        )
     text = fields.object("text_config")
     if not text:
         raise UserError(f"{source}: text_config is missing; fetch the file again")
@@ -202,7 +204,9 @@ def _layer(
     }
     for name, (ours, its) in pairs.items():
         if ours != its:
-            difference = f"{name} of layer {index} is {ours}, that of the target layer {kv_source} it reads is {its}"
+            difference = (
+                f"{name} of layer {index} is {ours}, but that of target layer {kv_source}, which it reads, is {its}"
+            )
             raise _other_target(text.source, difference)
     window = text.integer("sliding_window", 512) if layer_type == SLIDING else None
     return AssistantLayerConfig(head_dim, window, rope, kv_source)
@@ -224,7 +228,7 @@ def _kv_sources(fields: ConfigFields, layer_types: Sequence[str], target: Assist
     last = {target.layers[index].layer_type: index for index in owners}
     missing = [layer_type for layer_type in layer_types if layer_type not in last]
     if missing:
-        raise _other_target(fields.source, f"it reads a {missing[0]} layer, and the target has none")
+        raise _other_target(fields.source, f"it reads a {missing[0]} layer, but the target has none")
     return [last[layer_type] for layer_type in layer_types]
 
 

@@ -78,6 +78,6 @@ def layer_rope(text: ConfigFields, layer_type: str, knob: str) -> LayerRope:
     if layer_type == FULL and text.number("rope_theta", theta) != theta:
         raise UserError(
             f"{text.source}: rope_theta is {theta:g} in rope_parameters.{FULL} and {text.number('rope_theta'):g} "
-            "outside; take out the one that the model was not trained with"
+            "outside; remove the one that the model was not trained with"
         )
     return LayerRope(theta, fraction)

@@ -103,7 +103,10 @@ def gguf_tensors(path: Path) -> dict[str, GgufTensor]:
             kind = _kind_in_layer(place.name)
             num_heads = permuted.get(kind) if name in PERMUTED else None
             if num_heads is not None and (num_heads < 1 or place.shape[0] % (2 * num_heads)):
-                raise UserError(f"{path}: {place.name} has {place.shape[0]} rows, no even number for {num_heads} heads")
+                raise UserError(
+                    f"{path}: {place.name} has {place.shape[0]} rows, which is not an even number for each of "
+                    f"{num_heads} heads"
+                )
             tensors[_usual_name(place.name)] = GgufTensor(file, place, num_heads)
     return tensors
 
@@ -137,14 +140,14 @@ def _bytes_of(file: GgufFile, place: TensorPlace) -> tuple[int, int]:
     block = _readable(place.code)
     if block is None:
         raise UserError(
-            f"{file.path}: {place.name[:80]} has quantization {place.code}, which the gguf package does not widen; "
-            "use a file in Q4_K_M, Q8_0 or F16"
+            f"{file.path}: {place.name[:80]} has quantization {place.code}, which the gguf package cannot convert; use "
+            "a file in Q4_K_M, Q8_0 or F16"
         )
     numbers, num_bytes = block
     if place.shape[-1] % numbers:
         raise UserError(
-            f"{file.path}: {place.name[:80]} has rows of {place.shape[-1]}, no multiple of its blocks of {numbers}; "
-            "fetch it again"
+            f"{file.path}: {place.name[:80]} has rows of {place.shape[-1]}, which is not a multiple of its blocks of "
+            f"{numbers}; fetch it again"
         )
     width = place.shape[-1] // numbers * num_bytes
     return prod(place.shape[:-1]) * width, width
@@ -166,4 +169,4 @@ def _readable(code: int) -> tuple[int, int] | None:
 
 
 def _cut_short(file: GgufFile, place: TensorPlace) -> UserError:
-    return UserError(f"{file.path}: ends before tensor {place.name[:80]} does; fetch it again")
+    return UserError(f"{file.path}: ends before the end of tensor {place.name[:80]}; fetch it again")

@@ -1,6 +1,6 @@
 """A GGUF file's sizes and options under the keys of a Hugging Face config.json. Imports neither numpy nor torch.
 
-The file's keys, and what an absent one means, follow llama.cpp.
+The meanings of the file's keys, and of missing keys, follow llama.cpp.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def _vocab_size(file: GgufFile, name: str) -> int:
     for named, size in sizes.items():
         if size != rows:
             raise UserError(
-                f"{file.path}: {named} says {size} tokens, and the embedding has {rows} rows; convert the model again"
+                f"{file.path}: {named} says {size} tokens, but the embedding has {rows} rows; convert the model again"
             )
     return rows
 
@@ -124,7 +124,7 @@ def _rope_scaling(file: GgufFile, name: str) -> dict[str, Any] | None:
         return _llama3_rope(file, name, factors)
     if factors is not None:
         raise UserError(
-            f"{file.path}: has both {ROPE_FACTORS} and rope.scaling.type {kind[:40]!r}; one of them is read"
+            f"{file.path}: has both {ROPE_FACTORS} and rope.scaling.type {kind[:40]!r}; only one of them is read"
         )
     if kind == "none":
         return None

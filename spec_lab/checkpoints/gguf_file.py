@@ -38,7 +38,7 @@ def is_gguf(path: Path) -> bool:
 
 
 def is_gguf_misnamed(path: Path) -> bool:
-    """Return whether a GGUF file has another suffix, as a renamed or unfinished download."""
+    """Return whether a file with another suffix is a GGUF file, such as a renamed or unfinished download."""
     if is_gguf(path) or not path.is_file():
         return False
     with path.open("rb") as file:
@@ -110,7 +110,7 @@ class GgufFile:
         """Return the error for a value that is not of this kind."""
         value = self.metadata[key]
         shown = f"a list of {len(value)}" if isinstance(value, list) else one_line(repr(value))[:60]
-        return UserError(f"{self.path}: {key} must be {kind}, is {shown}; convert the model again")
+        return UserError(f"{self.path}: {key} must be {kind}, but is {shown}; convert the model again")
 
     def _read(self, key: str, kind: type[Value], words: str, default: Value | None) -> Value:
         if key not in self.metadata:
@@ -147,12 +147,12 @@ def _read_head(path: Path, num_bytes: int, changed: int) -> GgufFile:
         raise UserError(f"{path}: cannot be read ({error.strerror}); fetch it again") from error
     num_parts = head.integer("split.count", 1)
     if num_parts > 1:
-        raise UserError(f"{path}: is one of {num_parts} parts; make one file of them with llama-gguf-split --merge")
+        raise UserError(f"{path}: is one of {num_parts} parts; merge them with llama-gguf-split --merge")
     return head
 
 
 def _damaged(path: Path, reason: str) -> UserError:
-    return UserError(f"{path}: truncated, corrupt or no GGUF file ({reason}); fetch it again")
+    return UserError(f"{path}: truncated, corrupt or not a GGUF file ({reason}); fetch it again")
 
 
 class _Cursor:
@@ -177,10 +177,10 @@ class _Cursor:
         places = [self._place() for _ in range(num_tensors)]
         by_name = {place.name: place for place in places}
         if len(by_name) < len(places):
-            raise _damaged(self._path, "it has two tensors of one name")
+            raise _damaged(self._path, "it has two tensors with the same name")
         alignment = metadata.get("general.alignment", 32)
         if type(alignment) is not int or alignment < 1:
-            raise _damaged(self._path, "general.alignment is no positive integer")
+            raise _damaged(self._path, "general.alignment is not a positive integer")
         start = -(-self._at // alignment) * alignment
         return GgufFile(self._path, metadata, by_name, start, len(self._data))
 
@@ -199,12 +199,12 @@ class _Cursor:
         if kind in SCALARS:
             return self._scalar(SCALARS[kind])
         if kind != ARRAY:
-            raise _damaged(self._path, f"a value is of type {kind}, which there is not")
+            raise _damaged(self._path, f"a value has the unknown type {kind}")
         of, count = self._scalar("I"), self._scalar("Q")
         if of in SCALARS:
             return self._scalars(SCALARS[of], count)
         if of != STRING:
-            raise _damaged(self._path, f"a list is of type {of}, which is not read")
+            raise _damaged(self._path, f"a list has the unsupported type {of}")
         return [self._text() for _ in range(count)]
 
     def _text(self) -> str:
@@ -223,7 +223,7 @@ class _Cursor:
     def _take(self, num_bytes: int) -> bytes:
         end = self._at + num_bytes
         if end > len(self._data):
-            raise _damaged(self._path, "it ends within its head")
+            raise _damaged(self._path, "it ends inside its header")
         taken = self._data[self._at : end]
         self._at = end
         return taken

@@ -113,7 +113,7 @@ def _cutting(file: GgufFile) -> Cutting:
     name = file.text("tokenizer.ggml.pre", "")
     if name not in CUTTINGS:
         raise UserError(
-            f"{file.path}: tokenizer.ggml.pre {name[:40]!r} says nothing known of how text is cut; known are "
+            f"{file.path}: tokenizer.ggml.pre {name[:40]!r} is not a known pre-tokenisation; known are "
             f"{', '.join(CUTTINGS)}. workload=random_ids needs no tokenizer"
         )
     if file.flag("tokenizer.ggml.add_space_prefix", False):
@@ -135,7 +135,7 @@ def _vocabulary(file: GgufFile) -> dict[str, int]:
     tokens = file.texts(TOKENS)
     vocabulary = {token: token_id for token_id, token in enumerate(tokens)}
     if not tokens or len(vocabulary) < len(tokens):
-        raise UserError(f"{file.path}: {TOKENS} is empty or has a token twice; convert the model again")
+        raise UserError(f"{file.path}: {TOKENS} is empty or has the same token twice; convert the model again")
     return vocabulary
 
 

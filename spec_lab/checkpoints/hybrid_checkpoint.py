@@ -17,8 +17,11 @@ BESIDE_THE_TEXT = ("model.visual.",)
 
 
 def hybrid_tensors(stored: Mapping[str, StoredTensor], config: ModelConfig) -> dict[str, StoredTensor]:
-    """Pick the decoder's tensors from a checkpoint, which may have a vision tower, and convert them to the names and
-    row order of Qwen3.5's text model and to norms that multiply by their weight w rather than by 1 + w."""
+    """Pick the decoder's tensors from a checkpoint, which may have a vision tower, and convert them.
+
+    The result has the names and the row order of Qwen3.5's text model. Its norms multiply by their weight w, not by 1 +
+    w.
+    """
     result = {
         _text_name(name): tensor for name, tensor in without_mtp(stored).items() if not name.startswith(BESIDE_THE_TEXT)
     }

@@ -31,12 +31,12 @@ def shown(value: Any) -> str:
 
 
 def no_key_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Make a JSON object from its pairs; ValueError if a key appears twice, of which Python would keep the last."""
+    """Make a JSON object from its pairs; ValueError if a key appears twice (Python would keep its last value)."""
     made = dict(pairs)
     if len(made) < len(pairs):
         for key, value in pairs:
             if made[key] != value:
-                raise ValueError(f"the key {shown(key)} stands twice, with {shown(value)} and {shown(made[key])}")
+                raise ValueError(f"the key {shown(key)} occurs twice, with {shown(value)} and {shown(made[key])}")
     return made
 
 
@@ -44,8 +44,8 @@ def parse_json(text: str, make: MakeObject | None = None) -> Any:
     """Parse a JSON document. If `make` is given, it makes the objects from their pairs.
 
     Raises:
-        ValueError: with a reason in one line, if it is not JSON, has nesting or integers beyond what Python can read,
-            or has half of a surrogate pair, which could not be written to a file or terminal.
+        ValueError: with a reason in one line: it is not JSON, its nesting or an integer is too large for Python, or it
+            has half of a surrogate pair, which no file or terminal can show.
     """
     try:
         content = json.loads(text, object_pairs_hook=make)
@@ -54,7 +54,7 @@ def parse_json(text: str, make: MakeObject | None = None) -> Any:
     except ValueError as error:
         raise ValueError(" ".join(str(error).split()).split("; use sys.")[0]) from error
     if "\\ud" in text.lower() and not _is_unicode(content):
-        raise ValueError("it has half of a surrogate pair (\\ud800 to \\udfff), which is no text")
+        raise ValueError("it has half of a surrogate pair (\\ud800 to \\udfff), which is not text")
     return content
 
 
@@ -66,7 +66,7 @@ def read_json(path: Path) -> dict[str, Any]:
         reason = " ".join(str(error).split())
         raise UserError(f"{path}: cannot be read as JSON ({reason}); fetch the file again") from error
     if not isinstance(content, dict):
-        raise UserError(f"{path}: must hold a JSON object, holds a {type(content).__name__}")
+        raise UserError(f"{path}: must hold a JSON object, but holds a {type(content).__name__}")
     return content
 
 
@@ -153,7 +153,7 @@ class ConfigFields:
         ids = value if isinstance(value, list) else [] if value is None else [value]
         if not all(is_integer(token) and 0 <= token < vocab_size for token in ids):
             kind = f"an id of the {vocab_size} tokens, from 0 to {vocab_size - 1}, or a list of such ids"
-            raise UserError(f"{self.source}: {key} must be {kind}, is {shown_ids(ids)}")
+            raise UserError(f"{self.source}: {key} must be {kind}, but is {shown_ids(ids)}")
         return tuple(ids)
 
     def _value(self, key: str, default: Any) -> Any:
@@ -164,7 +164,7 @@ class ConfigFields:
         return value
 
     def _wrong(self, key: str, kind: str, value: Any) -> UserError:
-        return UserError(f"{self.source}: {key} must be {kind}, is {shown(value)}")
+        return UserError(f"{self.source}: {key} must be {kind}, but is {shown(value)}")
 
 
 def is_integer(value: Any) -> bool:

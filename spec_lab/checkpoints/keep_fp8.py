@@ -1,7 +1,7 @@
 """The weights of a target's products in e4m3, 8 bits, with block scales: `target.weight_dtype=fp8`.
 
-Tensors have the names of an fp8 checkpoint (`quantization`): `X.weight` in float8_e4m3fn, and `X.weight_scale_inv`,
-which here has one row for each row of the weight, so that weights can be split and concatenated by rows.
+Tensors have the names of an fp8 checkpoint (`quantization`): `X.weight` in float8_e4m3fn, and `X.weight_scale_inv`.
+Here the scales have one row for each row of the weight, so that weights can be split and concatenated by rows.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ class LatentSizes:
         v_head_dim: number of channels of a head's value.
         interleaved: whether rotated channels are stored as the pairs (0, 1), (2, 3), ...; else as two halves.
         bias: whether the products into `q_lora_rank` and into the cache row, and the output product, have biases.
-        mscale: YaRN's correction of the attention scores, which enters squared.
+        mscale: YaRN's correction; attention scores are multiplied by its square.
     """
 
     q_lora_rank: int | None

@@ -8,8 +8,8 @@ import torch
 
 
 class LazyTensors(Mapping[str, torch.Tensor]):
-    """Reads a tensor on every access and keeps none, so that the weights are not in memory a second time while a model
-    converts their layout."""
+    """Reads a tensor on every access and keeps none. So weights are in memory only once while a model converts their
+    layout."""
 
     def __init__(self, names: Collection[str], read: Callable[[str], torch.Tensor]) -> None:
         self._names = dict.fromkeys(names)

@@ -89,8 +89,8 @@ def load_mtp(
     layout, prefixes, stored = _stored_modules(folder, num_layers, count)
     if num_modules > count:
         raise UserError(
-            f"{folder}: has {count} MTP module{'s' if count > 1 else ''}, {num_modules} are wanted; "
-            f"use drafter.num_draft_tokens={count}, or drafter=mtp_eagle, which reuses one"
+            f"{folder}: has {count} MTP module{'s' if count > 1 else ''}, but {num_modules} are needed; use "
+            f"drafter.num_draft_tokens={count}, or drafter=mtp_eagle, which reuses one"
         )
     layer = _layer_config(decoder, layout, _names_below(stored, prefixes[0].layer), source)
     _refuse_other_target(layer, target, source)
@@ -143,7 +143,7 @@ def _stored_modules(
     layout = find_layout(stored, num_layers)
     if layout is None:
         markers = ", ".join(layout.marker.format(module=0, layer=num_layers) for layout in LAYOUTS)
-        raise UserError(f"{folder}: holds no MTP module (none of {markers}); set {KNOB} to a checkpoint that does")
+        raise UserError(f"{folder}: has no MTP module (none of {markers}); set {KNOB} to a checkpoint that has one")
     prefixes = [_Prefixes.of(layout, module, num_layers) for module in range(count)]
     skipped = {of_module.module + name for of_module in prefixes for name in SKIPPED_COPIES}
     starts = tuple(of_module.module for of_module in prefixes)
@@ -170,8 +170,8 @@ def _layer_config(decoder: Mapping[str, Any], layout: MtpLayout, names: Collecti
     """Return a module's decoder layer: its sizes from the config, and its experts, biases, and norms of q and k from
     the stored `names`.
 
-    The config of a family that the lab runs is read by that family's reader. Any other is read as
-    `layout.architecture`'s, and may also rotate a part of a head's channels only.
+    The config of a family that the lab runs is read by that family's reader. Other configs are read as those of
+    `layout.architecture`, and may rotate only a part of a head's channels.
     """
     fields = ConfigFields(decoder, source)
     named = fields.texts("architectures")
@@ -186,7 +186,7 @@ def _layer_config(decoder: Mapping[str, Any], layout: MtpLayout, names: Collecti
         layer = read_decoder(options, source)
         rope = replace(layer.only_layer.rope, partial_rotary_factor=partial_rotary_factor)
     if fields.flag("use_sliding_window"):
-        raise UserError(f"{source}: an MTP module with a sliding window is not supported; use a full-attention one")
+        raise UserError(f"{source}: an MTP module with a sliding window is not supported; use one with full attention")
     plan = replace(
         layer.only_layer,
         qkv_bias="self_attn.q_proj.bias" in names,
@@ -215,7 +215,7 @@ def _experts(plan: LayerPlan, names: Collection[str], source: str) -> ExpertSize
         return None
     if plan.experts is None:
         raise UserError(
-            f"{source}: no family with a mixture-of-experts MLP (MoE) that is supported, but its MTP module has one "
+            f"{source}: its MTP module has experts (MoE), which are not supported in this family "
             f"({of_experts[0]}); set {KNOB} to a module with a dense MLP, or of a Glm4MoeForCausalLM"
         )
     return plan.experts
@@ -240,8 +240,8 @@ def _refuse_other_target(layer: ModelConfig, target: ModelConfig, source: str) -
     differing = [f"{name} is {ours}, the target has {its}" for name, (ours, its) in pairs.items() if ours != its]
     if differing:
         raise UserError(
-            f"{source}: MTP modules of another target ({'; '.join(differing)}); "
-            f"set {KNOB} to modules trained for this target"
+            f"{source}: these MTP modules were trained for another target ({'; '.join(differing)}); set {KNOB} to "
+            "modules trained for this target"
         )
 
 

@@ -47,17 +47,17 @@ class LayerPlan:
 
     Attributes:
         window: number of keys that a query sees, including its own; None is full attention.
-        attention_gate: whether q_proj has twice the rows: for each head its query's, then its output gate's
-            (Qwen3-Next).
+        attention_gate: whether q_proj has twice as many rows: for each head those of its query, then those of its
+            output gate (Qwen3-Next).
         delta_net: the gated delta net, which replaces attention and keeps a state; the fields of attention are then
-            unused. None is attention.
+            unused. None for a layer with attention.
         experts: experts that replace the MLP, so that `intermediate_size` and `mlp_bias` are unused, or that are added
-            to it (Gemma 4). None is the MLP alone.
+            to it (Gemma 4). None for an MLP without experts.
         kv_owner: the layer whose keys and values this layer reads instead of writing its own; None if it writes them.
         float32_norms: whether norms have float32 weights and round after multiplying by them (Qwen3.5) rather than
             before.
         latent: latent attention, which replaces grouped-query attention. `num_kv_heads` is then 1, and `head_dim` is
-            the number of rotated channels. None is grouped-query attention.
+            the number of rotated channels. None for grouped-query attention.
     """
 
     num_heads: int

@@ -15,7 +15,7 @@ NEVER_ZERO = (
     *(".q_proj.weight", ".k_proj.weight", ".v_proj.weight", ".gate_proj.weight", ".up_proj.weight"),
     *("attn_q.weight", "attn_k.weight", "attn_v.weight", "ffn_gate.weight", "ffn_up.weight"),
 )
-"""Matrices that no training begins at zero, as it does those that a layer or a head ends with; GGUF's names too."""
+"""Matrices that are never initialised to zero, unlike the last matrix of a layer or a head; GGUF's names too."""
 
 
 def is_finite(tensor: torch.Tensor) -> bool:
@@ -31,9 +31,9 @@ def refuse_impossible(kept: torch.Tensor, value: torch.Tensor, file: Path, tenso
         value: the tensor in the file's dtype.
         tensor: its name in the file.
     """
-    largest, remedy = _largest(kept), "fetch the file again, or train anew"
+    largest, remedy = _largest(kept), "fetch the file again, or train again"
     if largest == 0 and tensor.endswith(NEVER_ZERO):
-        raise UserError(f"{file}: {tensor} is all zeros, as where a download stopped; {remedy}")
+        raise UserError(f"{file}: {tensor} is all zeros, as after an interrupted download; {remedy}")
     if largest <= LARGEST_WEIGHT:
         return
     if not is_finite(value):

@@ -36,8 +36,8 @@ def read_block(config: Mapping[str, Any], source: str) -> Block | None:
     method, form = fields.text("quant_method", "unnamed"), fields.text("fmt", "e4m3")
     if (method, form) != ("fp8", "e4m3") or not fields.has("weight_block_size"):
         raise UserError(
-            f"{source}: quantized checkpoints are not supported (quant_method {shown(method)}), but for fp8 of fmt "
-            f"e4m3 with a weight_block_size; {REMEDY}"
+            f"{source}: quantized checkpoints are not supported (quant_method {shown(method)}), except fp8 of fmt e4m3 "
+            f"with a weight_block_size; {REMEDY}"
         )
     block = fields.integers("weight_block_size") or ()
     if len(block) != 2 or min(block) < 1:

@@ -109,7 +109,7 @@ def random_mtp(
         UserError: a Gemma 4 target, since modules have no layers like its own.
     """
     if target.gemma4 is not None:
-        raise UserError("drafter.weights=random: no MTP module belongs to a Gemma 4 target; use drafter=frozen_kv")
+        raise UserError("drafter.weights=random: a Gemma 4 target has no MTP module; use drafter=frozen_kv")
     last = next(plan for plan in reversed(target.layers) if plan.delta_net is None)
     layer = replace(target, layers=(replace(last, window=None, kv_owner=None),))
     mtp = MtpConfig(layer, num_modules, NormSide.POST_NORM, NormSide.POST_NORM)

@@ -1,4 +1,4 @@
-"""Which part of each tensor a process reads: all of it, or a share if several processes split a target."""
+"""Says which part of each tensor a process reads: all of it, or a share if several processes split a target."""
 
 from __future__ import annotations
 

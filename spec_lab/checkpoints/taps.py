@@ -24,7 +24,7 @@ class Tap:
 
 @dataclass(frozen=True, slots=True)
 class TapSpelling:
-    """How a project counts: its number of a tap is `decoder_layer_output + offset`."""
+    """A project's way of counting: its number of a tap is `decoder_layer_output + offset`."""
 
     offset: int
 
@@ -42,7 +42,7 @@ SPELLINGS: Mapping[str, TapSpelling] = {
     "modelopt": TapSpelling(0),
 }
 """Who counts how. DFlash, SpecForge, DeepSpec and ModelOpt number layer outputs. speculators and vLLM number
-transformers' `hidden_states`, of which 0 is the embedding. SGLang numbers layer outputs inside `eagle_config`."""
+transformers' `hidden_states`, where 0 is the embedding. SGLang numbers layer outputs inside `eagle_config`."""
 
 
 def taps_of_inputs(layer_inputs: Iterable[int]) -> tuple[Tap, ...]:

@@ -50,4 +50,4 @@ def complete(arguments: Sequence[str]) -> None:
 
 
 def _never(_: DictConfig) -> None:
-    raise AssertionError("a shell asks for no job")
+    raise AssertionError("a completion runs no job")

@@ -38,10 +38,10 @@ def worst_exit_code(statuses: Iterable[Status]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class JobOutcome:
-    """How a job ended.
+    """The outcome of a job.
 
     Attributes:
-        folder: None if nothing was written, as by a dry run or a refused single run.
+        folder: None if nothing was written, for instance by a dry run or a refused single run.
         reason: the reason of a failure or a refusal, in a line; None if unknown.
         earlier: whether it ended in an earlier call, and was not run again.
     """

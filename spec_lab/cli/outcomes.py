@@ -15,7 +15,7 @@ from spec_lab.core.regular import regular_text
 from spec_lab.record.sinks import write_json
 
 OUTCOMES_FOLDER = ".jobs"
-DIED = "it has begun and not ended"
+DIED = "it has begun but not ended"
 
 
 class Outcomes:
@@ -26,7 +26,7 @@ class Outcomes:
         self._folder = sweep / OUTCOMES_FOLDER
 
     def begin(self, number: int) -> None:
-        """Record that a job has begun, as failed, which remains if the job never reports its end."""
+        """Record that a job has begun, with the status `failed`, which remains if the job never reports its end."""
         self.end(number, JobOutcome("failed", reason=DIED))
 
     def end(self, number: int, outcome: JobOutcome) -> None:

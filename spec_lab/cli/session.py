@@ -88,7 +88,7 @@ class Session:
             counts = Counter(outcome.status for outcome in self.outcomes)
             print(_tables(self._sweep.folder))
             if all(outcome.earlier for outcome in self.outcomes):
-                print("nothing was left to run, so that this is what ran before; fresh=true runs it all again")
+                print("all runs had already ended and are shown here; fresh=true runs everything again")
             print(f"{len(self.outcomes)} jobs: {', '.join(f'{count} {status}' for status, count in counts.items())}")
             print(display(self._sweep.folder.absolute()))
         elif folders:
@@ -107,14 +107,14 @@ class Session:
         return self._sweep.name(output_dir, name, overrides, sweeper, fresh, reads)
 
     def _launch(self, task: JobTask, arguments: Sequence[str]) -> str | None:
-        """Run all jobs. Return what happened if a worker of the launcher died before its job ended."""
+        """Run all jobs. Return the launcher's message if a worker died before its job ended."""
         try:
             call_hydra(task, arguments, conf_folder())
         except Exception as error:
             lost = lost_worker(error)
             if lost is None:
                 raise
-            print(f"failed: a worker ended before its job ({lost}); the same command goes on", file=sys.stderr)
+            print(f"failed: a worker ended before its job ({lost}); the same command continues", file=sys.stderr)
             return lost
         return None
 
@@ -141,7 +141,8 @@ def say_unmatched(task: JobTask) -> None:
     for cell in task.cells:
         if cell not in task.left_out:
             print(
-                f"leave_out: no job of the sweep is '{cell}', so nothing is left out for it; name what it sweeps",
+                f"leave_out: no job of the sweep is '{cell}', so nothing is left "
+                "out for it; name a value that it sweeps",
                 file=sys.stderr,
             )
 

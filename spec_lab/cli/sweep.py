@@ -32,7 +32,7 @@ from spec_lab.record.schema import Status
 
 @dataclass(slots=True)
 class SweepPlace:
-    """Where the jobs of a multirun write to, which they must know in whichever process they run.
+    """The folder that the jobs of a multirun write to, for every process that runs a job.
 
     Attributes:
         folder: None until Hydra has asked for it, as it does for a multirun only.
@@ -49,7 +49,7 @@ class SweepPlace:
 class FolderResolver:
     """The resolver `sweep_folder` of conf/config.yaml.
 
-    Hydra also sends it to the workers of a launcher, by when the folder has its name.
+    Hydra also sends it to the workers of a launcher; the folder has its name by then.
 
     Attributes:
         name: makes and names the folder, in the process that was started from the command line.
@@ -140,8 +140,8 @@ class Multirun:
             raise UserError(refused)
         if ranks().size > 1:
             raise UserError(
-                f"a multirun is for one process, and {ranks().size} were started; leave out -m or the experiment, and "
-                "start each of its runs with a torchrun of its own"
+                f"a multirun runs in one process, but {ranks().size} were started; leave out -m or the experiment, and "
+                "start each of its runs with its own torchrun"
             )
         base = Path(output_dir if self._scratch is None else self._scratch.name)
         self._made = missing_folders(base)
@@ -159,7 +159,7 @@ class Multirun:
         lock.take()
         self._lock = lock
         keep_ground(folder, ground)
-        Outcomes(folder).clear()  # what a killed process left
+        Outcomes(folder).clear()  # those of a killed process
         return str(folder)
 
     def close(self, statuses: Iterable[Status]) -> None:

@@ -44,7 +44,7 @@ class JobTask:
         adapt: changes each composed run before it is checked.
         extensions: the extension modules given on the command line, which the jobs are composed with.
         knobs: those that only some of the swept options have.
-        cells: what `leave_out` names; `left_out` has those that matched a job.
+        cells: the entries of `leave_out`; `left_out` has those that matched a job.
     """
 
     place: SweepPlace
@@ -128,7 +128,7 @@ def refuse_moved_folders(place: SweepPlace) -> None:
         # The folder was never named if the file sets another one in its place.
         moved["hydra.sweep.dir"] = place.folder is None or Path(settings.sweep.dir).absolute() != place.folder
     for key in [key for key, is_moved in moved.items() if is_moved]:
-        raise UserError(f"{key} is set by a file of options, and the lab names its folders itself; use output_dir=DIR")
+        raise UserError(f"{key} is set by a file of options, but the lab itself names its folders; use output_dir=DIR")
 
 
 def refuse_unread_sweep() -> None:
@@ -136,8 +136,8 @@ def refuse_unread_sweep() -> None:
     settings = HydraConfig.get()
     if settings.sweeper.get("params") and OmegaConf.is_missing(settings.job, "num"):
         raise UserError(
-            "hydra.sweeper.params sweeps, and this is one run, which does not read it; add -m, or mode: MULTIRUN below "
-            "hydra: in the file"
+            "hydra.sweeper.params sets up a sweep, but this is one run, which does not read it; add -m, or mode: "
+            "MULTIRUN below hydra: in the file"
         )
 
 

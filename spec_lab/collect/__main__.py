@@ -34,7 +34,7 @@ It first prints the bytes of a token. The same command continues after an interr
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command with `arguments` (default: those of the process), and return the exit code."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    return guarded(lambda: _run(arguments), interrupted="interrupted; the same command goes on from here")
+    return guarded(lambda: _run(arguments), interrupted="interrupted; the same command continues from here")
 
 
 def _run(arguments: Sequence[str]) -> int:
@@ -86,7 +86,10 @@ def _checkpoint(target: str, at: str | None) -> Path:
         if (refusal := needs_a_path(lying)) is None:
             return checkpoint_path(lying)
     else:
-        refusal = f"target={target} is not collected from; use target=hf target.path=DIR, or target=smollm2_135m"
+        refusal = (
+            f"target={target} is not supported by spec_lab.collect; use target=hf "
+            "target.path=DIR, or target=smollm2_135m"
+        )
     raise UserError(refusal)
 
 

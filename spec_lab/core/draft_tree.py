@@ -28,7 +28,7 @@ class DraftTree:
 
 @dataclass(slots=True)
 class TreeRows:
-    """Which of the newest keys each query row of a tree sees. All rows see every key of the prefix before these.
+    """The newest keys that each query row of a tree sees. All rows see every key of the prefix before these.
 
     Attributes:
         path_slots: [batch, num_queries, positions] the cache slots of the keys that a row sees after the prefix, by

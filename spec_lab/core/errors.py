@@ -48,7 +48,7 @@ OURS = ("spec_lab", KERNELS)
 NO_KERNELS = f"the package {KERNELS} cannot be imported; install the lab, or put kernels/ on PYTHONPATH"
 """A raw checkout may lack that package on its path. Composing works without it."""
 COMPOSERS = ("hydra", "omegaconf", "antlr4", "yaml")
-"""Packages that read the command line and the option files. Their errors are about what the user typed."""
+"""Packages that read the command line and the option files. Their errors concern the user's input."""
 QUOTED_PATH = re.compile(r"(?P<before>['\"])/[^'\"\n]*/(?P<name>[^'\"/\n]+)(?=['\"])")
 BARE_PATH = re.compile(r"(?P<before>(?<![\w./:~-]))/(?:[^\s/'\",:;()\[\]]+/)+(?P<name>[^\s/'\",:;()\[\]]*)")
 OF_RUST = re.compile(r"\(os error (\d+)\)$")
@@ -56,7 +56,7 @@ OF_RUST = re.compile(r"\(os error (\d+)\)$")
 LONGEST_OF_TORCH = 80
 """The most characters quoted from a message of torch, which can be pages long."""
 NULL_IN_A_PATH = "embedded null "
-"""The beginning of Python's ValueError for a path with a null byte, by which alone it can be recognised."""
+"""The beginning of Python's ValueError for a path with a null byte, the only sign of it."""
 OUT_OF_MEMORY = (
     *("not enough memory", "can't allocate memory", "cannot allocate memory"),
     *("out of memory", "failed to allocate"),
@@ -84,7 +84,7 @@ def trouble_of(error: BaseException) -> Trouble | None:
     if isinstance(error, ModuleNotFoundError) and error.name == KERNELS:
         return Trouble(NO_KERNELS, "refused")
     if isinstance(error, ValueError) and str(error).startswith(NULL_IN_A_PATH):
-        return Trouble("a path holds the null character, which no file's name has; leave it out", "refused")
+        return Trouble("a path has the null character, which no file name can have; leave it out", "refused")
     if isinstance(error, OverflowError):
         return Trouble(f"a number is too large ({one_line(error)}); use a smaller one", "refused")
     if is_of_composing(error):
@@ -100,7 +100,7 @@ def _breaks_torch(error: BaseException) -> bool:
 
 def _torch_is_broken(error: BaseException) -> str:
     named = [name for name in sorted(os.environ) if name.startswith(("TORCH", "PYTORCH"))]
-    remedy = f"unset {', '.join(named)}" if named else "install it anew, or give it more memory"
+    remedy = f"unset {', '.join(named)}" if named else "install it again, or give it more memory"
     return f"torch cannot be imported ({without_folders(one_line(error))[:LONGEST_OF_TORCH]}); {remedy}"
 
 

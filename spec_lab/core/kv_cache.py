@@ -30,7 +30,7 @@ class LayerCache:
 
 @dataclass(frozen=True, slots=True)
 class CacheRow:
-    """What a layer's cache holds for one token.
+    """The contents of a layer's cache for one token.
 
     Attributes:
         shape: (2, num_kv_heads, head_dim) for keys and values, (row_width,) for latent rows.

@@ -34,7 +34,8 @@ class PromptSpan:
 
 @dataclass(frozen=True, slots=True)
 class PromptRounding:
-    """How a prompt's rows get the same bits, whatever rows share their forward. The defaults do not promise that.
+    """The means by which a prompt's rows get the same bits, whatever rows share their forward. The defaults do not
+    promise that.
 
     Attributes:
         least_rows: the smallest number of rows of a forward; padding rows fill up a smaller one.

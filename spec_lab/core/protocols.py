@@ -71,7 +71,7 @@ class HostDrafter(Protocol):
         ...
 
     def draft(self, sequences: Sequence[RunningRequest]) -> list[list[int] | None]:
-        """Return up to K drafts to follow the pending token of each request; None keeps those of the device."""
+        """Return up to K drafts to follow the pending token of each request; None keeps the device's drafts."""
         ...
 
     def finish(self, sequence: RunningRequest) -> None:
@@ -81,11 +81,11 @@ class HostDrafter(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DrafterRequirements:
-    """What a drafter requires from the other parts.
+    """The requirements of a drafter on the other parts.
 
     Attributes:
         features: the target's hidden states that it reads.
-        catchup_rows: the rows for each request in each pass of the catch-up step, of which one is live. (N,) for one
+        catchup_rows: the rows for each request in each pass of the catch-up step; one of them is live. (N,) for one
             reused layer, (N, N + 1, ...) for a module for each draft, () without a catch-up step.
         distinct_steps: the steps of a round differ in more than their column, such as in weights. So each needs a graph
             of its own.

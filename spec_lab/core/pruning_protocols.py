@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Drop(Enum):
-    """Where a layer drops unread rows, after its KV write.
+    """The places after its KV write where a layer can drop unread rows.
 
     In a drafter that only writes KV in its catch-up step, rejected rows are not even written, except with NOWHERE.
     """

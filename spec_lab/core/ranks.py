@@ -57,5 +57,7 @@ def refuse_unless_they_meet() -> None:
 def _number(variable: str, alone: int) -> int:
     value = os.environ.get(variable, "")
     if value and not value.isdecimal():
-        raise UserError(f"{variable}={value} is no number of processes; start them with torchrun, or unset {variable}")
+        raise UserError(
+            f"{variable}={value} is not a number of processes; start them with torchrun, or unset {variable}"
+        )
     return int(value or alone)

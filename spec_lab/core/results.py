@@ -138,7 +138,7 @@ class RequestRecord:
 
 @dataclass(slots=True)
 class GraphCounts:
-    """How often an engine's graph mode captured, replayed and fell back to eager since the engine was made.
+    """Counts of an engine's captures, replays and fallbacks to eager since the engine was made.
 
     On a GPU each graph of a round is captured twice, and the two are replayed in turn.
 

@@ -311,7 +311,7 @@ class DraftStep:
     Attributes:
         index: 1..num_draft_tokens - 1 on the host. A capture freezes it, so only steps with weights of their own may
             read it (`DrafterRequirements.distinct_steps`).
-        column: [1] the same on the device, where a replayed step reads it.
+        column: [1] the same index on the device, which a replayed step reads.
     """
 
     index: int

@@ -1,6 +1,6 @@
 """The alternative wordings: at each choice, five to twelve short common words with equal probability.
 
-They are short since a rare long word has several tokens, of which only the first is uncertain.
+They are short since a rare long word has several tokens, and only the first of these is uncertain.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Natural text from Python's standard library: its source code, and the prose in it.
 
-A file's path decides its split, also that of its docstrings and comments. Paths are the same in Python 3.11 and 3.12,
+A file's path decides the split of its code, docstrings and comments. Paths are the same in Python 3.11 and 3.12,
 so the eval prompts of one version are not in the training text of the other. `workloads.make_prompts` also checks that
 they share no long window.
 """
@@ -81,7 +81,7 @@ def code_documents(split: Split) -> tuple[str, ...]:
 
 @lru_cache(maxsize=2)
 def prose_documents(split: Split) -> tuple[str, ...]:
-    """Return the prose of the split: that of each file, help topics, and the licence."""
+    """Return the prose of the split: docstrings and comments of each file, help topics, and the licence."""
     documents = [
         prose
         for name, source in _sources()
@@ -157,6 +157,6 @@ def prose_sentences(split: Split) -> tuple[str, ...]:
 
 
 def natural_text(split: Split) -> Iterator[str]:
-    """Yield whole documents for pre-training: every source file, then all prose, which is thus there twice."""
+    """Yield whole documents for pre-training: every source file, then all prose, which so occurs twice."""
     yield from code_documents(split)
     yield from prose_documents(split)

@@ -55,7 +55,7 @@ def _composed(arguments: Sequence[str]) -> Chosen:
     flag = next((word for word in arguments if word.startswith("-")), None)
     if flag is not None:
         raise UserError(
-            f"{flag}: spec_lab.doctor examines one run and has no flag but --help and --version; leave it out"
+            f"{flag}: spec_lab.doctor examines one run and has only the flags --help and --version; leave it out"
         )
     _, overrides = split_flags(arguments)
     config, choices = compose_run(overrides)
@@ -70,7 +70,7 @@ def _composed(arguments: Sequence[str]) -> Chosen:
 
 
 def _is_sweep(overrides: Sequence[str]) -> bool:
-    """Return whether an experiment's file asks for a sweep, as `-m` does. Composed alone, it would give one cell."""
+    """Return whether an experiment's file asks for a sweep. Composed as a single run, it would give only one cell."""
     return bool(compose_with_hydra(overrides).hydra.mode is RunMode.MULTIRUN)
 
 

@@ -22,7 +22,7 @@ MIN_DRAFTABLE = 0.9
 # A map that is off by one covers clearly fewer of the target's tokens. The difference is measured in standard errors
 # (McNemar) and counts each different token once, since one frequent token could otherwise decide.
 MIN_STANDARD_ERRORS = 4.0
-NO_CHECKPOINT = "the drafter's weights are no checkpoint of safetensors"
+NO_CHECKPOINT = "the drafter's weights are not a safetensors checkpoint"
 
 
 def check_tokenizer(subject: Subject) -> Finding:
@@ -30,12 +30,12 @@ def check_tokenizer(subject: Subject) -> Finding:
     check = "tokenizer"
     ours_folder = subject.chosen.target_folder
     if not (has_tokenizer(ours_folder) if is_gguf(ours_folder) else (ours_folder / "tokenizer.json").is_file()):
-        return does_not_apply(check, "the target has none, and the prompts are ids")
+        return does_not_apply(check, "the target has none; the prompts are ids")
     ours, vocab_size = _vocabulary(ours_folder), subject.models.target.vocab_size
     outside = sum(token_id >= vocab_size for token_id in ours.values())
     measured = f"{len(ours)} tokens for an embedding of {vocab_size} rows"
     if outside:
-        cause = f"{outside} token ids lie outside the target's embedding: tokenizer.json is another model's"
+        cause = f"{outside} token ids are outside the target's embedding: tokenizer.json belongs to another model"
         return Finding(check, Verdict.FAULT, measured, cause)
     theirs_folder = subject.chosen.drafter_folder
     if theirs_folder == ours_folder or not (theirs_folder / "tokenizer.json").is_file():

@@ -1,4 +1,4 @@
-"""Computes once what several checks need: the results of the run's loop, and drafts for its rounds under teacher
+"""Computes the data that several checks share: the results of the run's loop, and drafts for its rounds under teacher
 forcing."""
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ def check_hidden(evidence: Evidence) -> Finding:
     if broken is not None:
         return Finding(CHECK, Verdict.FAULT, measured, broken)
     if changed < MIN_CHANGED:
-        cause = "the drafter does not use the hidden states it is given"
+        cause = "the drafter does not use its hidden states"
         return Finding(CHECK, Verdict.FAULT, measured, cause)
     return Finding(CHECK, Verdict.SUSPICIOUS if _does_not_help(as_it_is, zeroed) else Verdict.OK, measured)
 
@@ -50,7 +50,7 @@ def _values(evidence: Evidence) -> str | None:
         return "the target's hidden states have NaN or infinity"
     num_zero = int((rows == 0).all(dim=-1).sum())
     if num_zero:
-        return f"the target hands over hidden states that are zero in {num_zero} of {len(rows)} rows"
+        return f"the target's hidden states are zero in {num_zero} of {len(rows)} rows"
     return None
 
 

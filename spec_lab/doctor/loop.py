@@ -22,7 +22,7 @@ from spec_lab.wiring.drafting import load_drafter
 
 # A uniformly random draft is right once in vocab_size times, so chance almost never gives a larger length.
 MAX_RANDOM_LENGTH = 1.15
-NO_ROUND = "no round to look at; use more prompts or longer outputs"
+NO_ROUND = "no round to judge; use more prompts or longer outputs"
 NUM_RANDOM_REQUESTS, NUM_RANDOM_TOKENS = 3, 24
 # The loop's drafts equal those of teacher forcing except for rounding, which changes hardly any in float32. In bfloat16
 # on a CPU, 5 % of the pocket pair's rounds had other drafts, and 62 % with stale metadata.
@@ -98,13 +98,13 @@ def _cause(same_first: float, same_all: float, least: float) -> str | None:
     """Return which step is at fault: draft 1 comes from the catch-up (or first) step, others from recurrent steps."""
     if same_first < least:
         return (
-            "cache or loop: draft 1 is another in the loop, so the catch-up (or first) step reads a stale cache, a "
+            "cache or loop: draft 1 differs in the loop, so the catch-up (or first) step reads a stale cache, a "
             "wrong slot or a wrong length; compare graph=eager, prune=none and attention=torch"
         )
     if same_all < least:
         return (
-            "cache or loop: draft 1 is as it should be, later ones are not, so the recurrent steps read a stale cache "
-            "or metadata that does not move on; compare graph=eager and attention=torch"
+            "cache or loop: draft 1 is correct, later ones are not, so the recurrent steps read a stale cache or stale "
+            "metadata; compare graph=eager and attention=torch"
         )
     return None
 

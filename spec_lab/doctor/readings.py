@@ -24,8 +24,7 @@ MIN_STANDARD_ERRORS = 3.0
 
 @dataclass(frozen=True, slots=True)
 class Gain:
-    """How many more drafts are accepted in a round than with the configured reading, and the same in standard
-    errors."""
+    """The gain of a reading over the configured one, in accepted drafts a round and in standard errors."""
 
     mean: float
     standard_errors: float

@@ -63,8 +63,9 @@ def check_recycled(evidence: Evidence) -> Finding:
     )
     if float(changed.min()) < MIN_CHANGED:
         cause = (
-            f"draft {int(changed.argmin()) + 2} does not use the hidden state that the step before it handed on: it is "
-            "zero, or its projection is"
+            f"draft {int(changed.argmin()) + 2} does not use the hidden state "
+            "of the step before: that state is zero, or "
+            f"its projection is"
         )
         return Finding(CHECK, Verdict.FAULT, measured, cause)
     return Finding(CHECK, Verdict.SUSPICIOUS if _does_not_help(as_it_is, zeroed) else Verdict.OK, measured)

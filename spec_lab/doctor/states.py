@@ -1,9 +1,10 @@
 """Checks layers that keep a state separately, by comparing rounds with forwards over the text so far.
 
 Rejected drafts must not change the state, which cannot be seen on the host. So a request is decoded with random drafts,
-of which a script says how many are accepted, and every round's logits are compared with those of a prompt pass over the
-same tokens. If they differ, the rounds are repeated with the correct state, or the correct convolution inputs, copied
-to the places where common mistakes would read them. The copy that makes the logits correct identifies the mistake.
+and a script says how many of them are accepted. Every round's logits are compared with the logits of a prompt pass over
+the same tokens. If they differ, the rounds are repeated with the correct state, or the correct convolution inputs,
+copied to the places where common mistakes would read them. The copy that makes the logits correct identifies the
+mistake.
 """
 
 from __future__ import annotations
@@ -134,18 +135,16 @@ def _first(row: int) -> int:
 
 
 MISTAKES = (
-    Mistake("rollback index: rounds are wrong behind one whose drafts were all accepted, and behind no other"),
+    Mistake("rollback index: a round is wrong if all drafts of the round before were accepted, and only then"),
     Mistake("rollback index: the index that commit sets is not n - 1, the last accepted row", sets_index=True),
-    Mistake(
-        "rollback index: a round begins with the state one row behind the last accepted one", _state_at(_one_later)
-    ),
+    Mistake("rollback index: a round begins with the state one row after the last accepted one", _state_at(_one_later)),
     Mistake(
         "rollback index: a round begins with the state one row before the last accepted one", _state_at(_one_earlier)
     ),
     Mistake(
-        "rollback index: a round begins with the state behind its first row, whatever was accepted", _state_at(_first)
+        "rollback index: a round begins with the state after its first row, whatever was accepted", _state_at(_first)
     ),
-    Mistake("convolution offset: its inputs are read one row behind the last accepted one", _inputs_at(_one_later)),
+    Mistake("convolution offset: its inputs are read one row after the last accepted one", _inputs_at(_one_later)),
     Mistake("convolution offset: its inputs are read one row before the last accepted one", _inputs_at(_one_earlier)),
     Mistake("convolution offset: its inputs are read from the first row on, whatever was accepted", _inputs_at(_first)),
 )
@@ -164,7 +163,7 @@ def check_states(subject: Subject) -> Finding:
     for mistake in MISTAKES:
         if _worst_difference(subject, teacher, mistake)[0] <= most:
             return Finding(CHECK, Verdict.FAULT, measured, mistake.cause)
-    cause = "rounds leave or find a wrong state; compare kernels=torch and the other recurrent.rollback"
+    cause = "a round begins with a wrong state, or leaves one; compare kernels=torch and the other recurrent.rollback"
     return Finding(CHECK, Verdict.FAULT, measured, cause)
 
 

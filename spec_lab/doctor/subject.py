@@ -1,4 +1,4 @@
-"""What the checks examine: the requested run, loaded once, and the target's own text."""
+"""The subject of the checks: the requested run, loaded once, and the target's own text."""
 
 from __future__ import annotations
 
@@ -102,14 +102,14 @@ def load_subject(chosen: Chosen) -> Subject:
         UserError: there is no drafter, its tree has no spine, or a checkpoint, a prompt set or a size is invalid.
     """
     if chosen.config.drafter.num_draft_tokens == 0:
-        raise UserError("drafter=none drafts nothing that could be examined; choose drafter=eagle3")
+        raise UserError("drafter=none makes no drafts to examine; choose drafter=eagle3")
     refuse_no_spine(chosen)
     if chosen.offers.may_be_fewer:
-        raise UserError(f"{chosen.offers.named}: what is examined is all K drafts; use {chosen.offers.offers_all}")
+        raise UserError(f"{chosen.offers.named}: the doctor examines all K drafts; use {chosen.offers.offers_all}")
     num_rounds = getattr(chosen.config.graph, "rounds_per_replay", 1)
     if num_rounds > 1:
         raise UserError(
-            f"graph.rounds_per_replay={num_rounds}: what is examined are the drafts that wait between two rounds; use "
+            f"graph.rounds_per_replay={num_rounds}: the doctor examines the drafts between two rounds; use "
             "graph.rounds_per_replay=1"
         )
     chosen = chosen.again(strict_greedy(chosen.config))
@@ -136,11 +136,11 @@ def refuse_no_spine(chosen: Chosen) -> None:
     options: Any = chosen.config.tree
     sizes = chosen.sizes
     if sizes is not None and sizes.spine == 0:
-        raise UserError("tree.paths without [0]: what is examined is the path of the likeliest drafts; add [0]")
+        raise UserError("tree.paths without [0]: the doctor examines the path of the likeliest drafts; add [0]")
     if getattr(options, "branches", TreeBranches.exact) != TreeBranches.exact:
         raise UserError(
-            f"tree.branches={options.branches} lets drafts see the keys of others, which would be found as a fault; "
-            "use tree.branches=exact"
+            f"tree.branches={options.branches} lets drafts see the keys of other drafts, which the doctor reports as a "
+            "fault; use tree.branches=exact"
         )
 
 

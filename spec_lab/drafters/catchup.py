@@ -57,10 +57,10 @@ class CatchupPlanner(Protocol):
 def plan_catchup(
     verified: VerifiedRound, backend: AttentionBackend, num_draft_tokens: int, first_position: int = 0
 ) -> Catchup:
-    """Plan rows j = 0..K at positions L + first_position + j, of which row n - 1 is live.
+    """Plan rows j = 0..K at positions L + first_position + j; row n - 1 is live.
 
-    The live row sees the keys up to its own. If its sequence length were that of all rows, it would also see rejected
-    rows (tokenspeed #217). An inactive request is treated as if n were 1 (`Verification.num_live`).
+    The live row sees the keys up to its own. With the sequence length of all rows it would also see rejected rows
+    (tokenspeed #217). An inactive request is treated as if n were 1 (`Verification.num_live`).
     """
     batch, emitted = verified.batch, verified.verification
     num_rows = emitted.tokens.shape[1]

@@ -52,7 +52,7 @@ class Anchor:
     """Sets the position of a round's queries, where L is the committed length. They see keys 0..L-1 in any case.
 
     Attributes:
-        positions_past_last_key: 0 for position L - 1, that of the newest key; 1 for L, that of the bonus token.
+        positions_past_last_key: 0 for L - 1, the position of the newest key; 1 for L, the position of the bonus token.
         extra_window_keys: keys that a sliding layer sees beyond its window.
     """
 

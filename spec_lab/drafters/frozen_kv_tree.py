@@ -33,7 +33,8 @@ class FrozenTreeState:
 
     Attributes:
         hidden: [batch, branches, hidden_size] the model's output for the newest branches.
-        frozen_attention: metadata by number of branches, each made when first needed; that of 1 is one query a request.
+        frozen_attention: metadata by number of branches, each made when first needed; the entry for 1 has one query for
+            each request.
     """
 
     rows: DraftedRows

@@ -8,7 +8,7 @@ first i pairs of a text have no row in module i.
 
 This differs from the source. There every module runs over the K rows of the window, and drops the oldest pair for each
 draft it is given. So after K accepted drafts, no module ever writes the position before the window. And after more than
-K - i emitted tokens, module i keeps rows of the previous round, which hold a draft's hidden state instead of the
+K - i emitted tokens, module i keeps rows of the previous round. They hold a draft's hidden state instead of the
 target's.
 
 Here module i runs over N + i rows: the window, the pair that has just left it, and the drafts. They start at or before

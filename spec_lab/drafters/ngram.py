@@ -1,4 +1,4 @@
-"""Prompt lookup: finds the latest earlier occurrence of the longest matching suffix, and drafts what followed it.
+"""Prompt lookup: finds the latest earlier occurrence of the longest matching suffix, and drafts the tokens after it.
 
 The idea is prompt-lookup decoding (apoorvumang 2023; vLLM's `ngram`). Here it is a tensor search over the token history
 on the device, so the host needs no copy of the tokens.

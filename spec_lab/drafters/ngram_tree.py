@@ -1,4 +1,4 @@
-"""Prompt lookup of a tree: merges what followed several earlier occurrences of the text's suffix.
+"""Prompt lookup that drafts a tree: it merges the tokens after several earlier occurrences of the text's suffix.
 
 SGLang's NGRAM and suffix decoding keep such a trie on the host. Here it is rebuilt in every round, with tensors, from
 the token history on the device. With one occurrence it is the chain that prompt lookup drafts.

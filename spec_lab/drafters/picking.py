@@ -44,7 +44,7 @@ class DraftedRows:
 
 
 class DraftPicker(Protocol):
-    """Picks a draft for each row, and keeps what verification needs.
+    """Picks a draft for each row, and keeps the logits that verification needs.
 
     Attributes:
         takes_likeliest: whether each pick is that of `DraftHead.greedy`, and nothing is kept.

@@ -47,7 +47,7 @@ class BranchHead(Protocol):
 
 
 class SiblingPicker(Protocol):
-    """Picks the children of branches, and keeps what verification needs."""
+    """Picks the children of branches, and keeps the logits that verification needs."""
 
     def pick(self, head: BranchHead, hidden: torch.Tensor, rows: DraftedRows, depth: int) -> Ranked:
         """Pick the children of the branches at depth `depth`.

@@ -1,4 +1,4 @@
-"""Suffix decoding: drafts what most often followed the text's suffix, in the request itself or in other outputs.
+"""Suffix decoding: drafts the most frequent continuation of the text's suffix, in the request or in other outputs.
 
 There is a suffix tree for each. Both are on the host, which looks up drafts after it has read a round. The device
 drafts nothing.

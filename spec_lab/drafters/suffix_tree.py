@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 
 class _Node:
-    """A token sequence, and what followed it.
+    """A token sequence, and its continuations.
 
     Attributes:
         token: its last token.
@@ -48,7 +48,7 @@ class _Node:
         return child
 
     def unfold(self, may_go_on: bool) -> None:
-        """Turn a leaf that occurs again into an inner node. Its child is what followed its first occurrence."""
+        """Turn a leaf that occurs again into an inner node. Its child is the token after its first occurrence."""
         if self.children is None:
             self.children = {}
             if may_go_on and self.place < len(self.text):
@@ -84,7 +84,7 @@ class SuffixDraft:
 
 @dataclass(frozen=True, slots=True)
 class DraftLimits:
-    """How long a draft may be.
+    """The limits on the length of a draft.
 
     Attributes:
         most: the most tokens of a draft.
@@ -101,7 +101,7 @@ NOTHING = SuffixDraft([], 0.0)
 
 
 class SuffixTree:
-    """The suffix tree of some texts, of which only the newest can grow.
+    """The suffix tree of some texts; only the newest text can grow.
 
     Attributes:
         depth: tokens of the longest counted sequence.

@@ -33,7 +33,7 @@ class Drafts(Protocol):
     tree_rows: int | None
 
     def mark(self, batch: RoundBatch) -> RoundBatch:
-        """Add to a batch what its tokens do not say about the drafts' shape."""
+        """Add the drafts' shape to a batch, as far as its tokens do not determine it."""
         ...
 
     def attention(self, batch: RoundBatch) -> AttentionMetadata:

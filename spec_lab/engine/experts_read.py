@@ -1,7 +1,7 @@
 """Counts, on the device, how many distinct experts the decode rounds read, and the bytes of their weights.
 
 A matrix product of few rows takes as long as reading its weights, and only the chosen experts are read. So the number
-of distinct experts decides what verifying N rows costs. It also decides what dropping dead rows saves.
+of distinct experts determines the cost of verifying N rows, and the gain of dropping dead rows.
 
 The choices of all layers are kept until a stage ends, and are then counted together. That takes eight small operators
 a stage, without a sync with the host. The sums are read once, after the last round.
@@ -59,7 +59,7 @@ class ExpertsRead:
         self._counts.zero_()
 
     def read(self) -> ExpertCounts | None:
-        """Wait for the device, and return the number of experts of each stage; None where no layer has experts."""
+        """Wait for the device, and return the number of experts of each stage; None if no layer has experts."""
         return ExpertCounts(*self._counts[:, 0].tolist()) if self._is_watching else None
 
     def read_bytes(self) -> ExpertCounts | None:

@@ -15,7 +15,7 @@ from spec_lab.engine.slots import SlotState
 
 @dataclass(frozen=True, slots=True)
 class HostOffer:
-    """How many drafts the host made for a round: `num_drafts` in total, and at most `longest` for one request."""
+    """The number of drafts that the host made for a round: `num_drafts` in total, at most `longest` for one request."""
 
     num_drafts: int
     longest: int
@@ -55,7 +55,7 @@ class HostDrafts:
         self._note(sequences, [None] * len(sequences))
 
     def _note(self, sequences: List[Sequence], parts: List[int | None]) -> None:
-        """Record which drafter drafted for each sequence: 0 is the host's, 1 the device's."""
+        """Record which drafter drafted for each sequence: 0 is the drafter on the host, 1 the drafter on the device."""
         names = self.drafter.part_names
         if names is not None:
             for sequence, part in zip(sequences, parts, strict=True):

@@ -41,9 +41,9 @@ def problem_of(ranges: Sequence[Sequence[int]], most: int) -> str | None:
             return f"{shown} must be three numbers: first batch, last batch, K"
         first, last, num_draft_tokens = entry
         if number == 0 and first != 1:
-            return f"{shown} must begin at 1, the smallest batch there is"
+            return f"{shown} must begin at 1, the smallest batch"
         if first < next_first:
-            return f"{shown} begins before the range in front of it has ended"
+            return f"{shown} begins before the end of the range before it"
         if last < first:
             return f"{shown} ends before it begins"
         if not 0 <= num_draft_tokens <= most:

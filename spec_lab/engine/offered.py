@@ -72,7 +72,7 @@ class DraftOffers:
         kernels: KernelSet = TORCH_FORMS,
         by_request: bool = False,
     ) -> None:
-        """Set what can make a request offer fewer than K drafts.
+        """Set the limits by which a request offers fewer than K drafts.
 
         Args:
             confidences: the drafter's confidences and their threshold; None if nothing reads them.
@@ -136,7 +136,7 @@ class RowOffers:
     def of(self, slot_ids: torch.Tensor, active: torch.Tensor) -> torch.Tensor:
         """Return, for each draft [batch, N - 1] of `slot_ids` [batch], whether it is offered.
 
-        An offered draft's parent is offered too. Where `active` [batch] is false, none is.
+        An offered draft's parent is offered too. If `active` [batch] is false, no draft is offered.
         """
         scores = rows_at(self._confidences.scores, slot_ids)
         is_offered = active.unsqueeze(1) & (scores > -torch.inf)

@@ -1,4 +1,4 @@
-"""Which drafts a round may accept: all of them, or only those that each request offers."""
+"""Decides which drafts a round may accept: all of them, or only those that each request offers."""
 
 from __future__ import annotations
 
@@ -62,8 +62,9 @@ class AllOffered:
 class Counted:
     """Each request offers the first drafts of its chain; `offered` counts them, up to K.
 
-    In a captured mode shapes are those of K. A draft that is not offered is then verified like any other, but never
-    accepted. Without capture, rows that no request offers are left out, and drafting stops once no request goes on.
+    In a captured mode shapes always have room for K drafts. A draft that is not offered is then verified like any
+    other, but never accepted. Without capture, rows that no request offers are left out, and drafting stops once no
+    request goes on.
     """
 
     def __init__(

@@ -194,7 +194,7 @@ class PromptRows:
 
 
 class RowShare(StrEnum):
-    """For which rows of a prompt something was computed."""
+    """The share of a prompt's rows for which something was computed."""
 
     NONE = "none"
     LIVE = "live"
@@ -203,7 +203,7 @@ class RowShare(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RowsComputed:
-    """For which rows of a forward the target returned features, computed logits, and ran the layers that share KV."""
+    """The rows of a forward for which the target returned features, computed logits, and ran layers that share KV."""
 
     features: RowShare
     logits: RowShare
@@ -211,7 +211,7 @@ class RowsComputed:
 
     @classmethod
     def by(cls, output: TargetOutput, num_rows: int, num_logits: int) -> RowsComputed:
-        """Infer it from the numbers of rows: each is that of all rows, of the live rows, or 0."""
+        """Infer it from the numbers of rows, each of which is the number of all rows, the number of live rows, or 0."""
 
         def share(count: int) -> RowShare:
             return RowShare.ALL if count == num_rows else RowShare.LIVE if count else RowShare.NONE

@@ -78,7 +78,7 @@ class Scheduler:
         if longest > self._max_seq_len:
             raise UserError(
                 f"request {request.request_id}: a prompt of {len(request.prompt_ids)} tokens and "
-                f"max_new_tokens={request.max_new_tokens} need {longest} positions, the cache has "
+                f"max_new_tokens={request.max_new_tokens} need {longest} positions, but the cache has "
                 f"{self._max_seq_len}; raise cache.max_seq_len to {longest}"
             )
         needed, usable = self._num_pages(request), self.allocator.num_total

@@ -33,7 +33,7 @@ class SlotStates(Protocol):
 
 
 class NoStates:
-    """For targets whose layers all keep keys and values, so that there are no states."""
+    """The tracker for targets whose layers all keep keys and values. They have no states."""
 
     def of_round(self, slot_ids: torch.Tensor) -> None:
         return None
@@ -49,7 +49,7 @@ class NoStates:
 
 
 class RecurrentStates:
-    """Which state of each slot is committed: an index on the device, which captured rounds can read and set.
+    """Tracks which state of each slot is committed, by an index on the device. Captured rounds can read and set it.
 
     Attributes:
         committed: [num_slots + 1] the last accepted row of the previous round, n - 1.

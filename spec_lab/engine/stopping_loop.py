@@ -1,7 +1,7 @@
 """The draft loop of a round: all steps, or with `drafter.stop` only while any request of the batch goes on.
 
-In eager mode the host asks the device before each step. In a graph each step is in an IF node, nested in that of the
-step before. Without IF nodes all steps run, and drafts after a stop are never offered.
+In eager mode the host asks the device before each step. In a graph each step is in an IF node, nested in the node of
+the step before. Without IF nodes all steps run, and drafts after a stop are never offered.
 """
 
 from __future__ import annotations

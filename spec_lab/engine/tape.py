@@ -2,11 +2,11 @@
 mode.
 
 Each operator is recorded once, with its arguments. In a replay Python values stay frozen, and results are written to
-the recorded tensors. Views are not recreated, since their memory does not move. `make_fx` is no substitute: it silently
-freezes `.item()`, and keeps no addresses.
+the recorded tensors. Views are not recreated, since their memory does not move. `make_fx` is not a substitute: it
+silently freezes `.item()`, and keeps no addresses.
 
-A function that the tape accepts can still fail in a real capture, such as by a library call that synchronises. What the
-tape refuses would fail or be frozen in a real capture.
+A function that the tape accepts can still fail in a real capture, for instance if a library call synchronises.
+Functions that the tape refuses would fail or be frozen in a real capture.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class Tape(OperatorMode):
     """Records every operator that computes or writes.
 
     Attributes:
-        steps: what a replay calls, in order.
+        steps: the functions that a replay calls, in order.
         inputs: by storage, the first tensor seen of those that existed before.
         results: by storage, the newest tensor of those that were made.
         is_assigning: whether a `tensor[...] = value` is running. There a GPU fills with a number, but a CPU makes a
@@ -143,7 +143,7 @@ class Tape(OperatorMode):
         return result
 
     def restore_inputs(self) -> None:
-        """Undo what the recording did to tensors that existed before it."""
+        """Undo the recording's changes to tensors that existed before it."""
         for key, before in self._before.items():
             _bytes_of(self.inputs[key]).copy_(before)
 

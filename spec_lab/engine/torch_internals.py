@@ -38,7 +38,7 @@ def is_composite(func: Any) -> bool:
 def run_composite(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Call the operators that a composite one consists of, so that the active mode sees each.
 
-    The public `decompose` is no substitute: it uses a decomposition in Python if some import has registered one.
+    The public `decompose` is not a substitute: it uses a decomposition in Python if some import has registered one.
     """
     return func._op_dk(getattr(torch._C.DispatchKey, COMPOSITE), *args, **kwargs)
 

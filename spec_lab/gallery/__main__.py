@@ -45,12 +45,12 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
 def _export(options: argparse.Namespace) -> int:
     paths = options.notebooks or sorted(NOTEBOOKS.glob("*.ipynb"))
     if not paths:
-        raise UserError(f"{NOTEBOOKS}: no notebook in it; call this in the repository's folder, or name one")
+        raise UserError(f"{NOTEBOOKS}: it has no notebook; call this in the repository's folder, or name one")
     with_pictures = [path for path in paths if has_pictures(read_notebook(path))]
     if not with_pictures:
         raise UserError(
-            f"{paths[0]}: no cell of it has a name, so there is no picture to export; name another, such as "
-            "notebooks/pruning.ipynb"
+            f"{paths[0]}: none of its cells has a name, so there is no picture to export; name another notebook, such "
+            "as notebooks/pruning.ipynb"
         )
     shown = []
     for path in with_pictures:

@@ -46,7 +46,7 @@ def read_drafted(runs: Sequence[Run]) -> list[DraftedRun]:
     """
     drafting = [run for run in runs if run.summary["num_draft_tokens"]]
     if not drafting:
-        raise UserError("no run in it drafts; make some with python -m spec_lab experiment=drafters")
+        raise UserError("none of its runs drafts; make some with python -m spec_lab experiment=drafters")
     names = told_apart(drafting, [run.summary["choices"].get("drafter", "drafter") for run in drafting])
     found = [
         DraftedRun(
@@ -57,7 +57,7 @@ def read_drafted(runs: Sequence[Run]) -> list[DraftedRun]:
     prompts = {tuple(sorted((row["id"], tuple(row["prompt_ids"])) for row in each.rows)) for each in found}
     if len(prompts) > 1:
         raise UserError(
-            f"these {len(found)} runs are of {len(prompts)} sets of prompts, which cannot stand in one picture; name "
+            f"these {len(found)} runs have {len(prompts)} sets of prompts, which cannot be shown in one picture; name "
             "the folders of one set"
         )
     return found

@@ -28,7 +28,7 @@ SECTION = re.compile(r"\n## (?=[^\n]+\n\n\[`[^`]+\.ipynb`\])")
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """What an executed notebook shows.
+    """The contents of an executed notebook.
 
     Attributes:
         title: its first heading.

@@ -57,8 +57,10 @@ def _order(each: ModeRound) -> tuple[int, str]:
 
 
 def times(rounds: Sequence[ModeRound]) -> pd.DataFrame:
-    """Return one row for each mode: launches, idle share and longest gap of the drawn round, and the time of a round
-    without a profiler relative to that of the eager reference, with its 95 % interval over turns."""
+    """Return one row for each mode: launches, idle share and longest gap of the drawn round, and a relative time.
+
+    The time is that of a round without a profiler, relative to the eager reference, with its 95 % interval over turns.
+    """
     import pandas as pd
 
     return pd.DataFrame([_row(each) for each in rounds])

@@ -26,7 +26,7 @@ def profiled_run(folders: Folders) -> Run:
     found = [run for run in finished_runs(folders) if run.summary["kernels"]]
     if not found:
         raise UserError(
-            f"{named(folders)}: no finished run in it has kernel times; make one with python -m spec_lab "
+            f"{named(folders)}: none of its finished runs has kernel times; make one with python -m spec_lab "
             "profile_rounds=8"
         )
     return found[-1]

@@ -25,8 +25,8 @@ def read_points(runs: Sequence[Run]) -> list[Point]:
     if not studies:
         why = f" ({left_out[0]})" if left_out else ""
         raise UserError(
-            f"no lossy rule has a strict run beside it{why}; "
-            "make both with python -m spec_lab experiment=relaxed_thinking"
+            f"no lossy rule has a strict run to compare with{why}; make both with python -m spec_lab "
+            "experiment=relaxed_thinking"
         )
     return studies[-1]
 

@@ -44,7 +44,9 @@ def load_figures(folder: str | os.PathLike[str]) -> pd.DataFrame:
     place = Path(folder)
     files = sorted(place.glob("*.csv"))
     if not files:
-        raise UserError(f"{place}: no *.csv in it; make one on a GPU with python kernels/bench/attention.py --csv FILE")
+        raise UserError(
+            f"{place}: it has no *.csv; make one on a GPU with python kernels/bench/attention.py --csv FILE"
+        )
     return pd.concat([_read(path) for path in files], ignore_index=True)
 
 

@@ -31,7 +31,7 @@ def load_study(folders: Folders, experiment: str) -> list[Run]:
     runs = finished_runs(folders)
     if not runs:
         raise UserError(
-            f"{named(folders)}: no finished run in it; make them with python -m spec_lab experiment={experiment}"
+            f"{named(folders)}: it has no finished run; make them with python -m spec_lab experiment={experiment}"
         )
     if not isinstance(folders, str | os.PathLike):
         return runs

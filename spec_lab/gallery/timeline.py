@@ -81,7 +81,9 @@ def quietest_round(folder: Path) -> RoundTimeline:
     """
     rounds = rounds_of(read_trace_file(folder))
     if not rounds:
-        raise UserError(f"{folder / TRACE_FILE}: no round in it that another one follows; use profile_rounds=4 or more")
+        raise UserError(
+            f"{folder / TRACE_FILE}: none of its rounds is followed by another one; use profile_rounds=4 or more"
+        )
     return min(rounds, key=lambda each: each.length_us)
 
 

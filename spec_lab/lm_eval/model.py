@@ -77,7 +77,9 @@ class SpecLabModel(LM):  # type: ignore[misc]  # mypy does not follow the harnes
         told = [turn["content"] for turn in chat_history if turn["role"] == SYSTEM]
         turns = [turn["content"] for turn in chat_history if turn["role"] != SYSTEM]
         if not add_generation_prompt or len(turns) % 2 == 0:
-            raise UserError("a chat must end with the user; leave out what the task has the assistant begin with")
+            raise UserError(
+                "a chat must end with the user; leave out the text with which the task lets the assistant begin"
+            )
         self._is_templated = True
         return self._tokenizer.decode(self._tokenizer.encode_conversation(turns, told[0] if told else None))
 
@@ -90,7 +92,7 @@ class SpecLabModel(LM):  # type: ignore[misc]  # mypy does not follow the harnes
 
     def loglikelihood(self, requests: list[Instance]) -> list[tuple[float, bool]]:
         """Refuse, since without generation nothing is drafted."""
-        raise UserError("--tasks: a task that scores given texts decodes nothing; take one of generate_until")
+        raise UserError("--tasks: a task that scores given texts decodes nothing; use a task of type generate_until")
 
     def loglikelihood_rolling(self, requests: list[Instance]) -> list[float]:
         """Refuse, like `loglikelihood`."""

@@ -28,7 +28,7 @@ def overrides_of(arguments: Mapping[str, Any]) -> list[str]:
     """
     for key in arguments:
         if key.partition(".")[0] in OF_MEASURING:
-            raise UserError(f"--model_args: {key} is not read where the harness asks and scores; leave it out")
+            raise UserError(f"--model_args: {key} is not read when the harness asks and scores; leave it out")
     return [f"{key}={_value(value)}" for key, value in {**USUAL, **arguments}.items()]
 
 
@@ -47,7 +47,7 @@ def require_sampling(wanted: Mapping[str, Any], sampling: SamplingConfig) -> Non
     heat = float(wanted.get("temperature") or 0.0) if samples else 0.0
     if heat != sampling.temperature:
         raise UserError(
-            f"--model_args: the task samples at temperature {heat:g}, and the run at {sampling.temperature:g}; add "
+            f"--model_args: the task samples at temperature {heat:g}, but the run at {sampling.temperature:g}; add "
             f"sampling.temperature={heat:g}, or --gen_kwargs do_sample=true,temperature={sampling.temperature:g}"
         )
     for key in ("top_p", "top_k"):

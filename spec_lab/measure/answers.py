@@ -57,5 +57,5 @@ def _check(lab: Lab, request: Request, record: RequestRecord) -> Checked:
         return check(checker, record.answer, text, markers is not None and markers.leave_open(record.prompt_ids))
     except Exception as error:  # an extension's checker may raise anything
         raise UserError(
-            f"workload.checker={name} fails on the output of {record.request_id} ({describe_error(error)}); mend it"
+            f"workload.checker={name} fails on the output of {record.request_id} ({describe_error(error)}); correct it"
         ) from error

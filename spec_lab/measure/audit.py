@@ -22,10 +22,10 @@ MOST_STEPS = 16
 
 
 def near_tie_tolerance(dtype: torch.dtype, top_logit: float) -> float:
-    """Return how far below the largest logit a token may be that rounding of the logits alone can put first.
+    """Return the largest distance below the top logit from which rounding of logits can make a token the argmax.
 
     In float32 it is 1e-4; products of four rows and of one row differ by about 1e-6. In 16-bit types the logits
-    themselves are rounded, to eps * |logit|; it is two such steps, which is coarse and makes the audit a weak one.
+    themselves are rounded, to eps * |logit|. The tolerance is two such steps, which is coarse, so the audit is weak.
     """
     return FLOAT32_TIE if dtype == torch.float32 else 2 * torch.finfo(dtype).eps * abs(top_logit)
 
@@ -33,10 +33,10 @@ def near_tie_tolerance(dtype: torch.dtype, top_logit: float) -> float:
 def noise_tolerance(dtype: torch.dtype, top_logit: float, noise: float) -> float:
     """Return the same tolerance if values before the logits are rounded too, which changes margins by `noise`.
 
-    In 16-bit types every layer rounds the residual stream, so that forwards with different numbers of rows differ by
-    more than the rounding steps of a logit: 1 % of the pocket target's margins differ from float32's by more than
-    `near_tie_tolerance`, whichever kernels compute them (docs/log/lossless_bf16.md). The result is the larger of the
-    two tolerances, up to `MOST_STEPS`.
+    In 16-bit types every layer rounds the residual stream. So forwards with different numbers of rows differ by more
+    than the rounding steps of a logit. With any kernels, 1 % of the pocket target's margins differ from float32's by
+    more than `near_tie_tolerance` (docs/log/lossless_bf16.md). The result is the larger of the two tolerances, up to
+    `MOST_STEPS`.
     """
     logits_alone = near_tie_tolerance(dtype, top_logit)
     if dtype == torch.float32:

@@ -95,13 +95,13 @@ def use_threads(chosen: Chosen) -> None:
         from spec_kernels.native import compiled
 
         if (given := compiled.use_threads(num_threads)) < num_threads:
-            raise UserError(f"num_threads={num_threads}: there are {given} for kernels=native; use num_threads={given}")
+            raise UserError(f"num_threads={num_threads}: kernels=native has {given}; use num_threads={given}")
 
 
 def default_num_threads(chosen: Chosen) -> int:
     """Return the number of threads to use if `num_threads` is null. It is 1 for kernels in C, whose threads wait for
-    each other in every product, so that one busy core would delay all. Otherwise it is what the target's option says,
-    and by default all cores, divided among the processes of the run."""
+    each other in every product, so that one busy core would delay all. Otherwise the target's option sets it. The
+    default is all cores, divided among the processes of the run."""
     if chosen.config.kernels == KernelsChoice.native:
         return 1
     shared = max(1, (os.cpu_count() or 1) // chosen.config.target.tensor_parallel)
@@ -111,12 +111,12 @@ def default_num_threads(chosen: Chosen) -> int:
 def _with_later_turns(
     chosen: Chosen, models: TargetBuild, tokenizer: Tokenizer, first_turns: list[Request]
 ) -> list[Request]:
-    """Return the requests of all turns; plain decoding answers those that later turns follow."""
+    """Return the requests of all turns. Plain decoding answers each turn that another one follows."""
 
     def answer(asked: list[Request]) -> list[str]:
         engine = plain_engine(chosen, models, engine_limits(chosen, asked, 0))
         with Progress(len(asked), "answer") as progress:
-            progress.stage("answering the turns that others follow")
+            progress.stage("answering the turns before the last")
             records = engine.generate(asked, on_finish=lambda _: progress.advance()).requests
         return [tokenizer.decode(before_end(record.output_ids, models.target.eos_token_ids)) for record in records]
 
@@ -133,14 +133,14 @@ def plain_engine(chosen: Chosen, models: TargetBuild, limits: Limits) -> Engine:
 
 
 def note_references(config: RunConfig, engines: Mapping[str, Engine]) -> None:
-    """Say which references that somebody chose are the run itself, so that nothing is measured beside it."""
+    """Log which of the chosen references equal the run itself, and so are not measured."""
     idle = [str(name) for name in config.references if name not in engines]
     if idle and config.references != RunConfig().references:
-        print(f"references: the run itself is {' and '.join(idle)}, so that no other is measured", file=sys.stderr)
+        print(f"references: the run itself is {' and '.join(idle)}, so no such reference is measured", file=sys.stderr)
 
 
 def note_rollback(config: RunConfig, models: TargetBuild) -> None:
-    """Log that `recurrent.rollback` is a no-op for this target. It is no error, so that sweeps compose."""
+    """Log that `recurrent.rollback` is a no-op for this target. It is not an error, so that sweeps compose."""
     rollback = config.recurrent.rollback
     if rollback != Rollback.checkpoints and not models.target.config.keeps_states:
         print(f"recurrent.rollback={rollback} changes nothing: no layer of this target keeps a state", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""Runs and records what was loaded: warm-up, timed passes in turns with the references, audit, profile."""
+"""Runs and records a loaded run: warm-up, timed passes in turns with the references, audit, profile."""
 
 from __future__ import annotations
 
@@ -189,9 +189,9 @@ def check_replayed(before: GraphCounts, result: GenerationResult, must_replay: b
     graph = result.graph
     num_fallbacks = graph.fallbacks - before.fallbacks
     if num_fallbacks:
-        raise RuntimeError(f"graph={graph.mode} fell back to eager {num_fallbacks} times; nobody asked for that")
+        raise RuntimeError(f"graph={graph.mode} fell back to eager {num_fallbacks} times in a timed pass")
     if graph.captures > before.captures:
-        raise RuntimeError(f"graph={graph.mode} captured in a timed pass what warm-up should have")
+        raise RuntimeError(f"graph={graph.mode} captured a graph in a timed pass, which warm-up should have done")
     num_replays = graph.replays - before.replays
     if must_replay and num_replays * graph.rounds_per_replay < len(result.rounds):
         raise RuntimeError(

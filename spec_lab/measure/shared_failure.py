@@ -1,8 +1,8 @@
 """If one process of a run fails, all of them end, and the first one says why, once.
 
-If a process fails, the others wait for it in their next all-reduce, where they cannot be notified. So the first process
-has a thread that waits for a failure message in the store of `torchrun`, records it, prints it and ends the process;
-`torchrun` then ends the remaining ones.
+If a process fails, the others wait for it in their next all-reduce, where they cannot be notified. So a thread of the
+first process waits for a failure message in the store of `torchrun`. It records and prints the message, and ends the
+process. `torchrun` then ends the other processes.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def _others_tell(rank: int) -> Iterator[None]:
 
 
 def _told(rank: int, error: Exception) -> dict[str, str]:
-    """Return what the first process prints for another one, a line or a traceback, and the reason for its record."""
+    """Return the text that the first process prints for another one, and the reason for its record."""
     trouble = trouble_of(error)
     if trouble is None:
         shown = "".join(traceback.format_exception(error)) + f"failed: the error above is of rank {rank}"

@@ -16,7 +16,7 @@ from spec_lab.record.verify_rows import MAX_BYTES, RowsOrigin, VerifyRows, num_b
 
 
 class RowKeeper:
-    """Wraps an acceptance rule, and stores on the host what the rule sees and decides.
+    """Wraps an acceptance rule, and stores the rule's inputs and decisions on the host.
 
     Attributes:
         first_ids: the token sampled by the prompt pass, by request id.

@@ -28,7 +28,7 @@ from spec_lab.wiring.models import resolve_device
 
 
 class World(Protocol):
-    """What a run needs to know about its processes."""
+    """The processes of a run, as the run uses them."""
 
     @property
     def size(self) -> int:
@@ -73,8 +73,8 @@ class Together:
         digests = self._collectives.gather(torch.tensor([digest], device=self._device)).flatten().tolist()
         if len(set(digests)) > 1:
             raise RuntimeError(
-                "the processes of this run emitted different tokens, so that what each of them verified means nothing; "
-                "a kernel that gives other bits on another device is the likely cause"
+                "the processes of this run emitted different tokens, so its results mean nothing; the likely cause is "
+                "a kernel that gives other bits on another device"
             )
 
 
@@ -111,7 +111,7 @@ def _own_device(config: RunConfig, own: Ranks) -> torch.device:
     if num_devices < own.local_size:
         raise UserError(
             f"target.tensor_parallel={own.size} has {own.local_size} processes on a machine with {num_devices} GPUs; "
-            "start no more than it has, or use device=cpu"
+            "start at most one for each GPU, or use device=cpu"
         )
     torch.cuda.set_device(own.local_rank)
     return device

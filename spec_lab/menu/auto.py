@@ -1,9 +1,9 @@
 """Chooses options for the knobs set to auto (`attention`, `kernels`, `graph`) by device and drafter at composition.
 
-On a CUDA device it takes the fast option of each knob if nothing refuses it: the option is tried as if the user had
-typed it, and if that would be refused, the option that runs anywhere is kept. On a CPU only `kernels` has a fast
-option, which is taken if it supports all of the target's layers and this machine can compile it. All later code sees
-the chosen options, and `RunConfig.auto` records which of them were chosen here.
+On a CUDA device it tries the fast option of each knob, as if the user had typed it. If that would be refused, the
+option that runs anywhere is kept. On a CPU only `kernels` has a fast option, which is taken if it supports all of the
+target's layers and this machine can compile it. All later code sees the chosen options, and `RunConfig.auto` records
+which of them were chosen here.
 """
 
 from __future__ import annotations
@@ -78,10 +78,10 @@ def with_auto_chosen(config: RunConfig) -> RunConfig:
     """Return the run with an option in place of each auto, and a number in place of each null in `cache.prefill_*`.
 
     Raises:
-        UserError: the user set `auto`, which only records what was chosen here.
+        UserError: the user set `auto`, which only records the choices made here.
     """
     if config.auto:
-        raise UserError("auto=[...] is what the lab writes into its record; leave it out")
+        raise UserError("auto=[...] is written by the lab into its record; leave it out")
     on_cuda = runs_on_cuda(config.device)
     open_knobs = {name: knob for name, knob in KNOBS.items() if knob.name_of(config) == AUTO}
     for name, knob in open_knobs.items():
@@ -169,7 +169,7 @@ def why_kernels(chosen: Chosen) -> str:
     config = chosen.config
     named = None if config.num_threads is None else f"num_threads={config.num_threads}"
     if config.kernels == KernelsChoice.native:
-        alone = "one thread; num_threads=N takes N, each of which wants a core of its own"
+        alone = "one thread; num_threads=N uses N, each on its own core"
         return f"kernels=native on {named or alone}"
     native = chosen.again(_take_kernels(config, KernelsChoice.native))
     against = _against_native(native, chosen) or problem_of_native()
@@ -177,8 +177,10 @@ def why_kernels(chosen: Chosen) -> str:
 
 
 def describe_auto(config: RunConfig) -> str:
-    """Return a line that says what was chosen, as in `attention=torch graph=eager`, and, if only one thing is missing
-    for faster options on a CPU, what it is; empty if the user named every option."""
+    """Return a line with the chosen options, as in `attention=torch graph=eager`; empty if the user named every option.
+
+    If only one thing is missing for faster options on a CPU, the line names it.
+    """
     chosen = " ".join(f"{name}={KNOBS[name].name_of(config)}" for name in config.auto)
     if "kernels" not in config.auto or runs_on_cuda(config.device):
         return chosen

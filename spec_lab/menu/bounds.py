@@ -1,4 +1,4 @@
-"""Which numbers a knob takes: the bounds in its dataclass field, and the check that reads them.
+"""The numbers that a knob takes: bounds in its dataclass field, and the check that reads them.
 
 The check works for any configuration made of dataclasses, so that runs and trainings are checked in the same way.
 """

@@ -32,7 +32,7 @@ class KernelsChoice(Choice):
 
     auto = (
         "auto",
-        "triton on a CUDA device, native on a CPU with a C compiler, each where the run can have it; else torch",
+        "triton on a CUDA device, native on a CPU with a C compiler, if the run can use it; else torch",
     )
     torch = "torch"
     triton = "triton", "a GPU, or TRITON_INTERPRET=1"
@@ -48,7 +48,7 @@ class ReferenceChoice(Choice):
 
 
 class LoggerMode(Choice):
-    """Where W&B's records go."""
+    """The places where W&B's records can go."""
 
     auto = "auto", "online with a key, else offline"
     online = "online"
@@ -57,58 +57,58 @@ class LoggerMode(Choice):
 
 
 class Unusable(Choice):
-    """What to do if a prompt of a file cannot be used."""
+    """The ways to treat a prompt of a file that cannot be used."""
 
     refuse = "refuse", "the run does not begin"
-    skip = "skip", "the prompt is left out, and named"
+    skip = "skip", "the prompt is left out, with a message"
 
 
 class Weights(Choice):
-    """Where a model's weights come from."""
+    """The sources of a model's weights."""
 
     checkpoint = "checkpoint"
-    random = "random", "made on the device, for speed studies; config.json is all that is read"
+    random = "random", "made on the device, for speed studies; only config.json is read"
 
 
 class WeightDtype(Choice):
     """The types that the weights of a target can be kept in."""
 
     auto = "auto", "dtype"
-    fp8 = "fp8", "products of layers in e4m3 with a float32 scale for 128 x 128, widened as it is read"
+    fp8 = "fp8", "products of layers in e4m3 with a float32 scale for each block of 128 x 128"
     bfloat16 = "bfloat16", "products of layers, embedding and head; for kernels=native, which computes in float32"
 
 
 class Rollback(Choice):
-    """How rejected drafts are undone in layers that keep a state."""
+    """The ways to undo rejected drafts in layers that keep a state."""
 
-    checkpoints = "checkpoints", "a state behind each verify row; an index says which one stays"
-    replay = "replay", "one state; the next round does again what was accepted"
+    checkpoints = "checkpoints", "a state after each verify row; an index selects the one to continue from"
+    replay = "replay", "one state; the next round repeats the accepted rows"
 
 
 class DraftSampling(Choice):
-    """How drafts are picked."""
+    """The ways to pick drafts."""
 
     greedy = "greedy"
     distribution = "distribution", "at sampling.temperature"
 
 
 class DraftStop(Choice):
-    """What ends a request's drafting before K."""
+    """The conditions that end a request's drafting before K."""
 
     none = "none", "it does not"
-    confidence = "confidence", "with the draft at which the product of top-1 probabilities falls under stop_threshold"
+    confidence = "confidence", "after the draft at which the product of top-1 probabilities falls below stop_threshold"
 
 
 class ByRequest(Choice):
-    """What a request's K depends on."""
+    """The rules that determine a request's K."""
 
     same = "same", "nothing of its own"
     given = "given", 'the `num_draft_tokens` of its line, a number or "off"'
-    acceptance = "acceptance", "its own running acceptance, from what its line gives"
+    acceptance = "acceptance", "its running acceptance; its line gives the first value"
 
 
 class DraftMetadata(Choice):
-    """How attention metadata is updated between the draft steps of a graph."""
+    """The ways to update attention metadata between the draft steps of a graph."""
 
     in_place = "in_place"
     stale = "stale", "wrong on purpose"

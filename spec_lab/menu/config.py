@@ -57,9 +57,9 @@ class TargetConfig:
     weights: Weights = knob(Weights.checkpoint, "where the weights come from")
     weight_dtype: WeightDtype = knob(
         WeightDtype.auto,
-        "what its products keep their weights in; the drafter stays in dtype, and of fp8 embedding and head do",
+        "type of the stored weights of its products; the drafter stays in dtype, and with fp8 also embedding and head",
     )
-    tensor_parallel: int = knob(1, "processes that the layers are split over, as torchrun starts them", least=1)
+    tensor_parallel: int = knob(1, "number of torchrun processes that the layers are split over", least=1)
 
 
 @dataclass
@@ -69,12 +69,15 @@ class DrafterConfig:
     name: str = MISSING
     num_draft_tokens: int = knob(3, "draft tokens a round, K; a round verifies K + 1 rows a request")
     k_schedule: list[list[int]] | None = knob(
-        None, "K by running requests: [first, last, K] each; its largest K is num_draft_tokens; null is one K for all"
+        None,
+        "K by the number of running requests, a list of [first, last, K]; null is num_draft_tokens for every number",
     )
-    by_request: ByRequest = knob(ByRequest.same, "what the K of a request follows from; num_draft_tokens is the most")
+    by_request: ByRequest = knob(
+        ByRequest.same, "what determines the K of a request, which is at most num_draft_tokens"
+    )
     off_below: float = knob(
         0.0,
-        "accepted drafts a round under which a request is drafted for no more; by_request=acceptance only; 0 is never",
+        "a request stops drafting if its mean of accepted drafts is below this; by_request=acceptance only; 0 is never",
         least=0,
     )
 
@@ -83,17 +86,17 @@ class DrafterConfig:
 class TrainedDrafterConfig(DrafterConfig):
     """The keys that every drafter with weights has."""
 
-    path: str | None = knob(None, "folder of the drafter's weights; null is what is shipped for the target")
+    path: str | None = knob(None, "folder of the drafter's weights; null is the one shipped for the target")
     draft_sampling: DraftSampling = knob(DraftSampling.greedy, "how drafts are picked")
     stop: DraftStop = knob(DraftStop.none, "what ends a request's drafting")
     stop_threshold: float = knob(
         0.4,
-        "least product of top-1 probabilities to go on drafting; drafter.stop=confidence only",
+        "a request drafts on while the product of top-1 probabilities is at least this; drafter.stop=confidence only",
         above=0,
         most=1,
     )
     confidence_temperatures: list[float] | None = knob(
-        None, "one for each draft, by which the logits of its confidence are divided; null leaves it as it is", above=0
+        None, "a temperature for the confidence in each draft; null leaves confidences unchanged", above=0
     )
 
 
@@ -102,7 +105,9 @@ class AcceptanceConfig:
     """The keys that every acceptance rule has."""
 
     name: str = MISSING
-    lossless_only: bool = knob(False, "refuse every rule that may change the output, as whoever trains on it must")
+    lossless_only: bool = knob(
+        False, "refuse every rule that may change the output; for outputs that a model will be trained on"
+    )
 
 
 @dataclass
@@ -143,10 +148,12 @@ class AttentionConfig:
 
 @dataclass
 class VerifyConfig:
-    """How many of the drafts are verified."""
+    """The limit on the rows that are verified."""
 
     budget: int | None = knob(
-        None, "rows a round over the batch, given to the drafts likeliest to be accepted; null is all rows", least=2
+        None,
+        "verify rows a round for the whole batch, given to the drafts likeliest to be accepted; null is all rows",
+        least=2,
     )
 
 
@@ -154,7 +161,7 @@ class VerifyConfig:
 class RecurrentConfig:
     """Keys for layers that keep a state, such as gated delta nets; a no-op for other targets."""
 
-    rollback: Rollback = knob(Rollback.checkpoints, "how a round's rejected drafts are taken back from a state")
+    rollback: Rollback = knob(Rollback.checkpoints, "how rejected drafts are removed from a state")
 
 
 @dataclass
@@ -162,17 +169,19 @@ class CacheConfig:
     """The paged KV cache."""
 
     page_size: int = knob(16, "tokens a page", least=1)
-    max_seq_len: int | None = knob(None, "longest sequence, in tokens; null is what the workload needs")
-    num_pages: int | None = knob(None, "pages in all; null is enough for batch_size requests of the longest length")
+    max_seq_len: int | None = knob(None, "longest sequence, in tokens; null is the longest of the workload")
+    num_pages: int | None = knob(
+        None, "total number of pages; null is enough for batch_size requests of the longest length"
+    )
     prefill_chunk: int | None = knob(
         None,
-        "prompt rows of one request a forward; null is 8192 on CUDA with attention=triton, else 512, and never over "
+        "prompt rows of one request in a forward; null is 8192 on CUDA with attention=triton, else 512, but at most "
         "prefill_tokens",
         least=1,
     )
     prefill_tokens: int | None = knob(
         None,
-        "prompt rows of all requests a forward, 1 for one each; null is 8192 on CUDA, 1 in C, else 2048",
+        "prompt rows of all requests in a forward; 1 is one request at a time; null is 8192 on CUDA, 1 in C, else 2048",
         least=1,
     )
 
@@ -185,11 +194,11 @@ class CacheConfig:
 
 @dataclass
 class RecordConfig:
-    """What is recorded in addition to the measurements."""
+    """The records that are made in addition to the measurements."""
 
     topk: int = knob(
         0,
-        "likeliest tokens of each verify row kept for re-scoring, in a pass of its own, 16 say; 0 keeps none",
+        "number of likeliest tokens of each verify row kept for re-scoring, such as 16, in a separate pass; 0 is none",
         least=0,
     )
 
@@ -199,39 +208,41 @@ class WorkloadConfig:
     """workload=pocket (shipped prompts), generated, jsonl, spec_bench, reasoning_gym, fixed_length, random_ids."""
 
     name: str = MISSING
-    limit: int | None = knob(None, "prompts a run, taken in turn from the categories; null is all of them", least=1)
+    limit: int | None = knob(None, "number of prompts, taken from the categories in turn; null is all of them", least=1)
     categories: list[str] | None = knob(None, "categories to take prompts from; null is all of them")
     path: str | None = knob(None, "JSON Lines file with the prompts; workload=jsonl and spec_bench only")
     prompt_tokens: int | None = knob(
-        None, "tokens a prompt; workload=fixed_length and random_ids only", most=10**7, least=1
+        None, "tokens of each prompt; workload=fixed_length and random_ids only", most=10**7, least=1
     )
     per_category: int | None = knob(
-        None, "prompts drawn of each category; workload=generated and reasoning_gym only", most=10**4, least=1
+        None, "number of prompts of each category; workload=generated and reasoning_gym only", most=10**4, least=1
     )
     tasks: list[str] | None = knob(None, "tasks of reasoning_gym, each a category; workload=reasoning_gym only")
     turns: int | None = knob(
-        None, "turns asked of a conversation; null is all of them; workload=jsonl and spec_bench only", least=1
+        None,
+        "number of turns of a conversation that are asked; null is all of them; workload=jsonl and spec_bench only",
+        least=1,
     )
-    system: str | None = knob(
-        None, "what a chat is told in front of its first turn, where its line says nothing of its own; null is nothing"
-    )
+    system: str | None = knob(None, "system prompt of chats whose line has none; null means none")
     unusable: Unusable = knob(
-        Unusable.refuse, "where a line of the file is broken, or a prompt is longer than the target reads"
+        Unusable.refuse, "what happens if a line of the file is broken, or a prompt is too long for the target"
     )
     num_requests: int | None = knob(
-        None, "how many requests; workload=fixed_length and random_ids only", most=10**6, least=1
+        None, "number of requests; workload=fixed_length and random_ids only", most=10**6, least=1
     )
-    checker: str = knob("answer", "what reads the answer in an output; a prompt of a file may name its own")
-    ignore_eos: bool = knob(False, "decode on past the end-of-sequence token, up to max_new_tokens")
+    checker: str = knob("answer", "how the answer is read from an output; a prompt of a file may name its own")
+    ignore_eos: bool = knob(False, "continue after the end-of-sequence token, up to max_new_tokens")
 
 
 @dataclass
 class SamplingConfig:
-    """How tokens are sampled; temperature 0 is greedy."""
+    """The sampling of tokens; temperature 0 is greedy."""
 
     temperature: float = knob(0.0, "0 is greedy decoding")
     top_k: int | None = knob(None, "sample from the top_k likeliest tokens; null is all of them")
-    top_p: float | None = knob(None, "sample from the smallest set of tokens this likely; null is all of them")
+    top_p: float | None = knob(
+        None, "sample from the smallest set of tokens with this probability; null is all of them"
+    )
 
 
 @dataclass
@@ -249,9 +260,9 @@ class RunConfig:
     drafter: DrafterConfig = knob(MISSING, "what proposes the draft tokens")
     acceptance: AcceptanceConfig = knob(MISSING, "which draft tokens the target accepts")
     prune: PruneConfig = knob(
-        MISSING, "which rows go on after their KV is written: in the drafter, the target's last layer, to logits"
+        MISSING, "which rows go on after their KV is written, in the drafter and in the target's last layer"
     )
-    graph: GraphConfig = knob(MISSING, "what of a round is captured and replayed")
+    graph: GraphConfig = knob(MISSING, "which parts of a round are captured and replayed")
     attention: AttentionConfig = knob(MISSING, "the attention backend")
     workload: WorkloadConfig = knob(MISSING, "the prompts")
     sampling: SamplingConfig = knob(MISSING, "how the target samples")
@@ -259,40 +270,43 @@ class RunConfig:
     tree: TreeConfig = field(
         default_factory=TreeConfig, metadata={"help": "whether a round's drafts are a chain or a tree"}
     )
-    verify: VerifyConfig = field(default_factory=VerifyConfig, metadata={"help": "what of the drafts is verified"})
-    recurrent: RecurrentConfig = field(
-        default_factory=RecurrentConfig, metadata={"help": "the states of layers that keep one"}
-    )
+    verify: VerifyConfig = field(default_factory=VerifyConfig, metadata={"help": "which drafts are verified"})
+    recurrent: RecurrentConfig = field(default_factory=RecurrentConfig, metadata={"help": "layers that keep a state"})
     cache: CacheConfig = field(default_factory=CacheConfig, metadata={"help": "the paged KV cache"})
     record: RecordConfig = field(default_factory=RecordConfig, metadata={"help": "what is recorded besides"})
     name: str = knob("run", "first part of the name of the run's folder")
     seed: int = knob(0, "seed of everything random")
     device: str = knob("auto", "auto (CUDA where there is one), cpu, cuda, cuda:1")
-    shared_device: bool = knob(False, "jobs of a launcher may share a device, so that times mean nothing: docs/use.md")
-    dtype: Dtype = knob(Dtype.auto, "what weights and activations are kept in")
+    shared_device: bool = knob(
+        False, "jobs of a launcher may share a device, which makes times meaningless: docs/use.md"
+    )
+    dtype: Dtype = knob(Dtype.auto, "type of weights and activations")
     kernels: KernelsChoice = knob(
         KernelsChoice.auto,
-        "what computes acceptance, sampling, draft bookkeeping and RoPE with the KV write; native: layers of few rows",
+        "kernels for acceptance, sampling, draft bookkeeping, and RoPE with the KV write; native also has layers of "
+        "few rows",
     )
     row_invariant: bool = knob(
         True,
-        "16-bit Triton products, of which a row, of up to 16, does not depend on the others; false: the library's; "
-        "no-op without such products",
+        "16-bit products of Triton in which no row depends on the others, for up to 16 rows; false is the library's "
+        "products",
     )
     batch_size: int = knob(1, "requests decoded together", least=1)
     max_new_tokens: int = knob(160, "longest output of a request, in tokens", least=1)
     references: list[ReferenceChoice] = knob(
-        [ReferenceChoice.plain, ReferenceChoice.unpruned], "measured beside the run; [] turns them off"
+        [ReferenceChoice.plain, ReferenceChoice.unpruned], "configurations that take turns with the run; [] is none"
     )
     repeats: int = knob(5, "timed turns with the references; three or more give an interval", least=1)
     warmup_requests: int = knob(2, "requests decoded before anything is timed", least=0)
     profile_rounds: int = knob(
-        16, "rounds profiled after the timed part for the table of kernels; 0 turns it off", least=0
+        16, "number of rounds profiled after the timed part, for the table of kernels; 0 is none", least=0
     )
-    num_threads: int | None = knob(None, "CPU threads; null is what the target says, and 1 for kernels=native", least=1)
-    auto: list[str] = knob([], "which of attention, graph and kernels nobody named; written by the lab")
-    extensions: list[str] = knob([], "modules outside this package whose options join those here: docs/extend.md")
+    num_threads: int | None = knob(
+        None, "number of CPU threads; null is the target's default, and 1 for kernels=native", least=1
+    )
+    auto: list[str] = knob([], "the knobs among attention, graph and kernels that the lab chose; written by the lab")
+    extensions: list[str] = knob([], "modules outside this package that add options: docs/extend.md")
     output_dir: str = knob("outputs", "folder in which the run makes its own folder")
-    fresh: bool = knob(False, "repeat a sweep that has ended in a new folder; typed again without it, it is only shown")
-    leave_out: list[str] = knob([], "cells of a multirun's grid that do not run, 'KEY=VALUE KEY=VALUE' each")
-    dry_run: bool = knob(False, "print the composed parts and what would be refused, run nothing; also --dry-run")
+    fresh: bool = knob(False, "repeat an ended sweep in a new folder; without it the same command only shows the sweep")
+    leave_out: list[str] = knob([], "cells of a multirun's grid that are left out, each as 'KEY=VALUE KEY=VALUE'")
+    dry_run: bool = knob(False, "print the composed parts and the refusals, and run nothing; also --dry-run")

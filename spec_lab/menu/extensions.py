@@ -64,14 +64,14 @@ class Extension:
         if not callable(register):
             raise UserError(f"extensions: {self.name} has no function register(registry); docs/extend.md shows one")
         if iscoroutinefunction(register):
-            raise UserError(f"extensions: {self.name}.register is async, and nobody awaits it; write def register")
+            raise UserError(f"extensions: {self.name}.register is async, but is not awaited; write def register")
         try:
             with _staying(self.name):
                 register(registry)
         except UserError:
             raise
         except ENDINGS as error:
-            raise UserError(f"extensions: {self.name}.register fails ({describe_error(error)}); mend it") from error
+            raise UserError(f"extensions: {self.name}.register fails ({describe_error(error)}); correct it") from error
 
 
 def find_extensions(names: Iterable[str]) -> list[Extension]:
@@ -100,8 +100,8 @@ def extension_behind(error: BaseException) -> str | None:
 def _import(name: str) -> ModuleType:
     if not all(part.isidentifier() for part in name.split(".")):
         raise UserError(
-            f"extensions: {name!r} is no module's name; write it as an import does, such as extensions=[my_lab], and "
-            "put the folder that holds it on PYTHONPATH"
+            f"extensions: {name!r} is not the name of a module; write it as an import does, such as "
+            "extensions=[my_lab], and put the folder that holds it on PYTHONPATH"
         )
     try:
         with _staying(name):
@@ -128,11 +128,11 @@ def _staying(name: str) -> Iterator[None]:
     yield
     if Path.cwd() != before:
         os.chdir(before)
-        raise UserError(f"extensions: {name} changes the working folder; take its os.chdir out")
+        raise UserError(f"extensions: {name} changes the working folder; remove its os.chdir")
 
 
 def _broken(name: str, error: BaseException) -> UserError:
     remedy = f'python -c "import {name}" shows where'
     if isinstance(error, SystemExit):  # Python prints no traceback for it
-        remedy = "it must not end the process; mend it"
+        remedy = "it must not end the process; correct it"
     return UserError(f"extensions: {name} cannot be imported ({describe_error(error)}); {remedy}")

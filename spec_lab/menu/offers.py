@@ -1,6 +1,5 @@
-"""How many drafts a run's requests may offer, by its K for each batch size, its stop and its budget of rows. It imports
-no torch.
-"""
+"""The number of drafts that a run's requests may offer, by its K for each batch size, its stop and its budget of rows.
+It imports no torch."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ class Option:
 
     Attributes:
         name: what the user types after `GROUP=`, or as the value of its knob.
-        refusals: checks for what the option cannot do or be combined with; called only for runs that chose it.
+        refusals: checks for settings that the option does not support; called only for runs that chose it.
     """
 
     name: str
@@ -162,8 +162,8 @@ class RuleOption(Option):
             can also judge a recorded run again.
         build: takes (the `Chosen` run, its `acceptance` part, `RuleBuild`) and makes a rule that draws or needs those;
             it cannot judge a recorded run again, unless it has `judge_again`.
-        judge_again: takes what `judge` takes, and makes a rule that judges a recorded run as the built rule does at
-            temperature 0, where it does not draw; None for a rule that always draws.
+        judge_again: takes the arguments of `judge`, and makes a rule for recorded runs. It judges as the built rule
+            does at temperature 0, without drawing; None for a rule that always draws.
         greedy_only: why it needs sampling.temperature=0, as in "compares with the argmax"; None if it does not.
         keeps_greedy_text: whether its output is plain greedy decoding's, token for token, whatever is drafted.
         walk: makes the rule's form for a tree of drafts, from (the `Chosen` run, its `acceptance` part, `RuleBuild`);
@@ -283,7 +283,7 @@ class MetricOption(Option):
     """A number that an extension defines. It is computed in every run that names the extension, without being chosen.
 
     Attributes:
-        definition: what it is, in a sentence, for records and reports.
+        definition: a sentence about the number, for records and reports.
         of_round: takes a `RoundRecord` and returns a number; the run's number is then the mean over rounds.
         of_run: takes a `GenerationResult`, a timed pass, and returns the run's number; used instead of `of_round`.
     """

@@ -99,11 +99,13 @@ class Registry:
         """
         for option in options:
             if type(option) not in (*KNOBS, MetricOption):
-                raise UserError(f"{option!r} is no row of an option; add one such as DrafterOption (docs/extend.md)")
+                raise UserError(
+                    f"{option!r} is not a row of an option; add a row such as DrafterOption (docs/extend.md)"
+                )
             typed_as = KNOBS.get(type(option), METRIC)
             if not PLAIN_WORD.fullmatch(option.name):
                 raise UserError(
-                    f"{typed_as}={option.name!r} cannot be typed, and names folders; give it a plain word such as "
+                    f"{typed_as}={option.name!r} cannot be typed, but it also names folders; use a plain word such as "
                     "my_option"
                 )
             _refuse_broken(option)
@@ -164,14 +166,14 @@ class Registry:
 
 
 def made(part: Part | None, option: Option, function: str) -> Part:
-    """Return what a function of a row has made.
+    """Return the object that a function of a row has made.
 
     Raises:
-        UserError: it is None, as of a function without a return: an extension is somebody else's code.
+        UserError: it is None, for instance since an extension's function has no return.
     """
     if part is None:
         typed = f"{KNOBS[type(option)]}={option.name}"
-        raise UserError(f"{typed}: {function} of its row returned None; return what spec_lab/menu/option.py says of it")
+        raise UserError(f"{typed}: {function} of its row returned None; return what spec_lab/menu/option.py describes")
     return part
 
 
@@ -200,9 +202,9 @@ def _refuse_broken(option: Option) -> None:
         raise UserError(f"{typed}: its refusals must be a tuple of functions, not {option.refusals!r}")
     if isinstance(option, MetricOption):
         if not callable(option.of_round) and not callable(option.of_run):
-            raise UserError(f"{typed}: nothing computes it; give it a function, as of_round or of_run")
+            raise UserError(f"{typed}: nothing computes it; give it a function, such as of_round or of_run")
         if not isinstance(option.definition, str) or not option.definition.strip():
-            raise UserError(f"{typed}: its definition says nothing; write what it is, in a sentence")
+            raise UserError(f"{typed}: its definition is empty; describe it in a sentence")
 
 
 def chosen_name(config: RunConfig, kind: type[Option]) -> str:

@@ -27,8 +27,8 @@ class DeltaCache(RecurrentCache, Protocol[Rows]):
         ...
 
     def verify(self, rows: Rows, slots: RecurrentRows) -> torch.Tensor:
-        """Run rows that may be rejected, and return their outputs. The next round's `committed` tells the last accepted
-        row."""
+        """Run rows that may be rejected, and return their outputs. The `committed` of the next round is the last
+        accepted row."""
         ...
 
 

@@ -65,7 +65,7 @@ class GatedDeltaNet:
         metadata: AttentionMetadata,
         selection: RowSelection,
     ) -> torch.Tensor:
-        """Update the states with all rows, and return the input of `o` for the kept rows, of which there is at least
+        """Update the states with all rows, and return the input of `o` for the kept rows; there must be at least
         one."""
         return self.attended(self.qkv(rows), rotary, cache, metadata, selection)
 

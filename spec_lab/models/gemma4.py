@@ -120,7 +120,7 @@ class Gemma4Target(Decoder):
 
 @dataclass(frozen=True, slots=True)
 class LayerRows:
-    """What the layers need to know of the current rows.
+    """The data about the current rows that the layers need.
 
     Attributes:
         rotary: cos and sin from each of the target's rotary tables.

@@ -87,7 +87,7 @@ class LatentAttention:
         metadata: AttentionMetadata,
         selection: RowSelection,
     ) -> torch.Tensor:
-        """Write the latent rows of all rows, and return the input of `o` for the kept rows, of which there is at least
+        """Write the latent rows of all rows, and return the input of `o` for the kept rows; there must be at least
         one."""
         self.write(rows, rotary, cache, metadata)
         attending, live_metadata = selection.queries(rows, metadata)
@@ -173,7 +173,8 @@ class LatentAttention:
 
 
 class FusedLatentAttention(LatentAttention):
-    """The same with kernels for everything but attention and batched products, which write their results in place."""
+    """Latent attention with kernels for everything but attention and batched products. Kernels write results in
+    place."""
 
     __slots__ = ("kernels",)
 

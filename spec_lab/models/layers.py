@@ -125,7 +125,7 @@ class Attention:
         metadata: AttentionMetadata,
         selection: RowSelection,
     ) -> torch.Tensor:
-        """Write the KV of all rows, attend, and return the input of `o` for the kept rows, of which there is at least
+        """Write the KV of all rows, attend, and return the input of `o` for the kept rows; there must be at least
         one."""
         return self.attended(self.qkv(rows), rotary, cache, metadata, selection)
 

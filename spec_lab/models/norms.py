@@ -46,7 +46,7 @@ class RMSNorm:
 
     @property
     def kernel_weight(self) -> torch.Tensor:
-        """The weight for kernels. In the rows' dtype it tells them to round before and after it."""
+        """The weight for kernels. It has the rows' dtype, so kernels round before and after they multiply by it."""
         return self.weight
 
 
@@ -66,13 +66,13 @@ class Float32Norm:
 
     @property
     def kernel_weight(self) -> torch.Tensor:
-        """The weight for kernels. In float32 it tells them to round only after it."""
+        """The weight for kernels. It is float32, so kernels round only after they multiply by it."""
         return self.weight.float()
 
 
 @dataclass(frozen=True, slots=True)
 class Float32HeadNorm:
-    """The same for the heads of a row, each of which has its own weight.
+    """A `Float32Norm` over the heads of a row, with a separate weight for each head.
 
     Attributes:
         weight: [num_heads, head_dim] float32.

@@ -1,6 +1,6 @@
 """The parts of layers whose halves have a norm before and after (Gemma 4 targets and assistants).
 
-Each part groups what one or two kernels can compute together, so that `Products` can replace it.
+Each part groups operations that one or two kernels can compute together, so that `Products` can replace it.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class Sandwich:
 
 @dataclass(frozen=True, slots=True)
 class SandwichParts(Sandwich):
-    """The same parts in torch, from which a set of kernels makes its own."""
+    """The parts of a `Sandwich` in torch, from which a set of kernels makes its own."""
 
     project: NormedLinear
     after_attention: AddNormedThenNorm

@@ -30,7 +30,7 @@ Tensors = Mapping[str, torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class WeightSource:
-    """Where a target's weights come from, and the form in which they are stored.
+    """The source of a target's weights, and the form in which they are stored.
 
     Attributes:
         folder: a checkpoint; None for random weights.
@@ -105,7 +105,7 @@ def read_hybrid(config: ModelConfig, source: WeightSource) -> Tensors:
 
 @dataclass(frozen=True, slots=True)
 class TargetFamily:
-    """What is specific to a family of targets; the defaults are those of Llama.
+    """The specifics of a family of targets; the defaults are those of Llama.
 
     Attributes:
         read: reads a checkpoint's tensors, under the names that `target` expects.

@@ -1,4 +1,4 @@
-"""Which layers the sets of kernels support, and what they promise for them. Imports no torch, since composing a run
+"""The layers that each set of kernels supports, and its promises for them. Imports no torch, since composing a run
 needs it.
 
 `VECTOR` repeats a constant of `spec_kernels`.

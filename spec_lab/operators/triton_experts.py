@@ -55,7 +55,9 @@ class TritonExperts:
         if activation not in ACTIVATIONS:
             raise UserError("kernels=triton: the experts' activation has no kernel; use kernels=torch")
         if any(size * down.element_size() % 16 for size in down.shape[1:]):
-            raise UserError("kernels=triton: rows of the experts' weights are no whole 16 bytes; use kernels=torch")
+            raise UserError(
+                "kernels=triton: rows of the experts' weights are not a multiple of 16 bytes; use kernels=torch"
+            )
         self._gate_up = gate_up
         self._down = down
         self._activation = activation

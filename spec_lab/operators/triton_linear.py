@@ -172,8 +172,11 @@ class SkinnyMLP:
 
 
 class AddMLP:
-    """Adds a gated MLP to the stream: up to `max_rows` by our products, which apply `norm` to their input if given, and
-    otherwise by the library's, whose input must be normed."""
+    """Adds a gated MLP to the stream.
+
+    Up to `max_rows` rows use our products, which apply `norm` to their input if it is given. More rows use the
+    library's, whose input must be normed.
+    """
 
     __slots__ = ("_down", "_gate_up", "_many", "_max_rows")
 

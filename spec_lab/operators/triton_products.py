@@ -67,8 +67,8 @@ AddHalf = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class TwoWays:
-    """A layer with one implementation for few rows, whose products apply the norms to their input, and one for many
-    rows, with the library's products and kernels between them. The MLP's products are ours up to 64 rows.
+    """A layer with two implementations. For few rows, products apply the norms to their input. For many rows there are
+    the library's products, with kernels between them. The MLP's products are ours up to 64 rows.
 
     Attributes:
         max_rows: the largest number of rows that counts as few. The rows that enter the layer are counted, so that
@@ -103,8 +103,8 @@ class TwoWays:
 class TritonProducts:
     """Makes the parts of models that run in Triton, for 16-bit weights.
 
-    Without row invariance all products are the library's, whose rounding depends on the number of rows; the kernels
-    between them are the same.
+    Without row invariance the library makes all products, and its rounding depends on the number of rows; the kernels
+    between the products are the same.
     """
 
     def __init__(self, row_invariant: bool = True) -> None:

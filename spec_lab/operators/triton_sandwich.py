@@ -29,8 +29,8 @@ from spec_lab.operators.triton_linear import ACTIVATIONS, SkinnyLinear, SkinnyML
 
 
 def triton_sandwich(parts: SandwichParts, max_rows: int) -> Sandwich:
-    """Replace a layer's parts by kernels. Products of more than `max_rows` rows are the library's; those with small
-    weights are the library's from 17 rows on."""
+    """Replace a layer's parts by kernels. The library computes products of more than `max_rows` rows, and those with
+    small weights from 17 rows on."""
     project, mlp = parts.project, parts.mlp
     return Sandwich(
         project=SkinnyLinear(dense(project.linear), max_rows, project.norm),

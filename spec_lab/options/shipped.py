@@ -1,4 +1,4 @@
-"""The shipped weights: which there are, where a drafter's are, and refusals if there are none."""
+"""The shipped weights: their list, the folders of drafters' weights, and refusals if weights are missing."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def missing_shipped(options: DrafterConfig, folder: Path) -> str | None:
     """Return the refusal if a drafter's shipped weights are missing from this checkout or package, else None."""
     if folder.is_dir():
         return None
-    return f"drafter={options.name}: its weights are not here ({folder}); give some with drafter.path=FOLDER"
+    return f"drafter={options.name}: its weights are missing ({folder}); give some with drafter.path=FOLDER"
 
 
 def path_beside_random_weights(options: TrainedDrafterConfig) -> str | None:
@@ -94,5 +94,5 @@ def missing_folder(knob: str, path: str) -> str | None:
     if Path(path).is_dir():
         return None
     if knob == "target.path" and is_gguf_misnamed(Path(path)):
-        return f"{knob}={path} is a GGUF file, and its name does not say so; give it one that ends in .gguf"
-    return f"{knob}={path} is no folder; give the folder of a checkpoint"
+        return f"{knob}={path} is a GGUF file, but has another suffix; give it a name that ends in .gguf"
+    return f"{knob}={path} is not a folder; give the folder of a checkpoint"

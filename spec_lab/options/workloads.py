@@ -22,7 +22,7 @@ def file_exists(config: RunConfig) -> str | None:
     path = config.workload.path
     if path is None or Path(path).is_file():
         return None
-    return f"workload.path={path} is no file; give the path of a JSON Lines file"
+    return f"workload.path={path} is not a file; give the path of a JSON Lines file"
 
 
 def tells_nothing(config: RunConfig) -> str | None:

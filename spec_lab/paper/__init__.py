@@ -1,2 +1,1 @@
-"""From a list of drafters and rules to the tables of a paper: a resumable study, a JSON file, and tables and
-figures."""
+"""Makes a paper's tables and figures from a list of drafters and rules, by a resumable study and a JSON file."""

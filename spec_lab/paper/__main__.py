@@ -38,7 +38,7 @@ OUTPUT_DIR = "output_dir="
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the paper given by `arguments` (default: those of the process), and return the exit code."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    return guarded(lambda: _run(arguments), interrupted="interrupted; the same command goes on from here")
+    return guarded(lambda: _run(arguments), interrupted="interrupted; the same command continues from here")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -50,7 +50,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--plan", action="store_true", help="print the runs and how long they take, run nothing")
     parser.add_argument("--format", choices=FORMATS, default="latex", help="of what is printed (default: latex)")
     parser.add_argument("--as", dest="tool", choices=TOOLS, help="print acceptance length as this tool counts it")
-    parser.add_argument("--fresh", action="store_true", help="begin anew where the study has ended before")
+    parser.add_argument("--fresh", action="store_true", help="begin again if the study has already ended")
     return parser
 
 
@@ -83,7 +83,7 @@ def _run_and_print(study: PaperStudy, options: argparse.Namespace, command: str)
     runs = finished_runs(ended)
     counts = Counter(each.outcome.status for each in ended)
     if not runs:
-        raise UserError(f"{study.folder}: no run finished, so there is no table; the lines above say why")
+        raise UserError(f"{study.folder}: no run has finished, so there is no table; the lines above give the reasons")
     folder = write_content(study.folder / "paper", content_of(study.paper, runs, command))
     print(printed(folder / JSON_FILE, options.format, options.tool))
     for table in read_tables(folder / JSON_FILE).values():

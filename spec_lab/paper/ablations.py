@@ -24,7 +24,7 @@ def ablation_table(runs: Sequence[PaperRun], base: str) -> PaperTable:
     speedup = TableColumn("speedup", "speedup", 2)
     draft = TableColumn("draft_ms", "draft ms", 3)
     note = (
-        f"Each differs from {base} in what its line says. Difference: of the mean over tasks, paired over prompts. "
+        f"Each line names its differences from {base}. Difference: that of the mean over tasks, paired by prompt. "
         "Speedup: decode rate over plain decoding's, geometric mean over tasks. " + COLUMNS_EXPLAINED["draft ms"]
     )
     columns = [HEAT, LINE, LENGTH, DIFFERENCE, speedup, draft]
@@ -54,8 +54,8 @@ def quality_table(runs: Sequence[PaperRun]) -> PaperTable:
     columns = [HEAT, LINE, TableColumn("equal", "equal to plain's", 3), TableColumn("right", "right answers", 3)]
     columns += [TableColumn("checked", "answers checked", 0), TableColumn("cut", "cut by the limit", 0)]
     note = (
-        "Equal to plain's: share of outputs that are plain decoding's token for token, greedy runs alone. An answer "
-        "that the limit cut off counts as wrong; where all were, there is no share."
+        "Equal to plain's: share of outputs that equal plain decoding's token for token, in greedy runs. An answer "
+        "that the limit cut off counts as wrong; if all were cut off, there is no share."
     )
     return table_of("quality", "Outputs and answers", columns, ("temperature", "line"), rows, note)
 

@@ -18,8 +18,9 @@ LENGTH = TableColumn("length", "acceptance length", 2, interval=True)
 DIFFERENCE = TableColumn("difference", "difference", 2, interval=True, signed=True)
 PROMPTS = TableColumn("prompts", "prompts", 0)
 ALL_NOTE = (
-    "Acceptance length: tokens a request round gives, the bonus or correction token included, pooled over a task's "
-    f"prompts, with the 95 % interval of a bootstrap over prompts ({NUM_RESAMPLES} resamples); mean: over tasks."
+    "Acceptance length: tokens of a request round, including the bonus or correction token, pooled over a task's "
+    f"prompts, with the 95 % interval of a bootstrap over prompts ({NUM_RESAMPLES} resamples). mean: the mean over "
+    "tasks."
 )
 
 
@@ -43,8 +44,8 @@ def difference_table(runs: Sequence[PaperRun], base: str) -> PaperTable:
         for row in _difference_rows(line, bases[line.temperature])
     ]
     note = (
-        f"Acceptance length less that of {base} over the same prompts, which are drawn together; an interval that "
-        "holds 0 is within noise."
+        f"Acceptance length minus that of {base} over the same prompts, which are resampled together. An interval that "
+        "includes 0 is within noise."
     )
     return table_of(
         "difference", f"Acceptance length against {base}", [HEAT, LINE, TASK, DIFFERENCE, PROMPTS],
@@ -66,10 +67,10 @@ def position_table(runs: Sequence[PaperRun]) -> PaperTable:
         ERROR,
     ]
     note = (
-        "Conditional: share accepted of the drafts whose earlier ones all were. Joint: share of request rounds that "
-        "accept the draft; 1 + their sum is the acceptance length. Reached: drafts that conditional is over. "
-        "Confidence: how likely the drafter thinks it that an offered draft and all before it are accepted, the mean. "
-        f"{ERROR_NOTE} {NONE_NOTE} Pooled over all tasks."
+        "Conditional: accepted share of the drafts whose earlier drafts were all accepted. Joint: share of request "
+        "rounds that accept the draft; 1 + their sum is the acceptance length. Reached: the number of drafts of "
+        "conditional. Confidence: the mean of the drafter's estimates that an offered draft and all before it are "
+        f"accepted. {ERROR_NOTE} {NONE_NOTE} Pooled over all tasks."
     )
     keys = ("temperature", "line", "position")
     return table_of("position", "Acceptance by draft position", columns, keys, rows, note)

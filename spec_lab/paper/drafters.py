@@ -42,8 +42,8 @@ def drafter_table(runs: Sequence[PaperRun]) -> PaperTable:
     ]
     rows = [TableRow({"line": line, **_values(run)}, run.provenance) for line, run in lines.items()]
     note = (
-        "Parameters and bytes are of the drafter's own file, without tensors that it shares with the target. Training "
-        f"is as stated in its card ({CARD} beside the weights)."
+        "Parameters and bytes are those of the drafter's own file, without tensors shared with the target. Training "
+        f"is as stated in its card ({CARD} in the folder of the weights)."
     )
     return table_of("drafters", "Drafters", columns, ("line",), rows, note)
 
@@ -74,7 +74,7 @@ def read_card(path: Path) -> dict[str, Value]:
     try:
         text = " ".join(regular_text(path).split()) if path.is_file() else ""
     except (OSError, ValueError) as error:
-        raise UserError(f"{path}: cannot be read ({error}); mend it or move it away") from error
+        raise UserError(f"{path}: cannot be read ({error}); correct it or move it away") from error
     training = text.partition("## Training")[2].partition(" ## ")[0]
     texts, steps, hours = WHAT.search(training), STEPS.search(training), HOURS.search(training)
     return {

@@ -134,10 +134,15 @@ def _refuse_idle(path: Path, lines: Sequence[Line], ablations: Sequence[Line], t
     """Raise UserError for a line at a temperature that no table has, and for an ablation that changes nothing."""
     for line in lines:
         if other := [each for each in line.temperatures or () if each not in temperatures]:
-            raise UserError(f"{path}: lines.{line.name}.temperatures: {other[0]:g} is none of the paper's temperatures")
+            raise UserError(
+                f"{path}: lines.{line.name}.temperatures: {other[0]:g} is not one of the paper's temperatures"
+            )
     for ablation in ablations:
         if not (ablation.always or ablation.greedy or ablation.sampled):
-            raise UserError(f"{path}: ablations.{ablation.name} changes nothing; name what it does, as in [prune=none]")
+            raise UserError(
+                f"{path}: ablations.{ablation.name} changes nothing; add the overrides that it tests, such as "
+                "[prune=none]"
+            )
 
 
 def _refuse_alike(path: Path, lines: Sequence[Line], tasks: Collection[str]) -> None:
@@ -145,10 +150,10 @@ def _refuse_alike(path: Path, lines: Sequence[Line], tasks: Collection[str]) -> 
     names = [line.name.strip() for line in lines]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
-        raise UserError(f"{path}: {twice} is the name of two lines or ablations; give one of them another")
+        raise UserError(f"{path}: {twice} is the name of two lines or ablations; give one of them another name")
     for name in tasks:
         if name.strip() == MEAN or any(name.startswith(f"{task}: ") for task in tasks):
-            raise UserError(f"{path}: tasks.{name} reads like a row that tables make themselves; give it another name")
+            raise UserError(f"{path}: tasks.{name} has the name of another row of the tables; give it another name")
 
 
 def _no_line(name: str, names: Sequence[str]) -> str:
@@ -182,7 +187,7 @@ class Fields:
         """Return a mapping whose keys are names; empty if the key is missing."""
         found = _mapping(self.path, f"{self.place}{key}", self.values.get(key, {}))
         if required and not found:
-            raise UserError(f"{self.path}: {self.place}{key} must name one at least, as in conf/paper/pocket.yaml")
+            raise UserError(f"{self.path}: {self.place}{key} must have at least one name, as in conf/paper/pocket.yaml")
         return found
 
     def overrides(self, key: str) -> tuple[str, ...]:
@@ -194,7 +199,9 @@ class Fields:
         value = self.values.get(key, [])
         listed = value if isinstance(value, list) else [value]
         if (key in self.values and not listed) or not all(map(_is_number, listed)):
-            raise UserError(f"{self.path}: {self.place}{key} must hold numbers of 0 or more; mend it or leave it out")
+            raise UserError(
+                f"{self.path}: {self.place}{key} must hold numbers of 0 or more; correct it or leave it out"
+            )
         return tuple(dict.fromkeys(float(item) for item in listed))
 
     def counts(self, key: str) -> tuple[int, ...]:
@@ -221,11 +228,13 @@ def overrides_in(path: Path, place: str, value: Any) -> tuple[str, ...]:
     for item in value:
         name = key_of(item)
         if name in OF_THE_SWEEP and name != "extensions":
-            raise UserError(f"{path}: {place}: {item} is not a run's to choose; type it behind the file, for all runs")
+            raise UserError(
+                f"{path}: {place}: {item} cannot be chosen for one run; type it after the file, for all runs"
+            )
         if name == "experiment" and is_sweep(item.partition("=")[2], run_menu()):
-            raise UserError(f"{path}: {place}: {item} is a sweep of its own; write out what is wanted of it")
+            raise UserError(f"{path}: {place}: {item} is a sweep; write the overrides that are needed from it")
         if (axis := AXES.get(name)) is not None:
-            raise UserError(f"{path}: {place}: {item} is what {axis} says; write it there")
+            raise UserError(f"{path}: {place}: {item} belongs to {axis}; write it there")
     return tuple(value)
 
 
@@ -255,7 +264,7 @@ def _speed(path: Path, value: Any, lines: Sequence[Line]) -> SpeedPart:
     always = fields.overrides("always")
     for item in always:
         if (axis := SPEED_AXES.get(key_of(item))) is not None:
-            raise UserError(f"{path}: speed.always: {item} is what {axis} says; write it there")
+            raise UserError(f"{path}: speed.always: {item} belongs to {axis}; write it there")
     return SpeedPart(
         always=always,
         batch_sizes=fields.counts("batch_sizes"),
@@ -266,9 +275,7 @@ def _speed(path: Path, value: Any, lines: Sequence[Line]) -> SpeedPart:
 
 def _mapping(path: Path, place: str, value: Any) -> Mapping[str, Any]:
     if not isinstance(value, dict) or not all(map(_is_name, value)):
-        raise UserError(
-            f"{path}: {place} must hold printable names with what belongs to each, as conf/paper/pocket.yaml does"
-        )
+        raise UserError(f"{path}: {place} must map printable names to their entries, as conf/paper/pocket.yaml does")
     return value
 
 

@@ -2,13 +2,13 @@
 
 | tool | formula | the prompt pass's token |
 |---|---|---|
-| `specdec_bench` | mean chunk of a turn, then mean over turns; the end of sequence is cut off | a chunk of its own |
-| `vllm` | 1 + accepted drafts / rounds, pooled; drafts behind an end of sequence count | not counted |
-| `deepspec` | tokens up to and with the end of sequence / rounds, pooled; first turns alone | not counted |
+| `specdec_bench` | mean chunk of a turn, then mean over turns; the end of sequence is cut off | a separate chunk |
+| `vllm` | 1 + accepted drafts / rounds, pooled; drafts after an end of sequence count | not counted |
+| `deepspec` | tokens up to and including the end of sequence / rounds, pooled; only first turns | not counted |
 | `aiperf` | 1 + accepted drafts / rounds of a request, then mean over requests | not counted |
 
-Read in their sources (Model-Optimizer's examples/specdec_bench, vLLM's counters, DeepSpec's evaluator); AIPerf's as its
-reference of metrics has it. `docs/paper.md` says how far each is from ours.
+Sources: Model-Optimizer's examples/specdec_bench, vLLM's counters, DeepSpec's evaluator, and AIPerf's documentation of
+its metrics. `docs/paper.md` compares each with ours.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ ENDED = "eos"
 
 
 def specdec_bench(rows: Sequence[RequestRow]) -> float | None:
-    """Mean over turns of a turn's mean chunk, the prompt pass's token being one, and the end of sequence cut off."""
+    """Return the mean over turns of a turn's mean chunk, including the prompt pass's, without the end of sequence."""
     chunks = [_chunks(row) for row in rows]
     return _mean([fmean(turn) for turn in chunks if turn])
 
 
 def vllm(rows: Sequence[RequestRow]) -> float | None:
-    """1 + accepted drafts over rounds, pooled over requests."""
+    """Return 1 + accepted drafts / rounds, pooled over requests."""
     rounds = sum(len(row["accepted_per_round"]) for row in rows)
     return 1 + sum(sum(row["accepted_per_round"]) for row in rows) / rounds if rounds else None
 
 
 def deepspec(rows: Sequence[RequestRow]) -> float | None:
-    """Tokens that a round gives up to an end of sequence, over rounds, of first turns; a limit cuts nothing off."""
+    """Return the mean tokens of a round up to an end of sequence, over first turns, before any cut by a limit."""
     judged = [count for row in rows if not _is_later_turn(row) for count in row["judged_per_round"]]
     return _mean(judged)
 
 
 def aiperf(rows: Sequence[RequestRow]) -> float | None:
-    """1 + accepted drafts over rounds of a request, averaged over requests."""
+    """Return the mean over requests of 1 + accepted drafts / rounds of the request."""
     return _mean([1 + fmean(row["accepted_per_round"]) for row in rows if row["accepted_per_round"]])
 
 

@@ -1,4 +1,4 @@
-"""Makes the list of a paper's runs: what each is for, and its command line."""
+"""Makes the list of a paper's runs, with the purpose and the command line of each."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ def cells_of(paper: PaperFile, typed: Iterable[str] = ()) -> list[PlannedCell]:
     cells = _cells(paper, typed)
     if found := next((text for cell in cells for text in cell.overrides if key_of(text) == LEAVE_OUT), None):
         raise UserError(
-            f"{found}: {LEAVE_OUT} is read for a sweep's grid; take the line or the task out of {paper.path}"
+            f"{found}: {LEAVE_OUT} is read for a sweep's grid; remove the line or the task from {paper.path}"
         )
     if len(cells) > MOST_RUNS:
-        raise UserError(f"{paper.path}: it comes to {len(cells)} runs, and {MOST_RUNS} are the most; leave some out")
+        raise UserError(f"{paper.path}: it has {len(cells)} runs, and the most is {MOST_RUNS}; leave some out")
     return cells
 
 
@@ -65,7 +65,7 @@ def _refuse_levelling(paper: PaperFile, typed: Iterable[str]) -> None:
     for text in typed:
         key = key_of(text)
         if key in AXES:
-            raise UserError(f"{text} is what {AXES[key]} of {paper.path} says; change it in the file")
+            raise UserError(f"{AXES[key]} of {paper.path} sets {text}; change it in the file")
         for parts in (("acceptance", "ablation"), ("speed",)):
             chosen = sorted({str(cell.get(key)) for cell in cells if cell[""] in parts})
             if len(chosen) > 1 and key not in MAY_BE_LEVELLED:

@@ -11,20 +11,20 @@ from spec_lab.report.known_options import describe_mode, describe_rule
 
 NONE = "none"
 COLUMNS: Mapping[str, str] = {
-    "K": "draft tokens a round, and what may make them fewer",
-    "drafter": "as the run calls it",
+    "K": "draft tokens a round, and the settings that may reduce them",
+    "drafter": "the drafter's name in the run",
     "rule": "which drafts are accepted",
     "prune": "which rows are dropped",
     "tree": "whether drafts branch",
-    "thinking": "whether the target's tokenizer has markers of thinking, between which it may write",
+    "thinking": "whether the target's tokenizer has thinking markers",
     "template": "twelve digits of the chat template",
     "sampler": "temperature, top-p and top-k",
-    "limits": "new tokens a request at most, and turns asked",
-    "batch": "requests a round at most",
+    "limits": "the most new tokens of a request, and the turns that are asked",
+    "batch": "the most requests in a round",
     "dtype": "of target and drafter",
     "device": "GPU, or CPU with its threads",
-    "graph": "what of a round is captured",
-    "revision": "commit of the lab, or its release where it is no checkout",
+    "graph": "which parts of a round are captured",
+    "revision": "commit of the lab, or its release outside a checkout",
 }
 
 
@@ -55,7 +55,7 @@ def missing(provenance: Mapping[str, str | None]) -> list[str]:
 
 
 def _drafts(summary: Summary) -> str | None:
-    """Return K, followed by what else determines a request's K, if anything: `3, stop 0.4`."""
+    """Return K, followed by other settings that determine a request's K, if any: `3, stop 0.4`."""
     config, drafting = summary["config"], drafting_of(summary)
     budget, by_request = (config.get("verify") or {}).get("budget"), config.get("drafter", {}).get("by_request", "same")
     marks = {

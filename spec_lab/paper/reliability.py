@@ -27,12 +27,12 @@ CONFIDENCE = TableColumn("confidence", "confidence", 3)
 ACCEPTED = TableColumn("accepted", "accepted", 3)
 ERROR = TableColumn("error", "ECE", 3)
 NOTE = (
-    "Confidence: how likely the drafter thinks it that a draft and all before it are accepted, as drafter.stop and "
-    "verify.budget read it. Accepted: share of these drafts for which that came true."
+    "Confidence: the drafter's estimate that a draft and all before it are accepted, which drafter.stop and "
+    "verify.budget use. Accepted: share of the drafts that were accepted, with all before them."
 )
 ERROR_NOTE = (
-    f"ECE, expected calibration error: over {NUM_BINS} bins of confidence, the distance of accepted from confidence, "
-    "weighted by drafts."
+    f"ECE, expected calibration error: over {NUM_BINS} bins of confidence, the mean distance between accepted and "
+    "confidence, weighted by drafts."
 )
 NONE_NOTE = f"{NONE}: no confidence is recorded."
 
@@ -70,8 +70,8 @@ def reliability_table(runs: Sequence[PaperRun]) -> PaperTable:
     is_known = any(any(tasks.values()) for _, tasks in found)
     columns = [HEAT, LINE, TASK, DRAFTS, CONFIDENCE, ACCEPTED, ERROR, TableColumn("auc", "AUC", 3)]
     note = (
-        f"{NOTE} {ERROR_NOTE} AUC: chance that an accepted draft has a higher confidence than one that is not. "
-        f"A draft that is drawn may be accepted more often: its confidence is of the likeliest token. {NONE_NOTE}"
+        f"{NOTE} {ERROR_NOTE} AUC: chance that an accepted draft has a higher confidence than a rejected one. "
+        f"Sampled drafts may be accepted more often, since confidence is that of the likeliest token. {NONE_NOTE}"
     )
     keys = ("temperature", "line", "task")
     return table_of("reliability", "Reliability of confidences", columns, keys, rows if is_known else [], note)

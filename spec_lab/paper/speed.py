@@ -36,10 +36,10 @@ def frontier_table(runs: Sequence[PaperRun]) -> PaperTable:
         TableColumn("best", "best K"),
     ]
     note = (
-        "Tok/s a user: tokens a request gets in a second of rounds, which is tokens a request round over the time of a "
-        "round. Tok/s a GPU: decode rate of the whole batch over the number of GPUs; on a CPU, of the machine. "
+        "Tok/s a user: tokens of a request in a second of rounds, which are tokens of a request round over the time of "
+        "a round. Tok/s a GPU: decode rate of the whole batch over the number of GPUs; on a CPU, of the machine. "
         "Speedup: over plain decoding, which took turns with the run, with its 95 % interval over turns. "
-        "Plain decoding's rows are of the first run at their batch size. Best K: that with the highest "
+        "Plain decoding's rows are of the first run at their batch size. Best K: the K with the highest "
         "speedup at its line and batch size."
     )
     return table_of("frontier", "Tokens a second by batch size", columns, _NAMES, rows, note)
@@ -57,8 +57,8 @@ def stage_table(runs: Sequence[PaperRun]) -> PaperTable:
     ]
     rows = [TableRow({**_named(run), **_stage_values(run.summary, known)}, run.provenance) for run in speed]
     note = (
-        "Milliseconds of a round, means of the median turn. Between: what no stage accounts for. Drafter's share: of "
-        "the round, its stages together."
+        "Milliseconds of a round, means of the median turn. Between: the time outside all stages. Drafter's share: the "
+        "share of the round that the drafter's stages take together."
     )
     return table_of("stages", "Stage times", columns, _NAMES, rows, note)
 

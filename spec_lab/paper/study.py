@@ -106,7 +106,7 @@ def _how_long(study: PaperStudy, seconds: Sequence[float]) -> str:
     runs = f"{total} runs" if left == total else f"{total} runs, {left} of them left"
     if seconds:
         minutes = left * sum(seconds) / len(seconds) / SECONDS_A_MINUTE
-        return f"{runs}: about {minutes:.1f} minutes, at what those that ran took"
+        return f"{runs}: about {minutes:.1f} minutes, estimated from the finished ones"
     if study.paper.minutes is not None:
         return f"{runs}: {study.paper.minutes:g} minutes, says {study.paper.path}"
-    return f"{runs}: nobody knows how long; run it, and --plan tells from what has ended"
+    return f"{runs}: the time is unknown; --plan estimates it once a run has finished"

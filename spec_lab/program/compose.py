@@ -88,7 +88,7 @@ def _refuse_several(overrides: Sequence[str], extensions: tuple[str, ...]) -> No
     parser, menu = OverridesParser.create(), run_menu(extensions)
     for text in overrides:
         if parse_override(parser, text, menu).is_sweep_override():
-            raise UserError(f"{text} gives several values, and this is one run; give one of them")
+            raise UserError(f"{text} gives several values, but this is one run; give one of them")
 
 
 def _is_text(override: object) -> bool:
@@ -202,7 +202,7 @@ def retyped(config: RunConfig) -> RunConfig:
             part = getattr(config, field.name)
             if dataclasses.is_dataclass(part) and not isinstance(
                 part, type
-            ):  # on its own, since an error of the whole would name its key alone
+            ):  # separately, since an error in the whole would not name the part
                 group = f"{field.name}."
                 _refuse_new_attributes(part, group, menu)
                 OmegaConf.structured(part)
@@ -223,8 +223,8 @@ def _refuse_renamed(config: RunConfig) -> None:
         name = getattr(part, "name", None)
         if schemas.get(f"{group}/{name}", type(part)) is not type(part):
             raise UserError(
-                f"config.{group}.name={name!r} is an option with keys of its own; use spec_lab.compose(["
-                f"'{group}={name}'])"
+                f"config.{group}.name={name!r} is an option that has its own keys; use "
+                f"spec_lab.compose(['{group}={name}'])"
             )
 
 
@@ -243,7 +243,7 @@ def _wrong_type(place: str, error: OmegaConfBaseException, menu: Menu) -> str:
         key = menu.keys[knob]
         return f"config.{knob} takes {', '.join(key.choices) or in_words(key.type_name)} ({first_line(error)})"
     if knob in menu.groups:
-        return f"config.{knob} takes what was composed; use spec_lab.compose(['{knob}=...']).config.{knob}"
+        return f"config.{knob} takes the composed option; use spec_lab.compose(['{knob}=...']).config.{knob}"
     return f"config.{place}: {first_line(error)}"
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class PatientFile(io.FileIO):
-    """A file that discards what is written once its reader has gone.
+    """A file that discards output once its reader has gone.
 
     A run that has taken minutes must not fail because the user quit a pager.
     """

@@ -1,4 +1,4 @@
-"""How every program of the lab ends: with an exit code, and a one-line message for errors that are not bugs.
+"""The ending of every program of the lab: an exit code, and a one-line message for errors that are not bugs.
 
     def main(arguments: Sequence[str] | None = None) -> int:
         return guarded(lambda: _run(sys.argv[1:] if arguments is None else arguments))
@@ -73,11 +73,11 @@ def refuse_process() -> None:
     errors.
     """
     if sys.flags.optimize > 1:
-        raise UserError("python -OO takes away the texts that define a record's numbers; use python -O, or neither")
+        raise UserError("python -OO removes the texts that define a record's numbers; use python -O, or no flag")
     try:
         Path.cwd()
     except FileNotFoundError as error:
-        raise UserError("the working folder is not there any more; change into one that is (cd)") from error
+        raise UserError("the working folder does not exist any more; change into another one (cd)") from error
 
 
 def leave(code: int) -> NoReturn:
@@ -113,7 +113,9 @@ def print_ending(error: BaseException, trouble: Trouble | None) -> None:
 
         traceback.print_exception(error)
         if (extension := extension_behind(error)) is not None:
-            print(f"failed: this is code of the extension {extension}, not the lab's; mend it there", file=sys.stderr)
+            print(
+                f"failed: this is code of the extension {extension}, not the lab's; correct it there", file=sys.stderr
+            )
     else:
         print(f"{trouble.status}: {one_line(trouble.line)}", file=sys.stderr)
 
@@ -154,10 +156,10 @@ class LineParser(argparse.ArgumentParser):
         Raises:
             UserError: always, with the message and where to look.
         """
-        raise UserError(f"{message}; {self.prog} --help shows what there is")
+        raise UserError(f"{message}; {self.prog} --help shows all options")
 
     def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
         """Refuse an empty path, which would mean the working folder."""
         if action.type is Path and not arg_string:
-            self.error(f"{'/'.join(action.option_strings) or action.metavar}: an empty text is no path")
+            self.error(f"{'/'.join(action.option_strings) or action.metavar}: an empty text is not a path")
         return super()._get_value(action, arg_string)

@@ -54,33 +54,33 @@ def explain(error: Exception, menu: Menu | None = None) -> str:
     no_schema = NO_SCHEMA.match(first)
     if no_schema:
         return (
-            f"{no_schema['option'].replace('/', '=')}: nothing registers its schema {no_schema['schema']}; name the "
-            "module that does with extensions=[MODULE] (docs/extend.md)"
+            f"{no_schema['option'].replace('/', '=')}: its schema {no_schema['schema']} is not registered; name the "
+            "module that registers it with extensions=[MODULE] (docs/extend.md)"
         )
     if first.startswith("Ambiguous value for argument"):
         argument = first.split("'")[1]
         key, _, value = argument.partition("=")
         if os.path.lexists(value):
-            return f"{argument} reads as several values, and is a path here; type {typed(as_override(key, value))}"
+            return f"{argument} has several values, but must be a path; type {typed(as_override(key, value))}"
         return f"{argument} gives several values; add -m to run them all"
     again = CHOSEN_AGAIN.match(first)
     if again:
         name = again["name"]
-        return f"a file of options chooses {name} beside the one that stands; {OVERRIDE.format(name=name)}"
+        return f"a file of options chooses a second {name}; {OVERRIDE.format(name=name)}"
     if first.startswith(NO_PRIMARY):
-        return f"{first.removesuffix('.')}; leave out --config-path and --config-name, or install the lab anew"
+        return f"{first.removesuffix('.')}; leave out --config-path and --config-name, or install the lab again"
     if first.startswith(INTERVAL):
-        return "interval(...) has no number of values; sweep some, as in KEY=0.1,0.5 or KEY=range(0,1,0.1)"
+        return "interval(...) has no number of values; sweep a few, such as KEY=0.1,0.5 or KEY=range(0,1,0.1)"
     no_option = NO_OPTION.match(first)
     if no_option and isinstance(error, MissingConfigException):
         return _missing_option(error, no_option["place"], menu)
     file = _local_of(error, "hydra._internal.core_plugins.file_config_source", "full_path")
     if file is not None:
         cause = "it refers to itself, or is nested too deep" if isinstance(error, RecursionError) else _cause(error)
-        return f"{file}: cannot be read as options ({cause}); mend it: UTF-8 text, {LAYOUT}"
+        return f"{file}: cannot be read as options ({cause}); correct it: UTF-8 text, {LAYOUT}"
     if isinstance(error, RecursionError):
         file = f"{_local_of(error, DEFAULTS_LISTS, 'path') or 'a file of options'}.yaml"
-        return f"{file}: its defaults list leads back to itself; take out what does"
+        return f"{file}: its defaults list includes itself; remove that line"
     return _in_its_file(error, first, menu)
 
 
@@ -110,7 +110,7 @@ def not_read(key: str, menu: Menu) -> str:
     group = key.partition(".")[0]
     owners = menu.keys[key].defaults if key in menu.keys and group in menu.groups else {}
     remedy = f"leave it out or choose {one_of(group, owners)}" if owners else "leave it out"
-    return f"{key} is not read by the options chosen; {remedy}"
+    return f"{key} is not read by the chosen options; {remedy}"
 
 
 def _missing_option(error: MissingConfigException, place: str, menu: Menu) -> str:
@@ -155,14 +155,14 @@ def _in_its_file(error: Exception, first: str, menu: Menu) -> str:
         name = unmatched["name"]
         if name in menu.groups or _group_named(name, menu):
             group = _group_named(name, menu) or name
-            return f"{begin}no {group} is chosen where the file looks for it; {OVERRIDE.format(name=group)}"
+            return f"{begin}no {group} is chosen at the place where the file reads it; {OVERRIDE.format(name=group)}"
         return begin + (not_read(name, menu) if name in menu.keys else explain_unknown(name, menu))
     wrong = next((one for one in behind(error) if isinstance(one, OmegaConfBaseException)), None)
     if isinstance(wrong, ConfigKeyError) and "/point/" in option:
         group = str(wrong.full_key).partition(".")[0]
         if str(wrong.full_key) in menu.keys and group in menu.groups:
-            said = f"{wrong.full_key} is not read by the {group} chosen, and the file is written for another"
-            return f"{begin}{said}; leave {group}=... out, or take the key out of the file"
+            said = f"{wrong.full_key} is not read by the chosen {group}; the file is for another one"
+            return f"{begin}{said}; leave {group}=... out, or remove the key from the file"
     if wrong is not None:
         return begin + _wrong_key(wrong, option.rpartition("/")[0], menu)
     cause = str(error.__cause__ or "").partition("\n")[0]
@@ -173,13 +173,13 @@ def _wrong_key(error: OmegaConfBaseException, group: str, menu: Menu) -> str:
     """Explain an error of OmegaConf; `group` is that of the file that caused it, empty if none did."""
     key, cause = str(error.full_key or ""), _cause(error)
     if isinstance(error, InterpolationResolutionError):
-        return f"{key}: {cause}; write a value in its place"
+        return f"{key}: {cause}; replace it by a value"
     no_choice = NO_CHOICE.match(cause)
     if no_choice and (not key or key in menu.groups):
         return f"its contents do not fit ({no_choice[0]}); write {LAYOUT}, and {CHOICE}"
     if isinstance(error, ConfigKeyError) and key in menu.groups and key != group.partition("/")[0]:
         option = next(iter(menu.groups[key].options))
-        return f"{key} is chosen on the command line, as in {key}={option}; leave it out here"
+        return f"{key} is chosen on the command line, with {key}={option}; leave it out here"
     if isinstance(error, ConfigKeyError) and key in menu.keys:
         return not_read(key, menu)
     inner = key.removeprefix(f"{group}.")
@@ -188,7 +188,7 @@ def _wrong_key(error: OmegaConfBaseException, group: str, menu: Menu) -> str:
     if isinstance(error, ConfigKeyError) and key and key != group.partition("/")[0]:
         return explain_unknown(key, menu)
     if not key or isinstance(error, ConfigKeyError):
-        cause = f"they would be keys of {group}, which has none" if key else cause
+        cause = f"they would be keys of {group}, which cannot have keys" if key else cause
         return f"its contents do not fit ({cause}); write {LAYOUT}"
     if isinstance(error, ValidationError) and key in menu.keys:
         several = SEVERAL if "of type 'list'" in cause else ""

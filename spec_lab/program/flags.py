@@ -50,7 +50,7 @@ def split_flags(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
             overrides.append(argument)
     of_cfg = next((flag for flag in OF_CFG if flag in flags), None)
     if of_cfg is not None and not {"--cfg", "-c"} & set(flags):
-        raise UserError(f"{of_cfg} is read beside --cfg alone; add --cfg job, or leave it out")
+        raise UserError(f"{of_cfg} is read only with --cfg; add --cfg job, or leave it out")
     return flags, overrides
 
 
@@ -70,7 +70,7 @@ def _take_flag(argument: str, pending: list[str]) -> list[str]:
         elif pending and not pending[-1].startswith("-"):
             value = pending.pop()
         else:
-            raise UserError(f"{flag} needs a value behind it")
+            raise UserError(f"{flag} needs a value after it")
     if value not in VALUES.get(flag, (value,)):
-        raise UserError(f"{flag} {value}: there is none; use one of {', '.join(VALUES[flag])}")
+        raise UserError(f"{flag} {value}: no such value; use one of {', '.join(VALUES[flag])}")
     return [flag, value]

@@ -107,7 +107,7 @@ def full_disk(output_dir: object, error: BaseException, knob: str = "output_dir"
     reason, place = one_line(error), None
     if isinstance(error, OSError):
         reason, place = error.strerror or reason, error.filename
-    return f"{knob}={output_dir}: {reason}{f' ({place})' if place else ''}; make room there"
+    return f"{knob}={output_dir}: {reason}{f' ({place})' if place else ''}; free some space there"
 
 
 @contextmanager
@@ -130,7 +130,7 @@ def make_output_dir(folder: Path) -> None:
     """Make `folder` with its parents.
 
     Raises:
-        UserError: it cannot be made, or is no folder.
+        UserError: it cannot be made, or is not a folder.
         OSError: the disk is full.
     """
     _make_writable(folder, folder, exist_ok=True)
@@ -169,7 +169,7 @@ def _rename(unnamed: Path, folder: Path) -> bool:
 
 
 class Study(NamedTuple):
-    """A study: its name, and in plain values what it runs."""
+    """A study: its name, and its runs as plain values."""
 
     name: str
     content: Any
@@ -220,7 +220,7 @@ def _reason_to_start_over(place: Path, ground: Ground) -> str | None:
         changed = changes(before, ground)
         return None if changed is None else f"since {place.name} there are changes in {changed}"
     if any(place.glob(f"*/{SUMMARY_FILE}")):
-        return f"{place.name} does not say what it stands on ({GROUND_FILE} is missing, or broken)"
+        return f"{place.name} does not record its ground ({GROUND_FILE} is missing or broken)"
     return None
 
 

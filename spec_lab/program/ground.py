@@ -38,7 +38,7 @@ def ground_of(content: Any, extensions: tuple[str, ...]) -> Ground:
     """Return the ground of a study.
 
     Args:
-        content: what runs, in plain values; files and folders named in it are weights and prompts.
+        content: the runs as plain values; files and folders named in them are weights and prompts.
         extensions: the extension modules given on the command line.
     """
     named = {key: _digest_of(path) for key, path in _paths_in(content)}

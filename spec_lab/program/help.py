@@ -45,7 +45,7 @@ def help_text(extensions: tuple[str, ...] = (), groups: Sequence[str] = ()) -> s
 
 
 def groups_in_help(arguments: Sequence[str]) -> list[str]:
-    """Return the groups whose help is asked for: the arguments next to `--help` that are no overrides.
+    """Return the groups whose help is asked for: the arguments next to `--help` that are not overrides.
 
     Raises:
         UserError: a flag adds a folder of options, which no help shows.

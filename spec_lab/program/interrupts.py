@@ -47,13 +47,14 @@ def _end(number: int, frame: FrameType | None) -> None:
 class Interrupts:
     """Remembers whether Ctrl-C was pressed: `with Interrupts() as interrupts: ...; if interrupts.seen: ...`.
 
-    Python raises KeyboardInterrupt wherever the program stands. It drops the exception in callbacks and in finalisers
+    Python raises KeyboardInterrupt at any point of the program. It drops the exception in callbacks and in finalisers
     (`__del__`), and a library may catch it. Garbage collection runs many finalisers. A signal that comes in one is
     raised again, until none is running.
 
-    SIGTERM raises KeyboardInterrupt too, so that what was decoded is kept. It does not under torchrun, whose processes
-    may wait for one another. A signal that is ignored (`nohup`) stays ignored. A handler of another library still gets
-    its signal. Outside the main thread nothing changes. Of two `Interrupts`, one inside the other, both see the signal.
+    SIGTERM raises KeyboardInterrupt too, so that decoded requests are kept. Under torchrun it does not, since its
+    processes may wait for one another. A signal that is ignored (`nohup`) stays ignored. A handler of another library
+    still gets its signal. Outside the main thread nothing changes. Of two `Interrupts`, one inside the other, both see
+    the signal.
 
     Attributes:
         seen: whether Ctrl-C was pressed or SIGTERM came.

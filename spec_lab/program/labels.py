@@ -71,7 +71,7 @@ def _without_hidden(group: Group, knobs: Knobs) -> Knobs:
 
 
 def _from_option(presets: Mapping[str, Knobs], chosen: str, knobs: Knobs) -> str:
-    """Return the nearest option that builds the same part, and what differs from it; `chosen` if there is none."""
+    """Return the nearest option that builds the same part, and the differences from it; `chosen` if there is none."""
     alike = {option: preset for option, preset in presets.items() if preset["name"] == knobs["name"]}
     if not alike:
         return chosen

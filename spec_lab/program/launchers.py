@@ -33,8 +33,8 @@ def refuse_missing_launcher(arguments: Iterable[str]) -> None:
             raise UserError(f"{argument} needs the package {plugin.replace('_', '-')}; {INSTALL}")
         if plugin is not None and option == "submitit_slurm" and shutil.which("srun") is None:
             raise UserError(
-                f"{argument} starts jobs with srun, which is not here; type it on a machine of the cluster, or use "
-                "hydra/launcher=basic"
+                f"{argument} starts jobs with srun, which is not installed here; use it on a machine of the cluster, "
+                "or use hydra/launcher=basic"
             )
 
 
@@ -62,8 +62,8 @@ def refuse_sharing(launcher: Mapping[str, Any], device: str) -> None:
     if num_workers > num_devices:
         what = f"{len(gpus)} GPU{'s' if len(gpus) > 1 else ''}" if gpus else "one CPU"
         raise UserError(
-            f"hydra.launcher.n_jobs={launcher['n_jobs']}: {num_workers} jobs at a time would time one another on "
-            f"{what}; use hydra.launcher.n_jobs={num_devices}, or shared_device=true where times are not wanted"
+            f"hydra.launcher.n_jobs={launcher['n_jobs']}: {num_workers} jobs at a time would disturb each other's "
+            f"times on {what}; use hydra.launcher.n_jobs={num_devices}, or shared_device=true if no times are needed"
         )
 
 

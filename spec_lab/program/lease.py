@@ -37,7 +37,7 @@ def leased(device: str) -> Iterator[None]:
         UserError: the job names a GPU itself.
     """
     if device.startswith("cuda:"):
-        raise UserError(f"device={device}: a launcher's worker takes the GPU that is free; use device=cuda")
+        raise UserError(f"device={device}: a launcher's worker takes a free GPU; use device=cuda")
     if device != CPU and visible_gpus():
         take_gpu()
         yield
@@ -60,8 +60,8 @@ def spread() -> None:
 def visible_gpus() -> list[str]:
     """List the GPUs that CUDA will show this process, by UUID, using the driver's program rather than CUDA.
 
-    Calling CUDA would initialise it, after which the visible GPUs can no longer be changed. For a GPU in MIG mode the
-    slices are listed, of which CUDA shows only one to a process.
+    Calling CUDA would initialise it, after which the visible GPUs can no longer be changed. For a GPU in MIG mode its
+    slices are listed. CUDA shows a process only one of them.
     """
     all_gpus = _gpus_of_the_driver()
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -108,7 +108,7 @@ def _wait_for(devices: Sequence[str]) -> tuple[str, int]:
             if descriptor is not None:
                 return device, descriptor
         if says_so:
-            print(f"waiting for {' or '.join(devices)}, which other jobs are timed on", file=sys.stderr, flush=True)
+            print(f"waiting for {' or '.join(devices)}, on which other jobs are timed", file=sys.stderr, flush=True)
             says_so = False
         time.sleep(SECONDS_BETWEEN_TRIES)
 

@@ -39,7 +39,7 @@ def read_rules(arguments: Sequence[str], num_draft_tokens: int) -> list[NamedRul
     among the arguments, for rules of an extension. A rule must fit `num_draft_tokens`, the K of the run.
 
     Raises:
-        UserError: an argument is mistyped, is no rule, does not fit its rule, or names a rule that draws at random.
+        UserError: an argument is mistyped, is not a rule, does not fit its rule, or names a rule that draws at random.
     """
     shared = [argument for argument in arguments if argument.startswith(f"{EXTENSIONS}=")]
     extensions_in(shared)
@@ -49,7 +49,7 @@ def read_rules(arguments: Sequence[str], num_draft_tokens: int) -> list[NamedRul
     products = [itertools.product(*map(_expand, typed)) for typed in _split(arguments)]
     rules = list(itertools.islice(itertools.chain.from_iterable(products), MAX_RULES + 1))
     if len(rules) > MAX_RULES:
-        raise UserError(f"these are more than {MAX_RULES} rules; name fewer values")
+        raise UserError(f"there are more than {MAX_RULES} rules; name fewer values")
     return [_read_rule(rule, [*shared, f"drafter.num_draft_tokens={num_draft_tokens}"]) for rule in rules]
 
 
@@ -66,7 +66,7 @@ def _split(arguments: Sequence[str]) -> list[list[str]]:
         if key == GROUP:
             rules.append([])
         elif not key.startswith(f"{GROUP}."):
-            raise UserError(f"{argument}: a rule is named by {GROUP}=RULE {GROUP}.KNOB=VALUE, and nothing else is read")
+            raise UserError(f"{argument}: name a rule with {GROUP}=RULE {GROUP}.KNOB=VALUE; nothing else is read")
         elif not rules:
             raise UserError(f"{argument}: name the rule before its knobs, {GROUP}=RULE {argument}")
         rules[-1].append(argument)
@@ -95,7 +95,7 @@ def _read_rule(overrides: Sequence[str], of_the_run: Sequence[str]) -> NamedRule
     registry.load(config.extensions).judge_of(config.acceptance.name)
     for refusal in refusals(config):
         raise UserError(
-            f"{refusal}; the drafter's keys are the run's, so changing one needs a new run"
+            f"{refusal}; the drafter's keys belong to the run, so a change needs a new run"
             if "drafter." in refusal
             else refusal
         )

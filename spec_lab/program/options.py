@@ -79,7 +79,7 @@ class Menu:
 def conf_folder() -> Path:
     """Return `conf/`: inside an installed package, or next to the package in a checkout.
 
-    It is not found by the name spec_lab.conf, which with two installs could be that of the other one.
+    It is not imported as spec_lab.conf, since with two installs that could be the other one's folder.
 
     Raises:
         UserError: there is neither.
@@ -89,7 +89,7 @@ def conf_folder() -> Path:
     found = next((folder for folder in folders if (folder / "config.yaml").is_file()), None)
     if found is None:
         raise UserError(
-            f"{folders[1] / 'config.yaml'} is not there, or cannot be read; install the lab anew, or bring back conf/"
+            f"{folders[1] / 'config.yaml'} is missing or cannot be read; install the lab again, or bring back conf/"
         )
     return found
 
@@ -139,7 +139,7 @@ def read_option(file: Path, schemas: Mapping[str, type]) -> OptionFile:
     """
     values = {} if (read := read_yaml(file)) is None else read
     if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
-        raise UserError(f"{file} must hold keys with their values, as those in conf/ do")
+        raise UserError(f"{file} must have keys with values, as the files in conf/ have")
     defaults = values.pop("defaults", [])
     if not isinstance(defaults, list):
         raise UserError(f"{file}: defaults must be a list, as in the files in conf/")
@@ -147,7 +147,7 @@ def read_option(file: Path, schemas: Mapping[str, type]) -> OptionFile:
     comments = [line.removeprefix("# ") for line in text.splitlines() if line.startswith("# ")]
     comments = [line for line in comments if not line.startswith("@package")]
     if len(comments) < 2:
-        raise UserError(f"{file} must open with two comment lines: the command that uses it, and what it is")
+        raise UserError(f"{file} must begin with two comment lines: the command that uses it, and its description")
     return OptionFile(file.stem, comments[0], comments[1], _schema_of(file, defaults, schemas), values)
 
 

@@ -35,9 +35,7 @@ def parse_override(parser: OverridesParser, text: str, menu: Menu) -> Override:
         return parser.parse_override(text)
     except HydraException as error:
         if text.endswith(",") and not any(bracket in text for bracket in "[{("):
-            raise UserError(
-                f"{text}: nothing stands behind the last comma; write values without blanks: KEY=1,3"
-            ) from error
+            raise UserError(f"{text}: nothing follows the last comma; write values without blanks: KEY=1,3") from error
         reason = str(error).splitlines()[0]
         raise UserError(f"{text}: not of the form KEY=VALUE ({reason}); {_readable(text, menu)}") from error
 
@@ -53,14 +51,14 @@ def _readable(text: str, menu: Menu) -> str:
     type_name = menu.keys[key].type_name if key in menu.keys else ""
     if type_name.startswith("list[str]") and re.fullmatch(r"\[?[^'\"\[\]]+\]?", value):
         items = ",".join(f"'{_in_full(item.strip())}'" for item in value.strip("[]").split(","))
-        return f"where the list is of texts with such signs, type {typed(f'{key}=[{items}]')}"
+        return f"if the list has texts with such signs, type {typed(f'{key}=[{items}]')}"
     if type_name.startswith("str") and value[:1] not in tuple("'\""):
-        return f"where the value is a text with such signs, type {typed(as_override(key, _in_full(value)))}"
+        return f"if the value is a text with such signs, type {typed(as_override(key, _in_full(value)))}"
     return "close its brackets and quotes, and quote special characters"
 
 
 def _in_full(value: str) -> str:
-    """Return a value with the home folder in the place of ~, which no shell reads behind `KEY=`."""
+    """Replace ~ by the home folder, since shells do not expand it after `KEY=`."""
     return str(Path(value).expanduser()) if value.startswith("~/") else value
 
 

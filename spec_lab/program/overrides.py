@@ -100,11 +100,11 @@ def refuse_many_jobs(overrides: Iterable[Override]) -> None:
     sizes = [sum(1 for _ in islice(_values(override), MOST_JOBS + 1)) for override in swept]
     if math.prod(max(size, 1) for size in sizes) > MOST_JOBS:
         typed = " ".join(str(override.input_line) for override in swept)
-        raise UserError(f"{typed} comes to more than {MOST_JOBS} jobs; give fewer values")
+        raise UserError(f"{typed} has more than {MOST_JOBS} jobs; give fewer values")
 
 
 def is_sweep(experiment: str, menu: Menu) -> bool:
-    """Tell whether an experiment is a sweep: among other values it would be one run, its first cell or none of them."""
+    """Return whether an experiment is a sweep. As one of several values it would give only its first cell, or none."""
     found = menu.groups["experiment"].options.get(experiment) if "experiment" in menu.groups else None
     return found is not None and bool(found.values.get("hydra", {}).get("mode") == "MULTIRUN")
 
@@ -113,7 +113,7 @@ def _check_experiments(override: Override, menu: Menu) -> None:
     """Refuse several experiments that are sweeps, whose own values Hydra would drop."""
     found = next((value for value in map(str, _values(override)) if is_sweep(value, menu)), None)
     if override.key_or_group == "experiment" and override.is_sweep_override() and found is not None:
-        raise UserError(f"{override.input_line}: experiment={found} is a sweep of its own; type one after the other")
+        raise UserError(f"{override.input_line}: experiment={found} is a sweep of its own; start one after the other")
 
 
 def _check_size(overrides: Iterable[Override]) -> None:
@@ -125,16 +125,16 @@ def _check_size(overrides: Iterable[Override]) -> None:
     experiments = set(_values(chosen["experiment"])) if "experiment" in chosen else set()
     if not experiments or not experiments <= set(sized):
         wanted = one_of("experiment", dict.fromkeys(sized))
-        raise UserError(f"{chosen['size'].input_line}: only experiments that come in sizes read it; add {wanted}")
+        raise UserError(f"{chosen['size'].input_line}: only experiments that have sizes read it; add {wanted}")
 
 
 def _check_sign(override: Override, menu: Menu) -> None:
     name, text = override.key_or_group, str(override.input_line)
     if override.package is not None:
-        raise UserError(f"{text}: {name} has one place; write {name}=... without {override.package}")
+        raise UserError(f"{text}: {name} has only one place; write {name}=... without {override.package}")
     if override.is_delete():
         remedy = f"choose another option with {name}=..." if name in menu.groups else f"set {name}=..."
-        raise UserError(f"{text}: nothing can be deleted; {remedy}")
+        raise UserError(f"{text}: keys cannot be deleted; {remedy}")
     if override.is_add() or override.is_force_add():
         raise UserError(f"{text}: {name} exists already, so + adds nothing; write {text.lstrip('+')}")
 
@@ -173,7 +173,7 @@ def extensions_in(arguments: Iterable[str]) -> tuple[str, ...]:
     """Return the modules in `extensions=[a,b]` among the typed arguments; empty if it is not among them.
 
     Raises:
-        UserError: `extensions` is given twice, or is no list of names.
+        UserError: `extensions` is given twice, or is not a list of names.
     """
     typed = [text for text in arguments if text.lstrip("+").startswith("extensions=")]
     if len(typed) > 1:
@@ -256,10 +256,10 @@ def explain_unknown(name: str, menu: Menu) -> str:
     """Return the refusal of a key `name` that does not exist, with the nearest existing one."""
     parent, _, leaf = name.rpartition(".")
     if leaf == "name" and parent in menu.groups:
-        return f"{name} comes with the option; write {parent}=..."
+        return f"{name} is set by the option; write {parent}=..."
     below = [key for key in menu.keys if key.startswith(f"{name}.")]
     if below:
-        return f"{name} is no key, but a set of keys: {', '.join(below)}"
+        return f"{name} is not a key, but a set of keys: {', '.join(below)}"
     return f"there is no key {name}{hint(nearest(name, [*menu.groups, *menu.keys]))}"
 
 

@@ -36,7 +36,7 @@ def typed_folders(arguments: Sequence[str]) -> list[Path]:
     """Return the folder that `--config-dir` names, if any.
 
     Raises:
-        UserError: the folder does not exist, or two are named, of which Hydra would read only the last.
+        UserError: the folder does not exist, or two are named (Hydra would read only the last one).
     """
     typed = [value for flag, value in pairwise(arguments) if flag in FOLDER_FLAGS]
     if len(typed) > 1:
@@ -105,7 +105,7 @@ def check_own_options(folders: Iterable[Path], conf: Path, groups: Iterable[str]
 def _refuse_unread_contents(file: Path) -> None:
     contents = regular_bytes(file)
     if contents.startswith(codecs.BOM_UTF8):
-        raise UserError(f"{file}: begins with a byte order mark, behind which no '# @package' is read; save it without")
+        raise UserError(f"{file}: begins with a byte order mark, after which '# @package' is not read; save it without")
     package = PACKAGE.match(contents.decode(errors="replace"))
     if package is not None and package["name"] != "_global_" and package["name"].strip("_").lower() == "global":
         raise UserError(f"{file}: '# @package {package['name']}' is read as a key; write '# @package _global_'")

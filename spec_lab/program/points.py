@@ -25,7 +25,7 @@ def with_points(overrides: Sequence[str]) -> list[str]:
     if not typed:
         return list(overrides)
     if len(typed) > 1:
-        raise UserError(f"{' '.join(typed)}: {KEY} is given twice; name all points in one list, as in {KEY}=a,b")
+        raise UserError(f"{' '.join(typed)}: {KEY} is given twice; name all points in one list, such as {KEY}=a,b")
     (text,) = typed
     experiment = next((other.partition("=")[2] for other in overrides if other.startswith("experiment=")), "")
     points = points_of(experiment)

@@ -1,7 +1,7 @@
 """The lock that lets only one command run a sweep. Two commands in the same folder would each run every job.
 
 The command first takes the lock exclusively, and then shares it with the workers of a launcher. These may outlive the
-command, and nobody can take the lock while one of them runs a job.
+command. No other command can take the lock while one of them runs a job.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class SweepLock:
     """A lock on a sweep's folder, held from `take` to `release`. The system releases it when the process ends."""
 
     def __init__(self, folder: Path, held: str = SWEEP_IS_HELD) -> None:
-        """Set the folder, and what the error says about it if another process holds the lock."""
+        """Set the folder, and the error's words about it if another process holds the lock."""
         self._path, self._held = folder / LOCK_FILE, held
         self._file: TextIO | None = None
 
@@ -93,7 +93,7 @@ def alone_in(folder: Path) -> Iterator[None]:
     Raises:
         UserError: another process has it.
     """
-    lock = SweepLock(folder, "is what another process is writing; wait for it, or choose another output_dir")
+    lock = SweepLock(folder, "is being written by another process; wait for it, or choose another output_dir")
     lock.take()
     try:
         yield

@@ -1,18 +1,19 @@
 """Refuses arguments that would run code, or that are not text.
 
 Hydra builds objects from its own part of the configuration: callbacks, launcher, sweeper, logging. The key `_target_`
-names the class, and for logging also the key `()`. Neither may be set on the command line. Nor may these parts be set
-as a whole or by an interpolation, which may contain such a key. `--experimental-rerun` runs the code in a pickle.
+names the class, and for logging also the key `()`. Neither key may be set on the command line. These parts may also not
+be set as a whole, or by an interpolation, since the value could contain such a key. `--experimental-rerun` runs the
+code in a pickle.
 
-The launcher for Slurm writes its keys into a shell script: `setup` as lines, others as comments, which a line break
-would end. So `setup` and values with line breaks are not accepted on the command line.
+The launcher for Slurm writes its keys into a shell script: `setup` as lines, and other keys as comments. A line break
+would end a comment. So `setup` and values with line breaks are refused on the command line.
 
-Hydra's folders must be those of the lab's records, so that a sweep finds them again. Hydra would make another folder,
-and write to it, before any check of the lab.
+Hydra's folders may not be set either. A sweep must find its records again, and Hydra would write to another folder
+before any check of the lab.
 
-Options are chosen by name (`hydra/job_logging=none`), so the objects that they build are described in files. These are
-the lab's, an installed plugin's, or in a folder named with `--config-dir`, `--config-path` or `hydra.searchpath`. Such
-a folder is trusted like a program, so it must not be one that others can write to.
+Options are chosen by name (`hydra/job_logging=none`), so the objects that they build are described in files. These
+files are the lab's, an installed plugin's, or in a folder named with `--config-dir`, `--config-path` or
+`hydra.searchpath`. Such a folder is trusted like a program, so it must not be one that others can write to.
 """
 
 from __future__ import annotations
@@ -33,17 +34,17 @@ KEY = re.compile(r"^[+~]*(?P<key>[^=]*)=?(?P<value>.*)$", re.DOTALL)
 def refuse_argument(argument: str) -> None:
     """Raise UserError if `argument` would run code or is not text."""
     if "\0" in argument or not _is_text(argument):
-        raise UserError(f"{argument!r} is no text in UTF-8; leave out what cannot be printed")
+        raise UserError(f"{argument!r} is not text in UTF-8; leave out what cannot be printed")
     if argument.partition("=")[0] == UNPICKLES:
-        raise UserError(f"{UNPICKLES} runs the code in a pickle; give the overrides again, as config.yaml has them")
+        raise UserError(f"{UNPICKLES} runs code from a pickle; type the overrides of config.yaml again")
     if BUILDS.search(argument):
         raise UserError(f"{argument}: _target_ and () choose code to run; only files of options may set them")
     matched = KEY.match(argument)
     assert matched is not None
     if _is_built(matched["key"]) and ("{" in matched["value"] or matched["key"] == "hydra"):
-        raise UserError(f"{argument}: Hydra builds this from files of options alone; choose one, or set single values")
+        raise UserError(f"{argument}: Hydra builds this only from files of options; choose one, or set single values")
     if FOLDERS.match(matched["key"]):
-        raise UserError(f"{argument}: the lab names its folders itself; use output_dir=outputs and name=run")
+        raise UserError(f"{argument}: the lab itself names its folders; use output_dir=outputs and name=run")
     is_of_launcher = matched["key"].startswith("hydra.launcher")
     if SHELL_LINES.match(matched["key"]) or (is_of_launcher and not argument.isprintable()):
         raise UserError(

@@ -1,4 +1,4 @@
-"""Reads a YAML file that somebody else wrote."""
+"""Reads a YAML file from outside this package."""
 
 from __future__ import annotations
 
@@ -12,22 +12,21 @@ from spec_lab.core.regular import regular_text
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]
-    """Refuses a duplicate key, of which YAML's own loader would keep the last value, and `{values: 1, 2}`, where 2 is a
-    key."""
+    """Refuses duplicate keys, which YAML's own loader accepts, and `{values: 1, 2}`, in which 2 is a key."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = [key.value for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
         for key in keys:
             if keys.count(key) > 1:
-                raise ValueError(f"the key {key} stands twice in the object of line {node.start_mark.line + 1}")
+                raise ValueError(f"the key {key} occurs twice in the object of line {node.start_mark.line + 1}")
         bare = [key.value for key, value in node.value if node.flow_style and _is_nothing(value)]
         if bare:
-            raise ValueError(f"{bare[0]} stands by itself in braces; write a list in brackets, as in [1, 2]")
+            raise ValueError(f"{bare[0]} is alone in braces; write a list in brackets, such as [1, 2]")
         return super().construct_mapping(node, deep)
 
 
 def _is_nothing(node: yaml.Node) -> bool:
-    """Tell whether nothing is written there, which YAML reads as null."""
+    """Return whether the value is missing; YAML reads it as null."""
     return node.tag == "tag:yaml.org,2002:null" and node.value == ""
 
 
@@ -42,4 +41,4 @@ def read_yaml(path: Path) -> Any:
     try:
         return yaml.load(regular_text(path), _Loader)
     except (yaml.YAMLError, ValueError, ArithmeticError, RecursionError, LookupError, AttributeError) as error:
-        raise UserError(f"{path}: not YAML ({one_line(error)}); mend it") from error
+        raise UserError(f"{path}: not YAML ({one_line(error)}); correct it") from error

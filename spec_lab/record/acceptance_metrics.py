@@ -1,4 +1,4 @@
-"""Counts tokens, drafts and rows: what was accepted, and what was computed for it.
+"""Counts tokens, drafts and rows: those that were accepted, and those that were computed.
 
 Two words matter here. A *round* is one target verify, which serves several requests at once. A *request round* is the
 part one request has in it. Everything about acceptance counts request rounds; everything about time counts rounds.

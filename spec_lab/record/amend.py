@@ -33,6 +33,6 @@ def _overwrite(path: Path, content: bytes) -> None:
     with path.open("r+b") as file:
         status = os.fstat(file.fileno())
         if len(content) > max(status.st_size, status.st_blocks * BYTES_PER_BLOCK):
-            raise OSError(f"{path.name} has no room for {len(content)} bytes")
+            raise OSError(f"{path.name} cannot hold {len(content)} bytes")
         file.write(content)
         file.truncate()

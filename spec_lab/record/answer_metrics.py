@@ -1,4 +1,4 @@
-"""Judges outputs: right answers with their intervals, thinking, and what equals plain decoding.
+"""Judges outputs: right answers with their intervals, thinking, and equality with plain decoding.
 
 The first paragraph of a docstring is the definition of the number (`spec_lab.record.definitions`).
 """

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RunInfo:
-    """What is known about a run before it starts.
+    """The facts about a run that are known before it starts.
 
     Attributes:
         name: the user's name for it.

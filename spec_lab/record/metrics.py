@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Metric(Protocol):
-    """What an extension registers (`menu.option.MetricOption`)."""
+    """The interface of a metric that an extension registers (`menu.option.MetricOption`)."""
 
     @property
     def name(self) -> str: ...
@@ -65,7 +65,7 @@ class OwnMetrics:
             value = None if compute is None else compute(of)
             number = None if value is None else float(value)
             if number is not None and not math.isfinite(number):
-                raise ValueError(f"{number} is no finite number")
+                raise ValueError(f"{number} is not a finite number")
         except Exception as error:  # an extension's code may raise anything, and the run is done
             if metric.name not in self._failed:
                 print(f"metric {metric.name} has no value: {describe_error(error)}", file=sys.stderr)

@@ -32,13 +32,13 @@ def impossible_numbers(summary: Summary) -> Iterator[str]:
     config = summary["config"]
     for key in ("batch_size", "max_new_tokens"):
         if config.get(key, 1) < 1:
-            yield f"config.{key} is {config[key]}, which is at least 1 in any run"
+            yield f"config.{key} is {config[key]}, but is at least 1 in any run"
     if (num_drafts := config.get("drafter", {}).get("num_draft_tokens", 0)) < 0:
-        yield f"config.drafter.num_draft_tokens is {num_drafts}, which is at least 0 in any run"
+        yield f"config.drafter.num_draft_tokens is {num_drafts}, but is at least 0 in any run"
     try:
         datetime.fromisoformat(summary["started_at"])
     except ValueError:
-        yield "started_at is no moment such as 2026-01-02T03:04:05+00:00"
+        yield "started_at is not a time such as 2026-01-02T03:04:05+00:00"
 
 
 def impossible_request(row: RequestRow) -> Iterator[str]:
@@ -75,7 +75,7 @@ def _impossible(value: Any, where: str, inside: str, longest: float) -> Iterator
         least, most = _bounds(key, inside, longest)
         for number in _numbers(item):
             if not least - ROUNDING <= number <= most + ROUNDING:
-                yield f"{place} is {number:g}, which lies between {least:g} and {most:g} in any run"
+                yield f"{place} is {number:g}, but is between {least:g} and {most:g} in any run"
                 break
         for each in [item] if isinstance(item, dict) else item if isinstance(item, list) else []:
             if isinstance(each, dict):

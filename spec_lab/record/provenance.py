@@ -111,8 +111,8 @@ def git_revision(folder: Path | None = None, tracked: str = "__init__.py") -> st
     """Return the commit of the checkout that `folder` (default: this package) is tracked in, with `+dirty` for local
     changes.
 
-    `tracked` is the file in the folder that must be tracked by git, since an installed package may be in a virtual
-    environment inside an unrelated repository. It is None outside a checkout.
+    `tracked` is a file in the folder that git must track. An installed package may be in a virtual environment inside
+    an unrelated repository. The result is None outside a checkout.
     """
     folder = folder or Path(__file__).resolve().parents[1]
     if _git(folder, "ls-files", "--error-unmatch", tracked) is None:

@@ -25,13 +25,13 @@ def read_summary(folder: Path) -> Summary:
     """Read the record of the run in `folder`.
 
     Raises:
-        UserError: the file is no record of a run, is broken, or has a layout that this version does not read.
+        UserError: the file is not the record of a run, is broken, or has a layout that this version does not read.
     """
     path = folder / SUMMARY_FILE
     try:
         value = parse_json(regular_bytes(path))
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise UserError(f"{path}: {error.strerror}; name the folder of a run, which it prints at its end") from error
+        raise UserError(f"{path}: {error.strerror}; name the folder of a run; a run prints it at its end") from error
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}") from error
     except ValueError as error:
@@ -74,14 +74,12 @@ def read_all_request_rows(folder: Path, summary: Summary) -> list[RequestRow]:
     rows = read_request_rows(folder)
     if len(rows) != summary["num_requests"]:
         path = folder / REQUESTS_FILE
-        raise UserError(f"{path}: it holds {len(rows)} requests, and the run had {summary['num_requests']}")
+        raise UserError(f"{path}: it has {len(rows)} requests, but the run had {summary['num_requests']}")
     num_draft_tokens = summary["num_draft_tokens"] or 0
     for row in rows:
         if max(row["accepted_per_round"], default=0) > num_draft_tokens:
             path = folder / REQUESTS_FILE
-            raise UserError(
-                f"{path}: request {row['id']} accepted more drafts in a round than the {num_draft_tokens} made"
-            )
+            raise UserError(f"{path}: request {row['id']} accepted more drafts in a round than its {num_draft_tokens}")
     return rows
 
 
@@ -92,7 +90,7 @@ def _token_problems(row: RequestRow) -> Iterator[str]:
     if origins is not None and len(origins) != num_tokens:
         yield f"token_origins has {len(origins)} letters for {num_tokens} output_ids"
     if origins is not None and (unknown := set(origins) - set(TokenOrigin)):
-        yield f"token_origins has the letter {min(unknown)!r}, which is no origin"
+        yield f"token_origins has the letter {min(unknown)!r}, which is not an origin"
     if ends is not None and len(ends) != num_tokens:
         yield f"text_ends has {len(ends)} entries for {num_tokens} output_ids"
     if ends and (ends != sorted(ends) or ends[0] < 0 or ends[-1] != len(row["text"])):
@@ -119,7 +117,7 @@ def _read_rows(path: Path, layout: Any) -> Iterator[Any]:
         lines = regular_bytes(path).split(b"\n")
     except FileNotFoundError as error:
         raise UserError(
-            f"{path}: missing; a run that never began has none, of one that was moved name the folder"
+            f"{path}: missing; a run that never began has none; if a run was moved, name its folder"
         ) from error
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}") from error
@@ -143,7 +141,7 @@ def _read_row(line: bytes, layout: Any, place: str) -> Any:
     try:
         row = parse_json(line)
     except ValueError as error:
-        raise UserError(f"{place}: no valid JSON ({error})") from error
+        raise UserError(f"{place}: not valid JSON ({error})") from error
     problem = misfit(row, layout)
     if problem is not None:
         raise UserError(f"{place}: {problem}")
@@ -156,7 +154,7 @@ def _version_problem(version: Any) -> str | None:
     known = " or ".join(map(str, READABLE_VERSIONS))
     is_newer = isinstance(version, int) and version > max(READABLE_VERSIONS)
     remedy = "; update spec_lab" if is_newer else ""
-    return f"schema_version is {repr(version)[:20]}, this spec_lab reads {known}{remedy}"
+    return f"schema_version is {repr(version)[:20]}, but this spec_lab reads {known}{remedy}"
 
 
 def _disagreement(summary: Summary) -> str | None:
@@ -186,7 +184,7 @@ def _repeat_problems(summary: Summary) -> Iterator[str]:
 
 
 def _position_problems(summary: Summary) -> Iterator[str]:
-    """Say where there is not one rate for each draft position. A run without results has no K and no rates."""
+    """Describe rates that are not one for each draft position. A run without results has no K and no rates."""
     outcomes: dict[str, Outcome] = {"": summary} | {
         f"by_category.{name}.": outcome for name, outcome in summary["by_category"].items()
     }

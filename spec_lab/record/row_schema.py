@@ -16,7 +16,7 @@ class RequestDivergence(TypedDict):
 
 
 class RequestRow(TypedDict):
-    """A line of `requests.jsonl`, from the first timed repeat. Times in seconds from the start of that repeat.
+    """A line of `requests.jsonl`, from the first timed repeat. Times are in seconds from the start of that repeat.
 
     `token_origins` has a letter of `core.origins.TokenOrigin` for each of `output_ids`, and `text_ends` the number of
     characters of `text` after each token is decoded; null if unknown, as in older records. `drafted_by` names the part

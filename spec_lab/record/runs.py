@@ -43,7 +43,9 @@ def search_runs(folders: Iterable[Path]) -> Found:
     for folder in folders:
         inside = list(run_folders(folder))
         if not inside:
-            raise UserError(f"{folder}: no {SUMMARY_FILE} in it or below; name a run, or a folder that holds some")
+            raise UserError(
+                f"{folder}: it has no {SUMMARY_FILE}, nor has any folder in it; name a run, or a folder of runs"
+            )
         for path in inside:
             try:
                 found[path.resolve()] = Run(path, read_summary(path))
@@ -65,7 +67,7 @@ def newest_run(folder: Path, finished: bool = True) -> Run:
     """Find the run started last in `folder` or below, by default among the finished ones."""
     runs = [run for run in find_runs([folder]) if not finished or run.summary["status"] == "finished"]
     if not runs:
-        raise UserError(f"{folder}: no finished run in it; make one with python -m spec_lab")
+        raise UserError(f"{folder}: it has no finished run; make one with python -m spec_lab")
     return runs[-1]
 
 
@@ -82,9 +84,9 @@ def folder_of(folder: str | os.PathLike[str]) -> Path:
     try:
         path = Path(folder)
         if "\0" in str(path):
-            raise ValueError("no system has such a path")
+            raise ValueError("no system can have such a path")
     except (TypeError, ValueError) as error:
-        raise UserError(f"{folder!r} is no folder of a run; use its path") from error
+        raise UserError(f"{folder!r} is not the folder of a run; use its path") from error
     return path
 
 

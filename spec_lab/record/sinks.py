@@ -116,7 +116,7 @@ def write_asked(flag: str, path: Path, text: str) -> None:
         UserError: the file cannot be written, or is part of a record.
     """
     if path.name in OF_A_RECORD and path.exists():
-        raise UserError(f"{flag}={path} is part of a record, which this would destroy; name another file")
+        raise UserError(f"{flag}={path} is part of a record, which would be destroyed; name another file")
     try:
         replace_text(path, text)
     except OSError as error:

@@ -67,7 +67,7 @@ def read_trace_file(folder: Path) -> list[TraceEvent]:
             trace = parse_json(file.read())
         return list(_events(trace))
     except FileNotFoundError as error:
-        raise UserError(f"{path} is missing; a run with profile_rounds=4 leaves one") from error
+        raise UserError(f"{path} is missing; a run with profile_rounds=4 writes one") from error
     except (OSError, EOFError, ValueError, zlib.error) as error:
         raise UserError(f"{path}: not a trace of the profiler ({error})") from error
 

@@ -55,7 +55,7 @@ def _too_few(ratio: PairedRatio) -> str:
 
 
 def _break_even(summary: Summary, speedup: PairedRatio) -> str:
-    """Say from which acceptance length drafting pays; this follows from the speedup, and is as certain as it is."""
+    """Say from which acceptance length drafting pays; this follows from the speedup, and is equally certain."""
     length = summary["break_even_acceptance_length"]
     return f" (drafting pays from {number(length)})" if length is not None and speedup.is_judged else ""
 
@@ -95,17 +95,17 @@ def _is_lossy(summary: Summary) -> bool:
 
 
 def _price(summary: Summary) -> str:
-    """Say what a lossy rule did to the text and to the answers."""
+    """Describe the effect of a lossy rule on the text and on the answers."""
     if not _is_lossy(summary):
         return ""
     rule = summary["choices"].get("acceptance", "the acceptance rule")
     if summary["acceptance_imposed"]:
-        return f"acceptance={rule} is lossy and imposed: its text is neither model's, and no answer is counted"
+        return f"acceptance={rule} is lossy and imposed: its text comes from neither model, so answers are not counted"
     text = f"acceptance={rule} is lossy: {_equal(summary)}"
     if summary["accuracy"]["value"] is None:
         return f"{text}, and no answer could be checked"
     if answers_cut(summary, summary):
-        return f"{text}, and all outputs were cut before an answer; raise max_new_tokens"
+        return f"{text}, but all outputs were cut before an answer; raise max_new_tokens"
     return f"{text}, accuracy {_accuracy(summary['accuracy'])} {_beside_plain(summary)}"
 
 

@@ -27,7 +27,7 @@ ARRAYS = ("first_ids", "num_rounds", "draft_ids", "accepted", "last_ids", "top_i
 
 @dataclass(frozen=True, slots=True)
 class RowsOrigin:
-    """What a rule needs to know about the run in addition to the rows.
+    """The facts about the run that a rule needs in addition to the rows.
 
     Attributes:
         request_ids: the requests, in the order of the rows.
@@ -98,7 +98,7 @@ def load_verify_rows(folder: Path) -> VerifyRows:
                 raise ValueError(problem)
             rows = VerifyRows(origin, **{name: file.get_tensor(name) for name in ARRAYS})
     except (SafetensorError, OSError, ValueError) as error:
-        raise UserError(f"{path}: no verify rows of a run ({error}); run again with record.topk=16") from error
+        raise UserError(f"{path}: not the verify rows of a run ({error}); run again with record.topk=16") from error
     problem = _value_problem(rows)
     if problem is not None:
         raise UserError(f"{path}: {problem}; run again with record.topk=16")
@@ -119,7 +119,7 @@ def _read_origin(metadata: Mapping[str, str] | None) -> RowsOrigin:
         ValueError: the metadata have no valid origin.
     """
     if metadata is None or "origin" not in metadata:
-        raise ValueError("it does not say which requests they are of")
+        raise ValueError("it does not name the requests of the rows")
     origin = parse_json(metadata["origin"])
     problem = misfit(origin, _StoredOrigin, "origin")
     if problem is not None:
@@ -162,5 +162,5 @@ def _value_problem(rows: VerifyRows) -> str | None:
     if (rows.num_rounds < 0).any() or rows.num_rounds.sum(dtype="int64") != len(rows.accepted):
         return f"num_rounds does not add up to the {len(rows.accepted)} rounds there are"
     if (rows.accepted < 0).any() or (rows.accepted > num_drafts).any():
-        return f"accepted is not 0 to {num_drafts} everywhere"
+        return f"accepted has values outside 0 to {num_drafts}"
     return None

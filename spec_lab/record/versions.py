@@ -54,7 +54,7 @@ def upgraded_request(row: RequestRow) -> RequestRow:
 
     `judged_per_round` follows from how its last round was cut. One thing is lost before version 3: an end of sequence
     among the tokens that a limit cut off. Origins of tokens are unknown before version 4; before version 5 every round
-    offered all its drafts, which None stands for.
+    offered all its drafts, which None means.
     """
     judged = [accepted + 1 for accepted in row["accepted_per_round"]]
     if judged and row["truncated"] and row["finish_reason"] == "eos":

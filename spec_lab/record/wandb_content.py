@@ -22,7 +22,7 @@ NOT_FACTORS = ("logger", "size", "debug")
 UNNAMED = ("drafter.num_draft_tokens", "batch_size", "kernels", "verify.budget", "recurrent.rollback")
 """Knobs that a study or a sweep may vary, but that are in no group's tag."""
 NOT_RESULTS = ("config", "versions", "choices", "definitions")
-"""Keys of a record that are no results; W&B has them in its config and in the files."""
+"""Keys of a record that are not results; W&B has them in its config and in the files."""
 REQUEST_COLUMNS = (
     "id", "category", "rounds", "acceptance_length", "output_tokens", "finish_reason", "correct", "divergence", "text",
     "acceptance_imposed",

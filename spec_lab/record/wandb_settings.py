@@ -26,7 +26,7 @@ def project_problem(project: str) -> str | None:
     if project.strip() and project.isprintable() and not unfit and len(project) <= LONGEST_PROJECT:
         return None
     limits = f"at most {LONGEST_PROJECT} characters, none of {' '.join(UNFIT_FOR_A_PROJECT)}"
-    return f"logger.project={shown(project)} is no name of a W&B project ({limits}); use logger.project=spec_lab"
+    return f"logger.project={shown(project)} is not the name of a W&B project ({limits}); use logger.project=spec_lab"
 
 
 def entity_problem(entity: str | None) -> str | None:
@@ -34,8 +34,8 @@ def entity_problem(entity: str | None) -> str | None:
     if entity is None or ENTITY.fullmatch(entity):
         return None
     return (
-        f"logger.entity={shown(entity)} is no name of a W&B user or team (letters, digits, - and _); "
-        "use logger.entity=null for that of the key"
+        f"logger.entity={shown(entity)} is not the name of a W&B user or team (letters, digits, - and _); use "
+        "logger.entity=null for the key's own"
     )
 
 
@@ -44,7 +44,10 @@ def group_problem(group: str | None) -> str | None:
     if group is None or (group.strip() and group.isprintable() and len(group) <= LONGEST_PROJECT):
         return None
     limits = f"1 to {LONGEST_PROJECT} printable characters"
-    return f"logger.group={shown(group[:LONGEST_PROJECT])} is no name of a W&B group ({limits}); use logger.group=null"
+    return (
+        f"logger.group={shown(group[:LONGEST_PROJECT])} is not the name of "
+        f"a W&B group ({limits}); use logger.group=null"
+    )
 
 
 def load_settings() -> Any:
@@ -86,7 +89,7 @@ def key_problem(mode: str) -> str | None:
         return None
     insists = "logger.mode=online" if mode == "online" else "WANDB_MODE=online"
     return (
-        f"{insists} needs a key, and none is configured; set WANDB_API_KEY, run wandb login, or use logger.mode=offline"
+        f"{insists} needs a key, but none is configured; set WANDB_API_KEY, run wandb login, or use logger.mode=offline"
     )
 
 

@@ -1,7 +1,7 @@
 """`python -m spec_lab.report [FOLDER...]`: the tables of recorded runs, the newest or the named ones.
 
 It also compares the runs, with a table for each comparison that they allow: lossy rules against their strict run,
-drafters (where runs differ in the drafter alone), graph modes, and the knobs of the other experiments. For any runs it
+drafters (if runs differ only in the drafter), graph modes, and the knobs of the other experiments. For any runs it
 compares acceptance lengths and rates with those of one of them, and shows the speedup that the cost of a round
 predicts. With one FOLDER, plots are saved in it.
 
@@ -90,7 +90,9 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("folders", nargs="*", type=Path, metavar="FOLDER", help="a run, a sweep, or a folder of them")
     parser.add_argument("--last", type=int, help=f"without FOLDER, how many of the newest (default: {NEWEST})")
     parser.add_argument("--base", type=int, metavar="NUMBER", help="the run that others are compared with (default: 1)")
-    parser.add_argument("--anyway", action="store_true", help="compare what has other definitions, prompts or versions")
+    parser.add_argument(
+        "--anyway", action="store_true", help=("compare runs with different definitions, prompts or versions")
+    )
     parser.add_argument("--csv", type=Path, metavar="FILE", help="write all runs and their references as one table")
     parser.add_argument("--figures", type=Path, metavar="DIR", help="save all figures there")
     parser.add_argument("--html", type=Path, metavar="FILE", help="write one page to send: tables, figures, commands")
@@ -113,7 +115,7 @@ def _refuse_other_prints(options: argparse.Namespace) -> None:
     for flag, others in OTHERS.items():
         left_out = [name for name in others if name in given]
         if flag in given and left_out:
-            raise UserError(f"--{flag} prints its own and nothing else; leave out --{left_out[0]}, or call it again")
+            raise UserError(f"--{flag} prints only its own output; leave out --{left_out[0]}, or call it again")
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -122,11 +124,11 @@ def _run(options: argparse.Namespace) -> int:
 
 def _tail(folder: Path) -> int:
     if folder.is_dir() and not (is_sweep(folder) or (folder / SUMMARY_FILE).exists()):
-        _say([f"{folder} is no sweep's folder: what ends in it is shown until Ctrl-C"])
+        _say([f"{folder} is not the folder of a sweep: its runs are shown as they end, until Ctrl-C"])
     for number, run in enumerate(follow(folder, was_left), start=1):
         print(format_ended(run, number), flush=True)
     if was_left(folder):
-        _say([f"{folder}: the sweep was killed or interrupted; typed again, its command goes on where it was"])
+        _say([f"{folder}: the sweep was killed or interrupted; type its command again to continue it"])
         return EXIT_CODES["failed"]
     return EXIT_CODES["finished"]
 
@@ -138,7 +140,7 @@ def _report(options: argparse.Namespace) -> int:
         return EXIT_CODES["refused"]
     runs = runs if options.folders else runs[-(options.last or NEWEST) :]
     if options.base is not None and not 1 <= options.base <= len(runs):
-        raise UserError(f"--base={options.base}: there are the runs 1 to {len(runs)}; name one of them")
+        raise UserError(f"--base={options.base}: the runs are 1 to {len(runs)}; name one of them")
     if options.markdown:
         print(_markdown(runs, options.anyway))
         return EXIT_CODES["finished"]

@@ -24,25 +24,26 @@ from spec_lab.report.frame import predicted_speedup
 
 NOT_COMPARED = (*BESIDE_THE_RUN, "drafter")
 COLUMNS_EXPLAINED: Mapping[str, str] = {
-    "acceptance length": "Tokens a request round gives, the bonus or correction token included, pooled over the "
-    "prompts (all) and by category: a round cut by a limit counts as judged, drafts behind an end of sequence do not.",
+    "acceptance length": "Tokens of a request round, including the bonus or correction token, pooled over the "
+    "prompts (all) and by category. A round cut by a limit counts as judged; drafts after an end of sequence do not "
+    "count.",
     "@1, @2, ...": "Percent of the request rounds that accept the draft at this position; 1 + their sum / 100 is the "
     "acceptance length.",
     "draft ms": "catchup + recur: the time a round spends in the drafter, from the target's features to K new drafts.",
-    "draft/plain": "The same in plain steps: over the whole round of plain decoding, one token a request.",
+    "draft/plain": "The same, divided by the time of a whole round of plain decoding (a plain step).",
     "verify/plain": "The target's forward over K + 1 rows a request, in plain steps.",
-    "break-even": "Time of a request round in plain steps, everything in it: the acceptance length from which drafting "
-    "pays. At batch 1 it exceeds draft + verify by accept, commit and what lies between the stages.",
-    "predicted": "Speedup to expect of the decode rate: acceptance length / break-even.",
+    "break-even": "Whole time of a request round, in plain steps: the acceptance length from which drafting "
+    "pays. At batch 1 it exceeds draft + verify by accept, commit and the time between stages.",
+    "predicted": "Expected speedup of the decode rate: acceptance length / break-even.",
     "measured": "Decode rate over that of plain decoding, turn by turn: geometric mean, with its 95 % interval from "
     "three turns on.",
     "end to end": "The same mean for all output tokens over the whole call, prompt passes included.",
 }
 HOW_THEY_DIFFER = """\
-Why predicted and measured differ: a round cut short by EOS or a limit counts in measured with the tokens it kept,
-and in the acceptance length as it was judged, up to the end of sequence. So measured is lower, and the shorter the
-outputs, the more. And break-even is a median over turns, measured a mean. The prompt pass, in which a drafter takes
-in the prompt and makes its first drafts, is only in end to end."""
+Predicted and measured differ for two reasons. A round cut short by EOS or a limit counts in measured with the
+tokens it kept, but in the acceptance length as it was judged. So measured is lower, most of all with short outputs.
+Also, break-even is a median over turns, and measured a mean. Only end to end includes the prompt pass, in which a
+drafter reads the prompt and makes its first drafts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +185,7 @@ def _table(columns: Mapping[str, Sequence[str]]) -> str:
 
 
 def _length_columns(cells: Sequence[Cell]) -> dict[str, list[str]]:
-    """Return columns of the pooled acceptance length, or why there is none, and of that of each category."""
+    """Return columns of the acceptance length, pooled and by category; the reason where there is none."""
     categories = sorted({category for cell in cells for category in cell.summary["by_category"]})
     return {"all": [_length(cell) for cell in cells]} | {
         category: [_category_length(cell.summary, category) for cell in cells] for category in categories

@@ -1,4 +1,4 @@
-"""The figure of a study of knobs (`report.knob_table`): the study's number against one of its knobs."""
+"""The figure of a study of knobs (`report.knob_table`): the number that the study shows, against one of its knobs."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ if TYPE_CHECKING:
 
 
 def plotted_numbers(study: KnobStudy, runs: Sequence[Run]) -> list[PlottedNumber]:
-    """Return the number of each run that has it. A line is named by the keys in which runs differ, without the key of
-    the x axis.
-    """
+    """Return the number that the study shows, for each run that has one. A line's name has the keys in which runs
+    differ, except the key of the x axis."""
     keys = shown_keys(study, runs)
     shown = [{name: shown_key(study, run.summary, name, key) for name, key in keys.items()} for run in runs]
     varied = [name for name in keys if name != study.drawn.knob and len({cells[name] for cells in shown}) > 1]

@@ -21,9 +21,9 @@ from spec_lab.report.cells import interval_cell
 from spec_lab.report.study import NOT_COMPARED, key_without
 
 NOTE = """\
-Gain: acceptance length less that of the lossless run in the first line, with its 95 % interval over prompts. TV and KL:
-distance of the law that a token was drawn from, from the target's. Accuracy: difference in percentage points, paired by
-prompt, with its interval. A gain or a loss that its interval does not tell from none has no price."""
+Gain: acceptance length minus that of the lossless run in the first line, with its 95 % interval over prompts. TV and
+KL: distance between the distribution that tokens were drawn from and the target's. Accuracy: difference in percentage
+points, paired by prompt, with its interval. There is no price for a gain or a loss whose interval includes 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,7 @@ def _priced(base: Run, runs: Sequence[Run]) -> PricedRules:
 def _price(run: Run, base: Run) -> Price:
     rows, base_rows = (read_all_request_rows(each.folder, each.summary) for each in (run, base))
     if [row["prompt_ids"] for row in rows] != [row["prompt_ids"] for row in base_rows]:
-        raise UserError(f"{run.folder}: its prompts are not those of {base.folder}; run the whole sweep again")
+        raise UserError(f"{run.folder}: its prompts differ from those of {base.folder}; run the whole sweep again")
     num_drafts = run.summary["num_draft_tokens"] or 0
     correct, of_base = ({row["id"]: row["correct"] for row in part} for part in (rows, base_rows))
     is_cut = answers_cut(run.summary, base.summary)

@@ -1,4 +1,4 @@
-"""Runs as a Markdown table for a document, with what they ran on below: `python -m spec_lab.report --markdown`.
+"""Runs as a Markdown table for a document, with machine and versions below: `python -m spec_lab.report --markdown`.
 
 It has only numbers that stay comparable on a busy machine: token counts, and ratios of parts of one run that were
 measured in turns.
@@ -46,7 +46,7 @@ def format_markdown(runs: Sequence[Run]) -> str:
     """
     finished = [run for run in runs if run.summary["status"] == "finished"]
     if not finished:
-        raise UserError("--markdown shows finished runs, and there is none; name another folder")
+        raise UserError("--markdown shows finished runs, but there is none; name another folder")
     rule = ["---"] * TEXT_COLUMNS + ["---:"] * (len(HEADER) - TEXT_COLUMNS)
     lines = [_line(HEADER), _line(rule), *(_line(_cells(run)) for run in finished)]
     return "\n\n".join(["\n".join(lines), NOTE.strip(), _origin([run.summary for run in finished])])

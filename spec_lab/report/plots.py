@@ -34,7 +34,7 @@ def spread(value: float, low: float | None, high: float | None) -> tuple[list[fl
 def acceptance_by_category(summary: Summary, requests: pd.DataFrame | None = None) -> Figure:
     """Draw the pooled acceptance length of each category, hardest on top; with `requests`, each request is a dot.
 
-    Lines mark the acceptance length of the whole run, and that from which drafting pays.
+    Lines mark the acceptance length of the whole run, and the length from which drafting pays.
     """
     import seaborn as sns
 
@@ -47,7 +47,7 @@ def acceptance_by_category(summary: Summary, requests: pd.DataFrame | None = Non
             if requests is not None and not requests.empty:
                 dots = {"color": "0.25", "size": 3, "alpha": 0.6, "jitter": 0.25}
                 sns.stripplot(requests, x="acceptance_length_all", y="category", order=order, ax=axes, **dots)
-                axes.plot([], [], "o", color="0.25", markersize=4, label="a request, cut where it was cut")
+                axes.plot([], [], "o", color="0.25", markersize=4, label="a request, cut at its end")
         _mark(axes, summary["acceptance_length"], "whole run", line, "-")
         _mark(axes, summary["break_even_acceptance_length"], "drafting pays from here", other_line, "--")
         imposed = " (imposed)" if summary["acceptance_imposed"] else ""

@@ -153,7 +153,7 @@ def _check_prompts(run: Run, rows: Sequence[RequestRow], strict: Run, strict_row
     prompts, strict_prompts = ({row["id"]: row["prompt_ids"] for row in part} for part in (rows, strict_rows))
     if prompts != strict_prompts:
         raise UserError(
-            f"{run.folder}: its prompts are not those of its strict run, {strict.folder}; run the whole sweep again"
+            f"{run.folder}: its prompts differ from those of its strict run, {strict.folder}; run the whole sweep again"
         )
 
 

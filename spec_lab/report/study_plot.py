@@ -18,7 +18,7 @@ STRICT_SIZE, SIZE = 17.0, 8.0
 
 
 class Look(NamedTuple):
-    """How a rule is drawn."""
+    """The look of a rule in the figure."""
 
     marker: str
     colour: Any

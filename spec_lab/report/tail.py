@@ -28,7 +28,7 @@ def follow(folder: Path, was_left: Callable[[Path], bool], seconds: float = SECO
         UserError: there is no such folder.
     """
     if not folder.is_dir():
-        raise UserError(f"{folder}: no such folder; name that of a sweep, which it prints when it begins")
+        raise UserError(f"{folder}: no such folder; name the folder of a sweep, which a sweep prints when it begins")
     ended: set[Path] = set()
     while True:
         # Checked before looking for runs, so that a run that ends in between is not missed.

@@ -50,7 +50,7 @@ def _find_folder(arguments: list[str]) -> tuple[Path, list[str]]:
     """Return the folder, wherever it is among the arguments, and the arguments for rules in their order."""
     others = [argument for argument in arguments if not is_of_a_rule(argument)]
     if not others:
-        raise UserError(f"{' '.join(arguments)}: no run is named; add the folder of one, as in outputs/RUN")
+        raise UserError(f"{' '.join(arguments)}: no run is named; add the folder of a run, such as outputs/RUN")
     folder = next((other for other in others if Path(other).exists()), others[0])
     arguments.remove(folder)
     return Path(folder), arguments

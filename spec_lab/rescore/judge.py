@@ -1,8 +1,8 @@
 """Computes what another deterministic rule would have accepted on the trajectory of a run, without running a model.
 
 Each recorded round is judged as recorded, with its drafts and with the thinking phase of the run's own text. So the
-result is exact for the rule that ran. For another rule it says how it judges the same drafts in the same contexts, not
-how its own run would have gone: after the first difference in acceptance their texts would differ.
+result is exact for the rule that ran. For another rule it says how the rule judges the same drafts in the same
+contexts. The rule's own run would differ, since its text would differ after the first difference in acceptance.
 """
 
 from __future__ import annotations
@@ -29,13 +29,14 @@ Indices = np.ndarray[Any, Any]
 
 
 def rescore(folder: Path, options: AcceptanceConfig, extensions: Sequence[str] = ()) -> dict[str, list[int]]:
-    """Drafts that a rule with `options` accepts in each round of the run in `folder`, by request id, before any cut.
+    """Return the number of drafts, by request id, that a rule with `options` accepts in each round of a run, before any
+    cut.
 
     `extensions` names the modules outside this package that may have registered the rule.
 
     Raises:
-        UserError: the run kept no verify rows (`record.topk`) or too few a row, its files are broken, or the rule
-            has no `judge`.
+        UserError: the run kept no verify rows (`record.topk`) or too few tokens of each row, its files are broken, or
+            the rule has no `judge`.
     """
     rows = load_verify_rows(folder)
     return rescore_rows(rows, read_prompts(folder, rows), options, extensions)
@@ -51,8 +52,8 @@ def read_prompts(folder: Path, rows: VerifyRows) -> dict[str, list[int]]:
     missing = [request_id for request_id in rows.origin.request_ids if request_id not in prompts]
     if missing:
         raise UserError(
-            f"{folder / REQUESTS_FILE}: has no request {missing[0]!r}, which {VERIFY_ROWS_FILE} has rows of; "
-            "the two are not of one run, or it was cut"
+            f"{folder / REQUESTS_FILE}: has no request {missing[0]!r}, but {VERIFY_ROWS_FILE} has rows of it; the two "
+            "files belong to different runs, or one was cut short"
         )
     return prompts
 
@@ -93,7 +94,7 @@ def _check_topk(rows: VerifyRows, options: AcceptanceConfig) -> None:
     recorded, topk = rows.top_ids.shape[-1], getattr(options, "topk", 1)
     if topk > recorded:
         raise UserError(
-            f"acceptance.topk={topk} looks at more tokens than the {recorded} recorded of a row; "
+            f"acceptance.topk={topk} reads more than the {recorded} recorded tokens of a row; "
             f"run again with record.topk={topk}"
         )
 

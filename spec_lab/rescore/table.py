@@ -11,8 +11,8 @@ from spec_lab.record.wording import ABSENT, number
 
 NOTE = """\
 Acceptance length as judged: accepted drafts a round, plus one, over all recorded rounds, before any cut by end of
-sequence or a limit. Every rule judges the drafts of the text that the run itself wrote: exact for the run's own rule,
-and for another a comparison, since its own text would part from it."""
+sequence or a limit. Every rule judges the drafts of the text that the run wrote. This is exact for the run's own rule.
+For another rule it is only a comparison, since that rule's text would differ."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class Judgement:
 
 
 def format_judgements(own: Judgement, others: Sequence[Judgement], categories: Mapping[str, str]) -> str:
-    """Write the table, the run's own rule first; `categories` are those of the requests, by id."""
+    """Write the table, the run's own rule first; `categories` has the category of each request id."""
     names = sorted({categories[request_id] for request_id in own.accepted})
     header = ["rule", "acceptance length", "change", "change %", *names]
     body = [

@@ -1,4 +1,4 @@
-"""How each origin is shown: a word, a mark if there are no colours, and its colours in terminals and in HTML."""
+"""The look of each origin: a word, a mark if there are no colours, and its colours in terminals and in HTML."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from spec_lab.show.rounds import Token
 
 @dataclass(frozen=True, slots=True)
 class OriginLook:
-    """How one origin is shown.
+    """The look of one origin.
 
     Attributes:
         ansi: parameters of the escape sequence: black on a background that differs by its lightness too.

@@ -37,7 +37,7 @@ class Token:
 
 @dataclass(frozen=True, slots=True)
 class ShownRound:
-    """What one round emitted; round 0 is the prompt pass.
+    """The tokens that one round emitted; round 0 is the prompt pass.
 
     Attributes:
         num_accepted: drafts that the rule accepted, before any cut; None for the prompt pass.

@@ -29,7 +29,7 @@ LARGEST_SEED = 2**63 - 1
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command with `arguments` (default: those of the process), and return the exit code."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    return guarded(lambda: _run(arguments), interrupted="interrupted; the same command goes on from here")
+    return guarded(lambda: _run(arguments), interrupted="interrupted; the same command continues from here")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -43,7 +43,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--count", type=_positive, help="largest number of runs; the file's run_cap applies too")
     parser.add_argument("--seed", type=_seed, default=0, help="seed of the search (default: 0)")
     parser.add_argument("--fresh", action="store_true", help="begin a new sweep if an earlier one has ended")
-    parser.add_argument("--dry-run", action="store_true", help="print the first runs and what is refused, run nothing")
+    parser.add_argument("--dry-run", action="store_true", help="print the first runs and the refused ones, run nothing")
     return parser
 
 

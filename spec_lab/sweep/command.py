@@ -25,11 +25,11 @@ def fixed_overrides(command: Sequence[Any] | None) -> tuple[str, ...]:
         raise UserError(f"command: it does not begin with {' '.join(BEGINNING)}; write {EXAMPLE}")
     rest = command[len(BEGINNING) :]
     if list(rest).count(PARAMETERS) != 1:
-        raise UserError(f"command: it has to pass {PARAMETERS} once; write {EXAMPLE}")
+        raise UserError(f"command: it must pass {PARAMETERS} once; write {EXAMPLE}")
     overrides = [item for item in rest if item != PARAMETERS]
     for item in overrides:
         if not isinstance(item, str) or "=" not in item or item.startswith("-") or "${" in item:
-            raise UserError(f"command: {item} is not KEY=VALUE; only overrides may stand beside {PARAMETERS}")
+            raise UserError(f"command: {item} is not KEY=VALUE; only overrides may be added to {PARAMETERS}")
     return tuple(overrides)
 
 

@@ -35,7 +35,7 @@ class SweepFile:
     """A sweep file that can be run.
 
     Attributes:
-        config: what W&B's search code reads: the file without `run_cap`.
+        config: the file without `run_cap`, for W&B's search code.
         overrides: the overrides that its command gives every run, as written.
         run_cap: the largest number of runs; None if the file does not say.
     """
@@ -110,10 +110,11 @@ def _take_run_cap(config: dict[str, Any]) -> int | None:
 
 
 def _check_against_schema(config: dict[str, Any]) -> None:
-    """Raise what W&B's own validation finds, with the key it is about, which W&B's messages do not always name."""
+    """Raise UserError for a defect that W&B's own validation finds, with the key, which W&B's message may not name."""
     if "early_terminate" in config:
         raise UserError(
-            "early_terminate: a run reports its metric once, at its end, so nothing can stop it early; leave it out"
+            "early_terminate: a run reports its metric only once, at its end, so it cannot be stopped early; leave it "
+            "out"
         )
     library = load_library()
     from sweeps.config.schema import sweep_config_jsonschema, validator
@@ -132,7 +133,7 @@ def _check_against_schema(config: dict[str, Any]) -> None:
     try:
         with quiet():
             violations = library.schema_violations_from_proposed_config(config)
-    except Exception as error:  # it raises what it stumbles over, of any class
+    except Exception as error:  # it may raise any class
         raise UserError(f"W&B's validation refuses it ({_short(str(error))})") from error
     if violations:
         raise UserError(f"parameters: {_short(violations[0])}")
@@ -141,10 +142,12 @@ def _check_against_schema(config: dict[str, Any]) -> None:
 def _check_parameter_keys(name: str, parameter: Any, definitions: Mapping[str, Any]) -> None:
     if not isinstance(parameter, dict):
         raise UserError(
-            f"parameters.{name}: {_short(repr(parameter))} is no set of keys; write value: or values: [...]"
+            f"parameters.{name}: {_short(repr(parameter))} is not a set of keys; write value: or values: [...]"
         )
     if "parameters" in parameter:
-        raise UserError(f"parameters.{name}: nested parameters reach a run as one value; write parameters.{name}.KEY")
+        raise UserError(
+            f"parameters.{name}: nested parameters are passed to a run as one value; write parameters.{name}.KEY"
+        )
     known = {
         key for kind, shape in definitions.items() if kind.startswith("param_") for key in shape.get("properties", ())
     }

@@ -1,4 +1,4 @@
-"""Writes down what a sweep has proposed, on disk before the run it is for begins, so that a killed sweep goes on."""
+"""Records the parameters that a sweep proposes, each before its run begins, so that a killed sweep can continue."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class Ledger:
     """The parameters of the runs of one sweep, in order. The file is replaced as a whole, so it is never half-written.
 
     Args:
-        sweep: what is searched and how, written beside the proposals for whoever finds the folder.
+        sweep: the search's space and method, written into the file for its readers.
 
     Raises:
-        UserError: the file of an earlier call is not what this class writes.
+        UserError: the existing file was not written by this class.
     """
 
     def __init__(self, folder: Path, sweep: Mapping[str, Any]) -> None:
@@ -30,7 +30,7 @@ class Ledger:
         self.proposals: list[dict[str, Any]] = _read(self._path)
 
     def append(self, parameters: dict[str, Any]) -> None:
-        """Keep the parameters of the next run."""
+        """Add the parameters of the next run, and write the file."""
         self.proposals.append(parameters)
         write_json(self._path, {"sweep": self._sweep, "proposals": self.proposals})
 

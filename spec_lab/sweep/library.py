@@ -1,4 +1,4 @@
-"""The one door to W&B's search code, the package `sweeps`, which is an optional extra."""
+"""Imports W&B's search code, the optional package `sweeps`; other modules get it from here."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def load_library() -> ModuleType:
     """
     try:
         with quiet():
-            import sweeps.config.schema  # in a clone the folder sweeps/ of its sweep files would do as a package too
+            import sweeps.config.schema  # in a clone, the folder sweeps/ would be imported as a package
 
             import sweeps
     except ImportError as error:
@@ -30,7 +30,7 @@ def load_library() -> ModuleType:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Silence what the package and its Gaussian process say about themselves: nobody here can act on it."""
+    """Silence warnings of the package and its Gaussian process, which the user cannot act on."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield

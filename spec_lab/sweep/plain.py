@@ -22,12 +22,12 @@ def plain_problem(content: Any) -> str | None:
         if isinstance(value, dict):
             for key, item in value.items():
                 if not isinstance(key, str):
-                    return f"{_below(place, repr(key))}: this key is no text; quote it"
+                    return f"{_below(place, repr(key))}: this key is not a text; quote it"
                 pending.append((_below(place, key), item))
         elif isinstance(value, list):
             pending += [(place, item) for item in value]
         elif isinstance(value, float) and not math.isfinite(value):
-            return f"{place}: {value} is no finite number; use one"
+            return f"{place}: {value} is not a finite number; use one"
         elif not isinstance(value, (str, int, float, bool, type(None))):
             return f"{place}: {value!s} is a {type(value).__name__}; quote it if a text is meant"
     return f"it has more than {MOST_VALUES} values; make it smaller"
@@ -37,7 +37,7 @@ def to_plain(value: Any, quantum: float | None = None) -> Any:
     """Return a Python number for one of numpy's, and other values unchanged.
 
     Args:
-        quantum: `q` of its distribution, of which a number is a multiple. The number is rounded to as many digits,
+        quantum: `q` of its distribution; numbers are multiples of it. The number is rounded to as many digits,
             since a product such as 7 * 0.05 has more (0.35000000000000003).
     """
     plain = value.item() if hasattr(value, "item") else value

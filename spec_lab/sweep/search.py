@@ -25,7 +25,7 @@ STATES: dict[Status, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """What the search is told of an earlier run. `metric` is None where the run has none."""
+    """An earlier run, as the search sees it. `metric` is None if the run has none."""
 
     parameters: dict[str, Any]
     status: Status

@@ -36,7 +36,7 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """What a sweep runs, how often and where.
+    """A sweep: its runs, their number, and their folder.
 
     Attributes:
         overrides: those typed after the file, for every run; they override those of the file's command.
@@ -115,7 +115,7 @@ def _note_missing_metric(file: SweepFile, trials: Sequence[Trial]) -> None:
     finished = [trial for trial in trials if trial.outcome.status == "finished"]
     if file.metric is not None and finished == [trials[-1]] and trials[-1].metric is None:
         remedy = "; a speedup needs references=[plain] in the command" if "speedup" in file.metric else ""
-        print(f"run {len(trials)} has no {file.metric}, which metric.name asks for{remedy}", file=sys.stderr)
+        print(f"run {len(trials)} has no {file.metric}, which metric.name requires{remedy}", file=sys.stderr)
 
 
 def _reached(file: SweepFile, metric: float | None) -> bool:

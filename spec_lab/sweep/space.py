@@ -63,10 +63,10 @@ def override_key(text: str) -> str:
 
 def _check_parameter(name: str, parameter: Mapping[str, Any], menu: Menu) -> None:
     if name in OF_THE_SWEEP or name.split(".")[0] == "hydra":
-        raise UserError(f"parameters.{name}: it is not a run's to choose; type it behind the file, for all runs")
+        raise UserError(f"parameters.{name}: it cannot be chosen for one run; type it after the file, for all runs")
     for value in _probes(name, parameter):
         if "None" in str(value):
-            raise UserError(f"parameters.{name}: null reaches a run as the text None; write 'null', in quotes")
+            raise UserError(f"parameters.{name}: null is passed to a run as the text None; write 'null', in quotes")
         [text] = as_overrides({name: value})
         try:
             check_overrides([text], menu=menu)
@@ -94,7 +94,7 @@ def _probes(name: str, parameter: Mapping[str, Any]) -> Iterator[Any]:
             raise UserError(f"parameters.{name}: W&B's search cannot draw from it ({error})") from error
         for value in values:
             if not math.isfinite(value):
-                raise UserError(f"parameters.{name}: it gives {value}; narrow its range")
+                raise UserError(f"parameters.{name}: it can give {value}; narrow its range")
         yield from values
 
 
@@ -114,7 +114,7 @@ def _check_no_experiment_of_many(text: str, menu: Menu) -> None:
 
 
 def _check_grid(parameters: Mapping[str, Mapping[str, Any]]) -> None:
-    """W&B's grid search lists all combinations before the first one runs."""
+    """Refuse grids that W&B cannot search; it lists all combinations before the first one runs."""
     size = math.prod(_number_of_values(name, parameter) for name, parameter in parameters.items())
     if size > LARGEST_GRID:
         raise UserError(f"parameters: a grid of {size:,} runs; use method: random, or fewer values")
@@ -122,7 +122,7 @@ def _check_grid(parameters: Mapping[str, Mapping[str, Any]]) -> None:
 
 def _number_of_values(name: str, parameter: Mapping[str, Any]) -> int:
     if "probabilities" in parameter:
-        raise UserError(f"parameters.{name}.probabilities: a grid takes every value once; leave them out")
+        raise UserError(f"parameters.{name}.probabilities: a grid uses every value once; leave them out")
     if "values" in parameter:
         return len(parameter["values"])
     if "value" in parameter:

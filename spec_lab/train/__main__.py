@@ -36,9 +36,9 @@ spec_lab.train: trains a drafter for the shipped target, or a new target and a d
   python -m spec_lab.train debug=smoke
   python -m spec_lab.train target=smollm2_135m drafter=eagle3 prompts=[FILE] output_dir=DIR
 
-With one of these a training for target=hf or target=smollm2_135m does something else:
+With one of these flags a training for target=hf or target=smollm2_135m does something else:
 
-  --plan: take a few steps, say what all of them will take, and keep nothing
+  --plan: take a few steps, estimate the cost of all of them, and keep nothing
   --show-data=N: print N of the texts, with the tokens that count marked
 """
 
@@ -46,7 +46,7 @@ With one of these a training for target=hf or target=smollm2_135m does something
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command with `arguments` (default: those of the process), and return the exit code."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    return guarded(lambda: _run(arguments), _menu, "interrupted; the same command goes on from here")
+    return guarded(lambda: _run(arguments), _menu, "interrupted; the same command continues from here")
 
 
 def _menu() -> Menu:
@@ -115,7 +115,7 @@ def _refuse_to_share(arguments: Sequence[str]) -> None:
 
 @contextmanager
 def _scratch_folder() -> Iterator[None]:
-    """Yield a temporary folder for what Hydra writes in a multirun, which is not used. Each job makes its
+    """Yield a temporary folder for Hydra's files of a multirun, which are not used. Each job makes its
     `output_dir`."""
     from omegaconf import OmegaConf
 
@@ -137,12 +137,12 @@ def action_of(arguments: Sequence[str]) -> tuple[list[str], Action]:
     if not flags:
         return kept, lambda pipeline: pipeline.run()
     if len(flags) > 1:
-        raise UserError(f"{' '.join(flags)}: each does something else; give one of them")
+        raise UserError(f"{' '.join(flags)}: each does something different; give only one of them")
     if flags[0] == "--plan":
         return kept, lambda pipeline: print(pipeline.plan())
     flag, _, number = flags[0].partition("=")
     if flag == "--plan":
-        raise UserError(f"{flags[0]}: --plan takes a few steps to find the rate, and no number; write --plan")
+        raise UserError(f"{flags[0]}: --plan takes a few steps to find the rate, but takes no number; write --plan")
     if not number.isdecimal() or int(number) == 0:
         raise UserError(f"{flags[0]}: write --show-data=3, the number of texts to be shown")
     return kept, lambda pipeline: print(pipeline.show_data(int(number)))
@@ -195,7 +195,7 @@ def refuse_unread(overrides: Iterable[str], config: TrainConfig) -> None:
         key = override.partition("=")[0]
         for names, is_read, remedy in _readers(config):
             if not is_read and any(key == name or key.startswith(f"{name}.") for name in names):
-                raise UserError(f"{key} is not read by the options chosen; leave it out, or choose {remedy}")
+                raise UserError(f"{key} is not read by the chosen options; leave it out, or choose {remedy}")
 
 
 def _readers(config: TrainConfig) -> Iterator[tuple[tuple[str, ...], bool, str]]:

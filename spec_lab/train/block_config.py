@@ -24,39 +24,39 @@ class SlotWeights(Choice):
     """The weight of a slot's loss; j is 1 for the first draft of a block, g is drafter.slot_decay."""
 
     exp = "exp", "e^(-(j - 1) / g)"
-    dspark = "dspark", "e^(-j / g), which differs from exp with drafter.normalise_by=slots"
-    dpace = "dpace", "how many slots from j on are still reached, by what the drafter gives the text's own tokens"
+    dspark = "dspark", "e^(-j / g), which differs from exp only with drafter.normalise_by=slots"
+    dpace = "dpace", "the expected number of slots from j on that are still reached"
 
 
 class Normaliser(Choice):
-    """What the weighted losses of a step are divided by."""
+    """The divisors of the weighted losses of a step."""
 
-    weights = "weights", "the sum of their weights"
-    slots = "slots", "how many slots they are of, so that weights change the size of a step"
+    weights = "weights", "the sum of the slots' weights"
+    slots = "slots", "the number of slots, so that weights change the size of a step"
 
 
 class StoredAs(Choice):
     """The types in which the matrices of a finished drafter can be stored."""
 
     bfloat16 = "bfloat16"
-    fp8 = "fp8", "e4m3 with a float32 scale for 128 x 128; norms, biases and convolutions in bfloat16"
+    fp8 = "fp8", "e4m3 with a float32 scale for each block of 128 x 128; norms, biases and convolutions in bfloat16"
 
 
 @dataclass
 class SlotTrainingConfig(PackedTrainingConfig):
     """The keys of a drafter that drafts all slots of a block in one pass."""
 
-    slot_weights: SlotWeights = knob(SlotWeights.exp, "how much each slot of a block counts")
+    slot_weights: SlotWeights = knob(SlotWeights.exp, "weight of each slot of a block in the loss")
     slot_decay: float = knob(4.0, "slots over which weights fall to 1 / e", above=0, most=1000)
-    normalise_by: Normaliser = knob(Normaliser.weights, "what a step's losses are divided by")
-    num_anchors: int = knob(64, "blocks that are drafted behind each row of texts", least=1, most=2**14)
+    normalise_by: Normaliser = knob(Normaliser.weights, "divisor of a step's losses")
+    num_anchors: int = knob(64, "number of blocks in each row of texts", least=1, most=2**14)
     mask_token_id: int | None = knob(
-        None, "token that stands in the rows to fill; null: the one that the target writes least", least=0
+        None, "token in the rows that drafts fill; null is the one that the target writes least", least=0
     )
     draft_vocab_size: int | None = knob(
-        None, "tokens that can be drafted, those the target writes most, by its own head's rows; null: all", least=2
+        None, "number of tokens that can be drafted, those the target writes most; null is all", least=2
     )
-    stored_as: StoredAs = knob(StoredAs.bfloat16, "what its matrices are written in; they are widened as they are read")
+    stored_as: StoredAs = knob(StoredAs.bfloat16, "type of its matrices in the file; readers widen them")
     num_layers: int = knob(2, "layers of the body", least=1, most=64)
 
     @property
@@ -70,7 +70,7 @@ class PEagleTrainingConfig(SlotTrainingConfig):
     """drafter=p_eagle: an EAGLE-3 head with mask rows after the pending token, which predict drafts."""
 
     name: str = "p_eagle"
-    num_drafts: int = knob(7, "drafts of a round, of which all but the first are made by mask rows", least=2, most=64)
+    num_drafts: int = knob(7, "drafts of a round; mask rows make all but the first", least=2, most=64)
 
     @property
     def num_trained_drafts(self) -> int:
@@ -87,16 +87,18 @@ class BlockTrainingConfig(SlotTrainingConfig):
     """drafter=dflash: a body, a choice of slots, and a head that turns them into drafts."""
 
     name: str = "dflash"
-    head: Head = knob(Head.none, "what joins the slots of a block")
+    head: Head = knob(Head.none, "the head that relates the slots of a block")
     slots: RowReading = knob(RowReading.mask_first, "which row of a block predicts which token")
     conv: bool = knob(False, "convolutions within a block, around both halves of every layer")
-    confidence: bool = knob(False, "a head of its own learns how often a draft is accepted")
+    confidence: bool = knob(False, "a separate head learns how likely a draft is to be accepted")
     markov_form: Form = knob(Form.vanilla, "how a Markov head reads the token before")
     head_rank: int = knob(64, "width of the head's factors", least=1, most=4096)
-    head_topk: int = knob(8, "tokens of a slot that a selector or a lattice scores", least=1, most=4096)
+    head_topk: int = knob(8, "number of tokens that a selector or a lattice scores in a slot", least=1, most=4096)
     block_size: int = knob(8, "rows of a block", least=2, most=64)
-    alone_loss: float = knob(0.0, "weight of the loss of a slot by itself, beside that of the head", least=0, most=100)
-    body: str | None = knob(None, "folder of a trained drafter that this one begins as, and whose sizes it has")
+    alone_loss: float = knob(
+        0.0, "weight of a slot's loss without the head, which is added to the loss with it", least=0, most=100
+    )
+    body: str | None = knob(None, "folder of a trained drafter whose body and sizes this one starts from")
 
     @property
     def num_trained_drafts(self) -> int:

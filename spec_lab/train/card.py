@@ -111,7 +111,7 @@ def drafter_card(folder: RunFolder, output: Path, description: DrafterDescriptio
 
 
 def _drafter_data(folder: RunFolder) -> str:
-    """Describe what a drafter was trained on, up to what its loss compares."""
+    """Describe the texts that a drafter was trained on; the card's next words are about its loss."""
     if not folder.record(folder.generations).exists():
         return "On the rows that the target learned from, other windows of its natural text; loss on every token,"
     texts = _record(folder, folder.generations)
@@ -135,8 +135,8 @@ LIMITS = """## What these figures do not say about large models
 
 
 def evaluation_section(report: dict[str, Any], kind: str | None) -> str:
-    """Write the section of a card about the measurements of `spec_lab.train.evaluate`; `kind`: that of the drafter, if
-    any."""
+    """Write the section of a card about the measurements of `spec_lab.train.evaluate`; `kind`: the kind of the drafter,
+    if there is one."""
     return reflow(f"""## Evaluation
 {report["pooled"]["prompts"]} prompts (`spec_lab/workloads/prompts`), greedy, at most {report["max_new_tokens"]} new
 tokens, float32 from the stored weights. {"" if kind is None else _drafts(report, kind)} Rows <

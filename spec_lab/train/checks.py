@@ -1,4 +1,4 @@
-"""Checks of what cannot be trained, made before anything is built or loaded, and without torch.
+"""Checks for trainings that are not possible, made before anything is built or loaded, and without torch.
 
 Each check looks at a whole configuration, and returns None or one line with the knob and the remedy. The schema checks
 the values of single knobs.
@@ -65,7 +65,7 @@ def device(config: TrainConfig) -> str | None:
 def dtype(config: TrainConfig) -> str | None:
     """A drafter's weights are float32; its products and its target may be in bfloat16."""
     if config.dtype == Dtype.float16:
-        return "dtype=float16 has no room for small gradients; use dtype=bfloat16 or dtype=float32"
+        return "dtype=float16 cannot represent small gradients; use dtype=bfloat16 or dtype=float32"
     if config.dtype != Dtype.auto and target_option(config.target).path is None:
         return f"dtype={config.dtype} is not read by this target; leave it out, or choose target=hf"
     return None
@@ -102,7 +102,7 @@ def target_fits(config: TrainConfig) -> str | None:
 
 
 WHY_NOT = {
-    "mtp_vanilla": "a module a draft costs more than one that is used again; use drafter=mtp_eagle",
+    "mtp_vanilla": "one module for each draft costs more than one that is used again; use drafter=mtp_eagle",
     "nextn": "use drafter=mtp_eagle, whose layer is like the target's",
 }
 """Why a drafter cannot be trained for an existing target, with the remedy."""
@@ -117,8 +117,8 @@ def drafter_of_target(config: TrainConfig) -> str | None:
         return f"drafter={name} is not trained for target={option.name}: {WHY_NOT[name]}"
     others = ", ".join(f"target={other.name}" for other in TARGETS if name in other.drafters)
     return (
-        f"drafter={name} is not trained for target={option.name} but for {others}; "
-        f"use drafter={option.drafters[0]}, or drafter=none"
+        f"drafter={name} is not trained for target={option.name}, but for {others}; use drafter={option.drafters[0]}, "
+        "or drafter=none"
     )
 
 
@@ -134,11 +134,13 @@ def frozen_target(config: TrainConfig) -> str | None:
         return f"drafter={name}: heads are not trained for targets whose layers keep a state; take another target"
     positions, row_length = found.max_position_embeddings, config.packing.row_length
     if row_length > positions:
-        return f"packing.row_length={row_length} is over the target's {positions} positions; lower it to {positions}"
+        return (
+            f"packing.row_length={row_length} is more than the target's {positions} positions; lower it to {positions}"
+        )
     num_steps = getattr(config.drafter, "num_unrolled_steps", 1)
     if num_steps >= row_length:
         return (
-            f"packing.row_length={row_length} has no room for drafter.num_unrolled_steps={num_steps}; use "
+            f"packing.row_length={row_length} is too short for drafter.num_unrolled_steps={num_steps}; use "
             f"packing.row_length={num_steps + 1}"
         )
     if config.evaluation.max_new_tokens >= positions:
@@ -172,7 +174,9 @@ def texts_folder(config: TrainConfig) -> str | None:
     if config.texts is not None:
         if Path(config.texts).is_dir():
             return None
-        return f"texts={config.texts} is no folder; write some with python -m spec_lab.train.texts, or leave texts out"
+        return (
+            f"texts={config.texts} is not a folder; write texts with python -m spec_lab.train.texts, or leave texts out"
+        )
     refuse_missing(config.prompts)
     return sampling_problem(config.writing, "writing.", bool(config.prompts))
 
@@ -205,7 +209,7 @@ def other_layouts(config: TrainConfig) -> str | None:
             use = f"use layouts=[{','.join(known)}], or leave it out" if known else "leave it out"
             return f"layouts=[{name}] is not known for drafter={config.drafter.name}; {use}"
         if (part := known[name].lacks(config.drafter)) is not None:
-            return f"layouts=[{name}] has no place for {part}; change the one or the other"
+            return f"layouts=[{name}] cannot hold {part}; change one of them"
     return None
 
 
@@ -218,9 +222,12 @@ def evaluation_prompts(config: TrainConfig) -> str | None:
             return f"evaluation.prompts: there is no file {file}; give JSON Lines with turns, messages or prompt"
         questions = read_prompts([file], 0, allow_tests=True)[0]
         if not questions:
-            return f"evaluation.prompts: {file} holds no question; give JSON Lines with turns, messages or prompt"
+            return f"evaluation.prompts: {file} has no question; give JSON Lines with turns, messages or prompt"
         if any(question.category == "all" for question in questions):
-            return f"evaluation.prompts: {file} has a category all, as a card calls all of them; give it another name"
+            return (
+                f"evaluation.prompts: {file} has a category all, which is a card's "
+                "name for all categories; give it another name"
+            )
     return None
 
 

@@ -9,14 +9,16 @@ from spec_lab.menu.config import knob
 
 @dataclass
 class CollectConfig:
-    """What is collected."""
+    """The keys of a collection."""
 
     texts: str = knob("", "folder that python -m spec_lab.train.texts wrote")
     output_dir: str = knob("", "folder of the files")
     layers: list[int] = knob(
-        [], "decoder layers, from 0, whose outputs are kept beside the last state; [] is what EAGLE-3 reads", least=-1
+        [],
+        "decoder layers, from 0, whose outputs are written besides the last state; [] is those that EAGLE-3 reads",
+        least=-1,
     )
-    num_texts: int | None = knob(None, "so many of the texts, from the first on; null: all", least=1)
-    tokens_per_file: int = knob(2**18, "tokens a file, and so the most that a kill loses", least=1, most=2**24)
-    tokens_per_forward: int = knob(4096, "tokens that go through the target together", least=16, most=2**17)
+    num_texts: int | None = knob(None, "number of texts, from the first on; null is all", least=1)
+    tokens_per_file: int = knob(2**18, "tokens in a file; a kill loses at most one file", least=1, most=2**24)
+    tokens_per_forward: int = knob(4096, "tokens in a forward of the target", least=16, most=2**17)
     device: str = knob("auto", "auto, cpu, cuda or cuda:N")

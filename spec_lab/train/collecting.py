@@ -1,4 +1,5 @@
-"""Writes hidden states over texts to safetensors: for each token, those of some layers, the last one, and its id.
+"""Writes hidden states over texts to safetensors: for each token the states of some layers, the last state, and the
+token's id.
 
 `header.json` names the layers in the convention of each project that reads such files (`spec_lab.checkpoints.taps`).
 """
@@ -38,7 +39,7 @@ def collect(path: Path, config: CollectConfig) -> Path:
     """Write the states of the target at `path` that `config` selects, and return the folder.
 
     Raises:
-        UserError: the texts are another target's, a layer does not exist, or the disk has no room.
+        UserError: the texts belong to another target, a layer does not exist, or the disk has no room.
     """
     device, output = training_device(config.device), Path(config.output_dir)
     model = read_model_config(path)
@@ -101,7 +102,7 @@ def _is_whole(file: Path, part: Texts) -> bool:
 def refuse_no_file(file: Path) -> None:
     """Raise UserError if a folder or a pipe has the name of a file to be written."""
     if file.exists() and not file.is_file():
-        raise UserError(f"output_dir={file.parent}: {file.name} is no file; name a folder of its own")
+        raise UserError(f"output_dir={file.parent}: {file.name} is not a file; name a folder of its own")
 
 
 def _begin(file: Path, header: dict[str, Any]) -> None:
@@ -112,7 +113,7 @@ def _begin(file: Path, header: dict[str, Any]) -> None:
     """
     refuse_without_header(file, "hidden-*.safetensors")
     if file.exists() and read_json(file) != header:
-        raise UserError(f"output_dir={file.parent} has a header.json of something else; name a folder of its own")
+        raise UserError(f"output_dir={file.parent} has a header.json of another kind; name a folder of its own")
     write_json(file, header)
 
 
@@ -123,8 +124,8 @@ def taps_of(config: CollectConfig, num_layers: int) -> tuple[Tap, ...]:
     for layer in config.layers:
         if layer >= num_layers - 1 or config.layers.count(layer) > 1:
             raise UserError(
-                f"layers={config.layers}: each must be one of 0 to {num_layers - 2}, or -1 for the embedding, and "
-                "named once; leave out the last layer, since the final state is always written"
+                f"layers={config.layers}: each must be named once, and be one of 0 to {num_layers - 2}, or -1 for the "
+                "embedding; leave out the last layer, since the final state is always written"
             )
     return tuple(Tap(layer) for layer in sorted(config.layers))
 

@@ -1,8 +1,9 @@
 """The schema of a training: one dataclass per Hydra option, with type, default, explanation and bounds of every key.
 
 It holds only values, and does not import torch. The options of `target=` and `drafter=` are in `target_config.py` and
-`drafter_config.py`. A YAML file under `conf/train/` names its schema in its defaults list, and sets what the option
-changes. `spec_lab.train.checks` has the rules on combinations, and `spec_lab.train.options` what trains each drafter.
+`drafter_config.py`. A YAML file under `conf/train/` names its schema in its defaults list, and sets the values that the
+option changes. `spec_lab.train.checks` has the rules on combinations, and `spec_lab.train.options` the recipe of each
+drafter.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ MAX_TEXTS = 10**7
 
 @dataclass
 class TokenizerConfig:
-    """What a new vocabulary is trained on: examples of each checkable category, and the natural text."""
+    """The texts that a new vocabulary is trained on: examples of each checkable category, and natural text."""
 
     vocab_size: int = knob(4096, "tokens, markers included", least=256 + len(SPECIAL_TOKENS), most=MAX_VOCAB_SIZE)
     num_examples_per_category: int = knob(1500, "generated examples it is trained on", least=1, most=MAX_TEXTS)
@@ -33,15 +34,15 @@ class TokenizerConfig:
 
 @dataclass
 class CorpusConfig:
-    """What a new target is trained on: generated examples of each checkable category, and natural text."""
+    """The texts that a new target is trained on: generated examples of each checkable category, and natural text."""
 
     num_examples_per_category: int = knob(90000, "generated examples for a new target", least=1, most=MAX_TEXTS)
     num_shards: int = knob(
-        64, "parts of the examples, each drawn by one process from a seed of its own", least=1, most=2**16
+        64, "number of parts of the examples; a process draws each from a separate seed", least=1, most=2**16
     )
-    row_length: int = knob(512, "tokens a row that whole examples are packed into", least=16, most=MAX_LENGTH)
+    row_length: int = knob(512, "tokens of a row, into which whole examples are packed", least=16, most=MAX_LENGTH)
     num_natural_documents: int | None = knob(
-        None, "files of the standard library for a new target; null: all of the training split", least=1
+        None, "number of the standard library's files for a new target; null is all of the training split", least=1
     )
 
 
@@ -50,17 +51,17 @@ class GenerationsConfig:
     """The target's own texts, which drafters learn from."""
 
     num_checkable_prompts: int = knob(
-        3500, "prompts of each checkable category that the target answers for the drafter", least=0, most=MAX_TEXTS
+        3500, "number of prompts of each checkable category that the target answers", least=0, most=MAX_TEXTS
     )
     num_natural_prompts: int = knob(
-        10000, "prompts of code and of prose that it continues for the drafter", least=0, most=MAX_TEXTS
+        10000, "number of prompts of code, and of prose, that it continues", least=0, most=MAX_TEXTS
     )
     num_shards: int = knob(
-        16, "parts of the prompts, each drawn by one process from a seed of its own", least=1, most=2**16
+        16, "number of parts of the prompts; a process draws each from a separate seed", least=1, most=2**16
     )
-    max_new_tokens: int = knob(256, "tokens it writes after each", least=1, most=MAX_LENGTH)
+    max_new_tokens: int = knob(256, "most tokens that it writes after each prompt", least=1, most=MAX_LENGTH)
     row_length: int = knob(
-        321, "tokens of a prompt and its text that are kept; longer prompts are left out", least=16, most=MAX_LENGTH
+        321, "tokens of a prompt and its text together; longer prompts are left out", least=16, most=MAX_LENGTH
     )
     batch_size: int = knob(4096, "prompts continued together", least=1, most=2**20)
     sampled_fraction: float = knob(0.2, "share of the texts that is sampled; the others are greedy", least=0, most=1)
@@ -71,28 +72,30 @@ class GenerationsConfig:
 class PackingConfig:
     """Texts of a folder, packed whole into rows."""
 
-    row_length: int = knob(1024, "tokens a row; a longer text loses its end", least=16, most=2**17)
+    row_length: int = knob(1024, "tokens of a row; a longer text loses its end", least=16, most=2**17)
     kept_gigabytes: float = knob(
-        0, "memory, on a CPU, for hidden states of rows that are used again; 0: the target runs them again", least=0
+        0, "CPU memory for hidden states, so that the target runs each row once; 0 runs it in every epoch", least=0
     )
     held_out: float = knob(0.01, "share of the conversations that a drafter is measured on", above=0, most=0.5)
 
 
 @dataclass
 class EvaluationConfig:
-    """How the card's figures are measured, by default on the shipped prompts."""
+    """The measurement of the card's figures, by default on the shipped prompts."""
 
     num_draft_tokens: int = knob(3, "K of the acceptance length on the card", least=1, most=16)
     max_new_tokens: int = knob(256, "tokens after each prompt", least=1, most=MAX_LENGTH)
     batch_size: int = knob(1024, "prompts continued together", least=1, most=2**20)
     every: int = knob(
-        500, "steps between two real decodings of held-out prompts, for an existing target such as hf", least=1
+        500, "steps between two decodings of held-out prompts, for an existing target such as hf", least=1
     )
     rows_per_forward: int = knob(64, "texts that are measured together", least=1, most=2**20)
-    limit_per_category: int | None = knob(None, "prompts of each category it is measured on; null: all", least=1)
-    samples_per_category: int = knob(3, "texts of each category that are kept to be read", least=0)
+    limit_per_category: int | None = knob(None, "number of prompts of each category; null is all", least=1)
+    samples_per_category: int = knob(
+        3, "number of texts of each category that are written to a file for reading", least=0
+    )
     prompts: list[str] = knob(
-        [], "question files that the card counts by category, such as Spec-Bench's; for an existing target such as hf"
+        [], "question files that the card measures by category, such as Spec-Bench's; for an existing target such as hf"
     )
 
 
@@ -100,7 +103,7 @@ class EvaluationConfig:
 class TrackingConfig:
     """The W&B settings of a training."""
 
-    project: str | None = knob(None, "W&B project to which figures are logged during the training; null: none")
+    project: str | None = knob(None, "W&B project to which the training logs figures; null is none")
     entity: str | None = knob(None, "W&B user or team; null is the one of the key")
     mode: LoggerMode = knob(LoggerMode.auto, "where W&B's records go")
 
@@ -109,7 +112,7 @@ class TrackingConfig:
 class TrainConfig:
     """A whole training. `debug` is not part of it, since it only sets other keys."""
 
-    drafter: DrafterChoice = knob(MISSING, "what is trained, on texts that the target writes")
+    drafter: DrafterChoice = knob(MISSING, "the drafter to train, on texts that the target writes")
     target: TargetChoice = knob(MISSING, "what it is trained for")
     tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig, metadata={"help": "a new target's vocabulary"})
     corpus: CorpusConfig = field(default_factory=CorpusConfig, metadata={"help": "what a new target learns from"})
@@ -118,7 +121,7 @@ class TrainConfig:
     )
     texts: str | None = knob(
         None,
-        "folder that python -m spec_lab.train.texts wrote, for an existing target such as hf; null: texts are first "
+        "folder that python -m spec_lab.train.texts wrote, for an existing target such as hf; if null, texts are first "
         "written into output_dir/texts",
     )
     prompts: list[str] = knob([], PROMPTS)
@@ -127,7 +130,7 @@ class TrainConfig:
     )
     packing: PackingConfig = field(default_factory=PackingConfig, metadata={"help": "how such texts become rows"})
     evaluation: EvaluationConfig = field(
-        default_factory=EvaluationConfig, metadata={"help": "what the card's figures are measured on"}
+        default_factory=EvaluationConfig, metadata={"help": "the measurement of the card's figures"}
     )
     logger: TrackingConfig = field(
         default_factory=TrackingConfig, metadata={"help": "W&B, for an existing target such as hf"}
@@ -137,13 +140,15 @@ class TrainConfig:
         "other projects' layouts to write too, each in a subfolder of the drafter: speculators for eagle3, speculators "
         "and deepspec for dflash and its presets",
     )
-    seed: int = knob(0, "of weights, examples and batches", least=0, most=MAX_SEED)
+    seed: int = knob(0, "seed of weights, examples and batches", least=0, most=MAX_SEED)
     device: str = knob("auto", "auto, cpu, cuda or cuda:N; auto takes a GPU if there is one")
     dtype: Dtype = knob(
         Dtype.auto,
         "dtype of an existing target such as hf, and of its drafter's products; float16 is refused",
     )
-    num_workers: int | None = knob(None, "processes that prepare text; null: one a core", least=1, most=1024)
+    num_workers: int | None = knob(
+        None, "number of processes that prepare text; null is one for each core", least=1, most=1024
+    )
     output_dir: str = knob(
         "outputs/train",
         "folder for all results, from which the same command continues; target=shipped: outputs/train-drafters",

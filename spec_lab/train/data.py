@@ -91,7 +91,7 @@ def generate_examples(category: str, seed: int, num_examples: int) -> list[Examp
 
 
 def build_shard(shard: Shard) -> np.ndarray:
-    """Return the packed rows of one shard, categories mixed."""
+    """Return the packed rows of one shard, in which categories are mixed."""
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(shard.tokenizer_file)

@@ -54,18 +54,18 @@ class DrafterTrainingConfig(DrafterChoice):
 class Loss(Choice):
     """The losses of a drafted row: p is the target's distribution, q the drafter's."""
 
-    kl = "kl", "cross-entropy of q against p, which is KL(p, q) but for a constant"
+    kl = "kl", "cross-entropy of q against p, which is KL(p, q) plus a constant"
     ce = "ce", "cross-entropy against the target's likeliest token"
     tv = "tv", "total variation, 1 - sum min(p, q)"
     nla = "nla", "-log of the overlap, sum min(p, q)"
-    lk = "lk", "kl where they hardly overlap, tv where they do: weighted by exp(-3 overlap)"
+    lk = "lk", "kl where they hardly overlap, tv where they do; the weight of kl is exp(-3 overlap)"
 
 
 @dataclass
 class PackedTrainingConfig(DrafterTrainingConfig):
     """The keys of a drafter that can be trained on packed rows."""
 
-    loss: Loss = knob(Loss.kl, "what is compared of the target's distribution and the drafter's")
+    loss: Loss = knob(Loss.kl, "how the target's distribution and the drafter's are compared")
 
     @property
     def num_trained_drafts(self) -> int:
@@ -83,7 +83,7 @@ class UnrolledTrainingConfig(PackedTrainingConfig):
     """The keys of a drafter that is unrolled over its steps: step i counts `step_loss_decay ** i`."""
 
     num_unrolled_steps: int = knob(5, "draft steps that training unrolls", least=1, most=64)
-    step_loss_decay: float = knob(0.8, "weight of a step's loss beside that of the step before", least=0, most=1)
+    step_loss_decay: float = knob(0.8, "weight of a step's loss, relative to that of the step before", least=0, most=1)
 
     @property
     def num_trained_drafts(self) -> int:
@@ -97,14 +97,14 @@ class Eagle3TrainingConfig(DraftLayerConfig, UnrolledTrainingConfig):
     name: str = "eagle3"
     draft_vocab_size: int = knob(2048, "tokens that can be drafted: those the target writes most", least=2, most=2**20)
     norms_taps: bool = knob(False, "a norm for each tapped state, as in EAGLE-3.1")
-    norms_output: bool = knob(False, "recycle what the final norm gave, as in EAGLE-3.1")
+    norms_output: bool = knob(False, "feed back the output of the final norm, as in EAGLE-3.1")
 
 
 @dataclass
 class MtpTrainingConfig(DraftLayerConfig, UnrolledTrainingConfig):
     """Multi-token prediction modules. A single one takes every unrolled step; several take one step each."""
 
-    num_modules: int = knob(1, "MTP modules; 1 is used again at every step", least=1, most=64)
+    num_modules: int = knob(1, "number of MTP modules; a single one is used in every step", least=1, most=64)
 
 
 @dataclass
@@ -130,7 +130,9 @@ class FrozenKvTrainingConfig(UnrolledTrainingConfig):
     intermediate_size: int = width_of_feed_forward(256)
     num_heads: int = query_heads(4)
     kv_source_layers: list[int] = knob(
-        [3, 5, 7], "layers of the target whose KV is read, one a drafter layer; [] picks, for target=hf", least=0
+        [3, 5, 7],
+        "layers of the target whose KV is read, one for each drafter layer; [] is chosen automatically, for target=hf",
+        least=0,
     )
 
 
@@ -154,7 +156,9 @@ class AssistantTrainingConfig(UnrolledTrainingConfig):
     hidden_size: int = width_of_layers(96)
     intermediate_size: int = width_of_feed_forward(192)
     num_heads: int = query_heads(4)
-    num_sliding_layers: int = knob(2, "layers with a window; one that sees all follows", least=0, most=64)
+    num_sliding_layers: int = knob(
+        2, "number of layers with a window; one with full attention follows", least=0, most=64
+    )
 
     @property
     def drafts_as(self) -> str:
@@ -170,7 +174,7 @@ class DraftModelTrainingConfig(DraftLayerConfig, PackedTrainingConfig):
     num_layers: int = depth(2)
     prompt_loss_weight: float = knob(
         0.1,
-        "weight of a prompt's tokens in the loss, where the target's have 1; 0 for an existing target such as hf",
+        "weight of a prompt's tokens in the loss; the target's tokens have 1; use 0 for an existing target such as hf",
         least=0,
         most=1,
     )

@@ -116,7 +116,7 @@ raw `fc` output (`norm_before_residual` false); what the layer leaves, before th
 
 
 class CountedTexts(Protocol):
-    """Texts that can count the tokens that the target wrote."""
+    """Texts with a count of the tokens that the target wrote."""
 
     def count_written_tokens(self, vocab_size: int) -> Tensor:
         """Return how often the target wrote each token, `[vocab_size]`."""
@@ -128,7 +128,7 @@ def most_frequent_tokens(
     """Return `[draft_vocab_size]` ascending ids: `always_drafted`, and those that the target wrote most often."""
     if not len(always_drafted) <= draft_vocab_size <= vocab_size:
         raise UserError(
-            f"drafter.draft_vocab_size={draft_vocab_size} must lie between the {len(always_drafted)} tokens that are "
+            f"drafter.draft_vocab_size={draft_vocab_size} must be between the {len(always_drafted)} tokens that are "
             f"always drafted and the {vocab_size} of the target"
         )
     counts = texts.count_written_tokens(vocab_size)

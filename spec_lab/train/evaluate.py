@@ -1,4 +1,4 @@
-"""Measures target and drafter on the shipped prompts: whether they are good enough, and whether there is room left.
+"""Measures target and drafter on the shipped prompts: accuracy, certainty, and acceptance of drafts.
 
 Everything is computed in float32 from the stored weights, like the engine on a CPU.
 """
@@ -31,7 +31,7 @@ UNCERTAIN_BELOW = 0.6
 
 
 def load_prompts(limit_per_category: int | None) -> list[Prompt]:
-    """Read the shipped prompts, the first of every category if limited."""
+    """Read the shipped prompts, or the first `limit` of each category."""
     categories = groupby(shipped_prompts(), key=lambda prompt: prompt.category)
     return [prompt for _, prompts in categories for prompt in islice(prompts, limit_per_category)]
 
@@ -137,7 +137,7 @@ class EvaluationRecipe:
         match: DraftMatcher | None,
         continuations: list[Continuation],
     ) -> tuple[dict[str, object], list[Sample]]:
-        """Measure what `continuations` returned; several drafters can be measured on the same."""
+        """Measure the texts that `continuations` returned. Several drafters can be measured on the same texts."""
         prompts = load_prompts(self.config.limit_per_category)
         texts = _texts(prompts)
         counts: dict[str, CategoryCounts] = {}
@@ -223,7 +223,7 @@ def _count(
 
 
 def format_table(report: dict) -> str:  # type: ignore[type-arg]
-    """Write the report as a Markdown table, a row a category."""
+    """Write the report as a Markdown table, with a row for each category."""
     lines = [
         "| category | accuracy | acceptance length | rate by position | thinking rows < .6 | other rows < .6 "
         "| thinking tokens | written | finished |",

@@ -161,7 +161,7 @@ def taps(fitting: Fitting) -> str | None:
 
 
 def decay_is_read(fitting: Fitting) -> str | None:
-    """A decay is set only where weights fall by it; that of slots also weighs the loss of a head for confidence."""
+    """A decay is only set if weights use it. drafter.slot_decay also weighs the loss of a confidence head."""
     drafter = fitting.drafter
     by_slot = getattr(drafter, "confidence", False) is False and getattr(drafter, "slot_weights", None)
     for knob, reader, idle in (
@@ -203,7 +203,7 @@ def tokens_fit(fitting: Fitting) -> str | None:
     for knob, largest in (("mask_token_id", vocab_size - 1), ("draft_vocab_size", vocab_size)):
         value = getattr(drafter, knob)
         if value is not None and value > largest:
-            return f"drafter.{knob}={value} is over the target's {vocab_size} tokens; use drafter.{knob}={largest}"
+            return f"drafter.{knob}={value} is more than the target's {vocab_size} tokens; use drafter.{knob}={largest}"
     return None
 
 
@@ -242,7 +242,7 @@ def body_serves(fitting: Fitting) -> str | None:
         if given != size:
             return f"drafter.{knob}={given}: the body in drafter.body has {size}; use drafter.{knob}={size}"
     if drafter.mask_token_id is not None:
-        return f"drafter.mask_token_id={drafter.mask_token_id}: that of drafter.body is taken; leave it out"
+        return f"drafter.mask_token_id={drafter.mask_token_id}: the one of drafter.body is used; leave it out"
     return None
 
 

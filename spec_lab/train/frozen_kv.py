@@ -1,4 +1,4 @@
-"""The trainable frozen-KV drafter: queries only, over keys and values that the target has written.
+"""The trainable frozen-KV drafter: it has only queries, over keys and values that the target has written.
 
 The architecture is that of the Gemma 4 assistant (Google, 2026; SGLang #24436, vLLM #41745, transformers
 `gemma4_assistant`). It has no keys or values of its own, so there is nothing to write, roll back or prefill. Its input

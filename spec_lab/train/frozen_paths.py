@@ -29,24 +29,24 @@ def package_is_here(target: SmolLm2Target) -> str | None:
     if target.path:
         return missing(target.path) or _another_model(target.path)
     found = PACKAGED[SMOLLM2].find()
-    return None if found else f"target={SMOLLM2}: its package is not here; {PACKAGED[SMOLLM2].command}"
+    return None if found else f"target={SMOLLM2}: its package is not installed; {PACKAGED[SMOLLM2].command}"
 
 
 def _another_model(path: str) -> str | None:
-    """Return a problem if the file's sizes are not those of SmolLM2, after which the head would be named."""
+    """Return a problem if the file's sizes are not SmolLM2's, since the head would be named after SmolLM2."""
     from spec_lab.checkpoints.families.table import read_model_config
 
     config = read_model_config(Path(path))
     sizes = config.hidden_size, config.num_layers, config.vocab_size
     if sizes == SMOLLM2_SIZES:
         return None
-    return f"target={SMOLLM2}: target.path={path} is another model; use target=hf target.path={path}"
+    return f"target={SMOLLM2}: target.path={path} has another model; use target=hf target.path={path}"
 
 
 def missing(path: str) -> str | None:
     """Return a problem if there is no such checkpoint."""
     if is_gguf(Path(path)):
-        return None if Path(path).is_file() else f"target.path={path} is no file; give the GGUF file of a model"
+        return None if Path(path).is_file() else f"target.path={path} is not a file; give the GGUF file of a model"
     return missing_folder("target.path", path)
 
 

@@ -102,7 +102,7 @@ def captured(step: Callable[[], None]) -> Callable[[], None]:
 class FixedCache:
     """Keys and values `[layers][batch, kv_heads, length, head_dim]`, written at each row's own positions.
 
-    It replaces transformers' caches, of which decoder layers only call `update`. A growing cache is copied in every
+    It replaces transformers' caches; decoder layers only call `update`. A growing cache is copied in every
     step, and cannot be captured.
     """
 

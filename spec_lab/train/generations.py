@@ -146,8 +146,8 @@ class GenerationsRecipe:
         prompts = [prompt for prompt in prompts if len(prompt) < self.config.row_length]
         if not prompts:
             raise UserError(
-                f"generations.row_length={self.config.row_length} leaves no room behind any of the "
-                f"{len(texts)} prompts; raise it"
+                f"generations.row_length={self.config.row_length} leaves no room after any of the {len(texts)} "
+                "prompts; raise it"
             )
         torch.manual_seed(seed)
         order = torch.randperm(len(prompts)).tolist()

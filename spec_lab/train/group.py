@@ -19,21 +19,21 @@ OF_TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 
 
 class TrainingGroup(Protocol):
-    """What a step must know of the processes."""
+    """The processes of a training, as a step uses them."""
 
     @property
     def rank(self) -> int:
-        """From 0; the first proves, decodes and writes."""
+        """The number of this process, from 0; process 0 also checks the drafter, decodes with it, and writes files."""
 
     @property
     def size(self) -> int:
-        """How many there are."""
+        """The number of processes."""
 
     def add_up(self, terms: Tensor) -> None:
-        """Put in place of each process's terms their sum."""
+        """Replace `terms` by their sum over all processes, in place."""
 
     def agree(self, value: float) -> float:
-        """Return what the first process has."""
+        """Return the first process's `value`."""
 
 
 class TrainedAlone:
@@ -73,7 +73,8 @@ class TrainedTogether:
 def joined(wanted: str) -> Iterator[tuple[TrainingGroup, torch.device]]:
     """Join the processes that were started, until the block ends, and return the group and this process's device.
 
-    Meanwhile the variables that number the processes are hidden: the runtime in each of them is whole.
+    Inside the block, torchrun's environment variables are hidden, since each process has the whole target in its
+    engine.
 
     Raises:
         UserError: the machine has fewer GPUs than processes.
@@ -89,7 +90,7 @@ def joined(wanted: str) -> Iterator[tuple[TrainingGroup, torch.device]]:
     try:
         yield TrainedTogether(own.rank, own.size, device), device
         dist.barrier()
-        dist.destroy_process_group()  # after a failure it could wait for one that has gone
+        dist.destroy_process_group()  # not after a failure, since it could wait for a process that has ended
     finally:
         os.environ.update(hidden)
 
@@ -99,8 +100,8 @@ def _own_device(device: torch.device, own: Ranks) -> torch.device:
         return device
     if torch.cuda.device_count() < own.local_size:
         raise UserError(
-            f"{own.local_size} processes were started on a machine with {torch.cuda.device_count()} GPUs; "
-            "start no more than it has, or use device=cpu"
+            f"{own.local_size} processes were started on a machine with {torch.cuda.device_count()} GPUs; start at "
+            "most one for each GPU, or use device=cpu"
         )
     torch.cuda.set_device(own.local_rank)
     return torch.device("cuda", own.local_rank)
@@ -110,7 +111,7 @@ def training_device(wanted: str) -> torch.device:
     """Return the device that `device=` names; `auto` takes a GPU if there is one.
 
     Raises:
-        UserError: it is none, or torch finds no such GPU.
+        UserError: there is no such device, or torch finds no such GPU.
     """
     if wanted == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -56,7 +56,7 @@ class HeadPipeline:
             if self.config.packing.kept_gigabytes and device.type != "cpu":
                 raise UserError(
                     f"packing.kept_gigabytes={self.config.packing.kept_gigabytes:g} is for a CPU: a GPU's steps are "
-                    "recorded, and run the target again; leave it out"
+                    "recorded and run the target again; leave it out"
                 )
             if group.rank:  # the first process handles the folder and all messages
                 logging.getLogger("spec_lab").setLevel(logging.WARNING)

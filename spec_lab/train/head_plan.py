@@ -86,7 +86,8 @@ def planned(probe: Probe, output: Path) -> str:
             f"texts: {_texts_in_words(probe)}",
             f"rows: {num_rows:,} of {probe.row_length} tokens, {packed.fill:.0%} filled; {packed.num_cut} texts cut",
             f"drafter: {num_parameters / MEGA:.2f} M parameters, {2 * num_parameters / MEGA:.1f} MB in bf16",
-            f"steps: {seconds:.3f} s each, by a probe; {num_steps:,} of them, {num_steps / epoch:.1f} times all texts",
+            f"steps: {seconds:.3f} s each, from a probe; {num_steps:,} of "
+            f"them, {num_steps / epoch:.1f} times all texts",
             format_plan(stages),
             "Proofs, real decoding and the engine that decodes come on top.",
         ]

@@ -1,4 +1,4 @@
-"""What the training for an existing target needs of a drafter: a recipe, and its form on packed rows."""
+"""The parts of a drafter for its training for an existing target: a recipe, and a form on packed rows."""
 
 from __future__ import annotations
 

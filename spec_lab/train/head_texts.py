@@ -68,7 +68,7 @@ class HeadTexts:
 
     @property
     def are_missing(self) -> bool:
-        """Whether they must be written first."""
+        """Whether the texts must be written first."""
         return self.config.texts is None and not self.root.exists()
 
     def write(self) -> None:
@@ -106,20 +106,18 @@ class HeadTexts:
             UserError: there are too few texts; none or all of their tokens count; or another target wrote them.
         """
         if self.are_missing:
-            raise UserError(
-                f"{self.root} holds no texts yet; run the same command without a flag, or give texts=FOLDER"
-            )
+            raise UserError(f"{self.root} has no texts yet; run the same command without a flag, or give texts=FOLDER")
         texts = read_texts(self.root, self.path)
         learnt, held_out = texts.split(self.config.packing.held_out)
         if not len(held_out):
             raise UserError(
-                f"texts={self.root} holds one conversation alone, and another has to be held out; write more texts, "
+                f"texts={self.root} has only one conversation, but another one must be held out; write more texts, "
                 "into another folder"
             )
         if not 0 < texts.num_written_tokens < len(texts.tokens):
             raise UserError(
-                f"texts={self.root}: {texts.num_written_tokens} of {len(texts.tokens)} tokens count, and prompts "
-                "must be told from answers; write them again"
+                f"texts={self.root}: {texts.num_written_tokens} of {len(texts.tokens)} tokens count, but prompts must "
+                "be distinguished from answers; write them again"
             )
         self._refuse_lengths(learnt, held_out)
         return texts, learnt, held_out
@@ -133,13 +131,13 @@ class HeadTexts:
             if int(part.prompt_lengths.min()) >= row_length:
                 longest = min(positions, int(part.lengths.max()))
                 raise UserError(
-                    f"packing.row_length={row_length} has room for prompts alone, and none counts; use "
+                    f"packing.row_length={row_length} has room only for prompts, and no token of these counts; use "
                     f"packing.row_length={longest}"
                 )
         prompt = int(held_out.prompt_lengths[:MOST_PROMPTS].max())
         if prompt + knobs.max_new_tokens > positions:
             raise UserError(
-                f"evaluation.max_new_tokens={knobs.max_new_tokens} behind a held-out prompt of {prompt} tokens is more "
+                f"evaluation.max_new_tokens={knobs.max_new_tokens} after a held-out prompt of {prompt} tokens is more "
                 f"than the target's {positions} positions; use evaluation.max_new_tokens={max(1, positions - prompt)}"
             )
 

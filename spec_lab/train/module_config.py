@@ -16,22 +16,22 @@ MAX_VOCAB_SIZE = 2**18
 
 
 def width_of_layers(default: int) -> Any:
-    """Make a knob, the same with any default."""
+    """Make the knob with this default."""
     return knob(default, "width of the layers", least=1, most=2**16)
 
 
 def width_of_feed_forward(default: int) -> Any:
-    """Make a knob, the same with any default."""
+    """Make the knob with this default."""
     return knob(default, "width of the feed-forward network", least=1, most=2**18)
 
 
 def depth(default: int) -> Any:
-    """Make a knob, the same with any default."""
+    """Make the knob with this default."""
     return knob(default, "depth", least=1, most=1024)
 
 
 def query_heads(default: int) -> Any:
-    """Make a knob, the same with any default."""
+    """Make the knob with this default."""
     return knob(default, "query heads of a layer, a multiple of its key-value heads", least=1, most=1024)
 
 
@@ -70,12 +70,12 @@ class Optimiser(Choice):
     """The optimiser."""
 
     adamw = "adamw", "AdamW"
-    muon = "muon", "Muon for the matrices of layers, AdamW for the others"
+    muon = "muon", "Muon for the matrices of layers, AdamW for everything else"
 
 
 @dataclass
 class OptimisationConfig:
-    """How a module is trained.
+    """The optimisation of a module.
 
     The learning rate rises linearly over `num_warmup_steps`, and falls linearly to zero at `num_steps`. For a fixed
     number of tokens, decay to zero beats decay to a tenth (Bergsma et al., 2025, "Straight to Zero"). If a time limit
@@ -85,13 +85,17 @@ class OptimisationConfig:
     optimiser: Optimiser = knob(Optimiser.adamw, "what moves the weights")
     num_steps: int = knob(8000, "training steps", least=2, most=10**9)
     batch_size: int = knob(96, "rows a step", least=1, most=2**20)
-    peak_learning_rate: float = knob(2e-3, "reached after the warm-up, then linearly to zero", above=0, most=1)
+    peak_learning_rate: float = knob(
+        2e-3, "learning rate after the warm-up; it then falls linearly to zero", above=0, most=1
+    )
     num_warmup_steps: int = knob(200, "steps over which the learning rate rises", least=1)
     weight_decay: float = knob(0.05, "on matrices only", least=0, most=1)
-    max_grad_norm: float = knob(1.0, "gradients longer than this are shortened to it", above=0)
-    checkpoint_every: int = knob(1000, "steps after which an interrupted training goes on", least=1)
-    log_every: int = knob(500, "steps that a point of the loss curve is the mean of", least=1)
-    max_seconds: float | None = knob(None, "the clock that ends the training too; null: steps alone do", above=0)
+    max_grad_norm: float = knob(1.0, "longer gradients are scaled down to this length", above=0)
+    checkpoint_every: int = knob(
+        1000, "steps between two checkpoints, from which an interrupted training continues", least=1
+    )
+    log_every: int = knob(500, "steps of which a point of the loss curve is the mean", least=1)
+    max_seconds: float | None = knob(None, "time limit of the training, in seconds; null is none", above=0)
 
 
 def moved_by(optimisation: Mapping[str, Any]) -> str:

@@ -36,16 +36,16 @@ def store_in_fp8(folder: Path, output: Path | None = None) -> None:
     """
     config = read_config_json(folder, "FOLDER")
     if KEY in config:
-        raise UserError(f"{folder}: its config.json has a {KEY} already; take the checkpoint in bfloat16")
+        raise UserError(f"{folder}: its config.json already has a {KEY}; take the checkpoint in bfloat16")
     if config.get("model_type") == ASSISTANT:
-        raise UserError(f"{folder}: an assistant of Gemma 4 is read in 16 bits or 32 alone; leave it as it is")
+        raise UserError(f"{folder}: an assistant of Gemma 4 is read only in 16 or 32 bits; leave it unchanged")
     wide = load_weights(folder)
     if narrow := [name for name, tensor in wide.items() if tensor.element_size() == 1 and tensor.is_floating_point()]:
-        raise UserError(f"{folder}: {narrow[0]} and others are in 8 bits already; take the checkpoint in bfloat16")
+        raise UserError(f"{folder}: {narrow[0]} and others are already in 8 bits; take the checkpoint in bfloat16")
     tensors = with_narrow_matrices(wide)
     knob, output = "output_dir" if output is None else "OUTPUT", output or folder
     if output.exists() and not output.samefile(folder) and (not output.is_dir() or any(output.iterdir())):
-        raise UserError(f"{output} holds something already; name a new folder, or {folder} itself")
+        raise UserError(f"{output} is not empty; name a new folder, or {folder} itself")
     output.mkdir(parents=True, exist_ok=True)
     with room_under(output, knob), tempfile.TemporaryDirectory(dir=output, prefix=".narrow-") as beside:
         unfinished = Path(beside)

@@ -56,7 +56,7 @@ def _make(root: Path) -> list[Path]:
 @contextmanager
 def _logging_to(file: Path) -> Iterator[None]:
     if file.exists() and not file.is_file():
-        raise UserError(f"output_dir={file.parent}: {file.name} is no file; choose another output_dir")
+        raise UserError(f"output_dir={file.parent}: {file.name} is not a file; choose another output_dir")
     handler = logging.FileHandler(file, encoding="utf-8", delay=True)
     handler.setFormatter(logging.Formatter(LOG_FORMAT))
     logging.getLogger().addHandler(handler)

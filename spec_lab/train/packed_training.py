@@ -196,8 +196,8 @@ class PackedLoss(nn.Module):
 
 
 def counting(hidden: Tensor, weights: Tensor, states: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """Select the rows that any step counts from `hidden` [rows, hidden], `weights` [steps, rows] and each state [rows,
-    hidden].
+    """Keep only the rows that some step counts, of `hidden` [rows, hidden], `weights` [steps, rows] and each state
+    [rows, hidden].
 
     Rows of prompts need no logits. On a GPU all rows are kept, since a captured step has fixed shapes.
     """

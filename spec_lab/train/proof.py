@@ -136,8 +136,8 @@ class Prover:
         apart = apart_by_rounding(trained, served.to(trained))
         if apart > BOUND_IN_16_BITS:
             raise NotServed(
-                f"served in bfloat16 the drafter differs from the training forward by {apart:.3f} of what its logits "
-                f"vary by, and rounding explains {BOUND_IN_16_BITS:g} at most: this is a mistake of the lab"
+                f"served in bfloat16 the drafter differs from the training forward by {apart:.3f} of the variation of "
+                f"its logits, but rounding explains at most {BOUND_IN_16_BITS:g}: this is a mistake of the lab"
             )
         return apart
 
@@ -164,7 +164,7 @@ class Prover:
                 for each in (folder, other)
             ]
             if not torch.equal(*said):
-                raise NotServed(f"{other} drafts otherwise than {folder}: this is a mistake of the lab")
+                raise NotServed(f"{other} drafts differently from {folder}: this is a mistake of the lab")
 
     def require_oracle(self) -> None:
         """Raise NotServed if the oracle's drafts, which are always right, are not all accepted."""

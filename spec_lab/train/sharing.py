@@ -53,7 +53,7 @@ def refuse_to_share(configs: Iterable[TrainConfig]) -> None:
             for knob, first, second in _differences(before, knobs):
                 raise UserError(
                     f"output_dir={config.output_dir} would hold {folder} of {knob}={first} and of {knob}={second}; "
-                    f"give each training a folder of its own: 'output_dir={config.output_dir}/${{{knob}}}'"
+                    f"give each training its own folder: 'output_dir={config.output_dir}/${{{knob}}}'"
                 )
 
 

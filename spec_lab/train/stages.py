@@ -196,8 +196,8 @@ def _refuse_another_recipe(record_file: Path, output: Path, recipe: dict[str, An
         return
     if changed := changed_settings(record["recipe"], recipe):
         raise UserError(
-            f"{output} was begun with another {', '.join(changed)}; "
-            f"choose another output_dir, or delete {record_file}, that folder and what was made from it"
+            f"{output} was begun with a different {', '.join(changed)}; choose another output_dir, or delete "
+            f"{record_file}, that folder and all files that were made from it"
         )
 
 
@@ -219,7 +219,7 @@ def changed_settings(before: Mapping[str, Any], after: Mapping[str, Any]) -> lis
 
 def _refuse_without_record(record_file: Path, output: Path) -> None:
     if not record_file.exists():
-        raise UserError(f"{output} is here, but no {record_file} that says what it is; choose another output_dir")
+        raise UserError(f"{output} exists, but has no {record_file} that describes it; choose another output_dir")
 
 
 def write_json(file: Path, content: Any) -> None:

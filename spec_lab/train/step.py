@@ -114,8 +114,8 @@ class CapturedStep:
         return self._loss.clone()
 
     def _hold(self, batch: Batch) -> None:
-        """Copy a batch into the buffers of all steps. Launched steps use them too, so that they compile what is
-        captured."""
+        """Copy a batch into the buffers of all steps. Launched steps use them too, so that the code to be captured is
+        compiled for them."""
         if not self._batch:
             self._batch = tuple(torch.empty_like(tensor) for tensor in batch)
         for held, given in zip(self._batch, batch, strict=True):
@@ -157,7 +157,8 @@ def make_step(
     """Return the step of a `module` whose output for `inputs_of(*batch)`, or for the batch itself, is the loss.
 
     Products are computed in bfloat16 if `in_16_bits`; None means bfloat16 on a GPU only. With `add_up` a step is not
-    captured, since processes wait for one another in it. Nor is a step of Muon, whose learning rate is on the host.
+    captured, since processes wait for one another in it. A step of Muon, whose learning rate is on the host, is not
+    captured either.
     """
     on_gpu, optimiser = device.type == "cuda", make_optimiser(module, optimisation, device)
     loss_of = compiled(module) if on_gpu else module

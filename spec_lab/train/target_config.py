@@ -61,7 +61,7 @@ class NewTargetConfig(TargetChoice):
     hidden_size: int = width_of_layers(192)
     num_layers: int = depth(8)
     natural_fraction: float = knob(
-        0.08, "share of code and prose in a batch; the rest are generated examples", least=0, most=1
+        0.08, "share of code and prose in a batch; the rest is generated examples", least=0, most=1
     )
     optimisation: OptimisationConfig = field(default_factory=OptimisationConfig, metadata={"help": "how it is trained"})
 
@@ -89,7 +89,7 @@ class DecoderTrainingConfig(NewTargetConfig):
     writes_texts: ClassVar[bool] = False
     own_vocabulary: ClassVar[bool] = False
 
-    drafter_natural_fraction: float = knob(0.4, "share of code and prose in a batch of the drafter's", least=0, most=1)
+    drafter_natural_fraction: float = knob(0.4, "share of code and prose in a batch for the drafter", least=0, most=1)
 
 
 @dataclass
@@ -98,11 +98,13 @@ class PocketHybridTrainingConfig(LayerConfig, DecoderTrainingConfig):
 
     option: ClassVar[str] = "pocket_hybrid"
 
-    full_attention_every: int = knob(4, "of so many layers the last has attention, the others delta nets", least=1)
-    num_key_heads: int = knob(2, "heads of a delta net's queries and keys", least=1, most=1024)
-    num_value_heads: int = knob(4, "heads of its values, a multiple of num_key_heads", least=1, most=1024)
-    key_head_dim: int = knob(32, "width of such a head of keys", least=1, most=1024)
-    value_head_dim: int = knob(64, "width of such a head of values", least=1, most=1024)
+    full_attention_every: int = knob(4, "interval of the layers with attention; the others have delta nets", least=1)
+    num_key_heads: int = knob(2, "number of heads of a delta net's queries and keys", least=1, most=1024)
+    num_value_heads: int = knob(
+        4, "number of heads of a delta net's values, a multiple of num_key_heads", least=1, most=1024
+    )
+    key_head_dim: int = knob(32, "width of a head of a delta net's keys", least=1, most=1024)
+    value_head_dim: int = knob(64, "width of a head of a delta net's values", least=1, most=1024)
 
 
 @dataclass
@@ -111,11 +113,11 @@ class PocketGemmaTrainingConfig(LayerConfig, DecoderTrainingConfig):
 
     option: ClassVar[str] = "pocket_gemma"
 
-    full_attention_every: int = knob(4, "of so many layers the last sees all, the others a window", least=1)
-    full_head_dim: int = knob(64, "width of a head in the layers that see all, an even number", least=2, most=1024)
-    window: int = knob(64, "keys that the other layers see", least=1, most=MAX_LENGTH)
-    num_shared_layers: int = knob(4, "layers, the last ones, that read the KV of earlier ones", least=0, most=1023)
-    per_layer_width: int = knob(16, "width of the embedding that each layer has of its own", least=1, most=2**16)
+    full_attention_every: int = knob(4, "interval of the layers with full attention; the others have a window", least=1)
+    full_head_dim: int = knob(64, "width of a head in layers with full attention, an even number", least=2, most=1024)
+    window: int = knob(64, "number of keys in the window of the other layers", least=1, most=MAX_LENGTH)
+    num_shared_layers: int = knob(4, "number of last layers that read the KV of earlier ones", least=0, most=1023)
+    per_layer_width: int = knob(16, "width of each layer's own embedding", least=1, most=2**16)
 
 
 @dataclass
@@ -126,10 +128,10 @@ class PocketMoeTrainingConfig(DecoderTrainingConfig):
 
     intermediate_size: int = knob(384, "width of the first layer's feed-forward network", least=1, most=2**18)
     num_heads: int = knob(4, "heads of a layer", least=1, most=1024)
-    kv_lora_rank: int = knob(64, "latent numbers that are cached of a token", least=1, most=2**14)
-    qk_nope_head_dim: int = knob(32, "channels of a query that meet the latent numbers", least=1, most=1024)
-    qk_rope_head_dim: int = knob(16, "channels of a query that turn, an even number", least=2, most=1024)
+    kv_lora_rank: int = knob(64, "number of latent numbers that are cached for a token", least=1, most=2**14)
+    qk_nope_head_dim: int = knob(32, "channels of a query that are multiplied with latent numbers", least=1, most=1024)
+    qk_rope_head_dim: int = knob(16, "channels of a query that are rotated, an even number", least=2, most=1024)
     v_head_dim: int = knob(32, "width of a head's values", least=1, most=1024)
-    num_experts: int = knob(16, "experts of a layer behind the first", least=2, most=1024)
-    num_chosen: int = knob(2, "of which a token goes through so many", least=1, most=1024)
-    expert_size: int = knob(40, "width of an expert, and of the one that all tokens go through", least=1, most=2**16)
+    num_experts: int = knob(16, "number of experts of each layer after the first", least=2, most=1024)
+    num_chosen: int = knob(2, "number of experts that a token uses", least=1, most=1024)
+    expert_size: int = knob(40, "width of an expert, and of the shared expert", least=1, most=2**16)

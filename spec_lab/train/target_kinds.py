@@ -202,7 +202,7 @@ def leave(model: nn.Module) -> None:
 
 @dataclass(frozen=True, slots=True)
 class TargetKind:
-    """What is specific to one kind of target.
+    """The specifics of one kind of target.
 
     Attributes:
         keys: makes its config.json from the knobs and the vocabulary size.

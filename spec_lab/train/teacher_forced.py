@@ -25,7 +25,7 @@ class TeacherForced:
 
     Attributes:
         reached: for each step, the anchors at which all earlier drafts equal the target's likeliest token.
-        matched: for each step, those of them whose draft does so too.
+        matched: for each step, the anchors among these whose draft equals it too.
         lost: sum over rows of the target's probability outside the draft vocabulary.
     """
 

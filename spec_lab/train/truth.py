@@ -133,7 +133,7 @@ class Truth:
 
 
 def length_of(point: Mapping[str, Any]) -> float:
-    """Return the acceptance length of a point; 0 where no round was judged."""
+    """Return the acceptance length of a point; 0 if no round was judged."""
     return float(point["decoded"]["acceptance_length"] or 0.0)
 
 

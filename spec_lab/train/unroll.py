@@ -1,4 +1,4 @@
-"""What unrolled drafters share: the batch, the loss, and the agreement with a text."""
+"""The shared parts of unrolled drafters: the batch, the loss, and the agreement with a text."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ class UnrolledDrafter(nn.Module, ABC):
         """Return a state `[batch, rows, ...]` for each step. Row p of `embeddings` `[batch, rows, hidden]` is token
         p+1's.
 
-        Row p of step s drafts token p+2 from the anchor p-s. It uses what is known at the anchor, and the text's tokens
-        p-s+2..p+1 as the earlier drafts. Rows p < s may hold any finite values. `rows` gives their places if several
-        documents share a row; without it each row is one document.
+        Row p of step s drafts token p+2 from the anchor p-s. It uses the inputs known at the anchor, and the text's
+        tokens p-s+2..p+1 as the earlier drafts. Rows p < s may hold any finite values. `rows` gives their places if
+        several documents share a row; without it each row is one document.
         """
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""What an attention backend is made from."""
+"""The data that an attention backend is made from."""
 
 from __future__ import annotations
 

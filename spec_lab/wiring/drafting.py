@@ -135,6 +135,6 @@ def refuse_few_tokens(topk: int, num_tokens: int) -> None:
     """Raise UserError if a drafter scores fewer tokens than a branch has candidate children."""
     if topk > num_tokens:
         raise UserError(
-            f"the tree has {topk} branches below a draft, and the drafter scores {num_tokens} tokens; "
-            f"use tree.topk={num_tokens}, or such ranks in tree.paths"
+            f"the tree has {topk} branches below a draft, but the drafter scores only {num_tokens} tokens; use "
+            f"tree.topk={num_tokens}, or such ranks in tree.paths"
         )

@@ -61,7 +61,7 @@ def build_graph_mode(chosen: Chosen, built: TargetBuild, limits: Limits) -> Grap
     if moves_in_graph and not built.backend.supports_in_place_update:
         raise UserError(
             f"attention={config.attention.name} cannot move its metadata inside a graph, which "
-            f"graph={config.graph.name} does; use graph=step_replay, which builds it anew, or attention=torch"
+            f"graph={config.graph.name} does; use graph=step_replay, which builds it again, or attention=torch"
         )
     general: DraftCarry = carry_every_tensor
     build = GraphBuild(

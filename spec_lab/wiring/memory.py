@@ -35,5 +35,5 @@ def room_for(num_bytes: int, what: str, device: torch.device) -> Iterator[None]:
     total = memory_of(device)
     if num_bytes > total:
         raise UserError(f"{what} needs {num_bytes / GIBI:.1f} GiB, {device} has {total / GIBI:.1f} GiB; {remedy}")
-    with enough_memory(f"{what} needs {num_bytes / GIBI:.1f} GiB, {device} has less left; {remedy}"):
+    with enough_memory(f"{what} needs {num_bytes / GIBI:.1f} GiB, {device} has less free; {remedy}"):
         yield

@@ -139,7 +139,7 @@ def resolve_device(name: str) -> torch.device:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
         if name == "cpu" and has_cuda():
-            raise UserError("device=auto: there is a GPU, and this torch cannot use it; use device=cpu")
+            raise UserError("device=auto: there is a GPU, but this torch cannot use it; use device=cpu")
     if name.startswith("cuda") and not torch.cuda.is_available():
         raise UserError(f"device={name}: this torch sees no CUDA device; use device=cpu")
     return torch.device(name)
@@ -154,7 +154,7 @@ def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
     if name == "auto":
         return torch.float32 if device.type == "cpu" else torch.bfloat16
     if name == "float16" and device.type == "cpu":
-        raise UserError("dtype=float16 is for a GPU, and this run is on the CPU; use dtype=float32 or device=cuda")
+        raise UserError("dtype=float16 is for a GPU, but this run is on the CPU; use dtype=float32 or device=cuda")
     dtype: torch.dtype = getattr(torch, name)
     return dtype
 

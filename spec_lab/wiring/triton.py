@@ -28,4 +28,4 @@ def require_triton(knob: str, device: torch.device, dtype: torch.dtype) -> None:
     if device.type == "cuda" and INTERPRETED:
         raise UserError(f"{knob}=triton: TRITON_INTERPRET=1 is for a CPU; unset it, or use device=cpu")
     if dtype is torch.bfloat16 and INTERPRETED:
-        raise UserError(f"{knob}=triton: Triton's interpreter gets bfloat16 wrong; use dtype=float32")
+        raise UserError(f"{knob}=triton: Triton's interpreter computes bfloat16 wrongly; use dtype=float32")

@@ -71,7 +71,7 @@ def load_requests(chosen: Chosen, tokenizer: Tokenizer) -> list[Request]:
     requests = list(chosen.workload.load(chosen.config, tokenizer) or ())
     for number, request in enumerate(requests):
         if problem := _malformed(request):
-            raise UserError(f"workload={chosen.workload.name}: request {number} {problem}; mend what its row loads")
+            raise UserError(f"workload={chosen.workload.name}: request {number} {problem}; correct the row of its file")
     if not requests:
         skips = chosen.config.workload.unusable == Unusable.skip
         remedy = "workload.path, and mend what was left out" if skips else "workload.categories and workload.path"
@@ -83,8 +83,8 @@ def load_requests(chosen: Chosen, tokenizer: Tokenizer) -> list[Request]:
         checker = chosen.registry.find(CheckerOption, name)
         if request.answer is not None and not checker.expects(request.answer):
             raise UserError(
-                f"workload: the answer {request.answer!r} of prompt {request.request_id} is none that workload.checker="
-                f"{name} reads; mend it, or choose another checker"
+                f"workload: the answer {request.answer!r} of prompt {request.request_id} is not one that "
+                f"workload.checker={name} reads; correct it, or choose another checker"
             )
     return requests
 
@@ -94,7 +94,7 @@ def _refuse_idle_checkers(requests: Sequence[Request], workload: WorkloadConfig)
     unanswered = [request for request in requests if request.answer is None]
     if named := [request for request in unanswered if request.checker is not None]:
         raise UserError(
-            f"workload: prompt {named[0].request_id} has checker {named[0].checker} and no answer to check; give it an "
+            f"workload: prompt {named[0].request_id} has checker {named[0].checker} but no answer to check; give it an "
             "answer, or leave the checker out"
         )
     if workload.checker != WorkloadConfig.checker and len(unanswered) == len(requests):
@@ -124,10 +124,10 @@ def _malformed(request: object) -> str | None:
     for name in ("request_id", "category", "answer", "system", "checker"):
         is_name = name in ("request_id", "category")
         if not isinstance(held[name], str if is_name else str | None) or (is_name and not held[name].strip()):
-            return f"has {name}={held[name]!r}, which is no text that says something"
+            return f"has {name}={held[name]!r}, which must be a text that is not empty"
     for name, values in {"prompt_ids": held["prompt_ids"], "max_new_tokens": [held["max_new_tokens"]]}.items():
         if wrong := [value for value in values if type(value) is not int or value < 0]:
-            return f"has {wrong[0]!r} in {name}, which is no whole number from 0 on"
+            return f"has {wrong[0]!r} in {name}, which must be a whole number of 0 or more"
     return None
 
 
@@ -162,17 +162,18 @@ def check_requests(requests: list[Request], target: ModelConfig, folder: Path) -
         if not (request.request_id + request.category).isprintable():
             raise UserError(
                 f"workload: id and category of the prompt {request.request_id!r} ({request.category!r}) must be "
-                "printable; take out their control codes"
+                "printable; remove their control codes"
             )
         if request.category == ALL:
             raise UserError(
-                f"workload: the category of the prompt {request.request_id!r} is {ALL!r}, which reports call all "
-                "categories together; give it another name"
+                f"workload: the category of the prompt {request.request_id!r} is {ALL!r}, which is the name of all "
+                "categories in reports; give it another name"
             )
         if request.prompt_ids and max(request.prompt_ids) >= target.vocab_size:
             raise UserError(
                 f"{folder / 'tokenizer.json'}: token id {max(request.prompt_ids)} of prompt {request.request_id} is "
-                f"past the target's vocabulary of {target.vocab_size}; take tokenizer and weights from one checkpoint"
+                f"outside the target's vocabulary of {target.vocab_size}; take tokenizer and weights from one "
+                "checkpoint"
             )
 
 
@@ -189,8 +190,8 @@ def _check_drafts(requests: list[Request], drafter: DrafterConfig) -> None:
             )
         if k > drafter.num_draft_tokens:
             raise UserError(
-                f"prompt {request.request_id} asks for {k} drafts; use drafter.num_draft_tokens={k}, the most of all, "
-                "or lower its `num_draft_tokens`"
+                f"prompt {request.request_id} asks for {k} drafts; use drafter.num_draft_tokens={k}, the largest of "
+                "all, or lower its `num_draft_tokens`"
             )
 
 

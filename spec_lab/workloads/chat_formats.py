@@ -103,11 +103,11 @@ def _chat(row: Mapping[str, Any], place: str) -> Turns:
     for number, turn in enumerate(said, start=1):
         role, text = _turn(turn, f"{place}: turn {number} of `{key}`")
         if role == "system" and (turns or system is not None):
-            raise UnusablePrompt(f"{place}: `{key}` may tell a chat one thing, in front of its first turn")
+            raise UnusablePrompt(f"{place}: `{key}` may have one system message, before the first turn")
         if role == "system":
             system = text
         elif role == "user" and not text.strip():
-            raise UnusablePrompt(f"{place}: turn {number} of `{key}` must say something")
+            raise UnusablePrompt(f"{place}: turn {number} of `{key}` must not be empty")
         elif role == "user":
             turns.append(text)
     if not turns:
@@ -123,7 +123,7 @@ def _turn(turn: Any, place: str) -> tuple[str, str]:
     if role not in ROLES:
         near = nearest(role, ROLES)
         remedy = f"did you mean {near}?" if near else f"there are {', '.join(ROLES)}"
-        raise UnusablePrompt(f"{place} is of the role {one_line(role)}; {remedy}")
+        raise UnusablePrompt(f"{place} has the role {one_line(role)}; {remedy}")
     if ROLES[role] != "assistant":
         _refuse_unread(said, place)
     return ROLES[role], text
@@ -143,7 +143,7 @@ def _gsm8k(row: Mapping[str, Any], place: str) -> Turns:
     """Read a GSM8K line, whose final answer is after #### at the end of the worked solution."""
     question, worked = row["question"], row.get("answer")
     if not isinstance(question, str) or not question.strip():
-        raise UnusablePrompt(f"{place}: `question` must be a text that says something")
+        raise UnusablePrompt(f"{place}: `question` must be a text that is not empty")
     marked = MARKED_ANSWER.search(worked) if isinstance(worked, str) else None
     if marked is None:  # a question with an answer of another kind
         return Turns([question], answer=worked)
@@ -156,7 +156,7 @@ def _humaneval(row: Mapping[str, Any], place: str) -> Turns:
     task, prompt = row["task_id"], row.get("prompt")
     if not isinstance(task, str) or not isinstance(prompt, str) or not prompt.strip():
         raise UnusablePrompt(
-            f"{place}: a line of HumanEval needs the texts `task_id` and `prompt`, which say something"
+            f"{place}: a line of HumanEval needs the texts `task_id` and `prompt`, which must not be empty"
         )
     return Turns([prompt], category=CODE, prompt_id=task, form="continue")
 

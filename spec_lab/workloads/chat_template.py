@@ -108,7 +108,7 @@ class ChatTemplate:
             if not isinstance(text, str) or len(text) > sum(map(len, [*texts, system or ""])) + MOST_ADDED:
                 raise ValueError(f"it adds more than {MOST_ADDED} characters to a prompt")
             if texts[-1].strip() not in text:
-                raise ValueError("it leaves out what the user asks")
+                raise ValueError("it leaves out the user's message")
             return text
 
         def apply(texts: Sequence[str], system: str | None) -> Rendered:
@@ -117,7 +117,8 @@ class ChatTemplate:
             except OutOfBounds as error:
                 if system is not None and self._renders(partial(render, texts, None)):
                     raise UnusablePrompt(
-                        f"the chat template of {self._folder} takes no system prompt ({_short(str(error))}); leave out "
+                        f"the chat template of {self._folder} does not take a system "
+                        f"prompt ({_short(str(error))}); leave out "
                         "workload.system and `system`"
                     ) from error
                 raise self._broken(_short(str(error))) from error
@@ -136,7 +137,7 @@ class ChatTemplate:
         folder, own_file = self._folder, self._folder / "chat_template.jinja"
         in_folder = own_file if own_file.exists() else folder / "tokenizer_config.json"
         file = folder if is_gguf(folder) else in_folder
-        return UserError(f"{file}: the chat template cannot be rendered ({reason}); mend it, or fetch it again")
+        return UserError(f"{file}: the chat template cannot be rendered ({reason}); correct it, or fetch it again")
 
 
 def _of_folder(folder: Path) -> PreTrainedTokenizerBase | None:
@@ -158,7 +159,7 @@ def _of_folder(folder: Path) -> PreTrainedTokenizerBase | None:
     except Exception as error:  # broken files make transformers raise anything
         reason = _short(describe_error(error))
         raise UserError(
-            f"{settings}: this or a file beside it is no tokenizer that transformers reads without running the "
+            f"{settings}: this or a file in its folder is not a tokenizer that transformers reads without running the "
             f"checkpoint's own code ({reason}); fetch tokenizer and config.json again"
         ) from error
 

@@ -9,7 +9,7 @@ from spec_lab.corpus.example import END_OF_TURN, THINK_END, THINK_START
 from spec_lab.workloads.checkers import normalise, read_line
 
 THINKING_MARKERS = ((THINK_START, THINK_END), ("<|channel>", "<channel|>"))
-"""Pairs of a begin and an end marker: that of the pocket target, of Qwen and DeepSeek, and that of Gemma 4."""
+"""Pairs of a begin and an end marker: one of the pocket target, Qwen and DeepSeek, and one of Gemma 4."""
 
 TURN_ENDS = (END_OF_TURN, "<turn|>")
 """Tokens that end a turn: the pocket target's, and Gemma 4's."""
@@ -45,7 +45,7 @@ class Checked:
 
 
 def check(checker: Checker, expected: str, text: str, thinking_open: bool = False) -> Checked:
-    """Check `text`, what the model wrote after the prompt.
+    """Check `text`, which the model wrote after the prompt.
 
     Args:
         thinking_open: whether the prompt ends inside thinking, as some chat templates write it.

@@ -31,8 +31,8 @@ def generated_examples(
     unknown = sorted(set(categories or ()) - set(CHECKABLE_CATEGORIES))
     if unknown:
         raise UserError(
-            f"workload.categories: nothing checkable is generated for {', '.join(unknown)}; "
-            f"there are {', '.join(CHECKABLE_CATEGORIES)}"
+            f"workload.categories: no checkable problems are generated for {', '.join(unknown)}; use some of "
+            f"{', '.join(CHECKABLE_CATEGORIES)}"
         )
     chosen = categories or CHECKABLE_CATEGORIES
     count = per_category if limit is None else min(per_category, -(-limit // len(chosen)))
@@ -58,7 +58,7 @@ def _draw(category: str, count: int, seed: int) -> tuple[Example, ...]:
             break
         if num_repeats > MOST_REPEATS:
             raise UserError(
-                f"workload.per_category={count}: no more than {len(chosen)} different prompts of {category} are found; "
-                f"use workload.per_category={len(chosen)}"
+                f"workload.per_category={count}: only {len(chosen)} different prompts of {category} were found; use "
+                f"workload.per_category={len(chosen)}"
             )
     return tuple(chosen.values())

@@ -40,22 +40,22 @@ def text_lines(path: Path) -> Iterator[TextLine]:
 
 
 def _refuse_array(path: Path, text: str) -> None:
-    """Raise UserError for a file that is one array of objects, as the ShareGPT file that is passed around."""
+    """Raise UserError for a file that is one array of objects, such as the ShareGPT file in circulation."""
     first = text.lstrip().partition("\n")[0]
     if not first.startswith("["):
         return
-    rows, refused = _parsed(text), f"{path} is one JSON array, and an object a line is read"
+    rows, refused = _parsed(text), f"{path} is one JSON array, but each line must be an object"
     if rows is None and _parsed(first) is None:
-        raise UserError(f"{refused}; nor can the array be read: it may be cut short, so fetch it again")
+        raise UserError(f"{refused}; the array cannot be read either; it may be cut short, so fetch it again")
     if not rows or not all(isinstance(row, dict) for row in rows):
         return
     program = 'python -c "import json, sys; [print(json.dumps(row)) for row in json.load(sys.stdin)]"'
     source, lines = (shlex.quote(str(name)) for name in (path, f"{path.stem}.jsonl"))
-    raise UserError(f"{refused}; write it so: {program} < {source} > {lines}")
+    raise UserError(f"{refused}; write it with: {program} < {source} > {lines}")
 
 
 def _parsed(text: str) -> list[Any] | None:
-    """Return the array that a text is; None where it is none."""
+    """Return the array in a JSON text; None if the text is not an array."""
     try:
         rows = parse_json(text)
     except ValueError:

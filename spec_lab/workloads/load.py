@@ -80,7 +80,7 @@ def _in_turn(prompts: list[Prompt], config: RunConfig, tokenizer: Tokenizer) -> 
 
     chosen = select_prompts(prompts, config.workload.categories, config.workload.limit)
     if config.workload.system is not None and chosen and all(prompt.form != "chat" for prompt in chosen):
-        raise UserError("workload.system is for chats, and no prompt is one; leave it out, or choose other prompts")
+        raise UserError("workload.system is for chats, but no prompt is a chat; leave it out, or choose other prompts")
     return keep_usable(chosen, request, config.workload.unusable)
 
 

@@ -94,15 +94,15 @@ def _prompt(line: TextLine, file_name: str) -> Prompt:
     prompt_id = row.get("id", asked.prompt_id or f"{file_name}-{line.index:04d}")
     if not _is_word(category) or not _is_word(prompt_id) or not _is_answer(answer):
         raise UnusablePrompt(
-            f"{line.place}: `id`, `category` and `answer` must be a printable text that says something or a number, if "
-            "any"
+            f"{line.place}: `id`, `category` and `answer` must be a printable text that is not empty, or a "
+            "number, if given"
         )
     checker = row.get("checker", asked.checker)
     if checker is not None and (not isinstance(checker, str) or not checker.isidentifier()):
-        raise UnusablePrompt(f"{line.place}: `checker` must be a value of workload.checker if any, such as last_number")
+        raise UnusablePrompt(f"{line.place}: `checker` must be a value of workload.checker, such as last_number")
     system = row.get("system", asked.system)
     if system is not None and (not isinstance(system, str) or asked.form != "chat"):
-        raise UnusablePrompt(f"{line.place}: `system` must be a text, of a chat")
+        raise UnusablePrompt(f"{line.place}: `system` must be a text, and belongs to a chat")
     return Prompt(
         str(prompt_id),
         str(category),
@@ -121,9 +121,9 @@ def _alone(row: Mapping[str, Any], place: str) -> Turns:
     """Read a line with a `prompt`."""
     form = row.get("form", "chat")
     if not isinstance(row.get("prompt"), str) or form not in ("chat", "continue"):
-        raise UnusablePrompt(f"{place}: a line needs a text `prompt`, and `form` chat or continue if any")
+        raise UnusablePrompt(f"{place}: a line needs a text `prompt`; `form` must be chat or continue if given")
     if form == "chat" and not row["prompt"].strip():
-        raise UnusablePrompt(f"{place}: the `prompt` of a chat must say something")
+        raise UnusablePrompt(f"{place}: the `prompt` of a chat must not be empty")
     return Turns([row["prompt"]], form=form)
 
 
@@ -132,7 +132,7 @@ def _draft_tokens(value: Any, place: str) -> int | None:
         return None if value is None else int(value)
     if value == "off":
         return 0
-    raise UnusablePrompt(f'{place}: `num_draft_tokens` must be a number from 0 to {MAX_DRAFT_TOKENS} or "off" if any')
+    raise UnusablePrompt(f'{place}: `num_draft_tokens` must be a number from 0 to {MAX_DRAFT_TOKENS} or "off" if given')
 
 
 def _question(line: TextLine, file_name: str, most_turns: int | None) -> Prompt:
@@ -146,7 +146,7 @@ def _question(line: TextLine, file_name: str, most_turns: int | None) -> Prompt:
         )
     if unread := [key for key in TOLD if key in row]:
         raise UnusablePrompt(
-            f"{line.place}: nothing reads `{unread[0]}` of a question; workload=jsonl does, of `messages`"
+            f"{line.place}: `{unread[0]}` of a question is not read; workload=jsonl reads it in `messages`"
         )
     later_turns = tuple(texts[1:most_turns])
     return Prompt(f"{file_name}-{question_id}", str(category), "chat", texts[0], None, later_turns, place=line.place)

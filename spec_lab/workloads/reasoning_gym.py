@@ -39,7 +39,7 @@ def made_questions(knob: str, task: str, count: int, seed: int) -> list[tuple[st
         import reasoning_gym
         from reasoning_gym.factory import DATASETS
     except ModuleNotFoundError as error:
-        raise UserError(f"{knob}: {one_line(task)} is made by reasoning_gym, which is not here; {INSTALL}") from error
+        raise UserError(f"{knob}: {one_line(task)} needs reasoning_gym, which is not installed; {INSTALL}") from error
     if task not in DATASETS:
         near = nearest(task, DATASETS)
         remedy = f"did you mean {near}?" if near else f"there are {', '.join(sorted(DATASETS))}"

@@ -62,7 +62,7 @@ class IdsAlone:
 
     def encode(self, text: str) -> list[int]:
         raise UserError(
-            "this target has random weights and no tokenizer, so there is no text to read; use workload=random_ids"
+            "this target has random weights and no tokenizer, so texts cannot be read; use workload=random_ids"
         )
 
     def decode(self, token_ids: Sequence[int]) -> str:
@@ -90,7 +90,9 @@ class TargetTokenizer:
         has_markers = all(self.special_id(token) is not None for token in SPECIAL_TOKENS)
         template = stored_template(folder)
         if thinking is not None and "enable_thinking" not in (template or ""):
-            raise UserError(f"thinking={thinking}: the chat template of {folder} has no such choice; use thinking=null")
+            raise UserError(
+                f"thinking={thinking}: the chat template of {folder} does not have this choice; use thinking=null"
+            )
         is_ours = has_markers and template in (None, CHAT_TEMPLATE)
         self._render: Render = _render_ours if is_ours else ChatTemplate(folder, thinking=thinking)
 
@@ -140,8 +142,9 @@ class TargetTokenizer:
             return
         if list(ids) != self.encode(prompt):
             raise UnusablePrompt(
-                f"the prompt begins with {first}, which the target's tokenizer puts in front of it; leave out what a "
-                "chat template has added"
+                f"the prompt begins with {first}, which the target's tokenizer also "
+                "puts at the beginning; leave out the text "
+                f"that a chat template has added"
             )
 
     def _special_ids(self) -> set[int]:
@@ -168,8 +171,8 @@ def _from_json(path: Path) -> tokenizers.Tokenizer:
 
 @contextmanager
 def _defects_of(what: str) -> Iterator[None]:
-    """Raise UserError for a defect of the file. The library raises a bare Exception, or a panic that is no
-    Exception."""
+    """Raise UserError for a defect of the file. The library raises a bare Exception, or a panic that is not
+    an Exception."""
     try:
         yield
     except UserError:

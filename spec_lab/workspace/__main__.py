@@ -61,7 +61,7 @@ def _place(text: str) -> tuple[str, str]:
 
     entity, _, project = text.partition("/")
     if not ENTITY.fullmatch(entity) or project_problem(project) is not None:
-        raise UserError(f"{text!r} is no ENTITY/PROJECT; write my-team/spec_lab, as in the address of the W&B project")
+        raise UserError(f"{text!r} is not ENTITY/PROJECT; write my-team/spec_lab, as in the address of the W&B project")
     return entity, project
 
 
@@ -75,7 +75,7 @@ def _save(workspace: Any) -> str:
     if problem is not None:
         raise UserError(problem)
     if (key := load_settings().api_key) and (wrong := malformed(key)):
-        raise UserError(f"WANDB_API_KEY, or the key in W&B's settings: {wrong}; correct it, or print with --dry-run")
+        raise UserError(f"WANDB_API_KEY, or the key in W&B's settings: {wrong}; correct it, or print it with --dry-run")
     if not has_key():
         raise UserError(
             "saving a workspace needs a key of W&B's server, and none is configured; set WANDB_API_KEY or run "

@@ -43,10 +43,10 @@ def build_workspace(entity: str, project: str, name: str) -> Any:
 
 
 def _load_library() -> tuple[ModuleType, ModuleType]:
-    """Return the two modules for writing workspaces: that of workspaces, and that of panels."""
+    """Return two modules of the package: the one for workspaces and the one for panels."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # it tells its users of its own old validators
+            warnings.simplefilter("ignore")  # it warns of its own outdated validators
             import wandb_workspaces.reports.v2 as panels
             import wandb_workspaces.workspaces as workspaces
     except ImportError as error:

@@ -90,7 +90,7 @@ def working_folder(parent: Path) -> Iterator[Path]:
 
 
 def _remove_abandoned(parent: Path) -> None:
-    """Remove this user's old working folders whose process has ended, and has thereby released its lock."""
+    """Remove this user's old working folders whose process has ended, so that their lock is released."""
     for folder in parent.glob(f"{_PREFIX}*"):
         with suppress(OSError):
             found = folder.lstat()

@@ -28,7 +28,7 @@ def load_kept(folder: Path, key: str) -> ctypes.CDLL:
     library = _library(folder, key, digest)
     whole = _read_own(library)
     if (str(len(whole)), hashlib.sha256(whole).hexdigest()) != (length, digest):
-        raise OSError(f"{library} is not what was compiled")
+        raise OSError(f"{library} is not the file that was compiled")
     with suppress(OSError):
         os.utime(record)  # marks it as recently used, see `_clear_up`
     return load(library)
@@ -68,7 +68,7 @@ def _read_own(path: Path) -> bytes:
     try:
         found = os.fstat(opened)
         if not stat.S_ISREG(found.st_mode) or (found.st_uid, stat.S_IMODE(found.st_mode)) != (os.geteuid(), _OWN):
-            raise PermissionError(f"{path} is not a file of this user's alone")
+            raise PermissionError(f"{path} is not private to this user")
         with open(opened, "rb", closefd=False) as file:
             return file.read()
     finally:

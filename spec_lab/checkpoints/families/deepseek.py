@@ -138,7 +138,7 @@ def _is_sparse(fields: ConfigFields, num_layers: int) -> list[bool]:
         return [layer >= num_dense for layer in range(num_layers)]
     if len(types) != num_layers:
         raise UserError(
-            f"{fields.source}: mlp_layer_types names {len(types)} layers, num_hidden_layers is {num_layers}"
+            f"{fields.source}: mlp_layer_types names {len(types)} layers, but num_hidden_layers is {num_layers}"
         )
     unknown = [name for name in types if name not in ("dense", "sparse")]
     if unknown:

@@ -119,23 +119,25 @@ def _refuse_impossible_choice(sizes: ExpertSizes, source: str) -> None:
         raise UserError(f"{source}: topk_group {sizes.num_chosen_groups} is more than n_group {num_groups}")
     eligible = num_experts // num_groups * sizes.num_chosen_groups
     if sizes.num_chosen > eligible:
-        raise UserError(f"{source}: num_experts_per_tok {sizes.num_chosen} is more than the {eligible} to choose among")
+        raise UserError(
+            f"{source}: num_experts_per_tok {sizes.num_chosen} is more than the {eligible} experts that can be chosen"
+        )
 
 
 def _attention_plan(fields: ConfigFields, rotary_part: float = 1.0) -> LayerPlan:
-    """Read what all layers have in common. `rotary_part` is the default fraction of a head's channels that are
-    rotated."""
+    """Read the part of the plan that all layers share. `rotary_part` is the default fraction of a head's channels that
+    are rotated."""
     refuse_unsupported(fields)
     source = fields.source
     num_heads, num_kv_heads = fields.integer("num_attention_heads"), fields.integer("num_key_value_heads")
     if num_heads % num_kv_heads:
         raise UserError(
-            f"{source}: num_attention_heads {num_heads} is no multiple of num_key_value_heads {num_kv_heads}"
+            f"{source}: num_attention_heads {num_heads} is not a multiple of num_key_value_heads {num_kv_heads}"
         )
     head_dim = fields.integer("head_dim", fields.integer("hidden_size") // num_heads)
     rope = read_rope(fields, fields.integer("max_position_embeddings"), rotary_part)
     if int(head_dim * rope.partial_rotary_factor) % 2:
-        raise UserError(f"{source}: an odd number of a head's {head_dim} channels turns; it must be an even one")
+        raise UserError(f"{source}: an odd number of a head's {head_dim} channels is rotated; it must be even")
     return LayerPlan(
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,

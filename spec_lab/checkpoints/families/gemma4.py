@@ -99,8 +99,8 @@ def _layers(text: ConfigFields) -> tuple[LayerPlan, ...]:
         is_shared = index >= first_shared
         if is_shared and layer_type not in owners:
             raise UserError(
-                f"{text.source}: num_kv_shared_layers {num_shared} leaves layer {index} without a {layer_type} layer "
-                "whose KV it could read; fetch the file again"
+                f"{text.source}: num_kv_shared_layers {num_shared} leaves no {layer_type} layer whose KV layer {index} "
+                "could read; fetch the file again"
             )
         head_dim, num_kv_heads = head_sizes(text, index, layer_type)
         plan = LayerPlan(
@@ -127,7 +127,7 @@ def _layer_types(text: ConfigFields) -> list[str]:
         layer_types = [SLIDING if (index + 1) % FULL_EVERY else FULL for index in range(num_layers)]
     if len(layer_types) != num_layers:
         raise UserError(
-            f"{text.source}: layer_types names {len(layer_types)} layers, num_hidden_layers is {num_layers}"
+            f"{text.source}: layer_types names {len(layer_types)} layers, but num_hidden_layers is {num_layers}"
         )
     unknown = [layer_type for layer_type in layer_types if layer_type not in (FULL, SLIDING)]
     if unknown:
@@ -156,8 +156,8 @@ def _check_heads(text: ConfigFields, index: int, plan: LayerPlan, before: list[L
     source = text.source
     if plan.num_heads % plan.num_kv_heads:
         raise UserError(
-            f"{source}: num_attention_heads {plan.num_heads} is no multiple of the {plan.num_kv_heads} key-value heads "
-            f"of layer {index}"
+            f"{source}: num_attention_heads {plan.num_heads} is not a multiple of the {plan.num_kv_heads} key-value "
+            f"heads of layer {index}"
         )
     if plan.head_dim % 2:
         raise UserError(
@@ -166,6 +166,6 @@ def _check_heads(text: ConfigFields, index: int, plan: LayerPlan, before: list[L
     owner = plan if plan.kv_owner is None else before[plan.kv_owner]
     if (owner.num_kv_heads, owner.head_dim) != (plan.num_kv_heads, plan.head_dim):
         raise UserError(
-            f"{source}: layer {index} reads the KV of layer {plan.kv_owner}, whose heads are of another number or "
-            "size; fetch the file again"
+            f"{source}: layer {index} reads the KV of layer {plan.kv_owner}, whose heads have another number or size; "
+            "fetch the file again"
         )

@@ -126,7 +126,7 @@ def _experts(fields: ConfigFields) -> ExpertSizes:
 
 
 def _layer_types(fields: ConfigFields) -> tuple[str, ...]:
-    """Read the type of each layer. Where the file names none, every fourth layer has full attention by default."""
+    """Read the type of each layer. If the file names no types, every fourth layer has full attention."""
     num_layers = fields.integer("num_hidden_layers", most=MAX_LAYERS)
     interval = fields.integer("full_attention_interval", 4)
     by_interval = tuple(LINEAR if (index + 1) % interval else FULL for index in range(num_layers))
@@ -135,7 +135,7 @@ def _layer_types(fields: ConfigFields) -> tuple[str, ...]:
     layer_types = fields.texts("layer_types")
     if len(layer_types) != num_layers:
         raise UserError(
-            f"{fields.source}: layer_types names {len(layer_types)} layers, num_hidden_layers is {num_layers}"
+            f"{fields.source}: layer_types names {len(layer_types)} layers, but num_hidden_layers is {num_layers}"
         )
     for layer_type in layer_types:
         if layer_type not in (FULL, LINEAR):
@@ -143,7 +143,9 @@ def _layer_types(fields: ConfigFields) -> tuple[str, ...]:
                 f"{fields.source}: layer type {shown(layer_type)} is not supported; supported are {FULL}, {LINEAR}"
             )
     if fields.has("full_attention_interval") and layer_types != by_interval:
-        raise UserError(f"{fields.source}: layer_types are not those of full_attention_interval {interval}; mend one")
+        raise UserError(
+            f"{fields.source}: layer_types differ from those of full_attention_interval {interval}; correct one of them"
+        )
     return layer_types
 
 
@@ -154,8 +156,8 @@ def _full_layer(fields: ConfigFields, max_positions: int) -> LayerPlan:
     rope = read_rope(fields, max_positions, default_part=0.25)
     if int(head_dim * rope.partial_rotary_factor) % 2 or not 0 < rope.partial_rotary_factor <= 1:
         raise UserError(
-            f"{fields.source}: partial_rotary_factor {rope.partial_rotary_factor} of head_dim {head_dim} is no even "
-            "number of channels; take config.json from the checkpoint anew"
+            f"{fields.source}: partial_rotary_factor {rope.partial_rotary_factor} of head_dim {head_dim} is not an "
+            "even number of channels; take config.json from the checkpoint again"
         )
     bias = fields.flag("attention_bias")
     return LayerPlan(
@@ -186,4 +188,4 @@ def _delta_net(fields: ConfigFields) -> DeltaNetSizes:
 
 def _require_multiple(fields: ConfigFields, name: str, number: int, of_name: str, of: int) -> None:
     if number % of:
-        raise UserError(f"{fields.source}: {name} {number} is no multiple of {of_name} {of}")
+        raise UserError(f"{fields.source}: {name} {number} is not a multiple of {of_name} {of}")

@@ -1,4 +1,4 @@
-"""Reads config.json of Llama, Qwen2, Qwen3 and MiMo, whose layers differ in Qwen's windows at most.
+"""Reads config.json of Llama, Qwen2, Qwen3 and MiMo. Their layers are alike, except that some of Qwen's have windows.
 
 Two spellings are read: that of the files on the hub (`rope_theta`, `rope_scaling`), and that of transformers 5
 (`rope_parameters`, `dtype`). A key that the file leaves out has the default of transformers. An option that would
@@ -55,7 +55,7 @@ def _read(fields: ConfigFields, family: Family) -> ModelConfig:
 
 
 def _plan(fields: ConfigFields, family: Family, max_positions: int) -> LayerPlan:
-    """Read what all layers have in common."""
+    """Read the part of the plan that all layers share."""
     source = fields.source
     num_heads = fields.integer("num_attention_heads")
     qwen = family != "llama"
@@ -65,7 +65,7 @@ def _plan(fields: ConfigFields, family: Family, max_positions: int) -> LayerPlan
     head_dim = fields.integer("head_dim", 128 if family == "qwen3" else fields.integer("hidden_size") // num_heads)
     if num_heads % num_kv_heads:
         raise UserError(
-            f"{source}: num_attention_heads {num_heads} is no multiple of num_key_value_heads {num_kv_heads}"
+            f"{source}: num_attention_heads {num_heads} is not a multiple of num_key_value_heads {num_kv_heads}"
         )
     if head_dim % 2:
         raise UserError(f"{source}: head_dim {head_dim} is odd; the rotary embedding needs an even one")
@@ -92,10 +92,10 @@ def refuse_unsupported(fields: ConfigFields) -> None:
 
 
 def rope_fields(config: ConfigFields) -> ConfigFields:
-    """Return what a config says of its one rotary embedding, in whichever places it says so.
+    """Collect the keys of the only rotary embedding from all places where a config may have them.
 
     Raises:
-        UserError: two places contradict each other, of which transformers takes one without a word.
+        UserError: two places contradict each other; transformers silently uses one of them.
     """
     said: dict[str, Any] = {}
     top_level = {"rope_theta": config.values.get("rope_theta")}
@@ -103,16 +103,16 @@ def rope_fields(config: ConfigFields) -> ConfigFields:
         if any(isinstance(value, dict) for value in place.values()):
             # transformers reads such parameters for no family here: Llama skips them, the Qwen families fail.
             raise UserError(
-                f"{config.source}: rope parameters keyed by layer type are not supported; one set for all layers is"
+                f"{config.source}: rope parameters keyed by layer type are not supported; use one set for all layers"
             )
         for key, value in place.items():
             name = "rope_type" if key == "type" else key
             if value is not None and said.setdefault(name, value) != value:
                 raise UserError(
-                    f"{config.source}: {name} is {shown(said[name])} in one place and {shown(value)} in another; take "
-                    "out the one that the model was not trained with"
+                    f"{config.source}: {name} is {shown(said[name])} in one place and {shown(value)} in another; "
+                    "remove the one that the model was not trained with"
                 )
-    # transformers writes a family's default beside the parameters, also where they have another value, and reads these.
+    # transformers also writes a family's default outside the parameters, even if they differ. It reads the parameters.
     if (part := config.values.get("partial_rotary_factor")) is not None:
         said.setdefault("partial_rotary_factor", part)
     return ConfigFields(said, f"{config.source} (rope)")
@@ -131,8 +131,8 @@ def read_rope(config: ConfigFields, max_positions: int, default_part: float = 1.
     if kind == "default":
         if fields.has("factor") and fields.number("factor") != 1:
             raise UserError(
-                f"{fields.source}: no rope_type reads the factor {fields.number('factor'):g}; name the one that it is "
-                "for, such as linear, or take it out"
+                f"{fields.source}: no rope_type uses the factor {fields.number('factor'):g}; add its type, such as "
+                "linear, or remove it"
             )
         return RopeConfig(theta=theta, scaling="none", partial_rotary_factor=part)
     if kind == "linear":
@@ -176,7 +176,7 @@ def _layer_windows(fields: ConfigFields, num_layers: int, family: Family) -> tup
             raise UserError(f"{source}: max_window_layers is null, but use_sliding_window is on; name the first layer")
         return by_depth
     if len(layer_types) != num_layers:
-        raise UserError(f"{source}: layer_types names {len(layer_types)} layers, num_hidden_layers is {num_layers}")
+        raise UserError(f"{source}: layer_types names {len(layer_types)} layers, but num_hidden_layers is {num_layers}")
     for layer_type in layer_types:
         if layer_type not in ("full_attention", "sliding_attention"):
             raise UserError(
@@ -189,7 +189,7 @@ def _layer_windows(fields: ConfigFields, num_layers: int, family: Family) -> tup
         )
     if "sliding_attention" not in layer_types and any(by_depth):
         raise UserError(
-            f"{source}: use_sliding_window and max_window_layers {first} give layers a window, and layer_types none; "
-            "take out the one that the model was not trained with"
+            f"{source}: use_sliding_window and max_window_layers {first} give layers a window, but layer_types gives "
+            "none; remove the one that the model was not trained with"
         )
     return tuple(window if layer_type == "sliding_attention" else None for layer_type in layer_types)

@@ -63,14 +63,14 @@ def read_decoder(config: dict[str, Any], source: str) -> ModelConfig:
 def read_model_config(folder: Path, knob: str = "target.path") -> ModelConfig:
     """Read the config of a folder or a GGUF file, and the end tokens that `generate` of transformers would use.
 
-    If there is a generation_config.json, its end tokens are the only ones, even if it names none. Without that file
-    they are those that config.json names; a family's default is not used.
+    If there is a generation_config.json, its end tokens are the only ones, even if it names none. Without that file,
+    the end tokens are those of config.json; a family's default is not used.
 
     Args:
         knob: the setting that led here, named in errors.
 
     Raises:
-        UserError: no such folder or file, no JSON object, or what `read_decoder` refuses.
+        UserError: no such folder or file, no JSON object, or the errors of `read_decoder`.
     """
     if is_gguf(folder):
         return read_decoder(gguf_config(folder), str(folder))

@@ -18,7 +18,7 @@ from spec_lab.core.errors import UserError
 
 @dataclass(frozen=True, slots=True)
 class ScoredRope:
-    """A rotary embedding, and its correction of the attention scores, which enters squared."""
+    """A rotary embedding, and YaRN's correction: attention scores are multiplied by its square."""
 
     rope: RopeConfig
     mscale: float = 1.0
@@ -31,7 +31,7 @@ def read_rope_or_yarn(config: ConfigFields, max_positions: int) -> ScoredRope:
         return ScoredRope(read_rope(config, max_positions))
     theta = fields.number("rope_theta", 10000.0)
     if theta <= 1:
-        raise UserError(f"{fields.source}: rope_theta must be more than 1 for rope type yarn, is {theta:g}")
+        raise UserError(f"{fields.source}: rope_theta must be more than 1 for rope type yarn, but is {theta:g}")
     original = fields.integer("original_max_position_embeddings", max_positions)
     factor = fields.number("factor", max_positions / original)
     rope = RopeConfig(

@@ -21,7 +21,8 @@ class Bucket:
     """The captured segments of one batch size, each made when it is first called.
 
     Attributes:
-        slot_ids: [bucket size] what a replay reads: the slots of its requests, padded with the scratch slot.
+        slot_ids: [bucket size] the slots of a replay's requests, padded with the scratch slot. Replays read this
+            tensor.
         held: the slots that `slot_ids` holds, in order.
         copies: the segments by name, once for each copy of a graph that the recorder makes.
         fixed: tensors that segments read without copying: `slot_ids`, and outputs of segments.

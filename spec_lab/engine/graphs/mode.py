@@ -31,7 +31,8 @@ class GraphMode(Protocol):
         ...
 
     def prepare(self, decode_round: DecodeRound, num_requests: int) -> None:
-        """Capture what a round of `num_requests` needs, unless that has been done. Only the scratch slot is touched."""
+        """Capture the graphs for a round of `num_requests`, unless that has been done. Only the scratch slot is
+        touched."""
         ...
 
     def admit(self, slot: int, request: Request) -> None:
@@ -42,7 +43,7 @@ class GraphMode(Protocol):
         """Run R rounds over the requests in `slots`, whose committed lengths are at most `max_kv_len`.
 
         Returns:
-            A verification of R times `padded_size` rows, those of the first round first.
+            A verification of R times `padded_size` rows, in the order of the rounds.
         """
         ...
 

@@ -29,8 +29,8 @@ def drafting_needs_tokens(chosen: Chosen) -> str | None:
             "use drafter=none or drafter.num_draft_tokens=3"
         )
     return (
-        f"drafter.num_draft_tokens={drafter.num_draft_tokens} is outside 1..{MAX_DRAFT_TOKENS}; "
-        "use drafter.num_draft_tokens=3"
+        f"drafter.num_draft_tokens={drafter.num_draft_tokens} is outside 1..{MAX_DRAFT_TOKENS}; use "
+        "drafter.num_draft_tokens=3"
     )
 
 

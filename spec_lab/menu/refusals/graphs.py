@@ -68,7 +68,7 @@ def rounds_follow_each_other(chosen: Chosen) -> str | None:
     num_rounds = getattr(config.graph, "rounds_per_replay", 1)
     if num_rounds == 1:
         if getattr(config.graph, "skip_ended", False):
-            return "graph.skip_ended=true skips rounds behind others; add graph.rounds_per_replay=8"
+            return "graph.skip_ended=true skips rounds in a replay of several; add graph.rounds_per_replay=8"
         return None
     if config.drafter.k_schedule is not None:
         return (

@@ -20,7 +20,7 @@ def interpreted_dtype(chosen: Chosen) -> str | None:
     knob = _triton_knob(chosen)
     if knob is None or config.device != "cpu" or config.dtype != Dtype.bfloat16:
         return None
-    return f"{knob}=triton on a CPU is Triton's interpreter, which gets dtype=bfloat16 wrong; use dtype=float32"
+    return f"{knob}=triton on a CPU is Triton's interpreter, which computes dtype=bfloat16 wrongly; use dtype=float32"
 
 
 def triton_needs_a_device(chosen: Chosen) -> str | None:

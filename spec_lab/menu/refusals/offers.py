@@ -32,8 +32,8 @@ def schedule_can_be_read(chosen: Chosen) -> str | None:
     if largest == num_draft_tokens or not chosen.drafter.drafts:
         return None
     return (
-        f"drafter.num_draft_tokens={num_draft_tokens} is not the largest K of drafter.k_schedule, {largest}, which "
-        "stands for it; leave out drafter.num_draft_tokens"
+        f"drafter.num_draft_tokens={num_draft_tokens} is not the largest K of drafter.k_schedule, {largest}, which is "
+        "used instead; leave out drafter.num_draft_tokens"
     )
 
 
@@ -58,9 +58,9 @@ def temperatures_are_read(chosen: Chosen) -> str | None:
         return None
     shown = f"drafter.confidence_temperatures=[{','.join(map(str, given))}]"
     if not chosen.offers.read_confidences:
-        return f"{shown} is read with drafter.stop=confidence or verify.budget only; leave it out"
+        return f"{shown} is read only with drafter.stop=confidence or verify.budget; leave it out"
     if chosen.sizes is not None:
-        return f"{shown} is about the drafts of a chain; use tree=none or drafter.confidence_temperatures=null"
+        return f"{shown} is for the drafts of a chain; use tree=none or drafter.confidence_temperatures=null"
     if len(given) == num_drafts:
         return None
     fits = ",".join(["1.0"] * num_drafts)
@@ -72,7 +72,7 @@ def there_are_drafts(chosen: Chosen) -> str | None:
     """There must be a drafter, since plain decoding offers nothing."""
     if chosen.drafter.drafts:
         return None
-    return f"{chosen.offers.named} has nothing to offer with drafter={chosen.config.drafter.name}; leave it out"
+    return f"{chosen.offers.named} has no drafts to choose from with drafter={chosen.config.drafter.name}; leave it out"
 
 
 def confidence_is_noted(chosen: Chosen) -> str | None:
@@ -81,8 +81,8 @@ def confidence_is_noted(chosen: Chosen) -> str | None:
     if not option.drafts or option.notes_confidence or not chosen.offers.read_confidences:
         return None
     return (
-        f"{chosen.offers.named} goes by the drafter's confidence, and drafter={option.name} notes none; "
-        f"use {chosen.offers.offers_all}, or drafter=eagle3"
+        f"{chosen.offers.named} uses the drafter's confidence, but drafter={option.name} records none; use "
+        f"{chosen.offers.offers_all}, or drafter=eagle3"
     )
 
 
@@ -93,8 +93,8 @@ def a_row_is_left_for_drafts(chosen: Chosen) -> str | None:
     if budget is None or budget > config.batch_size:
         return None
     return (
-        f"verify.budget={budget} leaves no row for a draft beside one for each of batch_size={config.batch_size} "
-        f"requests; use verify.budget={2 * config.batch_size}, or verify.budget=null for all rows"
+        f"verify.budget={budget} leaves no row for drafts, since each of batch_size={config.batch_size} requests needs "
+        f"one; use verify.budget={2 * config.batch_size}, or verify.budget=null for all rows"
     )
 
 
@@ -103,7 +103,7 @@ def depth_is_scheduled_by_nobody(chosen: Chosen) -> str | None:
     if chosen.sizes is None or chosen.offers.ranges is None:
         return None
     return (
-        f"{chosen.offers.named} chooses the K of a chain, and tree={chosen.tree.name} has one depth; use tree=none, or "
+        f"{chosen.offers.named} chooses the K of a chain, but tree={chosen.tree.name} has one depth; use tree=none, or "
         "drafter.k_schedule=null with verify.budget"
     )
 
@@ -113,7 +113,7 @@ def trees_have_one_depth(chosen: Chosen) -> str | None:
     if chosen.sizes is None or chosen.offers.by_request == ByRequest.same:
         return None
     return (
-        f"drafter.by_request={chosen.offers.by_request} is the K of a chain, and tree={chosen.tree.name} has one "
+        f"drafter.by_request={chosen.offers.by_request} is the K of a chain, but tree={chosen.tree.name} has one "
         "depth; use tree=none or drafter.by_request=same"
     )
 
@@ -136,13 +136,14 @@ def rows_are_noted(chosen: Chosen) -> str | None:
         return None
     if chosen.tree.noting is None:
         return (
-            f"{chosen.offers.named} leaves out rows, and tree={chosen.tree.name} notes none; use "
+            f"{chosen.offers.named} leaves out rows, but tree={chosen.tree.name} records none; use "
             f"{chosen.offers.offers_all}"
         )
     if not drafts_are_drawn(chosen.config):
         return None
     return (
-        f"{chosen.offers.named} would leave out rows of tree={chosen.tree.name} by what was drawn, and so bend the law "
+        f"{chosen.offers.named} would leave out rows of tree={chosen.tree.name} "
+        "depending on the draws, and so change the distribution "
         f"of the drafts; use drafter.draft_sampling=greedy or {chosen.offers.offers_all}"
     )
 

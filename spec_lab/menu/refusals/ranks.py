@@ -19,8 +19,8 @@ def as_many_ranks(chosen: Chosen) -> str | None:
         return None
     if started == 1:
         return (
-            f"target.tensor_parallel={wanted} needs {wanted} processes, and this is one; start it with "
-            f"torchrun --nproc-per-node {wanted} -m spec_lab, or use target.tensor_parallel=1"
+            f"target.tensor_parallel={wanted} needs {wanted} processes, but this is one; start it with torchrun "
+            f"--nproc-per-node {wanted} -m spec_lab, or use target.tensor_parallel=1"
         )
     return (
         f"target.tensor_parallel={wanted} is not the {started} processes that were started (WORLD_SIZE={started}); "
@@ -34,8 +34,8 @@ def ranks_choose_their_device(chosen: Chosen) -> str | None:
     if config.target.tensor_parallel == 1 or ":" not in config.device:
         return None
     return (
-        f"device={config.device} is one GPU for target.tensor_parallel={config.target.tensor_parallel} processes; "
-        "use device=cuda, of which each takes its own"
+        f"device={config.device} is one GPU for target.tensor_parallel={config.target.tensor_parallel} processes; use "
+        "device=cuda, so that each takes its own GPU"
     )
 
 

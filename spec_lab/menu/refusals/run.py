@@ -93,16 +93,16 @@ def sampling_range(chosen: Chosen) -> str | None:
         return f"sampling.temperature={sampling.temperature} is negative; use sampling.temperature=0 (greedy)"
     if 0 < sampling.temperature < LEAST_TEMPERATURE:
         return (
-            f"sampling.temperature={sampling.temperature} is under {LEAST_TEMPERATURE}, where only the likeliest token "
-            "is left; use sampling.temperature=0 (greedy)"
+            f"sampling.temperature={sampling.temperature} is below {LEAST_TEMPERATURE}, where only the likeliest token "
+            "remains; use sampling.temperature=0 (greedy)"
         )
     if sampling.top_k is not None and sampling.top_k < 1:
         return f"sampling.top_k={sampling.top_k} leaves no token; use sampling.top_k=null for all of them"
     if sampling.top_p is not None and not 0 < sampling.top_p <= 1:
-        return f"sampling.top_p={sampling.top_p} is no probability above 0; use sampling.top_p=null for all tokens"
+        return f"sampling.top_p={sampling.top_p} is not a probability above 0; use sampling.top_p=null for all tokens"
     if sampling.top_p is not None and sampling.top_p < LEAST_TOP_P:
         return (
-            f"sampling.top_p={sampling.top_p} is under {LEAST_TOP_P}, where only the likeliest token is left; use "
+            f"sampling.top_p={sampling.top_p} is below {LEAST_TOP_P}, where only the likeliest token remains; use "
             "sampling.temperature=0 (greedy) with sampling.top_p=null"
         )
     return None
@@ -128,7 +128,7 @@ def threads_have_cores(chosen: Chosen) -> str | None:
     most = MOST_THREADS_A_CORE * (os.cpu_count() or 1)
     if config.num_threads is None or config.num_threads <= most:
         return None
-    return f"num_threads={config.num_threads} is more than the {most} that make sense here; use num_threads=null"
+    return f"num_threads={config.num_threads} is more than the {most} that are useful here; use num_threads=null"
 
 
 def cache_holds_a_request(chosen: Chosen) -> str | None:
@@ -196,7 +196,7 @@ def recorded_rows(chosen: Chosen) -> str | None:
     topk = chosen.config.record.topk
     if topk <= MAX_RECORDED_TOPK:
         return None
-    return f"record.topk={topk} is above {MAX_RECORDED_TOPK}, more than a rule looks at; use record.topk=16"
+    return f"record.topk={topk} is above {MAX_RECORDED_TOPK}, the most that a rule reads; use record.topk=16"
 
 
 def workload_categories(chosen: Chosen) -> str | None:
@@ -264,9 +264,12 @@ def refuse_name(name: str) -> str | None:
 def refuse_output_dir(output_dir: str) -> str | None:
     """Return why `output_dir=...` is refused, in a line, without making anything; None if it is accepted."""
     if output_dir.startswith(("~", "$")):
-        return f"output_dir={output_dir!r} begins with what a shell leaves alone in quotes; write the path in full"
+        return (
+            f"output_dir={output_dir!r} begins with a sign that a shell does "
+            "not expand in quotes; write the path in full"
+        )
     if not (output_dir.strip() and output_dir.isprintable()):
-        return f"output_dir={output_dir!r} is no path that can be read in a line; use one such as output_dir=outputs"
+        return f"output_dir={output_dir!r} is not a printable path; use one such as output_dir=outputs"
     with suppress(OSError):  # other problems of a path are reported when it is made
         path = Path(output_dir)
         there = next((place for place in (path, *path.parents) if place.exists()), path.parent)

@@ -20,7 +20,7 @@ def depth_is_k(chosen: Chosen) -> str | None:
         return None
     return (
         f"drafter.num_draft_tokens={config.drafter.num_draft_tokens} is not the depth of tree={config.tree.name}, "
-        f"{sizes.depth}, which stands for it; leave out drafter.num_draft_tokens"
+        f"{sizes.depth}, which is used instead; leave out drafter.num_draft_tokens"
     )
 
 
@@ -29,7 +29,10 @@ def branches_are_drafted(chosen: Chosen) -> str | None:
     drafter = chosen.drafter
     if drafter.load_tree is not None:
         return None
-    return f"drafter={drafter.name} drafts no branches of tree={chosen.tree.name}; use tree=none or drafter=frozen_kv"
+    return (
+        f"drafter={drafter.name} cannot draft the branches of tree={chosen.tree.name}; "
+        "use tree=none or drafter=frozen_kv"
+    )
 
 
 def branches_are_judged(chosen: Chosen) -> str | None:
@@ -46,7 +49,9 @@ def branches_are_masked(chosen: Chosen) -> str | None:
     attention = chosen.attention
     if attention.make_for_trees is not None:
         return None
-    return f"attention={attention.name} masks no rows of tree={chosen.tree.name}; use tree=none or attention=torch"
+    return (
+        f"attention={attention.name} cannot mask the rows of tree={chosen.tree.name}; use tree=none or attention=torch"
+    )
 
 
 def graph_runs_trees(chosen: Chosen) -> str | None:
@@ -54,7 +59,7 @@ def graph_runs_trees(chosen: Chosen) -> str | None:
     graph = chosen.graph
     if graph.runs_trees:
         return None
-    return f"graph={graph.name} runs no draft steps of tree={chosen.tree.name}; use tree=none or graph=full_loop"
+    return f"graph={graph.name} cannot run the draft steps of tree={chosen.tree.name}; use tree=none or graph=full_loop"
 
 
 def recorded_rows_are_a_chain(chosen: Chosen) -> str | None:

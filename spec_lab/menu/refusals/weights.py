@@ -36,7 +36,7 @@ def narrow_layers(chosen: Chosen) -> str | None:
     return (
         None
         if problem is None
-        else f"target.weight_dtype={narrow} is for plain attention and MLPs, and the target has {problem}; {REMEDY}"
+        else f"target.weight_dtype={narrow} is for plain attention and MLPs, but the target has {problem}; {REMEDY}"
     )
 
 
@@ -57,7 +57,7 @@ def fp8_in_one_process(chosen: Chosen) -> str | None:
     size = config.target.tensor_parallel
     if config.target.weight_dtype != WeightDtype.fp8 or size == 1:
         return None
-    return f"target.tensor_parallel={size} splits no weights in fp8; {REMEDY}, or target.tensor_parallel=1"
+    return f"target.tensor_parallel={size} cannot split weights in fp8; {REMEDY}, or target.tensor_parallel=1"
 
 
 def fp8_by_our_products(chosen: Chosen) -> str | None:

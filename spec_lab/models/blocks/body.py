@@ -32,7 +32,7 @@ from spec_lab.models.rope import RotaryTable, rotary_table
 
 @dataclass(frozen=True, slots=True)
 class BlockPlace:
-    """Where each request's block begins: after its L' context rows. The pending token is at position L'.
+    """The place where each request's block begins: after its L' context rows. The pending token is at position L'.
 
     Attributes:
         lengths: [batch] L', the number of context rows of each request.

@@ -45,7 +45,7 @@ class SlotWalk:
         state: [rows, width] the head's state between slots. There is a row for each request, or for each branch of a
             tree, ordered by request. A head without a state has a column that it never reads.
         ids: [batch, slots, scored] the tokens that are scored; None if these are the draft vocabulary.
-        edges: [batch, slots, ...] what a head computes for all slots at once.
+        edges: [batch, slots, ...] the values that a head computes for all slots at once.
     """
 
     hidden: torch.Tensor
@@ -82,7 +82,7 @@ class BlockHead(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class HeadParts:
-    """What a head is built from.
+    """The parts from which a head is built.
 
     Attributes:
         embedding: [vocab, hidden_size] the target's.

@@ -14,8 +14,8 @@ class SlotScores:
     """A `DraftHead` and `BranchHead` of a slot whose scores are already computed, so its methods ignore `hidden`.
 
     Attributes:
-        scores: [rows, scored] the slot's logits, with what a head has added. There is a row for each request, or for
-            each branch of a tree.
+        scores: [rows, scored] the slot's logits, including the terms of the head. There is a row for each request, or
+            for each branch of a tree.
         ids: [scored] or [rows, scored] the tokens that are scored, in target ids; None for the whole vocabulary.
     """
 

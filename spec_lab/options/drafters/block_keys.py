@@ -20,18 +20,21 @@ BLOCK_SIZE = 8
 class Head(Choice):
     """The heads that relate the slots of a block."""
 
-    none = "none", "each slot stands for itself"
-    markov = "markov", "a bias from the token before, as DSpark"
-    gru = "gru", "a GRU over the block so far, as Domino"
-    selector = "selector", "the likeliest tokens scored behind the token before, as DFlash2"
-    lattice = "lattice", "a transformer over the likeliest tokens of all slots, as LiLiCorr"
+    none = "none", "slots are independent"
+    markov = "markov", "a bias from the token before, as in DSpark"
+    gru = "gru", "a GRU over the block so far, as in Domino"
+    selector = "selector", "scores the likeliest tokens after the token before, as in DFlash2"
+    lattice = "lattice", "a transformer over the likeliest tokens of all slots, as in LiLiCorr"
 
 
 class RowReading(Choice):
     """The readings of a block's rows."""
 
-    mask_first = "mask_first", "a row predicts the token at its own position: block_size - 1 drafts, as DFlash"
-    anchor_first = "anchor_first", "a row predicts the token behind it: block_size drafts, as DSpark"
+    mask_first = (
+        "mask_first",
+        "a row predicts the token at its own position, so there are block_size - 1 drafts, as in DFlash",
+    )
+    anchor_first = "anchor_first", "a row predicts the next token, so there are block_size drafts, as in DSpark"
 
 
 class Form(Choice):
@@ -48,11 +51,13 @@ class BlockDrafterConfig(TrainedDrafterConfig):
 
     name: str = "dflash"
     weights: Weights = knob(Weights.checkpoint, "where the weights come from")
-    head: Head = knob(Head.none, "what joins the slots of a block")
+    head: Head = knob(Head.none, "the head that relates the slots of a block")
     slots: RowReading = knob(RowReading.mask_first, "which row of a block predicts which token")
     conv: bool = knob(False, "convolutions within a block, around both halves of every layer")
-    window: int | None = knob(None, "context rows that a block sees; null is all, or as the checkpoint says", least=1)
-    confidence: bool = knob(False, "a head of its own says how sure it is; drafter.stop and verify.budget read it")
+    window: int | None = knob(
+        None, "newest context rows that a block sees; null is the checkpoint's window, or all", least=1
+    )
+    confidence: bool = knob(False, "a separate head estimates confidence, for drafter.stop and verify.budget")
     block_size: int | None = knob(None, "rows of a block of random weights; null is 8", least=2, most=64)
     num_layers: int | None = knob(None, "layers of a body of random weights; null is 2", least=1, most=64)
     head_rank: int | None = knob(None, "width of the factors of a head of random weights; null is 256", least=1)
@@ -112,7 +117,7 @@ def head_has_part(options: Any) -> str | None:
         value = getattr(options, name)
         if value != usual[name] and options.head not in heads:
             return (
-                f"drafter.{name}={value} is read with drafter.head={'|'.join(heads)} only, and drafter.head="
+                f"drafter.{name}={value} is read only with drafter.head={'|'.join(heads)}, but drafter.head="
                 f"{options.head}; leave it out"
             )
     return None

@@ -134,8 +134,8 @@ def refuse_other_parts(config: BlockConfig, options: BlockDrafterConfig, source:
     if wrong:
         words = " ".join(f"drafter.{name}={value}" for name, value in wrong.items())
         raise UserError(
-            f"{source}: the checkpoint is not what drafter={options.name} says; use {words}, or set "
-            "drafter.path to another one"
+            f"{source}: the checkpoint does not fit drafter={options.name}; use {words}, or set drafter.path to "
+            "another one"
         )
     most = config.slots.most_drafts
     if options.num_draft_tokens > most:

@@ -36,7 +36,7 @@ def weights_or_random(config: RunConfig) -> str | None:
     if not given:
         return DrafterWeights(zoo_folders(options.name)).missing(config)
     return (
-        f"drafter.{given[0]}={getattr(options, given[0])} is read with drafter.weights=random only, since a checkpoint "
+        f"drafter.{given[0]}={getattr(options, given[0])} is read only with drafter.weights=random, since a checkpoint "
         "has its own; leave it out"
     )
 
@@ -47,7 +47,7 @@ def steps_are_replayed(config: RunConfig) -> str | None:
         return None
     return (
         f"drafter={config.drafter.name} drafts a block in one pass, so graph=step_replay has no draft step to replay; "
-        "use graph=full_loop, or graph=split_seed for a graph of the head alone"
+        "use graph=full_loop, or graph=split_seed for a graph of only the head"
     )
 
 
@@ -63,7 +63,8 @@ def accepted_rows_are_counted(config: RunConfig) -> str | None:
 
 
 def block_has_room(config: RunConfig) -> str | None:
-    """A block has room for the drafts: as many as its rows with random weights, else what config.json says."""
+    """A block has room for the drafts. With random weights its number of rows limits them, otherwise config.json
+    does."""
     options: Any = config.drafter
     if options.weights != Weights.random:
         return None

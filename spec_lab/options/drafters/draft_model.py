@@ -84,7 +84,7 @@ def _load(
         )
     if model_config.vocab_size != build.target.vocab_size:
         raise UserError(
-            f"{folder}: a draft model with a vocabulary of {model_config.vocab_size}, the target's has "
+            f"{folder}: the draft model's vocabulary has {model_config.vocab_size} tokens, the target's has "
             f"{build.target.vocab_size}; set drafter.path to a model of the target's family"
         )
     source = WeightSource(folder, build.dtype, build.device)
@@ -104,8 +104,8 @@ def _refuse_few_positions(model_config: ModelConfig, folder: Path, max_seq_len: 
     num_positions = min(model_config.max_position_embeddings, model_config.max_dense_positions or max_seq_len)
     if max_seq_len > num_positions:
         raise UserError(
-            f"{folder}: the draft model runs over {num_positions} positions, sequences here reach "
-            f"{max_seq_len}; lower max_new_tokens, use shorter prompts, or set drafter.path to a model with more"
+            f"{folder}: the draft model runs over {num_positions} positions, but sequences here reach {max_seq_len}; "
+            "lower max_new_tokens, use shorter prompts, or set drafter.path to a model with more"
         )
 
 

@@ -60,7 +60,7 @@ def weights_or_random(config: RunConfig) -> str | None:
         if options.draft_vocab_size is None:
             return WEIGHTS.missing(config)
         size = options.draft_vocab_size
-        return f"drafter.draft_vocab_size={size} is read with drafter.weights=random only; leave it out"
+        return f"drafter.draft_vocab_size={size} is read only with drafter.weights=random; leave it out"
     return path_beside_random_weights(options)
 
 

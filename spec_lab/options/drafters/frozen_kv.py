@@ -34,7 +34,7 @@ weights)."""
 
 @dataclass(frozen=True, slots=True)
 class AssistantWeights(DrafterWeights):
-    """The weights, which may be random. An assistant's sizes do not follow from its target's, but are in a
+    """The weights, which may be random. An assistant's sizes do not follow from its target's, so they are read from a
     config.json."""
 
     def folder_of_config(self, config: RunConfig, options: Any) -> Path:
@@ -64,7 +64,7 @@ class FrozenKvPosition(Choice):
     """The position that every draft step of a frozen-KV drafter uses."""
 
     last = "last", "SGLang, vLLM"
-    bonus = "bonus", "transformers; its sliding windows are a key wider"
+    bonus = "bonus", "transformers, with sliding windows that are a key wider"
 
 
 @dataclass
@@ -74,7 +74,7 @@ class FrozenKvDrafterConfig(TrainedDrafterConfig):
     name: str = "frozen_kv"
     position: FrozenKvPosition = knob(FrozenKvPosition.last, "position of the query in every draft step")
     weights: Weights = knob(
-        Weights.checkpoint, "where the assistant's weights come from; its sizes are a config.json's"
+        Weights.checkpoint, "where the assistant's weights come from; its sizes come from a config.json"
     )
 
 

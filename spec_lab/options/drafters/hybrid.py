@@ -27,8 +27,10 @@ class HybridDrafterConfig(SuffixDrafterConfig):
     acceptance is longer."""
 
     name: str = "hybrid"
-    parts: list[str] = knob(["suffix", "eagle3"], "what drafts: suffix, and a drafter with weights that drafts a chain")
-    head_drafts: int = knob(3, "drafts of the head in a round; num_draft_tokens are those of suffix", least=1)
+    parts: list[str] = knob(
+        ["suffix", "eagle3"], "the two parts: suffix, and a drafter with weights that drafts a chain"
+    )
+    head_drafts: int = knob(3, "drafts of the head in a round; suffix makes up to num_draft_tokens", least=1)
     path: str | None = knob(None, "folder of the head's weights; null is what is shipped for the target")
 
 
@@ -50,7 +52,7 @@ def head_drafts_fit(config: RunConfig) -> str | None:
         return None
     return (
         f"drafter.head_drafts={options.head_drafts} is more than drafter.num_draft_tokens={options.num_draft_tokens}, "
-        f"for which a round has room; use drafter.num_draft_tokens={options.head_drafts}"
+        f"the most that a round can hold; use drafter.num_draft_tokens={options.head_drafts}"
     )
 
 

@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
 
 class NormChoice(Choice):
-    """Whether a hidden state is taken before or after a final norm."""
+    """The side of a final norm on which a hidden state is taken."""
 
-    auto = "auto", "what the engines of the family do"
+    auto = "auto", "as the engines do for this family"
     pre_norm = "pre_norm"
     post_norm = "post_norm"
 
@@ -90,8 +90,8 @@ class MtpWeights(DrafterWeights):
         if name == "target.path":
             return _none_found(config, options)
         return (
-            f"{name}={folder} names no MTP modules in its config.json ({' or '.join(MTP_COUNT_KEYS)}); "
-            "give the folder of a checkpoint that has some"
+            f"{name}={folder} names no MTP modules in its config.json ({' or '.join(MTP_COUNT_KEYS)}); give the folder "
+            "of a checkpoint that has MTP modules"
         )
 
     def _where_modules_lie(self, config: RunConfig) -> tuple[str, Path | None]:
@@ -111,7 +111,7 @@ def _none_found(config: RunConfig, options: DrafterConfig) -> str:
 
 def _use_fewer(options: DrafterConfig, num_modules: int, there_are: str) -> str:
     return (
-        f"drafter.num_draft_tokens={options.num_draft_tokens}: drafter={options.name} has a module for each draft, and "
+        f"drafter.num_draft_tokens={options.num_draft_tokens}: drafter={options.name} has a module for each draft, but "
         f"{there_are}; use drafter.num_draft_tokens={num_modules} or drafter=mtp_eagle"
     )
 

@@ -38,7 +38,7 @@ def weights_or_random(config: RunConfig) -> str | None:
         return path_beside_random_weights(options)
     if options.num_layers is None:
         return WEIGHTS.missing(config)
-    return f"drafter.num_layers={options.num_layers} is read with drafter.weights=random only; leave it out"
+    return f"drafter.num_layers={options.num_layers} is read only with drafter.weights=random; leave it out"
 
 
 def load(chosen: Chosen, options: PEagleDrafterConfig, build: DrafterBuild) -> DrafterFactory:

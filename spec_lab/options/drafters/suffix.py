@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 @dataclass
 class SuffixDrafterConfig(DrafterConfig):
-    """drafter=suffix: suffix decoding. It drafts what most often followed the text's end, in this text and in earlier
-    outputs."""
+    """drafter=suffix: suffix decoding. It drafts the most frequent continuation of the text's end, in this text and in
+    earlier outputs."""
 
     name: str = "suffix"
     num_draft_tokens: int = knob(8, "most draft tokens a round, K; a round offers as many as are found")
@@ -36,8 +36,8 @@ def depth_has_room(config: RunConfig) -> str | None:
     if options.depth > options.num_draft_tokens:
         return None
     return (
-        f"drafter.depth={options.depth} leaves no token to match beside drafter.num_draft_tokens="
-        f"{options.num_draft_tokens}; use drafter.depth={3 * options.num_draft_tokens}"
+        f"drafter.depth={options.depth} leaves no token to match with "
+        f"drafter.num_draft_tokens={options.num_draft_tokens}; use drafter.depth={3 * options.num_draft_tokens}"
     )
 
 

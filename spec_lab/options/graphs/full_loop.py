@@ -21,7 +21,7 @@ class FullLoopGraphConfig(GraphConfig):
 
     name: str = "full_loop"
     verify: bool = knob(True, "capture the verify forward too, as a separate graph")
-    metadata: DraftMetadata = knob(DraftMetadata.in_place, "between the draft steps of a graph")
+    metadata: DraftMetadata = knob(DraftMetadata.in_place, "how metadata is updated between the draft steps of a graph")
 
 
 def build_mode(chosen: Chosen, options: FullLoopGraphConfig, build: GraphBuild) -> GraphMode:

@@ -21,13 +21,16 @@ class RoundGraphConfig(GraphConfig):
 
     name: str = "round"
     overlap: bool = knob(False, "the host reads a round's tokens only after it has launched the next round")
-    metadata: DraftMetadata = knob(DraftMetadata.in_place, "between the draft steps of a graph")
+    metadata: DraftMetadata = knob(DraftMetadata.in_place, "how metadata is updated between the draft steps of a graph")
     rounds_per_replay: int = knob(
-        1, "rounds in one graph; the device sees requests end, the host reads the tokens of all", least=1, most=64
+        1,
+        "number of rounds in one graph; the device ends requests, and the host reads all tokens at the end",
+        least=1,
+        most=64,
     )
-    prompts: bool = knob(False, "the pass of a prompt of up to 512 tokens that comes alone is one graph too")
+    prompts: bool = knob(False, "capture the prompt pass of a single prompt of up to 512 tokens too")
     skip_ended: bool = knob(
-        False, "skip rounds of a replay behind the end of all requests; stages are timed in its first round alone"
+        False, "skip the rest of a replay once all requests have ended; only its first round has times of stages"
     )
 
 

@@ -21,7 +21,7 @@ class SplitSeedGraphConfig(GraphConfig):
 
     name: str = "split_seed"
     verify: bool = knob(True, "capture the verify forward too, as a separate graph")
-    metadata: DraftMetadata = knob(DraftMetadata.in_place, "between the draft steps of a graph")
+    metadata: DraftMetadata = knob(DraftMetadata.in_place, "how metadata is updated between the draft steps of a graph")
 
 
 def build_mode(chosen: Chosen, options: SplitSeedGraphConfig, build: GraphBuild) -> GraphMode:

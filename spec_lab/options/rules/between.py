@@ -17,7 +17,7 @@ def strict_at_temperature_0(config: RunConfig) -> str | None:
     if config.sampling.temperature > 0:
         return None
     return (
-        f"acceptance={config.acceptance.name} accepts at sampling.temperature=0 what acceptance=strict does; use "
+        f"acceptance={config.acceptance.name} accepts the same as acceptance=strict at sampling.temperature=0; use "
         "sampling=sampled or acceptance=strict"
     )
 

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 
 class FuzzyDivergence(Choice):
-    """How the distance of the drafter's distribution from the target's is measured."""
+    """The measures of the distance between the drafter's distribution and the target's."""
 
     tv = "tv", "total variation"
-    kl = "kl", "KL of the drafter's law from the target's, in nats"
-    js = "js", "Jensen and Shannon's, in nats"
+    kl = "kl", "KL of the drafter's distribution from the target's, in nats"
+    js = "js", "Jensen-Shannon divergence, in nats"
 
 
 @dataclass
@@ -29,7 +29,7 @@ class FuzzyConfig(AcceptanceConfig):
     """acceptance=fuzzy (FSD, lossy): accepts a draft if the distributions of drafter and target are near each other."""
 
     name: str = "fuzzy"
-    divergence: FuzzyDivergence = knob(FuzzyDivergence.js, "how far target and drafter are from each other")
+    divergence: FuzzyDivergence = knob(FuzzyDivergence.js, "how the distance of target and drafter is measured")
     most: float = knob(0.2, "the largest divergence at which a draft is accepted; 0 is lossless", least=0)
 
 

@@ -20,7 +20,9 @@ class MentoredConfig(AcceptanceConfig):
     """acceptance=mentored: accepts as many drafts as a bound on the KL divergence from the target allows. Lossy."""
 
     name: str = "mentored"
-    bound: float = knob(0.1, "KL of the emitted law from the target, in nats a token; 0 is lossless", least=0)
+    bound: float = knob(
+        0.1, "largest KL of the emitted distribution from the target's, in nats a token; 0 is lossless", least=0
+    )
 
 
 def build_rule(chosen: Chosen, options: MentoredConfig, build: RuleBuild) -> AcceptanceRule:

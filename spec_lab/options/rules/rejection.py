@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class RejectionMethodChoice(Choice):
-    """How sampled drafts are judged."""
+    """The methods of judging drafts in lossless sampling."""
 
     standard = "standard", "reads the draft distribution"
     one_hot = "one_hot", "greedy drafts"
@@ -33,7 +33,9 @@ class RejectionConfig(AcceptanceConfig):
 
     name: str = "rejection"
     method: RejectionMethodChoice = knob(RejectionMethodChoice.standard, "how drafts are judged")
-    allow_lossy: bool = knob(False, "let standard and block read the head's probabilities of greedy drafts: biased")
+    allow_lossy: bool = knob(
+        False, "let standard and block use the head's probabilities of greedy drafts, which is biased"
+    )
 
 
 def rejection_reads_the_draft_distribution(config: RunConfig) -> str | None:
@@ -49,20 +51,20 @@ def rejection_reads_the_draft_distribution(config: RunConfig) -> str | None:
         return None
     if not hasattr(config.drafter, "draft_sampling"):
         return (
-            f"acceptance.method={rule.method} reads draft probabilities, and drafter={config.drafter.name} has none; "
+            f"acceptance.method={rule.method} reads draft probabilities, but drafter={config.drafter.name} has none; "
             "use acceptance.method=one_hot"
         )
     is_greedy = config.drafter.draft_sampling == DraftSampling.greedy
     if config.sampling.temperature > 0 and is_greedy and not (rule.allow_lossy and _may_be_lossy(rule)):
         biased = ", or acceptance.allow_lossy=true for a biased output" if _may_be_lossy(rule) else ""
         return (
-            f"acceptance.method={rule.method} with drafter.draft_sampling=greedy divides by probabilities the drafts "
-            f"were not drawn with; use drafter.draft_sampling=distribution, acceptance.method=one_hot{biased}"
+            f"acceptance.method={rule.method} with drafter.draft_sampling=greedy divides by other probabilities than "
+            f"those of the draws; use drafter.draft_sampling=distribution, acceptance.method=one_hot{biased}"
         )
     if config.sampling.temperature <= 0:
         return (
-            f"acceptance.method={rule.method} needs sampled drafts, and sampling.temperature=0 has none; "
-            "use acceptance.method=one_hot or acceptance=strict"
+            f"acceptance.method={rule.method} needs sampled drafts, but sampling.temperature=0 has none; use "
+            "acceptance.method=one_hot or acceptance=strict"
         )
     return None
 
@@ -91,7 +93,7 @@ def block_verification_has_no_kernel(config: RunConfig) -> str | None:
     rule: Any = config.acceptance
     if config.kernels != KernelsChoice.triton or rule.method != RejectionMethodChoice.block:
         return None
-    return "acceptance.method=block has no kernel in kernels=triton; use kernels=torch or acceptance.method=standard"
+    return "acceptance.method=block has no kernel for kernels=triton; use kernels=torch or acceptance.method=standard"
 
 
 def shape_of_drafts_fits_the_method(config: RunConfig) -> str | None:
@@ -102,11 +104,11 @@ def shape_of_drafts_fits_the_method(config: RunConfig) -> str | None:
         return None
     if is_chain:
         return (
-            "acceptance.method=traversal judges trees, and is acceptance.method=block on a chain; use "
+            "acceptance.method=traversal judges trees, and equals acceptance.method=block on a chain; use "
             "acceptance.method=block or tree=static"
         )
     return (
-        f"acceptance.method={rule.method} judges chains of drawn drafts, no tree={config.tree.name}; use "
+        f"acceptance.method={rule.method} judges chains of drawn drafts, not tree={config.tree.name}; use "
         "acceptance.method=traversal with tree=static, acceptance.method=one_hot or tree=none"
     )
 

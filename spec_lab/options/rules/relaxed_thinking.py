@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class RelaxedFormChoice(Choice):
-    """How the required closeness of a draft to the likeliest token is given."""
+    """The forms in which a draft's required closeness to the likeliest token is given."""
 
     delta = "delta", "p >= p_top1 - delta"
     ratio = "ratio", "p >= p_top1 * ratio"
@@ -44,9 +44,9 @@ def relaxed_knobs(config: RunConfig) -> str | None:
     if rule.topk < 1:
         return f"acceptance.topk={rule.topk} leaves no candidate; use acceptance.topk=1 (strict) or more"
     if not 0 <= rule.delta <= 1:
-        return f"acceptance.delta={rule.delta} is no difference of probabilities; use acceptance.delta=0.6"
+        return f"acceptance.delta={rule.delta} is not a difference of probabilities; use acceptance.delta=0.6"
     if not 0 < rule.ratio <= 1:
-        return f"acceptance.ratio={rule.ratio} is no ratio to the largest probability; use acceptance.ratio=0.5"
+        return f"acceptance.ratio={rule.ratio} is not a ratio to the largest probability; use acceptance.ratio=0.5"
     return None
 
 
@@ -87,7 +87,7 @@ def _relaxation(options: RelaxedThinkingConfig, context: RuleContext) -> tuple[R
     markers = context.markers
     if markers is None:
         raise UserError(
-            f"acceptance=relaxed_thinking needs {_either_pair()} as tokens, and this target's tokenizer has none; use "
+            f"acceptance=relaxed_thinking needs {_either_pair()} as tokens, but this target's tokenizer has none; use "
             "acceptance=strict"
         )
     form: RelaxedForm = (

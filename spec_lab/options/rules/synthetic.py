@@ -23,7 +23,7 @@ class SyntheticConfig(AcceptanceConfig):
     """acceptance=synthetic: set rates, for speed studies; the output is neither model's text."""
 
     name: str = "synthetic"
-    mean_length: float | None = knob(2.5, "acceptance length to impose, 1 to K + 1; null when rates are given")
+    mean_length: float | None = knob(2.5, "acceptance length to impose, from 1 to K + 1; null if rates are given")
     rates: list[float] | None = knob(None, "unconditional rate of each draft position, not increasing")
 
 
@@ -31,11 +31,13 @@ def synthetic_rates(config: RunConfig) -> str | None:
     """Exactly one of the two knobs gives the rates, and a rule can impose them."""
     rule: Any = config.acceptance
     if rule.rates is None and rule.mean_length is None:
-        return "acceptance.mean_length=null acceptance.rates=null: none sets the rates; use acceptance.mean_length=2.5"
+        return (
+            "acceptance.mean_length=null acceptance.rates=null: neither sets the rates; use acceptance.mean_length=2.5"
+        )
     if rule.rates is not None and rule.mean_length is not None:
         return (
-            f"acceptance.mean_length={rule.mean_length} and acceptance.rates={rule.rates}: one of them sets the rates; "
-            "set the other to null"
+            f"acceptance.mean_length={rule.mean_length} and acceptance.rates={rule.rates}: both set the rates; set one "
+            "of them to null"
         )
     try:
         if rule.rates is None:

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 
 class TreeBranches(Choice):
-    """Which keys after the committed ones a branch sees."""
+    """The keys after the committed ones that a branch sees."""
 
     exact = "exact", "its ancestors'"
-    approximate = "approximate", "those of whatever stood in its place, as SGLang"
+    approximate = "approximate", "those of the branch that was in its place before, as in SGLang"
 
 
 @dataclass
@@ -31,11 +31,9 @@ class DynamicTreeConfig(TreeConfig):
     """tree=dynamic: which drafts are in the tree follows from their probabilities (EAGLE-2)."""
 
     name: str = "dynamic"
-    topk: int = knob(4, "branches a level, and drafts looked at below each", least=1, most=MAX_TOPK)
-    depth: int = knob(
-        3, "levels of drafts: the longest path, which stands for drafter.num_draft_tokens", least=1, most=MAX_DEPTH
-    )
-    num_rows: int = knob(16, "rows a request that are verified, the pending token with them", least=2, most=MAX_ROWS)
+    topk: int = knob(4, "number of branches in a level, and of candidates below each", least=1, most=MAX_TOPK)
+    depth: int = knob(3, "number of levels, which is also drafter.num_draft_tokens", least=1, most=MAX_DEPTH)
+    num_rows: int = knob(16, "verify rows of a request, including the pending token", least=2, most=MAX_ROWS)
     branches: TreeBranches = knob(TreeBranches.exact, "whose keys a branch sees in the drafter's cache")
 
 
@@ -74,8 +72,8 @@ def drawn_branches_are_not_chosen(config: RunConfig) -> str | None:
     if not drafts_are_drawn(config):
         return None
     return (
-        "drafter.draft_sampling=distribution with tree=dynamic, which keeps the likeliest of what was drawn, would "
-        "bend the law of the drafts; use tree=static or drafter.draft_sampling=greedy"
+        "drafter.draft_sampling=distribution with tree=dynamic, which keeps the likeliest of the drawn drafts, would "
+        "change the distribution of the drafts; use tree=static or drafter.draft_sampling=greedy"
     )
 
 

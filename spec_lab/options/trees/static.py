@@ -34,7 +34,7 @@ class StaticTreeConfig(TreeConfig):
     name: str = "static"
     paths: list[list[int]] = knob(DEFAULT_PATHS, "a list for each draft: the ranks of its ancestors, then its own")
     replacement: bool = knob(
-        False, "drawn siblings are independent, and may be equal; drafter.draft_sampling=distribution only"
+        False, "sampled siblings are independent and may be equal; drafter.draft_sampling=distribution only"
     )
 
 
@@ -63,12 +63,12 @@ def paths_are_a_tree(config: RunConfig) -> str | None:
         if not path or not all(0 <= rank < MAX_TOPK for rank in path):
             return f"tree.paths: [{shown}] must be ranks of 0..{MAX_TOPK - 1}, at least one; use [0]"
         if len(path) > MAX_DEPTH:
-            return f"tree.paths: [{shown}] is {len(path)} drafts long, the longest there can be is {MAX_DEPTH}; cut it"
+            return f"tree.paths: [{shown}] is {len(path)} drafts long, but the longest path has {MAX_DEPTH}; shorten it"
         if options.paths.count(path) > 1:
             return f"tree.paths names [{shown}] more than once; name each draft once"
         if len(path) > 1 and tuple(path[:-1]) not in paths:
             above = ",".join(map(str, path[:-1]))
-            return f"tree.paths: [{shown}] hangs below [{above}], which is not there; add [{above}]"
+            return f"tree.paths: [{shown}] is below [{above}], which is missing; add [{above}]"
     return None
 
 
@@ -80,13 +80,14 @@ def siblings_are_drawn(config: RunConfig) -> str | None:
     is_greedy = config.sampling.temperature <= 0
     drawn = " sampling.temperature=1 acceptance=rejection acceptance.method=traversal" if is_greedy else ""
     return (
-        "tree.replacement=true is about drawn siblings, and drafter.draft_sampling=greedy draws none; leave it out or "
+        "tree.replacement=true is for drawn siblings, but drafter.draft_sampling=greedy draws none; leave it out or "
         f"use drafter.draft_sampling=distribution{drawn}"
     )
 
 
 def drawn_ranks_have_no_gap(config: RunConfig) -> str | None:
-    """Sampled siblings must have no gap in their ranks, since each is drawn from what the ones before it left."""
+    """Sampled siblings must have no gap in their ranks, since each is drawn from the tokens that the ones before it
+    left."""
     options: Any = config.tree
     if not drafts_are_drawn(config):
         return None
@@ -96,8 +97,8 @@ def drawn_ranks_have_no_gap(config: RunConfig) -> str | None:
         if path and path[-1] > 0 and tuple(before) not in paths:
             shown, missing = (",".join(map(str, ranks)) for ranks in (path, before))
             return (
-                f"tree.paths: [{shown}] with drafter.draft_sampling=distribution is drawn behind [{missing}], which is "
-                f"not there; add [{missing}]"
+                f"tree.paths: [{shown}] with drafter.draft_sampling=distribution is drawn after [{missing}], which is "
+                f"missing; add [{missing}]"
             )
     return None
 

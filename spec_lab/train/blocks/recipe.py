@@ -40,7 +40,7 @@ class BlockRecipe(SlotRecipe):
     def build(
         self, target: FrozenTarget, texts: CountedTexts, seed: int, always_drafted: Sequence[int] = ()
     ) -> TrainableBlock:
-        """Make a drafter that is untrained, or of which only the body is trained."""
+        """Make a drafter that is untrained, or has only a trained body."""
         config, body = self._begun(target, texts, [*target.config.eos_token_ids, *always_drafted])
         shapes = block_tensor_shapes(config)
         fresh = random_tensors(shapes, torch.float32, torch.device("cpu"), seed)

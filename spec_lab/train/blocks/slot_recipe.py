@@ -1,4 +1,4 @@
-"""What the recipes of block drafters share: the training, the vocabulary, the mask token."""
+"""The shared parts of the recipes of block drafters: the training, the vocabulary, the mask token."""
 
 from __future__ import annotations
 

@@ -26,17 +26,17 @@ if TYPE_CHECKING:
     from spec_lab.menu.chosen import Chosen
 
 INTRODUCTION = """\
-spec_lab.train.texts: writes the texts that a drafter learns on, by the target that it is for.
+spec_lab.train.texts: lets a target write the texts that a drafter for it is trained on.
 
   python -m spec_lab.train.texts target=smollm2_135m num_texts=100 output_dir=texts
 
-The same command goes on where it was ended. With one of these it does something else:
+The same command continues an interrupted one. With one of these flags it does something else:
 
-  --plan: print what it will take, by a short probe, and write nothing
-  --plan=RATE: the same without the probe, at so many tokens a second
-  --show-data=N: print N of the texts that lie in output_dir, with the tokens that count marked
+  --plan: estimate the cost by a short probe, and write nothing
+  --plan=RATE: the same without the probe, for a rate in tokens a second
+  --show-data=N: print N of the texts in output_dir, with the tokens that count marked
 
-Keys of its own, beside those of a run (target, device, dtype, kernels):
+Its keys, in addition to those of a run (target, device, dtype, kernels):
 
   output_dir=DIR: the folder of the texts
 """
@@ -48,7 +48,7 @@ READ = {"target", "device", "dtype", "kernels", "attention", "graph", "cache", "
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run `arguments` (default: those of the process), and return the exit code."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    return guarded(lambda: _run(arguments), interrupted="interrupted; the same command goes on from here")
+    return guarded(lambda: _run(arguments), interrupted="interrupted; the same command continues from here")
 
 
 def _run(arguments: Sequence[str]) -> int:
@@ -58,7 +58,7 @@ def _run(arguments: Sequence[str]) -> int:
     config, output_dir, words = parse([word for word in arguments if not word.startswith("--")])
     flags = dict(_flag(word) for word in arguments if word.startswith("--"))
     if len(flags) > 1:
-        raise UserError(f"{' '.join(flags)}: each does something else; give one of them")
+        raise UserError(f"{' '.join(flags)}: each does something different; give only one of them")
     from spec_lab.train.texts.prompts import refuse_missing
     from spec_lab.train.texts.write import choose_target
 
@@ -77,7 +77,7 @@ def _flag(word: str) -> tuple[str, int | None]:
     """Return a flag and its number; raise UserError for an unknown flag."""
     name, _, value = word.partition("=")
     if name not in ("--plan", "--show-data") or (value and not (value.isdecimal() and int(value) > 0)):
-        raise UserError(f"{word} is no option; there are --plan, --plan=RATE, --show-data=N and --help")
+        raise UserError(f"{word} is not an option; use --plan, --plan=RATE, --show-data=N or --help")
     return name, int(value) if value else None
 
 
@@ -124,7 +124,9 @@ def _show(chosen: Chosen, output_dir: Path, number: int | None) -> None:
 
     texts, tokenizer = Texts.load(output_dir), TargetTokenizer(chosen.target_folder)
     if texts.header.written_by.tokenizer != tokenizer.digest():
-        raise UserError(f"output_dir={output_dir}: these texts are those of {texts.header.written_by.target}; name it")
+        raise UserError(
+            f"output_dir={output_dir}: these texts were written by {texts.header.written_by.target}; name that target"
+        )
     print(show_texts(texts, tokenizer, 3 if number is None else number, in_colour=sys.stdout.isatty()))
 
 
@@ -164,7 +166,7 @@ def _refuse_unread(words: Sequence[str]) -> None:
     for word in words:
         part = re.split(r"[=.]", word.lstrip("+~"))[0]
         if part in parts - READ:
-            raise UserError(f"{word}: {part} is not read where texts are written; leave it out")
+            raise UserError(f"{word}: {part} is not read when texts are written; leave it out")
     groups = {name: group for name, group in menu.groups.items() if name in READ}
     keys = {name: key for name, key in menu.keys.items() if name.partition(".")[0] in READ}
     check_overrides(words, menu=Menu(groups, {**keys, **keys_of(TextsConfig)}))

@@ -50,8 +50,8 @@ class ChatForm:
         end = self.parts(1)[-1].strip().partition("\n")[0].strip()
         if not end:
             raise UserError(
-                "prompts=[]: the target has no chat template with a user's turn, so it cannot write prompts of its "
-                "own; give some with prompts=[FILE.jsonl]"
+                "prompts=[]: the target has no chat template with a user's turn, so it cannot write its own prompts; "
+                "give prompts with prompts=[FILE.jsonl]"
             )
         return end
 
@@ -68,7 +68,7 @@ class ChatForm:
             for mark in marks:
                 before, found, rest = rest.partition(mark)
                 if not found:
-                    raise UserError("the target's chat template leaves out a turn of a conversation; mend it")
+                    raise UserError("the target's chat template leaves out a turn of a conversation; correct it")
                 parts.append(before)
             self._parts[key] = [*parts, rest]
             self._check(num_turns, system)
@@ -78,4 +78,4 @@ class ChatForm:
         """Refuse a template whose parts depend on the contents of turns."""
         turns = [SAMPLE[number % len(SAMPLE)] for number in range(num_turns)]
         if self.tokenizer.encode(self.text(turns, system)) != self.tokenizer.encode_conversation(turns, system):
-            raise UserError("the target's chat template changes what is said in a conversation; mend it")
+            raise UserError("the target's chat template changes the text of a conversation; correct it")

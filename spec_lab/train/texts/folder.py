@@ -91,7 +91,7 @@ class Texts:
         header = TextsHeader.read(folder)
         names = sorted(name for name in header.files if name.startswith(ANSWERS))
         if not names:
-            raise UserError(f"{folder} holds no answers yet; let the command that began it end")
+            raise UserError(f"{folder} has no answers yet; wait for the end of the command that writes it")
         parts = [_read(folder / name) for name in names]
         joined = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
         if int(joined["tokens"].max()) >= header.written_by.vocab_size:

@@ -28,7 +28,7 @@ def refuse_without_header(header: Path, *patterns: str) -> None:
     if header.exists():
         return
     for file in (file for pattern in patterns for file in header.parent.glob(pattern)):
-        raise UserError(f"output_dir={header.parent} has {file.name}, and no {HEADER}; name a folder of its own")
+        raise UserError(f"output_dir={header.parent} has {file.name}, but no {HEADER}; name another folder")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,21 +84,19 @@ class TextsHeader:
         file = folder / HEADER
         if not file.is_file():
             raise UserError(
-                f"{folder} holds no texts ({HEADER} is missing); write some with python -m spec_lab.train.texts"
+                f"{folder} has no texts ({HEADER} is missing); write some with python -m spec_lab.train.texts"
             )
         with reading(file, WRITE_AGAIN):
             content = parse_json(regular_text(file))
             if not isinstance(content, dict) or not {"format", "written_by"} <= content.keys():
                 raise UserError(
-                    f"{file} is no header of texts; name a folder that python -m spec_lab.train.texts wrote"
+                    f"{file} is not a header of texts; name a folder that python -m spec_lab.train.texts wrote"
                 )
             if content["format"] != FORMAT:
-                raise UserError(
-                    f"{file} is of format {content['format']!r}, and this reads {FORMAT}; write the texts again"
-                )
+                raise UserError(f"{file} has format {content['format']!r}, but {FORMAT} is read; write the texts again")
             by = WrittenBy(**content["written_by"])
             if not all(isinstance(content[key], dict) for key in ("settings", "sources", "files")):
-                raise TypeError("a part of it is no object")
+                raise TypeError("a part of it is not an object")
             header = cls(by, content["settings"], content["sources"], content["files"])
             for kind in ("prompts", "followups", "answers"):
                 header.counts(kind)
@@ -108,7 +106,8 @@ class TextsHeader:
         """Raise UserError that names the differences, if texts with the header `other` cannot continue these."""
         if changed := self._changed(other):
             raise UserError(
-                f"output_dir={folder} holds texts written with another {', '.join(changed)}; choose another output_dir"
+                f"output_dir={folder} has texts that were written with a different {', '.join(changed)}; choose "
+                "another output_dir"
             )
 
     def refuse_beside(self, other: TextsHeader, folder: Path) -> None:

@@ -137,7 +137,7 @@ class TextsJob:
         if not asked:
             counts = self.folder.header.counts(PROMPTS)
             longer = ", or raise max_prompt_tokens" if counts["too_long"] else ""
-            raise UserError(f"prompts: none is left ({in_words(counts)}); give others{longer}")
+            raise UserError(f"prompts: none are left ({in_words(counts)}); give others{longer}")
         self._answer("a", asked, asked)
         if self.num_second_turns:
             self._write_follow_ups(asked)

@@ -93,13 +93,13 @@ def refuse_what_does_not_fit(stages: Sequence[StagePlan], folder: Path, device_b
     if needed * ROOM > free:
         largest = max(stages, key=lambda stage: stage.disk_bytes)
         raise UserError(
-            f"output_dir={folder}: {_size(needed)} are needed on its disk, and {_size(free)} are free; "
+            f"output_dir={folder}: {_size(needed)} are needed on its disk, but only {_size(free)} are free; "
             f"{largest.less_disk} or choose another output_dir"
         )
     for stage in stages:
         if device_bytes is not None and stage.memory_bytes > device_bytes:
             raise UserError(
-                f"{stage.name}: {_size(stage.memory_bytes)} are needed in the device's memory, and it has "
+                f"{stage.name}: {_size(stage.memory_bytes)} are needed in the device's memory, but it has "
                 f"{_size(device_bytes)}; {stage.less_memory}"
             )
 

@@ -176,7 +176,7 @@ def task_and_count(source: str) -> tuple[str, int]:
     """
     found = re.fullmatch(GENERATED + r"([^:]+)(?::0*([1-9]\d{0,7}))?", source, re.ASCII)
     if found is None:
-        raise UserError(f"prompts: {source}: write {GENERATED}TASK:COUNT, with COUNT a number of 1 or more")
+        raise UserError(f"prompts: {source}: write {GENERATED}TASK:COUNT, where COUNT is 1 or more")
     return found[1], int(found[2] or 1000)
 
 

@@ -20,27 +20,35 @@ PROMPTS = (
 
 @dataclass
 class WritingConfig:
-    """How a target answers prompts, and writes prompts itself if none are given."""
+    """The settings by which a target answers prompts, and writes prompts itself if none are given."""
 
-    test_prompts: bool = knob(False, "let question files of Spec-Bench and MT-bench, which are for testing, be prompts")
-    num_texts: int = knob(100_000, "texts in all; files with fewer prompts give fewer", least=1, most=MOST_TEXTS)
+    test_prompts: bool = knob(
+        False, "allow question files of Spec-Bench and MT-bench as prompts, though they are for testing"
+    )
+    num_texts: int = knob(
+        100_000, "total number of texts; there are fewer if the files have fewer prompts", least=1, most=MOST_TEXTS
+    )
     second_turns: float = knob(
         0.2, "share of the texts that answer the second turn of a conversation", least=0, most=0.8
     )
-    max_prompt_tokens: int = knob(512, "longest prompt, with its template", least=FEWEST_PROMPT_TOKENS, most=LONGEST)
-    max_new_tokens: int = knob(256, "longest answer; a longer one is cut", least=1, most=LONGEST)
+    max_prompt_tokens: int = knob(
+        512, "longest prompt, in tokens, including its template", least=FEWEST_PROMPT_TOKENS, most=LONGEST
+    )
+    max_new_tokens: int = knob(256, "longest answer, in tokens; a longer one is cut", least=1, most=LONGEST)
     temperatures: list[float] = knob(
         [0.0, 0.0, 0.7, 1.0],
-        "an equal share of the texts is written at each; 0 is greedy, and one may stand twice",
+        "temperatures of the answers, each for an equal share of the texts; 0 is greedy; one may be given twice",
         least=0,
     )
-    top_p: float | None = knob(None, "sample from the smallest set of tokens this likely; null is all", above=0, most=1)
+    top_p: float | None = knob(
+        None, "sample from the smallest set of tokens with this probability; null is all", above=0, most=1
+    )
     prompt_temperatures: list[float] = knob(
-        [1.0], "the temperatures at which the target writes prompts, a file at each in turn", above=0
+        [1.0], "temperatures at which the target writes prompts; files take them in turn", above=0
     )
     batch_size: int = knob(256, "texts written together", least=1, most=2**14)
-    rounds_per_replay: int = knob(16, "tokens a text between two looks of the host, on a GPU", least=1, most=64)
-    texts_per_file: int = knob(8192, "texts a file, and so the most that a kill loses", least=1, most=2**17)
+    rounds_per_replay: int = knob(16, "tokens of a text between two reads by the host, on a GPU", least=1, most=64)
+    texts_per_file: int = knob(8192, "texts in a file; a kill loses at most one file", least=1, most=2**17)
     thinking: bool | None = knob(None, "the chat template's enable_thinking; null leaves it to the template")
     seed: int = knob(0, "seed of prompts and answers", least=0)
 
@@ -75,11 +83,11 @@ def sampling_problem(config: WritingConfig, prefix: str, has_prompts: bool) -> s
     for name, example in (("temperatures", 0), ("prompt_temperatures", 1)):
         given = getattr(config, name)
         if not given:
-            return f"{prefix}{name}=[]: texts are written at one temperature at least; use {prefix}{name}=[{example}]"
+            return f"{prefix}{name}=[]: texts are written at one or more temperatures; use {prefix}{name}=[{example}]"
         if least := [each for each in given if 0 < each < LEAST_TEMPERATURE]:
-            return f"{prefix}{name}: {least[0]} is under {LEAST_TEMPERATURE}; use {prefix}{name}=[{example}]"
+            return f"{prefix}{name}: {least[0]} is below {LEAST_TEMPERATURE}; use {prefix}{name}=[{example}]"
     if config.top_p is not None and config.top_p < LEAST_TOP_P:
-        return f"{prefix}top_p={config.top_p} is under {LEAST_TOP_P}; use {prefix}temperatures=[0], which is greedy"
+        return f"{prefix}top_p={config.top_p} is below {LEAST_TOP_P}; use {prefix}temperatures=[0], which is greedy"
     if has_prompts and not config.second_turns:  # then the target writes no turn of a user
         if config.prompt_temperatures != WritingConfig().prompt_temperatures:
             return f"{prefix}prompt_temperatures is not read with prompts and {prefix}second_turns=0; leave it out"

@@ -49,7 +49,7 @@ def choose_target(words: Sequence[str], config: TextsConfig, prefix: str = "") -
         own += ["graph=round", f"graph.rounds_per_replay={config.rounds_per_replay}"]
     chosen = admit(compose([*own, f"seed={config.seed}", *words]).config)
     if chosen.config.target.weights == Weights.random:
-        raise UserError("target.weights=random: nothing is learnt from texts of random weights; leave it out")
+        raise UserError("target.weights=random: no drafter can learn from texts of random weights; leave it out")
     positions = read_model_config(chosen.target_folder).max_position_embeddings
     if config.longest > positions:
         name = "max_new_tokens" if config.max_prompt_tokens < positions else "max_prompt_tokens"
