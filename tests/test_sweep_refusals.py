@@ -103,7 +103,7 @@ def test_good_file_is_not_refused(empty_folder: Path) -> None:
         ("metric/target", float("inf"), "metric.target: inf is not a finite number"),
         ("metric/gaol", "maximize", "gaol"),
         ("early_terminate", {"type": "hyperband"}, "early_terminate: a run reports its metric only once"),
-        ("early_terminate", {"type": "hyperband", "min_iter": 3}, "early_terminate: a run reports its metric only once"),
+        ("early_terminate", {"min_iter": 3}, "early_terminate: a run reports its metric only once"),
         ("command", None, "command: without it W&B passes --KEY=VALUE"),
         ("command", ["${env}", "python", "train.py", "${args}"], "command: it does not begin with"),
         ("command", COMMAND[:-1], "command: it must pass ${args_no_hyphens} once"),
