@@ -133,12 +133,12 @@ def unprojected(tensors: Tensors) -> Tensors:
 
 
 def random_last_module(tensors: Tensors) -> Tensors:
-    """Draw the third module's matrices anew; its norms stay."""
+    """Draw the third module's matrices again. Its norms stay, and so do the scales of 8-bit matrices."""
     torch.manual_seed(0)
     return {
-        name: torch.randn_like(tensor) * tensor.std()
+        name: (torch.randn(tensor.shape) * tensor.float().std()).to(tensor.dtype)
         for name, tensor in of_module(tensors, "10").items()
-        if tensor.dim() == 2
+        if tensor.dim() == 2 and name.endswith(".weight")
     }
 
 

@@ -25,8 +25,8 @@ from spec_lab.workloads.tokenizer import TargetTokenizer
 
 log = logging.getLogger(__name__)
 
-PROBE_STEPS = 6
-"""The number of steps to run. The first ones compile, a GPU captures the fourth, and the last two are timed."""
+PROBE_STEPS, PROBE_STEPS_ON_A_CPU = 6, 3
+"""The number of steps to run. The last two are timed. On a GPU the first ones compile, and the fourth is captured."""
 BYTES_BESIDE_A_WEIGHT = 12
 """Bytes for each parameter in a checkpoint: a weight and two moments in float32."""
 MEGA = 1e6
@@ -110,16 +110,18 @@ def _texts_in_words(probe: Probe) -> str:
 
 def _seconds_of_a_step(probe: Probe, drafter: Any) -> float:
     recipe, target = probe.recipe, probe.target
+    on_gpu = target.device.type == "cuda"
+    num_steps = PROBE_STEPS if on_gpu else PROBE_STEPS_ON_A_CPU
     steps = replace(
         recipe.config.optimisation,
-        num_steps=PROBE_STEPS,
+        num_steps=num_steps,
         num_warmup_steps=1,
-        log_every=PROBE_STEPS,
-        checkpoint_every=PROBE_STEPS + 1,
+        log_every=num_steps,
+        checkpoint_every=num_steps + 1,
         max_seconds=None,
     )
-    watch = Stopwatch(target.device)
-    if target.device.type == "cuda":  # the engine that wrote texts is gone
+    watch = Stopwatch(target.device, num_steps)
+    if on_gpu:  # the engine that wrote texts is gone
         torch.cuda.reset_peak_memory_stats(target.device)
     with tempfile.TemporaryDirectory() as folder:
         checkpoint, taps = Path(folder) / "probe.pt", recipe.taps(target)
@@ -133,9 +135,9 @@ class Stopwatch:
 
     every = 1
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, num_steps: int) -> None:
         self.times: list[float] = []
-        self._device = device
+        self._device, self._num_steps = device, num_steps
 
     def point(self, point: Any) -> None:
         """Do nothing: the loss does not matter."""
@@ -144,7 +146,7 @@ class Stopwatch:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         self.times.append(time.perf_counter())
-        log.info("step %d of %d that are taken to see how long they are", len(self.times), PROBE_STEPS)
+        log.info("step %d of %d that are taken to see how long they are", len(self.times), self._num_steps)
 
 
 def _peak(device: torch.device) -> int:
