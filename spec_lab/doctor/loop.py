@@ -24,6 +24,7 @@ from spec_lab.wiring.drafting import load_drafter
 # A uniformly random draft is right once in vocab_size times, so chance almost never gives a larger length.
 MAX_RANDOM_LENGTH = 1.15
 NO_ROUND = "no round to judge; use more prompts or longer outputs"
+FEW_ROUNDS = "too few for a verdict; use more prompts or longer outputs"
 NUM_RANDOM_REQUESTS, NUM_RANDOM_TOKENS = 3, 24
 # The loop's drafts equal those of teacher forcing except for rounding, which changes hardly any in float32. In bfloat16
 # on a CPU, 5 % of the pocket pair's rounds had other drafts, and 62 % with stale metadata.
@@ -58,8 +59,14 @@ def check_teacher_forcing(evidence: Evidence) -> Finding:
     """Measure how often a drafter agrees with the target if only the drafter and its inputs can be wrong."""
     drafted = evidence.as_configured
     measured = f"{_rates(drafted)}, after right drafts {_conditionals(drafted)}, over {len(evidence.rounds)} rounds"
-    cause = disagreement(drafted)
-    return Finding("teacher forcing", Verdict.OK if cause is None else Verdict.FAULT, measured, cause)
+    if (cause := disagreement(drafted)) is not None:
+        return Finding("teacher forcing", Verdict.FAULT, measured, cause)
+    for position in (1, *_later_positions(drafted)):
+        least = MIN_AGREEMENT if position == 1 else MIN_LATER_AGREEMENT
+        if drafted.num_judged(position) >= MIN_ROUNDS and drafted.conditional(position) < least:
+            low = f"draft {position} is right in {drafted.conditional(position):.0%} of the rounds that get to it"
+            return Finding("teacher forcing", Verdict.SUSPICIOUS, measured, f"{low}, which are {FEW_ROUNDS}")
+    return Finding("teacher forcing", Verdict.OK, measured)
 
 
 def disagreement(drafted: Drafted) -> str | None:
