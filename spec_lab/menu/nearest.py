@@ -7,16 +7,45 @@ from difflib import get_close_matches
 
 LEAST_LIKE = 0.62
 """How alike two spellings must be, of 1: `temp` is not `system`."""
+ELSEWHERE = {
+    "drafter.model": "drafter.path",
+    "model": "target.path",
+    "speculative_model": "drafter.path",
+    "speculative_draft_model_path": "drafter.path",
+    "speculative_algorithm": "drafter",
+    "num_steps": "drafter.num_draft_tokens",
+    "speculative_num_steps": "drafter.num_draft_tokens",
+    "max_draft_len": "drafter.num_draft_tokens",
+    "prompt_lookup_max": "drafter.max_ngram",
+    "prompt_lookup_min": "drafter.min_ngram",
+    "draft_sample_method": "drafter.draft_sampling",
+    "rejection_sample_method": "acceptance.method",
+    "relaxed_topk": "acceptance.topk",
+    "relaxed_delta": "acceptance.delta",
+    "speculative_eagle_topk": "tree.topk",
+    "speculative_num_draft_tokens": "tree.num_rows",
+    "enforce_eager": "graph",
+    "max_num_seqs": "batch_size",
+    "max_running_requests": "batch_size",
+    "max_model_len": "cache.max_seq_len",
+    "context_length": "cache.max_seq_len",
+    "tensor_parallel_size": "target.tensor_parallel",
+    "tp_size": "target.tensor_parallel",
+}
+"""What vLLM, SGLang and TensorRT-LLM call a key or a group: docs/from_other_engines.md."""
 
 
 def nearest(word: str, names: Iterable[str]) -> str | None:
-    """Return the name most like `word`: one that ends in it (`limit` for workload.limit), else a spelling close to
-    it."""
+    """Return the name that `word` means: one that ends in it (`limit` for workload.limit), what another engine calls
+    so, or a spelling close to it."""
     names = list(names)
     leaves = {name.rpartition(".")[2]: name for name in reversed(names)}
     group, _, leaf = word.rpartition(".")
     if leaf in leaves:
         return leaves[leaf]
+    known = ELSEWHERE.get(word, ELSEWHERE.get(leaf))
+    if known in names:
+        return known
     # What both names share would hide that the rest of them differs.
     siblings = {name.rpartition(".")[2]: name for name in names if group and name.rpartition(".")[0] == group}
     others = {name: name for name in names if name not in (group, *siblings.values())}
