@@ -31,6 +31,8 @@ MIN_SAME_16_BIT = 0.85
 # For first drafts. The shipped eagle3 head agrees in 0.46 to 0.94 by category (its card). With the halves of its input
 # swapped, or its vocabulary map shifted, it agrees in less than 0.1.
 MIN_AGREEMENT = 0.25
+# The shipped module of pocket_hybrid agrees in 0.24 of the 38 rounds of two hard prompts, and in 0.53 over all nine.
+BROKEN_AGREEMENT, MANY_ROUNDS = 0.1, 100
 # For each later draft, over the rounds whose drafts before it are right. The shipped drafters have 0.57 to 0.84 over
 # 144 rounds of the pocket workload, and a module with random weights has 0. The bound is far below the healthy rates,
 # since as few as 24 rounds may be judged. These fall below it by chance once in about 180 times at a rate of 0.57, and
@@ -59,6 +61,9 @@ def check_teacher_forcing(evidence: Evidence) -> Finding:
     drafted = evidence.as_configured
     measured = f"{_rates(drafted)}, after right drafts {_conditionals(drafted)}, over {len(evidence.rounds)} rounds"
     cause = disagreement(drafted)
+    if BROKEN_AGREEMENT <= drafted.agreement(1) < MIN_AGREEMENT and len(evidence.rounds) < MANY_ROUNDS:
+        few = "drafts disagree in these few rounds, which may be hard ones; use more prompts or longer outputs"
+        return Finding("teacher forcing", Verdict.SUSPICIOUS, measured, few)
     return Finding("teacher forcing", Verdict.OK if cause is None else Verdict.FAULT, measured, cause)
 
 
