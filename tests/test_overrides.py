@@ -47,6 +47,9 @@ REFUSED = [
     ("drafter.num_steps=3", "did you mean drafter.num_draft_tokens?"),
     ("drafter.model=DIR", "did you mean drafter.path?"),
     ("model=DIR", "did you mean target.path?"),
+    ("method=eagle3", "did you mean drafter?"),
+    ("ngram_size=3", "did you mean drafter.max_ngram?"),
+    ("drafter.taps=[1]", "there is no key drafter.taps; see --help"),  # and not workload.tasks
     ("prompt_lookup_max=3", "did you mean drafter.max_ngram?"),
     ("outputs/run", "not of the form KEY=VALUE; see --help"),
     ("drafter=eagle3;ngram", "with -m several values stand with commas alone: drafter=eagle3,ngram"),
