@@ -223,7 +223,7 @@ def test_a_checker_that_there_is_not_is_refused_before_anything_loads(tmp_path: 
     path = tmp_path / "mine.jsonl"
     path.write_text('{"prompt": "a", "answer": 1, "checker": "mine"}')
     config = compose_run(["workload=jsonl", f"workload.path={path}"])[0]
-    with pytest.raises(UserError, match=r"workload\.checker=mine: nothing builds it"):
+    with pytest.raises(UserError, match=r"prompt mine-\d+ has the checker mine, which nothing builds; give it one of"):
         load_requests(choose(config), IdsOfLetters())
     for wrong in ("5", "[]", '"a b"', '""'):
         path.write_text(f'{{"prompt": "a", "checker": {wrong}}}')

@@ -100,6 +100,8 @@ FORBIDDEN = [
     ),
     (["drafter.path=nowhere"], "drafter.path=nowhere", "folder"),
     (["target=hf"], "target=hf", "target.path=FOLDER"),
+    (["workload.categories=[math]"], "workload.categories: pocket has no math", "there are arithmetic, code, dates"),
+    (["workload=generated", "workload.categories=[code]"], "generated has no code", "there are arithmetic, dates"),
     (
         ["workload=generated", "workload.turns=2"],
         "workload.turns=2 is not read by workload=generated",

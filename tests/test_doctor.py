@@ -7,6 +7,8 @@ import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import torch
@@ -15,9 +17,10 @@ from safetensors.torch import load_file, save_file
 from spec_lab.core.types import Request
 from spec_lab.doctor.__main__ import main
 from spec_lab.doctor.checkpoints import check_dtype, check_tokenizer, check_vocabulary
+from spec_lab.doctor.evidence import Evidence
 from spec_lab.doctor.examine import examine
 from spec_lab.doctor.findings import Finding, Verdict, does_not_apply, faults
-from spec_lab.doctor.loop import disagreement
+from spec_lab.doctor.loop import check_teacher_forcing, disagreement
 from spec_lab.doctor.readings import gain_of
 from spec_lab.doctor.report import format_findings, summarize
 from spec_lab.doctor.rounds import LoopRound, common_length, spread
@@ -224,6 +227,15 @@ def test_the_first_position_that_collapses_is_named(lengths: list[int], position
     cause = disagreement(Drafted(torch.zeros(len(lengths), 3), torch.tensor(lengths)))
     assert (cause is None) == (position is None)
     assert position is None or (cause is not None and cause.startswith(position))
+
+
+@pytest.mark.parametrize(
+    ("num_right", "num_rounds", "verdict"), [(2, 40, "fault"), (8, 40, "suspicious"), (30, 200, "fault")]
+)
+def test_few_rounds_of_few_right_drafts_are_worth_a_look(num_right: int, num_rounds: int, verdict: str) -> None:
+    drafted = Drafted(torch.zeros(num_rounds, 3), torch.tensor([1] * num_right + [0] * (num_rounds - num_right)))
+    evidence = SimpleNamespace(as_configured=drafted, rounds=range(num_rounds))
+    assert check_teacher_forcing(cast(Evidence, evidence)).verdict == verdict
 
 
 def test_a_gain_is_paired_over_the_rounds() -> None:

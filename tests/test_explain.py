@@ -69,11 +69,21 @@ BROKEN = {
     "override without a slash": (GLOBAL + b"defaults: [override drafter: ngram]", ["`- override /drafter: OPTION`"]),
     "group without a slash": (GLOBAL + b"defaults: [drafter: ngram]", ["`- override /drafter: OPTION`"]),
     "group once more": (GLOBAL + b"defaults: [/drafter: ngram]", ["`- override /drafter: OPTION`"]),
+    "+ before a key of the sweep": (
+        GLOBAL + b"hydra: {mode: MULTIRUN, sweeper: {params: {+seed: '1,2'}}}",
+        ["seed exists already, so +seed adds nothing; write seed without +"],
+    ),
     "group without override": (GLOBAL + b"defaults: [/drafte: ngram]", ["no drafte/ngram", "did you mean drafter?"]),
 }
 
 
-FOUND_WHEN_COMPOSED = ("a sweep of one run", "values of a sweep as a list", "interpolation", "group once more")
+FOUND_WHEN_COMPOSED = (
+    "a sweep of one run",
+    "+ before a key of the sweep",
+    "values of a sweep as a list",
+    "interpolation",
+    "group once more",
+)
 """No file is known any more."""
 
 

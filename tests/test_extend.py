@@ -505,6 +505,23 @@ def test_a_broken_extension_is_refused_in_a_line(
     assert error.count("\n") == 1
 
 
+def test_a_key_without_a_text_for_help_is_refused_with_the_line_to_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    conf = tmp_path / "wordless_lab" / "conf" / "drafter"
+    conf.mkdir(parents=True)
+    (conf / "mine.yaml").write_text("# a\n# b\ndefaults:\n  - /schema/drafter/mine@_here_\n  - _self_\n")
+    (tmp_path / "wordless_lab" / "__init__.py").write_text(
+        "from dataclasses import dataclass\nfrom spec_lab.extend import DrafterConfig, DrafterOption\n"
+        "@dataclass\nclass Mine(DrafterConfig):\n    name: str = 'mine'\n    gain: float = 1.0\n"
+        "def register(registry):\n    registry.add(DrafterOption(name='mine', schema=Mine, load=len))"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    assert main(["extensions=[wordless_lab]", "--dry-run"]) == 2
+    said = "refused: drafter.gain: no class says what it is; in class Mine write gain: TYPE = knob("
+    assert capsys.readouterr().err.startswith(said)
+
+
 def test_ctrl_c_while_an_extension_is_imported_ends_it_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

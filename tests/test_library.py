@@ -13,6 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hydra.core.global_hydra import GlobalHydra
@@ -24,6 +25,7 @@ from spec_kernels.native.compiled import use_threads
 from spec_kernels.native.compiler import BuildError
 from spec_lab.core.errors import UserError
 from spec_lab.menu.config import DrafterConfig, RunConfig
+from spec_lab.program.compose import retyped
 from spec_lab.record import progress
 from spec_lab.record.progress import Progress
 from tests import recorded_runner
@@ -130,6 +132,14 @@ def test_what_is_changed_to_another_type_is_a_user_error(key: str, value: Any, w
             call(composed)
     assert re.match(rf"refused: config\.{words}|refused: .*{words}", str(composed))
     assert composed._repr_html_().startswith("<pre>refused: ")
+
+
+def test_single_numbers_of_numpy_and_torch_are_numbers() -> None:
+    composed = spec_lab.compose()
+    composed.config.batch_size, composed.config.drafter.num_draft_tokens = np.int64(2), torch.tensor(4)
+    composed.config.sampling.temperature = np.float32(0.5)
+    typed = retyped(composed.config)
+    assert (typed.batch_size, typed.drafter.num_draft_tokens, typed.sampling.temperature) == (2, 4, 0.5)
 
 
 def test_what_is_set_beside_the_config_is_a_user_error() -> None:

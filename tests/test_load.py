@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import shlex
@@ -69,6 +70,9 @@ def test_a_file_that_is_not_utf8_is_named_with_the_remedy(tmp_path: Path) -> Non
     path = tmp_path / "mine.jsonl"
     path.write_bytes('{"prompt": "Käse"}\n'.encode("latin-1"))
     with pytest.raises(UserError, match=r"mine\.jsonl is not UTF-8 \(byte 14: .*save it as UTF-8"):
+        read(path)
+    path.write_bytes(gzip.compress(b'{"prompt": "a"}'))
+    with pytest.raises(UserError, match=r"mine\.jsonl is packed; unpack it with gunzip"):
         read(path)
 
 

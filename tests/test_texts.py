@@ -77,6 +77,8 @@ def test_the_same_command_goes_on_and_another_is_refused(
     copied = tmp_path / "out"
     copied.mkdir()
     header = TextsHeader.read(folder)
+    with pytest.raises(UserError, match=rf"{folder} is one; use texts={folder}"):
+        TextsHeader.read(folder / "prompts-00000.jsonl")
     lost = sorted(name for name in header.files if name.startswith("answers"))[1:]
     for name in header.files:
         (copied / name).write_bytes((folder / name).read_bytes() if name not in lost else b"half a file")

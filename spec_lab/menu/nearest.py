@@ -5,21 +5,61 @@ from __future__ import annotations
 from collections.abc import Iterable
 from difflib import get_close_matches
 
-LEAST_LIKE = 0.62
-"""How alike two spellings must be, of 1: `temp` is not `system`."""
+LEAST_LIKE = 0.68
+"""How alike two spellings must be, of 1: `temp` is not `system`, and `ngram_size` not `page_size`."""
+ELSEWHERE = {
+    "drafter.model": "drafter.path",
+    "model": "target.path",
+    "model_path": "target.path",
+    "method": "drafter",
+    "gamma": "drafter.num_draft_tokens",
+    "ngram_size": "drafter.max_ngram",
+    "dataset": "workload",
+    "num_prompts": "workload.limit",
+    "num_samples": "workload.limit",
+    "precision": "dtype",
+    "speculative_model": "drafter.path",
+    "speculative_draft_model_path": "drafter.path",
+    "speculative_algorithm": "drafter",
+    "num_steps": "drafter.num_draft_tokens",
+    "speculative_num_steps": "drafter.num_draft_tokens",
+    "max_draft_len": "drafter.num_draft_tokens",
+    "prompt_lookup_max": "drafter.max_ngram",
+    "prompt_lookup_min": "drafter.min_ngram",
+    "draft_sample_method": "drafter.draft_sampling",
+    "rejection_sample_method": "acceptance.method",
+    "relaxed_topk": "acceptance.topk",
+    "relaxed_delta": "acceptance.delta",
+    "speculative_eagle_topk": "tree.topk",
+    "speculative_num_draft_tokens": "tree.num_rows",
+    "enforce_eager": "graph",
+    "max_num_seqs": "batch_size",
+    "max_running_requests": "batch_size",
+    "max_model_len": "cache.max_seq_len",
+    "context_length": "cache.max_seq_len",
+    "tensor_parallel_size": "target.tensor_parallel",
+    "tp_size": "target.tensor_parallel",
+}
+"""What other engines and papers call a key or a group; docs/from_other_engines.md has most."""
 
 
 def nearest(word: str, names: Iterable[str]) -> str | None:
-    """Return the name most like `word`: one that ends in it (`limit` for workload.limit), else a spelling close to
-    it."""
+    """Return the name that `word` means: one that ends in it (`limit` for workload.limit), what another engine calls
+    so, or a spelling close to it."""
     names = list(names)
+    if ELSEWHERE.get(word) in names:
+        return ELSEWHERE[word]
     leaves = {name.rpartition(".")[2]: name for name in reversed(names)}
     group, _, leaf = word.rpartition(".")
     if leaf in leaves:
         return leaves[leaf]
+    if ELSEWHERE.get(leaf) in names:
+        return ELSEWHERE[leaf]
     # What both names share would hide that the rest of them differs.
     siblings = {name.rpartition(".")[2]: name for name in names if group and name.rpartition(".")[0] == group}
     others = {name: name for name in names if name not in (group, *siblings.values())}
+    if siblings:  # a key of another group does something else, however alike
+        leaves = {name: name for name in names if "." not in name}
     for typed, candidates in ((leaf, siblings), (word, others), (leaf, leaves)):
         close = get_close_matches(typed, candidates, n=1, cutoff=LEAST_LIKE)
         if close:

@@ -128,8 +128,9 @@ class Registry:
         if found is None:
             _refuse_other_name(name, self.options(kind))
             raise UserError(
-                f"{KNOBS[kind]}={name}: nothing builds it; use one of {', '.join(self.options(kind))}, or name the "
-                "module that registers it with extensions=[MODULE] (docs/extend.md)"
+                f"{KNOBS[kind]}={name}: nothing builds it; use one of {', '.join(self.options(kind))} (in a file of "
+                "your own: as its `name`), or name the module that registers it with extensions=[MODULE] "
+                "(docs/extend.md)"
             )
         return found
 

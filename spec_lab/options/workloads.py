@@ -25,6 +25,19 @@ def file_exists(config: RunConfig) -> str | None:
     return f"workload.path={path} is not a file; give the path of a JSON Lines file"
 
 
+def has_those_categories(config: RunConfig) -> str | None:
+    """The categories are among those that the lab has, or checks."""
+    from spec_lab.corpus.categories import CATEGORIES, CHECKABLE_CATEGORIES
+
+    known = CHECKABLE_CATEGORIES if config.workload.name == "generated" else CATEGORIES
+    unknown = sorted(set(config.workload.categories or ()) - set(known))
+    if not unknown:
+        return None
+    return (
+        f"workload.categories: {config.workload.name} has no {', '.join(unknown)}; there are {', '.join(sorted(known))}"
+    )
+
+
 def tells_nothing(config: RunConfig) -> str | None:
     """A system prompt is only set for chats."""
     workload = config.workload
@@ -89,8 +102,13 @@ def random_ids(config: RunConfig, tokenizer: Tokenizer) -> list[Request]:
 
 
 ROWS = (
-    WorkloadOption(name="pocket", load=pocket, refusals=(asks_one_turn,)),
-    WorkloadOption(name="generated", load=generated, reads={"per_category": "20"}, refusals=(asks_one_turn,)),
+    WorkloadOption(name="pocket", load=pocket, refusals=(asks_one_turn, has_those_categories)),
+    WorkloadOption(
+        name="generated",
+        load=generated,
+        reads={"per_category": "20"},
+        refusals=(asks_one_turn, has_those_categories),
+    ),
     WorkloadOption(name="jsonl", load=jsonl, reads=A_FILE, refusals=(file_exists,)),
     WorkloadOption(name="spec_bench", load=spec_bench, reads=A_FILE, refusals=(file_exists,)),
     WorkloadOption(

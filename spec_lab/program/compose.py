@@ -198,6 +198,7 @@ def retyped(config: RunConfig) -> RunConfig:
     group, menu = "", run_menu()
     try:
         _refuse_new_attributes(config, "", menu)
+        _make_plain(config)
         for field in dataclasses.fields(config):
             part = getattr(config, field.name)
             if dataclasses.is_dataclass(part) and not isinstance(
@@ -205,6 +206,7 @@ def retyped(config: RunConfig) -> RunConfig:
             ):  # separately, since an error in the whole would not name the part
                 group = f"{field.name}."
                 _refuse_new_attributes(part, group, menu)
+                _make_plain(part)
                 OmegaConf.structured(part)
         group = ""
         typed: Any = OmegaConf.to_object(OmegaConf.structured(config))
@@ -226,6 +228,13 @@ def _refuse_renamed(config: RunConfig) -> None:
                 f"config.{group}.name={name!r} is an option that has its own keys; use "
                 f"spec_lab.compose(['{group}={name}'])"
             )
+
+
+def _make_plain(part: Any) -> None:
+    """Replace single numbers of numpy or torch by Python's, which have the same value."""
+    for name, value in vars(part).items():
+        if getattr(value, "ndim", None) == 0 and callable(getattr(value, "item", None)):
+            setattr(part, name, value.item())
 
 
 def _refuse_new_attributes(part: Any, prefix: str, menu: Menu) -> None:

@@ -27,6 +27,7 @@ PLACE = re.compile(r"In '(?P<option>[^']+)': ")
 """The beginning of Hydra's messages, with the file that it was about to read, without suffix."""
 UNMATCHED = re.compile(r"Could not override '(?P<name>[^'@]+)")
 CHOSEN_AGAIN = re.compile(r"Multiple values for (?P<name>[^.]+)\. ")
+APPENDED = re.compile(r"Could not append to config\. An item is already at '(?P<key>[^']+)'")
 NO_SCHEMA = re.compile(r"In '(?P<option>[^']+)': Could not load '(?P<schema>schema/[^']+)'")
 NO_OPTION = re.compile(r"In '(?P<place>[^']+)': Could not (find|load) '")
 NO_PRIMARY = ("Primary config", "Cannot find primary config")
@@ -67,6 +68,10 @@ def explain(error: Exception, menu: Menu | None = None) -> str:
     if again:
         name = again["name"]
         return f"a file of options chooses a second {name}; {OVERRIDE.format(name=name)}"
+    there = APPENDED.match(first)
+    if there:
+        key = there["key"]
+        return f"{key} exists already, so +{key} adds nothing; write {key} without + in the command or its file"
     if first.startswith(NO_PRIMARY):
         return f"{first.removesuffix('.')}; leave out --config-path and --config-name, or install the lab again"
     if first.startswith(INTERVAL):

@@ -195,7 +195,13 @@ def _keys_of_group(group: Group) -> list[Key]:
             for option in options.values()
             if option.schema
         }
-        keys.append(_key(f"{group.name}.{name}", fields[0], schemas, defaults))
+        explained = next((field for field in fields if "help" in field.metadata), None)
+        if explained is None:
+            raise UserError(
+                f"{group.name}.{name}: no class says what it is; in class {schemas[0].__name__} write "
+                f'{name}: TYPE = knob(DEFAULT, "what it is")'
+            )
+        keys.append(_key(f"{group.name}.{name}", explained, schemas, defaults))
     return keys
 
 

@@ -26,7 +26,8 @@ def parse_override(parser: OverridesParser, text: str, menu: Menu) -> Override:
         name, colon, value = text.partition(":")
         if colon and (name in menu.groups or name in menu.keys):
             owners = [f"{name}={value.strip() or 'VALUE'}"]
-        near = nearest(text, [*menu.groups, *menu.keys])
+        is_path = "/" in text and text.partition("/")[0] not in menu.groups
+        near = None if is_path else nearest(text, [*menu.groups, *menu.keys])
         suggestion = hint(" or ".join(owners) or (f"{near}=VALUE" if near else None))
         is_word = text.isidentifier() or text.startswith("-") or "/" in text
         blank = "" if owners or near or is_word or not text else ". A blank ends a value: write KEY=1,3"
@@ -36,7 +37,7 @@ def parse_override(parser: OverridesParser, text: str, menu: Menu) -> Override:
     except HydraException as error:
         if text.endswith(",") and not any(bracket in text for bracket in "[{("):
             raise UserError(f"{text}: nothing follows the last comma; write values without blanks: KEY=1,3") from error
-        reason = str(error).splitlines()[0]
+        reason = str(error).splitlines()[0].partition(" expecting ")[0]
         raise UserError(f"{text}: not of the form KEY=VALUE ({reason}); {_readable(text, menu)}") from error
 
 
@@ -54,6 +55,10 @@ def _readable(text: str, menu: Menu) -> str:
         return f"if the list has texts with such signs, type {typed(f'{key}=[{items}]')}"
     if type_name.startswith("str") and value[:1] not in tuple("'\""):
         return f"if the value is a text with such signs, type {typed(as_override(key, _in_full(value)))}"
+    values = re.findall(r"[^\s;|,(){}\[\]'\"]+", value)
+    is_one = key in menu.groups or (bool(type_name) and not type_name.startswith(("list", "str")))
+    if is_one and len(values) > 1:
+        return f"with -m several values stand with commas alone: {key}={','.join(values)}"
     return "close its brackets and quotes, and quote special characters"
 
 

@@ -80,6 +80,11 @@ def load_requests(chosen: Chosen, tokenizer: Tokenizer) -> list[Request]:
     _refuse_idle_checkers(requests, chosen.config.workload)
     for request in requests:
         name = request.checker or chosen.config.workload.checker
+        if request.checker is not None and name not in chosen.registry.options(CheckerOption):
+            raise UserError(
+                f"workload: prompt {request.request_id} has the checker {name}, which nothing builds; give it one of "
+                f"{', '.join(chosen.registry.options(CheckerOption))}"
+            )
         checker = chosen.registry.find(CheckerOption, name)
         if request.answer is not None and not checker.expects(request.answer):
             raise UserError(

@@ -13,6 +13,9 @@ from spec_lab.core.errors import UserError
 from spec_lab.core.regular import regular_text
 from spec_lab.workloads.unusable import UnusablePrompt
 
+PACKED = {b"\x1f\x8b": "gunzip", b"\x28\xb5\x2f\xfd": "unzstd", b"\xfd7zXZ": "unxz", b"PK\x03\x04": "unzip"}
+"""What unpacks a file that begins so."""
+
 
 @dataclass(frozen=True, slots=True)
 class TextLine:
@@ -78,4 +81,7 @@ def _utf8_text(path: Path) -> str:
     try:
         return regular_text(path, "utf-8-sig")
     except UnicodeDecodeError as error:
+        packed = next((tool for sign, tool in PACKED.items() if error.object.startswith(sign)), None)
+        if packed is not None:
+            raise UserError(f"{path} is packed; unpack it with {packed}, and name what comes out") from error
         raise UserError(f"{path} is not UTF-8 (byte {error.start + 1}: {error.reason}); save it as UTF-8") from error

@@ -83,6 +83,10 @@ class TextsHeader:
         """
         file = folder / HEADER
         if not file.is_file():
+            if (folder.parent / HEADER).is_file():
+                raise UserError(
+                    f"{folder} is no folder of texts, and {folder.parent} is one; use texts={folder.parent}"
+                )
             raise UserError(
                 f"{folder} has no texts ({HEADER} is missing); write some with python -m spec_lab.train.texts"
             )
