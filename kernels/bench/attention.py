@@ -5,10 +5,10 @@
 Lower bound: with few query rows per request, attention reads every key and value once and does little arithmetic. So
 the bound is `2 * keys * num_kv_heads * head_dim * bytes` per request, divided by the memory bandwidth (about 4.2 TB/s
 on an H200). One request has only `num_kv_heads` independent pieces, far fewer than the GPU has multiprocessors, so the
-keys are split to use them all. Splits cost a second kernel, and partial results of `splits * rows * num_heads *
-(head_dim + 2)` floats that are written and read. With few keys this makes no difference: two dependent kernels in a
-CUDA graph take some microseconds however little they read. The partial results mostly stay in L2, so the printed bound
-leaves them out. If requests and heads alone fill the GPU, a program takes all splits of its rows.
+keys are split to use them all. Splitting costs a second kernel, and the writing and reading of partial results:
+`splits * rows * num_heads * (head_dim + 2)` floats. With few keys none of these bytes shows in the time: two dependent
+kernels in a CUDA graph take some microseconds however little they read. The partial results mostly stay in L2, so the
+printed bound leaves them out. If requests and heads alone fill the GPU, a program takes all splits of its rows.
 
 Times are for one launch inside a CUDA graph of many, which cycles through caches that together exceed L2, so that keys
 are never read from L2. SDPA gets keys and values that are already contiguous, so its time does not include gathering
@@ -134,8 +134,8 @@ def kernel_time(shape: Shape, split_keys: int, of_tree: bool = False) -> float:
 
 
 def sdpa_time(shape: Shape) -> float:
-    """Time SDPA. The query heads of a KV head are rows of one product, the mask is causal (and windowed), and keys and
-    values are contiguous.
+    """Time SDPA. The query heads that share a KV head are rows of one product, the mask is causal (and windowed), and
+    keys and values are contiguous.
     """
     group = shape.num_heads // shape.num_kv_heads
     kv_shape = (num_copies(shape), 2, shape.batch, shape.num_kv_heads, shape.keys, shape.head_dim)
@@ -160,7 +160,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, default in (("batch", [1, 16, 64]), ("keys", [512, 1024, 4096]), ("rows", [1, 4, 8])):
         parser.add_argument(f"--{name}", type=int, nargs="+", default=default)
-    parser.add_argument("--split-keys", type=int, nargs="+", help="splits to try; default: that of --keys positions")
+    parser.add_argument("--split-keys", type=int, nargs="+", help="keys in a split, to try; default: what --keys get")
     for name, default in (("num-heads", 32), ("num-kv-heads", 8), ("head-dim", 128), ("page-size", 16)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--window", type=int)

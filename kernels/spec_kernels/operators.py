@@ -1,4 +1,4 @@
-"""Registers kernels as torch operators, so that the CPU recorder, launch counts and profiles see what they write.
+"""Registers kernels as torch operators, so that the CPU recorder, launch counts and profiles see what a kernel writes.
 
 It does not use `torch.library.custom_op`, whose wrapper makes a call ten times as slow.
 """
@@ -19,10 +19,10 @@ _operators = torch.library.Library("spec_kernels", "FRAGMENT")
 def operator(
     name: str, mutates_args: tuple[str, ...], devices: str = "CompositeExplicitAutograd"
 ) -> Callable[[Callable[Parameters, None]], Callable[Parameters, None]]:
-    """Register the function below as `torch.ops.spec_kernels.NAME` for tensors of any device, and return the operator.
+    """Return a decorator that registers a function as `torch.ops.spec_kernels.NAME`, and returns the operator.
 
-    `mutates_args` are the arguments that it writes; it only reads the others, and returns nothing. There is no
-    autograd. `devices` is a dispatch key of torch.
+    `mutates_args` are the arguments that the function writes; it only reads the others, and returns nothing. There is
+    no autograd. `devices` is a dispatch key of torch, by default that of any device.
     """
 
     def register(function: Callable[Parameters, None]) -> Callable[Parameters, None]:

@@ -3,18 +3,18 @@
 A path is judged as a whole. So a draft that the target finds unlikely can be compensated by likely ones after it, as in
 block verification. On a chain it is block verification. After a draft is rejected, its siblings can still be accepted.
 
-Each row v has a measure m over the next token, with total w. Its children c were drawn in order, each from q given the
-earlier ones. The rule is:
+Each row v has a measure m over the next token, with total w. Its children c were drawn one after another, each from a
+distribution q that may depend on the children drawn before it. The rule is:
 
-    judge(v, m):  for each child c:  judge(c, P p(. | c)) with P = min(1, m(c) / q(c)); if it accepts, stop r = max(m -
-    q, 0), S = total of r;  m <- r / (S + 1 - w), w <- S / (S + 1 - w)
+    judge(v, m):  for each child c:  judge(c, P p(. | c)) with P = min(1, m(c) / q(c)); if it accepts, stop;
+                                     r = max(m - q, 0), S = total of r;  m <- r / (S + 1 - w), w <- S / (S + 1 - w)
                   accept v with probability w, and draw the token after it from m / w
 
 The root has m = p, w = 1.
 
-Claim: for every x, judge(v, m) accepts at or below v and emits x after v with probability m(x), and then continues as
-the target does. The proof is by induction over the tree. Without children it accepts v with probability w, and draws x
-from m / w.
+Claim: for every x, the probability that judge(v, m) accepts v or a descendant, and that the token emitted after v is x,
+is m(x). After x the text continues as the target's does. The proof is by induction over the tree. Without children it
+accepts v with probability w, and draws x from m / w.
 
 With a child c ~ q, judging c accepts with probability P. So x is emitted through this child with probability q(x)
 min(1, m(x) / q(x)) = min(q(x), m(x)). The rest, max(m - q, 0) = r, must come from later children or from v. This child
@@ -47,8 +47,8 @@ class TraversalDecision:
     """The rule's decision up to the random draws.
 
     Attributes:
-        thresholds: [batch, N] a row passes its test if its draw is below this. The first row that passes, leaves first,
-            ends the path.
+        thresholds: [batch, N] a row passes its test if its draw is below this. Rows are tested from the leaves to the
+            root, and the first row that passes ends the path.
         weights: [batch, N, vocab] the weights of the token after each row, if the path ends there.
     """
 
@@ -58,7 +58,8 @@ class TraversalDecision:
 
 @dataclass(frozen=True, slots=True)
 class Siblings:
-    """The children of the same rank below the branches of one level.
+    """The children of one rank (all first children, or all second ones, and so on) of the rows of one level that have
+    children, its branches.
 
     Attributes:
         among: [count] the indices, within the level, of the branches that have such a child.
@@ -102,7 +103,7 @@ def traversal_decision(
 ) -> TraversalDecision:
     """Compute the test of each row, for the case that all rows judged before it are rejected.
 
-    The drafts determine all tests, before any random draw.
+    All tests follow from p, q and the drafts. No random draw of the rule is needed for them.
 
     Args:
         p: [batch, N, vocab] the target's probabilities after each row.
@@ -122,7 +123,7 @@ def traversal_decision(
             drafts = tokens.index_select(1, siblings.children)
             w_before, m_before, drawn_from = (part.index_select(1, siblings.among) for part in (w, m, proposal))
             at_m, at_q = at_tokens(m_before, drafts), at_tokens(drawn_from, drafts)
-            # A token with q = 0 only fills up when no tokens were left to draw. It is not a draft, and changes nothing.
+            # A token with q = 0 only fills a child's place for which no token was left to draw. It changes nothing.
             follows = torch.where(at_q > 0, clipped_ratio(at_m, at_q), 0)
             thresholds.index_copy_(1, siblings.children, follows)
             below = follows.unsqueeze(-1) * p.index_select(1, siblings.children)
@@ -150,7 +151,7 @@ _LEAST = 2.0**-100
 def without(q: torch.Tensor, drafts: torch.Tensor) -> torch.Tensor:
     """Return q [..., vocab] without `drafts` [...], renormalised; zeros if nothing is left."""
     rest = q.scatter(-1, drafts.unsqueeze(-1), 0)
-    # `total` has an absolute error. Scaling by the largest entry keeps it relatively small.
+    # `total` has an absolute error. Scaling by the largest entry keeps the relative error small.
     largest = rest.amax(dim=-1, keepdim=True)
     scaled = torch.where(largest > 0, rest / largest, 0)
     return torch.where(largest > 0, scaled / total(scaled).to(q.dtype).unsqueeze(-1), 0)
@@ -173,7 +174,7 @@ class TraversalAcceptance(RejectionAcceptance):
         self._leaves_first = torch.tensor(paths.leaves_first(), device=device)
         self._depths = torch.tensor([len(path) for path in paths.paths], device=device)
         num_rows, depth = len(paths.paths), paths.depth
-        # After the path's end each column keeps its own row, as in a chain.
+        # Past the path's end, column j holds row j, as in a chain, or the last row if there is no row j.
         stays = [min(column, num_rows - 1) for column in range(depth + 1)]
         ways = [paths.way_to(row) for row in range(num_rows)]
         self._ways = torch.tensor([[*way, *stays[len(way) :]] for way in ways], device=device)

@@ -1,4 +1,4 @@
-"""`python -m spec_lab.doctor`: the overrides of `python -m spec_lab`, examined instead of measured.
+"""`python -m spec_lab.doctor`: takes the overrides of `python -m spec_lab`, and examines that run without measuring it.
 
 Exit codes: 0 no fault found, 1 a fault found, 2 refused. Nothing is written.
 """
@@ -32,7 +32,7 @@ the most likely fault. Exit code 0: none found, 1: found, 2: refused. What each 
   python -m spec_lab.doctor drafter=eagle3
   python -m spec_lab.doctor target=hf target.path=DIR drafter=eagle3 drafter.path=DIR graph=full_loop
 
-It takes what follows, but no flag except --help and --version.
+Below are the overrides that it takes. Of the flags it has only --help and --version.
 """
 
 
@@ -70,7 +70,7 @@ def _composed(arguments: Sequence[str]) -> Chosen:
 
 
 def _is_sweep(overrides: Sequence[str]) -> bool:
-    """Return whether an experiment's file asks for a sweep. Composed as a single run, it would give only one cell."""
+    """Return whether an experiment's file asks for a sweep. Composed as a single run, it would give only one of its runs."""
     return bool(compose_with_hydra(overrides).hydra.mode is RunMode.MULTIRUN)
 
 

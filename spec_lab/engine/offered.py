@@ -1,7 +1,7 @@
 """Decides how many drafts each request offers for verification: those drafted, cut by confidence and by a row budget.
 
-The decision is made on the device, before drafts are judged. It reads only what was known before a draft was drawn. So
-the output keeps the target's distribution, whichever drafts are left out.
+The decision is made on the device, before drafts are judged. Whether a draft is offered depends only on what was known
+before that draft was drawn. So the output keeps the target's distribution, whichever drafts are left out.
 """
 
 from __future__ import annotations
@@ -44,11 +44,13 @@ def count_offered(
 def are_within_budget(survival: torch.Tensor, is_offered: torch.Tensor, num_rows: torch.Tensor) -> torch.Tensor:
     """Return, for each draft [batch, K], whether it is one of the `num_rows` (a 0-d tensor) with the highest survival.
 
-    Only drafts in `is_offered` [batch, K] compete, over the whole batch. Of equals, the earlier row of the batch wins.
+    Only drafts in `is_offered` [batch, K] compete, over the whole batch. Of equals, the draft of the
+    earlier request wins, and within a request the earlier draft.
 
     A request's survival [batch, K] never grows along its drafts, and the sort is stable. So the kept drafts of a
     request are its first ones, and later drafts do not affect them. vLLM's adaptive verification (#47808) ranks in the
-    same way. This also holds for logarithms, and for rows of a tree, whose survival never exceeds that of their parent.
+    same way. The ranking also works with logarithms, and for rows of a tree: a row's survival never exceeds its
+    parent's.
     """
     order = torch.where(is_offered, survival, float("-inf")).flatten().sort(descending=True, stable=True).indices
     ranks = torch.empty_like(order).scatter_(0, order, torch.arange(order.shape[0], device=order.device))
@@ -76,7 +78,7 @@ class DraftOffers:
 
         Args:
             confidences: the drafter's confidences and their threshold; None if nothing reads them.
-            budget: verify rows in a round over the whole batch, including pending tokens; None for no limit.
+            budget: the most rows that a round verifies for the whole batch, with pending tokens; None for no limit.
             by_request: each request has its own limit, set with `limit`.
         """
         assert confidences is not None or budget is None, "a budget reads confidences"
@@ -104,7 +106,7 @@ class DraftOffers:
 
     def limit(self, slots: list[int], most: list[int]) -> None:
         """Set how many drafts the request in each of `slots` may offer, without a synchronisation."""
-        assert self.limits is not None, "only slots with limits of their own are told"
+        assert self.limits is not None, "limits are set only if each request has its own (by_request)"
         told = torch.tensor([slots, most], pin_memory=self.limits.is_cuda)
         slot_ids, values = told.to(self.limits.device, non_blocking=True).unbind(0)
         self.limits.index_copy_(0, slot_ids, values)
@@ -129,7 +131,7 @@ class RowOffers:
     """Decides which rows of a tree each slot offers: all that hold a draft, or the best of them within a row budget."""
 
     def __init__(self, confidences: RowConfidences, budget: int | None = None) -> None:
-        """`budget`: verify rows in a round over the whole batch, including roots; None for no limit."""
+        """`budget`: the most rows that a round verifies for the whole batch, including roots; None for no limit."""
         self._confidences = confidences
         self._budget = budget
 

@@ -1,4 +1,4 @@
-"""Says which kind of device a run will use, before torch is imported, as composing, refusing and naming need it."""
+"""Says which kind of device a run will use, without importing torch. Composing, refusing and naming a run need this."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def runs_on_cuda(device: str) -> bool:
 def has_cuda() -> bool:
     """Return whether torch was built for CUDA and the driver shows a GPU.
 
-    This does not ask CUDA, which would initialise it, after which a launcher's worker could not select its own GPU.
+    CUDA itself is not asked: that would initialise it, and a launcher's worker could then not select its own GPU.
     """
     return _shows_gpus() and _torch_has_cuda()
 

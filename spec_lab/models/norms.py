@@ -55,7 +55,7 @@ class Float32Norm:
     """RMSNorm that multiplies by its weight in float32, and rounds once.
 
     Attributes:
-        weight: in the rows' dtype; or in float32 if that is too coarse, as for 1 + w with a small w (Qwen3.5).
+        weight: in the rows' dtype, or in float32 if their dtype is too coarse, as for 1 + w with a small w (Qwen3.5).
     """
 
     weight: torch.Tensor
