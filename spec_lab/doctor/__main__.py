@@ -32,7 +32,7 @@ the most likely fault. Exit code 0: none found, 1: found, 2: refused. What each 
   python -m spec_lab.doctor drafter=eagle3
   python -m spec_lab.doctor target=hf target.path=DIR drafter=eagle3 drafter.path=DIR graph=full_loop
 
-Below are the overrides that it takes. Of the flags it has only --help and --version.
+It takes the overrides below, but no flag except --help and --version.
 """
 
 
@@ -70,7 +70,7 @@ def _composed(arguments: Sequence[str]) -> Chosen:
 
 
 def _is_sweep(overrides: Sequence[str]) -> bool:
-    """Return whether an experiment's file asks for a sweep. Composed as a single run, it would give only one of its runs."""
+    """Return whether an experiment's file asks for a sweep. Composed as a single run, it would give one run."""
     return bool(compose_with_hydra(overrides).hydra.mode is RunMode.MULTIRUN)
 
 
