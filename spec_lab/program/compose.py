@@ -164,6 +164,11 @@ def to_run_config(composed: DictConfig) -> RunConfig:
     """
     config = to_typed(composed, run_menu())
     assert isinstance(config, RunConfig)
+    for group, name in _renamed(config):
+        raise UserError(
+            f"{group}: an option of your own has `name: {name}` without the keys of {group}={name}; begin its file "
+            f"with the lines `defaults:`, `  - {name}`, `  - _self_`, and leave out its name"
+        )
     return with_auto_chosen(with_largest_k(with_depth_as_k(config)))
 
 
@@ -213,21 +218,21 @@ def retyped(config: RunConfig) -> RunConfig:
     except OmegaConfBaseException as error:
         raise UserError(_wrong_type(f"{group}{error.full_key or ''}".rstrip("."), error, menu)) from error
     assert isinstance(typed, RunConfig)
-    _refuse_renamed(typed)
+    for group, name in _renamed(typed):
+        raise UserError(
+            f"config.{group}.name={name!r} is an option that has its own keys; use spec_lab.compose(['{group}={name}'])"
+        )
     return typed
 
 
-def _refuse_renamed(config: RunConfig) -> None:
-    """Raise UserError if a part has the name of an option with different keys."""
+def _renamed(config: RunConfig) -> Iterator[tuple[str, str]]:
+    """Yield the group and the name of each part that has the name of an option with different keys."""
     schemas = registry.load(config.extensions).schemas()
     for group in (field.name for field in dataclasses.fields(config)):
         part = getattr(config, group)
         name = getattr(part, "name", None)
         if schemas.get(f"{group}/{name}", type(part)) is not type(part):
-            raise UserError(
-                f"config.{group}.name={name!r} is an option that has its own keys; use "
-                f"spec_lab.compose(['{group}={name}'])"
-            )
+            yield group, str(name)
 
 
 def _make_plain(part: Any) -> None:
