@@ -99,7 +99,8 @@ class Registry:
         """
         for option in options:
             if type(option) not in (*KNOBS, MetricOption):
-                row = option.__name__ if isinstance(option, type) else "DrafterOption"
+                given: object = option
+                row = next((kind.__name__ for kind in (*KNOBS, MetricOption) if kind is given), DrafterOption.__name__)
                 raise UserError(
                     f"{option!r} is not a row of an option; add a row such as {row}(name=...) (docs/extend.md)"
                 )
