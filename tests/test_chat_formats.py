@@ -76,6 +76,7 @@ def test_a_task_of_humaneval_is_continued_and_not_checked(tmp_path: Path) -> Non
         ({"prompt": "x", "anwser": 1}, r"nothing reads `anwser`; did you mean answer\?"),
         ({"prompt": "x", "zzz": 1}, r"nothing reads `zzz`; a line is read for prompt, form, id"),
         ({"messages": CHAT, "prompt_": 1}, "nothing reads `prompt_`"),
+        ({"Question": "x", "Answer": 1}, r"nothing reads `Question`; did you mean question\?"),
         ({"messages": []}, "must be a list of turns"),
         ({"messages": [{"role": "user"}]}, "turn 1 of `messages` needs texts"),
         ({"messages": [{"role": "usr", "content": "x"}]}, r"has the role usr; did you mean user\?"),

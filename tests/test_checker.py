@@ -246,6 +246,7 @@ class IdsOfLetters(IdsAlone):
         ("last_number", "forty", False),
         ("choice", "b", True),
         ("choice", "AB", False),
+        ("choice", "1", False),
         ("answer", " ", False),
         ("exact", ".", True),
         ("boxed", "\\frac{1}{2}", True),

@@ -286,6 +286,18 @@ def test_one_table_for_a_document_has_no_runs_that_must_not_be_compared(
     assert capsys.readouterr().out.count("| eagle3") == 3
 
 
+def test_rows_of_a_table_for_a_document_are_told_apart(pair: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    summary = read_summary(pair / "b")
+    edit(pair / "b", choices=summary["choices"] | {"graph": "round"}, config=summary["config"] | {"batch_size": 8})
+    assert main([str(pair), "--markdown", "--anyway"]) == 0
+    header, _, first, second = capsys.readouterr().out.splitlines()[:4]
+    assert "| rule | graph | K |" in header and first != second and "| round |" in second
+    edit(pair / "b", choices=summary["choices"])
+    assert main([str(pair), "--markdown", "--anyway"]) == 0
+    header, _, first, second = capsys.readouterr().out.splitlines()[:4]
+    assert "| rule | batch_size | K |" in header and first != second and "| 8 |" in second
+
+
 def test_drafters_of_other_versions_are_no_cells_of_one_table(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

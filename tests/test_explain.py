@@ -111,6 +111,22 @@ def test_an_option_whose_file_sets_no_name_is_refused_with_the_line_to_write(
     assert "workload.name has no value; write `name: OPTION` in the file" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("group", "name"), [("drafter", "eagle3"), ("acceptance", "fly"), ("tree", "dynamic")])
+def test_a_file_with_the_name_of_an_option_without_its_keys_is_refused_with_the_line_to_write(
+    group: str, name: str, empty_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = empty_folder / group / "mine.yaml"
+    file.parent.mkdir()
+    file.write_text(f"name: {name}")
+    typed = ["--config-dir", str(empty_folder), f"{group}=mine", "--dry-run"]
+    assert main(typed) == 2
+    error = capsys.readouterr().err
+    assert f"refused: {group}: an option of your own has `name: {name}` without " in error
+    file.write_text(f"defaults: [{name}, _self_]")
+    assert f"`{file.read_text()}`" in error
+    assert main(typed) == 0
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [

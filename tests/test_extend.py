@@ -324,6 +324,13 @@ def test_the_yaml_of_an_extension_that_is_not_named_is_refused_with_what_to_do(
     assert not (tmp_path / "out").exists()
 
 
+def test_the_name_of_a_part_of_an_option_is_not_said_to_be_a_name_in_a_file() -> None:
+    config, _ = compose_run()
+    config.prune.catchup = "mine"
+    [refusal] = refusals(config)
+    assert "use one of none, post_attention, pre_attention, or name the module" in refusal
+
+
 @pytest.mark.parametrize(("knob", "value"), [("acceptance", "mine"), ("graph", "mine"), ("workload", "mine")])
 def test_every_kind_of_name_that_nothing_builds_is_refused(knob: str, value: str) -> None:
     config, _ = compose_run()
@@ -462,6 +469,10 @@ BROKEN = {
     "walks_off": ("import os\nos.chdir('..')", "walks_off changes the working folder"),
     "walks_off_later": ("import os\ndef register(registry):\n    os.chdir('/')", "changes the working folder"),
     "no_row": ("def register(registry):\n    registry.add('mine')", "'mine' is not a row of an option"),
+    "no_call": (
+        "from spec_lab.extend import RuleOption\ndef register(registry):\n    registry.add(RuleOption)",
+        "add a row such as RuleOption(name=...)",
+    ),
     "no_schema": (
         "from spec_lab.extend import DrafterOption\n"
         "def register(registry):\n    registry.add(DrafterOption(name='mine', schema=dict, load=len))",
@@ -577,7 +588,7 @@ def test_an_installed_extension_needs_not_be_named(tmp_path: Path) -> None:
         (lambda: [Request("a", "c", tuple(np.array([5])), 4)], "int64.* in prompt_ids"),
         (lambda: [Request("a", "c", (5,), 4.0)], r"4\.0 in max_new_tokens"),  # type: ignore[arg-type]
         (lambda: [Request("a", "c", (5,), 4, answer=7)], "answer=7"),  # type: ignore[arg-type]
-        (lambda: None, "workload=mine is empty"),
+        (lambda: None, "workload=mine is empty; check workload.categories$"),
         (lambda: [Request(name, "c", (5,), 4) for name in "abc"], "workload.limit=2: workload=mine loads 3 requests"),
         (lambda: [Request("a", "d", (5,), 4)], r"workload.categories=\[c\]: workload=mine loads one of d"),
     ],
@@ -585,6 +596,13 @@ def test_an_installed_extension_needs_not_be_named(tmp_path: Path) -> None:
 def test_a_request_that_a_workload_got_wrong_is_refused(made: Callable[[], Any], said: str) -> None:
     with pytest.raises(UserError, match=said):
         load_requests(chosen_with(made), IdsAlone(9))
+
+
+def test_an_empty_workload_without_categories_is_its_rows() -> None:
+    chosen = chosen_with(list)
+    chosen.config.workload.categories = None
+    with pytest.raises(UserError, match=r"is empty; check what the `load` of its row returns$"):
+        load_requests(chosen, IdsAlone(9))
 
 
 def test_a_workload_may_make_its_requests_one_after_the_other() -> None:

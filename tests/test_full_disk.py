@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import resource
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -132,6 +133,25 @@ def test_what_the_machine_refuses_is_one_line(
     [printed] = capsys.readouterr().err.splitlines()
     assert printed.startswith(f"{'failed' if is_failure else 'refused'}: {line}")
     assert [summary["status"] for summary in summaries(empty_folder).values()] == ["failed"] * is_failure
+
+
+@pytest.mark.parametrize("words", [[], ["-m", "seed=0,1"]])
+def test_a_run_whose_folder_is_deleted_says_so(
+    words: list[str],
+    runner: FakeRunner,
+    empty_folder: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def run(chosen: Any, choices: Any, folder: Path) -> None:
+        shutil.rmtree(folder)
+        amend_status(folder, "finished", "")
+
+    monkeypatch.setattr(sys.modules["spec_lab.measure.runner"], "run", run)
+    assert main(words) == 1
+    said = capsys.readouterr().err
+    assert "was moved or deleted while the run wrote to it; leave it there" in said
+    assert "Traceback" not in said and not summaries(empty_folder)
 
 
 def test_absolute_paths_stay_out_of_the_reason_of_a_failure(runner: FakeRunner, empty_folder: Path) -> None:

@@ -49,6 +49,9 @@ REFUSED = [
     ("model=DIR", "did you mean target.path?"),
     ("method=eagle3", "did you mean drafter?"),
     ("ngram_size=3", "did you mean drafter.max_ngram?"),
+    ("drafter.draft_length=4", "did you mean drafter.num_draft_tokens?"),  # and not drafter.draft_sampling
+    ("prompt_lookup_num_tokens=4", "did you mean drafter.num_draft_tokens?"),
+    ("acceptance.top_k=3", "did you mean acceptance.topk?"),  # and not sampling.top_k
     ("drafter.taps=[1]", "there is no key drafter.taps; see --help"),  # and not workload.tasks
     ("prompt_lookup_max=3", "did you mean drafter.max_ngram?"),
     ("outputs/run", "not of the form KEY=VALUE; see --help"),
@@ -79,6 +82,7 @@ REFUSED = [
     ("batch_size=1,", "write values without blanks"),
     ("3", "A blank ends a value"),
     ("/tmp/a-run", "not of the form KEY=VALUE; see --help"),
+    ("@words.txt", "KEY=VALUE; a file of words is not read: type $(cat words.txt)"),
     ("drafter:eagle3", "did you mean drafter=eagle3?"),
     ("batch_size:4", "did you mean batch_size=4?"),
     ("drafter=eagle3 prune=catchup", "give each as a word of its own: drafter=eagle3 prune=catchup"),

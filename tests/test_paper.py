@@ -126,7 +126,8 @@ def test_a_paper_of_more_runs_than_anyone_waits_for_is_refused() -> None:
         ({"ablations": {"EAGLE-3": ["prune=none"]}}, "EAGLE-3 is the name of two lines or ablations"),
         ({"ablations": {"x": ["prune=none"], "x ": ["prune=prefill"]}}, "x is the name of two"),
         ({"sampled": ["sampling.temperature=0.5"]}, "sampled: sampling.temperature=0.5 belongs to temperatures"),
-        ({"lines": {"a": ["sampling=sampled"]}}, "lines.a: sampling=sampled belongs to temperatures"),
+        ({"lines": {"a": ["sampling=sampled"]}}, "lines.a: sampling=sampled belongs to temperatures; leave it out"),
+        ({"size": "full"}, "no key size; there are name, "),
         ({"lines": {"a": ["experiment=pruning"]}}, "experiment=pruning is a sweep"),
         (
             {"speed": {"batch_sizes": [1], "draft_tokens": [1], "always": ["+batch_size=2"]}},

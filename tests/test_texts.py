@@ -332,6 +332,7 @@ def test_a_text_longer_than_a_row_is_cut_and_counted() -> None:
         ("num_texts=abc", "a whole number"),
         ("batch_size=2,3", "several values"),
         ("num_textss=3", "did you mean num_texts?"),
+        ("num_samples=3", "did you mean num_texts?"),
         ("drafter=ngram", "drafter is not read"),
         ("workload.limit=3", "workload is not read"),
         ("debug=smoke", "debug is not read"),

@@ -124,6 +124,9 @@ def end(job: Job, folder: Path | None, error: BaseException) -> tuple[JobOutcome
     A bug of the lab is a failure, and so is every error after the run has begun. Before that, an error that the user
     can mend is a refusal.
     """
+    if folder is not None and isinstance(error, OSError) and not folder.is_dir():
+        gone = f"{folder} was moved or deleted while the run wrote to it; leave it there, and type the run again"
+        return JobOutcome("failed", reason=gone), Trouble(gone, "failed")
     has_begun = folder is not None and (folder / REQUESTS_FILE).exists()
     trouble = _trouble(job, error, has_begun)
     if trouble is not None and trouble.status == "refused":

@@ -12,11 +12,16 @@ ELSEWHERE = {
     "model": "target.path",
     "model_path": "target.path",
     "method": "drafter",
+    "assistant_model": "drafter.path",
     "gamma": "drafter.num_draft_tokens",
+    "lookahead": "drafter.num_draft_tokens",
+    "draft_length": "drafter.num_draft_tokens",
+    "num_assistant_tokens": "drafter.num_draft_tokens",
+    "prompt_lookup_num_tokens": "drafter.num_draft_tokens",
     "ngram_size": "drafter.max_ngram",
     "dataset": "workload",
     "num_prompts": "workload.limit",
-    "num_samples": "workload.limit",
+    "num_samples": "workload.limit num_texts",
     "precision": "dtype",
     "speculative_model": "drafter.path",
     "speculative_draft_model_path": "drafter.path",
@@ -40,23 +45,29 @@ ELSEWHERE = {
     "tensor_parallel_size": "target.tensor_parallel",
     "tp_size": "target.tensor_parallel",
 }
-"""What other engines and papers call a key or a group; docs/from_other_engines.md has most."""
+"""What other engines and papers call a key or a group, or two of which a program has one; docs/from_other_engines.md
+has most."""
+VERY_LIKE = 0.85
+"""How alike a key of the typed group must be to stand before a key of another group with exactly this name."""
 
 
 def nearest(word: str, names: Iterable[str]) -> str | None:
     """Return the name that `word` means: one that ends in it (`limit` for workload.limit), what another engine calls
     so, or a spelling close to it."""
     names = list(names)
-    if ELSEWHERE.get(word) in names:
-        return ELSEWHERE[word]
     leaves = {name.rpartition(".")[2]: name for name in reversed(names)}
     group, _, leaf = word.rpartition(".")
-    if leaf in leaves:
-        return leaves[leaf]
-    if ELSEWHERE.get(leaf) in names:
-        return ELSEWHERE[leaf]
     # What both names share would hide that the rest of them differs.
     siblings = {name.rpartition(".")[2]: name for name in names if group and name.rpartition(".")[0] == group}
+    meant = [name for typed in (word, leaf) for name in ELSEWHERE.get(typed, "").split() if name in names]
+    if word in ELSEWHERE and meant:
+        return meant[0]
+    if very_like := get_close_matches(leaf, siblings, n=1, cutoff=VERY_LIKE):
+        return siblings[very_like[0]]
+    if leaf in leaves:
+        return leaves[leaf]
+    if meant:
+        return meant[0]
     others = {name: name for name in names if name not in (group, *siblings.values())}
     if siblings:  # a key of another group does something else, however alike
         leaves = {name: name for name in names if "." not in name}

@@ -99,8 +99,10 @@ class Registry:
         """
         for option in options:
             if type(option) not in (*KNOBS, MetricOption):
+                given: object = option
+                row = next((kind.__name__ for kind in (*KNOBS, MetricOption) if kind is given), DrafterOption.__name__)
                 raise UserError(
-                    f"{option!r} is not a row of an option; add a row such as DrafterOption (docs/extend.md)"
+                    f"{option!r} is not a row of an option; add a row such as {row}(name=...) (docs/extend.md)"
                 )
             typed_as = KNOBS.get(type(option), METRIC)
             if not PLAIN_WORD.fullmatch(option.name):
@@ -127,10 +129,10 @@ class Registry:
         found = self.options(kind).get(name)
         if found is None:
             _refuse_other_name(name, self.options(kind))
+            in_file = "" if "." in KNOBS[kind] else " (in a file of your own: as its `name`)"
             raise UserError(
-                f"{KNOBS[kind]}={name}: nothing builds it; use one of {', '.join(self.options(kind))} (in a file of "
-                "your own: as its `name`), or name the module that registers it with extensions=[MODULE] "
-                "(docs/extend.md)"
+                f"{KNOBS[kind]}={name}: nothing builds it; use one of {', '.join(self.options(kind))}{in_file}, or "
+                "name the module that registers it with extensions=[MODULE] (docs/extend.md)"
             )
         return found
 

@@ -174,7 +174,8 @@ class Fields:
         for key in self.values:
             if key not in self.known:
                 near = nearest(str(key), self.known)
-                raise UserError(f"{self.path}: no key {self.place}{key}{hint(near) if near else ''}")
+                remedy = hint(near) if near else f"; there are {', '.join(self.known)}"
+                raise UserError(f"{self.path}: no key {self.place}{key}{remedy}")
 
     def text(self, key: str, default: str) -> str:
         """Return a text."""
@@ -234,7 +235,8 @@ def overrides_in(path: Path, place: str, value: Any) -> tuple[str, ...]:
         if name == "experiment" and is_sweep(item.partition("=")[2], run_menu()):
             raise UserError(f"{path}: {place}: {item} is a sweep; write the overrides that are needed from it")
         if (axis := AXES.get(name)) is not None:
-            raise UserError(f"{path}: {place}: {item} belongs to {axis}; write it there")
+            remedy = "leave it out, since they choose it" if name == "sampling" else "write it there"
+            raise UserError(f"{path}: {place}: {item} belongs to {axis}; {remedy}")
     return tuple(value)
 
 

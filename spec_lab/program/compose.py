@@ -164,6 +164,14 @@ def to_run_config(composed: DictConfig) -> RunConfig:
     """
     config = to_typed(composed, run_menu())
     assert isinstance(config, RunConfig)
+    for group, schema in _renamed(config):
+        part = getattr(config, group)
+        lacking = [field.name for field in dataclasses.fields(schema) if not hasattr(part, field.name)]
+        if lacking:
+            raise UserError(
+                f"{group}: an option of your own has `name: {part.name}` without {', '.join(lacking)}, which {group}="
+                f"{part.name} has; begin its file with `defaults: [{part.name}, _self_]`, and leave out its name"
+            )
     return with_auto_chosen(with_largest_k(with_depth_as_k(config)))
 
 
@@ -213,21 +221,23 @@ def retyped(config: RunConfig) -> RunConfig:
     except OmegaConfBaseException as error:
         raise UserError(_wrong_type(f"{group}{error.full_key or ''}".rstrip("."), error, menu)) from error
     assert isinstance(typed, RunConfig)
-    _refuse_renamed(typed)
+    for group, _ in _renamed(typed):
+        name = getattr(typed, group).name
+        raise UserError(
+            f"config.{group}.name={name!r} is an option that has its own keys; use spec_lab.compose(['{group}={name}'])"
+        )
     return typed
 
 
-def _refuse_renamed(config: RunConfig) -> None:
-    """Raise UserError if a part has the name of an option with different keys."""
+def _renamed(config: RunConfig) -> Iterator[tuple[str, Any]]:
+    """Yield the group of each part that has the name of an option with another schema, and that schema."""
     schemas = registry.load(config.extensions).schemas()
     for group in (field.name for field in dataclasses.fields(config)):
         part = getattr(config, group)
         name = getattr(part, "name", None)
-        if schemas.get(f"{group}/{name}", type(part)) is not type(part):
-            raise UserError(
-                f"config.{group}.name={name!r} is an option that has its own keys; use "
-                f"spec_lab.compose(['{group}={name}'])"
-            )
+        schema = schemas.get(f"{group}/{name}", type(part))
+        if schema is not type(part):
+            yield group, schema
 
 
 def _make_plain(part: Any) -> None:

@@ -26,6 +26,9 @@ def parse_override(parser: OverridesParser, text: str, menu: Menu) -> Override:
         name, colon, value = text.partition(":")
         if colon and (name in menu.groups or name in menu.keys):
             owners = [f"{name}={value.strip() or 'VALUE'}"]
+        if text[:1] == "@" != text:  # argparse's sign for a file of arguments
+            said = f"a file of words is not read: type $(cat {text[1:]})"
+            raise UserError(f"{text}: not of the form KEY=VALUE; {said}")
         is_path = "/" in text and text.partition("/")[0] not in menu.groups
         near = None if is_path else nearest(text, [*menu.groups, *menu.keys])
         suggestion = hint(" or ".join(owners) or (f"{near}=VALUE" if near else None))

@@ -17,6 +17,7 @@ from spec_lab.record.schema import Summary
 from spec_lab.record.wording import ABSENT, number, percent
 from spec_lab.report.bootstrap import bootstrap_acceptance_length
 from spec_lab.report.cells import interval_cell, ratio_cell
+from spec_lab.report.differing import knob_value, telling_apart
 from spec_lab.report.known_options import describe_rule
 
 HEADER = (
@@ -30,6 +31,8 @@ HEADER = (
     "outputs equal to plain's",
 )
 TEXT_COLUMNS = 3
+SHOWN = ("drafter", "prune", "acceptance")
+"""The groups that have a column in every table."""
 WIDTH = 120
 NOTE = """\
 *Acceptance length* is tokens a round, with a 95 % bootstrap interval over prompts. *Break-even* is the length from
@@ -47,9 +50,26 @@ def format_markdown(runs: Sequence[Run]) -> str:
     finished = [run for run in runs if run.summary["status"] == "finished"]
     if not finished:
         raise UserError("--markdown shows finished runs, but there is none; name another folder")
-    rule = ["---"] * TEXT_COLUMNS + ["---:"] * (len(HEADER) - TEXT_COLUMNS)
-    lines = [_line(HEADER), _line(rule), *(_line(_cells(run)) for run in finished)]
-    return "\n\n".join(["\n".join(lines), NOTE.strip(), _origin([run.summary for run in finished])])
+    summaries = [run.summary for run in finished]
+    rows = [_cells(run) for run in finished]
+    more, cells = _more_columns(summaries, rows)
+    header = [*HEADER[:TEXT_COLUMNS], *more, *HEADER[TEXT_COLUMNS:]]
+    rule = ["---"] * (TEXT_COLUMNS + len(more)) + ["---:"] * (len(HEADER) - TEXT_COLUMNS)
+    body = [[*row[:TEXT_COLUMNS], *own, *row[TEXT_COLUMNS:]] for row, own in zip(rows, cells, strict=True)]
+    return "\n\n".join(["\n".join(map(_line, [header, rule, *body])), NOTE.strip(), _origin(summaries)])
+
+
+def _more_columns(summaries: Sequence[Summary], rows: Sequence[Sequence[str]]) -> tuple[list[str], list[list[str]]]:
+    """Return the groups in which the runs differ, and knobs that tell apart what else would look alike, with a cell of
+    each for each run."""
+    names = dict.fromkeys(name for summary in summaries for name in summary["choices"] if name not in SHOWN)
+    groups = [name for name in names if len({summary["choices"].get(name) for summary in summaries}) > 1]
+    cells = [[str(summary["choices"].get(name, ABSENT)) for name in groups] for summary in summaries]
+    alike = [(*row[: TEXT_COLUMNS + 1], *own) for row, own in zip(rows, cells, strict=True)]
+    knobs = telling_apart(summaries, alike)
+    values = [[knob_value(summary, knob) for knob in knobs] for summary in summaries]
+    of_knobs = [[ABSENT if value is None else str(value) for value in own] for own in values]
+    return [*groups, *knobs], [[*own, *more] for own, more in zip(cells, of_knobs, strict=True)]
 
 
 def _line(cells: Iterable[str]) -> str:

@@ -73,8 +73,11 @@ def load_requests(chosen: Chosen, tokenizer: Tokenizer) -> list[Request]:
         if problem := _malformed(request):
             raise UserError(f"workload={chosen.workload.name}: request {number} {problem}; correct the row of its file")
     if not requests:
-        skips = chosen.config.workload.unusable == Unusable.skip
-        remedy = "workload.path, and mend what was left out" if skips else "workload.categories and workload.path"
+        workload = chosen.config.workload
+        set_keys = [f"workload.{key}" for key in ("categories", "path") if getattr(workload, key) is not None]
+        remedy = " and ".join(set_keys) or "what the `load` of its row returns"
+        if workload.unusable == Unusable.skip:
+            remedy = "workload.path, and mend what was left out"
         raise UserError(f"workload={chosen.workload.name} is empty; check {remedy}")
     _refuse_unasked(requests, chosen.config.workload)
     _refuse_idle_checkers(requests, chosen.config.workload)

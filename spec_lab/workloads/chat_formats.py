@@ -66,13 +66,15 @@ def refuse_unknown(row: Mapping[str, Any], place: str) -> None:
     """Raise UnusablePrompt for a key that is not read, since a misspelt `answer` would otherwise be ignored
     silently."""
     known = known_keys(row)
+    if not FORMATS.keys() & row.keys():  # it may be of any format
+        known = tuple(dict.fromkeys((*known, *FORMATS)))
     for key in row:
         if key not in known:
             raise _nothing_reads(key, known, place, "a line")
 
 
 def _nothing_reads(key: object, known: Sequence[str], place: str, whole: str) -> UnusablePrompt:
-    near = nearest(str(key), known)
+    near = nearest(str(key).lower(), known)
     remedy = f"did you mean {near}?" if near else f"{whole} is read for {', '.join(known)}"
     return UnusablePrompt(f"{place}: nothing reads `{one_line(key)}`; {remedy}")
 

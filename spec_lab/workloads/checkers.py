@@ -116,7 +116,7 @@ def has_choice(expected: str) -> bool:
 
 def _letter(expected: str) -> str | None:
     known = expected.strip("() .")
-    return known.upper() if len(known) == 1 else read_choice(expected)
+    return known.upper() if len(known) == 1 and known.isalpha() else read_choice(expected)
 
 
 def _plain_tex(text: str) -> str:
