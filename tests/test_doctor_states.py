@@ -93,7 +93,7 @@ FAULTS: dict[str, tuple[str, Callable[[Patch], None], str]] = {
     "offset_later": (
         "checkpoints",
         inputs_at(lambda rows: rows + 1),
-        "convolution offset: its inputs are read one row b",
+        "convolution offset: its inputs are read one row after",
     ),
     "offset_skipped": ("replay", inputs_at(torch.zeros_like), "convolution offset: its inputs are read from the first"),
     "clamped": ("replay", forgets_the_last_row, "if all drafts of the round before were accepted"),

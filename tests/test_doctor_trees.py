@@ -71,7 +71,7 @@ def test_a_head_is_misread_under_a_tree(healthy: Subject, tmp_path: Path) -> Non
 def test_a_catch_up_behind_a_tree_writes_nothing(healthy: Subject) -> None:
     fault = faults_of(with_broken_writes(examined(healthy, *TREE), skipped))[0]
     assert fault.check == "loop against teacher forcing"
-    assert fault.cause is not None and "draft 1 is another in the loop" in fault.cause
+    assert fault.cause is not None and "draft 1 differs in the loop" in fault.cause
 
 
 def test_branches_that_see_the_keys_of_others(healthy: Subject, monkeypatch: pytest.MonkeyPatch) -> None:

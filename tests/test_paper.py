@@ -234,7 +234,7 @@ def test_a_paper_runs_once_and_prints_from_its_json(
     }
     Path("small.yaml").write_text(yaml.safe_dump(small))
     assert paper.main(["small.yaml", "--plan"]) == 0
-    assert capsys.readouterr().out.startswith("4 runs: nobody knows")
+    assert capsys.readouterr().out.startswith("4 runs: the time is unknown")
     assert paper.main(["small.yaml"]) == 0
     first = capsys.readouterr().out
     assert first.startswith(r"\begin{table}") and r"\toprule" in first and first.count(r"\begin{table}") >= 5

@@ -132,7 +132,7 @@ def test_one_command_writes_the_texts_and_trains_a_head_on_them(
     assert not (tmp_path / "out" / "texts").exists()
     for flag in ([], ["--plan"]):
         assert train([*words, "writing.max_new_tokens=7", *flag]) == 2
-        assert "another max_new_tokens" in capsys.readouterr().err
+        assert "max_new_tokens; choose another output_dir" in capsys.readouterr().err
     assert train([*words, "--plan"]) == 0 and "texts: 2 of a command that was killed" in capsys.readouterr().out
     assert train(words) == 0
     assert "answers a: 2/9 texts, 0 tokens" in capsys.readouterr().err

@@ -116,7 +116,9 @@ def test_what_is_no_text_is_refused_in_a_line(argument: str, capsys: pytest.Capt
 def test_settings_of_hydra_that_run_nothing_are_taken(empty_folder: Path) -> None:
     harmless = ["hydra.verbose=true", "hydra.sweeper.max_batch_size=2", "hydra/launcher=basic", "hydra.job.chdir=false"]
     assert main([*harmless, "--dry-run"]) == 0
-    assert main(["workload.categories=[_target_x,'a (b)']", "--dry-run"]) == 0
+    (empty_folder / "prompts.jsonl").write_text('{"prompt": "x", "category": "_target_x"}\n')
+    of_its_own = ["workload=jsonl", "workload.path=prompts.jsonl", "workload.categories=[_target_x,'a (b)']"]
+    assert main([*of_its_own, "--dry-run"]) == 0
 
 
 PATHS = ["", ".", "..", "../x", "../../x", "/x", "a/b", "a/", ".x", "-x"]
