@@ -90,8 +90,8 @@ def disagreement(drafted: Drafted) -> str | None:
 
 def _is_below(bound: float, drafted: Drafted, position: int) -> bool:
     """Return whether the 95 % interval of a position's conditional rate is below a bound."""
-    num_judged = drafted.num_judged(position)
-    return wilson_interval(round(drafted.conditional(position) * num_judged), num_judged)[1] < bound
+    num_right = int((drafted.accepted >= position).sum())
+    return wilson_interval(num_right, drafted.num_judged(position))[1] < bound
 
 
 def check_loop(evidence: Evidence) -> Finding:
