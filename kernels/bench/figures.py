@@ -1,4 +1,5 @@
-"""Writes measurements as a CSV file, below lines that say where they were made; rooflines are drawn from these."""
+"""Writes measurements as a CSV file that begins with lines on where they were made. Rooflines are drawn from such
+files."""
 
 from __future__ import annotations
 

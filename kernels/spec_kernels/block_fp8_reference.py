@@ -5,8 +5,8 @@ few rows takes as long as reading its weights, so narrow activations would save 
 
 In memory two inputs of a block share 16 bits. Input i has the bits where bfloat16 has them: the sign and bits 4 to 10.
 Input 64 + i has the other bits. So one instruction extracts two numbers from a register, and five extract the other
-two, without permuting the rows. The idea is Marlin's (vLLM `marlin/dequant.h`), which uses the order of its tensor
-cores.
+two, without permuting the rows. The idea is Marlin's (vLLM `marlin/dequant.h`), which orders the numbers as its tensor
+core instructions read them.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Two kernels: one decides in each draft step which requests go on drafting, one in each round how many drafts they
-offer.
+"""Two kernels: one decides in each draft step which requests go on drafting, the other decides in each round how many
+drafts they offer.
 
 A draft step of a small drafter is some thirty launches. With the ten more that torch needs to store confidences,
 stopping early would save nothing.

@@ -34,7 +34,8 @@ def _decay_and_strength(
     NUM_VALUE_HEADS: tl.constexpr,
     HEAD_TILE: tl.constexpr,
 ) -> None:
-    """Write both for ROW_TILE rows; `gates_ptr` points to the strengths of row 0, which time steps follow."""
+    """Write log decay and strength of ROW_TILE rows. `gates_ptr` points to row 0's strengths, and its time steps come
+    after them."""
     heads = tl.arange(0, HEAD_TILE)
     is_head = heads < NUM_VALUE_HEADS
     is_entry = is_row[:, None] & is_head[None, :]

@@ -16,8 +16,8 @@ from spec_kernels.operators import operator
 from spec_kernels.utils import assert_rows_of, launch_on
 
 VALUE_TILE, NUM_WARPS = 16, 1
-"""The number of value channels in a program, and of its warps. A program has all channels of a key, since each row sums
-over them."""
+"""The number of value channels of a program, and the number of its warps. A program has all channels of a key, since
+each row sums over them."""
 
 
 @triton.jit

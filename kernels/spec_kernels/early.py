@@ -5,17 +5,17 @@ inputs are ready. Before it reads or writes data of other early kernels, it wait
 and its results are visible. The previous kernel did the same, so no earlier kernel is still running either.
 
 Before the wait a kernel may read weights and the inputs of a forward: lengths, slots and angles. Kernels that are not
-early write these inputs. In every layer the kernels that read them come after such a kernel, or after a product that
-waits before it lets the next one start. They are read past L1 (`.cg`), which may still hold those of an earlier
-forward.
+early write these inputs. In every layer the kernels that read them come after a kernel that is not early, or after a
+product that waits before it lets the next one start. The inputs are read past L1 (`.cg`), which may still hold those of
+an earlier forward.
 
 Not every kernel becomes faster (docs/log/families.md). If a kernel starts while others occupy multiprocessors, its
 programs are distributed unevenly: two on some, none on others. So a kernel that reads much takes longer. Therefore only
 kernels with few programs start early, or those that load their part of a weight while they wait.
 
 A kernel lets the next one start only after its own wait. Otherwise waiting kernels would take the room of earlier ones.
-The exception are kernels followed by one that has weights to load: norms, rotations and merges, latent attention and
-the products around it. They let it start before their wait.
+The exceptions are kernels followed by one that has weights to load: norms, rotations and merges, latent attention and
+the products around it. These let the next kernel start before their own wait.
 """
 
 # mypy: allow-untyped-decorators

@@ -9,7 +9,8 @@ import triton.language as tl
 from spec_kernels.gate import activate
 
 MOST_LOOKS: tl.constexpr = tl.constexpr(1 << 25)
-"""How often a program checks whether others are done: half a minute in total, while they need microseconds."""
+"""The most times that a program checks whether others are done. All checks take half a minute; the others need
+microseconds."""
 
 
 @triton.jit

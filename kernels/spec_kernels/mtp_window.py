@@ -1,8 +1,8 @@
 """Slides the windows of vanilla MTP in place: each slot's last K input tokens and their target hidden states.
 
-TensorRT-LLM also shifts its pool in place (`mtp_update_hidden_states_op`), by a strided copy without a barrier. It
-reads before the start of a prompt shorter than K. Here a program owns some channels of one slot. It reads all K rows of
-them, and writes after all its threads have read.
+TensorRT-LLM also shifts its pool in place (`mtp_update_hidden_states_op`), by a strided copy without a barrier. For a
+prompt shorter than K that copy reads memory before the start of the prompt. Here a program owns some channels of one
+slot. It reads all K rows of them, and writes after all its threads have read.
 """
 
 # mypy: allow-untyped-decorators

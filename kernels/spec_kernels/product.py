@@ -125,7 +125,8 @@ def product(
     multiplied: torch.Tensor | None = None,
     scales: torch.Tensor | None = None,
 ) -> None:
-    """Multiply up to 64 rows by a weight, normed before, with bias, activation and residual after, rounded once.
+    """Norm up to 64 rows, multiply them by a weight, and apply bias, activation and residual; the result is rounded
+    once.
 
     Args:
         out: [rows, out_features], contiguous, written; not one of the inputs.

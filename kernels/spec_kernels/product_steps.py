@@ -14,8 +14,8 @@ from spec_kernels.product_loads import load_norm, load_norms, load_rows, load_st
 
 @triton.jit
 def multiply(rows: tl.tensor, weight: tl.tensor, sums: tl.tensor, TURNED: tl.constexpr) -> tl.tensor:
-    """Add the product of two tiles to float32 sums [rows, columns], or transposed if TURNED. float32 is exact (no
-    TF32)."""
+    """Add the product of two tiles to float32 sums [rows, columns], or transposed if TURNED. float32 is not rounded to
+    TF32."""
     if TURNED:
         sums = tl.dot(weight, tl.trans(rows), sums, input_precision="ieee")
     else:

@@ -102,7 +102,8 @@ def _merge_standing(
     out = request * (num_rows - 1) + row
     tl.store(is_top_ptr + out, top_token == draft, mask=is_draft)
     tl.store(rank_ptr + out, rank, mask=is_draft)
-    # Equal logits give the same exponential and divisor, so a draft as likely as the top has exactly its probability.
+    # Equal logits give the same exponential and divisor, so a draft as likely as the top has exactly the top's
+    # probability.
     tl.store(probability_ptr + out, tl.div_rn(tl.exp(own - finite_or_zero(top)), total), mask=is_draft)
     tl.store(top_probability_ptr + out, tl.div_rn(tl.exp(top - finite_or_zero(top)), total), mask=is_draft)
 

@@ -2,7 +2,7 @@
 
 The output is neither model's text, so its answers mean nothing. The target's logits are still read in full. Only the
 target's own token can end a request. An EOS among the accepted drafts does not: prompt lookup, for example, fills its
-drafts up with token 0, which may be one.
+drafts up with token 0, which may be an EOS.
 """
 
 from __future__ import annotations

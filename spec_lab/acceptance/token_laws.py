@@ -82,7 +82,7 @@ class Ensemble:
 
 @dataclass(frozen=True, slots=True)
 class Mentored:
-    """Returns the distribution v with KL(v || p) <= bound that accepts most drafts: the one nearest to q.
+    """Returns the distribution v with KL(v || p) <= bound that accepts the most drafts. It is the one nearest to q.
 
     By Lagrange's conditions v is q clamped between two multiples of p: v = min(max(q, low p), high p), low <= 1 <=
     high. `high` determines `low`, since v sums to 1. The divergence grows with `high`, which is found by bisection.

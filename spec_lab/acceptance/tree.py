@@ -101,7 +101,8 @@ class OneHotTreeAcceptance(RejectionAcceptance):
 
 
 class SyntheticTreeAcceptance(SyntheticAcceptance):
-    """Imposes the number of accepted drafts, and accepts the first path of that length, or of the longest there is."""
+    """Imposes the number of accepted drafts. Accepts the first path of that length, or the longest path if none is that
+    long."""
 
     def __init__(
         self, rates: Sequence[float], seeds: SlotSeeds, device: torch.device, kernels: KernelSet = TORCH_FORMS

@@ -17,7 +17,8 @@ from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.types import AttentionMetadata
 
 MIN_KEYS_BEFORE = 8192
-"""Minimum number of keys before a chunk for which gathering keys and merging pieces pays."""
+"""The least number of keys before a chunk with which this code is faster, although it gathers keys and merges
+pieces."""
 
 ROW_UNIT = 512
 """Chunks have a multiple of this many rows; the last chunk of a prompt is padded to one."""
@@ -54,7 +55,7 @@ def attend_by_cudnn(
 def rows_to_plan(metadata: AttentionMetadata, width: int) -> int:
     """Return how many rows `attend_long_chunk` should attend for a chunk: its own, or more with padding.
 
-    It is 0 if the rows are not a chunk of one prompt, or if it would not pay.
+    It is 0 if the rows are not a chunk of one prompt, or if `attend_long_chunk` would not be faster.
     """
     if metadata.known_len is None or metadata.page_table.shape[0] > 1 or width > MAX_WIDTH or width % 8 > 0:
         return 0

@@ -66,7 +66,7 @@ class TorchAttention:
         group = queries.shape[1] // num_kv_heads
         kv = cache.kv.index_select(0, slots.view(-1)).view(batch, num_keys, 2, num_kv_heads, head_dim)
         keys, values = kv.permute(2, 0, 3, 1, 4).unbind(0)
-        # The query heads that share a KV head become rows of one product: no repeated keys.
+        # The query heads that share a KV head become rows of one product, so keys are not repeated.
         grouped = queries.view(batch, num_queries, num_kv_heads, group, head_dim).permute(0, 2, 3, 1, 4)
         out = F.scaled_dot_product_attention(
             grouped.reshape(batch, num_kv_heads, group * num_queries, head_dim),
@@ -96,7 +96,7 @@ class TorchAttention:
         num_keys = metadata.max_seq_len
         num_columns = -(-num_keys // self.page_size)
         pages = metadata.page_table[:, :num_columns]
-        if pages.shape[1] < num_columns:  # past the cache's end: junk rows of a last round read scratch
+        if pages.shape[1] < num_columns:  # a last round's junk rows, past the cache, read scratch
             pages = torch.cat((pages, pages[:, -1:].expand(-1, num_columns - pages.shape[1])), dim=1)
         offsets = torch.arange(self.page_size, device=pages.device)
         slots = (pages.unsqueeze(2) * self.page_size + offsets).flatten(1)[:, :num_keys]

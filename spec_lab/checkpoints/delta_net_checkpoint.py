@@ -59,7 +59,7 @@ def ungrouped(stored: Mapping[str, StoredTensor], prefix: str, sizes: DeltaNetSi
 def rows_of_heads(
     grouped: torch.Tensor, num_heads: int, rows: tuple[int, ...], picked: tuple[int, ...]
 ) -> torch.Tensor:
-    """Return the `picked` parts of a tensor in which each head has parts with these numbers of `rows`: first one part
-    of all heads, then the next part."""
+    """Return the `picked` parts of a tensor: first one part of all heads, then the next part. `rows` has the number of
+    rows of each part of a head."""
     parts = grouped.unflatten(0, (num_heads, -1)).split(rows, dim=1)
     return torch.cat([parts[part].flatten(0, 1) for part in picked])

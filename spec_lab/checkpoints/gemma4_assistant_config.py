@@ -20,7 +20,7 @@ from spec_lab.core.errors import UserError
 
 KNOB = "drafter.path"
 ARCHITECTURE = "Gemma4AssistantForCausalLM"
-# The only values that the forward code here supports; an absent key is as good.
+# The only values that the forward code here supports; a missing key is accepted too.
 PLAIN_TEXT_OPTIONS: Mapping[str, tuple[Any, ...]] = {
     "hidden_activation": ("gelu_pytorch_tanh",),
     "attention_bias": (False,),

@@ -106,7 +106,8 @@ class ConfigFields:
             raise self._wrong(key, "a positive number", value) from error
 
     def epsilon(self, key: str, default: float | None = None) -> float:
-        """Read the epsilon that is added to a mean of squares; above 1 it would dominate it, which is refused."""
+        """Read the epsilon that is added to a mean of squares. Above 1 it is refused, since it would dominate the
+        mean."""
         value = self.number(key, default)
         if value > 1:
             raise self._wrong(key, "at most 1", value)

@@ -41,8 +41,8 @@ SPELLINGS: Mapping[str, TapSpelling] = {
     "sglang": TapSpelling(0),
     "modelopt": TapSpelling(0),
 }
-"""Who counts how. DFlash, SpecForge, DeepSpec and ModelOpt number layer outputs. speculators and vLLM number
-transformers' `hidden_states`, where 0 is the embedding. SGLang numbers layer outputs inside `eagle_config`."""
+"""The offsets of the projects. DFlash, SpecForge, DeepSpec and ModelOpt number layer outputs. speculators and vLLM
+number transformers' `hidden_states`, where 0 is the embedding. SGLang numbers layer outputs inside `eagle_config`."""
 
 
 def taps_of_inputs(layer_inputs: Iterable[int]) -> tuple[Tap, ...]:

@@ -108,7 +108,7 @@ def begin(job: Job) -> Path:
         UserError: the folder cannot be made.
         OSError: the disk is full.
     """
-    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # read when torch loads: the profiler's own chatter
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # silences the profiler; torch reads it when it loads
     return _make_folder(job, "interrupted", LOADING)
 
 

@@ -35,7 +35,7 @@ class SweepPlace:
     """The folder that the jobs of a multirun write to, for every process that runs a job.
 
     Attributes:
-        folder: None until Hydra has asked for it, as it does for a multirun only.
+        folder: None until Hydra has asked for it, which it does only for a multirun.
         continues: whether the folder exists from an earlier process, with some or all of the jobs done.
         num_jobs: number of the multirun's jobs, including those left out; None if only its sweeper knows.
     """
@@ -91,7 +91,7 @@ class Multirun:
 
     Attributes:
         place: where the jobs write; in a dry run it is a scratch folder.
-        folder: None until Hydra has asked for it, as it does for a multirun only, and in a dry run.
+        folder: None in a dry run, and until Hydra has asked for it, which it does only for a multirun.
     """
 
     def __init__(self, writes: bool, extensions: tuple[str, ...] = ()) -> None:
@@ -159,7 +159,7 @@ class Multirun:
         lock.take()
         self._lock = lock
         keep_ground(folder, ground)
-        Outcomes(folder).clear()  # those of a killed process
+        Outcomes(folder).clear()  # a killed process may have left some
         return str(folder)
 
     def close(self, statuses: Iterable[Status]) -> None:

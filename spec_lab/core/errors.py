@@ -46,7 +46,7 @@ DISK_IS_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 KERNELS = "spec_kernels"
 OURS = ("spec_lab", KERNELS)
 NO_KERNELS = f"the package {KERNELS} cannot be imported; install the lab, or put kernels/ on PYTHONPATH"
-"""A raw checkout may lack that package on its path. Composing works without it."""
+"""In a checkout that is not installed, that package may not be on the path. Composing works without it."""
 COMPOSERS = ("hydra", "omegaconf", "antlr4", "yaml")
 """Packages that read the command line and the option files. Their errors concern the user's input."""
 QUOTED_PATH = re.compile(r"(?P<before>['\"])/[^'\"\n]*/(?P<name>[^'\"/\n]+)(?=['\"])")

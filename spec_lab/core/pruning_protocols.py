@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 
 class Drop(Enum):
-    """The places after its KV write where a layer can drop unread rows.
+    """The places, after a layer's KV write, where the layer can drop unread rows.
 
-    In a drafter that only writes KV in its catch-up step, rejected rows are not even written, except with NOWHERE.
+    A block drafter's catch-up step only writes KV. It does not even write rejected rows, except with NOWHERE.
     """
 
     NOWHERE = auto()

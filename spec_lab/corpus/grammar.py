@@ -31,7 +31,7 @@ RULES = compile_rules(
 )
 
 # Remarks only use facts in the prompt, so that greedy thinking depends on its own prompt. When nouns and adjectives
-# were drawn freely, it repeated the most likely sentence of the corpus.
+# were drawn freely, the thinking repeated the most likely sentence of the corpus.
 REMARKS = (
     "the {item} {is} {look}[| {again}]",
     "the {other_item} {is} {other_look}[ but not {look}| and not {look}|, i {think}|]",

@@ -157,6 +157,6 @@ def prose_sentences(split: Split) -> tuple[str, ...]:
 
 
 def natural_text(split: Split) -> Iterator[str]:
-    """Yield whole documents for pre-training: every source file, then all prose, which so occurs twice."""
+    """Yield whole documents for pre-training: every source file, then all prose, most of which thus occurs twice."""
     yield from code_documents(split)
     yield from prose_documents(split)

@@ -20,7 +20,7 @@ def tell(category: str, task: Task, prose: Prose, sentences: tuple[str, ...], ra
     """Return an example of `task`, in one of its wordings.
 
     `sentences` are natural sentences of the task's split. A prompt may quote the beginning of one, and the thinking
-    completes it. So greedy thinking differs between prompts, and is there as uncertain as real text.
+    completes it. So greedy thinking differs between prompts, and in these sentences it is as uncertain as real text.
     """
     say = Phraser(random, RULES, draw_facts(random))
     scene = opening_sentences(say, draw_between(random, prose.num_scene_facts))

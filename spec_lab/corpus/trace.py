@@ -1,4 +1,4 @@
-"""Small Python programs whose output is asked: a loop with a remainder, then a branch."""
+"""Small Python programs. The question is their output: a loop with a remainder, then a branch."""
 
 from __future__ import annotations
 

@@ -34,8 +34,7 @@ NUM_TOKENS = 24
 # by a few hundredths. The state of a wrong row changes them by a tenth or more.
 MAX_DIFFERENCE_FLOAT32, MAX_DIFFERENCE_16_BIT = 0.01, 0.1
 Place = Callable[[Any, int, int, int], None]
-"""Copies the contents of a slot's row, in one layer's cache for a number of drafts, to where a mistake would read
-them."""
+"""Takes one layer's cache, a slot, its correct row, and K. Copies that row to where a mistake would read it."""
 
 
 @dataclass(slots=True)

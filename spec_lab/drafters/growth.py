@@ -44,8 +44,8 @@ class TreeShape(Protocol[Growth]):
         depth: the number of levels.
         num_rows: the number of rows that are verified, which includes the root.
         topk: the number of candidate tokens below a branch.
-        exact_branches: a branch sees the keys of its own ancestors. If false, it sees those of the previous branch at
-            its index.
+        exact_branches: a branch sees the keys of its own ancestors. If false, it sees the keys that the branch with the
+            same index saw in the level before.
     """
 
     depth: int

@@ -75,7 +75,8 @@ class SuffixDraft:
     """A draft from a tree.
 
     Attributes:
-        score: the expected number of accepted tokens: the sum of the probabilities that the draft is right up to each.
+        score: the expected number of accepted tokens: the sum over tokens of the probability that the draft is right up
+            to that token.
     """
 
     tokens: list[int]

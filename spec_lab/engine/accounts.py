@@ -156,7 +156,7 @@ class RoundAccounts:
         results = [result for result in read.result.split(num_launched) if any(result.num_emitted)]
         self.num_wasted_rounds += 0 if self._graph.skips_rounds else num_launched - len(results)
         if not results:
-            self.rounds[-1].seconds += read.seconds  # the whole replay was wasted; the round before caused it
+            self.rounds[-1].seconds += read.seconds  # a wasted replay counts as time of the last round
         for result, stages in zip(results, self._stage_seconds(launched, len(results)), strict=True):
             self._record(
                 launched,

@@ -1,4 +1,4 @@
-"""Record a function of device tensors once, replay it without Python: the contract, and CUDA graphs.
+"""Records a function of device tensors once, and replays it without Python: the contract of recorders, and CUDA graphs.
 
 `spec_lab.engine.tape` implements the same contract on a CPU. The contract is that of CUDA graphs (CUDA programming
 guide, stream capture). Python values are frozen at capture. A replay reads and writes the memory that was recorded, so

@@ -211,7 +211,8 @@ class RowsComputed:
 
     @classmethod
     def by(cls, output: TargetOutput, num_rows: int, num_logits: int) -> RowsComputed:
-        """Infer it from the numbers of rows, each of which is the number of all rows, the number of live rows, or 0."""
+        """Infer, from the number of rows of each, whether it was computed for all `num_rows` rows, the live ones, or
+        none."""
 
         def share(count: int) -> RowShare:
             return RowShare.ALL if count == num_rows else RowShare.LIVE if count else RowShare.NONE

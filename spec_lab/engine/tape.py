@@ -131,7 +131,7 @@ class Tape(OperatorMode):
     ) -> Any:
         kwargs = kwargs or {}
         if is_composite(func):
-            with self:  # its parts are recorded, so that host reads inside are seen and views cost nothing
+            with self:  # recorded part by part: a host read inside is seen, and views cost nothing
                 return run_composite(func, args, kwargs)
         if func in UPLOADS and self.is_assigning and args[0].dim() == 0:
             self._numbers[storage_id(args[0])] = args[0]

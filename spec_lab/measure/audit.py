@@ -22,7 +22,8 @@ MOST_STEPS = 16
 
 
 def near_tie_tolerance(dtype: torch.dtype, top_logit: float) -> float:
-    """Return the largest distance below the top logit from which rounding of logits can make a token the argmax.
+    """Return how far below the top logit the logit of a token may be, if rounding of logits can still make the token
+    the argmax.
 
     In float32 it is 1e-4; products of four rows and of one row differ by about 1e-6. In 16-bit types the logits
     themselves are rounded, to eps * |logit|. The tolerance is two such steps, which is coarse, so the audit is weak.
@@ -84,7 +85,7 @@ class _Judge:
         pairs = enumerate(zip(record.output_ids, plain, strict=False))
         shorter = min(len(record.output_ids), len(plain))
         index = next((i for i, (ours, theirs) in pairs if ours != theirs), shorter)
-        if index == shorter:  # equal so far, then one ends, which no near-tie explains
+        if index == shorter:  # one text is a prefix of the other, which no near-tie explains
             return Divergence(record.request_id, index, None, "bug")
         choice = self.teacher.greedy_choices(record.prompt_ids, record.output_ids[: index + 1])
         return self._judged(record, index, choice)

@@ -82,7 +82,7 @@ def load_lab(chosen: Chosen, world: World = ALONE) -> Lab:
     for request in requests:
         engines[MAIN].scheduler.check(request)
     teacher = build_teacher(config, models, limits)
-    teacher.require_finite(requests[0].prompt_ids)  # where activations overflow at all, most do from the first tokens
+    teacher.require_finite(requests[0].prompt_ids)  # activations that overflow mostly do so from the first tokens
     return Lab(chosen, world, models, tokenizer, requests, engines, teacher)
 
 

@@ -107,7 +107,7 @@ class _Launches(OperatorMode):
     ) -> Any:
         kwargs = kwargs or {}
         if is_composite(func):
-            with self:  # its parts are counted, as they are separate nodes of a tape
+            with self:  # counts each part, since each is a node of a tape
                 return run_composite(func, args, kwargs)
         result = func(*args, **kwargs)
         self.count += not self.is_paused and _is_launch(func, (args, kwargs), result)

@@ -14,7 +14,8 @@ from spec_lab.record.schema import Memory
 STATUS, FORGET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 NOW, PEAK = "VmRSS", "VmHWM"
 FORGET_PEAK = "5"
-"""Writing this to `FORGET` resets the system's peak, since a process may have had other runs before."""
+"""Writing this to `FORGET` resets the peak that the system reports. Otherwise earlier runs of the same process would
+count."""
 
 
 @dataclass(frozen=True, slots=True)

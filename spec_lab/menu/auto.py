@@ -33,7 +33,8 @@ size."""
 NATIVE_PREFILL_TOKENS = 1
 """A single prompt runs its layers in C, but packed prompts do not: docs/log/cpu.md."""
 SHORT_CHUNK, LONG_CHUNK = 512, 8192
-"""The long one is for attention that needs no masks, whose size is the chunk times all keys before it."""
+"""The long one is for attention without masks. A mask takes the size of the chunk times the number of all keys before
+it."""
 
 
 @dataclass(frozen=True, slots=True)

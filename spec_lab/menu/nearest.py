@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 
 LEAST_LIKE = 0.68
-"""How alike two spellings must be, of 1: `temp` is not `system`, and `ngram_size` not `page_size`."""
+"""How alike two spellings must be, from 0 to 1. It is high enough that `system` is not suggested for `temp`, nor
+`page_size` for `ngram_size`."""
 ELSEWHERE = {
     "drafter.model": "drafter.path",
     "model": "target.path",
@@ -45,19 +46,20 @@ ELSEWHERE = {
     "tensor_parallel_size": "target.tensor_parallel",
     "tp_size": "target.tensor_parallel",
 }
-"""What other engines and papers call a key or a group, or two of which a program has one; docs/from_other_engines.md
-has most."""
+"""Keys and groups, by the names that other engines and papers use. If there are two, each program has only one of them.
+docs/from_other_engines.md has most of these names."""
 VERY_LIKE = 0.85
-"""How alike a key of the typed group must be to stand before a key of another group with exactly this name."""
+"""How alike a key of the typed group must be to be preferred to a key of another group with exactly the typed name."""
 
 
 def nearest(word: str, names: Iterable[str]) -> str | None:
-    """Return the name that `word` means: one that ends in it (`limit` for workload.limit), what another engine calls
-    so, or a spelling close to it."""
+    """Return the name that `word` means: one that ends in it (`limit` for workload.limit), one that another engine
+    calls `word`, or one with a similar spelling. None if there is none."""
     names = list(names)
     leaves = {name.rpartition(".")[2]: name for name in reversed(names)}
     group, _, leaf = word.rpartition(".")
-    # What both names share would hide that the rest of them differs.
+    # Keys of the typed group are compared without the group's name, since equal beginnings would hide that the rest
+    # differs.
     siblings = {name.rpartition(".")[2]: name for name in names if group and name.rpartition(".")[0] == group}
     meant = [name for typed in (word, leaf) for name in ELSEWHERE.get(typed, "").split() if name in names]
     if word in ELSEWHERE and meant:

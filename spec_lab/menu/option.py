@@ -160,8 +160,8 @@ class RuleOption(Option):
     Attributes:
         judge: takes (the `acceptance` part, `RuleContext`) and makes a rule that decides without drawing; such a rule
             can also judge a recorded run again.
-        build: takes (the `Chosen` run, its `acceptance` part, `RuleBuild`) and makes a rule that draws or needs those;
-            it cannot judge a recorded run again, unless it has `judge_again`.
+        build: takes (the `Chosen` run, its `acceptance` part, `RuleBuild`) and makes a rule that draws, or needs these
+            arguments; it cannot judge a recorded run again, unless it has `judge_again`.
         judge_again: takes the arguments of `judge`, and makes a rule for recorded runs. It judges as the built rule
             does at temperature 0, without drawing; None for a rule that always draws.
         greedy_only: why it needs sampling.temperature=0, as in "compares with the argmax"; None if it does not.

@@ -1,7 +1,7 @@
 """Gemma 4 targets.
 
-They are dense (31B), or have experts (26B-A4B), or have last layers that share KV and an embedding for each layer (E2B,
-E4B).
+They are dense (31B), or have experts (26B-A4B). In E2B and E4B the last layers share KV, and each layer has an
+additional embedding.
 """
 
 from __future__ import annotations

@@ -25,8 +25,8 @@ from spec_lab.models.linear import Linear, make_linear
 
 BY_COLUMNS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
 BY_ROWS = ("o_proj", "down_proj")
-"""The products that are split by rows. A weight is [out_features, in_features], so its columns are the first
-dimension."""
+"""The products that are split by rows. These are Megatron's words for x @ W. A weight is stored as [out_features,
+in_features], so its columns are the first dimension here, and its rows the second."""
 
 
 class Collectives(Protocol):

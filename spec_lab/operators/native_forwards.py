@@ -17,7 +17,7 @@ from spec_lab.models.layer_stack import LayerStack
 from spec_lab.models.rope import RotaryTable
 
 MAX_ROWS = 128
-"""With more rows arithmetic is the bound, where the library is as fast: docs/log/cpu.md."""
+"""With more rows arithmetic is the bound, and the library is as fast: docs/log/cpu.md."""
 
 
 def are_few(rows: torch.Tensor, metadata: AttentionMetadata) -> bool:
@@ -116,7 +116,8 @@ class NativeChain:
     __slots__ = ("_fuse", "_head", "_layer")
 
     def __init__(self, fuse: NativeProduct | None, layer: NativeHeadLayer, head: native.NativeHead) -> None:
-        """`fuse` turns the target's features into the input of `layer`; None if the C code does not cover all of it."""
+        """`fuse` turns the target's features into the input of `layer`; None if a norm precedes that product, which the
+        C code does not support."""
         self._fuse = fuse
         self._layer = layer
         self._head = head

@@ -154,7 +154,7 @@ class NativeDecoderLayer:
 
 
 class NativeProducts(PlainProducts):
-    """Makes the parts of models that run in C: float32 on a CPU, and chains."""
+    """Makes the parts of models that run in C, for float32 on a CPU and for chains."""
 
     invariant_rows = MAX_ROWS
 

@@ -126,7 +126,7 @@ class TritonRouter:
         return routing
 
     def of_few(self, stream: torch.Tensor, norm_weight: torch.Tensor, eps: float) -> tuple[Routing, torch.Tensor]:
-        """Apply an RMSNorm to up to 64 rows; return the choice for the normed rows, and these."""
+        """Apply an RMSNorm to up to 64 rows; return the choice for the normed rows, and the normed rows."""
         normed = torch.empty_like(stream)
         return self._route(stream, normed, norm_weight, eps), normed
 
@@ -160,7 +160,8 @@ def triton_router(weight: torch.Tensor, bias: torch.Tensor | None, sizes: Expert
 
 class ResidualExperts:
     """Adds the experts of the normed stream to the stream. With up to 16 rows it takes two launches: one for norm and
-    router, one for the experts with their sum, the shared expert and the residual. With one row the latter are two."""
+    router, one for the experts with their sum, the shared expert and the residual. With one row, the second of these is
+    divided into two."""
 
     __slots__ = ("_eps", "_experts", "_mlp", "_norm_weight", "_router", "_share", "_shared")
 

@@ -143,8 +143,8 @@ class TritonGatedMLP:
         return self.down(self._inner(rows))
 
     def add_to(self, stream: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        """Add the MLP's output to `stream` in place. The library's product adds it as it writes, which saves a pass. A
-        few rows of prompts are copied."""
+        """Add the MLP's output to `stream` in place. The library's product adds it as it writes, which saves a pass.
+        Few rows of prompts are padded first, and their sum is then a new tensor."""
         whole = filled(stream)
         added = self.down.add_to(whole, self._inner(filled(rows)))
         return added if whole is stream else added[: len(stream)]

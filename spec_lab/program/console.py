@@ -73,8 +73,8 @@ def patient_console() -> Iterator[None]:
 
 
 def _nowhere() -> TextIO:
-    """Return a stream that discards its output. It occupies the standard descriptor, so that no file that is opened
-    later gets it and with it the output of C code."""
+    """Return a stream that discards its output. It occupies the standard descriptor. Otherwise a file opened later
+    could get that descriptor, and with it the output of C code."""
     while (descriptor := os.open(os.devnull, os.O_WRONLY)) <= 2:
         pass
     return os.fdopen(descriptor, "w")

@@ -107,7 +107,8 @@ def print_trouble(error: BaseException, menu: Menu | None = None) -> Status:
 
 
 def print_ending(error: BaseException, trouble: Trouble | None) -> None:
-    """Print the line of `trouble` on stderr, or for a bug the traceback of `error` and whose code it is in."""
+    """Print the line of `trouble` on stderr, or for a bug the traceback of `error`, and a line if the bug is in an
+    extension."""
     if trouble is None:
         from spec_lab.menu.extensions import extension_behind
 
@@ -132,7 +133,8 @@ def explained(error: BaseException, menu: Menu | None = None) -> Trouble | None:
         return trouble_of(error)
     from hydra.errors import HydraException
 
-    others = (cause for cause in behind(error) if not isinstance(cause, HydraException))  # one of Hydra's is an OSError
+    # One of Hydra's exceptions is also an OSError.
+    others = (cause for cause in behind(error) if not isinstance(cause, HydraException))
     wrapped = next((cause for cause in others if isinstance(cause, UserError) or _is_of_a_file(cause)), None)
     if wrapped is not None:
         return trouble_of(wrapped)

@@ -47,7 +47,8 @@ NOT_PART_OF_THE_RUN = ("output_dir", "dry_run", "fresh", "leave_out", "logger", 
 
 
 def folder_name(config: RunConfig, choices: Mapping[str, str]) -> str:
-    """Return `run-pocket-eagle3-strict-catchup-eager-1a2b3c4d`; `choices` are names of groups (`cli.labels`).
+    """Return `run-pocket-eagle3-strict-catchup-eager-1a2b3c4d`; `choices` are the names of the groups' choices
+    (`program.labels`).
 
     Long names are cut, since the hash covers the whole configuration.
     """

@@ -23,8 +23,8 @@ from spec_lab.record.sinks import write_json
 
 GROUND_FILE = "stands_on.json"
 READ_WHOLE = 2**24
-"""Number of bytes up to which a file is read whole. Of larger files evenly spaced pieces are read, in which different
-weights differ."""
+"""Number of bytes up to which a file is read whole. Of a larger file, evenly spaced pieces are read; two sets of
+weights differ in these too."""
 NUM_PIECES, PIECE = 64, 2**16
 NOT_READ = ("__pycache__",)
 SOURCES = (".py", ".yaml", ".yml", ".json", ".jsonl", ".c", ".h", ".txt", ".safetensors")

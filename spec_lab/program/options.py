@@ -69,7 +69,7 @@ class Key:
 
 @dataclass(frozen=True, slots=True)
 class Menu:
-    """Everything that can be chosen on one command line, by name: that of the run, or of a program with its own config
+    """Everything that can be chosen, by name, on the command line of a run, or of a program with its own config
     folder."""
 
     groups: dict[str, Group]

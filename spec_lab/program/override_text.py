@@ -71,7 +71,8 @@ def _in_full(value: str) -> str:
 
 
 def typed(text: str) -> str:
-    """Return a text quoted for a shell, in double quotes if that suffices, since it has single ones inside."""
+    """Return a text quoted for a shell: in double quotes if these suffice, since the text may have single quotes
+    inside."""
     return shlex.quote(text) if set(text) & set('"$`\\!') else f'"{text}"'
 
 

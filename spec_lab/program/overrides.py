@@ -104,7 +104,8 @@ def refuse_many_jobs(overrides: Iterable[Override]) -> None:
 
 
 def is_sweep(experiment: str, menu: Menu) -> bool:
-    """Return whether an experiment is a sweep. As one of several values it would give only its first cell, or none."""
+    """Return whether an experiment is a sweep. As one of several experiments, it would run only its first cell, or
+    none."""
     found = menu.groups["experiment"].options.get(experiment) if "experiment" in menu.groups else None
     return found is not None and bool(found.values.get("hydra", {}).get("mode") == "MULTIRUN")
 

@@ -80,9 +80,9 @@ class WandbSink:
         """
         self._folder = folder
         self._run = self._open(folder, summary)
-        # The open files are still written, but are gone from the folder even if the run is killed.
+        # W&B goes on writing to its open logs, but they are gone from the folder even if the run is killed.
         remove_logs(Path(self._run.dir).parent)
-        # Else W&B would show the last value of each as a result of the run.
+        # Otherwise W&B would show the last value of each series as a result of the run.
         for axis in ("request", "repeat"):
             self._run.define_metric(f"{axis}/index", hidden=True, summary="none")
             self._run.define_metric(f"{axis}/*", step_metric=f"{axis}/index", summary="none")

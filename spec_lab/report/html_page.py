@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from spec_lab.record.wording import in_html
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
-"""It keeps the page from fetching anything."""
+"""The content security policy, which keeps the page from fetching anything."""
 STYLE = """\
 body{font:15px/1.45 system-ui,sans-serif;margin:2em auto;max-width:75em;padding:0 1em;color:#222;background:#fff}
 h1{font-size:1.5em}h2{font-size:1.15em;margin-top:2em;border-bottom:1px solid #ccc}

@@ -97,5 +97,5 @@ def _in_order(places: Sequence[str]) -> list[str]:
     distinct = list(dict.fromkeys(places))
     try:
         return sorted(distinct, key=float)
-    except ValueError:  # words
+    except ValueError:  # the places are words
         return distinct

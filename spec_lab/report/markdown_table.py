@@ -60,8 +60,8 @@ def format_markdown(runs: Sequence[Run]) -> str:
 
 
 def _more_columns(summaries: Sequence[Summary], rows: Sequence[Sequence[str]]) -> tuple[list[str], list[list[str]]]:
-    """Return the groups in which the runs differ, and knobs that tell apart what else would look alike, with a cell of
-    each for each run."""
+    """Return the groups in which the runs differ, and the knobs that distinguish runs that would otherwise look alike;
+    for each run, its cells in these columns."""
     names = dict.fromkeys(name for summary in summaries for name in summary["choices"] if name not in SHOWN)
     groups = [name for name in names if len({summary["choices"].get(name) for summary in summaries}) > 1]
     cells = [[str(summary["choices"].get(name, ABSENT)) for name in groups] for summary in summaries]
@@ -77,7 +77,7 @@ def _line(cells: Iterable[str]) -> str:
 
 
 def _escaped(cell: str) -> str:
-    """Escape what would end the cell or the line."""
+    """Escape characters that would end the cell or the line."""
     return one_line(cell).replace("|", r"\|")
 
 

@@ -168,7 +168,7 @@ def _save(draw: Callable[[], Figure], path: Path, of: Sequence[Summary]) -> Plot
         replace_bytes(path, picture.getvalue())
     except OSError as error:
         return Plot(path, f"plot not saved: {path} ({error.strerror or describe_error(error)})")
-    except (ValueError, ArithmeticError) as error:  # what matplotlib raises for figures no axis can show
+    except (ValueError, ArithmeticError) as error:  # matplotlib raises these for values that no axis can show
         return Plot(path, f"plot not drawn: {path} ({describe_error(error)})")
     return Plot(path, None)
 

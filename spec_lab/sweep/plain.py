@@ -1,4 +1,5 @@
-"""Converts values to and from W&B's search code into ones that JSON, YAML and a command line can represent."""
+"""Converts values that go to W&B's search code, or come from it, into ones that JSON, YAML and a command line can
+represent."""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ class Sweep:
 
 
 def _note_missing_metric(file: SweepFile, trials: Sequence[Trial]) -> None:
-    """Say after the first run that ended well that it has no value to search by; others may have one."""
+    """If the first run that ended well has no value to search by, say so; later runs may have one."""
     finished = [trial for trial in trials if trial.outcome.status == "finished"]
     if file.metric is not None and finished == [trials[-1]] and trials[-1].metric is None:
         remedy = "; a speedup needs references=[plain] in the command" if "speedup" in file.metric else ""

@@ -252,7 +252,8 @@ def parts_are_read(fitting: Fitting) -> str | None:
 
 
 def width(fitting: Fitting) -> str | None:
-    """The drafter is no wider than the target, whose embedding, projected to fewer dimensions, it starts from."""
+    """The drafter is no wider than the target. Its embedding starts as the target's, projected to the drafter's
+    width."""
     hidden_size, most = fitting.drafter.hidden_size, fitting.target.hidden_size
     return (
         None

@@ -95,7 +95,7 @@ class HeadTexts:
         shutil.rmtree(work, ignore_errors=True)
 
     def wait(self) -> None:
-        """Wait until another process has written them."""
+        """Wait until another process has written the texts."""
         while self.are_missing:
             time.sleep(SECONDS_BETWEEN_LOOKS)
 
@@ -142,7 +142,7 @@ class HeadTexts:
             )
 
     def plan(self) -> tuple[StagePlan, Texts]:
-        """Estimate by a probe the cost of writing them, and return texts of random tokens of the same length.
+        """Estimate by a probe the cost of writing the texts, and return texts of random tokens of the same length.
 
         Texts that an earlier, killed command wrote are not written again.
 
@@ -163,7 +163,7 @@ class HeadTexts:
 
     @property
     def _work(self) -> Path:
-        """The folder in which they are written, so that a killed command can be resumed."""
+        """The folder in which the texts are written, so that a killed command can be resumed."""
         return self.folder.checkpoint(self.root).with_suffix("")
 
     def _settings(self) -> TextsConfig:

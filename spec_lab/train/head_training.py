@@ -125,7 +125,7 @@ class HeadTraining:
 
     @for_a_while()
     def _rounded(self, prover: Prover, folder: Path) -> float | None:
-        """Compare with the engine in bfloat16 if it will run in that; return the difference."""
+        """Compare with the engine in bfloat16 if the drafter will run in that; return the difference."""
         if self.device.type == "cpu" and self.config.dtype != Dtype.bfloat16:
             return None
         num_drafts, longest = prover.serving.num_draft_tokens, prover.serving.longest

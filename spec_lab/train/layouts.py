@@ -44,7 +44,7 @@ class OtherLayout:
 
     Attributes:
         write: takes a drafter's folder, the output folder, and the target.
-        renamed: returns its name of a tensor.
+        renamed: takes our name of a tensor, and returns this layout's.
         copies: copies of the target's tensors that it may also contain.
     """
 

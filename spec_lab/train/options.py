@@ -122,63 +122,63 @@ class TargetTrainingOption:
 
 
 def target_recipe(options: Any) -> TargetRecipe:
-    """Make the recipe of such a target."""
+    """Make the recipe of a target with these options."""
     from spec_lab.train.target import TargetRecipe
 
     return TargetRecipe(options)
 
 
 def eagle3_recipe(options: Any) -> DrafterRecipe:
-    """Make the recipe of such a drafter."""
+    """Make the recipe of a drafter with these options."""
     from spec_lab.train.eagle3_recipe import Eagle3Recipe
 
     return Eagle3Recipe(options)
 
 
 def mtp_recipe(options: Any) -> DrafterRecipe:
-    """Make the recipe of such a drafter."""
+    """Make the recipe of a drafter with these options."""
     from spec_lab.train.mtp_recipe import MtpRecipe
 
     return MtpRecipe(options)
 
 
 def frozen_kv_recipe(options: Any) -> DrafterRecipe:
-    """Make the recipe of such a drafter."""
+    """Make the recipe of a drafter with these options."""
     from spec_lab.train.frozen_kv_recipe import FrozenKVRecipe
 
     return FrozenKVRecipe(options)
 
 
 def draft_model_recipe(options: Any) -> DrafterRecipe:
-    """Make the recipe of such a drafter."""
+    """Make the recipe of a drafter with these options."""
     from spec_lab.train.draft_model_recipe import DraftModelRecipe
 
     return DraftModelRecipe(options)
 
 
 def nextn_recipe(options: Any) -> DrafterRecipe:
-    """Make the recipe of such a drafter."""
+    """Make the recipe of a drafter with these options."""
     from spec_lab.train.nextn_recipe import NextnRecipe
 
     return NextnRecipe(options)
 
 
 def assistant_recipe(options: Any) -> DrafterRecipe:
-    """Make the recipe of such a drafter."""
+    """Make the recipe of a drafter with these options."""
     from spec_lab.train.assistant_recipe import AssistantRecipe
 
     return AssistantRecipe(options)
 
 
 def block_recipe(options: Any) -> DrafterRecipe:
-    """Make the recipe of such a drafter."""
+    """Make the recipe of a drafter with these options."""
     from spec_lab.train.blocks.recipe import BlockRecipe
 
     return BlockRecipe(options)
 
 
 def p_eagle_recipe(options: Any) -> DrafterRecipe:
-    """Make the recipe of such a drafter."""
+    """Make the recipe of a drafter with these options."""
     from spec_lab.train.blocks.p_eagle_recipe import PEagleRecipe
 
     return PEagleRecipe(options)

@@ -46,7 +46,7 @@ class PackedCache:
 
 @dataclass(slots=True)
 class PackedMetadata(AttentionMetadata):
-    """The metadata of one forward; of the base class it only uses the positions.
+    """The metadata of one forward. Of the fields of the base class, only the positions are used.
 
     Attributes:
         segments: [batch, length] the document of each token; equal numbers within a row are one document.

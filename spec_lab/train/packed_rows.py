@@ -69,7 +69,7 @@ class RowPlaces:
 
     @classmethod
     def of_one_document(cls, embeddings: Tensor) -> RowPlaces:
-        """Place the rows of [batch, rows, hidden] at 0.. ."""
+        """Place the rows of [batch, rows, hidden] at the positions 0, 1, ..."""
         return cls(torch.arange(embeddings.shape[1], device=embeddings.device)[None], None)
 
 

@@ -157,7 +157,7 @@ class Prover:
         return trained, served
 
     def require_same(self, name: str, folder: Path, other: Path) -> None:
-        """Raise NotServed if the engine drafts differently from the file in another layout."""
+        """Raise NotServed if the engine's drafts change when it reads the file in another layout."""
         for text in self.texts:
             said = [
                 self.recipe.form.served_laws(self.serving, self.serving.engine(name, each), text, len(text) // 2)

@@ -140,7 +140,8 @@ def causal_masks(config: Any, rows: Tensor) -> dict[str, Tensor | None] | Tensor
     """Return the masks of each kind of layer, or one for all, for rows `[batch, length]` of one document each.
 
     With given masks transformers does not make its own, for which it would synchronise to see whether rows are packed.
-    Plain causal attention and layers with a state need no mask, which only a mapping can express.
+    Plain causal attention and layers with a state need no mask. In a mapping by kind of layer they have None. A model
+    without kinds of layers takes only a tensor, so it gets a causal mask.
     """
     kinds = getattr(config, "layer_types", None)
     if kinds is None:

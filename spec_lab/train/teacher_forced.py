@@ -58,7 +58,7 @@ def teacher_forced(
     num_steps: int,
     batch_size: int,
 ) -> TeacherForced:
-    """Count over the anchors of rows [rows, length]."""
+    """Count, over the anchors of rows [rows, length], the drafts that agree."""
     counts = TeacherForced([0] * num_steps, [0] * num_steps)
     for start in range(0, rows.num_rows, batch_size):
         _count(counts, drafter, target, rows.rows(slice(start, start + batch_size)), taps, num_steps)

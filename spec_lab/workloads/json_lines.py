@@ -14,7 +14,7 @@ from spec_lab.core.regular import regular_text
 from spec_lab.workloads.unusable import UnusablePrompt
 
 PACKED = {b"\x1f\x8b": "gunzip", b"\x28\xb5\x2f\xfd": "unzstd", b"\xfd7zXZ": "unxz", b"PK\x03\x04": "unzip"}
-"""What unpacks a file that begins so."""
+"""The command that unpacks a file, by the first bytes of the file."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,7 +59,7 @@ def within_limits(work: Callable[[], str], seconds: float, num_bytes: int) -> st
     """
     reading, writing = os.pipe()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # about forking with threads; their locks are not used
+        warnings.simplefilter("ignore", DeprecationWarning)  # a warning about locks of threads, which are not used
         child = os.fork()
     if child == 0:
         _work_and_leave(work, writing, num_bytes)

@@ -1,6 +1,6 @@
 """Checks kernels of Triton and of C. Functions like those of `menu.refusals.run`; imports no torch.
 
-What depends on the machine, as with device=auto, is refused by `wiring.triton`.
+Refusals that depend on the machine, as with device=auto, are in `wiring.triton`.
 """
 
 from __future__ import annotations

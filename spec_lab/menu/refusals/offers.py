@@ -130,8 +130,8 @@ def off_is_read(chosen: Chosen) -> str | None:
 
 
 def rows_are_noted(chosen: Chosen) -> str | None:
-    """The rows of a tree must have confidences, and must not be sampled, since sampled rows may not be chosen by
-    these."""
+    """The rows of a tree must have confidences, and must not be sampled, since choosing sampled rows by confidence
+    would change their distribution."""
     if chosen.sizes is None:
         return None
     if chosen.tree.noting is None:

@@ -1,9 +1,9 @@
-"""Checks what cannot work, before anything is loaded.
+"""Refuses settings that cannot work, before anything is loaded.
 
 Each check takes a `Chosen` run and returns None, or one line that names the knob and the remedy. Its docstring states
 the requirement. A combination that is pointless but harmless passes: `prune=catchup` with a drafter that has no
-catch-up step is a logged no-op, so that sweeps compose. What only a loaded model shows (shapes, tokenizers, prompt
-lengths) is refused by its loader.
+catch-up step is a logged no-op, so that sweeps compose. Mistakes that only a loaded model shows (in shapes, tokenizers,
+prompt lengths) are refused by its loader.
 """
 
 from __future__ import annotations

@@ -115,7 +115,7 @@ def shape_of_drafts_fits_the_method(config: RunConfig) -> str | None:
 
 def drafts_of_a_tree_are_drawn_in_its_shape(config: RunConfig) -> str | None:
     """Traversal needs a tree of fixed shape. If the shape depends on the drafts, they have another distribution than
-    the one that would be used."""
+    the one that the rule would use."""
     rule: Any = config.acceptance
     if rule.method != RejectionMethodChoice.traversal or config.tree.name in (TreeConfig.name, StaticTreeConfig.name):
         return None

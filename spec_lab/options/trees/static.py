@@ -73,7 +73,7 @@ def paths_are_a_tree(config: RunConfig) -> str | None:
 
 
 def siblings_are_drawn(config: RunConfig) -> str | None:
-    """tree.replacement is only set with sampled drafts, since the likeliest tokens are never equal."""
+    """tree.replacement is only set with sampled drafts, since the likeliest tokens are distinct anyway."""
     options: Any = config.tree
     if not options.replacement or drafts_are_drawn(config):
         return None

@@ -39,11 +39,11 @@ class PEagleRecipe(SlotRecipe):
         kept = self.vocabulary(target, texts, [*target.config.eos_token_ids, *always_drafted])
         if kept:
             ids = kept["d2t"] + torch.arange(len(kept["d2t"]))
-            kept["lm_head.weight"] = target.head_weight[ids.to(target.device)].float().cpu()  # which is trained
+            kept["lm_head.weight"] = target.head_weight[ids.to(target.device)].float().cpu()  # a copy, which is trained
         num_drafted = len(kept["d2t"]) if kept else vocab_size
         config = self._sizes(target, num_drafted, self.mask_token(texts, vocab_size))
         shapes = eagle3_tensor_shapes(config)
-        for name in ("embed_tokens.weight", "lm_head.weight"):  # the target's serve, or rows of it
+        for name in ("embed_tokens.weight", "lm_head.weight"):  # the target's are used, or the copy above
             del shapes[name]
         tensors = random_tensors(shapes, torch.float32, torch.device("cpu"), seed)
         tensors["norm.weight"] = target.final_norm_weight.float().cpu()

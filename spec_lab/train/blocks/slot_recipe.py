@@ -73,7 +73,7 @@ class SlotRecipe(ABC):
         target = FrozenTarget.load(Path(task.model.name_or_path), device, dtype, GENERATED_ROW_LENGTH)
         drafter = self.build(target, texts, task.seed, task.always_drafted).to(device)
         rows = packed_generations(texts, task.seed).to(device)
-        counted: Any = texts  # only its rows, which are packed here, are read
+        counted: Any = texts  # only its packed rows are read
         curve = train_blocks(
             drafter,
             self.config,

@@ -99,7 +99,7 @@ def block_laws(
 def forced_blocks(
     drafter: SlotDrafter, target: FrozenTarget, rows: PackedRows, taps: Sequence[Tap], num_drafts: int, batch_size: int
 ) -> TeacherForced:
-    """Count by teacher forcing on rows [rows, length], after some anchors of each."""
+    """Count by teacher forcing how many drafts agree, after some anchors of each of the rows [rows, length]."""
     counts, generator = TeacherForced([0] * num_drafts, [0] * num_drafts), torch.Generator().manual_seed(0)
     for start in range(0, rows.num_rows, batch_size):
         part = rows.rows(slice(start, start + batch_size))

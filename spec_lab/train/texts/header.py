@@ -24,7 +24,7 @@ WRITE_AGAIN = "name another folder, or write the texts again"
 
 
 def refuse_without_header(header: Path, *patterns: str) -> None:
-    """Raise UserError if a folder has files with such names but no header."""
+    """Raise UserError if the folder of `header` has no header, but has files that match `patterns`."""
     if header.exists():
         return
     for file in (file for pattern in patterns for file in header.parent.glob(pattern)):
@@ -131,7 +131,8 @@ class TextsHeader:
             )
 
     def _generators(self) -> set[str]:
-        """Return what drew prompts by the seed: tasks, without their counts, or the target if nothing is named."""
+        """Return the generators that drew prompts by the seed: tasks, without their counts, or the target if no source
+        is named."""
         if not self.sources:
             return {"target"}
         return {name.split(":")[1] for name, digest in self.sources.items() if not digest}
