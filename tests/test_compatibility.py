@@ -158,7 +158,7 @@ FORBIDDEN = [
     ([*STATIC, *SAMPLED_DRAFTS, "acceptance=rejection"], "acceptance.method=standard", "acceptance.method=traversal"),
     (["acceptance=typical"], "acceptance=typical accepts the same as", "sampling=sampled"),
     (["acceptance=mentored"], "acceptance=mentored accepts", "acceptance=strict"),
-    (["acceptance=fly", "acceptance.window=3"], "acceptance.window=3 fits after none", "acceptance.window=2"),
+    (["acceptance=fly", "acceptance.window=3"], "acceptance.window=3 needs that many drafts", "acceptance.window=2"),
     (["acceptance=fly", "acceptance.lossless_only=true"], "acceptance=fly may change the output", "acceptance=strict"),
     (
         ["acceptance=ensemble", "acceptance.lossless_only=true", "sampling=sampled"],

@@ -145,7 +145,7 @@ def test_ropes_of_gemma_where_the_file_names_none(tmp_path: Path, target: ModelC
         ({}, {"rope_parameters": {FULL: {"rope_theta": 1e4, "rope_type": "yarn"}}}, ["rope_type 'yarn'"]),
         ({}, {"rope_parameters": {SLIDING: {"rope_theta": 1e4}}}, ["rope_parameters has no full_attention"]),
         ({}, {"layer_types": [SLIDING, FULL]}, ["reads a sliding_attention layer, but the target has none"]),
-        ({}, {"layer_types": [FULL]}, ["layer_types must name 2 times"]),
+        ({}, {"layer_types": [FULL]}, ["layer_types must have 2 entries"]),
         ({}, {"hidden_activation": "silu"}, ["hidden_activation 'silu'", "gelu_pytorch_tanh"]),
         ({}, {"attention_bias": True}, ["attention_bias True"]),
         ({}, {"enable_moe_block": True}, ["enable_moe_block True"]),

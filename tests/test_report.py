@@ -373,7 +373,7 @@ def test_verdict_without_references() -> None:
     ("kinds", "expected"),
     [
         ([], "the same tokens as plain decoding in all 12 requests"),
-        (["near_tie"], "the same tokens as plain decoding but for 1 of 12 requests, which part at a near-tie"),
+        (["near_tie"], "the same tokens as plain decoding but for 1 of 12 requests, which diverge at a near-tie"),
         (["near_tie", "bug"], "NOT the same tokens as plain decoding in 1 of 12 requests: a bug"),
         (["lossy", "lossy"], "other tokens than plain decoding in 2 of 12 requests"),
     ],

@@ -203,7 +203,7 @@ def test_a_head_that_reads_another_layer_than_it_is_served_is_not_trained(
 ) -> None:
     monkeypatch.setattr(Eagle3Recipe, "taps", lambda *_: (Tap(0), Tap(3), Tap(4)))
     assert main(words(llama, *EAGLE3)) == 1
-    assert "training forward and the runtime differ" in capsys.readouterr().err
+    assert "training forward and the engine differ" in capsys.readouterr().err
     assert not (llama / "out" / "hf-eagle3").exists()
 
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 import triton
 
 MAX_DECODE_QUERIES = 32
-"""Up to this number of query rows, a row's bits do not depend on it. Above, the tiles are those of a prompt chunk."""
+"""Up to this number of query rows, a row's bits do not depend on the number. Above, the tiles are those of a prompt
+chunk."""
 
 NUM_TILES_TO_FILL = 128
 """The number of row tiles, over all requests and KV heads, that keep a GPU busy without splits."""

@@ -58,7 +58,8 @@ def keep_delta_rows(
     strength: torch.Tensor,
     slot_ids: torch.Tensor,
 ) -> None:
-    """Keep rows for the next `delta_replay`; the arguments are as there, and the first four are written at `slot_ids`.
+    """Keep rows for the next `delta_replay`; the arguments are those of `delta_replay`, and the first four are written
+    at `slot_ids`.
 
     This is a separate launch after `delta_replay`, in which all tiles of all heads still read what this overwrites.
     """

@@ -8,7 +8,7 @@ import torch
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 MAX_INVARIANT_ROWS = 16
-"""Up to this number of rows `few_experts` runs, and a row's bits do not depend on it. Above, `experts` runs."""
+"""Up to this number of rows `few_experts` runs, and a row's bits do not depend on the number. Above, `experts` runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ MANY = (
     ExpertTiles(128, ProductTiles(128, 64, 8, 3), ProductTiles(256, 64, 8, 3)),
 )
 FLOAT32 = ExpertTiles(16, ProductTiles(32, 32, 4, 2), ProductTiles(32, 32, 4, 2))
-"""Tiles for float32, which has no tensor core product; an unrolled one takes long to compile."""
+"""Tiles for float32. It has no tensor core product, and the unrolled product of a larger tile takes long to compile."""
 
 
 def choose_expert_tiles(num_rows: int, pairs_each: float, element_size: int) -> ExpertTiles:

@@ -31,7 +31,7 @@ from spec_kernels.utils import assert_rows_of, launch_on
 _MIN_COLUMNS = 32
 _ONE_LAUNCH_ROWS = 2
 """From this number of rows on, one launch is faster on an H200, since downs begin while gates and ups of other experts
-are still read. A row's bits do not depend on it."""
+are still read. A row has the same bits with one launch and with two."""
 
 
 @triton.jit(do_not_specialize=["num_rows", "num_slots"])

@@ -229,7 +229,7 @@ def project_heads(
 
 
 def fits_scales(head_dim: int) -> bool:
-    """Return whether every tile of channels of such heads is within one block of scales."""
+    """Return whether every tile of channels of heads of this size is within one block of scales."""
     return BLOCK_SIZE % head_dim == 0
 
 

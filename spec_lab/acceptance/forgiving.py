@@ -22,6 +22,6 @@ class ForgivingJudge:
         """Do nothing, for the same reason."""
 
     def matches(self, standing: DraftStanding, slot_ids: torch.Tensor, draft_tokens: torch.Tensor) -> torch.Tensor:
-        assert standing.top_probabilities is not None, "recorded rows have them"
+        assert standing.top_probabilities is not None, "recorded rows have top probabilities"
         behind = self._window.agreed(standing.is_top.float()) > 0
         return standing.is_top | (self._window.is_unsure(standing.top_probabilities) & behind)

@@ -70,8 +70,8 @@ def _with_confidence(config: BlockConfig, stored: Mapping[str, StoredTensor], so
     embedding = config.head.tensor_shapes(config.sizes).get("markov_head.markov_w1.weight", (0, 0))
     if len(shape) != 2 or shape[1] not in (hidden, hidden + embedding[1]):
         raise UserError(
-            f"{source}: {CONFIDENCE} is {list(shape)}, and reads the hidden row of {hidden} channels, with or without "
-            f"the Markov head's {embedding[1]}; set {KNOB} to a whole checkpoint"
+            f"{source}: {CONFIDENCE} is {list(shape)}, but must read the {hidden} channels of the hidden row, or these "
+            f"and the {embedding[1]} of the Markov head; set {KNOB} to a whole checkpoint"
         )
     return replace(config, confidence_reads=shape[1])
 

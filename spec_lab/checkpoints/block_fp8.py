@@ -59,7 +59,7 @@ def with_products_as_stored(stored: Mapping[str, StoredTensor]) -> dict[str, Sto
     for name, tensor in stored.items():
         result[name] = tensor
         if tensor.scales is not None and is_product(name):
-            assert tensor.part is None, "a split target in e4m3 is refused"
+            assert tensor.part is None, "a split target in e4m3 is refused earlier"
             block_rows, block_columns = tensor.scales.block
             if block_columns != BLOCK_SIZE:
                 raise UserError(

@@ -183,7 +183,7 @@ def _layers(fields: ConfigFields, text: ConfigFields, target: AssistantTarget) -
     num_layers = text.integer("num_hidden_layers")
     if len(layer_types) != num_layers or set(layer_types) - {FULL, SLIDING}:
         raise UserError(
-            f"{text.source}: layer_types must name {num_layers} times {FULL} or {SLIDING}, is "
+            f"{text.source}: layer_types must have {num_layers} entries, each {FULL} or {SLIDING}, but is "
             f"[{shown_ids(layer_types)}]; fetch the file again"
         )
     sources = _kv_sources(fields, layer_types, target)
@@ -221,7 +221,7 @@ def _kv_sources(fields: ConfigFields, layer_types: Sequence[str], target: Assist
         if len(named) != len(layer_types) or any(i not in owners for i in named):
             raise UserError(
                 f"{fields.source}: kv_source_layers must name, for each of {len(layer_types)} layers, a target layer "
-                f"that owns its KV (of {len(target.layers)}), is [{shown_ids(named)}]; set {KNOB} to an "
+                f"that owns its KV (of {len(target.layers)}), but is [{shown_ids(named)}]; set {KNOB} to an "
                 "assistant for this target"
             )
         return named

@@ -27,7 +27,7 @@ READ_KEYS = (
     "rope.scaling.original_context_length",
 )  # fmt: skip
 NOTHING_SAID = ("tensor_data_layout", "rope.scaling.finetuned", "rope.scaling.attn_factor")
-"""Keys that do not affect what is read."""
+"""Keys that are not read, since they do not change the forward pass."""
 
 F32 = 0
 LLAMA3_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}

@@ -41,7 +41,7 @@ def read_block(config: Mapping[str, Any], source: str) -> Block | None:
         )
     block = fields.integers("weight_block_size") or ()
     if len(block) != 2 or min(block) < 1:
-        raise UserError(f"{source}: weight_block_size must be two positive integers, is {list(block[:4])}; {REMEDY}")
+        raise UserError(f"{source}: weight_block_size must be two positive integers, not {list(block[:4])}; {REMEDY}")
     return block[0], block[1]
 
 

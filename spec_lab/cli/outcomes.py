@@ -42,7 +42,7 @@ class Outcomes:
         return [self._outcome(json.loads(regular_text(file))) for file in files]
 
     def clear(self) -> None:
-        """Delete all outcomes, as before the jobs begin and after the multirun has counted them."""
+        """Delete all outcomes: before the jobs begin, and after the multirun has counted them."""
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _outcome(self, values: dict[str, Any]) -> JobOutcome:

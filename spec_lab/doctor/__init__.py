@@ -1,1 +1,1 @@
-"""`python -m spec_lab.doctor drafter=...`: finds out why acceptance is low. What it checks: docs/doctor.md."""
+"""`python -m spec_lab.doctor drafter=...`: finds out why acceptance is low. Its checks are in docs/doctor.md."""

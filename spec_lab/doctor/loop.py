@@ -81,8 +81,8 @@ def disagreement(drafted: Drafted) -> str | None:
     for position in _later_positions(drafted):
         if drafted.num_judged(position) >= MIN_ROUNDS and _is_below(MIN_LATER_AGREEMENT, drafted, position):
             return (
-                f"draft {position} is right in {drafted.conditional(position):.0%} of the rounds whose drafts before "
-                f"it are, draft 1 in {drafted.agreement(1):.0%}: the step, module or slot that drafts it has wrong "
+                f"draft {position} is right in {drafted.conditional(position):.0%} of the rounds whose earlier drafts "
+                f"are right, draft 1 in {drafted.agreement(1):.0%}: the step, module or slot that makes it has wrong "
                 "weights, is not fed as it was trained, or is not trained enough"
             )
     return None

@@ -218,7 +218,7 @@ class Tree:
 
 
 def _parents(batch: RoundBatch) -> torch.Tensor:
-    assert batch.parents is not None, "a round of trees marks its batches"
+    assert batch.parents is not None, "mark sets the parents first"
     return batch.parents
 
 

@@ -130,7 +130,7 @@ class _GenerationRun:
         scheduler = self._engine.scheduler
         for sequence in scheduler.admit(self._now()):
             self._admit(sequence)
-        assert scheduler.running, "what submit let in fits an empty engine"
+        assert scheduler.running, "submit refuses requests that do not fit an empty engine"
         prefilling = [s for s in scheduler.running if s.is_prefilling] if self._prefilling else []
         if self._in_flight is not None and (prefilling or self._ended_on_device(self._in_flight)):
             in_flight, self._in_flight = self._in_flight, None

@@ -110,7 +110,7 @@ class CountedRows:
         self._fixed_shapes = recorder is not None
 
     def mark(self, batch: RoundBatch) -> RoundBatch:
-        assert batch.parents is not None, "a round of trees marks its batches"
+        assert batch.parents is not None, "Tree.mark sets the parents first"
         is_offered = self.offered.of(batch.slot_ids, batch.active)
         num_rows = is_offered.sum(dim=1)
         width = is_offered.shape[1] if self._fixed_shapes else int(num_rows.max())

@@ -15,7 +15,7 @@ from spec_lab.record.measured import Divergence
 FLOAT32_TIE = 1e-4
 
 NOISE_SPREAD = 6
-"""This multiple of the root mean square covers all but about one in a thousand positions."""
+"""This multiple of the noise (a root mean square) covers all but about one in a thousand positions."""
 
 MOST_STEPS = 16
 """A token that is more than this many rounding steps of its logit below the best is a bug, however noisy the target."""

@@ -73,12 +73,12 @@ class Chosen:
     @property
     def drafter_folder(self) -> Path:
         """Return the folder of the drafter's weights; the drafter must have some."""
-        assert self.drafter.folder is not None, "only drafters with weights are asked"
+        assert self.drafter.folder is not None, "called only for drafters with weights"
         return self.drafter.folder(self.config, self.config.drafter)
 
     def again(self, config: RunConfig) -> Chosen:
         """Resolve another run with the same registry; UserError if it names an option that is not registered."""
-        assert config.extensions == self.config.extensions, "other extensions are another registry"
+        assert config.extensions == self.config.extensions, "a run with other extensions has another registry"
         return _resolve(config, self.registry)
 
 

@@ -106,7 +106,7 @@ class GatedDeltaNet:
         """Update the states with the rows of an even batch; return the outputs [rows, num_value_heads,
         value_head_dim]."""
         slots = metadata.recurrent
-        assert slots is not None, "whoever runs a target with recurrent layers says which slots its rows are of"
+        assert slots is not None, "the metadata of layers with a state names the slots of its rows"
         inputs = self._steps.inputs(projected.unflatten(0, (-1, metadata.num_queries)), cache.windows, slots)
         outputs = cache.prompt(inputs, slots) if slots.is_prompt else cache.verify(inputs, slots)
         return outputs.flatten(0, 1)

@@ -99,7 +99,7 @@ def build_router(sizes: ExpertSizes, tensors: Mapping[str, torch.Tensor], prefix
 def torch_router(weight: torch.Tensor, bias: torch.Tensor | None, sizes: ExpertSizes) -> Router:
     """Make the torch router for the kind of scores in `sizes`; it is a `RouterMaker`."""
     if sizes.scores is RouterScores.SOFTMAX:
-        assert bias is None and sizes.num_groups == 1, "no family has a softmax with either"
+        assert bias is None and sizes.num_groups == 1, "no family has a softmax with a bias or groups"
         return SoftmaxRouter(weight, sizes)
     return SigmoidRouter(weight, bias, sizes)
 

@@ -105,7 +105,7 @@ class TensorParallel:
     def output(
         self, weight: torch.Tensor, bias: torch.Tensor | None = None, scales: torch.Tensor | None = None
     ) -> Linear:
-        assert scales is None, "a split target in e4m3 is refused"
+        assert scales is None, "a split target in e4m3 is refused earlier"
         return SummedLinear(make_linear(weight), bias, self.collectives)
 
     def head(self, weight: torch.Tensor) -> Linear:

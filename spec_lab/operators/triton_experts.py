@@ -95,7 +95,7 @@ class TritonExperts:
                 activation,
             )
         else:
-            assert shared is None, "it is an expert of its own where rows are many"
+            assert shared is None, "for many rows the shared expert runs separately"
             routed_experts(out, rows, self._gate_up, self._down, expert_ids, routing.weights, activation, stream)
         return out
 
@@ -230,6 +230,6 @@ def shared_weights(mlp: ExpertMLP) -> SharedWeights | None:
     if mlp.shared is None or sizes.shared_intermediate_size != sizes.intermediate_size or sizes.shared_gate:
         return None
     shared = mlp.shared.mlp
-    assert shared.activation is F.silu, "as the routed experts of these families have"
+    assert shared.activation is F.silu, "ungated shared experts have SiLU, as the routed ones"
     gate_up, down = (dense(linear).weight for linear in (shared.gate_up, shared.down))
     return SharedWeights(gate_up, down)

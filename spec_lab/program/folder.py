@@ -191,7 +191,7 @@ def study_place(output_dir: Path, study: Study, ground: Ground, fresh: bool) -> 
     """Return the folder of a study, `outputs/NAME-sweep-1a2b3c4d`: the newest with that name that was made on the same
     `ground`, so that the same command continues it.
 
-    If the study must start over, what has changed is printed on stderr.
+    If the study must start over, the changes are printed on stderr.
 
     Args:
         fresh: whether to begin a new folder if the newest study has ended.

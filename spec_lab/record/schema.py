@@ -1,6 +1,6 @@
 """The layout of `summary.json` and of the JSON Lines beside it, schema version 7.
 
-What older versions lack, compared with the next one (`spec_lab/record/versions.py` converts them):
+The differences of each older version from the next one (`spec_lab/record/versions.py` converts them):
 
 - Version 1 has no launches, graph nodes, or stages `draft` and `graph`.
 - Version 2 leaves rounds cut short out of the acceptance length and the rates, and counts no surplus rounds. It has no

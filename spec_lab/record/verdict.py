@@ -81,7 +81,7 @@ def _tokens(summary: Summary) -> str:
     elif counts["near_ties"]:
         text = (
             f"the same tokens as plain decoding but for {counts['near_ties']} of {counts['requests']} requests, "
-            "which part at a near-tie of the target's own logits"
+            "which diverge at a near-tie of the target's own logits"
         )
     else:
         text = f"the same tokens as plain decoding in all {counts['requests']} requests"

@@ -1,4 +1,5 @@
-"""Reads a W&B sweep file. What W&B or the lab would not understand is refused with the file and the key."""
+"""Reads a W&B sweep file. Keys and values that W&B or the lab would not understand are refused, with the file and the
+key."""
 
 from __future__ import annotations
 

@@ -142,7 +142,7 @@ def action_of(arguments: Sequence[str]) -> tuple[list[str], Action]:
         return kept, lambda pipeline: print(pipeline.plan())
     flag, _, number = flags[0].partition("=")
     if flag == "--plan":
-        raise UserError(f"{flags[0]}: --plan takes a few steps to find the rate, but takes no number; write --plan")
+        raise UserError(f"{flags[0]}: --plan has no number here, since it measures the rate itself; write --plan")
     if not number.isdecimal() or int(number) == 0:
         raise UserError(f"{flags[0]}: write --show-data=3, the number of texts to be shown")
     return kept, lambda pipeline: print(pipeline.show_data(int(number)))

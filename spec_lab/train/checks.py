@@ -200,7 +200,7 @@ def tracking(config: TrainConfig) -> str | None:
 
 
 def other_layouts(config: TrainConfig) -> str | None:
-    """The other project has a layout for such a drafter."""
+    """Each project in `layouts` has a layout for this kind of drafter."""
     if config.layouts and target_option(config.target).path is None:
         return "layouts is not read by this target; leave it out, or choose target=hf"
     known = drafter_option(config.drafter).layouts

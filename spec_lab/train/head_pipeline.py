@@ -163,7 +163,7 @@ class HeadPipeline:
 
     def _batch_size(self) -> int:
         drafter = self.config.trained_drafter
-        assert drafter is not None, "a target that lies there is not trained itself"
+        assert drafter is not None, "without a drafter an existing target has nothing to train"
         return drafter.optimisation.batch_size
 
     def _path(self) -> Path:

@@ -67,7 +67,8 @@ class MtpRecipe:
         return ()
 
     def save(self, drafter: MtpDrafter, target: FrozenTarget, folder: Path) -> None:
-        """Write the module under layer numbers after the target's, like DeepSeek's, with its own config."""
+        """Write the module and a config of its own. As in DeepSeek's files, its layer number follows the target's
+        last."""
         plan, config = drafter.shape.plan, target.config
         keys = {
             "architectures": [architecture_of(plan)],
@@ -140,7 +141,7 @@ embedding's half first. What is recycled is the module's own state after `shared
 
 
 def qwen3_shape(target: Qwen3Config, sizes: LayerConfig) -> ModuleShape:
-    """Return the shape of a module with a Qwen3 layer of these sizes, for such a target."""
+    """Return the shape of a module for `target`, with a Qwen3 layer of these `sizes`."""
     rope = RopeConfig(target.rope_parameters["rope_theta"], "none")
     plan = LayerPlan(
         sizes.num_heads,
@@ -154,7 +155,7 @@ def qwen3_shape(target: Qwen3Config, sizes: LayerConfig) -> ModuleShape:
 
 
 def architecture_of(plan: LayerPlan) -> str:
-    """Return the architecture name of a family with such layers."""
+    """Return the architecture name of a family whose layers have this plan."""
     if plan.qk_norm:
         return "Qwen3ForCausalLM"
     return "Qwen2ForCausalLM" if plan.qkv_bias else "LlamaForCausalLM"

@@ -51,7 +51,7 @@ class Proof:
         worst = max(self.differences)
         if worst > bound(self.largest_logit) or not self.same_drafts:
             raise NotServed(
-                f"the training forward and the runtime differ by {worst:g} in logits of up to "
+                f"the training forward and the engine differ by {worst:g} in logits of up to "
                 f"{self.largest_logit:g}, by position {[f'{d:g}' for d in self.differences]}: "
                 "this is a mistake of the lab"
             )

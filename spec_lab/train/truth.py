@@ -1,7 +1,7 @@
 """Measures a drafter during its training: every few steps the lab's engine decodes held-out prompts with it.
 
 The real acceptance length is recorded beside the one that teacher forcing estimates. The weights with the largest real
-one are kept as the best.
+length are kept as the best.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ def load_drafter(chosen: Chosen, build: DrafterBuild) -> DrafterFactory:
     """Load the drafter's weights. The factory then makes a drafter with them for each engine."""
     name = "load" if chosen.sizes is None else "load_tree"
     load = getattr(chosen.drafter, name)
-    assert load is not None, "a drafter without branches is refused a tree"
+    assert load is not None, "a tree with a drafter of chains is refused earlier"
     factory: DrafterFactory = made(load(chosen, chosen.config.drafter, build), chosen.drafter, name)
     return factory
 
@@ -98,7 +98,7 @@ def token_history(resources: DrafterResources, build: DrafterBuild) -> TokenHist
 
 def build_tree_shape(chosen: Chosen, build: DrafterBuild) -> TreeShape[Any]:
     """Make the tree of a run that has one."""
-    assert chosen.tree.make is not None, "only runs with a tree are asked"
+    assert chosen.tree.make is not None, "called only for runs with a tree"
     return made(chosen.tree.make(chosen.config.tree, build), chosen.tree, "make")
 
 
@@ -107,7 +107,7 @@ def shape_of_engine(chosen: Chosen, shape: TreeShape[Any], resources: DrafterRes
     confidences = resources.row_confidences
     if confidences is None:
         return shape
-    assert chosen.tree.noting is not None, "a tree whose rows all count is refused"
+    assert chosen.tree.noting is not None, "a tree that stores no confidences is refused earlier"
     return chosen.tree.noting(shape, confidences)
 
 

@@ -229,7 +229,7 @@ def _make_backend(chosen: Chosen, target: ModelConfig, context: BackendContext) 
     has."""
     attention = chosen.attention
     make = attention.make if chosen.sizes is None else attention.make_for_trees
-    assert make is not None, "a backend that masks no trees is refused one"
+    assert make is not None, "a tree with a backend for chains is refused earlier"
     backend = made(make(context), attention, "make" if chosen.sizes is None else "make_for_trees")
     if any(plan.latent is not None for plan in target.layers) and backend.latent is None:
         raise UserError(

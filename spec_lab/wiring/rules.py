@@ -55,7 +55,7 @@ def build_rule(chosen: Chosen, build: RuleBuild) -> AcceptanceRule:
 
 
 def _build_tree_rule(chosen: Chosen, build: RuleBuild) -> AcceptanceRule:
-    assert chosen.rule.walk is not None, "a rule that judges no trees is refused one"
+    assert chosen.rule.walk is not None, "a tree with a rule for chains is refused earlier"
     return made(chosen.rule.walk(chosen, chosen.config.acceptance, build), chosen.rule, "walk")
 
 

@@ -120,7 +120,7 @@ def _refuse_unasked(requests: Sequence[Request], workload: WorkloadConfig) -> No
     if categories is not None and other is not None:
         raise UserError(
             f"workload.categories=[{','.join(categories)}]: workload={workload.name} loads one of {other.category}; "
-            "mend what its row loads, or say has_categories=False in it"
+            "mend what its row loads, or set has_categories=False in the row"
         )
 
 

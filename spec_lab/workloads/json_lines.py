@@ -83,5 +83,5 @@ def _utf8_text(path: Path) -> str:
     except UnicodeDecodeError as error:
         packed = next((tool for sign, tool in PACKED.items() if error.object.startswith(sign)), None)
         if packed is not None:
-            raise UserError(f"{path} is packed; unpack it with {packed}, and name what comes out") from error
+            raise UserError(f"{path} is packed; unpack it with {packed}, and name the unpacked file") from error
         raise UserError(f"{path} is not UTF-8 (byte {error.start + 1}: {error.reason}); save it as UTF-8") from error

@@ -1,6 +1,6 @@
 """Reads config.json of decoders with experts and grouped-query attention: Qwen3-MoE, GLM-4.5 to 4.7.
 
-Other families use its readers of experts.
+Other families also use the readers of experts in this module.
 """
 
 from __future__ import annotations

@@ -41,8 +41,8 @@ def rule_is_greedy(chosen: Chosen) -> str | None:
     if why is None or config.sampling.temperature <= 0:
         return None
     return (
-        f"acceptance={config.acceptance.name} {why}, which sampling.temperature={config.sampling.temperature} does not "
-        f"take; use sampling.temperature=0 or {lossless_rule(config)}"
+        f"acceptance={config.acceptance.name} {why}, but sampling.temperature={config.sampling.temperature} samples; "
+        f"use sampling.temperature=0 or {lossless_rule(config)}"
     )
 
 
@@ -54,13 +54,13 @@ def greedy_text_is_followed(chosen: Chosen) -> str | None:
         return None
     if config.sampling.temperature > 0:
         return (
-            f"drafter={config.drafter.name} {why}, which sampling.temperature={config.sampling.temperature} does not "
-            "follow; use sampling.temperature=0"
+            f"drafter={config.drafter.name} {why}, but sampling.temperature={config.sampling.temperature} samples; "
+            "use sampling.temperature=0"
         )
     if chosen.rule.keeps_greedy_text:
         return None
     return (
-        f"drafter={config.drafter.name} {why}, which acceptance={config.acceptance.name} does not follow; "
+        f"drafter={config.drafter.name} {why}, but acceptance={config.acceptance.name} may emit another text; "
         "use acceptance=strict"
     )
 

@@ -57,8 +57,8 @@ def recorded_rows_need_eager(chosen: Chosen) -> str | None:
     if topk < 1 or not graph.captures:
         return None
     return (
-        f"record.topk={topk} reads each verify row between the stages of a round, which graph={graph.name} replays as "
-        "it was captured; use graph=eager or record.topk=0"
+        f"record.topk={topk} reads each verify row between the stages of a round, but graph={graph.name} replays "
+        "captured stages; use graph=eager or record.topk=0"
     )
 
 
@@ -72,19 +72,19 @@ def rounds_follow_each_other(chosen: Chosen) -> str | None:
         return None
     if config.drafter.k_schedule is not None:
         return (
-            f"drafter.k_schedule: the host chooses K by the running requests before every round, which "
-            f"graph.rounds_per_replay={num_rounds} does not ask; use graph.rounds_per_replay=1"
+            "drafter.k_schedule: the host chooses K by the running requests before every round, but "
+            f"graph.rounds_per_replay={num_rounds} runs rounds without the host; use graph.rounds_per_replay=1"
         )
     by_request = config.drafter.by_request
     if by_request != ByRequest.same:
         return (
-            f"drafter.by_request={by_request}: the host looks at each request before every round, which "
-            f"graph.rounds_per_replay={num_rounds} does not ask; use graph.rounds_per_replay=1"
+            f"drafter.by_request={by_request}: the host looks at each request before every round, but "
+            f"graph.rounds_per_replay={num_rounds} runs rounds without the host; use graph.rounds_per_replay=1"
         )
     if chosen.drafter.drafts_on_host:
         return (
-            f"drafter={config.drafter.name} drafts on the host between two rounds, which "
-            f"graph.rounds_per_replay={num_rounds} does not ask; use graph.rounds_per_replay=1"
+            f"drafter={config.drafter.name} drafts on the host between two rounds, but "
+            f"graph.rounds_per_replay={num_rounds} runs rounds without the host; use graph.rounds_per_replay=1"
         )
     return None
 

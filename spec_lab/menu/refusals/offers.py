@@ -136,7 +136,7 @@ def rows_are_noted(chosen: Chosen) -> str | None:
         return None
     if chosen.tree.noting is None:
         return (
-            f"{chosen.offers.named} leaves out rows, but tree={chosen.tree.name} records none; use "
+            f"{chosen.offers.named} leaves out rows, but tree={chosen.tree.name} stores no confidence of rows; use "
             f"{chosen.offers.offers_all}"
         )
     if not drafts_are_drawn(chosen.config):
@@ -165,7 +165,7 @@ def recorded_rows_are_all_offered(chosen: Chosen) -> str | None:
     if config.record.topk < 1:
         return None
     return (
-        f"record.topk={config.record.topk} keeps rows of drafts that were all offered; use record.topk=0 or "
+        f"record.topk={config.record.topk} needs rounds in which all drafts are offered; use record.topk=0 or "
         f"{chosen.offers.offers_all}"
     )
 

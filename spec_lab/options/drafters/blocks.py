@@ -57,8 +57,8 @@ def accepted_rows_are_counted(config: RunConfig) -> str | None:
     if config.prune.catchup == "none" or config.graph.name == "eager":
         return None
     return (
-        f"prune.catchup={config.prune.catchup} gathers the accepted rows of drafter={config.drafter.name}, whose "
-        f"number the host does not read with graph={config.graph.name}; use prune.catchup=none or graph=eager"
+        f"prune.catchup={config.prune.catchup} gathers the accepted rows of drafter={config.drafter.name}, but with "
+        f"graph={config.graph.name} the host does not read their number; use prune.catchup=none or graph=eager"
     )
 
 

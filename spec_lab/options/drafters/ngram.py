@@ -62,7 +62,7 @@ def load_tree(chosen: Chosen, options: NgramDrafterConfig, build: DrafterBuild) 
     from spec_lab.wiring.drafting import token_history
 
     sizes = chosen.sizes
-    assert sizes is not None, "only runs with a tree are asked"
+    assert sizes is not None, "called only for runs with a tree"
     return lambda resources: NgramTreeDrafter(
         sizes.depth, sizes.num_rows, sizes.topk, options.max_ngram, options.min_ngram, token_history(resources, build)
     )

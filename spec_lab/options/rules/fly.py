@@ -38,8 +38,8 @@ def a_window_fits(config: RunConfig) -> str | None:
         return None
     remedy = f"use acceptance.window={num_draft_tokens - 1}" if num_draft_tokens > 1 else "use acceptance=strict"
     return (
-        f"acceptance.window={rule.window} fits after none of drafter.num_draft_tokens={num_draft_tokens} drafts, so "
-        f"that nothing is forgiven; {remedy} or drafter.num_draft_tokens={rule.window + 1}"
+        f"acceptance.window={rule.window} needs that many drafts after a forgiven one, but "
+        f"drafter.num_draft_tokens={num_draft_tokens}; {remedy} or drafter.num_draft_tokens={rule.window + 1}"
     )
 
 

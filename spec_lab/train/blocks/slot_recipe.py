@@ -68,7 +68,7 @@ class SlotRecipe(ABC):
     def train(self, task: TrainingTask, folder: Path) -> list[CurvePoint]:
         """Train the drafter and save it, as `DrafterRecipe` says."""
         device, texts = task.device, task.generations
-        assert isinstance(texts, Generations), "a target that has block drafters writes its own texts"
+        assert isinstance(texts, Generations), "block drafters learn on texts that the target wrote"
         dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
         target = FrozenTarget.load(Path(task.model.name_or_path), device, dtype, GENERATED_ROW_LENGTH)
         drafter = self.build(target, texts, task.seed, task.always_drafted).to(device)

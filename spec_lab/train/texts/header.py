@@ -126,8 +126,8 @@ class TextsHeader:
         if files or (has_one_seed and self._generators() & other._generators()):
             both, own = (f"the prompts of {files[0]}", "prompts") if files else ("prompts of one seed", "a seed")
             raise UserError(
-                f"{folder} holds answers to {both}, as a folder beside it does, so that texts would be learnt and held "
-                f"out; give every writer {own} of its own"
+                f"{folder} and a folder beside it both hold answers to {both}, so the same text could be learnt and "
+                f"held out; give every writer {own} of its own"
             )
 
     def _generators(self) -> set[str]:
