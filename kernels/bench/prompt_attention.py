@@ -3,9 +3,9 @@
     PYTHONPATH=.:kernels python kernels/bench/prompt_attention.py [--keys 2048 8192 32768 122880] [--rows 2048]
 
 Lower bound: `rows` query rows against all keys before them need `4 * rows * (keys - rows / 2) * num_heads * head_dim`
-operations, divided by the rate of the tensor cores (an H200 multiplies large bf16 matrices at about 790 TFLOP/s). The
-keys are read once for each tile of rows, mostly from L2. SDPA gets keys and values that are already contiguous, so its
-time does not include gathering them from pages.
+operations. The bound is their number divided by the rate of the tensor cores. An H200 multiplies large bf16 matrices at
+about 790 TFLOP/s. The keys are read once for each tile of rows, mostly from L2. SDPA gets keys and values that are
+already contiguous, so its time does not include gathering them from pages.
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ distribution q that may depend on the children drawn before it. The rule is:
 The root has m = p, w = 1.
 
 Claim: for every x, the probability that judge(v, m) accepts v or a descendant, and that the token emitted after v is x,
-is m(x). After x the text continues as the target's does. The proof is by induction over the tree. Without children it
-accepts v with probability w, and draws x from m / w.
+is m(x). After x the text continues as the target's does. The proof is by induction over the tree. Without children,
+judge(v, m) accepts v with probability w, and draws x from m / w.
 
 With a child c ~ q, judging c accepts with probability P. So x is emitted through this child with probability q(x)
 min(1, m(x) / q(x)) = min(q(x), m(x)). The rest, max(m - q, 0) = r, must come from later children or from v. This child

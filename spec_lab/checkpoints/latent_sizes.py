@@ -1,7 +1,7 @@
 """The sizes of multi-head latent attention (MLA; DeepSeek-V2, arXiv 2405.04434), and its tensors, without torch.
 
-The cache holds one row for each token, which all heads share: `kv_lora_rank` latent numbers, from which each head's key
-and value are computed by linear maps, and `qk_rope_head_dim` numbers of a rotated key.
+The cache holds one row for each token, which all heads share: `kv_lora_rank` latent numbers, and `qk_rope_head_dim`
+numbers of a rotated key. Linear maps compute each head's key and value from the latent numbers.
 """
 
 from __future__ import annotations

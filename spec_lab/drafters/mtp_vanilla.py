@@ -6,7 +6,7 @@ module: that module's draft, and its output at the last row. It holds pair r at 
 the last row of every module is at P, the last position with a hidden state of the target, and sees P + 1 keys. The
 first i pairs of a text have no row in module i.
 
-This differs from the source. There every module runs over the K rows of the window, and drops the oldest pair for each
+The source runs other rows. There every module runs over the K rows of the window, and drops the oldest pair for each
 draft it is given. So after K accepted drafts, no module ever writes the position before the window. And after more than
 K - i emitted tokens, module i keeps rows of the previous round. They hold a draft's hidden state instead of the
 target's.

@@ -1,4 +1,4 @@
-"""`python -m spec_lab.paper FILE [OVERRIDES...]`: from a list of drafters and rules to the tables of a paper.
+"""`python -m spec_lab.paper FILE [OVERRIDES...]`: makes the tables of a paper from a list of drafters and rules.
 
 It runs everything that the tables need, and continues if it was killed. Its folder then has paper/paper.json and, made
 from it, each table as LaTeX (booktabs), Markdown and CSV, and figures as PDF and SVG. The LaTeX is also printed.

@@ -54,8 +54,8 @@ class RequestRow(TypedDict):
 class RoundRow(TypedDict):
     """A line of `rounds.jsonl`: one round of the main configuration; lists have an entry for each request.
 
-    It has the numbers of a `RoundRecord`, but is a separate type, since it is the layout of a file: lines of older
-    records must fit too, so keys may be missing that the engine always has. `num_surplus` counts requests that were
+    It has the numbers of a `RoundRecord`, but is a separate type, since it is the layout of a file. Lines of older
+    records must fit too, so keys that the engine always has may be missing. `num_surplus` counts requests that were
     also in the round, though they had ended in the round before.
     """
 

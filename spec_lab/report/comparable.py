@@ -46,7 +46,7 @@ def numbered(runs: Iterable[Run]) -> list[NumberedRun]:
 def comparable_sets(runs: Sequence[NumberedRun]) -> list[list[NumberedRun]]:
     """Return the runs as sets within which they may be compared, in their order.
 
-    A run without requests, such as a failed one, is in every set with its definitions and versions: it has no number to
+    A run without requests, such as a failed one, is in every set with its definitions and versions. It has no number to
     compare, but a table can say how it ended.
     """
     sets: list[list[NumberedRun]] = []

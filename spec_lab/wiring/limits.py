@@ -22,8 +22,8 @@ class Limits:
 
     Attributes:
         max_seq_len: length of the longest prompt plus output.
-        margin: number of positions past it that a round may write: 2K for a chain, and N more if the host is a round
-            behind the device and the device does not end requests.
+        margin: number of positions past `max_seq_len` that a round may write. It is 2K for a chain, and N more if the
+            host is a round behind the device and must end requests itself.
         max_kv_len: the longest committed length at the start of a round.
         num_rows: number of rows of a request in verify.
         rollback: how layers that keep a state undo rejected rows.

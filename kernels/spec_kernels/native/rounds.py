@@ -63,7 +63,8 @@ def write_places(
     page_size: int,
     num_positions: int,
 ) -> None:
-    """Write the places of a catch-up step's rows, `first` positions past the committed lengths, and those of live rows.
+    """Write the places of a catch-up step's rows, which begin `first` positions past L, and the places of the live
+    rows.
 
     Args:
         places: int64, written: positions and slots [requests, num_rows] and lengths [requests]; the same for the live

@@ -32,8 +32,8 @@ from spec_lab.menu.registry import KNOBS
 NUM_RESERVED_PAGES = 2  # as in core.kv_cache, which imports torch; a test checks that they are equal
 MAX_RECORDED_TOPK = 128
 MOST_THREADS_A_CORE = 8
-# Below these, float32 logits overflow when they are divided, and rounding decides which tokens are kept. At far larger
-# values the likeliest token already has all of the probability.
+# Below this temperature, float32 logits overflow when divided by it. Below this top_p, rounding decides which tokens
+# are kept. Long before either, the likeliest token has all of the probability.
 LEAST_TEMPERATURE = 1e-6
 LEAST_TOP_P = 1e-6
 DEVICES = ("auto", "cpu", "cuda")
