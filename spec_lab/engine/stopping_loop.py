@@ -19,8 +19,8 @@ from spec_lab.engine.capture import GraphRecorder
 from spec_lab.engine.parts import Parts
 
 StepScope = Callable[[], AbstractContextManager[None]]
-"""Opens a context around draft steps, possibly several times: the stage for which `ExpertsRead` counts them, or
-none."""
+"""Opens a context around draft steps, possibly several times. In it `ExpertsRead` counts the steps for a stage, or not
+at all."""
 
 
 class DraftLoop(Protocol):
