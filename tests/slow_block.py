@@ -95,7 +95,7 @@ class SlowBlock:
             return visible
         if self.block.non_causal:
             return visible & (keys >= anchor - self.block.window)
-        return (keys <= rows) & (keys >= rows - self.block.window)  # as engines run causal layers
+        return (keys <= rows) & (keys > rows - self.block.window)  # as vLLM runs causal layers
 
     def _walk(
         self,

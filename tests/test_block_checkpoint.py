@@ -107,6 +107,19 @@ def test_layouts_count_the_layers_of_the_target_in_their_own_way(target: ModelCo
         assert config.taps == (Tap(first), Tap(4))
 
 
+@pytest.mark.parametrize(
+    ("num_drafts", "slots"), [(5, Slots.mask_first), (6, Slots.anchor_first), (None, Slots.anchor_first)]
+)
+def test_an_old_file_of_speculators_tells_its_reading_by_its_number_of_drafts(
+    target: ModelConfig, tmp_path: Path, num_drafts: int | None, slots: Slots
+) -> None:
+    """Its key for the reading is of version 0.7. A wrong reading costs acceptance and raises no error."""
+    write_block(tmp_path, TinyBlock("speculators", "markov", block_size=6), target)
+    proposal = {"proposal_methods": [{"speculative_tokens": num_drafts}]} if num_drafts else {}
+    rewrite_config(tmp_path, drop=("sample_from_anchor",), speculators_config=proposal)
+    assert read_block_config(tmp_path, target)[0].slots.name == slots
+
+
 def test_the_mask_token_has_several_names(target: ModelConfig, tmp_path: Path) -> None:
     write_block(tmp_path, TinyBlock(layout="speculators"), target)
     rewrite_config(tmp_path, drop=("mask_token_id",), ptd_token_id=7, pard_token=9)

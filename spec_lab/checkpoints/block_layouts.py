@@ -60,7 +60,7 @@ BY_ARCHITECTURE: Mapping[str, BlockLayout] = {
 }
 SPECULATORS_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "dflash": {},
-    "dspark": {"sample_from_anchor": True, "markov_rank": 256},
+    "dspark": {"markov_rank": 256},
     "dflash2": {
         "sliding_window_non_causal": True,
         "conv_kernel_size": 2,
@@ -135,6 +135,8 @@ def read_block_file(folder: Path, knob: str = KNOB) -> BlockFile:
         if not decoder:
             raise UserError(f"{source}: transformer_layer_config is missing; {KNOB} must name a whole checkpoint")
         named = {key: value for key, value in config.items() if value is not None}
+        if "sample_from_anchor" not in named:
+            named["sample_from_anchor"] = _samples_from_anchor(top, kind)
         return BlockFile(SPECULATORS, ConfigFields({**SPECULATORS_DEFAULTS[kind], **named}, source), decoder)
     names = top.texts("architectures")
     layout = next((BY_ARCHITECTURE[name] for name in names if name in BY_ARCHITECTURE), None)
@@ -148,6 +150,18 @@ def read_block_file(folder: Path, knob: str = KNOB) -> BlockFile:
     is_dspark = "DSparkDraftModel" in names or nested.get("projector_type") == "dspark" or layout is DEEPSPEC
     implied = {"sample_from_anchor": True} if is_dspark else {}
     return BlockFile(layout, ConfigFields({**implied, **config, **nested}, source), config)
+
+
+def _samples_from_anchor(top: ConfigFields, kind: str) -> bool:
+    """Return the reading of a file of speculators that has no `sample_from_anchor`.
+
+    Files from before speculators 0.7 have none, and DSpark's may then be of either reading. The number of drafts that
+    they propose tells them apart: a block whose anchor row holds a draft has as many drafts as rows.
+    """
+    methods = top.object("speculators_config").get("proposal_methods")
+    first = methods[0] if isinstance(methods, list) and methods and isinstance(methods[0], dict) else {}
+    num_drafts = ConfigFields(first, top.source).integer("speculative_tokens", 0, least=0)
+    return num_drafts == top.integer("block_size") if num_drafts else kind == "dspark"
 
 
 def _body(file: BlockFile, target: ModelConfig) -> ModelConfig:

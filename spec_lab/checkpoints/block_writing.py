@@ -40,16 +40,22 @@ TABLES = frozenset({"embed_tokens.weight", "lm_head.weight"})
 
 
 def write_block(
-    folder: Path, config: BlockConfig, tensors: Mapping[str, torch.Tensor], num_target_layers: int, layout: BlockLayout
+    folder: Path,
+    config: BlockConfig,
+    tensors: Mapping[str, torch.Tensor],
+    num_target_layers: int,
+    layout: BlockLayout,
+    target: str = "target",
 ) -> None:
     """Write config.json and model.safetensors, which `load_block` reads back unchanged.
 
-    DeepSpec's files also hold the target's embedding and head, which must then be among the tensors.
+    DeepSpec's files also hold the target's embedding and head, which must then be among the tensors. `target` is the
+    target's name in speculators' config, from which `vllm serve` loads it.
 
     Raises:
         UserError: the layout cannot store a part.
     """
-    text = json.dumps(block_json(config, num_target_layers, layout), indent=2)
+    text = json.dumps(block_json(config, num_target_layers, layout, target), indent=2)
     assert layout is not DEEPSPEC or tensors.keys() >= TABLES
     folder.mkdir(parents=True, exist_ok=True)
     stored = {name: tensor.contiguous().cpu() for name, tensor in tensors.items()}
@@ -57,7 +63,7 @@ def write_block(
     (folder / "config.json").write_text(text + "\n")
 
 
-def block_json(config: BlockConfig, num_target_layers: int, layout: BlockLayout) -> dict[str, Any]:
+def block_json(config: BlockConfig, num_target_layers: int, layout: BlockLayout, target: str) -> dict[str, Any]:
     """Return the keys of a config.json."""
     _refuse_parts(config, layout)
     block: dict[str, Any] = {
@@ -87,6 +93,7 @@ def block_json(config: BlockConfig, num_target_layers: int, layout: BlockLayout)
             "algorithm": kind,
             "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": most}],
             "default_proposal_method": "greedy",
+            "verifier": {"name_or_path": target, "architectures": []},
         },
         "transformer_layer_config": _decoder(config),
         "block_size": config.block_size,
@@ -129,6 +136,7 @@ def _decoder(config: BlockConfig) -> dict[str, Any]:
         "rope_theta": plan.rope.theta,
         "max_position_embeddings": body.max_position_embeddings,
         "attention_bias": plan.qkv_bias,
+        "hidden_act": "silu",
         "tie_word_embeddings": False,
         "layer_types": types,
         **({"sliding_window": sizes.pop(), "use_sliding_window": True} if sizes else {}),

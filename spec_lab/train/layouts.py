@@ -70,7 +70,7 @@ def _write_block(layout: BlockLayout, folder: Path, output: Path, written_for: W
     token_map = draft_to_target_ids(tensors.get("d2t"))
     if layout is SPECULATORS and token_map is not None:
         copies["lm_head.weight"] = _as_narrow_as_it_is(drafted_rows(target.head_weight.cpu(), token_map))
-    write_block(output, config, copies | tensors, target.config.num_layers, layout)
+    write_block(output, config, copies | tensors, target.config.num_layers, layout, written_for.name)
 
 
 def _as_narrow_as_it_is(table: torch.Tensor) -> torch.Tensor:

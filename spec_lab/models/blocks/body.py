@@ -171,8 +171,8 @@ def _seen(plan: LayerPlan, config: BlockConfig) -> LayerPlan:
     """Return the layer's plan with the sliding window for the attention backend.
 
     With a window of W, a block sees W rows of context. All rows of a block attend from the position of its last row, so
-    the backend's window is W + block_size. In a causal layer each row sees W rows and itself: W + 1.
+    the backend's window is W + block_size. A causal layer is an ordinary one: each row sees W rows, itself among them.
     """
-    if plan.window is None:
+    if plan.window is None or config.is_causal(plan):
         return plan
-    return replace(plan, window=plan.window + (1 if config.is_causal(plan) else config.block_size))
+    return replace(plan, window=plan.window + config.block_size)

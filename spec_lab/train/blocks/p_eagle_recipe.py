@@ -115,6 +115,7 @@ def decoder_keys(config: Eagle3Config) -> dict[str, object]:
         "num_key_value_heads": plan.num_kv_heads,
         "head_dim": plan.head_dim,
         "vocab_size": layer.vocab_size,
+        "hidden_act": "silu",
         "rms_norm_eps": layer.rms_norm_eps,
         "max_position_embeddings": layer.max_position_embeddings,
         "tie_word_embeddings": False,
