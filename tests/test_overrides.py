@@ -58,6 +58,11 @@ REFUSED = [
     ("drafter=eagle3;ngram", "with -m several values stand with commas alone: drafter=eagle3,ngram"),
     ("drafter=(eagle3,ngram)", "(extraneous input '('); with -m several values"),
     ("seed=(0,1)", "with -m several values stand with commas alone: seed=0,1"),
+    ("speculative_config.method=eagle3", "did you mean drafter?"),  # and not acceptance.method
+    ("drafer.path=DIR", "did you mean drafter.path?"),  # and not target.path
+    ("draft_tensor_parallel_size=1", "see --help"),  # and not target.tensor_parallel
+    ("cache.block_size=32", "did you mean cache.page_size?"),
+    ("graph.mode=round", "did you mean graph?"),  # and not logger.mode
     ("sampling.max_new_tokens=1", "did you mean max_new_tokens?"),
     ("xyzzy=1", "there is no key xyzzy; see --help"),
     ("catchup", "did you mean prune=catchup?"),
@@ -89,6 +94,7 @@ REFUSED = [
     ("leave_out=[seed=1 batch_size=2,seed=3]", "type \"leave_out=['seed=1 batch_size=2','seed=3']\""),
     ("leave_out=drafter=eagle3 prune=catchup", "type \"leave_out=['drafter=eagle3 prune=catchup']\""),
     ("workload.categories=[größe", "type \"workload.categories=['größe']\""),
+    ("workload.categories=[code,", 'quote the whole list: "workload.categories=[code, ...]"'),
     ("target.path=~/head", f"target.path='{Path.home()}/head'"),
     ("drafter.max_ngram,drafter.min_ngram=4,2", "each word sets one key"),
     ("--dryrun", "did you mean --dry-run?"),

@@ -53,6 +53,8 @@ def _readable(text: str, menu: Menu) -> str:
     if not re.fullmatch(r"[+~]*[\w./@:-]+", key):
         return "each word sets one key that --help names, as in batch_size=4"
     type_name = menu.keys[key].type_name if key in menu.keys else ""
+    if type_name.startswith("list") and value.startswith("[") and value.endswith(","):
+        return f"a blank ends a word, so quote the whole list: {typed(f'{key}={value} ...]')}"
     if type_name.startswith("list[str]") and re.fullmatch(r"\[?[^'\"\[\]]+\]?", value):
         items = ",".join(f"'{_in_full(item.strip())}'" for item in value.strip("[]").split(","))
         return f"if the list has texts with such signs, type {typed(f'{key}=[{items}]')}"
