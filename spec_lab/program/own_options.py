@@ -16,6 +16,7 @@ from typing import Any
 
 import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
 from spec_lab.core.errors import UserError
@@ -99,7 +100,8 @@ def check_own_options(folders: Iterable[Path], conf: Path, groups: Iterable[str]
                 if file.is_file():
                     _refuse_unread_contents(file)
                     _refuse_joined_keys(file)
-                    _refuse_many_jobs_of(file)
+                    _refuse_question_marks(file)
+                    _refuse_unread_sweep(file)
 
 
 def _refuse_unread_contents(file: Path) -> None:
@@ -127,18 +129,38 @@ def _refuse_joined_keys(file: Path) -> None:
             raise UserError(f"{file}: {key} is read as one name; write `{written}`")
 
 
-def _refuse_many_jobs_of(file: Path) -> None:
-    """Raise UserError if an experiment sweeps too many jobs. Other mistakes in the file are left to Hydra."""
+def _refuse_question_marks(file: Path) -> None:
+    """Raise UserError for `KEY: ???`. It asks OmegaConf for a value, but leaves the value of the option below it."""
+    content: Any = None
+    with suppress(UserError):
+        content = read_yaml(file)
+    parts = [content, *content.values()] if isinstance(content, dict) else []
+    for part in parts:
+        for key, value in part.items() if isinstance(part, dict) else ():
+            if value == "???":
+                raise UserError(f"{file}: {key}: ??? leaves the value that it has; write a value, or leave {key} out")
+
+
+def _refuse_unread_sweep(file: Path) -> None:
+    """Raise UserError if an experiment sweeps too many jobs, or values that Hydra cannot read. Other mistakes in the
+    file are left to Hydra."""
     params: Any = {}
     with suppress(UserError, TypeError, KeyError, ValueError, IndexError):
         params = dict(read_yaml(file)["hydra"]["sweeper"]["params"])
     texts = [f"{key}={value}" for key, value in params.items()]
     try:
-        refuse_many_jobs(OverridesParser.create().parse_overrides(texts))
-    except HydraException:
-        return
+        refuse_many_jobs([_swept_value(text) for text in texts])
     except UserError as error:
         raise UserError(f"{file}: {error}") from error
+
+
+def _swept_value(text: str) -> Override:
+    try:
+        return OverridesParser.create().parse_override(text)
+    except HydraException as error:
+        key, _, value = text.partition("=")
+        said = f"hydra.sweeper.params: {key}: {value} cannot be read"
+        raise UserError(f"{said}; write values with one comma between two: {key}: 1,2") from error
 
 
 def num_nodes(text: str) -> int:
