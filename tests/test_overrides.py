@@ -62,7 +62,11 @@ REFUSED = [
     ("drafer.path=DIR", "did you mean drafter.path?"),  # and not target.path
     ("draft_tensor_parallel_size=1", "see --help"),  # and not target.tensor_parallel
     ("cache.block_size=32", "did you mean cache.page_size?"),
-    ("graph.mode=round", "did you mean graph?"),  # and not logger.mode
+    ("graph.mode=round", "graph=OPTION chooses an option, and --help graph lists the keys"),  # and not logger.mode
+    ("num_gpus=2", "did you mean target.tensor_parallel?"),  # and not cache.num_pages
+    ("num_bars=2", "see --help"),  # and not tree.num_rows
+    ("seed=range(1,2,0)", "must not be zero; write range(FIRST,END,STEP)"),
+    ("my.yaml", "a file is not read here"),
     ("sampling.max_new_tokens=1", "did you mean max_new_tokens?"),
     ("xyzzy=1", "there is no key xyzzy; see --help"),
     ("catchup", "did you mean prune=catchup?"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from difflib import get_close_matches
+from difflib import SequenceMatcher, get_close_matches
 
 LEAST_LIKE = 0.68
 """How alike two spellings must be, from 0 to 1. It is high enough that `system` is not suggested for `temp`, nor
@@ -45,6 +45,7 @@ ELSEWHERE = {
     "context_length": "cache.max_seq_len",
     "tensor_parallel_size": "target.tensor_parallel",
     "tp_size": "target.tensor_parallel",
+    "num_gpus": "target.tensor_parallel",
     "draft_tensor_parallel_size": "",
     "drafter.method": "drafter",
     "drafter.model_path": "drafter.path",
@@ -94,6 +95,7 @@ ELSEWHERE = {
 An empty text means that nothing here is meant, however alike. docs/from_other_engines.md has most of these names."""
 KINDS = ("mode", "type", "kind")
 """Last parts of a name that mean the option of their group: `graph.mode` is not logger.mode."""
+COUNTED = "num_"
 VERY_LIKE = 0.85
 """How alike a key of the typed group must be to be preferred to a key of another group with exactly the typed name."""
 
@@ -122,7 +124,8 @@ def nearest(word: str, names: Iterable[str]) -> str | None:
     # A key of another group does something else, however alike.
     fits = [(leaf, siblings)] if siblings else [(word, others), (leaf, leaves)]
     for typed, candidates in fits:
-        if close := get_close_matches(typed, candidates, n=1, cutoff=LEAST_LIKE):
+        close = get_close_matches(typed, candidates, n=1, cutoff=LEAST_LIKE)
+        if close and _alike_behind(COUNTED, typed, close[0]):
             return candidates[close[0]]
     return None
 
@@ -137,6 +140,13 @@ def _in_known_group(word: str, names: Sequence[str]) -> str:
         return ends_alike[0]
     close = get_close_matches(group, sorted(groups), n=1, cutoff=LEAST_LIKE)
     return f"{close[0]}.{leaf}" if close else leaf
+
+
+def _alike_behind(beginning: str, typed: str, found: str) -> bool:
+    """Return whether two spellings are alike without a beginning that both have, which would hide a difference."""
+    rests = [name.rpartition(".")[2].removeprefix(beginning) for name in (typed, found)]
+    begin_alike = all(name.rpartition(".")[2].startswith(beginning) for name in (typed, found))
+    return not begin_alike or SequenceMatcher(None, rests[0], rests[1]).ratio() >= LEAST_LIKE
 
 
 def _elsewhere(word: str, names: Sequence[str]) -> str | None:
