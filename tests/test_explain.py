@@ -77,6 +77,11 @@ BROKEN = {
         GLOBAL + b"hydra: {mode: MULTIRUN, sweeper: {params: {seed: '1,,2'}}}",
         ["seed: 1,,2 cannot be read", "write values with one comma between two: seed: 1,2"],
     ),
+    "misspelt defaults": (GLOBAL + b"default: [override /drafter: ngram]", ["no key default; did you mean defaults?"]),
+    "an option behind the file's own keys": (
+        GLOBAL + b"defaults: [_self_, /experiment/drafters]\nseed: 3",
+        ["put _self_ last"],
+    ),
     "no value": (GLOBAL + b"workload:\n  limit: ???", ["limit: ??? leaves the value that it has"]),
     "group without override": (GLOBAL + b"defaults: [/drafte: ngram]", ["no drafte/ngram", "did you mean drafter?"]),
 }

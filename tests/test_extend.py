@@ -187,6 +187,15 @@ def test_the_doctor_examines_a_drafter_that_was_added(lab: Path, capsys: pytest.
 
 
 @needs_weights
+def test_a_rule_that_returns_nothing_is_named(
+    lab: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("my_lab.parts.Near.accept", lambda rule, inputs: None)
+    assert main([LAB, "acceptance=near", *CHEAP, f"output_dir={tmp_path}"]) == 1
+    assert "acceptance: Near.accept returns NoneType; return what spec_lab.extend.emit" in capsys.readouterr().err
+
+
+@needs_weights
 def test_a_rule_that_was_added_judges_a_recorded_run_again(lab: Path, tmp_path: Path) -> None:
     recorded = [LAB, "drafter=eagle3", "acceptance=near", "record.topk=4", *CHEAP, f"output_dir={tmp_path}"]
     assert main(recorded) == 0
@@ -452,6 +461,7 @@ BROKEN = {
     "leaves": ("import sys\nsys.exit(3)", "leaves cannot be imported (SystemExit: 3); it must not end"),
     "closes": ("raise GeneratorExit", "closes cannot be imported (GeneratorExit"),
     "is_async": ("async def register(registry):\n    pass", "is_async.register is async, but is not awaited"),
+    "returns": ("def register(registry):\n    return [1]", "returns.register returns list, which nobody reads"),
     "leaves_later": ("def register(registry):\n    raise SystemExit", "leaves_later.register fails (SystemExit"),
     "../x": (None, "'../x' is not the name of a module; write it as an import does"),
     ".my_lab": (None, "'.my_lab' is not the name of a module"),

@@ -10,6 +10,7 @@ import codecs
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from difflib import get_close_matches
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from spec_lab.program.yaml_file import read_yaml
 FOLDER_FLAGS = ("--config-dir", "-cd")
 PACKAGE = re.compile(r"(?:\s*#.*\n)*?\s*#\s*@package\s+(?P<name>\S+)")
 WORD = re.compile(r"[\w-]+")
+LIKE_DEFAULTS = 0.85
 MOST_NODES = 100_000
 """The largest number of values in a file of options, which usually has about ten."""
 
@@ -101,6 +103,7 @@ def check_own_options(folders: Iterable[Path], conf: Path, groups: Iterable[str]
                     _refuse_unread_contents(file)
                     _refuse_joined_keys(file)
                     _refuse_question_marks(file)
+                    _refuse_defaults(file)
                     _refuse_unread_sweep(file)
 
 
@@ -139,6 +142,22 @@ def _refuse_question_marks(file: Path) -> None:
         for key, value in part.items() if isinstance(part, dict) else ():
             if value == "???":
                 raise UserError(f"{file}: {key}: ??? leaves the value that it has; write a value, or leave {key} out")
+
+
+def _refuse_defaults(file: Path) -> None:
+    """Raise UserError for a misspelt `defaults`, and for keys of the file that options behind `_self_` replace."""
+    content: Any = None
+    with suppress(UserError):
+        content = read_yaml(file)
+    keys = list(content) if isinstance(content, dict) else []
+    for key in map(str, keys):
+        if key != "defaults" and get_close_matches(key.lower(), ["defaults"], cutoff=LIKE_DEFAULTS):
+            raise UserError(f"{file}: there is no key {key}; did you mean defaults?")
+    listed = content.get("defaults") if keys else None
+    behind = listed[listed.index("_self_") + 1 :] if isinstance(listed, list) and "_self_" in listed else []
+    words = [" ".join(map(str, entry)) if isinstance(entry, dict) else str(entry) for entry in behind]
+    if len(keys) > 1 and not all(word.startswith("override ") for word in words):
+        raise UserError(f"{file}: what follows _self_ below `defaults:` replaces the keys of the file; put _self_ last")
 
 
 def _refuse_unread_sweep(file: Path) -> None:
