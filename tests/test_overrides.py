@@ -48,6 +48,7 @@ REFUSED = [
     ("drafter.model=DIR", "did you mean drafter.path?"),
     ("model=DIR", "did you mean target.path?"),
     ("method=eagle3", "did you mean drafter?"),
+    ("num_speculative_tokens=3", "did you mean drafter.num_draft_tokens?"),
     ("ngram_size=3", "did you mean drafter.max_ngram?"),
     ("drafter.draft_length=4", "did you mean drafter.num_draft_tokens?"),  # and not drafter.draft_sampling
     ("prompt_lookup_num_tokens=4", "did you mean drafter.num_draft_tokens?"),

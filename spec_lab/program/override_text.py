@@ -38,7 +38,7 @@ def parse_override(parser: OverridesParser, text: str, menu: Menu) -> Override:
             raise UserError(f"{text}: not of the form KEY=VALUE; {said}")
         if text.startswith("-") and text != DRY_RUN_FLAG:
             raise UserError(f"{text}: {NO_FLAG}")
-        if Path(text).suffix in FILES or Path(text).is_file():
+        if not owners and (Path(text).suffix in FILES or Path(text).is_file()):
             raise UserError(f"{text}: not of the form KEY=VALUE; a file is not read here, see --help")
         is_path = "/" in text and text.partition("/")[0] not in menu.groups
         near = None if is_path else nearest(text, [*menu.groups, *menu.keys])
