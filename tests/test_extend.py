@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from spec_lab.__main__ import main
 from spec_lab.collect.__main__ import main as collect
@@ -193,6 +194,29 @@ def test_a_rule_that_returns_nothing_is_named(
     monkeypatch.setattr("my_lab.parts.Near.accept", lambda rule, inputs: None)
     assert main([LAB, "acceptance=near", *CHEAP, f"output_dir={tmp_path}"]) == 1
     assert "acceptance: Near.accept returns NoneType; return what spec_lab.extend.emit" in capsys.readouterr().err
+
+
+@needs_weights
+@pytest.mark.parametrize(
+    ("method", "returned", "said"),
+    [
+        ("ingest", None, "Copycat.ingest returns None where prompts end"),
+        ("catch_up", None, "returns NoneType; return a state whose `tokens` [batch]"),
+        ("catch_up", SimpleNamespace(tokens=torch.zeros(2, 4)), "returns tokens of 2 dimensions"),
+    ],
+)
+def test_a_drafter_that_returns_no_state_is_named(
+    method: str,
+    returned: object,
+    said: str,
+    lab: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(f"my_lab.parts.Copycat.{method}", lambda drafter, given: returned)
+    assert main([LAB, "drafter=copycat", *CHEAP, f"output_dir={tmp_path}"]) == 1
+    assert said in capsys.readouterr().err
 
 
 @needs_weights
