@@ -73,6 +73,16 @@ BROKEN = {
         GLOBAL + b"hydra: {mode: MULTIRUN, sweeper: {params: {+seed: '1,2'}}}",
         ["seed exists already, so +seed adds nothing; write seed without +"],
     ),
+    "values of a sweep that cannot be read": (
+        GLOBAL + b"hydra: {mode: MULTIRUN, sweeper: {params: {seed: '1,,2'}}}",
+        ["seed: 1,,2 cannot be read", "write values with one comma between two: seed: 1,2"],
+    ),
+    "misspelt defaults": (GLOBAL + b"default: [override /drafter: ngram]", ["no key default; did you mean defaults?"]),
+    "an option behind the file's own keys": (
+        GLOBAL + b"defaults: [_self_, /experiment/drafters]\nseed: 3",
+        ["put _self_ last"],
+    ),
+    "no value": (GLOBAL + b"workload:\n  limit: ???", ["limit: ??? leaves the value that it has"]),
     "group without override": (GLOBAL + b"defaults: [/drafte: ngram]", ["no drafte/ngram", "did you mean drafter?"]),
 }
 
@@ -142,6 +152,15 @@ def test_keys_of_another_place_are_refused_with_their_own(
     (empty_folder / "drafter" / "mine.yaml").write_text(f"defaults: [eagle3, _self_]\n{text}")
     assert main(["--config-dir", str(empty_folder), "drafter=mine", "--dry-run"]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_an_option_of_two_options_is_told_to_leave_one_out(
+    empty_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (empty_folder / "drafter").mkdir()
+    (empty_folder / "drafter" / "mine.yaml").write_text("defaults: [ngram, eagle3, _self_]")
+    assert main(["--config-dir", str(empty_folder), "drafter=mine", "--dry-run"]) == 2
+    assert "a file of drafter names eagle3 and another option of drafter; leave one out" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("place", ["mine.yaml", "experiment/mine.yml", "conf/experiment/mine.yaml", "exp/mine.yaml"])

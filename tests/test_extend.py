@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from spec_lab.__main__ import main
 from spec_lab.collect.__main__ import main as collect
@@ -184,6 +185,38 @@ def test_a_metric_that_fails_has_no_value_and_says_so_once(capsys: pytest.Captur
 def test_the_doctor_examines_a_drafter_that_was_added(lab: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert examine([LAB, "drafter=copycat", "kernels=torch", "workload.limit=2", "max_new_tokens=12"]) == 0
     assert "drafter=copycat has no weights" in capsys.readouterr().out
+
+
+@needs_weights
+def test_a_rule_that_returns_nothing_is_named(
+    lab: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("my_lab.parts.Near.accept", lambda rule, inputs: None)
+    assert main([LAB, "acceptance=near", *CHEAP, f"output_dir={tmp_path}"]) == 1
+    assert "acceptance: Near.accept returns NoneType; return what spec_lab.extend.emit" in capsys.readouterr().err
+
+
+@needs_weights
+@pytest.mark.parametrize(
+    ("method", "returned", "said"),
+    [
+        ("ingest", None, "Copycat.ingest returns None where prompts end"),
+        ("catch_up", None, "returns NoneType; return a state whose `tokens` [batch]"),
+        ("catch_up", SimpleNamespace(tokens=torch.zeros(2, 4)), "returns tokens of 2 dimensions"),
+    ],
+)
+def test_a_drafter_that_returns_no_state_is_named(
+    method: str,
+    returned: object,
+    said: str,
+    lab: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(f"my_lab.parts.Copycat.{method}", lambda drafter, given: returned)
+    assert main([LAB, "drafter=copycat", *CHEAP, f"output_dir={tmp_path}"]) == 1
+    assert said in capsys.readouterr().err
 
 
 @needs_weights
@@ -452,6 +485,7 @@ BROKEN = {
     "leaves": ("import sys\nsys.exit(3)", "leaves cannot be imported (SystemExit: 3); it must not end"),
     "closes": ("raise GeneratorExit", "closes cannot be imported (GeneratorExit"),
     "is_async": ("async def register(registry):\n    pass", "is_async.register is async, but is not awaited"),
+    "returns": ("def register(registry):\n    return [1]", "returns.register returns list, which nobody reads"),
     "leaves_later": ("def register(registry):\n    raise SystemExit", "leaves_later.register fails (SystemExit"),
     "../x": (None, "'../x' is not the name of a module; write it as an import does"),
     ".my_lab": (None, "'.my_lab' is not the name of a module"),

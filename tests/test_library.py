@@ -64,6 +64,8 @@ def test_names_follow_what_is_changed_after_composing() -> None:
     ("overrides", "words"),
     [
         (["batchsize=3"], "batch_size"),
+        (["--config-dir=x"], "a flag is read on the command line only; write KEY=VALUE"),
+        (["-m"], "a flag is read on the command line only"),
         (["drafter=eagle"], "did you mean"),
         (["batch_size=1,2"], "several values, but this is one run; give one of them"),
         (["experiment=graph_modes"], "experiment=graph_modes is several runs"),

@@ -77,17 +77,19 @@ def test_a_file_that_is_not_utf8_is_named_with_the_remedy(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("indent", [None, 2])
+@pytest.mark.parametrize("name", ["it's.json", "it's.jsonl"])
 def test_the_command_that_an_array_of_prompts_is_refused_with_writes_them_a_line_each(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], indent: int | None
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str, indent: int | None
 ) -> None:
     monkeypatch.chdir(tmp_path)
     text = json.dumps([{"prompt": "a"}, {"prompt": "b"}], indent=indent)
-    Path("it's.json").write_text(text)
+    Path(name).write_text(text)
     with pytest.raises(UserError, match="is one JSON array") as caught:
-        read(Path("it's.json"))
+        read(Path(name))
     _, code, _, source, _, written = shlex.split(str(caught.value).partition("write it with: python ")[2])
     monkeypatch.setattr("sys.stdin", io.StringIO(Path(source).read_text()))
     exec(code)
+    assert not Path(written).exists()  # a shell would empty it before it is read
     Path(written).write_text(capsys.readouterr().out)
     assert [prompt.text for prompt in read(Path(written))] == ["a", "b"]
     Path("cut.json").write_text(text[:-1])

@@ -48,6 +48,7 @@ REFUSED = [
     ("drafter.model=DIR", "did you mean drafter.path?"),
     ("model=DIR", "did you mean target.path?"),
     ("method=eagle3", "did you mean drafter?"),
+    ("num_speculative_tokens=3", "did you mean drafter.num_draft_tokens?"),
     ("ngram_size=3", "did you mean drafter.max_ngram?"),
     ("drafter.draft_length=4", "did you mean drafter.num_draft_tokens?"),  # and not drafter.draft_sampling
     ("prompt_lookup_num_tokens=4", "did you mean drafter.num_draft_tokens?"),
@@ -58,6 +59,15 @@ REFUSED = [
     ("drafter=eagle3;ngram", "with -m several values stand with commas alone: drafter=eagle3,ngram"),
     ("drafter=(eagle3,ngram)", "(extraneous input '('); with -m several values"),
     ("seed=(0,1)", "with -m several values stand with commas alone: seed=0,1"),
+    ("speculative_config.method=eagle3", "did you mean drafter?"),  # and not acceptance.method
+    ("drafer.path=DIR", "did you mean drafter.path?"),  # and not target.path
+    ("draft_tensor_parallel_size=1", "see --help"),  # and not target.tensor_parallel
+    ("cache.block_size=32", "did you mean cache.page_size?"),
+    ("graph.mode=round", "graph=OPTION chooses an option, and --help graph lists the keys"),  # and not logger.mode
+    ("num_gpus=2", "did you mean target.tensor_parallel?"),  # and not cache.num_pages
+    ("num_bars=2", "see --help"),  # and not tree.num_rows
+    ("seed=range(1,2,0)", "must not be zero; write range(FIRST,END,STEP)"),
+    ("my.yaml", "a file is not read here"),
     ("sampling.max_new_tokens=1", "did you mean max_new_tokens?"),
     ("xyzzy=1", "there is no key xyzzy; see --help"),
     ("catchup", "did you mean prune=catchup?"),
@@ -89,6 +99,7 @@ REFUSED = [
     ("leave_out=[seed=1 batch_size=2,seed=3]", "type \"leave_out=['seed=1 batch_size=2','seed=3']\""),
     ("leave_out=drafter=eagle3 prune=catchup", "type \"leave_out=['drafter=eagle3 prune=catchup']\""),
     ("workload.categories=[größe", "type \"workload.categories=['größe']\""),
+    ("workload.categories=[code,", 'quote the whole list: "workload.categories=[code, ...]"'),
     ("target.path=~/head", f"target.path='{Path.home()}/head'"),
     ("drafter.max_ngram,drafter.min_ngram=4,2", "each word sets one key"),
     ("--dryrun", "did you mean --dry-run?"),

@@ -160,6 +160,7 @@ def test_bayes_needs_a_metric_and_a_choice(empty_folder: Path, capsys: pytest.Ca
     [
         (["seed=3"], "x.yaml sweeps seed"),
         (["drafter=eagle3,ngram"], "one value for all runs"),
+        (["method=random"], "method is a key of the file; write it in"),
         (["batchsize=3"], "did you mean batch_size?"),
         (["dry_run=true"], "--dry-run instead"),
         (["fresh=true"], "--fresh instead"),

@@ -374,7 +374,10 @@ def test_sampling_of_turns_that_the_target_does_not_write_is_refused(word: str, 
 
 @pytest.mark.parametrize(
     ("line", "remedy"),
-    [("prompt\nhello", "give others\n"), (json.dumps({"prompt": "x " * 999}), "raise max_prompt_tokens")],
+    [
+        ("prompt\nhello", "`messages`, `conversations` or `prompt`\n"),
+        (json.dumps({"prompt": "x " * 999}), "raise max_prompt_tokens"),
+    ],
 )
 def test_longer_prompts_are_advised_where_some_were_too_long(
     line: str, remedy: str, target: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

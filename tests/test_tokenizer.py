@@ -99,7 +99,7 @@ def test_a_system_prompt_is_the_templates_first_turn_in_every_turn_of_a_chat(tmp
     assert later == f"{first} {TURN} assistant a {TURN} user time"
     base = make_tokenizer(tmp_path, None)
     assert base.decode(base.encode_prompt("chat", "once", "upon")) == f"{BOS} upon once"
-    with pytest.raises(UnusablePrompt, match="trained without system prompts"):
+    with pytest.raises(UnusablePrompt, match=r"trained without system prompts; .* a turn of the system"):
         TargetTokenizer(ZOO / "pocket").encode_prompt("chat", "Hi", "Be brief.")
 
 

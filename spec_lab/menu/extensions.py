@@ -67,11 +67,14 @@ class Extension:
             raise UserError(f"extensions: {self.name}.register is async, but is not awaited; write def register")
         try:
             with _staying(self.name):
-                register(registry)
+                returned = register(registry)
         except UserError:
             raise
         except ENDINGS as error:
             raise UserError(f"extensions: {self.name}.register fails ({describe_error(error)}); correct it") from error
+        if returned is not None:
+            said = f"extensions: {self.name}.register returns {type(returned).__name__}, which nobody reads"
+            raise UserError(f"{said}; add rows with registry.add(ROW)")
 
 
 def find_extensions(names: Iterable[str]) -> list[Extension]:

@@ -35,6 +35,7 @@ NO_PRIMARY = ("Primary config", "Cannot find primary config")
 INTERVAL = "BasicSweeper does not support sweep type"
 """The message of Hydra's own sweeper for an interval."""
 LAYOUT = "KEY: VALUE on lines of its own, below a line '# @package _global_' where it sets keys of several groups"
+ONE_BASE = "below `defaults:`, an option of your own names one option of its group"
 CHOICE = "a line `- override /drafter: ngram` below `defaults:` chooses one option of a group"
 OVERRIDE = "below a first line '# @package _global_' and `defaults:`, write `- override /{name}: OPTION`"
 OF_ITS_GROUP = "write its keys without the group above them"
@@ -163,6 +164,9 @@ def _in_its_file(error: Exception, first: str, menu: Menu) -> str:
             return f"{begin}no {group} is chosen at the place where the file reads it; {OVERRIDE.format(name=group)}"
         return begin + (not_read(name, menu) if name in menu.keys else explain_unknown(name, menu))
     wrong = next((one for one in behind(error) if isinstance(one, OmegaConfBaseException)), None)
+    if wrong is not None and option.startswith("schema/") and NO_CHOICE.match(_cause(wrong)):
+        group, name = option.split("/")[1:3]
+        return f"a file of {group} names {name} and another option of {group}; leave one out: {ONE_BASE}"
     if isinstance(wrong, ConfigKeyError) and "/point/" in option:
         group = str(wrong.full_key).partition(".")[0]
         if str(wrong.full_key) in menu.keys and group in menu.groups:

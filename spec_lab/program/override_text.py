@@ -12,7 +12,14 @@ from hydra.errors import HydraException
 
 from spec_lab.core.errors import UserError
 from spec_lab.menu.nearest import hint, nearest
+from spec_lab.program.flags import DRY_RUN_FLAG
 from spec_lab.program.options import Menu
+
+FILES = (".yaml", ".yml", ".json", ".jsonl", ".toml", ".txt", ".py")
+NO_FLAG = (
+    "a flag is read on the command line only; write KEY=VALUE, such as hydra.searchpath=[file:///FOLDER] for a folder "
+    "of options"
+)
 
 
 def parse_override(parser: OverridesParser, text: str, menu: Menu) -> Override:
@@ -29,6 +36,10 @@ def parse_override(parser: OverridesParser, text: str, menu: Menu) -> Override:
         if text[:1] == "@" != text:  # argparse's sign for a file of arguments
             said = f"a file of words is not read: type $(cat {text[1:]})"
             raise UserError(f"{text}: not of the form KEY=VALUE; {said}")
+        if text.startswith("-") and text != DRY_RUN_FLAG:
+            raise UserError(f"{text}: {NO_FLAG}")
+        if not owners and (Path(text).suffix in FILES or Path(text).is_file()):
+            raise UserError(f"{text}: not of the form KEY=VALUE; a file is not read here, see --help")
         is_path = "/" in text and text.partition("/")[0] not in menu.groups
         near = None if is_path else nearest(text, [*menu.groups, *menu.keys])
         suggestion = hint(" or ".join(owners) or (f"{near}=VALUE" if near else None))
@@ -38,6 +49,8 @@ def parse_override(parser: OverridesParser, text: str, menu: Menu) -> Override:
     try:
         return parser.parse_override(text)
     except HydraException as error:
+        if text.startswith("-"):
+            raise UserError(f"{text}: {NO_FLAG}") from error
         if text.endswith(",") and not any(bracket in text for bracket in "[{("):
             raise UserError(f"{text}: nothing follows the last comma; write values without blanks: KEY=1,3") from error
         reason = str(error).splitlines()[0].partition(" expecting ")[0]
@@ -53,6 +66,8 @@ def _readable(text: str, menu: Menu) -> str:
     if not re.fullmatch(r"[+~]*[\w./@:-]+", key):
         return "each word sets one key that --help names, as in batch_size=4"
     type_name = menu.keys[key].type_name if key in menu.keys else ""
+    if type_name.startswith("list") and value.startswith("[") and value.endswith(","):
+        return f"a blank ends a word, so quote the whole list: {typed(f'{key}={value} ...]')}"
     if type_name.startswith("list[str]") and re.fullmatch(r"\[?[^'\"\[\]]+\]?", value):
         items = ",".join(f"'{_in_full(item.strip())}'" for item in value.strip("[]").split(","))
         return f"if the list has texts with such signs, type {typed(f'{key}=[{items}]')}"

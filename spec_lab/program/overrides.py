@@ -250,7 +250,12 @@ def _values(override: Override) -> Iterator[Any]:
     if not override.is_sweep_override():
         yield override.value()
     elif override.is_discrete_sweep() and override.value_type is not ValueType.GLOB_CHOICE_SWEEP:
-        yield from override.sweep_iterator()
+        try:
+            yield from override.sweep_iterator()
+        except ValueError as error:
+            raise UserError(
+                f"{override.input_line}: {error}; write range(FIRST,END,STEP), or values: KEY=1,3"
+            ) from error
 
 
 def explain_unknown(name: str, menu: Menu) -> str:
@@ -261,7 +266,10 @@ def explain_unknown(name: str, menu: Menu) -> str:
     below = [key for key in menu.keys if key.startswith(f"{name}.")]
     if below:
         return f"{name} is not a key, but a set of keys: {', '.join(below)}"
-    return f"there is no key {name}{hint(nearest(name, [*menu.groups, *menu.keys]))}"
+    near = nearest(name, [*menu.groups, *menu.keys])
+    if near == parent and near in menu.groups:
+        return f"there is no key {name}; {near}=OPTION chooses an option, and --help {near} lists the keys"
+    return f"there is no key {name}{hint(near)}"
 
 
 def in_words(type_name: str) -> str:

@@ -10,12 +10,14 @@ import codecs
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from difflib import get_close_matches
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
 from spec_lab.core.errors import UserError
@@ -28,6 +30,7 @@ from spec_lab.program.yaml_file import read_yaml
 FOLDER_FLAGS = ("--config-dir", "-cd")
 PACKAGE = re.compile(r"(?:\s*#.*\n)*?\s*#\s*@package\s+(?P<name>\S+)")
 WORD = re.compile(r"[\w-]+")
+LIKE_DEFAULTS = 0.85
 MOST_NODES = 100_000
 """The largest number of values in a file of options, which usually has about ten."""
 
@@ -99,7 +102,9 @@ def check_own_options(folders: Iterable[Path], conf: Path, groups: Iterable[str]
                 if file.is_file():
                     _refuse_unread_contents(file)
                     _refuse_joined_keys(file)
-                    _refuse_many_jobs_of(file)
+                    _refuse_question_marks(file)
+                    _refuse_defaults(file)
+                    _refuse_unread_sweep(file)
 
 
 def _refuse_unread_contents(file: Path) -> None:
@@ -127,18 +132,54 @@ def _refuse_joined_keys(file: Path) -> None:
             raise UserError(f"{file}: {key} is read as one name; write `{written}`")
 
 
-def _refuse_many_jobs_of(file: Path) -> None:
-    """Raise UserError if an experiment sweeps too many jobs. Other mistakes in the file are left to Hydra."""
+def _refuse_question_marks(file: Path) -> None:
+    """Raise UserError for `KEY: ???`. It asks OmegaConf for a value, but leaves the value of the option below it."""
+    content: Any = None
+    with suppress(UserError):
+        content = read_yaml(file)
+    parts = [content, *content.values()] if isinstance(content, dict) else []
+    for part in parts:
+        for key, value in part.items() if isinstance(part, dict) else ():
+            if value == "???":
+                raise UserError(f"{file}: {key}: ??? leaves the value that it has; write a value, or leave {key} out")
+
+
+def _refuse_defaults(file: Path) -> None:
+    """Raise UserError for a misspelt `defaults`, and for keys of the file that options behind `_self_` replace."""
+    content: Any = None
+    with suppress(UserError):
+        content = read_yaml(file)
+    keys = list(content) if isinstance(content, dict) else []
+    for key in map(str, keys):
+        if key != "defaults" and get_close_matches(key.lower(), ["defaults"], cutoff=LIKE_DEFAULTS):
+            raise UserError(f"{file}: there is no key {key}; did you mean defaults?")
+    listed = content.get("defaults") if keys else None
+    behind = listed[listed.index("_self_") + 1 :] if isinstance(listed, list) and "_self_" in listed else []
+    words = [" ".join(map(str, entry)) if isinstance(entry, dict) else str(entry) for entry in behind]
+    if len(keys) > 1 and not all(word.startswith("override ") for word in words):
+        raise UserError(f"{file}: what follows _self_ below `defaults:` replaces the keys of the file; put _self_ last")
+
+
+def _refuse_unread_sweep(file: Path) -> None:
+    """Raise UserError if an experiment sweeps too many jobs, or values that Hydra cannot read. Other mistakes in the
+    file are left to Hydra."""
     params: Any = {}
     with suppress(UserError, TypeError, KeyError, ValueError, IndexError):
         params = dict(read_yaml(file)["hydra"]["sweeper"]["params"])
     texts = [f"{key}={value}" for key, value in params.items()]
     try:
-        refuse_many_jobs(OverridesParser.create().parse_overrides(texts))
-    except HydraException:
-        return
+        refuse_many_jobs([_swept_value(text) for text in texts])
     except UserError as error:
         raise UserError(f"{file}: {error}") from error
+
+
+def _swept_value(text: str) -> Override:
+    try:
+        return OverridesParser.create().parse_override(text)
+    except HydraException as error:
+        key, _, value = text.partition("=")
+        said = f"hydra.sweeper.params: {key}: {value} cannot be read"
+        raise UserError(f"{said}; write values with one comma between two: {key}: 1,2") from error
 
 
 def num_nodes(text: str) -> int:

@@ -21,6 +21,8 @@ from spec_lab.sweep.plain import to_plain
 
 PROBED_QUANTILES = (1e-6, 0.5, 1 - 1e-6)
 LARGEST_GRID = 10_000
+FILE_KEYS = ("method", "metric", "parameters", "run_cap", "command")
+"""Keys of a sweep file that no run has."""
 
 
 def check_space(file: SweepFile, overrides: Sequence[str]) -> None:
@@ -34,6 +36,9 @@ def check_space(file: SweepFile, overrides: Sequence[str]) -> None:
     """
     refuse_launcher([*file.overrides, *overrides], "a search, which asks after each run what to try next,")
     menu = run_menu(extensions_in([*file.overrides, *overrides]))
+    for text in overrides:
+        if override_key(text) in FILE_KEYS:
+            raise UserError(f"{text}: {override_key(text)} is a key of the file; write it in {file.path}")
     check_overrides(overrides, menu=menu)
     swept = set(file.parameters)
     for text in overrides:

@@ -17,7 +17,7 @@ from spec_lab.core.errors import UserError, describe_error, one_line
 from spec_lab.core.regular import open_regular, regular_text
 from spec_lab.corpus.example import Form
 from spec_lab.workloads.limits import OutOfBounds, time_limit, within_limits
-from spec_lab.workloads.unusable import UnusablePrompt
+from spec_lab.workloads.unusable import NO_SYSTEM, UnusablePrompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -118,8 +118,7 @@ class ChatTemplate:
                 if system is not None and self._renders(partial(render, texts, None)):
                     raise UnusablePrompt(
                         f"the chat template of {self._folder} does not take a system "
-                        f"prompt ({_short(str(error))}); leave out "
-                        "workload.system and `system`"
+                        f"prompt ({_short(str(error))}); {NO_SYSTEM}"
                     ) from error
                 raise self._broken(_short(str(error))) from error
             return Rendered(text, has_special_tokens=True)

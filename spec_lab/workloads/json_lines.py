@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,9 @@ def _refuse_array(path: Path, text: str) -> None:
     if not rows or not all(isinstance(row, dict) for row in rows):
         return
     program = 'python -c "import json, sys; [print(json.dumps(row)) for row in json.load(sys.stdin)]"'
-    source, lines = (shlex.quote(str(name)) for name in (path, f"{path.stem}.jsonl"))
+    # A shell empties the file that it writes to before the program reads.
+    written = next(name for name in (f"{path.stem}{'_' * n}.jsonl" for n in count()) if not Path(name).exists())
+    source, lines = (shlex.quote(str(name)) for name in (path, written))
     raise UserError(f"{refused}; write it with: {program} < {source} > {lines}")
 
 

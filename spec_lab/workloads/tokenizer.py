@@ -13,7 +13,7 @@ from spec_lab.checkpoints.gguf_tokenizer import gguf_tokenizer
 from spec_lab.core.errors import UserError, one_line
 from spec_lab.corpus.example import CHAT_TEMPLATE, SPECIAL_TOKENS, Form, render_conversation, render_prompt
 from spec_lab.workloads.chat_template import ChatTemplate, Rendered, stored_template
-from spec_lab.workloads.unusable import UnusablePrompt
+from spec_lab.workloads.unusable import NO_SYSTEM, UnusablePrompt
 
 if TYPE_CHECKING:
     import tokenizers
@@ -185,6 +185,6 @@ def _defects_of(what: str) -> Iterator[None]:
 
 def _render_ours(form: Form, texts: Sequence[str], system: str | None = None) -> Rendered:
     if system is not None:
-        raise UnusablePrompt("this target was trained without system prompts; leave out workload.system and `system`")
+        raise UnusablePrompt(f"this target was trained without system prompts; {NO_SYSTEM}")
     text = render_prompt(form, texts[0]) if form == "continue" else render_conversation(texts)
     return Rendered(text, has_special_tokens=True)

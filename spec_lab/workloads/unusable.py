@@ -12,6 +12,7 @@ from spec_lab.menu.choices import Unusable
 Item = TypeVar("Item")
 Made = TypeVar("Made")
 MOST_LINES = 20
+NO_SYSTEM = "leave out workload.system, and `system` or a turn of the system or developer in a line"
 
 
 class UnusablePrompt(UserError):

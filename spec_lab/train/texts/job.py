@@ -18,7 +18,7 @@ from spec_lab.train.texts.folder import ANSWERS, FOLLOW_UPS, MOST_FILE_BYTES, PR
 from spec_lab.train.texts.header import HEADER, TextsHeader, digest_of_file
 from spec_lab.train.texts.own_prompts import BegunTurn, begin_follow_ups, begin_prompts, end_turns
 from spec_lab.train.texts.plan import Rate
-from spec_lab.train.texts.prompts import GENERATED, Conversation, Seen, in_words, read_prompts, refuse_missing
+from spec_lab.train.texts.prompts import GENERATED, OTHERS, Conversation, Seen, in_words, read_prompts, refuse_missing
 from spec_lab.train.texts.settings import TextsConfig, settings_of_texts
 from spec_lab.train.texts.write import TextProgress, Writer
 from spec_lab.workloads.conversations import before_end
@@ -137,7 +137,7 @@ class TextsJob:
         if not asked:
             counts = self.folder.header.counts(PROMPTS)
             longer = ", or raise max_prompt_tokens" if counts["too_long"] else ""
-            raise UserError(f"prompts: none are left ({in_words(counts)}); give others{longer}")
+            raise UserError(f"prompts: none are left ({in_words(counts)}); {OTHERS}{longer}")
         self._answer("a", asked, asked)
         if self.num_second_turns:
             self._write_follow_ups(asked)

@@ -58,6 +58,9 @@ def _message(role: str, content: str) -> dict[str, str]:
     return {"role": role, "content": content}
 
 
+OTHERS = "give lines with a user's turn in `messages`, `conversations` or `prompt`"
+
+
 class Seen:
     """Finds prompts that occurred before, ignoring case, whitespace and punctuation."""
 
@@ -119,7 +122,9 @@ def as_many_as_prompts(config: TextsConfig) -> TextsConfig:
     found, counts = read_prompts(config.prompts, config.seed, config.test_prompts)
     kept = [conversation for conversation in found if seen.is_new(conversation)]
     if not kept:
-        raise UserError(f"prompts: none is left ({in_words(counts)}); give others")
+        raise UserError(
+            f"prompts: none is left ({in_words(counts)}); give lines with messages, conversations or prompt"
+        )
     num_second = round(config.num_texts * config.second_turns)
     first = kept[: config.num_texts - num_second]
     going_on = sum(bool(conversation.later_turns) for conversation in first)
