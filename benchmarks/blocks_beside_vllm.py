@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
-NUM_DRAFTS = 7
+NUM_DRAFTS, NUM_PROMPTS, NUM_TOKENS = 7, 9, 64
 OURS, THEIRS = "ours.json", "theirs.json"
 ZOO = Path(__file__).parents[1] / "spec_lab" / "zoo"
 
@@ -107,7 +107,8 @@ def ours(folder: Path, name: str) -> None:
     composed = spec_lab.compose(
         [
             *("target=hf", f"target.path={target}", *case.drafter, f"drafter.path={folder / name}"),
-            *(f"drafter.num_draft_tokens={NUM_DRAFTS}", "workload=pocket", "workload.limit=9", "max_new_tokens=64"),
+            *(f"drafter.num_draft_tokens={NUM_DRAFTS}", f"max_new_tokens={NUM_TOKENS}"),
+            *("workload=pocket", f"workload.limit={NUM_PROMPTS}"),
             *("dtype=float32", "repeats=1", "profile_rounds=0", "record.topk=1", f"output_dir={folder}/runs/{name}"),
         ]
     )
