@@ -242,7 +242,7 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     "command",
     [
-        "spec_lab drafter=ngram debug=smoke kernels=torch workload.limit=1 profile_rounds=0 references=[]",
+        "spec_lab drafter=ngram --dry-run",
         "spec_lab.report {run}",
         "spec_lab.show {run} {id}",
     ],
