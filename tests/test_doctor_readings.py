@@ -136,6 +136,7 @@ WRONG: dict[str, tuple[str, str, str, dict[str, Any]]] = {
     "target_side": ("mtp_eagle", "norm order", "options", {"target_hidden": "pre_norm"}),
     "recycled_side": ("mtp_eagle", "norm order", "options", {"recycled_hidden": "pre_norm"}),
     "both_sides": ("mtp_eagle", "norm order", "options", {"target_hidden": "pre_norm", "recycled_hidden": "pre_norm"}),
+    "vanilla_handed_on": ("mtp_vanilla", "norm order", "options", {"recycled_hidden": "pre_norm"}),
     "vanilla_order": ("mtp_vanilla", "module order", "rotate", {}),
     "frozen_concat": ("frozen_kv", "concat order", "swap", {}),
     "frozen_position": ("frozen_kv", "query position", "options", {"position": "bonus"}),
