@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests import recorded_runner
+from tests import composed, recorded_runner
 
 IMPORTED = (
     *("matplotlib.figure", "seaborn", "spec_lab.__main__", "spec_lab.sweep.plan", "spec_lab.sweep.table"),
@@ -67,6 +67,7 @@ def _run(program: str, arguments: Sequence[str], folder: str, death: Moment | No
     os.dup2(output, 1)
     os.dup2(output, 2)
     recorded_runner.install()
+    composed.install()
     if death is not None:
         sys.addaudithook(_Killer(death))
     code = importlib.import_module(program).main(list(arguments))

@@ -43,9 +43,9 @@ def final_answer(example: Example) -> str:
 
 @pytest.mark.parametrize("category", CATEGORIES)
 def test_same_seed_same_text(category: str) -> None:
-    again = tuple(itertools.islice(generate(category, "train", seed=3), 100))
-    other = tuple(itertools.islice(generate(category, "train", seed=4), 100))
-    assert again == examples(category)
+    again = tuple(itertools.islice(generate(category, "train", seed=3), 30))
+    other = tuple(itertools.islice(generate(category, "train", seed=4), 30))
+    assert again == examples(category)[:30]
     assert not set(again) & set(other)
 
 

@@ -94,7 +94,7 @@ def test_a_random_head_disagrees_everywhere_and_nothing_else_is_wrong(
 ) -> None:
     """No other reading helps it, and its loop is as good as teacher forcing: draft for draft, over captured rounds."""
     arguments = ["target=hf", f"target.path={pair[0]}", f"drafter.path={pair[1]}", "workload=jsonl", "graph=full_loop"]
-    changes = ["max_new_tokens=24", "batch_size=2", "prune=catchup", "device=cpu", "num_threads=1"]
+    changes = ["max_new_tokens=16", "batch_size=2", "prune=catchup", "device=cpu", "num_threads=1"]
     assert main([*arguments, f"workload.path={prompts}", *changes]) == 1
     lines = capsys.readouterr().out.splitlines()
     verdicts = dict(re.split("  +", line)[:2] for line in lines[:-2])

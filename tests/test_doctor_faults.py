@@ -31,9 +31,10 @@ from spec_lab.program.compose import compose_run
 from spec_lab.wiring.drafting import DrafterFactory, load_drafter
 from spec_lab.wiring.models import DrafterBuild
 
-QUICK = ("max_new_tokens=36", "device=cpu", "batch_size=9", "kernels=torch")
+QUICK = ("max_new_tokens=24", "device=cpu", "batch_size=9", "kernels=torch")
 """With kernels=native the write that some faults break is inside a layer."""
-FEW_ROUNDS = 27
+FEW_ROUNDS = 24
+"""As many as are judged (`MIN_ROUNDS`)."""
 KeepReadings = Callable[..., None]
 Tensors = dict[str, torch.Tensor]
 
@@ -112,19 +113,6 @@ def shifted_map(tensors: Tensors) -> Tensors:
     draft_ids = torch.arange(len(tensors["d2t"]))
     target_ids = (draft_ids + tensors["d2t"] + 1) % len(tensors["t2d"])
     return {"d2t": target_ids - draft_ids, "t2d": torch.roll(tensors["t2d"], 1)}
-
-
-def test_a_projection_with_its_halves_swapped(healthy: Subject, keep_readings: KeepReadings, tmp_path: Path) -> None:
-    keep_readings("concat order")
-    head = copy_of("mtp_eagle", tmp_path)
-
-    def swap(tensors: Tensors) -> Tensors:
-        names = [name for name in tensors if name.endswith("eh_proj.weight")]
-        assert names
-        return {name: torch.cat(tensors[name].chunk(2, dim=1)[::-1], dim=1) for name in names}
-
-    change_tensors(head, swap)
-    assert first_fault(examined(healthy, "drafter=mtp_eagle", f"drafter.path={head}")).check == "concat order"
 
 
 def unprojected(tensors: Tensors) -> Tensors:
@@ -254,15 +242,10 @@ def with_broken_writes(subject: Subject, place: Callable[[torch.Tensor], torch.T
     return replace(subject, make_drafter=make)
 
 
-@pytest.mark.parametrize("place", [skipped, next_slots])
-def test_a_stale_cache(
-    healthy: Subject,
-    keep_readings: KeepReadings,
-    place: Callable[[torch.Tensor], torch.Tensor | None],
-    tmp_path: Path,
-) -> None:
+def test_a_stale_cache(healthy: Subject, keep_readings: KeepReadings) -> None:
+    """Where nothing is written: `test_doctor_trees.py`."""
     keep_readings()
-    subject = with_broken_writes(examined(healthy, f"drafter.path={copy_of('eagle3', tmp_path)}"), place)
+    subject = with_broken_writes(examined(healthy, "drafter=eagle3"), next_slots)
     fault = first_fault(subject)
     assert fault.check == "loop against teacher forcing"
     assert fault.cause is not None and fault.cause.startswith("cache or loop: draft 1 differs")
@@ -278,19 +261,13 @@ def test_metadata_that_does_not_move(healthy: Subject, keep_readings: KeepReadin
     assert fault.cause is not None and "draft 1 is correct" in fault.cause
 
 
-def test_a_window_the_head_was_not_trained_with(healthy: Subject, keep_readings: KeepReadings, tmp_path: Path) -> None:
-    keep_readings("attention window")
-    fault = first_fault(examined(healthy, f"drafter.path={copy_of('eagle3', tmp_path)}", "drafter.window=16"))
-    assert fault.check == "attention window"
-
-
 def test_the_command_names_a_vocabulary_map_shifted_by_one_and_fails(
     tmp_path: Path, keep_readings: KeepReadings, capsys: pytest.CaptureFixture[str]
 ) -> None:
     keep_readings()
     head = copy_of("eagle3", tmp_path)
     change_tensors(head, shifted_map)
-    assert main([*QUICK, f"drafter.path={head}", "max_new_tokens=20"]) == 1
+    assert main([*QUICK, f"drafter.path={head}", "max_new_tokens=16"]) == 1
     last = capsys.readouterr().out.splitlines()[-1]
     assert last.startswith("most likely fault: vocabulary map (d2t): d2t is shifted") and "by +1" in last
 

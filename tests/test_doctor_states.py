@@ -23,7 +23,7 @@ SHORT = (
     "workload=random_ids",
     "workload.prompt_tokens=9",
     "workload.num_requests=1",
-    "max_new_tokens=24",
+    "max_new_tokens=16",
     "device=cpu",
 )
 Patch = pytest.MonkeyPatch

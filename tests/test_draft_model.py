@@ -112,7 +112,7 @@ def always_all(num_draft_tokens: int) -> int:
     return num_draft_tokens
 
 
-@pytest.mark.parametrize(("bucket", "draft", "prune"), each_value([1, 4], DRAFT_MODELS, PRUNING, times=2))
+@pytest.mark.parametrize(("bucket", "draft", "prune"), each_value([1, 4], DRAFT_MODELS, PRUNING))
 def test_drafts_equal_the_model_run_on_the_whole_text(pairs: Pairs, draft: str, prune: str, bucket: int) -> None:
     """They are compared after prompts of one token and of several chunks, after rounds of every n, and beside padded
     rows.
@@ -124,15 +124,15 @@ def test_drafts_equal_the_model_run_on_the_whole_text(pairs: Pairs, draft: str, 
     assert set(rule.accepted) == {0, 1, 2, 3} and rule.compared > 50
 
 
-@pytest.mark.parametrize(("num_draft_tokens", "prune"), each_value([1, 2, 5, 8], ["catchup", "none"]))
+@pytest.mark.parametrize(("num_draft_tokens", "prune"), [(1, "catchup"), (8, "none"), (8, "catchup")])
 def test_full_acceptance_round_after_round_leaves_no_hole(pairs: Pairs, num_draft_tokens: int, prune: str) -> None:
     """The caches are NaN where nothing was written, so that a key of the last draft that is missing would show."""
-    requests = text_requests(max_new_tokens=60)
+    requests = text_requests(max_new_tokens=30)
     engine = pairs.engine("qwen3", prune, num_draft_tokens, requests)
     rule = pairs.install(engine, "qwen3", always_all)
     engine.generate(requests)
-    assert set(rule.accepted) == {num_draft_tokens} and len(rule.accepted) >= 4 * 59 // (num_draft_tokens + 1)
-    assert rule.compared > 100
+    assert set(rule.accepted) == {num_draft_tokens} and len(rule.accepted) >= 4 * 29 // (num_draft_tokens + 1)
+    assert rule.compared > 50
 
 
 class NewestTokenOnly(DraftModelDrafter):
@@ -234,9 +234,8 @@ def test_a_model_of_too_few_positions_is_refused(pairs: Pairs, tmp_path: Path) -
             make_engine(config, requests)
 
 
-@pytest.mark.parametrize("graph", ["step_replay", "round"])
-def test_captured_rounds_give_what_eager_ones_give(pairs: Pairs, graph: str) -> None:
+def test_captured_rounds_give_what_eager_ones_give(pairs: Pairs) -> None:
     """Three requests in a bucket of four, on the CPU recorder."""
     pair, cache = (pairs.target, pairs.drafts["qwen2_sliding"][0]), {"page_size": 4}
     config = make_config(pair, "draft_model", 3, "catchup", batch_size=3, cache=cache)
-    assert_captured_alike(config, graph, text_requests())
+    assert_captured_alike(config, "step_replay", text_requests(12))

@@ -135,16 +135,16 @@ def run_against_slow_chain(
     num_draft_tokens: int = 3,
     batch_size: int = 3,
     bucket: int = 1,
-    num_requests: int = 4,
+    num_requests: int = 3,
     window: int | None = None,
     page_size: int = 4,
 ) -> ScriptedRule:
     tensors = make_tiny_eagle3(folder, read_model_config(target[0]), **head)
     requests = [
-        Request(r.request_id, r.category, r.prompt_ids, 18, ignore_eos=True)
+        Request(r.request_id, r.category, r.prompt_ids, 12, ignore_eos=True)
         for r in random_requests(num_requests, lengths=(1, 12), seed=2)
     ]
-    requests[0] = Request("one", "x", (17,), 18, ignore_eos=True)
+    requests[0] = Request("one", "x", (17,), 12, ignore_eos=True)
     config = make_config(
         (target[0], folder),
         "eagle3",
@@ -168,18 +168,7 @@ def test_drafts_equal_the_whole_chain_recomputed(
 ) -> None:
     """They are compared after prompts of one token and of several chunks, and after rounds of every n."""
     rule = run_against_slow_chain(targets["gqa"], tmp_path, HEADS[head], prune)
-    assert set(rule.accepted) == {0, 1, 2, 3} and rule.compared > 50
-
-
-@pytest.mark.parametrize("option", ["norm_before_residual", "norm_before_fc", "fc_norm", "norm_output"])
-def test_each_option_changes_the_drafts(
-    targets: dict[str, tuple[Path, Reference]], tmp_path: Path, option: str
-) -> None:
-    """All other tensors are equal; where only what is recycled differs, draft 1 is the same."""
-    rules = [run_against_slow_chain(targets["gqa"], tmp_path / str(on), {option: on}, "none") for on in (False, True)]
-    off, on = ([rounds[0] for _, rounds in sorted(rule.drafts.items())] for rule in rules)
-    assert off != on
-    assert option != "norm_output" or [drafts[0] for drafts in off] == [drafts[0] for drafts in on]
+    assert set(rule.accepted) == {0, 1, 2, 3} and rule.compared > 30
 
 
 @pytest.mark.parametrize(
@@ -190,32 +179,25 @@ def test_each_option_changes_the_drafts(
         ("post_attention", 5, 16, 4),
         ("catchup", 17, 4, 4),
         ("catchup", 3, 4, 1),
+        ("catchup", 1000, 4, 1),
     ],
 )
 def test_a_window_equals_the_slow_chain_with_one(
     targets: dict[str, tuple[Path, Reference]], tmp_path: Path, window: int, page_size: int, bucket: int, prune: str
 ) -> None:
-    """The window counts in prompts longer than it, in catch-ups and recurrent steps, over page borders and beside
+    """A window counts in prompts longer than it, in catch-ups and recurrent steps, over page borders and beside
     padded rows.
     """
     target = targets["gqa"]
     rule = run_against_slow_chain(target, tmp_path, {}, prune, 4, bucket=bucket, window=window, page_size=page_size)
-    assert set(rule.accepted) == {0, 1, 2, 3, 4} and rule.compared > 50
+    assert set(rule.accepted) == {0, 1, 2, 3, 4} and rule.compared > 30
 
 
-def test_a_window_of_the_whole_context_is_none(targets: dict[str, tuple[Path, Reference]], tmp_path: Path) -> None:
-    rules = [
-        run_against_slow_chain(targets["gqa"], tmp_path, {}, "catchup", window=window) for window in (None, 1000, 3)
-    ]
-    assert rules[0].drafts == rules[1].drafts != rules[2].drafts
-
-
-@pytest.mark.parametrize("prune", ["none", "catchup"])
 def test_a_head_may_group_its_heads_in_another_way_than_the_target(
-    targets: dict[str, tuple[Path, Reference]], tmp_path: Path, prune: str
+    targets: dict[str, tuple[Path, Reference]], tmp_path: Path
 ) -> None:
-    rule = run_against_slow_chain(targets["mha"], tmp_path, {}, prune)
-    assert rule.compared > 50
+    rule = run_against_slow_chain(targets["mha"], tmp_path, {}, "catchup")
+    assert rule.compared > 30
 
 
 @pytest.mark.parametrize(("num_draft_tokens", "bucket"), [(1, 4), (5, 1)])
@@ -234,7 +216,7 @@ def test_a_window_moves_under_captured_rounds(
     make_tiny_eagle3(tmp_path, read_model_config(targets["gqa"][0]), fc_norm=True, norm_output=True)
     pair, cache = (targets["gqa"][0], tmp_path), {"page_size": 4}
     config = make_config(pair, "eagle3", 4, "catchup", batch_size=3, cache=cache, options={"window": 5})
-    assert_captured_alike(config, graph, random_requests(4, 18, lengths=(1, 12), seed=2))
+    assert_captured_alike(config, graph, random_requests(4, 12, lengths=(1, 12), seed=2))
 
 
 def test_a_draft_vocabulary_is_mapped_to_target_ids(targets: dict[str, tuple[Path, Reference]], tmp_path: Path) -> None:

@@ -33,9 +33,9 @@ from tests.fake_runs import CHOICES, make_summary
 EXPERIMENTS = sorted(path.stem for path in (conf_folder() / "experiment").glob("*.yaml"))
 OTHERS = ["drafters", "drafters_quick", "graph_modes", "lossy", "relaxed_thinking"]
 SOME_CELLS = {
-    "adaptive_k": ["batch_size=8", "points=stop0.4,schedule,budget24"],
-    "trees": ["batch_size=1", "points=depth3_rows8,static"],
-    "relaxed_thinking": ["points=strict,top10_delta0.6", "drafter.num_draft_tokens=1"],
+    "adaptive_k": ["batch_size=8", "points=stop0.4"],
+    "trees": ["batch_size=1", "points=depth3_rows8"],
+    "relaxed_thinking": ["points=top10_delta0.6", "drafter.num_draft_tokens=1"],
     "lossy": ["points=one_hot,cascade0.6", "workload.per_category=1"],
 }
 """What is decoded of a study: each feature has tests of its own."""
@@ -168,14 +168,9 @@ def test_no_value_of_the_full_size_is_refused(experiment: str) -> None:
         assert refusals(config) == [], cell
 
 
-@pytest.mark.parametrize(
-    ("points", "found"),
-    [("static,chain7", {("static", 3), ("none", 7)}), ("depth5_rows16", {("dynamic", 5)})],
-)
-def test_points_of_a_grid_run_by_their_names(ran: list[Any], points: str, found: set[tuple[str, int]]) -> None:
-    assert main(["experiment=trees", f"points={points}", "batch_size=1"]) == 0
-    assert {(config.tree.name, config.drafter.num_draft_tokens) for config in ran} == found
-    assert len(ran) == len(found)
+def test_points_of_a_grid_run_by_their_names(ran: list[Any]) -> None:
+    assert main(["experiment=trees", "points=static,chain7", "batch_size=1"]) == 0
+    assert sorted((config.tree.name, config.drafter.num_draft_tokens) for config in ran) == [("none", 7), ("static", 3)]
 
 
 @pytest.mark.parametrize(

@@ -124,26 +124,23 @@ def test_only_the_live_rows_reach_router_and_experts(nextn: Nextn) -> None:
     assert rows == {"none": [6], "post_attention": [3], "pre_attention": [3]}
 
 
-@pytest.mark.parametrize("batch_size", [1, 3])
-def test_the_loops_text_is_greedy(nextn: Nextn, batch_size: int) -> None:
-    reference, requests = Reference(nextn.folder), random_requests(batch_size + 1, max_new_tokens=8)
+def test_the_loops_text_is_greedy(nextn: Nextn) -> None:
+    reference, requests = Reference(nextn.folder), random_requests(4, max_new_tokens=8)
     plain = {request.request_id: reference.greedy(request) for request in requests}
-    for prune in ("none", "post_attention", "catchup"):
-        config = make_config((nextn.folder, nextn.folder), "mtp_eagle", prune=prune, batch_size=batch_size)
-        reference.assert_lossless(requests, generate(config, requests), plain)
-
-
-@pytest.mark.parametrize("graph", ["round", "step_replay"])
-def test_graphs_hold_the_experts(nextn: Nextn, graph: str) -> None:
     config = make_config((nextn.folder, nextn.folder), "mtp_eagle", prune="catchup", batch_size=3)
+    reference.assert_lossless(requests, generate(config, requests), plain)
+
+
+def test_graphs_hold_the_experts(nextn: Nextn) -> None:
+    config = make_config((nextn.folder, nextn.folder), "mtp_eagle", prune="catchup", batch_size=3)
+    graph = "round" if read_model_config(nextn.folder).layers[0].latent is None else "step_replay"
     assert_captured_alike(config, graph, random_requests(3, max_new_tokens=6))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", KINDS[:2])
 def test_a_module_for_each_draft(tmp_path: Path, kind: str) -> None:
     make_nextn(tmp_path, kind, num_modules=2)
     reference, requests = Reference(tmp_path), random_requests(3, max_new_tokens=8)
     plain = {request.request_id: reference.greedy(request) for request in requests}
-    for prune in ("none", "catchup"):
-        config = make_config((tmp_path, tmp_path), "mtp_vanilla", 2, prune=prune, batch_size=3)
-        reference.assert_lossless(requests, generate(config, requests), plain)
+    config = make_config((tmp_path, tmp_path), "mtp_vanilla", 2, prune="catchup", batch_size=3)
+    reference.assert_lossless(requests, generate(config, requests), plain)

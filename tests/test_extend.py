@@ -243,7 +243,7 @@ def test_a_head_learns_on_collected_states_and_drafts_in_parallel(lab: Path, tmp
     assert collect([*at, f"texts={tmp_path / 'texts'}", f"output_dir={tmp_path / 'states'}", "device=cpu"]) == 0
     import_module("my_lab.train").main(pair[0], tmp_path / "states", tmp_path / "head", 200)
     prompts = write_prompts(tmp_path / "p.jsonl", [{"prompt": text, "form": "continue"} for text in texts])
-    run = [LAB, *at, "drafter=glance", f"drafter.path={tmp_path / 'head'}", *CHEAP, "max_new_tokens=24"]
+    run = [LAB, *at, "drafter=glance", f"drafter.path={tmp_path / 'head'}", *CHEAP, "max_new_tokens=16"]
     run += ["workload=jsonl", f"workload.path={prompts}", "num_threads=1"]
     accepted = {}
     for name, more in {"chain": [], "pruned": ["prune=catchup", "graph=round"], "tree": ["tree=dynamic"]}.items():
@@ -598,16 +598,14 @@ def test_an_installed_extension_needs_not_be_named(tmp_path: Path) -> None:
     (installed / "top_level.txt").write_text("my_lab\n")
     (installed / "entry_points.txt").write_text("[spec_lab.extensions]\nmy_lab = my_lab\n")
     path = os.pathsep.join([str(ROOT), str(ROOT / "kernels"), str(tmp_path)])
-    code = "from spec_lab.menu import registry; print(registry.load().origins())"
-    for command in (["-m", "spec_lab", "drafter=copycat", "--dry-run"], ["-c", code]):
-        done = subprocess.run(
-            [sys.executable, *command],
-            env=os.environ | {"PYTHONPATH": path},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
+    code = (
+        "import sys; from spec_lab.__main__ import main; from spec_lab.menu import registry; "
+        "code = main(['drafter=copycat', '--dry-run']); print(registry.load().origins()); sys.exit(code)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
     assert "'version': '0.4'" in done.stdout
 
 

@@ -27,7 +27,7 @@ ON_CPU = ("device=cpu", "attention=torch", "kernels=torch", "num_threads=1")
 @pytest.fixture
 def rounds(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     with imported("family_round", monkeypatch) as module:
-        monkeypatch.setattr("round_bench.NUM_ROUNDS", 12)
+        monkeypatch.setattr("round_bench.NUM_ROUNDS", 6)
         yield module
 
 

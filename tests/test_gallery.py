@@ -448,7 +448,7 @@ def test_every_figure_is_drawn(tmp_path: Path) -> None:
         "kernels": kernel_times.longest_kernels(make_summary()),
     }
     for name, figure in drawn.items():
-        figure.savefig(tmp_path / "figure.png")
+        figure.savefig(tmp_path / "figure.png", dpi=30)
         assert figure.axes and all(axes.get_title(loc="left") or axes.get_xlabel() for axes in figure.axes), name
 
 

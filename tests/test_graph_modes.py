@@ -84,20 +84,19 @@ def test_rules_and_sampled_drafts_are_captured_alike(lab: Lab, mode: str, rule: 
     assert_equal_to_eager(lab, MODES[mode], mixed_requests(3, 6), **options)
 
 
-@pytest.mark.parametrize("mode", ["step_replay", "round"])
-def test_captured_triton_attention_gives_what_eager_gives(lab: Lab, mode: str) -> None:
+def test_captured_triton_attention_gives_what_eager_gives(lab: Lab) -> None:
     """On a CPU it runs in Triton's interpreter, where every launch is a custom operator on the tape."""
     is_native = lab.device == "cuda"
-    count = 6 if is_native else 1 if mode == "step_replay" else 2
+    count = 6 if is_native else 2
     requests = mixed_requests(count, 20 if is_native else 3, longest=6)
     options = {"num_draft_tokens": 3 if is_native else 2, "batch_size": min(count, 5)}
-    result = assert_equal_to_eager(lab, MODES[mode], requests, attention="triton", **options)
+    result = assert_equal_to_eager(lab, MODES["round"], requests, attention="triton", **options)
     assert result.graph.replays > 0
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", ["step_replay", "round", "overlap", "verify_eager"])
 def test_plain_decoding_is_captured_alike(lab: Lab, mode: str) -> None:
-    requests = random_requests(3, 10, vocab_size=40)
+    requests = random_requests(3, 7, vocab_size=40)
     result = assert_equal_to_eager(lab, MODES[mode], requests, drafter="none", batch_size=2)
     names = {"round"} if mode in ("round", "overlap") else set() if mode == "verify_eager" else {"verify"}
     assert set(result.graph.nodes) == names
@@ -236,7 +235,7 @@ def test_a_surplus_round_emits_nothing_and_frees_late(lab: Lab, monkeypatch: pyt
     assert scheduler.allocator.num_free == scheduler.allocator.num_total
 
 
-@pytest.mark.parametrize("batch_size", [1, 2, 3])
+@pytest.mark.parametrize("batch_size", [1, 3])
 def test_a_surplus_round_is_recorded_with_its_rows_and_its_time(lab: Lab, batch_size: int) -> None:
     """What the machine did is what the record says: rounds, replays, catch-up rows and the time they took."""
     requests = mixed_requests(4, 9)
@@ -274,7 +273,7 @@ def test_stale_metadata_changes_drafts_and_not_the_output(
     lab: Lab, graph: type[FullLoopGraphConfig | RoundGraphConfig]
 ) -> None:
     """With all lengths frozen at step 1 a later step does not see the keys the draft itself wrote."""
-    requests = random_requests(4, 24, vocab_size=40, lengths=(8, 16))
+    requests = random_requests(3, 12, vocab_size=40, lengths=(8, 16))
     options: dict[str, Any] = {"num_draft_tokens": 4, "batch_size": 2, "options": {"window": 4}}
     options["rule"] = RULES["strict"]
     fresh, stale = (

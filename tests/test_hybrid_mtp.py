@@ -92,7 +92,9 @@ def test_drafts_equal_the_whole_chain_recomputed(
     assert read_num_mtp_modules(folder, "drafter.path") == 1
 
 
-@pytest.mark.parametrize(("mode", "rollback"), each_value(MODES, Rollback))
+@pytest.mark.parametrize(
+    ("mode", "rollback"), each_value(["split_seed", "step_replay", "full_loop", "overlap"], Rollback)
+)
 def test_a_captured_mode_gives_what_eager_gives(pairs: Pairs, mode: str, rollback: Rollback) -> None:
     """The same drafts, tokens, keys and states, in batches of every size; a capture changes nothing that is live."""
     folder, _ = pairs["qwen3_5"]
@@ -107,10 +109,9 @@ def test_text_equals_greedy_of_transformers(pairs: Pairs, kind: str, mode: str) 
     folder, _ = pairs[kind]
     reference, requests = Reference(folder), random_requests(4, 10, vocab_size=VOCAB)
     expected = {request.request_id: reference.greedy(request) for request in requests}
-    for batch in (1, 3):
-        config = config_of(folder, "catchup", batch_size=batch)
-        outputs = generate(config if mode == "eager" else replace(config, graph=MODES[mode]), requests)
-        reference.assert_lossless(requests, outputs, expected)
+    config = config_of(folder, "catchup", batch_size=3)
+    outputs = generate(config if mode == "eager" else replace(config, graph=MODES[mode]), requests)
+    reference.assert_lossless(requests, outputs, expected)
 
 
 @pytest.mark.parametrize("kind", ["qwen3_5", "qwen3_next"])

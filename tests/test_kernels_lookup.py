@@ -10,16 +10,21 @@ from spec_kernels.native.rounds import extend_and_look_up as in_c
 from spec_lab.drafters.ngram import LookUp, extend_and_look_up
 from tests.kernel_lab import DEVICE
 
+TILED = [(lookup.extend_and_look_up, DEVICE, 4), (in_c, torch.device("cpu"), None)]
+"""Texts within one tile: `test_operators.py`."""
 FORMS = [pytest.param(lookup.extend_and_look_up, DEVICE, id="triton"), pytest.param(in_c, torch.device("cpu"), id="c")]
 CAPACITY = 40
 NUM_SLOTS = 6
 
 
-@pytest.mark.parametrize(("look_up", "device"), FORMS)
+@pytest.mark.parametrize(("look_up", "device", "tile"), TILED, ids=["triton", "c"])
 @pytest.mark.parametrize("sizes", [(4, 2, 3), (1, 1, 1), (9, 3, 5), (2, 2, 8)], ids=str)
-@pytest.mark.parametrize("tile", [4, 2048])
 def test_it_is_what_torch_says(
-    look_up: LookUp, device: torch.device, sizes: tuple[int, int, int], tile: int, monkeypatch: pytest.MonkeyPatch
+    look_up: LookUp,
+    device: torch.device,
+    sizes: tuple[int, int, int],
+    tile: int | None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Ragged texts over three tokens, of one token up to all there is room for; rows that emit nothing, and padding
     whose slot is shared. What stands behind the known text is junk that would match."""

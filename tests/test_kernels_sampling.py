@@ -62,24 +62,6 @@ def slots_of(batch: int) -> torch.Tensor:
 # Drafts
 
 
-@pytest.mark.slow
-def test_draws_follow_the_distribution() -> None:
-    """Only the seeds differ: three likely tokens in three tiles are drawn as often as they should be, and one
-    never is.
-    """
-    batch, vocab_size = 400, 2 * RACE_TILE + 10
-    logits = torch.full((1, vocab_size), float("-inf"), device=DEVICE)
-    places = [3, RACE_TILE + 5, 2 * RACE_TILE + 9]
-    logits[0, places] = torch.tensor([0.6, 0.3, 0.1], device=DEVICE).log()
-    seeds = torch.arange(batch + 1, device=DEVICE)
-    kept = torch.zeros(batch + 1, 1, vocab_size, device=DEVICE)
-    zeros = torch.zeros(batch, dtype=torch.int64, device=DEVICE)
-    wide = logits.expand(batch, -1).contiguous()
-    tokens = sample_draft(kept, wide, seeds[:batch], seeds, zeros, zeros[:1], 1.0)
-    shares = [(tokens == place).float().mean().item() for place in places]
-    assert sum(shares) == pytest.approx(1.0) and shares == pytest.approx([0.6, 0.3, 0.1], abs=0.08)
-
-
 @pytest.mark.parametrize("value", [float("nan"), float("-inf")])
 def test_a_padded_draft_row_is_a_token_of_the_vocabulary_and_writes_to_scratch(value: float) -> None:
     logits = randn(3, RACE_TILE + 4)
@@ -168,22 +150,3 @@ def test_when_nothing_is_left_the_target_decides() -> None:
     tokens, num_emitted = verify(inputs, "standard", seeds, 0.8)
     expected = RejectionAcceptance(METHODS["standard"], SamplingParams(0.8), seeds).accept(inputs)
     assert num_emitted.tolist() == [1, 0, 1] and torch.equal(tokens, expected.tokens) and (tokens[:, 0] > 0).all()
-
-
-@pytest.mark.slow
-def test_emitted_tokens_follow_the_target() -> None:
-    """Whatever the drafter is, the first token emitted has the target's distribution over seeds."""
-    batch = 400
-    target, drafter = torch.tensor([0.5, 0.3, 0.2]), torch.tensor([0.1, 0.1, 0.8])
-    logits = target.log().expand(batch, 2, 3).contiguous().to(DEVICE)
-    draft_logits = drafter.log().expand(batch, 1, 3).contiguous().to(DEVICE)
-    seeds = torch.arange(batch, device=DEVICE) * 7919
-    zeros, active = torch.zeros_like(seeds), torch.ones(batch, dtype=torch.bool, device=DEVICE)
-    slot_ids = torch.arange(batch, device=DEVICE)
-    kept = torch.zeros(batch, 1, 3, device=DEVICE)
-    drafts = sample_draft(kept, draft_logits[:, 0], slot_ids, seeds, zeros, zeros[:1], 1.0)
-    given = (logits, drafts.unsqueeze(1), kept, active, slot_ids, seeds, zeros)
-    tokens, num_emitted = rejection_sample(*given, 1.0, None)
-    shares = torch.bincount(tokens[:, 0], minlength=3).cpu() / batch
-    assert (shares - target).abs().max() < 0.08
-    assert (num_emitted == 2).float().mean().item() == pytest.approx(0.1 + 0.1 + 0.2, abs=0.08)

@@ -12,7 +12,7 @@ from tests.test_kernels_wiring import LaunchedKernels
 
 def test_rounds_of_one_graph_end_alike(tmp_path: Path) -> None:
     lab = make_lab(lambda name: _made(tmp_path / name), DEVICE.type, eos_token_id=[2, 7, 11, 19])
-    requests = mixed_requests(2, 5, longest=4)
+    requests = mixed_requests(2, 3, longest=4)
     graph, texts = RoundGraphConfig(rounds_per_replay=2), []
     with LaunchedKernels() as launched:
         for kernels in ("torch", "triton"):

@@ -43,12 +43,13 @@ def paths_of_trees(batch: int, num_rows: int, depth: int) -> torch.Tensor:
     return torch.tensor(paths, device=DEVICE)
 
 
+ONE, TWO = ((2, 3, 8),), ((2, 1, 700), (24,))
+
+
 @pytest.mark.parametrize(
-    "shapes", [((2, 3, 8),), pytest.param(((2, 1, 700), (24,)), marks=pytest.mark.slow)], ids=["one", "two"]
-)
-@pytest.mark.parametrize(
-    ("batch", "num_rows", "depth", "page_size"),
-    [(6, 9, 3, 4), *(pytest.param(*sizes, marks=pytest.mark.slow) for sizes in [(3, 33, 16, 1), (4, 4, 5, 16)])],
+    ("shapes", "batch", "num_rows", "depth", "page_size"),
+    [(ONE, 6, 9, 3, 4), (TWO, 3, 33, 16, 1), (ONE, 4, 4, 5, 16)],
+    ids=["one", "two", "shallow"],
 )
 def test_a_path_becomes_a_chain(
     shapes: tuple[tuple[int, ...], ...], batch: int, num_rows: int, depth: int, page_size: int
@@ -100,7 +101,7 @@ ON_A_GPU = [("one_hot", "frozen_kv", "round"), ("strict", "mtp_eagle", "full_loo
 @pytest.mark.parametrize(("rule", "drafter", "mode"), QUICK if INTERPRETED else [*QUICK, *ON_A_GPU])
 def test_whole_requests_are_those_of_torch(lab: Lab, rule: str, drafter: str, mode: str) -> None:
     """Captured rounds of two requests, beside eager ones of torch."""
-    requests, (of_rule, walk) = mixed_requests(2, 6, seed=1), RULES[rule]
+    requests, (of_rule, walk) = mixed_requests(2, 4, seed=1), RULES[rule]
     results = []
     for kernels, graph in (("torch", None), ("triton", MODES[mode])):
         tree = DynamicTreeConfig(topk=3, num_rows=9)

@@ -197,7 +197,7 @@ def assert_alike(folders: dict[str, Path], name: str, graph: str, requests: list
 def test_every_case_gives_the_tokens_of_torch_in_every_graph_mode(
     folders: dict[str, Path], case: str, graph: str
 ) -> None:
-    assert_alike(folders, case, graph, thinking_requests(2, 4))
+    assert_alike(folders, case, graph, thinking_requests(2, 3))
 
 
 @pytest.mark.parametrize("knob", ["attention", "kernels"])
