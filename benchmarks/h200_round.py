@@ -69,7 +69,7 @@ class Cell:
 
     def overrides(self) -> list[str]:
         """Return what to compose."""
-        drafter = ["drafter=none"]
+        drafter = ["drafter=none", "prune=prefill"]  # outputs for the last prompt row alone, as engines compute them
         if self.num_draft_tokens:
             drafter = [
                 "drafter=eagle3",

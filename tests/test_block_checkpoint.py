@@ -129,12 +129,18 @@ def test_the_mask_token_has_several_names(target: ModelConfig, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("block", "named"),
     [
-        (TinyBlock(outputs=(1, 7)), "target_layer_ids must ascend from -1 at least to 6 at most"),
-        (TinyBlock(layout="speculators", outputs=(1, 9)), "must ascend from 0 at least to 7 at most"),
+        (TinyBlock(outputs=(1, 7)), "target_layer_ids must be ascending numbers from -1 to 6"),
+        (TinyBlock(layout="speculators", outputs=(1, 9)), "must be ascending numbers from 0 to 7"),
         (TinyBlock(keys={"vocab_size": 200}), "vocab_size is 200, the target has 160"),
         (TinyBlock(keys={"num_target_layers": 36}), "num_target_layers is 36, the target has 8"),
-        (TinyBlock(keys={"architectures": ["XPressSpeculator"]}), "'XPressSpeculator' is not a block drafter"),
-        (TinyBlock(layout="speculators", keys={"speculators_model_type": "peagle"}), "'peagle' is not a block drafter"),
+        (
+            TinyBlock(keys={"architectures": ["XPressSpeculator"]}),
+            "'XPressSpeculator' is not a supported block drafter",
+        ),
+        (
+            TinyBlock(layout="speculators", keys={"speculators_model_type": "peagle"}),
+            "'peagle' is not a supported block drafter",
+        ),
         (TinyBlock(layout="speculators", keys={"mask_token_id": 160}), "mask_token_id must be at most 159"),
         (TinyBlock(head="markov", keys={"hidden_size": 64}), "of another shape"),
         (TinyBlock(keys={"block_size": 1}), "block_size must be an integer of 2 or more"),

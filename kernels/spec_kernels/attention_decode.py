@@ -77,11 +77,13 @@ def attend_split(
     IS_WHOLE: tl.constexpr,
     EARLY: tl.constexpr,
 ) -> None:
-    """Attends one row tile over the keys of one split, or if IS_WHOLE, of all splits one after another.
+    """Attends one row tile over the keys of one split.
+
+    If IS_WHOLE, a program of a chain takes all splits one after another. So does a tree's program of shared splits.
 
     All rows of a tree share the splits before its root. In later splits each query row has its own keys and its own
-    programs. The keys are at the positions that they would have in a chain, so the row's sums equal those of plain
-    decoding.
+    programs. A path's keys count as consecutive, so splits and tiles cut them as they cut a chain. Therefore a row's
+    sums equal those of plain decoding.
     """
     kv_head = tl.program_id(1)
     if IS_TREE:
@@ -101,8 +103,9 @@ def attend_split(
         is_row = query < num_queries
     out_row = (request * num_queries + query).to(tl.int64)
 
-    # A row sees the keys up to its own. In a chain these are consecutive, and all rows share them. No kernel of this
-    # forward writes seq_lens.
+    # A row sees the keys up to its own. In a chain a later row sees the keys of an earlier one and some more. So a tile
+    # reads one range of keys, in which each row has its own end. No kernel of this forward writes seq_lens, so they may
+    # be read before the wait.
     seq_len = tl.load(seq_lens_ptr + request, cache_modifier=".cg").to(tl.int32)
     wait_for_inputs(EARLY)
     if IS_TREE:
@@ -113,7 +116,8 @@ def attend_split(
         low, high, entry = tree_keys(is_own, split, prefix_len, own_depth, num_readable, window, split_keys, IS_WHOLE)
         if low >= high:
             return
-        # A program's keys end at its row or before the root, so only the start of the row's window matters.
+        # A row's own program ends at the row, and a shared one before the root. So no row needs a mask for its end, but
+        # each needs one for the start of its window.
         start = prefix_len + 1 - window + tl.load(depths_ptr + out_row, mask=is_row, other=0).to(tl.int32)
     else:
         last_query = tl.minimum((first_row + ROW_TILE - 1) // GROUP, num_queries - 1)

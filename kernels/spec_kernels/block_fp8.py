@@ -28,8 +28,9 @@ def load_scale(
     WHOLE_TILES: tl.constexpr,
     TURNED: tl.constexpr,
 ) -> tl.tensor:
-    """Load the scales of the rows `first + columns` of a weight in one block of inputs, in a shape that multiplies
-    sums.
+    """Load, for one block of inputs, the scales of the weight's rows `first + columns`.
+
+    Their shape broadcasts against a tile of sums.
 
     A tile within one block of rows has a single scale.
     """
@@ -75,7 +76,10 @@ def widened(weight: tl.tensor, DTYPE: tl.constexpr) -> tl.tensor:
 
 @triton.jit
 def float16_of(bits: tl.tensor) -> tl.tensor:
-    """Convert bfloat16 bits to float16, whose exponent is three bits narrower."""
+    """Return as float16 the e4m3 numbers whose bits are at bfloat16's places: the sign, and bits 4 to 10.
+
+    Bits at other places are ignored. The values are the true ones, so `multiplier` is 1.
+    """
     bits = (bits & -32768) | ((bits & 0x07F0) << 3)
     return bits.to(tl.int16).to(tl.float16, bitcast=True) * 256.0
 
@@ -114,12 +118,12 @@ def _dequantise(
 
 @operator("dequantise", mutates_args=("out",))
 def dequantise(out: torch.Tensor, weight: torch.Tensor, scales: torch.Tensor) -> None:
-    """Multiply every block of a packed weight by its scale, rounded once.
+    """Multiply every block of a packed weight by its scale in float32, and round the products to the dtype of `out`.
 
     Args:
         out: [rows, inputs], contiguous, written.
         weight: as returned by `packed`, contiguous.
-        scales: [blocks of 128 rows, or rows; blocks of inputs] float32, contiguous.
+        scales: [row blocks, input blocks], or [rows, input blocks] with a scale for each row; float32, contiguous.
     """
     num_rows, in_features = out.shape
     assert out.is_contiguous() and weight.is_contiguous()

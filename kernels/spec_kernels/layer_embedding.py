@@ -1,5 +1,5 @@
-"""The per-layer embeddings of Gemma 4 E2B and E4B: a token's row of a table plus its projected, normed shared
-embedding.
+"""The per-layer embeddings of Gemma 4 E2B and E4B: a token's row of a per-layer table plus its
+ordinary embedding, projected and normed.
 
 In torch this takes eight operators.
 """
@@ -68,8 +68,8 @@ def layer_embeddings(
         tokens: [rows] int64, contiguous.
         table: [vocab, num_layers * width], contiguous.
         projected: [rows, num_layers * width].
-        weight: [width] of an RMSNorm of each layer's part with `eps`. In the rows' dtype the norm rounds before and
-            after it, in float32 only after it.
+        weight: [width] of an RMSNorm of each layer's part with `eps`. The normed row is rounded after the product with
+            it, and also before if the weight has the dtype of `projected`.
     """
     num_rows, num_layers, width = out.shape
     assert_rows_of(tokens, num_rows)

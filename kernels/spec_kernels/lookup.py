@@ -125,7 +125,8 @@ def extend_and_look_up(
     tokens after that match.
 
     Args:
-        texts: [num_slots + 1, capacity] int64, contiguous, written at `slot_ids`; the last column is scratch.
+        texts: [num_slots + 1, capacity] int64, contiguous, written at `slot_ids` before the last
+            column, which is scratch of the torch form.
         slot_ids: [batch] int64; requests may share a slot only if their `counts` are 0.
         starts: [batch] int64, the position of a text's first new token.
         tokens: [batch, width] int64.

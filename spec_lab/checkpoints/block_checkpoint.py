@@ -23,9 +23,9 @@ MAPS = ("d2t", "t2d")
 
 
 def load_block(
-    folder: Path, target: ModelConfig, dtype: torch.dtype, device: torch.device | str
+    folder: Path, target: ModelConfig, dtype: torch.dtype, device: torch.device | str, knob: str = KNOB
 ) -> tuple[BlockConfig, dict[str, torch.Tensor]]:
-    """Read a block drafter for a target: its config, and its tensors.
+    """Read a block drafter for a target: its config, and its tensors. `knob` names the folder.
 
     `embed_tokens.weight` and `lm_head.weight` are left out if the file does not have them. The target's are then used.
     With a draft vocabulary, only the rows of the target's head that `d2t` names are used. `d2t` is as in `load_eagle3`.
@@ -35,10 +35,10 @@ def load_block(
             map that is out of range or contradicts itself.
     """
     source = str(folder)
-    config, layout = read_block_config(folder, target)
+    config, layout = read_block_config(folder, target, knob)
     stored = _own_tensors(stored_tensors(folder), layout, config)
     maps = {name: stored.pop(name) for name in MAPS if name in stored}
-    config = _with_confidence(config, stored, source)
+    config = _with_confidence(config, stored, source, knob)
     wanted, tables = block_tensor_shapes(config), _table_shapes(config)
     check_tensors(stored, wanted | tables, _optional(config, target), source)
     check_floating(stored, source)
@@ -61,7 +61,7 @@ def _own_tensors(
     return {name: tensor for name, tensor in named.items() if name not in copies and not name.startswith("verifier_")}
 
 
-def _with_confidence(config: BlockConfig, stored: Mapping[str, StoredTensor], source: str) -> BlockConfig:
+def _with_confidence(config: BlockConfig, stored: Mapping[str, StoredTensor], source: str, knob: str) -> BlockConfig:
     """Set the input width of the confidence head from its tensor's shape, since config keys for it vary or are
     missing."""
     if CONFIDENCE not in stored:
@@ -71,7 +71,7 @@ def _with_confidence(config: BlockConfig, stored: Mapping[str, StoredTensor], so
     if len(shape) != 2 or shape[1] not in (hidden, hidden + embedding[1]):
         raise UserError(
             f"{source}: {CONFIDENCE} is {list(shape)}, but must read the {hidden} channels of the hidden row, or these "
-            f"and the {embedding[1]} of the Markov head; set {KNOB} to a whole checkpoint"
+            f"and the {embedding[1]} of the Markov head; set {knob} to a whole checkpoint"
         )
     return replace(config, confidence_reads=shape[1])
 

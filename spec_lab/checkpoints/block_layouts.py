@@ -39,7 +39,8 @@ class BlockLayout:
     Attributes:
         taps_key: the key that lists the tapped layers.
         spelling: how that list counts layers.
-        drops_tables: whether full embeddings and heads in the file are copies of the target's.
+        drops_tables: whether `embed_tokens`, and an `lm_head` over the whole vocabulary, are copies of the target's,
+            and so are not read.
     """
 
     name: str
@@ -79,24 +80,26 @@ class BlockFile:
     Attributes:
         fields: the keys of the block.
         decoder: the keys of the body's layers.
+        knob: the knob that names the file.
     """
 
     layout: BlockLayout
     fields: ConfigFields
     decoder: dict[str, Any]
+    knob: str
 
     @property
     def source(self) -> str:
         return self.fields.source
 
 
-def read_block_config(folder: Path, target: ModelConfig) -> tuple[BlockConfig, BlockLayout]:
-    """Read a block drafter's config.json, and check that it belongs to the target.
+def read_block_config(folder: Path, target: ModelConfig, knob: str = KNOB) -> tuple[BlockConfig, BlockLayout]:
+    """Read a block drafter's config.json, and check that it belongs to the target. `knob` names the folder.
 
     Raises:
         UserError: another kind of drafter, an option that is not supported, or a drafter for another target.
     """
-    file = read_block_file(folder)
+    file = read_block_file(folder, knob)
     fields, layout = file.fields, file.layout
     body = _body(file, target)
     block_size = fields.integer("block_size", least=2, most=256)
@@ -114,7 +117,7 @@ def read_block_config(folder: Path, target: ModelConfig) -> tuple[BlockConfig, B
         causality=_causality(fields),
         conv=_conv(fields),
     )
-    _refuse_other_target(config, target, fields)
+    _refuse_other_target(config, target, file)
     _refuse_taps(taps, target, file)
     return config, layout
 
@@ -128,32 +131,32 @@ def read_block_file(folder: Path, knob: str = KNOB) -> BlockFile:
     if kind:
         if kind not in SPECULATORS_DEFAULTS:
             raise UserError(
-                f"{source}: speculators_model_type {shown(kind)} is not a block drafter; supported are "
+                f"{source}: speculators_model_type {shown(kind)} is not a supported block drafter; supported are "
                 f"{', '.join(SPECULATORS_DEFAULTS)}"
             )
         decoder = top.object("transformer_layer_config")
         if not decoder:
-            raise UserError(f"{source}: transformer_layer_config is missing; {KNOB} must name a whole checkpoint")
+            raise UserError(f"{source}: transformer_layer_config is missing; {knob} must name a whole checkpoint")
         named = {key: value for key, value in config.items() if value is not None}
         if "sample_from_anchor" not in named:
             named["sample_from_anchor"] = _samples_from_anchor(top, kind)
-        return BlockFile(SPECULATORS, ConfigFields({**SPECULATORS_DEFAULTS[kind], **named}, source), decoder)
+        return BlockFile(SPECULATORS, ConfigFields({**SPECULATORS_DEFAULTS[kind], **named}, source), decoder, knob)
     names = top.texts("architectures")
     layout = next((BY_ARCHITECTURE[name] for name in names if name in BY_ARCHITECTURE), None)
     if layout is None:
-        found = ", ".join(map(shown, names)) or "none named"
+        named = f"architecture {', '.join(map(shown, names))} is" if names else "no architecture is named, so this is"
         raise UserError(
-            f"{source}: architecture {found} is not a block drafter; supported are {', '.join(BY_ARCHITECTURE)}, and "
-            "those of speculators"
+            f"{source}: {named} not a supported block drafter; supported are {', '.join(BY_ARCHITECTURE)}, and "
+            f"speculators' {', '.join(SPECULATORS_DEFAULTS)}"
         )
     nested = top.object("dflash_config")
     is_dspark = "DSparkDraftModel" in names or nested.get("projector_type") == "dspark" or layout is DEEPSPEC
     implied = {"sample_from_anchor": True} if is_dspark else {}
-    return BlockFile(layout, ConfigFields({**implied, **config, **nested}, source), config)
+    return BlockFile(layout, ConfigFields({**implied, **config, **nested}, source), config, knob)
 
 
 def _samples_from_anchor(top: ConfigFields, kind: str) -> bool:
-    """Return the reading of a file of speculators that has no `sample_from_anchor`.
+    """Return whether row 0 holds draft 1, for a file of speculators without `sample_from_anchor`.
 
     Files from before speculators 0.7 have none, and DSpark's may then be of either reading. The number of drafts that
     they propose tells them apart: a block whose anchor row holds a draft has as many drafts as rows.
@@ -182,7 +185,10 @@ def _body(file: BlockFile, target: ModelConfig) -> ModelConfig:
 
 
 def _slots(fields: ConfigFields, block_size: int) -> SlotReading:
-    """Read which row holds draft 1. Domino's files have a special key for it, and do not use the last row."""
+    """Read which row holds draft 1.
+
+    Domino's files say it with `shift_label`: if it is true, row 0 holds draft 1, and the last row is not used.
+    """
     if fields.text("projector_type", "") == "domino" and fields.flag("shift_label"):
         return SlotReading.of(Slots.anchor_first, block_size, HeadKind.gru)
     slots = Slots.anchor_first if fields.flag("sample_from_anchor") else Slots.mask_first
@@ -251,7 +257,8 @@ def _markov(fields: ConfigFields) -> MarkovSizes:
     return MarkovSizes(fields.integer("markov_rank"), MarkovForm(form))
 
 
-def _refuse_other_target(config: BlockConfig, target: ModelConfig, fields: ConfigFields) -> None:
+def _refuse_other_target(config: BlockConfig, target: ModelConfig, file: BlockFile) -> None:
+    fields = file.fields
     pairs = {
         "vocab_size": (config.body.vocab_size, target.vocab_size),
         "num_target_layers": (fields.integer("num_target_layers", target.num_layers), target.num_layers),
@@ -261,19 +268,21 @@ def _refuse_other_target(config: BlockConfig, target: ModelConfig, fields: Confi
     differing = [f"{name} is {ours}, the target has {its}" for name, (ours, its) in pairs.items() if ours != its]
     if differing:
         raise UserError(
-            f"{fields.source}: this block drafter was trained for another target ({'; '.join(differing)}); set {KNOB} "
-            "to one trained for this target"
+            f"{fields.source}: this block drafter was trained for another target ({'; '.join(differing)}); set "
+            f"{file.knob} to one trained for this target"
         )
     if config.draft_vocab_size > target.vocab_size:
         raise UserError(
             f"{fields.source}: draft_vocab_size {config.draft_vocab_size} exceeds the vocab_size of "
-            f"{target.vocab_size}; set {KNOB} to a drafter trained for this target"
+            f"{target.vocab_size}; set {file.knob} to a drafter trained for this target"
         )
 
 
 def _refuse_taps(taps: tuple[Tap, ...], target: ModelConfig, file: BlockFile) -> None:
-    """Refuse taps out of order or range. The last layer's output is not an input of a layer, and in some projects is
-    normed."""
+    """Refuse taps out of order or range.
+
+    The last layer's output cannot be tapped: taps are read as inputs of layers, and some projects norm this output.
+    """
     outputs = [tap.decoder_layer_output for tap in taps]
     last = target.num_layers - 2
     if outputs and outputs == sorted(set(outputs)) and outputs[0] >= -1 and outputs[-1] <= last:
@@ -281,6 +290,6 @@ def _refuse_taps(taps: tuple[Tap, ...], target: ModelConfig, file: BlockFile) ->
     key, write = file.layout.taps_key, file.layout.spelling.write
     first_number, last_number = write([Tap(-1), Tap(last)])
     raise UserError(
-        f"{file.source}: {key} must ascend from {first_number} at least to {last_number} at most, for a target of "
-        f"{target.num_layers} layers, but is {write(taps)}; set {KNOB} to a drafter trained for this target"
+        f"{file.source}: {key} must be ascending numbers from {first_number} to {last_number} for a target of "
+        f"{target.num_layers} layers, but is {write(taps)}; set {file.knob} to a drafter trained for this target"
     )

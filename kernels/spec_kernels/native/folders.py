@@ -16,7 +16,7 @@ from pathlib import Path
 _OWN = 0o700
 _PREFIX, _LOCK = "spec_lab-building-", "lock"
 _OLD = 3600.0
-"""Seconds after which a working folder counts as abandoned; a compiler's time limit is minutes."""
+"""Seconds for which a working folder is kept even if its lock is free, since its process may not have it yet."""
 
 
 def cache_folder() -> Path:
@@ -43,7 +43,7 @@ def _cache_home() -> Path:
     except RuntimeError as error:
         raise OSError(str(error)) from error
     if not found.is_absolute():
-        raise OSError(f"{found} lies in no home")
+        raise OSError(f"{found} is a relative path, since HOME is one")
     return found
 
 
@@ -58,7 +58,8 @@ def folder_of_this_process() -> Path:
 def held(folder: Path) -> Iterator[Path]:
     """Yield a path that keeps referring to this folder, even if another is put in its place meanwhile.
 
-    Its mode is set to 0700. Files that others put there before can be recognised by their owner and mode.
+    Where there is no /proc (macOS), it is the plain path, which does not. The folder's mode is set to 0700. Files that
+    others put there before can be recognised by their owner and mode.
 
     Raises:
         PermissionError: it belongs to another user, or its mode cannot be set.
@@ -84,13 +85,13 @@ def working_folder(parent: Path) -> Iterator[Path]:
     _remove_abandoned(parent)
     made = tempfile.TemporaryDirectory(prefix=_PREFIX, dir=parent, ignore_cleanup_errors=True)
     with made as name, Path(name, _LOCK).open("ab") as lock:
-        with suppress(OSError):  # without locks in the file system, nothing is removed
+        with suppress(OSError):  # without locks in the file system, _remove_abandoned removes nothing
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield Path(name)
 
 
 def _remove_abandoned(parent: Path) -> None:
-    """Remove this user's old working folders whose process has ended, so that their lock is released."""
+    """Remove this user's old working folders whose lock is free, since their process has ended."""
     for folder in parent.glob(f"{_PREFIX}*"):
         with suppress(OSError):
             found = folder.lstat()

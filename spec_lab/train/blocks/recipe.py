@@ -52,7 +52,7 @@ class BlockRecipe(SlotRecipe):
     def taps(self, target: FrozenTarget) -> tuple[Tap, ...]:
         """Return its taps: one for each layer, or those of the drafter whose body it starts from."""
         if self.config.body is not None:
-            return load_block(Path(self.config.body), target.config, torch.float32, "cpu")[0].taps
+            return load_block(Path(self.config.body), target.config, torch.float32, "cpu", "drafter.body")[0].taps
         return default_taps(target.config.num_layers, self.config.num_layers)
 
     def write(self, drafter: TrainableBlock, target: FrozenTarget, folder: Path) -> None:
@@ -95,7 +95,7 @@ are the target's where the file has none.{begun}""",
         )
         config = random_block_config(model, parts)
         if knobs.body is not None:
-            found, tensors = load_block(Path(knobs.body), model, torch.float32, "cpu")
+            found, tensors = load_block(Path(knobs.body), model, torch.float32, "cpu", "drafter.body")
             own = {name: getattr(config, name) for name in ("head", "slots", "conv", "confidence_reads")}
             return replace(found, **own), tensors
         config = replace(config, mask_token_id=self.mask_token(texts, model.vocab_size))

@@ -15,19 +15,19 @@ from spec_lab.menu.chosen import Chosen
 from spec_lab.train.texts.settings import TextsConfig
 from spec_lab.wiring.caches import cache_row
 
-BYTES_OF_A_CHARACTER_S_TOKEN = 4
-"""Bytes in a prompt's line of JSON, for each of its tokens."""
+JSON_BYTES_OF_A_TOKEN = 4
+"""Bytes that a token of a prompt takes as text in the file of prompts."""
 ROOM = 1.1
-"""The factor of planned bytes that must be free, since new files exist next to those that they replace."""
+"""Free bytes must be this many times the planned ones: while one of the files is replaced, both its versions exist."""
 
 
 @dataclass(frozen=True, slots=True)
 class StagePlan:
-    """The most that a stage takes; its seconds are estimated from a rate.
+    """The cost of a stage, estimated from probes. Without a probe, tokens and disk are the most that it can take.
 
     Attributes:
         tokens: the tokens that the stage runs or writes.
-        memory_bytes: the peak on the device.
+        memory_bytes: what the stage needs on the device; of texts, weights and cache alone.
         seconds: None if no rate is known.
         num_done: the texts that a killed command has already written; tokens and disk include them.
         less_disk, less_memory: the remedy if there is no room.
@@ -64,7 +64,7 @@ def plan_texts(chosen: Chosen, config: TextsConfig, rate: Rate | None = None) ->
     answer = config.max_new_tokens if rate is None else rate.answer_tokens
     id_bytes = 2 if target.vocab_size <= 2**16 else 4
     tokens = round(config.num_texts * (prompt + answer))
-    lines = config.num_texts * prompt * BYTES_OF_A_CHARACTER_S_TOKEN
+    lines = config.num_texts * prompt * JSON_BYTES_OF_A_TOKEN
     # The target writes the prompts too, unless they are given.
     written = config.num_texts * (answer + (0 if config.prompts else prompt))
     item_size = 4 if str(chosen.config.dtype) == "float32" else 2
@@ -85,7 +85,7 @@ def refuse_what_does_not_fit(stages: Sequence[StagePlan], folder: Path, device_b
     """Refuse stages that need more than the disk of `folder`, or the device, has.
 
     Raises:
-        UserError: which names the stage.
+        UserError: the disk is too small for all stages together, or the device for one of them, which is named.
     """
     there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     free = shutil.disk_usage(there).free
@@ -93,8 +93,8 @@ def refuse_what_does_not_fit(stages: Sequence[StagePlan], folder: Path, device_b
     if needed * ROOM > free:
         largest = max(stages, key=lambda stage: stage.disk_bytes)
         raise UserError(
-            f"output_dir={folder}: {_size(needed)} are needed on its disk, but only {_size(free)} are free; "
-            f"{largest.less_disk} or choose another output_dir"
+            f"output_dir={folder}: {_size(round(needed * ROOM))} are needed on its disk, but only {_size(free)} are "
+            f"free; {largest.less_disk} or choose another output_dir"
         )
     for stage in stages:
         if device_bytes is not None and stage.memory_bytes > device_bytes:
