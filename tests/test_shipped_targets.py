@@ -111,7 +111,7 @@ def test_a_drafter_whose_weights_a_checkout_leaves_out_is_refused(
         admit(compose("pocket", f"drafter={drafter}")[0])
 
 
-@pytest.mark.parametrize(("overrides", "target", "refusal"), CELLS)
+@pytest.mark.parametrize(("overrides", "target", "refusal"), CELLS, ids=lambda word: word.replace(f"{ZOO}/", ""))
 def test_it_runs_or_is_refused(overrides: str, target: str, refusal: str, tmp_path: Path) -> None:
     """Oracle drafts come from the runner, the others from an engine alone."""
     skip_without_weights(target)
