@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
@@ -72,12 +73,28 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
 
 
-@pytest.fixture(autouse=True, scope="module")
-def frozen() -> None:
+@dataclass
+class Frozen:
+    """What the collector no longer looks at: the objects of so many modules, and what files of tests before left."""
+
+    num_modules: int = 0
+    file: str = ""
+
+    def refresh(self, file: str) -> None:
+        if (len(sys.modules), file) != (self.num_modules, self.file):
+            gc.collect()
+            gc.freeze()
+            self.num_modules, self.file = len(sys.modules), file
+
+
+FROZEN = Frozen()
+
+
+@pytest.fixture(autouse=True)
+def frozen(request: pytest.FixtureRequest) -> None:
     """Keep the collector off what imports and other files' tests left behind: a run collects garbage before each pass
     it times, and through the modules of torch and transformers that takes longer than the tiny pass."""
-    gc.collect()
-    gc.freeze()
+    FROZEN.refresh(str(request.path))
 
 
 @pytest.fixture(autouse=True)

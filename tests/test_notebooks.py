@@ -13,10 +13,8 @@ import pytest
 from spec_lab.__main__ import main
 from spec_lab.gallery.__main__ import main as gallery
 from spec_lab.gallery.export import conclusion_of, execute, read_notebook, run_notebook
-from spec_lab.measure.runner import run
-from spec_lab.menu.chosen import choose
-from tests.fake_runs import CHOICES
-from tests.tiny_runs import make_run_config, make_runnable_pair, write_prompts
+from spec_lab.record.reading import read_summary
+from spec_lab.record.runs import newest_run
 
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
@@ -69,35 +67,12 @@ def test_the_gallery_has_every_picture_that_has_a_name_and_no_other() -> None:
     assert names == sorted(path.stem for path in (ROOT / "docs" / "gallery").glob("*.png"))
 
 
-def show_first_run(outputs: Path) -> tuple[str, int, str]:
-    """Run `first_run.ipynb` on the newest run below `outputs`; return its text, its number of plots, its end."""
-    notebook = run_notebook(ROOT / "notebooks" / "first_run.ipynb", {"outputs": str(outputs)})
-    shown = [output for cell in code_cells(notebook) for output in cell.outputs]
-    images = [output for output in shown if "image/png" in output.get("data", {})]
-    text = "".join(output.text for output in shown if output.output_type == "stream" and output.name == "stdout")
-    return text, len(images), conclusion_of(notebook)
-
-
 @pytest.fixture(autouse=True)
 def kernels_find_the_lab(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{ROOT / 'kernels'}")
 
 
-def test_first_run_shows_a_run_made_here(tmp_path: Path) -> None:
-    rows = [{"id": str(i), "category": "ab"[i % 2], "prompt": "walk" * (i + 1), "form": "continue"} for i in range(3)]
-    pair = make_runnable_pair(tmp_path / "pair")
-    prompts = write_prompts(tmp_path / "prompts.jsonl", rows)
-    folder = tmp_path / "outputs" / "a-run"
-    folder.mkdir(parents=True)
-    summary = run(choose(make_run_config(pair, prompts, prune="catchup", profile_rounds=2)), CHOICES, folder)
-    text, num_images, conclusion = show_first_run(tmp_path / "outputs")
-    assert num_images == 4
-    assert str(folder) in text
-    assert conclusion == summary["verdict"]
-    assert "acceptance_length_all" in text
-
-
-CHEAP = ["max_new_tokens=6", "repeats=1", "warmup_requests=0", "kernels=torch", "workload.limit=2"]
+CHEAP = ["max_new_tokens=6", "repeats=1", "warmup_requests=0", "workload.limit=2"]
 STUDIES = {
     "drafters": ["drafter=ngram,eagle3", "drafter.num_draft_tokens=2", "references=[]"],
     "pruning": ["prune=none,catchup", "drafter.num_draft_tokens=1", "repeats=3"],
@@ -111,7 +86,7 @@ STUDIES = {
     ],
     "graph_modes": [
         *("graph=eager,round", "batch_size=1", "profile_rounds=3", "max_new_tokens=16"),
-        *("workload.limit=1", "references=[]"),
+        *("workload.limit=1", "references=[]", "kernels=torch"),
     ],
 }
 
@@ -123,6 +98,16 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for experiment, smaller in STUDIES.items():
         assert main([f"experiment={experiment}", *CHEAP, *smaller, f"output_dir={folder}"]) == 0
     return folder
+
+
+def test_first_run_shows_the_newest_run_made_here(records: Path) -> None:
+    notebook = run_notebook(ROOT / "notebooks" / "first_run.ipynb", {"outputs": str(records)})
+    shown = [output for cell in code_cells(notebook) for output in cell.outputs]
+    text = "".join(output.text for output in shown if output.output_type == "stream" and output.name == "stdout")
+    folder = newest_run(records).folder
+    assert sum("image/png" in output.get("data", {}) for output in shown) == 4
+    assert str(folder) in text and "acceptance_length_all" in text
+    assert conclusion_of(notebook) == read_summary(folder)["verdict"]
 
 
 CONCLUSIONS = {

@@ -19,6 +19,7 @@ from spec_lab.core.types import AcceptanceInputs
 from spec_lab.engine.offered import DraftOffers, are_within_budget
 from tests.acceptance_cases import CPU, RULES, TRUNCATED, emitted, make_inputs, request
 from tests.bench_modules import imported
+from tests.covering import each_value
 from tests.test_rejection import (
     PLAIN,
     PROPOSALS,
@@ -122,9 +123,7 @@ def test_two_rounds_that_offer_fewer_drafts_equal_the_target(method: str, propos
     assert enumeration_error(models, METHODS[method], PLAIN, CUTS[cut]) < 1e-12
 
 
-@pytest.mark.parametrize("cut", CUTS)
-@pytest.mark.parametrize("proposal", PROPOSALS)
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(("method", "proposal", "cut"), each_value(METHODS, PROPOSALS, CUTS, times=3))
 def test_three_drafts_of_which_fewer_are_offered_equal_the_target(method: str, proposal: str, cut: str) -> None:
     models = make_models(4, 3, TRUNCATED, proposal)
     assert enumeration_error(models, METHODS[method], TRUNCATED, CUTS[cut]) < 1e-12

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -106,15 +106,35 @@ def record(folder: Path, engine: Engine) -> GenerationResult:
     return result
 
 
+@dataclass(frozen=True)
+class Recordings:
+    """Folders with the rows of a rule of RULES and their results, each made once and only read."""
+
+    root: Path
+    made: dict[str, tuple[Path, GenerationResult]] = field(default_factory=dict)
+
+    def of(self, name: str) -> tuple[Path, GenerationResult]:
+        if name not in self.made:
+            folder = self.root / name
+            folder.mkdir()
+            self.made[name] = folder, record(folder, make_engine(RULES[name]))
+        return self.made[name]
+
+
+@pytest.fixture(scope="module")
+def recordings(tmp_path_factory: pytest.TempPathFactory) -> Recordings:
+    return Recordings(tmp_path_factory.mktemp("recordings"))
+
+
 @pytest.mark.parametrize("name", RULES)
-def test_the_rule_that_ran_is_reproduced_exactly(name: str, tmp_path: Path) -> None:
-    result = record(tmp_path, make_engine(RULES[name]))
+def test_the_rule_that_ran_is_reproduced_exactly(name: str, recordings: Recordings) -> None:
+    folder, result = recordings.of(name)
     accepted = {request.request_id: request.accepted_per_round for request in result.requests}
-    assert rescore(tmp_path, RULES[name]) == accepted
+    assert rescore(folder, RULES[name]) == accepted
     hits = [count for entry in result.rounds for count in entry.relaxed or []]
     assert bool(hits) == (name != "strict")
     assert name == "strict" or sum(hits) > 5
-    first_ids = load_verify_rows(tmp_path).first_ids
+    first_ids = load_verify_rows(folder).first_ids
     assert {MARKERS.begin, MARKERS.end} <= set(first_ids.tolist()), "the prompt pass's token may set the phase"
 
 
@@ -132,23 +152,23 @@ def test_what_was_forgiven_is_forgiven_again(entropy: float, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("name", [name for name in RULES if name != "strict"])
-def test_other_rules_on_a_strict_trajectory(name: str, tmp_path: Path) -> None:
+def test_other_rules_on_a_strict_trajectory(name: str, recordings: Recordings) -> None:
     """Where the text is strict's own, a relaxed rule accepts no less in any round; topk=1 is strict."""
-    record(tmp_path, make_engine(STRICT))
-    strict, relaxed = rescore(tmp_path, STRICT), rescore(tmp_path, RULES[name])
+    folder, _ = recordings.of("strict")
+    strict, relaxed = rescore(folder, STRICT), rescore(folder, RULES[name])
     pairs = [(a, b) for key in strict for a, b in zip(strict[key], relaxed[key], strict=True)]
     assert all(more >= few for few, more in pairs)
     assert any(more > few for few, more in pairs)
     if getattr(RULES[name], "phase", "") == "token":
-        assert rescore(tmp_path, RelaxedThinkingConfig(topk=1, delta=1.0)) == strict
+        assert rescore(folder, RelaxedThinkingConfig(topk=1, delta=1.0)) == strict
 
 
-def test_strict_on_a_relaxed_trajectory_is_the_leading_argmaxes(tmp_path: Path) -> None:
-    record(tmp_path, make_engine(RULES["wide delta"]))
-    rows = load_verify_rows(tmp_path)
+def test_strict_on_a_relaxed_trajectory_is_the_leading_argmaxes(recordings: Recordings) -> None:
+    folder, _ = recordings.of("wide delta")
+    rows = load_verify_rows(folder)
     is_top = rows.draft_ids == rows.top_ids[:, :-1, 0]
     expected = np.cumprod(is_top, axis=1).sum(axis=1)
-    assert np.concatenate(list(rescore(tmp_path, STRICT).values())).tolist() == expected.tolist()
+    assert np.concatenate(list(rescore(folder, STRICT).values())).tolist() == expected.tolist()
 
 
 def test_recording_leaves_the_engine_as_it_was(tmp_path: Path) -> None:
@@ -160,16 +180,16 @@ def test_recording_leaves_the_engine_as_it_was(tmp_path: Path) -> None:
     assert [r.output_ids for r in again.requests] == [r.output_ids for r in first.requests]
 
 
-def test_rows_are_what_the_file_says(tmp_path: Path) -> None:
-    result = record(tmp_path, make_engine(STRICT))
-    rows = load_verify_rows(tmp_path)
+def test_rows_are_what_the_file_says(recordings: Recordings) -> None:
+    folder, result = recordings.of("strict")
+    rows = load_verify_rows(folder)
     assert rows.origin.request_ids == [f"r{i}" for i in range(7)]
     assert (rows.origin.markers, rows.origin.prefill_chunk) == ((3, 4), CHUNK)
     assert rows.num_rounds.tolist() == [len(r.emitted_per_round) for r in result.requests]
     assert rows.first_ids.tolist() == [r.output_ids[0] for r in result.requests]
     assert rows.accepted.tolist() == [m for r in result.requests for m in r.accepted_per_round]
     assert rows.top_ids.shape == rows.top_probabilities.shape == (rows.num_rounds.sum(), 4, RECORDED)
-    size = (tmp_path / "verify_rows.safetensors").stat().st_size
+    size = (folder / "verify_rows.safetensors").stat().st_size
     assert 0 < size - len(rows.accepted) * num_bytes_per_round(3, RECORDED) < 2000
 
 
@@ -200,10 +220,9 @@ def test_the_file_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         (RejectionConfig(), "acceptance=rejection draws"),
     ],
 )
-def test_what_cannot_be_rescored_is_refused(options: AcceptanceConfig, message: str, tmp_path: Path) -> None:
-    record(tmp_path, make_engine(STRICT))
+def test_what_cannot_be_rescored_is_refused(options: AcceptanceConfig, message: str, recordings: Recordings) -> None:
     with pytest.raises(ValueError, match=message):
-        rescore(tmp_path, options)
+        rescore(recordings.of("strict")[0], options)
 
 
 def test_a_run_without_rows_is_refused(tmp_path: Path) -> None:

@@ -76,8 +76,8 @@ def decode(config: RunConfig) -> dict[str, list[int]]:
 
 
 @cache
-def plain(target: str) -> dict[str, list[int]]:
-    return decode(compose(target, "drafter=none")[0])
+def plain(target: str, more: str = "") -> dict[str, list[int]]:
+    return decode(compose(target, f"drafter=none{more}")[0])
 
 
 def test_all_shipped_targets_of_other_families_are_here() -> None:
@@ -111,7 +111,7 @@ def test_a_drafter_whose_weights_a_checkout_leaves_out_is_refused(
         admit(compose("pocket", f"drafter={drafter}")[0])
 
 
-@pytest.mark.parametrize(("overrides", "target", "refusal"), CELLS)
+@pytest.mark.parametrize(("overrides", "target", "refusal"), CELLS, ids=lambda word: word.replace(f"{ZOO}/", ""))
 def test_it_runs_or_is_refused(overrides: str, target: str, refusal: str, tmp_path: Path) -> None:
     """Oracle drafts come from the runner, the others from an engine alone."""
     skip_without_weights(target)
@@ -140,9 +140,8 @@ def test_shipped_drafters_of_a_whole_block_leave_plain_tokens_and_draft_well(dra
     requests = load_requests(chosen, TargetTokenizer(chosen.target_folder))
     limits = engine_limits(chosen, requests, chosen.config.drafter.num_draft_tokens)
     models = load_models(chosen, limits.max_seq_len)
-    plain_config = compose("pocket", "drafter=none max_new_tokens=24")[0]
     records = build_engine(chosen, models, load_drafter(chosen, models.of_drafters), limits).generate(requests).requests
-    assert {record.request_id: record.output_ids for record in records} == decode(plain_config)
+    assert {record.request_id: record.output_ids for record in records} == plain("pocket", " max_new_tokens=24")
     accepted = [count for record in records for count in record.accepted_per_round]
     assert sum(accepted) > len(accepted) / 4, "an untrained one has next to none accepted"
 

@@ -83,7 +83,7 @@ def tokenizer(path: Path) -> TargetTokenizer:
 def test_ids_follow_from_the_files_own_merges(path: Path, tokenizer: TargetTokenizer) -> None:
     head = read_head(path)
     rules = Rules(head.texts("tokenizer.ggml.tokens"), tuple(head.texts("tokenizer.ggml.merges")))
-    texts = [prompt.text for prompt in shipped_prompts()[::12]]
+    texts = [prompt.text for prompt in shipped_prompts()[::48]]
     for text in [*texts, *(text.replace(" ", "  ") for text in texts), "  7 ½ 世界 e\u0301\n\n 1234"]:
         ids = tokenizer.encode(text)
         assert [rules.tokens[token_id] for token_id in ids] == plainly(text, "smollm", rules)
@@ -112,9 +112,8 @@ def test_a_chat_has_the_files_template(path: Path, tokenizer: TargetTokenizer) -
     assert read_model_config(path).eos_token_ids == (tokenizer.special_id("<|im_end|>"),)
 
 
-@pytest.mark.parametrize("drafter", ["drafter=ngram", "drafter=eagle3"])
-def test_the_commands_of_the_readme_run_with_weights_kept_once(drafter: str, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "spec_lab", "target=smollm2_135m", drafter, "prune=catchup", "device=cpu"]
+def test_the_command_of_the_readme_runs_with_weights_kept_once(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "spec_lab", "target=smollm2_135m", "drafter=eagle3", "prune=catchup", "device=cpu"]
     small = ["workload.limit=2", "max_new_tokens=8", "repeats=1", "profile_rounds=0", "warmup_requests=0"]
     done = subprocess.run([*command, *small], cwd=tmp_path, capture_output=True, text=True, check=True)
     (file,) = tmp_path.glob("outputs/*/summary.json")

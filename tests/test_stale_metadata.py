@@ -27,7 +27,7 @@ from tests.lab import make_config, make_engine, make_pair, random_requests
 from tests.tiny_checkpoints import refused
 
 CHEAP = [
-    "workload.limit=6",
+    "workload.limit=3",
     "kernels=torch",
     "max_new_tokens=48",
     "drafter.num_draft_tokens=4",

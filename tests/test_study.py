@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from spec_lab.report.__main__ import main
 from spec_lab.report.known_options import describe_rule
 from spec_lab.report.study import bootstrap_acceptance_length, format_study, read_studies
 from spec_lab.report.study_plot import acceptance_against_accuracy
+from tests.covering import each_value
 from tests.fake_runs import make_info, make_request, make_round
 
 STRICT = {"name": "strict"}
@@ -185,7 +185,7 @@ CUTS = {
 }
 
 
-@pytest.mark.parametrize(("cut", "broken"), list(product(CUTS, ["2", "3"])))
+@pytest.mark.parametrize(("cut", "broken"), each_value(CUTS, ["2", "3"]))
 def test_broken_requests_cost_their_run_and_no_other(
     sweep: Path, cut: str, broken: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -153,14 +153,13 @@ def test_a_kernel_without_a_device_says_so(monkeypatch: pytest.MonkeyPatch) -> N
         pass
 
 
-@pytest.mark.parametrize("prune", ["none", "catchup"])
-def test_an_engine_gives_the_tokens_of_the_torch_backend(prune: str, tmp_path: Path) -> None:
+def test_an_engine_gives_the_tokens_of_the_torch_backend(tmp_path: Path) -> None:
     """Prompts on both sides of a chunk and of a page, ragged ends, a target with a window in half of its layers."""
     window = {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 2}
     pair = make_pair(tmp_path, "qwen2", vocab_size=24, **window)
     requests = random_requests(3, max_new_tokens=7, vocab_size=24, lengths=(1, 24))
     config = replace(
-        make_config(pair, prune=prune, batch_size=2),
+        make_config(pair, prune="catchup", batch_size=2),
         cache=CacheConfig(page_size=4, prefill_chunk=17),
         device=DEVICE.type,
         dtype="float32",

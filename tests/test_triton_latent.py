@@ -240,7 +240,7 @@ def test_an_eagle3_head_of_16_bits_gives_what_it_gives_without_fused_products(tm
 
 @pytest.mark.parametrize(
     ("drafter", "graph"),
-    [("eagle3", "eager"), ("mtp_vanilla", "eager"), ("mtp_eagle", "round")]
+    [("eagle3", "eager"), ("mtp_eagle", "round")]
     + ([] if DEVICE.type == "cpu" else [("mtp_eagle", mode) for mode in ("split_seed", "step_replay", "full_loop")]),
 )
 def test_an_engine_gives_the_tokens_of_transformers(drafter: str, graph: str, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +14,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from spec_kernels.rope_write import rope_write
 from spec_lab.attention.triton_backend import TritonAttention
 from spec_lab.checkpoints.config import ModelConfig
-from spec_lab.checkpoints.families.plain import Family
 from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.checkpoints.keep_fp8 import with_narrow_products, with_wide_products
 from spec_lab.checkpoints.plan import LayerPlan
@@ -35,7 +35,7 @@ from spec_lab.operators.triton_products import TritonProducts, TwoWays
 from spec_lab.wiring.caches import cache_row
 from spec_lab.wiring.kernels import KERNELS
 from tests.kernel_lab import DEVICE, randn
-from tests.lab import make_pair
+from tests.tiny_checkpoints import make_tiny_target
 
 DTYPE = torch.float16
 PAGE_SIZE, MAX_POSITIONS = 4, 64
@@ -68,13 +68,16 @@ class Lane:
 
 @pytest.fixture(scope="module", params=["qwen2", "qwen3"])
 def config(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ModelConfig:
-    family: Family = request.param
-    return read_model_config(make_pair(tmp_path_factory.mktemp(family), family)[0])
+    folder, family = tmp_path_factory.mktemp("config"), request.param
+    make_tiny_target(folder, family, num_hidden_layers=2)
+    return read_model_config(folder)
 
 
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory: pytest.TempPathFactory) -> ModelConfig:
-    return read_model_config(make_pair(tmp_path_factory.mktemp("llama"), "llama")[0])
+    folder = tmp_path_factory.mktemp("llama")
+    make_tiny_target(folder, "llama", num_hidden_layers=2)
+    return read_model_config(folder)
 
 
 def make_target(config: ModelConfig, lane: Lane, products: Products, narrow: bool = False) -> DecoderTarget:
@@ -210,8 +213,9 @@ def run_head(head: Eagle3Head | MtpModule, lane: Lane, name: str) -> list[torch.
 
 
 @pytest.mark.parametrize("selection", ["all", "before", "live", "after"])
-def test_an_eagle3_head_gives_what_it_gives_without(llama: ModelConfig, selection: str) -> None:
-    results = []
+def test_an_eagle3_head_gives_what_it_gives_without(tmp_path: Path, selection: str) -> None:
+    make_tiny_target(tmp_path, "llama")
+    llama, results = read_model_config(tmp_path), []
     for products in (PLAIN, TritonProducts()):
         head_config, tensors = random_eagle3(llama, 16, DTYPE, DEVICE, 1)
         lane = Lane.of(head_config.layer.layers)

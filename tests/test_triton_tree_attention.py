@@ -43,9 +43,7 @@ def random_parents(num_rows: int, seed: int) -> list[int]:
     return [0] + [draw.randrange(row) for row in range(1, num_rows)]
 
 
-@pytest.mark.parametrize(
-    ("shape", "dtype"), each_value([(4, 7, 30), (16, 2, None), (4, 4, None), (32, 1, 66)], DTYPES, times=2)
-)
+@pytest.mark.parametrize(("shape", "dtype"), each_value([(4, 7, 30), (16, 2, None), (4, 4, None), (32, 1, 66)], DTYPES))
 def test_a_tree_that_is_a_chain_gives_the_bits_of_the_chain(
     shape: tuple[int, int, int | None], dtype: torch.dtype
 ) -> None:
@@ -98,7 +96,7 @@ def along_path(paged: Paged, tree: TreeRows, request: int, row: int) -> Paged:
     return chain
 
 
-@pytest.mark.parametrize(("num_rows", "window"), each_value([5, 40], [None, 3, 70], times=2))
+@pytest.mark.parametrize(("num_rows", "window"), each_value([5, 40], [None, 3, 70]))
 def test_a_tree_equals_the_reference(num_rows: int, window: int | None) -> None:
     """Trees differ between requests, end on and beside split borders, and one has no keys before it."""
     paged = fill([num_rows, 64 + num_rows // 2, 128])

@@ -22,7 +22,7 @@ LONGEST_PROMPT, MOST_NEW_TOKENS = 20, 28
 MAX_SEQ_LEN = LONGEST_PROMPT + MOST_NEW_TOKENS
 PAGES_A_REQUEST = -(-(MAX_SEQ_LEN + 2 * K) // PAGE_SIZE)
 SCRIPT = (3, 0, 1, 2, 0, 3)
-LOADS = [(80, 8), (200, 32)]
+NUM_REQUESTS, BATCH_SIZE = 100, 16
 
 
 def make_requests(count: int, seed: int = 0) -> list[Request]:
@@ -92,17 +92,14 @@ def assert_all_given_back(engine: Engine) -> None:
     scheduler.allocator.give_back(free)
 
 
-@pytest.mark.parametrize(("num_requests", "batch_size"), LOADS)
-def test_all_requests_end_with_the_outputs_of_batch_one_and_nothing_is_leaked(
-    num_requests: int, batch_size: int
-) -> None:
-    requests = make_requests(num_requests)
-    engine, target = make_engine(batch_size)
+def test_all_requests_end_with_the_outputs_of_batch_one_and_nothing_is_leaked() -> None:
+    requests = make_requests(NUM_REQUESTS)
+    engine, target = make_engine(BATCH_SIZE)
     count = Bookkeeping(engine, target)
     records = engine.generate(requests, on_finish=count).requests
     assert sorted(count.finished) == [record.request_id for record in records] == [r.request_id for r in requests]
-    assert count.most_running >= batch_size - 1, "the batch was full"
-    assert count.most_sequences <= batch_size + 1
+    assert count.most_running >= BATCH_SIZE - 1, "the batch was full"
+    assert count.most_sequences <= BATCH_SIZE + 1
     assert_all_given_back(engine)
     assert {record.finish_reason for record in records} == {FinishReason.EOS, FinishReason.LENGTH}
     alone, alone_target = make_engine(1)
@@ -113,29 +110,27 @@ def test_all_requests_end_with_the_outputs_of_batch_one_and_nothing_is_leaked(
     assert outputs == [target.expected(request) for request in requests]
 
 
-@pytest.mark.parametrize(("num_requests", "batch_size"), LOADS)
-def test_out_of_pages_means_waiting(num_requests: int, batch_size: int) -> None:
+def test_out_of_pages_means_waiting() -> None:
     """Pages for a quarter of the slots: requests wait for them in turn, and come to the same outputs."""
-    requests = make_requests(num_requests, seed=1)
-    num_pages = batch_size // 4 * PAGES_A_REQUEST + NUM_RESERVED_PAGES
-    engine, target = make_engine(batch_size, num_pages)
+    requests = make_requests(NUM_REQUESTS, seed=1)
+    num_pages = BATCH_SIZE // 4 * PAGES_A_REQUEST + NUM_RESERVED_PAGES
+    engine, target = make_engine(BATCH_SIZE, num_pages)
     count = Bookkeeping(engine, target)
     records = engine.generate(requests, on_finish=count).requests
     assert [record.output_ids for record in records] == [target.expected(request) for request in requests]
-    assert 1 < count.most_running < batch_size, "pages ran out before slots"
+    assert 1 < count.most_running < BATCH_SIZE, "pages ran out before slots"
     admitted = [record.admitted_at for record in records]
     assert admitted == sorted(admitted), "first come, first served"
     assert_all_given_back(engine)
 
 
-@pytest.mark.parametrize(("num_requests", "batch_size"), LOADS)
-def test_memory_is_flat_from_wave_to_wave(num_requests: int, batch_size: int) -> None:
+def test_memory_is_flat_from_wave_to_wave() -> None:
     """What the second wave leaves behind, the fourth does too: nothing grows with the number of requests served."""
-    engine, target = make_engine(batch_size)
+    engine, target = make_engine(BATCH_SIZE)
     objects, kept = [], []
     with traced_memory():
         for wave in range(4):
-            engine.generate(make_requests(num_requests // 4, seed=wave), on_finish=Bookkeeping(engine, target))
+            engine.generate(make_requests(NUM_REQUESTS // 4, seed=wave), on_finish=Bookkeeping(engine, target))
             forget(target)
             gc.collect()
             objects.append(len(gc.get_objects()))

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
+import pytest
 import torch
 from gguf import GGMLQuantizationType, GGUFWriter, quantize
 
@@ -44,11 +47,16 @@ def in_transformers(path: Path, **changes: Any) -> Any:
     """The model that transformers' own reader makes of a file. Its `from_pretrained` does the same, but asks for
     accelerate. `changes` are to the config: of Qwen3, it does not read `key_length`."""
     from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.initialization import no_init_weights
     from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
-    config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name, trust_remote_code=False, **changes)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    tensors = load_gguf_checkpoint(str(path), return_tensors=True, model_to_load=model)["tensors"]
+    with pytest.MonkeyPatch.context() as patch, no_init_weights():
+        # It reads the file twice, and makes the table of names anew for each module.
+        for name in ("GGUFReader", "get_tensor_name_map"):
+            patch.setattr(gguf, name, cache(getattr(gguf, name)))
+        config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name, trust_remote_code=False, **changes)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        tensors = load_gguf_checkpoint(str(path), return_tensors=True, model_to_load=model)["tensors"]
     missing, unexpected = model.load_state_dict(tensors, strict=False)
     assert not unexpected and set(missing) <= {"lm_head.weight"}, (missing, unexpected)
     model.tie_weights()
