@@ -144,9 +144,9 @@ def read_block_file(folder: Path, knob: str = KNOB) -> BlockFile:
     names = top.texts("architectures")
     layout = next((BY_ARCHITECTURE[name] for name in names if name in BY_ARCHITECTURE), None)
     if layout is None:
-        named = f"architecture {', '.join(map(shown, names))} is" if names else "no architecture is named, so this is"
+        found = f"architecture {', '.join(map(shown, names))} is" if names else "no architecture is named, so this is"
         raise UserError(
-            f"{source}: {named} not a supported block drafter; supported are {', '.join(BY_ARCHITECTURE)}, and "
+            f"{source}: {found} not a supported block drafter; supported are {', '.join(BY_ARCHITECTURE)}, and "
             f"speculators' {', '.join(SPECULATORS_DEFAULTS)}"
         )
     nested = top.object("dflash_config")
