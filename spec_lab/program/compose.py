@@ -203,23 +203,18 @@ def retyped(config: RunConfig) -> RunConfig:
     Raises:
         UserError: a key has a value of another type, or there is no such key.
     """
-    group, menu = "", run_menu()
+    menu = run_menu()
+    parts = {f"{field.name}.": getattr(config, field.name) for field in dataclasses.fields(config)}
+    parts = {"": config} | {prefix: part for prefix, part in parts.items() if _is_instance(part)}
+    for prefix, part in parts.items():
+        _refuse_new_attributes(part, prefix, menu)
+        _make_plain(part)
     try:
-        _refuse_new_attributes(config, "", menu)
-        _make_plain(config)
-        for field in dataclasses.fields(config):
-            part = getattr(config, field.name)
-            if dataclasses.is_dataclass(part) and not isinstance(
-                part, type
-            ):  # separately, since an error in the whole would not name the part
-                group = f"{field.name}."
-                _refuse_new_attributes(part, group, menu)
-                _make_plain(part)
-                OmegaConf.structured(part)
-        group = ""
         typed: Any = OmegaConf.to_object(OmegaConf.structured(config))
-    except OmegaConfBaseException as error:
-        raise UserError(_wrong_type(f"{group}{error.full_key or ''}".rstrip("."), error, menu)) from error
+    except OmegaConfBaseException:
+        for prefix, part in reversed(parts.items()):  # an error in the whole would not name the part
+            _refuse_wrong_types(part, prefix, menu)
+        raise
     assert isinstance(typed, RunConfig)
     for group, _ in _renamed(typed):
         name = getattr(typed, group).name
@@ -227,6 +222,17 @@ def retyped(config: RunConfig) -> RunConfig:
             f"config.{group}.name={name!r} is an option that has its own keys; use spec_lab.compose(['{group}={name}'])"
         )
     return typed
+
+
+def _is_instance(part: Any) -> bool:
+    return dataclasses.is_dataclass(part) and not isinstance(part, type)
+
+
+def _refuse_wrong_types(part: Any, prefix: str, menu: Menu) -> None:
+    try:
+        OmegaConf.to_object(OmegaConf.structured(part))
+    except OmegaConfBaseException as error:
+        raise UserError(_wrong_type(f"{prefix}{error.full_key or ''}".rstrip("."), error, menu)) from error
 
 
 def _renamed(config: RunConfig) -> Iterator[tuple[str, Any]]:
