@@ -121,7 +121,8 @@ def _load_offered(
     MAY_STOP: tl.constexpr,
     HAS_BUDGET: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """Loads the survival of drafts, whether the budget may offer them, and whether their request is active."""
+    """Loads the survival of drafts (0 without a budget), whether they are offered if the budget allows it, and whether
+    their request is active."""
     is_request = requests < batch
     slots = tl.load(slot_ids_ptr + requests, mask=is_request, other=0)
     is_active = is_request & (tl.load(active_ptr + requests, mask=is_request, other=0) != 0)
