@@ -57,7 +57,7 @@ def merge_rows(
 
 
 def softmax_in_tiles(tops: torch.Tensor, sums: torch.Tensor, logits: torch.Tensor, temperature: float) -> None:
-    """Write the maximum and the sum of each tile of softmax(logits / temperature) for logits [batch, rows, vocab].
+    """Write of each tile of logits [batch, rows, vocab] / temperature the largest, and the sum of exponentials.
 
     `tops` and `sums`: [batch * rows, tiles] float32, contiguous; further rows are not written.
     """

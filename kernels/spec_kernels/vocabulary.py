@@ -20,7 +20,7 @@ NO_TOKEN = tl.constexpr(2**31 - 1)
 
 @triton.jit
 def load_logits(row_ptr: tl.tensor, ids: tl.tensor, vocab_size: tl.tensor) -> tl.tensor:
-    """Load float32 logits, -inf past the vocabulary."""
+    """Load logits as float32, with -inf past the vocabulary."""
     return tl.load(row_ptr + ids, mask=ids < vocab_size, other=float("-inf")).to(tl.float32)
 
 

@@ -44,8 +44,8 @@ static void turn_and_write(float *heads, float *kv, const layer_t *layer, const 
     }
 }
 
-/* Where a request's keys lie in the cache, `stride` numbers each, from its pages, up to a whole tile; positions behind
-   the last page are in that one. */
+/* Where a request's keys lie in the cache, `stride` numbers each, from its pages. The last key's place fills up the last
+   tile. */
 static void find_keys(int64_t *offsets, const int64_t *pages, int64_t num_pages, int64_t page_size, int64_t stride,
                       int64_t num_keys) {
     for (int64_t first = 0, column = 0; first < num_keys; first += page_size, column++) {

@@ -36,7 +36,7 @@ def decoder_layer(
         residual: [live rows, hidden_size] the residual stream.
         cos: [rows, ..., rotary_dim]; `signed_sin` likewise.
         slots: [rows] int64.
-        pages: [requests, num_pages] int64, pages of the keys; positions past the last column are in its page.
+        pages: [requests, num_pages] int64, pages of the keys; keys past the last column are not read.
         lengths: [requests] int64, number of keys that the last live row of each request sees.
         live: [live rows] int64, the rows that attend and go on, `num_queries` for each request; None for all.
         layer: `NativeLayer.address`.
