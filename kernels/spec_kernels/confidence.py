@@ -1,7 +1,7 @@
 """Two kernels: one notes in each draft step the confidence in its drafts, and counts the requests that want another
 draft. The other decides in each round how many drafts each request offers.
 
-A draft step of a small drafter is some thirty launches. With the ten more that torch needs to store confidences,
+A draft step of a small drafter is some thirty launches. With the eleven more that torch needs to store confidences,
 stopping early would save nothing.
 """
 

@@ -44,7 +44,7 @@ static void turn_and_write(float *heads, float *kv, const layer_t *layer, const 
     }
 }
 
-/* Where a request's keys lie in the cache, `stride` numbers each, from its pages. The last key's place fills up the last
+/* Where a request's keys lie in the cache, `stride` numbers each, from its pages. The last key's place fills up its
    tile. */
 static void find_keys(int64_t *offsets, const int64_t *pages, int64_t num_pages, int64_t page_size, int64_t stride,
                       int64_t num_keys) {
