@@ -3,8 +3,7 @@
    A weight lies in panels of 64 outputs, so that an output's sum needs no reduction across lanes. A panel lies in four
    columns of 16 outputs, [panel][4][input][16], since a core that reads in four pages of memory at once waits less than
    in one. Where that loses nothing, a weight is kept in bfloat16: [panel][4][pair of inputs][16][2], with inputs filled
-   up to whole tiles with zeros. Vector code widens such a weight as it reads; tile registers take it as it is (tiles.h).
-*/
+   up to whole tiles with zeros. Vector code widens such a weight as it reads. Tile registers take it as it is. */
 
 enum { FLOATS, HALVES, TILES }; /* as packing.py has them */
 enum { TILE_INPUTS = 32 };
