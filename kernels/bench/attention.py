@@ -55,7 +55,7 @@ class Shape:
 
     @property
     def flops(self) -> int:
-        """Return the number of operations of the two products of every query row with every key."""
+        """Return the number of operations of the two products of every query row with the keys that it sees."""
         seen = self.keys if self.window is None else min(self.keys, self.window)
         return 4 * self.batch * self.rows * self.num_heads * seen * self.head_dim
 

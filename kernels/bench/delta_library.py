@@ -2,8 +2,8 @@
 
     PYTHONPATH=.:kernels:FOLDER python kernels/bench/delta_library.py [--batch 1 16 64] [--rows 1 4] [--prompts 512]
 
-FOLDER holds the packages `fla` and `einops` from the wheels of fla-core and einops, which are plain Python. It times
-one layer, by default of Qwen3.5-9B. The library's recurrence returns the state after the last row; this project's
+FOLDER holds the packages `fla` and `einops` from the wheels of fla-core and einops, which are plain Python. The sizes
+are those of one layer of Qwen3.5-9B. The library's recurrence returns the state after the last row; this project's
 returns a state after each row, as verify needs. Both have a chunked form for prompts. The library's queries, keys and
 values are bf16, and the states of both are float32. The printed difference is the largest one of outputs and last
 states, divided by the largest value.

@@ -4,10 +4,10 @@
 
 Lower bound: a state has `num_value_heads * key_head_dim * value_head_dim` floats, 2.1 MB in Qwen3.5-9B. For each
 request, verify of N rows reads one state and writes N, and replay reads and writes one. With many requests this bounds
-the time, rather than the arithmetic (8 operations for each element of the state and each row). The states of one
-request take 2.5 us. With so little to move, enough programs must wait for memory at once, and launches must be few. The
-rows of a prompt are computed one after the other with the state in registers, so the bound is the latency of one row
-times the number of rows.
+the time, rather than the arithmetic (7 operations for each element of the state and each row). The states of one
+request take 2.5 us in verify of 4 rows. With so little to move, enough programs must wait for memory at once, and
+launches must be few. The rows of a prompt are computed one after the other with the state in registers, so the bound is
+the latency of one row times the number of rows.
 
 Times are for one call inside a CUDA graph of many, which cycles through states that together exceed L2.
 """

@@ -1,8 +1,9 @@
 """Attention of the newest query rows of each request over a paged KV cache: a few rows of decoding, or a prompt chunk.
 
-A decoding row's result is a fixed sequence of roundings. Key tiles and splits start at absolute positions, and tiles
-have one shape for 1 to `MAX_DECODE_QUERIES` query rows. Splits are merged one after another, in ascending order. So a
-row's bits do not depend on other query rows, other requests, `max_seq_len`, or how many programs share its splits.
+A decoding row's result is a fixed sequence of roundings. Key tiles and splits start at absolute positions. For 1 to
+`MAX_DECODE_QUERIES` query rows, tiles of both heights add in the same order. Splits are merged one after another, in
+ascending order. So a row's bits do not depend on other query rows, other requests, `max_seq_len`, or how many programs
+share its splits.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ def paged_attention(
     """Attention of the newest query rows of each request over its paged keys and values.
 
     Query row j of a request sees the key positions [max(0, end - window), end) with
-    `end = seq_lens - (num_queries - 1 - j)`; a row that sees nothing gives zeros. Positions past `max_seq_len` and
-    past the table's last page but one are not read. `seq_lens` is read on the device only.
+    `end = seq_lens - (num_queries - 1 - j)`; a row that sees nothing gives zeros. Positions from `max_seq_len`
+    on, and those of the scratch page, are not read. `seq_lens` is read on the device only.
 
     Rows of a tree see the prefix, which is all keys but the newest `num_tail`, and then the keys on their own path, as
     if these were consecutive. So a row has the same bits as in a chain of its path.
@@ -59,8 +60,9 @@ def paged_attention(
         kv: [num_slots, 2, num_kv_heads, head_dim], contiguous, of the queries' dtype; slot = page * page_size + offset.
         page_table: [batch, num_pages + 1] int64; the last column is the scratch page and is not read.
         seq_lens: [batch] int64 number of keys that the last query row sees; for a tree, the number of all keys.
-        max_seq_len: upper bound of `seq_lens` known to the host; sets the launch grid and nothing else.
-        split_keys: keys in a split, see `choose_split_keys`. Prompt chunks are not split.
+        max_seq_len: upper bound of `seq_lens` known to the host; bounds the launch grid and the positions read.
+        split_keys: keys in a split, see `choose_split_keys`. Keys of a prompt chunk, a chain of more than
+            `MAX_DECODE_QUERIES` rows, are not split.
         window: the number of newest keys that a row sees; None for all.
         path_slots: [batch, num_queries, positions] int64, contiguous, for a tree: the cache slots of the keys that a
             row sees after the prefix, up to its own; None for a chain.
@@ -84,7 +86,7 @@ def paged_attention(
 
 
 def _heads(queries: torch.Tensor, kv: torch.Tensor, page_size: int) -> dict[str, int]:
-    """Return the compile-time constants of the kernels, except their tiles."""
+    """Return the compile-time constants that both kernels share, which describe heads and pages."""
     num_heads, head_dim = queries.shape[1:]
     return {
         "GROUP": num_heads // kv.shape[2],
@@ -111,8 +113,8 @@ def _launch_splits(
 ) -> None:
     """Launch a program for each split of each tile, or for each tile if there are many.
 
-    A tree also has a program for each query row and split from the root's split on. These come first, since they take
-    longest.
+    A tree also has a program for each query row and split from the root's split on. Those of the root's split come
+    first, since they take longest.
 
     Args:
         inputs: queries, kv, page_table, seq_lens.

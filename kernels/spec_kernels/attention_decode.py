@@ -103,9 +103,8 @@ def attend_split(
         is_row = query < num_queries
     out_row = (request * num_queries + query).to(tl.int64)
 
-    # A row sees the keys up to its own. In a chain a later row sees the keys of an earlier one and some more. So a tile
-    # reads one range of keys, in which each row has its own end. No kernel of this forward writes seq_lens, so they may
-    # be read before the wait.
+    # A tile reads one range of keys, which covers those of all its rows. In a chain each row has its own start and end
+    # in that range. No kernel of this forward writes seq_lens, so they may be read before the wait.
     seq_len = tl.load(seq_lens_ptr + request, cache_modifier=".cg").to(tl.int32)
     wait_for_inputs(EARLY)
     if IS_TREE:

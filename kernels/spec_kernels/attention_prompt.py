@@ -1,7 +1,7 @@
 """Attention of a prompt chunk over the paged keys in place, in tall row tiles, which suit the tensor cores.
 
-Source: FlashAttention-2 (Dao 2023). A tile processes the keys that all its rows see without a mask, then those that
-only some rows see.
+Source: FlashAttention-2 (Dao 2023). Without a window, a tile first processes tiles of keys that all its rows see,
+without a mask. Then it processes the others. With a window all tiles of keys are masked.
 """
 
 # mypy: allow-untyped-decorators

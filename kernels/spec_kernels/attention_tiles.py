@@ -1,7 +1,7 @@
 """Tile sizes of attention: how many rows and keys a program takes, and how many keys a split has.
 
-Neither depends on the other rows of a forward, so a row's bits do not either. The number of programs that share a row's
-splits may depend on them, since the splits are always merged one after another.
+Up to `MAX_DECODE_QUERIES` query rows, the other rows of a forward may change only the height of a row's tile. They may
+also change how many programs share its splits. Neither changes the order of additions, so a row's bits stay the same.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import triton
 
 MAX_DECODE_QUERIES = 32
-"""Up to this number of query rows, a row's bits do not depend on the number. Above, the tiles are those of a prompt
+"""Up to this number of query rows, a row's bits do not depend on the number. Above, a chain has the tiles of a prompt
 chunk."""
 
 NUM_TILES_TO_FILL = 128
@@ -64,8 +64,8 @@ def tree_tiles(num_rows: int, channel_tile: int, element_size: int) -> Tiles:
 def prompt_tiles(channel_tile: int, element_size: int) -> Tiles:
     """Returns tiles as tall as registers allow, so that many rows share each read of a key.
 
-    The widest heads in float32 get smaller ones. They have no tensor core product, and an unrolled one takes long to
-    compile.
+    Heads in float32 get smaller ones, the wide heads the smallest. They have no tensor core product, and an unrolled
+    one takes long to compile.
     """
     row_bytes = channel_tile * element_size
     if element_size == 4:
@@ -87,9 +87,9 @@ def choose_latent_tiles(num_heads: int, split_keys: int, element_size: int) -> T
     """Returns tiles of (query row, head) pairs over latent rows, for any number of query rows.
 
     With few heads, keys and channels fill the tensor cores' operands, and pairs are the short side, as in decoding. Two
-    tiles of keys fit shared memory beside the queries. Short contexts have short splits, for which narrow tiles are
-    used, since they start sooner. Wide tiles are used for longer splits, since they share the reads of keys. With many
-    heads, 64 pairs are the rows of the products, which took three quarters of the time on an H200.
+    tiles of keys fit shared memory beside the queries. With 17 to 32 heads, the shortest splits get narrow tiles, which
+    start sooner. Longer splits get wide tiles, which share the reads of keys. With more heads, 64 pairs are the rows of
+    the products, which took three quarters of the time on an H200.
     """
     if element_size == 4:  # there is no tensor core product, and an unrolled one takes long to compile
         return Tiles(rows=16, keys=16, num_warps=4, num_stages=1)
@@ -104,7 +104,7 @@ def choose_latent_split_keys(max_positions: int, batch_size: int, num_heads: int
     """Returns the number of keys in a split of latent attention, which is constant in a run.
 
     With it, four rows of `batch_size` requests keep a GPU busy; with many heads, two rows. The partial result of a
-    split for one row and head takes as many bytes as two cache rows, so more splits would not help.
+    split for one row and head takes about as many bytes as two cache rows, so more splits would not help.
     """
     if num_heads <= 32:
         num_tiles = triton.cdiv(4 * num_heads, 16 if num_heads <= 16 else 32)

@@ -24,7 +24,7 @@ def tree_tile(
     """Returns the task of the program at `place` of a tree's launch.
 
     The first `num_own` programs each take a query row and the split that contains the root. The next `num_shared` take
-    tiles of rows. The rest take further splits of a query row; often there are none.
+    tiles of rows. The rest take further splits of a query row; these often have no keys.
 
     Returns:
         Whether the program has a single query row, its request, the range of its rows, and the index of its split.

@@ -86,7 +86,7 @@ def float16_of(bits: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def multiplier(DTYPE: tl.constexpr) -> tl.constexpr:
-    """Return the factor that corrects e4m3 bits read as bfloat16: the exponent bias is 127 there, and 7 in e4m3."""
+    """Return the factor that corrects e4m3 bits read as bfloat16, whose exponent bias is 127 instead of 7; else 1."""
     return 2.0**120 if tl.bfloat16 == DTYPE else 1.0
 
 

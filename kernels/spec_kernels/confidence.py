@@ -1,7 +1,7 @@
-"""Two kernels: one decides in each draft step which requests go on drafting, the other decides in each round how many
-drafts they offer.
+"""Two kernels: one notes in each draft step the confidence in its drafts, and counts the requests that want another
+draft. The other decides in each round how many drafts each request offers.
 
-A draft step of a small drafter is some thirty launches. With the ten more that torch needs to store confidences,
+A draft step of a small drafter is some thirty launches. With the eleven more that torch needs to store confidences,
 stopping early would save nothing.
 """
 
@@ -76,7 +76,7 @@ def note_confidence(
         slot_ids: [batch] int64.
         probabilities: [batch] float32.
         column: [1] int64 the index of the draft, from 0; None for the first, which begins a product.
-        threshold: a request whose product is below this drafts no more.
+        threshold: a request whose product is below this wants no other draft.
     """
     num_slots, num_draft_tokens = survival.shape
     (batch,) = slot_ids.shape
@@ -121,7 +121,8 @@ def _load_offered(
     MAY_STOP: tl.constexpr,
     HAS_BUDGET: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """Loads the survival of drafts, whether the budget may offer them, and whether their request is active."""
+    """Loads the survival of drafts (0 without a budget), whether they are offered if the budget allows it, and whether
+    their request is active."""
     is_request = requests < batch
     slots = tl.load(slot_ids_ptr + requests, mask=is_request, other=0)
     is_active = is_request & (tl.load(active_ptr + requests, mask=is_request, other=0) != 0)

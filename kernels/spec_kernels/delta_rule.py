@@ -212,7 +212,7 @@ def delta_replay(
     kept_log_decay: torch.Tensor,
     kept_strength: torch.Tensor,
 ) -> None:
-    """Advance the state of each slot by its kept rows up to `committed`, then run rows without writing their states.
+    """Advance the state of each slot by its kept rows 0 to `committed`, then run rows without writing their states.
 
     Args:
         out, mixed, log_decay, strength, slot_ids, committed: as in `delta_rule`.

@@ -10,8 +10,8 @@ product that waits before it lets the next one start. The inputs are read past L
 an earlier forward.
 
 Not every kernel becomes faster (docs/log/families.md). If a kernel starts while others occupy multiprocessors, its
-programs are distributed unevenly: two on some, none on others. So a kernel that reads much takes longer. Therefore only
-kernels with few programs start early, or those that load their part of a weight while they wait.
+programs are distributed unevenly: two on some, none on others. So a kernel that reads much takes longer. Therefore most
+kernels that start early have few programs, or load their part of a weight while they wait.
 
 A kernel lets the next one start only after its own wait. Otherwise waiting kernels would take the room of earlier ones.
 The exceptions are kernels followed by one that has weights to load: norms, rotations and merges, latent attention and
@@ -66,7 +66,10 @@ def _launched(ahead: bool) -> Iterator[None]:
 
 
 def loads_ahead() -> bool:
-    """Return whether kernels may load weights before they wait, since no recent kernel has written these."""
+    """Return whether kernels load weights before they wait: inside `early_launches`.
+
+    No kernel of a forward writes weights.
+    """
     return bool(_AHEAD.get())
 
 

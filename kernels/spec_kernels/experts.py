@@ -69,7 +69,7 @@ def _own_pairs(
     """Returns the expert of a tile of pairs, where the tile begins in the sorted order, and where that expert's pairs
     end.
 
-    Tiles are numbered through all experts. After the last tile the returned expert is NUM_EXPERTS.
+    Tiles are numbered through all experts. After the last tile the returned expert is at least NUM_EXPERTS.
     """
     experts = tl.arange(0, EXPERT_TILE)
     starts = tl.load(starts_ptr + tl.minimum(experts, NUM_EXPERTS))

@@ -41,7 +41,7 @@ def _gated_norm(
     weight = tl.load(weight_ptr + channels, mask=is_channel, other=0.0).to(tl.float32)[None, :]
     scale = tl.rsqrt(tl.sum(outputs * outputs, axis=1) / HEAD_DIM + eps)
     dtype = out_ptr.dtype.element_ty
-    # Rounded before and after the weight, as in the engines and transformers.
+    # Rounded before and after the weight, as in transformers.
     normed = ((outputs * scale[:, None]).to(dtype).to(tl.float32) * weight).to(dtype).to(tl.float32)
     tl.store(out_ptr + places, (normed * (gate / (1.0 + tl.exp(-gate)))).to(dtype), mask=is_entry)
 

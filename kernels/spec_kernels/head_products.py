@@ -2,7 +2,7 @@
 
 Latent attention uses them to map query heads into the space of the cache, and attended latent numbers to values.
 
-Sources: the absorbed form of DeepSeek-V2 (arXiv 2405.04434); the tiles are those of `product.py`.
+Source: the absorbed form of DeepSeek-V2 (arXiv 2405.04434).
 """
 
 # mypy: allow-untyped-decorators

@@ -59,7 +59,7 @@ def _attend_latents(
 ) -> None:
     """Attends one tile of (query row, head) pairs over the keys of one split.
 
-    It writes the result if IS_WHOLE, else unnormalised sums and their maxima. Few pairs are the columns of all
+    It writes the result if IS_WHOLE, else unnormalised sums and the largest scores. Few pairs are the columns of all
     products; many are the rows.
     """
     tiles_per_request = tl.cdiv(num_queries * NUM_HEADS, ROW_TILE)
@@ -166,7 +166,7 @@ def latent_attention(
             `value_width` numbers are values; slot = page * page_size + offset.
         page_table: [batch, num_pages + 1] int64; the last column is the scratch page and is not read.
         seq_lens: [batch] int64 number of keys that the last query row sees.
-        max_seq_len: upper bound of `seq_lens` known to the host; sets the launch grid and nothing else.
+        max_seq_len: upper bound of `seq_lens` known to the host; bounds the launch grid and the positions read.
         split_keys: keys in a split, a multiple of 64; see `choose_latent_split_keys`.
         window: the number of newest keys that a row sees; None for all.
     """

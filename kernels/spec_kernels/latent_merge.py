@@ -21,8 +21,8 @@ _MAX_SPLITS_AT_ONCE = 32
 _CHANNELS_AT_ONCE = 128
 
 MOST_EARLY_PROGRAMS = 512
-"""The most programs of latent attention, and of its merge, that start early. So the next kernel, which has a matrix to
-load, can start early too."""
+"""The most programs with which a launch of latent attention, or of its merge, starts early. So the next kernel, which
+has a matrix to load, can start early too."""
 
 
 @triton.jit(do_not_specialize=["num_queries", "num_readable", "window", "split_stride", "split_keys"])

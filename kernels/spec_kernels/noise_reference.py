@@ -1,7 +1,8 @@
 """Counter-based noise: every draw is a hash of its purpose, so there is no generator state to share.
 
-A draw's key is (request seed, L at the start of the round, row, use). It does not depend on the slot, the batch or
-other requests, so a request's output depends only on its own logits. L grows every round, so no key occurs twice.
+A draw's key is (request seed, L, row, use), where L is the request's length at the start of the round. It does not
+depend on the slot, the batch or other requests, so a request's output depends only on its own logits. L grows every
+round, so no key occurs twice.
 
 The simpler key (seed, position) would occur twice. A round that stops after m drafts has also judged positions after m.
 The next round would judge them again, with noise that is known to have failed. Rules that look past the stop, such as

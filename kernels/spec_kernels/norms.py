@@ -31,7 +31,7 @@ def normed_channels(
 
 @triton.jit
 def normed_by(row: tl.tensor, weights: tl.tensor, eps: tl.tensor, SIZE: tl.constexpr) -> tl.tensor:
-    """Do the same with weights that are already loaded."""
+    """Do what `normed_channels` does with weights that are already loaded."""
     wide = row.to(tl.float32)
     scaled = wide * tl.rsqrt(tl.sum(wide * wide, 0) / SIZE + eps)
     if weights.dtype == row.dtype:

@@ -43,7 +43,7 @@ def add_keys_across(
 def add_keys_along(
     maxima: tl.tensor, sums: tl.tensor, acc: tl.tensor, scores: tl.tensor, value_rows: tl.tensor
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """Does the same in the other orientation: `scores` is [rows, keys], `acc` is [rows, channels]."""
+    """Does the same as `add_keys_across`, but `scores` is [rows, keys] and `acc` is [rows, channels]."""
     new_maxima = tl.maximum(maxima, tl.max(scores, 1))
     shift = finite_or_zero(new_maxima)
     weights = tl.exp2(scores - shift[:, None])

@@ -35,10 +35,10 @@ def operator(
 
 
 cpu_operator = partial(operator, devices="CPU")
-"""The same for CPU tensors."""
+"""`operator` for functions of CPU tensors only."""
 
 
 def empty_verdict(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Allocate the emitted tokens [batch, N] and n [batch] for logits [batch, N, vocab]."""
+    """Allocate the emitted tokens [batch, N] and their numbers [batch] for logits [batch, N, vocab]."""
     tokens = torch.empty(logits.shape[:2], dtype=torch.int64, device=logits.device)
     return tokens, torch.empty_like(tokens[:, 0])

@@ -36,7 +36,7 @@ def load_rows(
     IN_FEATURES: tl.constexpr,
     WHOLE_TILES: tl.constexpr,
 ) -> tl.tensor:
-    """Load a tile of the rows [row, inputs], with zeros past the last row."""
+    """Load a tile of the rows [row, inputs], with zeros past the last row and the last input."""
     at = rows_ptr + row[:, None] * rows_stride + inputs[None, :]
     if WHOLE_TILES:
         rows = tl.load(at, mask=(row < num_rows)[:, None], other=0.0)
@@ -49,7 +49,7 @@ def load_rows(
 def load_norm(norm_ptr: tl.tensor, inputs: tl.tensor, IN_FEATURES: tl.constexpr) -> tl.tensor:
     """Load some of a norm's weights, which multiply the rows. The norm's divisor is only known after all inputs.
 
-    They are loaded one step ahead explicitly, since the compiler does that only for operands of products.
+    Loops over steps call this one step ahead, since the compiler prefetches only operands of products.
     """
     return tl.load(norm_ptr + inputs, mask=inputs < IN_FEATURES, other=0.0)
 

@@ -1,4 +1,4 @@
-"""The shared parts of all products: the steps of the loop over the inputs, and the sum of a tile's splits."""
+"""The parts that several products share: the steps of the loop over the inputs, and the sum of a tile's splits."""
 
 # mypy: allow-untyped-decorators
 from __future__ import annotations
@@ -99,7 +99,7 @@ def split_sums(
     EARLY: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
     """Compute `tile_sums` for one split of the inputs, step by step. The last split to finish returns the sums of all
-    splits, added in order. With AHEAD it loads the start of its weight before it waits."""
+    splits, added in order. With AHEAD it loads its whole part of the weight before it waits."""
     tile = tl.program_id(0)
     split = tl.program_id(1)
     row = tl.arange(0, ROW_TILE)

@@ -27,7 +27,7 @@ class SkinnyTiles:
         stages: steps in the pipeline; one is computed while the others are loaded.
         turned: the weight is the left operand, which Hopper's tensor cores read from shared memory.
         groups: 0 if a program works step by step. Otherwise it loads its whole part of the weight at once, `depth`
-            inputs and the `rest`, and this many groups of warps share the inputs.
+            inputs and the `rest`. The inputs are divided into this many groups, one for each warp.
     """
 
     columns: int
@@ -45,7 +45,9 @@ class SkinnyTiles:
         return out_features % self.columns == 0 and in_features % inputs == 0
 
     def fits_ahead(self, in_features: int, gated: bool) -> bool:
-        """Return whether a program's whole part of a weight fits shared memory together with another program's."""
+        """Return whether a program can load its whole part of a weight before its rows are ready.
+
+        That part goes to registers if there are `groups`, else to shared memory, beside another program's part."""
         if self.groups:
             return True
         steps, rest = divmod(in_features, self.splits * self.depth)
@@ -75,7 +77,7 @@ ENOUGH_PROGRAMS = 128
 """The number of programs that keeps the 132 multiprocessors reading. More splits would only add more partial sums."""
 
 LARGE = 2**26
-"""From this number of elements on, our products are faster than the library's with 17 to 64 rows too."""
+"""Above this number of elements our products are faster than the library's with 17 to 64 rows too."""
 
 
 def most_rows(out_features: int, in_features: int, is_fp8: bool = False) -> int:
@@ -123,7 +125,8 @@ _MOST_INPUTS = 3072
 def tiles_of_product(
     rows: int, out_features: int, in_features: int, gated: bool, element_size: int, is_fp8: bool
 ) -> SkinnyTiles:
-    """Return the tiles of a product: those that load a small 16-bit weight at once, else those of `choose_tiles`."""
+    """Return the tiles of a product: for up to 16 rows those that load a small 16-bit weight at once, else those of
+    `choose_tiles`."""
     height = 2 if gated else 1
     is_small = in_features * height <= _MOST_INPUTS and height * out_features * in_features <= _SMALL
     if rows > INVARIANT_ROWS or is_fp8 or element_size != 2 or not is_small:

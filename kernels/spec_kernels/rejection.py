@@ -202,7 +202,8 @@ def write_rejection(
     temperature: float,
     num_drafts: torch.Tensor | None,
 ) -> None:
-    """Accept leading drafts by p / q, and draw the token after them from max(p - q, 0), or from p after the last draft.
+    """Accept leading drafts by p / q, and draw the token after them from max(p - q, 0). Draw it from p after the last
+    draft, or if that is 0 everywhere.
 
     p is softmax(logits / temperature), q is softmax(draft_logits), both in float32. Without `draft_logits`, q is
     one-hot. After the offered drafts q is 0, so the token there is drawn from p. For temperature 0 use `strict_accept`.
@@ -316,7 +317,7 @@ def rejection_sample(
     temperature: float | None,
     num_drafts: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return tokens and n as `write_rejection` writes them; at temperature 0, those of `strict_accept`.
+    """Return tokens and num_emitted as `write_rejection` writes them; at temperature 0, those of `strict_accept`.
 
     `temperature`: None if the logits are already scaled.
     """

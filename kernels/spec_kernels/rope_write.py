@@ -1,7 +1,7 @@
 """Writes K and V into the paged cache, alone or fused with norm and rotation.
 
-"Prewrite" attention needs the fused kernel. That kernel puts K and V of all rows in the cache and the rotated queries
-in their own tensor, before attention drops rows that are not read.
+The fused kernel puts K and V of all rows in the cache and the rotated queries in their own tensor. So attention can
+then drop rows whose results are not read.
 """
 
 # mypy: allow-untyped-decorators

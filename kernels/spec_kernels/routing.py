@@ -1,8 +1,8 @@
 """The router of experts: for up to 64 rows, its norm, logits, choice and weights in one launch instead of a dozen. For
 more rows, one launch makes only the choice and the weights.
 
-Logits and scores are always float32. A row's logits are summed in a fixed order, and its choice depends on nothing
-else. So a row's bits do not depend on other rows.
+Logits and scores are always float32. Up to 64 rows, a row's logits are summed in a fixed order, and its choice depends
+on nothing else. So its bits do not depend on other rows.
 
 Sources: DeepSeek-V3 (arXiv 2412.19437, section 2.1.2) for scores, groups and weights.
 """

@@ -57,9 +57,10 @@ def merge_rows(
 
 
 def softmax_in_tiles(tops: torch.Tensor, sums: torch.Tensor, logits: torch.Tensor, temperature: float) -> None:
-    """Write the maximum and the sum of each tile of softmax(logits / temperature) for logits [batch, rows, vocab].
+    """Write the largest value and the sum of exponentials of each tile of logits / temperature.
 
-    `tops` and `sums`: [batch * rows, tiles] float32, contiguous; further rows are not written.
+    `logits`: [batch, rows, vocab].
+    `tops` and `sums`: [batch * rows, tiles] float32, contiguous, written; further rows are not.
     """
     batch, num_rows, vocab_size = logits.shape
     _softmax_in_tiles[(batch * num_rows, num_tiles_of(vocab_size, VOCAB_TILE))](

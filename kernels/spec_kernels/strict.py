@@ -54,7 +54,7 @@ def _count_matches(
     ROW_TILE: tl.constexpr,
     TILE_TILE: tl.constexpr,
 ) -> None:
-    """Counts the leading offered drafts of one request that match."""
+    """Writes the argmax of each row of one request, and counts the leading offered drafts that match."""
     request = tl.program_id(0)
     rows = tl.arange(0, ROW_TILE)
     tiles = tl.arange(0, TILE_TILE)[None, :]
@@ -140,7 +140,7 @@ def write_strict(
 def strict_accept(
     logits: torch.Tensor, draft_tokens: torch.Tensor, active: torch.Tensor, num_drafts: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return tokens and n as `write_strict` writes them."""
+    """Return tokens and num_emitted as `write_strict` writes them."""
     tokens, num_emitted = empty_verdict(logits)
     write_strict(tokens, num_emitted, logits, draft_tokens, active, num_drafts)
     return tokens, num_emitted

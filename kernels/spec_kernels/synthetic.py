@@ -122,7 +122,7 @@ def synthetic_accept(
     kv_lens: torch.Tensor,
     num_drafts: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return tokens and n as `write_synthetic` writes them."""
+    """Return tokens and num_emitted as `write_synthetic` writes them."""
     tokens, num_emitted = empty_verdict(logits)
     write_synthetic(tokens, num_emitted, logits, draft_tokens, rates, active, slot_ids, slot_seeds, kv_lens, num_drafts)
     return tokens, num_emitted

@@ -98,7 +98,7 @@ def draw_tree(
     temperature: float | None,
     depth: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Draw a token after each row, follow these tokens, and return tokens, n and path as in `follow_chosen`.
+    """Draw a token after each row, follow these tokens, and return tokens, num_emitted and path as in `follow_chosen`.
 
     `temperature`: None if the logits are already scaled.
     """

@@ -117,7 +117,8 @@ def choose_branches(
     hidden: torch.Tensor,
     num_before: int,
 ) -> None:
-    """Do what `choose_branches_reference` does, in one launch; all tensors are contiguous, and int64 or float32."""
+    """Do what `choose_branches_reference` does, in one launch. All tensors are contiguous, and int64 or float32, except
+    `hidden` and `gathered`, which have the model's dtype."""
     batch, topk = branch_tokens.shape
     num_found, hidden_size = found_tokens[0].numel(), hidden.shape[2]
     for pool in (pool_tokens, pool_scores, pool_parents):

@@ -193,8 +193,9 @@ def place_branches(
     """Compute the metadata of a new level's branches, after `num_before` branches of earlier levels; all are int64.
 
     Args:
-        positions: [batch * width], written as by `place_tree`; so are `slot_mapping`, `seq_lens` [batch] and `depths`
-            [batch, width].
+        positions: [batch * width], written as by `place_tree`; so is `depths` [batch, width].
+        slot_mapping: [batch * width], written: the cache slots of the positions prefix + `num_before` + branch.
+        seq_lens: [batch], written: prefix + `num_before` + width.
         path_slots: [batch, width, levels], written: the slots of a branch's ancestors, then its own.
         slots_before: [batch, width before, levels - 1], contiguous: those of the level before; None for the first
             level.

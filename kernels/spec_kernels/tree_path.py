@@ -1,8 +1,8 @@
 """Turns the accepted path of a tree into a chain: moves its KV, in all layers, and its features to where a chain has
 them.
 
-In torch this takes a gather and a scatter for each cache, and operators to find the slots, over all columns. Here rows
-that are already in place, such as those of a chain, are not moved.
+In torch this takes a gather and a scatter for each cache, and operators to find the slots, over all columns. Here cache
+rows that are already in place, such as those of a chain, are not moved.
 """
 
 # mypy: allow-untyped-decorators
@@ -16,7 +16,7 @@ from spec_kernels.operators import operator
 from spec_kernels.utils import assert_rows_of, launch_on
 
 _NUMBERS = 4096
-"""The most elements that a program moves."""
+"""The most elements that a program moves, for paths of up to 16 columns."""
 
 
 @triton.jit(do_not_specialize=["num_columns", "num_rows", "num_kv_parts", "num_kv_chunks"])
@@ -91,7 +91,7 @@ def move_path(
         caches: each contiguous.
         moved: contiguous, written in full.
         features: of any row stride.
-        path: int64, contiguous; a row's column is at most its own index.
+        path: int64, contiguous; the row in a column has at least the column's index.
     """
     batch, num_columns = path.shape
     assert_rows_of(kv_lens, batch)

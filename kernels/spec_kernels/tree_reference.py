@@ -1,4 +1,4 @@
-"""The kernels for trees of drafts in plain torch, for comparison, and for runs without kernels.
+"""A tree's growth and the move of its path in plain torch, for comparison, and for runs without kernels.
 
 Each row of a tree names its parent, which precedes it. Row 0, the root, and rows without a draft are their own parents.
 """

@@ -208,7 +208,7 @@ def follow_chosen(
     parents: torch.Tensor,
     active: torch.Tensor,
 ) -> None:
-    """Follow the token chosen after each row from the root, as long as it is among the drafts.
+    """Follow the token chosen after each row from the root, as long as a child of the row has it.
 
     Args:
         tokens: [batch, depth + 1] int64, contiguous, written: the tokens chosen along the path.
@@ -262,6 +262,8 @@ def write_path(
 ) -> None:
     """Take the first path with as many drafts as there are rates above the round's draw, else the longest path.
 
+    The tokens are the path's drafts, followed by the argmax of its last row.
+
     Args:
         logits: [batch, N, vocab] float32, float16 or bfloat16.
         rates: [any number] float64, not increasing.
@@ -303,7 +305,7 @@ def write_path(
 
 
 def empty_walk(drafts: torch.Tensor, depth: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Allocate the tokens, n and path that a walk writes."""
+    """Allocate the tokens, num_emitted and path that a walk writes."""
     tokens, path = drafts.new_empty((2, drafts.shape[0], depth + 1))
     return tokens, drafts.new_empty(tokens.shape[0]), path
 
@@ -311,7 +313,7 @@ def empty_walk(drafts: torch.Tensor, depth: int) -> tuple[torch.Tensor, torch.Te
 def follow_tree(
     logits: torch.Tensor, drafts: torch.Tensor, parents: torch.Tensor, active: torch.Tensor, depth: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return tokens, n and path as `follow_argmax` writes them."""
+    """Return tokens, num_emitted and path as `follow_argmax` writes them."""
     tokens, num_emitted, path = empty_walk(drafts, depth)
     follow_argmax(tokens, num_emitted, path, logits, drafts, parents, active)
     return tokens, num_emitted, path
@@ -328,7 +330,7 @@ def impose_path(
     kv_lens: torch.Tensor,
     depth: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return tokens, n and path as `write_path` writes them."""
+    """Return tokens, num_emitted and path as `write_path` writes them."""
     tokens, num_emitted, path = empty_walk(drafts, depth)
     write_path(tokens, num_emitted, path, logits, drafts, parents, active, rates, slot_ids, slot_seeds, kv_lens)
     return tokens, num_emitted, path

@@ -20,7 +20,7 @@ NO_TOKEN = tl.constexpr(2**31 - 1)
 
 @triton.jit
 def load_logits(row_ptr: tl.tensor, ids: tl.tensor, vocab_size: tl.tensor) -> tl.tensor:
-    """Load float32 logits, -inf past the vocabulary."""
+    """Load logits as float32, with -inf past the vocabulary."""
     return tl.load(row_ptr + ids, mask=ids < vocab_size, other=float("-inf")).to(tl.float32)
 
 
@@ -40,7 +40,7 @@ def lowest_top(values: tl.tensor, ids: tl.tensor, AXIS: tl.constexpr) -> tuple[t
 
 @triton.jit
 def finite_or_zero(maxima: tl.tensor) -> tl.tensor:
-    """Return the maxima to subtract before an exponential, with infinities replaced by 0, since inf - inf is NaN."""
+    """Return the maxima to subtract before an exponential, with -inf replaced by 0, since -inf - -inf is NaN."""
     return tl.where(maxima == float("-inf"), 0.0, maxima)
 
 
@@ -69,7 +69,7 @@ def merge_sums(sums: tl.tensor, maxima: tl.tensor, top: tl.tensor, AXIS: tl.cons
 
 @triton.jit
 def add_sums(sums: tl.tensor, maxima: tl.tensor, others: tl.tensor, other_maxima: tl.tensor) -> tl.tensor:
-    """Add sums of exp(x - own maximum) one by one, to sums of exp(x - the larger of both maxima)."""
+    """Add two tiles of sums of exp(x - own maximum), entry by entry, to sums of exp(x - the larger of both maxima)."""
     top = finite_or_zero(tl.maximum(maxima, other_maxima))
     return sums * tl.exp(maxima - top) + others * tl.exp(other_maxima - top)
 

@@ -44,8 +44,8 @@ static void turn_and_write(float *heads, float *kv, const layer_t *layer, const 
     }
 }
 
-/* Where a request's keys lie in the cache, `stride` numbers each, from its pages, up to a whole tile; positions behind
-   the last page are in that one. */
+/* Where a request's keys lie in the cache, `stride` numbers each, from its pages. The last key's place fills up its
+   tile. */
 static void find_keys(int64_t *offsets, const int64_t *pages, int64_t num_pages, int64_t page_size, int64_t stride,
                       int64_t num_keys) {
     for (int64_t first = 0, column = 0; first < num_keys; first += page_size, column++) {
@@ -55,8 +55,8 @@ static void find_keys(int64_t *offsets, const int64_t *pages, int64_t num_pages,
     for (int64_t t = num_keys; t % LANES; t++) offsets[t] = offsets[num_keys - 1];
 }
 
-/* The keys [begin, end) that one query row sees, of the `num_keys` of them that the pages hold; a row that sees none, as
-   nobody's may, attends to nothing. The request is `length` keys long, whose last ones may be past its pages. */
+/* The keys [begin, end) that one query row sees, of the `num_keys` that the pages hold. A row that sees none gives
+   zeros. The request has `length` keys, the last of which may be past its pages. */
 typedef struct {
     int64_t begin, end;
 } span_t;
@@ -137,7 +137,7 @@ STEP void add_values(float *out, const float *weights, int64_t width, const floa
     for (; i < dim; i += LANES) add_some(out + i, weights, width, values + i, dim, offsets, begin, end, num_heads, 1);
 }
 
-/* What the query heads that share a KV head, of all rows of a request, read: `num_keys` keys and, behind them, values. */
+/* What the query heads that share a KV head, of all rows of a request, read: `num_keys` keys and their values. */
 typedef struct {
     const float *keys, *values;
     const int64_t *offsets;

@@ -16,7 +16,8 @@ from pathlib import Path
 _OWN = 0o700
 _PREFIX, _LOCK = "spec_lab-building-", "lock"
 _OLD = 3600.0
-"""Seconds for which a working folder is kept even if its lock is free, since its process may not have it yet."""
+"""Seconds for which a working folder is kept even if its lock is free, since its process may not have
+the lock yet."""
 
 
 def cache_folder() -> Path:

@@ -220,8 +220,9 @@ def draft_start(
 
     Args:
         places: int64, written: the output of `catchup_places`, then the drafts [requests].
-        hiddens: [requests + rows, hidden_size], written: the layer's output for the live rows, then the output of
-            `fuse`. Without `is_pruned` the layer's output for all rows follows.
+        hiddens: [requests + rows, hidden_size], or without `is_pruned` [requests + 2 * rows, hidden_size], written:
+            the layer's output for the live rows, the output of `fuse`, and without `is_pruned` the layer's output for
+            all rows.
         features: [rows, inputs of `fuse`]; `fuse` is a `NativeProduct.address`.
         tokens: [requests, num_rows] int64, the emitted tokens.
         kv_lens: [requests] L; `num_emitted` likewise n.

@@ -5,8 +5,8 @@
 
    Every sum runs in one order, whatever the number of rows and threads: a row's result is bit for bit what it is alone.
 
-   Functions that are not static are called from Python (parts.py). They return 0, or 1 where memory for intermediate
-   rows is short. */
+   Functions that are not static are called from Python (signatures.py lists them). Those that need memory for
+   intermediate rows return 1 where there is none, else 0. */
 
 #include "vectors.h"
 
@@ -38,7 +38,7 @@ static void multiply(float *out, const float *x, const float *residual, const pr
             *out = *out + (p->bias ? p->bias[i] : 0) + (residual ? *residual++ : 0);
 }
 
-/* The first half of attention: norm (of a whole layer), product, heads normed and turned, KV written. */
+/* The first part of a layer: norm where it has one, product, heads normed where they are and rotated, KV written. */
 static void project_rows(float *heads, const float *rows, float *kv, const layer_t *layer, const place_t *place,
                          int64_t num_rows, float *memory) {
     if (layer->attention_norm.weight) {
@@ -53,7 +53,7 @@ static int64_t project_memory(const layer_t *layer, int64_t num_rows) {
     return num_rows * layer->qkv.num_inputs + product_memory(&layer->qkv, num_rows);
 }
 
-/* What is behind attention: its output product, the residual, and the MLP with its norm and residual. */
+/* What follows attention: its output product, the residual, and the MLP with its norm and residual. */
 static void finish_rows(float *out, const float *attended, const float *residual, const layer_t *layer,
                         int64_t num_rows, float *memory) {
     const int64_t hidden = layer->o.num_outputs, width = layer->down.num_inputs;
@@ -79,8 +79,8 @@ static int64_t finish_memory(const layer_t *layer, int64_t num_rows) {
            more(product_memory(&layer->o, num_rows), mlp);
 }
 
-/* A whole decoder layer, of `rows` that are the residual stream themselves or, without a first norm, a norm of it. Where
-   `live` is given, only these rows attend and go on, and `place` has their keys; the others leave keys and values. */
+/* A whole decoder layer. `rows` are the residual stream, or the input of `qkv` where the layer has no first norm. All
+   rows write keys and values. Where `live` is given, only these rows attend and go on, with the lengths in `place`. */
 static void layer_rows(float *out, const float *rows, const float *residual, float *kv, const layer_t *layer,
                        const place_t *place, const int64_t *live, int64_t num_rows, int64_t num_live, float *memory) {
     const int64_t width = layer->qkv.num_outputs, num_mixed = num_live * layer->o.num_inputs;
@@ -109,8 +109,8 @@ int native_layer(const layer_t *layer, const place_t *place, float *out, float *
     return 0;
 }
 
-/* Layers one behind the other, of one shape of cache: `streams` [num_layers, rows, hidden_size] takes what each gives,
-   the first of which reads `stream`; the caches of two neighbours are `kv_stride` apart. */
+/* Layers one after another, whose caches have one shape and lie `kv_stride` numbers apart. The first layer reads
+   `stream`. The output of each is written to `streams` [num_layers, rows, hidden_size]. */
 int native_layers(const layer_t *const *layers, int64_t num_layers, const place_t *place, float *streams, float *kv,
                   int64_t kv_stride, const float *stream, int64_t num_rows) {
     for (int64_t i = 0; i < num_layers; i++, kv += kv_stride) {
@@ -121,7 +121,7 @@ int native_layers(const layer_t *const *layers, int64_t num_layers, const place_
     return 0;
 }
 
-/* The same in three parts, between which rows may be dropped. */
+/* A decoder layer in three parts, between which rows may be dropped. */
 int native_project(const layer_t *layer, const place_t *place, float *heads, float *kv, const float *rows,
                    int64_t num_rows) {
     float *memory = scratch(project_memory(layer, num_rows));
@@ -216,10 +216,10 @@ int native_draft_layer(const draft_layer_t *draft, const place_t *place, float *
     return 0;
 }
 
-/* A catch-up step of num_rows rows a request, and the likeliest token of the live ones: what native_catchup plans, `fuse`
-   over `features` [rows, its inputs], the layer, and the head behind `norm`. `places` takes the plan, and those tokens
-   [requests] behind it; `hiddens` the layer's live rows [requests, hidden_size], then, for nobody, what `fuse` gives
-   [rows, hidden_size], and all the layer gives [rows, hidden_size] where no row is dropped in front of attention. */
+/* A catch-up step of num_rows rows a request, and the likeliest token of the live ones: the plan of native_catchup,
+   `fuse` over `features` [rows, its inputs], the layer, `norm` and the head. `places` takes the plan, then those tokens
+   [requests]. `hiddens` takes the layer's output for the live rows [requests, hidden_size]. Its rest is scratch: the
+   output of `fuse` [rows, hidden_size], and without `is_pruned` the layer's output for all rows [rows, hidden_size]. */
 int native_draft_start(const draft_layer_t *draft, const product_t *fuse, const norm_t *norm, const product_t *head,
                        const int64_t *token_map, const place_t *keys, int64_t *places, float *hiddens, float *kv,
                        const float *features, const int64_t *tokens, const int64_t *kv_lens, const int64_t *num_emitted,
@@ -242,9 +242,9 @@ int native_draft_start(const draft_layer_t *draft, const product_t *fuse, const 
     return native_likeliest(head, norm, token_map, likeliest, hiddens, num_requests);
 }
 
-/* The draft steps of a chain behind its first: each moves `place` one position on, and runs the head over the token and
-   the hidden state that the step before left. `drafts` [num_drafts, requests] begins with `first`; `hiddens`
-   [num_drafts - 1, requests, hidden_size] takes what the layer gives, in front of `norm`. */
+/* The draft steps of a chain after its first draft. Each moves the rows in `place` one position on, and runs layer and
+   head on the token and the hidden state of the step before. `drafts` [num_drafts, requests] begins with `first`.
+   `hiddens` [num_drafts - 1, requests, hidden_size] takes the layer's output, before `norm`. */
 int native_draft_steps(const draft_layer_t *draft, const norm_t *norm, const product_t *head, const int64_t *token_map,
                        const place_t *place, int64_t *positions, int64_t *slots, int64_t *lengths, int64_t *drafts,
                        float *hiddens, const int64_t *first, const float *hidden, float *kv, int64_t num_requests,

@@ -20,7 +20,7 @@ class Layout(IntEnum):
     """[panel][4][input][16] float32."""
 
     HALVES = 1
-    """[panel][4][32 inputs][16 pairs of inputs][16 outputs][2], bfloat16."""
+    """[panel][4][block of 32 inputs][16 pairs of inputs][16 outputs][2], bfloat16."""
 
     TILES = 2
     """The same, for tile registers."""

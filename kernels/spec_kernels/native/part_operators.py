@@ -31,12 +31,12 @@ def decoder_layer(
     Args:
         out: [live rows, hidden_size], written.
         kv: [cache slots, 2, num_kv_heads, head_dim], written at `slots`.
-        rows: [rows, in_features], `num_queries` for each request: the residual stream, or its norm if the layer has no
-            first norm.
+        rows: [rows, in_features], without `live` `num_queries` for each request: the residual stream, or its norm if
+            the layer has no first norm.
         residual: [live rows, hidden_size] the residual stream.
         cos: [rows, ..., rotary_dim]; `signed_sin` likewise.
         slots: [rows] int64.
-        pages: [requests, num_pages] int64, pages of the keys; positions past the last column are in its page.
+        pages: [requests, num_pages] int64, pages of the keys; keys past the last column are not read.
         lengths: [requests] int64, number of keys that the last live row of each request sees.
         live: [live rows] int64, the rows that attend and go on, `num_queries` for each request; None for all.
         layer: `NativeLayer.address`.
@@ -67,7 +67,8 @@ def project(
     slots: torch.Tensor,
     layer: int,
 ) -> None:
-    """Run the first part of a layer, up to its queries, which are in `heads` [rows, all heads * head_dim]."""
+    """Run the first part of a layer, up to its KV write. Its queries begin each row of `heads` [rows, all heads *
+    head_dim]."""
     place = describe_place((cos, signed_sin), slots, None)
     check(
         library().native_project(

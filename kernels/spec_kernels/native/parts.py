@@ -71,7 +71,7 @@ class NativeProduct:
 
 
 class NativeNorm:
-    """An RMSNorm as the C code reads it; without a weight it does nothing.
+    """An RMSNorm as the C code reads it. Without a weight it stands for no norm, where one may be missing.
 
     Attributes:
         address: the address of its description, which operators take.

@@ -1,9 +1,9 @@
 /* Products of a few rows with a weight, and norms.
 
-   A weight lies in panels of 64 outputs, so that an output's sum needs no reduction across lanes, and a panel in columns of
-   16, [panel][4][input][16]: a core that reads in four pages of memory at once waits less than in one. Where it loses
-   nothing a weight is kept in bfloat16, two inputs side by side, and widened as it is read: [panel][4][pair of inputs]
-   [16][2], inputs filled up to whole tiles with zeros. Processors with registers for tiles take it as it is (tiles.h). */
+   A weight lies in panels of 64 outputs, so that an output's sum needs no reduction across lanes. A panel lies in four
+   columns of 16 outputs, [panel][4][input][16], since a core that reads in four pages of memory at once waits less than
+   in one. Where that loses nothing, a weight is kept in bfloat16: [panel][4][pair of inputs][16][2], with inputs filled
+   up to whole tiles with zeros. Vector code widens such a weight as it reads. Tile registers take it as it is. */
 
 enum { FLOATS, HALVES, TILES }; /* as packing.py has them */
 enum { TILE_INPUTS = 32 };
@@ -32,7 +32,8 @@ STEP void load_floats(vec w[][VECTORS], const float *panel, int64_t column, int6
     for (int v = 0; v < VECTORS; v++) w[0][v] = *(const vec *)(panel + v * column + input * LANES);
 }
 
-/* The same of two inputs; those of 32 further ones are asked for, since memory is read page by page, and each page anew. */
+/* The same for two inputs. The weights 32 inputs further on are prefetched, since the processor's own prefetching
+   starts anew on each page of memory. */
 STEP void load_halves(vec w[][VECTORS], const uint16_t *panel, int64_t column, int64_t input) {
     for (int v = 0; v < VECTORS; v++) {
         const uint16_t *at = panel + v * column + input * LANES;

@@ -48,7 +48,7 @@ void native_strict(int64_t *tokens, int64_t *num_emitted, const float *logits, c
     }
 }
 
-/* The cache slot of a position; those behind the last page, and negative ones, are in the last page, which is scratch. */
+/* The cache slot of a position; those past the last page, and negative ones, are in the last page, the scratch page. */
 static int64_t slot_of(const int64_t *pages, int64_t num_pages, int64_t page_size, int64_t position) {
     const int64_t column = position < 0 ? num_pages - 1 : less(position / page_size, num_pages - 1);
     const int64_t offset = position % page_size;
@@ -83,10 +83,11 @@ void native_advance(int64_t *positions, int64_t *slots, int64_t *lengths, const 
     }
 }
 
-/* The metadata of a catch-up step of num_rows rows a request, `first` positions past its committed length and behind,
-   and of its live row, the last emitted one (the first where nothing was emitted). `places` takes, one behind the
-   other: positions and slots [requests, num_rows], lengths [requests]; the same three of the live rows; their flat
-   indices [requests]; and the committed lengths behind this round [requests]. */
+/* The metadata of a catch-up step of num_rows rows a request, which begin `first` positions past its committed length
+   L, and of its live row: that of the last emitted token, or the first row where nothing was emitted. `places` takes,
+   one after another: positions and slots [requests, num_rows], lengths [requests]; the same three of the live rows;
+   their flat indices [requests]; and the committed lengths after this round [requests], L + 1 where nothing was
+   emitted. */
 void native_catchup(int64_t *places, const int64_t *kv_lens, const int64_t *num_emitted, const int64_t *pages,
                     int64_t first, int64_t num_requests, int64_t num_rows, int64_t num_pages, int64_t page_size,
                     int64_t num_positions) {
@@ -106,8 +107,9 @@ void native_catchup(int64_t *places, const int64_t *kv_lens, const int64_t *num_
     }
 }
 
-/* The slots behind a round: L grows by the emitted tokens, of which the last one is pending, in front of the drafts
-   [requests, width - 1], `request_stride` and `draft_stride` apart. `last` [requests] takes its place in the round. */
+/* Updates slots after a round. Their `kv_lens` grow by the number of emitted tokens. Their `input_ids` become the last
+   emitted token, then the drafts [requests, width - 1], which lie `request_stride` and `draft_stride` apart. `last`
+   [requests] takes that token's index in the round. */
 void native_commit(int64_t *kv_lens, int64_t *input_ids, int64_t *last, const int64_t *slot_ids, const int64_t *tokens,
                    const int64_t *num_emitted, const int64_t *drafts, int64_t request_stride, int64_t draft_stride,
                    int64_t num_requests, int64_t num_rows, int64_t width) {
@@ -137,7 +139,7 @@ static int64_t latest_match(const int64_t *text, int64_t length, int64_t max_ngr
 }
 
 /* Prompt lookup: the texts [slots, capacity], whose last column is scratch, grow by counts[i] of the tokens [requests,
-   token_stride], from starts[i] on; drafts [requests, num_drafts] take what followed the match, and 0 behind the end. */
+   token_stride], from starts[i] on; drafts [requests, num_drafts] take what followed the match, then 0. */
 void native_look_up(int64_t *drafts, int64_t *texts, const int64_t *slot_ids, const int64_t *starts,
                     const int64_t *tokens, const int64_t *counts, int64_t token_stride, int64_t num_requests,
                     int64_t capacity, int64_t max_ngram, int64_t min_ngram, int64_t num_drafts) {

@@ -68,7 +68,8 @@ def write_places(
 
     Args:
         places: int64, written: positions and slots [requests, num_rows] and lengths [requests]; the same for the live
-            rows, [requests] each; their flat indices, and the committed lengths after this round, [requests] each.
+            rows, [requests] each; their flat indices, and the committed lengths after this round (L + 1 if n is 0),
+            [requests] each.
         kv_lens: [requests] L; `num_emitted` likewise n. Row n - 1 is live, or row 0 if n is 0.
         pages: [requests, num_pages], the last column scratch.
     """
@@ -103,9 +104,8 @@ def commit_into(
     num_emitted: torch.Tensor,
     draft_tokens: torch.Tensor,
 ) -> None:
-    """Add n to L of `slot_ids`, and write the last emitted token and the drafts there. `last` [requests] becomes the
-    token's index n - 1, or 0 if n is 0.
-    """
+    """Add `num_emitted` to the `kv_lens` of `slot_ids`, and write the last emitted token, then the drafts, to their
+    `input_ids`. `last` [requests] becomes that token's index `num_emitted` - 1, or 0 if nothing was emitted."""
     check_places(kv_lens, input_ids, slot_ids, tokens, num_emitted)
     num_requests, width = slot_ids.shape[0], input_ids.shape[1]
     assert draft_tokens.dtype is torch.int64 and draft_tokens.shape == (num_requests, width - 1)

@@ -1,8 +1,8 @@
-/* Threads that share the outputs of a product, or the heads of attention. Each output is still summed up by one thread, in
-   one order, so that no bit depends on how many there are.
+/* Threads that share the outputs of a product, or the heads of attention. Each output is still summed up by one thread,
+   in one order, so that no bit depends on how many there are.
 
-   The others look for work for some tens of microseconds, longer than the caller is away between two products of a layer,
-   and sleep then. */
+   The others look for work for tens of microseconds or more, longer than the caller is away between two products of a
+   layer. Then they sleep. */
 
 #include <pthread.h>
 #include <sched.h>

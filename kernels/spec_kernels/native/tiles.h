@@ -20,7 +20,7 @@ static int has_tiles(void) {
     return syscall(SYS_arch_prctl, request, tile_data) == 0;
 }
 
-/* Compilers do not know that tile instructions read memory: what was written there is to be there. */
+/* Makes the compiler finish writes to memory, since it does not know that tile instructions read it. */
 static inline void is_written(const void *memory) { __asm__ volatile("" : : "r"(memory) : "memory"); }
 
 /* Registers 0 to 3 are sums of 16 outputs each, 4 to 6 the parts of rows, 7 weights. */
