@@ -19,7 +19,7 @@ def launch_on(tensor: torch.Tensor) -> AbstractContextManager[object]:
     """
     if tensor.is_cuda and not INTERPRETED:
         return torch.cuda.device(tensor.device)
-    if tensor.device.type != "cpu":
+    if tensor.device.type != "cpu" and INTERPRETED:
         raise RuntimeError(f"TRITON_INTERPRET=1 is for CPU tensors, not for {tensor.device}; unset it")
     if not INTERPRETED:
         raise RuntimeError("a Triton kernel needs a CUDA tensor, or TRITON_INTERPRET=1 before triton is imported")
