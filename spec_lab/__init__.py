@@ -66,7 +66,7 @@ def examine(config: Composed) -> list[Finding]:
     """Return what `python -m spec_lab.doctor` finds about a run that was composed; nothing is written.
 
     Raises:
-        UserError: the run is refused.
+        UserError: the run is refused, or the doctor cannot examine it.
     """
     from spec_lab import library
 

@@ -38,7 +38,7 @@ def knob(
     """Make a dataclass field with its line in `--help`. If the default is a list it is copied for every instance.
 
     `menu.bounds` refuses a number below `least`, above `most` or not greater than `above`; in a list it checks each
-    entry.
+    number.
     """
     metadata = {"help": explanation, BOUNDS: Bounds(least, most, above)}
     if isinstance(default, list):

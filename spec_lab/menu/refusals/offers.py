@@ -171,7 +171,7 @@ def recorded_rows_are_all_offered(chosen: Chosen) -> str | None:
 
 
 def _where_fewer_are_offered(check: Check) -> Check:
-    """Return the same check restricted to runs in which a request may offer fewer than K drafts."""
+    """Return the same check, restricted to runs in which a request may offer fewer than K drafts."""
 
     @wraps(check)
     def asked(chosen: Chosen) -> str | None:

@@ -1,4 +1,4 @@
-"""Lists the choices that each drafter's checkpoint leaves open, with their alternatives."""
+"""Lists the choices that checkpoints of eagle3, frozen_kv and MTP drafters leave open, with their alternatives."""
 
 from __future__ import annotations
 
@@ -45,7 +45,8 @@ ATTENTION_INPUTS = tuple(
 def eagle3_aspects(
     head: Eagle3Config, tensors: Tensors, window: int | None, num_layers: int, factory: Eagle3Factory
 ) -> list[Aspect]:
-    """List the choices in reading an EAGLE-3 head: its taps, orders, norms, window, token map and rope."""
+    """List the choices in reading an EAGLE-3 head: its taps, the order of its inputs, its norms and its window; the
+    token map if it has one; and RoPE's theta for latent attention."""
     swapped = _swap_halves(tensors, [name for name in ATTENTION_INPUTS if name in tensors])
     order = Reading("hidden before embedding", partial(factory, head, swapped))
     aspects = [
