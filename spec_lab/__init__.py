@@ -52,10 +52,10 @@ def run(config: Composed) -> Result:
 
 
 def load_frame(folders: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> pd.DataFrame:
-    """Return a row for each run below the folders, as `spec_lab.report.frame` describes.
+    """Return a row for each part of each run in and below the folders, as `spec_lab.report.frame` describes.
 
     Raises:
-        UserError: there is no run, or none that can be read.
+        UserError: a folder is missing or has no run.
     """
     from spec_lab.report import frame
 

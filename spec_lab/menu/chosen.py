@@ -67,7 +67,7 @@ class Chosen:
 
     @property
     def target_folder(self) -> Path:
-        """Return the folder of the target's checkpoint."""
+        """Return the folder of the target's checkpoint, or its GGUF file."""
         return self.target.folder(self.config.target)
 
     @property

@@ -48,7 +48,7 @@ def knob(
 
 @dataclass
 class TargetConfig:
-    """target=pocket (shipped), target=hf target.path=DIR, or the shape of a known model."""
+    """target=pocket or another shipped or packaged model, target=hf target.path=DIR, or the shape of a known model."""
 
     name: str = MISSING
     path: str | None = knob(
@@ -141,7 +141,7 @@ class AutoGraphConfig(GraphConfig):
 
 @dataclass
 class AttentionConfig:
-    """attention=torch: the reference backend, any device."""
+    """The keys that every attention backend has. The default is attention=torch, the reference backend."""
 
     name: str = "torch"
 

@@ -83,7 +83,8 @@ class DrafterOption(Option):
             continuation"; None if they fit any.
         hands_hidden_on: whether a draft step reads and replaces `state.tokens` and `state.hidden`, and nothing else of
             its state; the doctor then measures how much the hidden state helps.
-        no_loop: why there is no draft loop to capture, as in "looks its drafts up"; None if there is one.
+        no_loop: why there is no draft loop to capture, so that graph modes that capture are refused; None if they are
+            accepted.
         no_moves: why no metadata is updated between draft steps; None if it is.
         load_tree: like `load`, for a drafter that drafts the branches of a tree; None if it drafts chains only.
         no_branch_keys: whether the branches of a tree write no keys, so that none can see those of another.
