@@ -21,7 +21,7 @@ def generated_examples(
     """Return `per_category` examples of each of the `categories`; None means all checkable ones. No prompt is repeated,
     and a `seed` always gives the same examples.
 
-    With a `limit`, only as many of each category are drawn as `limit` prompts, taken from the categories in turn, need.
+    With a `limit`, each category gives only as many as are needed to take `limit` prompts from the categories in turn.
 
     Raises:
         UserError: a category does not exist, is not checkable by a program, or has fewer than `per_category` prompts.
