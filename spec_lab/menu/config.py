@@ -175,8 +175,8 @@ class CacheConfig:
     )
     prefill_chunk: int | None = knob(
         None,
-        "prompt rows of one request in a forward; null is 8192 on CUDA with attention=triton, else 512, but at most "
-        "prefill_tokens",
+        "prompt rows of one request in a forward; null is 8192 on CUDA with attention=triton, unless "
+        "acceptance.phase=round, else 512; but at most prefill_tokens",
         least=1,
     )
     prefill_tokens: int | None = knob(
