@@ -52,10 +52,10 @@ def run(config: Composed) -> Result:
 
 
 def load_frame(folders: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> pd.DataFrame:
-    """Return a row for each run below the folders, as `spec_lab.report.frame` describes.
+    """Return a row for each part of each run in and below the folders, as `spec_lab.report.frame` describes.
 
     Raises:
-        UserError: there is no run, or none that can be read.
+        UserError: a folder is missing or has no run.
     """
     from spec_lab.report import frame
 
@@ -66,7 +66,7 @@ def examine(config: Composed) -> list[Finding]:
     """Return what `python -m spec_lab.doctor` finds about a run that was composed; nothing is written.
 
     Raises:
-        UserError: the run is refused.
+        UserError: the run is refused, or the doctor cannot examine it.
     """
     from spec_lab import library
 

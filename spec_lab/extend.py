@@ -1,7 +1,7 @@
 """Everything that an extension may import: see `docs/extend.md`. Names that need torch are imported on first use.
 
-An option's module, which is loaded for help and refusals, may only use names that do not need torch: option classes,
-base configs, `knob`. The modules with its parts may use all names.
+An option's module, which is loaded for help and refusals, may only use the names that are imported at once, such as
+option classes, base configs and `knob`. The modules with its parts may use all names.
 """
 
 from __future__ import annotations
@@ -268,7 +268,7 @@ WITH_TORCH = {
     "spec_lab.wiring.models": ("DrafterBuild",),
     "spec_lab.wiring.rules": ("RuleBuild", "RuleContext"),
 }
-"""The names that need torch, with the module of each."""
+"""The names that are imported on first use, by their module; most of these modules need torch."""
 
 
 def __getattr__(name: str) -> Any:

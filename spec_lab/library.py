@@ -1,7 +1,7 @@
-"""The lab for other programs and notebooks: the implementation of `spec_lab.compose` and `spec_lab.run`.
+"""The lab for other programs and notebooks: the implementation of `compose`, `run` and `examine` of `spec_lab`.
 
 Several threads may compose. Only one run at a time is possible in a process, since concurrent runs would disturb each
-other's timings. Both restore the state of Hydra and torch for programs that use these themselves.
+other's timings. Composing restores the caller's state of Hydra, and a run restores the caller's settings of torch.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Composed:
 
     Attributes:
         config: the typed config, which may be changed, since it is checked when it runs.
-        options: the option chosen in each group, read-only.
+        options: the option chosen in each group. A changed entry is refused.
     """
 
     config: RunConfig
@@ -179,9 +179,10 @@ def _run(job: Job) -> Result:
 
 @contextmanager
 def _torch_as_it_was(chosen: Chosen) -> Iterator[None]:
-    """Restore the caller's torch seed and numbers of threads, in torch and C, after a run has changed them.
+    """Restore the caller's settings of torch after a run has changed them, and set kernels in C to one thread.
 
-    Inside, the default device and type of tensors are those of a fresh process, and nothing is cast by itself.
+    The settings are the number of threads, the random state of the CPU, and the default device and type of tensors.
+    Inside, these two defaults are those of a fresh process, and autocast is off.
     """
     import torch
 

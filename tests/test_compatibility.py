@@ -206,6 +206,11 @@ FORBIDDEN = [
     ),
     (["drafter=none", "verify.budget=4"], "verify.budget=4 has no drafts to choose from", "leave it out"),
     (["drafter=ngram", "verify.budget=4"], "drafter=ngram records none", "drafter=eagle3"),
+    (
+        ["drafter=suffix", "drafter.k_schedule=[[1,4,8]]", "verify.budget=4"],
+        "verify.budget=4 uses the drafter's confidence",
+        "verify.budget=null",
+    ),
     (["verify.budget=3", "batch_size=4"], "verify.budget=3 leaves no row for drafts", "verify.budget=8"),
     (["verify.budget=4", "batch_size=4"], "verify.budget=4 leaves no row for drafts", "verify.budget=null"),
     (["verify.budget=0"], "verify.budget=0", "verify.budget=2"),

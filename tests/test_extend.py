@@ -324,6 +324,16 @@ def test_traits_of_an_added_row_are_asked_as_those_of_any(
     assert all(line.startswith(start) for line, start in zip(found, said, strict=True))
 
 
+def test_the_refusals_of_an_added_checker_are_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = "workload.checker=picky takes nothing; use workload.checker=answer"
+    (tmp_path / "picky_lab.py").write_text(
+        "from spec_lab.extend import CheckerOption\ndef register(registry):\n"
+        f"    registry.add(CheckerOption(name='picky', read=str, same=str, refusals=(lambda config: {said!r},)))\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert refusals(compose_run(["extensions=[picky_lab]", "workload.checker=picky"])[0]) == [said]
+
+
 def test_a_name_that_nothing_builds_is_refused_with_what_to_do(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

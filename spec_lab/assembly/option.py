@@ -1,4 +1,4 @@
-"""Old names, for one release: rows whose loaders take the configuration instead of the `Chosen` run."""
+"""Old names, for one release. Loaders of drafters, rules and graphs take the configuration, not the `Chosen` run."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def complete(arguments: Sequence[str]) -> None:
     """Print the completions, or the script that installs the completion.
 
     Raises:
-        UserError: there are other arguments than the flag and its command.
+        UserError: there are other arguments than the flag, its command and `extensions=`, or no such command or shell.
     """
     extensions = [text for text in arguments if text.startswith("extensions=")]
     commands = [text for text in arguments if text not in (*FLAGS, *extensions)]

@@ -1,6 +1,6 @@
-"""Ranks other than the first, which do the same as the first but print and record nothing.
+"""Ranks other than the first, which do the same as the first but keep no records and print only errors of their own.
 
-They have the same command line. Their records go into a temporary folder, and their output is discarded.
+They have the same command line. Their records go into a temporary folder, and other output is discarded.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ GRACE_SECONDS = 10.0
 def on_this_rank(run: Callable[[Adapt], int]) -> int:
     """Return the exit code of `run(adapt)`, a program that passes each composed run through `adapt`.
 
-    An error that only this rank has is printed nevertheless.
+    Another rank than the first that has an error waits `GRACE_SECONDS`, and then prints all of its output on stderr.
     """
     try:
         rank = ranks().rank

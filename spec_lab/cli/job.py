@@ -57,7 +57,7 @@ class Job:
     """A composed run, which is checked, run and recorded.
 
     Attributes:
-        choices: the option chosen in each group.
+        choices: the name of each group's choice (`program.labels`).
         base: folder in which the job makes its own folder.
         in_sweep: whether it is one of several, in which case a refusal is recorded too.
     """
@@ -69,8 +69,8 @@ class Job:
 
 
 def run_job(job: Job) -> JobOutcome:
-    """Check, run and record a job. Its errors become part of the outcome; only Ctrl-C is raised again, so that it also
-    ends a sweep."""
+    """Check, run and record a job. Its errors become part of the outcome; only Ctrl-C and SIGTERM are raised again, so
+    that they also end a sweep."""
     missing = missing_folders(job.base)
     with Interrupts() as interrupts:
         outcome = _run(job)
@@ -119,10 +119,10 @@ def _dry_run(job: Job) -> JobOutcome:
 
 
 def end(job: Job, folder: Path | None, error: BaseException) -> tuple[JobOutcome, Trouble | None]:
-    """Record the error that ended the job, and return it in a line; the line is None for a bug of the lab.
+    """Record the error that ended the job. Return the outcome and the error in a line, which is None for a bug.
 
-    A bug of the lab is a failure, and so is every error after the run has begun. Before that, an error that the user
-    can mend is a refusal.
+    A bug of the lab and a full disk are failures, and so is every error after the run has begun. Before that, an error
+    that the user can mend is a refusal.
     """
     if folder is not None and isinstance(error, OSError) and not folder.is_dir():
         gone = f"{folder} was moved or deleted while the run wrote to it; leave it there, and type the run again"
@@ -169,8 +169,8 @@ def _make_folder(job: Job, status: Status, reason: str) -> Path:
 
 
 def close_record(folder: Path | None, status: Status, reason: str) -> None:
-    """Write how the run ended into a record that still says it is running. Usually the recorder has done this
-    already."""
+    """Write how the run ended into a record that still says it is loading or running. Usually the recorder has done
+    this already."""
     if folder is None:
         return
     with suppress(OSError):  # the disk is completely full, and the existing record is valid too

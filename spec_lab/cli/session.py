@@ -50,7 +50,7 @@ class Session:
         """Check, compose and run `arguments` as they were typed.
 
         Raises:
-            UserError: the arguments make no job, or jobs that would disturb each other's timings.
+            UserError: an argument is refused, or the arguments make no job.
             Exception: as `call_hydra`.
         """
         extensions = extensions_in(arguments)
@@ -182,7 +182,7 @@ def check_came_to_jobs(num_jobs: int, arguments: Sequence[str]) -> None:
 def _as_process_arguments(arguments: Sequence[str]) -> Iterator[None]:
     """Put the arguments where Hydra reads them, in `sys.argv`.
 
-    Also set HYDRA_FULL_ERROR, without which Hydra prints its errors at length instead of raising them.
+    Also set HYDRA_FULL_ERROR, without which Hydra prints its errors and ends the process instead of raising them.
     """
     argv, full_error = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
     sys.argv = [argv[0], *arguments]

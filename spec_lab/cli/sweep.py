@@ -36,7 +36,7 @@ class SweepPlace:
 
     Attributes:
         folder: None until Hydra has asked for it, which it does only for a multirun.
-        continues: whether the folder exists from an earlier process, with some or all of the jobs done.
+        continues: whether the folder exists from an earlier process, which may have done some or all of the jobs.
         num_jobs: number of the multirun's jobs, including those left out; None if only its sweeper knows.
     """
 
@@ -86,7 +86,7 @@ class Multirun:
     named, and removed at the end if no job has written into it.
 
     Args:
-        writes: whether the jobs may write; a dry run gets a temporary folder.
+        writes: whether the jobs may write; otherwise, as in a dry run, the folder is a temporary one.
         extensions: the extension modules given on the command line.
 
     Attributes:

@@ -1,7 +1,7 @@
 """Handles knobs that only some of the swept options have: `-m acceptance=strict,typical acceptance.epsilon=0.1`.
 
 Such a knob is added to every job, and removed again from jobs whose option does not have it. If that makes two jobs
-equal, as with two values of the knob, the second is left out.
+of this process equal, as with two values of the knob, the second is left out. Workers of a launcher run both.
 """
 
 from __future__ import annotations

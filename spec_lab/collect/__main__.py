@@ -72,7 +72,7 @@ def _checkpoint(target: str, at: str | None) -> Path:
     """Return the path of the target's checkpoint.
 
     Raises:
-        UserError: it does not exist.
+        UserError: it does not exist, or the target is not one of the two supported here.
     """
     from spec_lab.train.frozen_paths import checkpoint_path, needs_a_path, package_is_here, packaged_path
     from spec_lab.train.target_config import HfTarget, SmolLm2Target

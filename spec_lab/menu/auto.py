@@ -1,9 +1,9 @@
 """Chooses options for the knobs set to auto (`attention`, `kernels`, `graph`) by device and drafter at composition.
 
 On a CUDA device it tries the fast option of each knob, as if the user had typed it. If that would be refused, the
-option that runs anywhere is kept. On a CPU only `kernels` has a fast option, which is taken if it supports all of the
-target's layers and this machine can compile it. All later code sees the chosen options, and `RunConfig.auto` records
-which of them were chosen here.
+option that runs anywhere is kept. On a CPU only `kernels` has a fast option. It is taken if it adds no refusal,
+supports all of the target's layers, and can be compiled on this machine. All later code sees the chosen options, and
+`RunConfig.auto` records which of them were chosen here.
 """
 
 from __future__ import annotations
@@ -28,8 +28,7 @@ from spec_lab.record.mixed import RUNS_ANYWHERE
 
 AUTO = "auto"
 CPU_PREFILL_TOKENS, CUDA_PREFILL_TOKENS = 2048, 8192
-"""More rows per forward gain little on either device: docs/log/prompt_passes.md. vLLM uses 8192 on GPUs of this
-size."""
+"""More rows per forward gain little on either device: docs/log/prompt_passes.md. vLLM's server uses 8192 on an H100."""
 NATIVE_PREFILL_TOKENS = 1
 """A single prompt runs its layers in C, but packed prompts do not: docs/log/cpu.md."""
 SHORT_CHUNK, LONG_CHUNK = 512, 8192
@@ -45,7 +44,8 @@ class AutoKnob:
         name_of: returns a run's option.
         take: returns the run with another option.
         fast: the option that is taken on a CUDA device unless something refuses it.
-        fast_on_cpu: the option that is taken on a CPU unless something refuses it; None if there is no faster one.
+        fast_on_cpu: the option that is taken on a CPU if the run and the machine support it; None if there is no
+            faster one.
         needs_triton: whether the option `fast` needs Triton.
     """
 
@@ -122,7 +122,7 @@ def _with_prompt_sizes(config: RunConfig, on_cuda: bool) -> CacheConfig:
 
 
 def _faster(chosen: Chosen, knob: AutoKnob) -> Chosen:
-    """Return the run with the knob's fast option, or unchanged if that would be refused."""
+    """Return the run with the knob's fast option, or unchanged if that would be refused or lacks Triton."""
     if knob.needs_triton and (find_spec("triton") is None or os.environ.get("TRITON_INTERPRET")):
         return chosen
     faster = chosen.again(knob.take(chosen.config, knob.fast))
@@ -145,7 +145,10 @@ def _takes_native(native: Chosen, chosen: Chosen) -> bool:
 
 
 def _against_native(native: Chosen, chosen: Chosen) -> str | None:
-    """Return a refusal that the run has with kernels in C but not without them, else None."""
+    """Return why the run cannot take kernels in C: a refusal that it has only with them, or its target's layers.
+
+    None if it can.
+    """
     before = set(problems(chosen))
     refused = next((problem for problem in problems(native) if problem not in before), None)
     if refused is not None:
@@ -166,7 +169,10 @@ def problem_of_native() -> str | None:
 
 
 def why_kernels(chosen: Chosen) -> str:
-    """Return a line that says which kernels were chosen for a CPU, the number of threads, and why not other kernels."""
+    """Return a line that says which kernels were chosen for a CPU and their threads; for torch also why not native.
+
+    It is for targets whose option sets no number of threads.
+    """
     config = chosen.config
     named = None if config.num_threads is None else f"num_threads={config.num_threads}"
     if config.kernels == KernelsChoice.native:
@@ -180,7 +186,7 @@ def why_kernels(chosen: Chosen) -> str:
 def describe_auto(config: RunConfig) -> str:
     """Return a line with the chosen options, as in `attention=torch graph=eager`; empty if the user named every option.
 
-    If only one thing is missing for faster options on a CPU, the line names it.
+    If the run supports kernels in C but this machine cannot compile them, the line says why.
     """
     chosen = " ".join(f"{name}={KNOBS[name].name_of(config)}" for name in config.auto)
     if "kernels" not in config.auto or runs_on_cuda(config.device):

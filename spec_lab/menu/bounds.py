@@ -17,7 +17,7 @@ BOUNDS = "bounds"
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """The numbers that a knob takes: from `least` to `most`, or greater than `above`. None leaves that side open."""
+    """The numbers that a knob takes: at least `least`, at most `most`, greater than `above`. None is no bound."""
 
     least: float | None = None
     most: float | None = None
@@ -33,7 +33,7 @@ class Bounds:
         )
 
     def nearest(self, number: float) -> float | None:
-        """Return the bound nearest to a number outside; None if that bound is not itself allowed."""
+        """Return `least` or `most` if the number is beyond it, else None. `above` is not itself allowed."""
         beyond = (self.least, self.most)
         sides = (self.least is not None and number < self.least, self.most is not None and number > self.most)
         return next((bound for bound, is_beyond in zip(beyond, sides, strict=True) if is_beyond), None)
@@ -46,7 +46,7 @@ class Bounds:
 
 
 def bounds_of(field: dataclasses.Field[Any]) -> Bounds:
-    """Return the bounds of a schema's field; a field without a knob takes every finite number."""
+    """Return the bounds of a schema's field; a field that was not made by `knob` has none."""
     bounds: Bounds = field.metadata.get(BOUNDS, Bounds())
     return bounds
 
@@ -57,10 +57,10 @@ def default_of(field: dataclasses.Field[Any]) -> Any:
 
 
 def out_of_bounds(config: Any, prefix: str = "") -> list[str]:
-    """Return a line for every number in `config`, a dataclass instance, that its field does not take.
+    """Return a line for every field of `config`, a dataclass instance, with a number that the field does not take.
 
-    NaN, infinities and integers beyond 64 bits are refused everywhere. `prefix` is the dotted name of `config` in a
-    larger configuration, with a trailing dot.
+    NaN, infinities and integers beyond 64 bits are refused in every field. Lists in lists are not checked. `prefix` is
+    the dotted name of `config` in a larger configuration, with a trailing dot.
     """
     fields = dataclasses.fields(config)
     return [line for field in fields for line in _refusals(field, getattr(config, field.name), prefix)]

@@ -28,7 +28,7 @@ class Dtype(Choice):
 
 
 class KernelsChoice(Choice):
-    """The kinds of kernels that can compute the small steps of a round."""
+    """The kinds of kernels that can compute the small steps of a round; native also computes layers."""
 
     auto = (
         "auto",
@@ -36,7 +36,7 @@ class KernelsChoice(Choice):
     )
     torch = "torch"
     triton = "triton", "a GPU, or TRITON_INTERPRET=1"
-    native = "native", "C compiled for this CPU; one thread, float32, chains"
+    native = "native", "C compiled for this CPU; one thread unless num_threads is set, float32, chains"
 
 
 class ReferenceChoice(Choice):
@@ -50,7 +50,7 @@ class ReferenceChoice(Choice):
 class LoggerMode(Choice):
     """The places where W&B's records can go."""
 
-    auto = "auto", "online with a key, else offline"
+    auto = "auto", "WANDB_MODE if set, else online with a key, else offline"
     online = "online"
     offline = "offline"
     disabled = "disabled"

@@ -62,12 +62,12 @@ class Chosen:
         """Return the chosen options, in the order in which their refusals are listed."""
         return [
             *(self.target, self.drafter, self.rule, self.prefill, self.catchup),
-            *(self.graph, self.attention, self.workload, self.logger, self.tree),
+            *(self.graph, self.attention, self.workload, self.checker, self.logger, self.tree),
         ]
 
     @property
     def target_folder(self) -> Path:
-        """Return the folder of the target's checkpoint."""
+        """Return the folder of the target's checkpoint, or its GGUF file."""
         return self.target.folder(self.config.target)
 
     @property
@@ -118,7 +118,7 @@ def _resolve(config: RunConfig, options: Registry) -> Chosen:
 
 
 def with_depth_as_k(config: RunConfig) -> RunConfig:
-    """Return the same run with K set to its tree's depth, unless the user set K; a different K is then refused."""
+    """Return the same run with K set to its tree's depth if K has its default; another K is refused later."""
     name = config.tree.name
     options = registry.load(config.extensions).options(TreeOption)
     if name not in options or (sizes := options[name].sizes) is None:

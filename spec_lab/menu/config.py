@@ -38,7 +38,7 @@ def knob(
     """Make a dataclass field with its line in `--help`. If the default is a list it is copied for every instance.
 
     `menu.bounds` refuses a number below `least`, above `most` or not greater than `above`; in a list it checks each
-    entry.
+    number.
     """
     metadata = {"help": explanation, BOUNDS: Bounds(least, most, above)}
     if isinstance(default, list):
@@ -48,7 +48,7 @@ def knob(
 
 @dataclass
 class TargetConfig:
-    """target=pocket (shipped), target=hf target.path=DIR, or the shape of a known model."""
+    """target=pocket or another shipped or packaged model, target=hf target.path=DIR, or the shape of a known model."""
 
     name: str = MISSING
     path: str | None = knob(
@@ -141,7 +141,7 @@ class AutoGraphConfig(GraphConfig):
 
 @dataclass
 class AttentionConfig:
-    """attention=torch: the reference backend, any device."""
+    """The keys that every attention backend has. The default is attention=torch, the reference backend."""
 
     name: str = "torch"
 
@@ -175,8 +175,8 @@ class CacheConfig:
     )
     prefill_chunk: int | None = knob(
         None,
-        "prompt rows of one request in a forward; null is 8192 on CUDA with attention=triton, else 512, but at most "
-        "prefill_tokens",
+        "prompt rows of one request in a forward; null is 8192 on CUDA with attention=triton, unless "
+        "acceptance.phase=round, else 512; but at most prefill_tokens",
         least=1,
     )
     prefill_tokens: int | None = knob(

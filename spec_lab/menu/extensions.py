@@ -23,7 +23,7 @@ from spec_lab.record.schema import ExtensionOrigin
 ENTRY_POINTS = "spec_lab.extensions"
 """The group under which an installed package names its module."""
 IMPORTED: set[str] = set()
-"""Names of the modules imported so far in this process."""
+"""Names of the extensions imported so far in this process, and of `spec_lab.options`."""
 ENDINGS = (Exception, SystemExit, GeneratorExit)
 
 
@@ -58,7 +58,7 @@ class Extension:
         """Call the module's `register` with the registry.
 
         Raises:
-            UserError: it has no such function, or the function fails.
+            UserError: it has no such function, or the function is async, fails or returns something.
         """
         register = getattr(self.module, "register", None)
         if not callable(register):

@@ -97,13 +97,14 @@ ELSEWHERE = {
     "max_steps": "drafter.optimisation.num_steps",
     "warmup_steps": "drafter.optimisation.num_warmup_steps",
 }
-"""Keys and groups, by the names that other engines and papers use. If there are two, each program has only one of them.
-An empty text means that nothing here is meant, however alike. docs/from_other_engines.md has most of these names."""
+"""Keys and groups, by the names that other engines, papers and users give them. Of several keys in a text, the first
+that the program has is meant. An empty text means that nothing here is meant, however alike the spelling."""
 KINDS = ("mode", "type", "kind")
 """Last parts of a name that mean the option of their group: `graph.mode` is not logger.mode."""
 COUNTED = "num_"
 VERY_LIKE = 0.85
-"""How alike a key of the typed group must be to be preferred to a key of another group with exactly the typed name."""
+"""How alike a key of the typed group must be to be preferred to a key of another group with exactly the typed last
+part."""
 
 
 def nearest(word: str, names: Iterable[str]) -> str | None:

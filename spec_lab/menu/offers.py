@@ -104,8 +104,8 @@ def run_offers(config: RunConfig, drafts_on_host: bool) -> RunOffers:
 
 
 def with_largest_k(config: RunConfig) -> RunConfig:
-    """Return the same run with K set to the largest K of its schedule, unless the user set K; a different K is then
-    refused."""
+    """Return the same run with K set to the largest K of its schedule if K has its default; another K is refused
+    later."""
     drafter = config.drafter
     usual = next(field.default for field in dataclasses.fields(drafter) if field.name == "num_draft_tokens")
     if drafter.k_schedule is None or drafter.num_draft_tokens != usual or usual == 0:

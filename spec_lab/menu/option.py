@@ -1,6 +1,6 @@
-"""Registry entries ("rows") of options: all that the lab must know about an option, with a class for each kind of part.
+"""Registry entries ("rows") of options, with a class for each kind: all that the lab must know to build an option.
 
-Help lines and presets are not here but in the option's YAML file under `conf/`.
+An option's help line and preset values are not here but in its YAML file under `conf/`.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ class TargetOption(Option):
 
     Attributes:
         folder: where the checkpoint is.
-        num_threads: number of CPU threads if `num_threads=null`; None means all cores.
+        num_threads: number of CPU threads if `num_threads=null`, except with kernels=native; None means all cores,
+            divided among the processes of the run.
     """
 
     schema: type[TargetConfig] = TargetConfig
@@ -82,7 +83,8 @@ class DrafterOption(Option):
             continuation"; None if they fit any.
         hands_hidden_on: whether a draft step reads and replaces `state.tokens` and `state.hidden`, and nothing else of
             its state; the doctor then measures how much the hidden state helps.
-        no_loop: why there is no draft loop to capture, as in "looks its drafts up"; None if there is one.
+        no_loop: why there is no draft loop to capture, so that graph modes that capture are refused; None if they are
+            accepted.
         no_moves: why no metadata is updated between draft steps; None if it is.
         load_tree: like `load`, for a drafter that drafts the branches of a tree; None if it drafts chains only.
         no_branch_keys: whether the branches of a tree write no keys, so that none can see those of another.
@@ -90,8 +92,8 @@ class DrafterOption(Option):
         ingests_in_graphs: whether its `ingest` may be captured for a prompt that comes alone, since it reads no spans.
         notes_confidence: whether it picks its drafts with `wiring.drafting.make_picker`, which stores its confidence.
         preset_of: the option that this one is a preset of, with other values but the same code; None if it is not one.
-        rows_written: returns, from a run's configuration, the number of rows that a round writes after position L, if
-            it can exceed 2K; else None.
+        rows_written: returns, from a run's configuration, how many positions past the last token a round may write;
+            None for a drafter with which these are never more than 2K.
     """
 
     schema: type[DrafterConfig]
@@ -125,7 +127,8 @@ class TreeSizes:
         num_rows: number of rows in verify for each request: the pending token, which is the root, and the drafts.
         topk: number of likeliest continuations that are considered for each drafted token.
         width: number of rows for each request in the widest draft step.
-        spine: number of drafts on the path of likeliest tokens that every such tree is certain to contain.
+        spine: number of drafts on the path of likeliest tokens, which the doctor drafts as a chain. A static tree
+            contains them all; a dynamic tree may leave out the last ones.
     """
 
     depth: int
@@ -212,7 +215,8 @@ class GraphOption(Option):
     """`graph=`; `build` takes (the `Chosen` run, its `graph` part, `GraphBuild`).
 
     Attributes:
-        num_launched: number of draft steps in a round that are launched from Python; None if none is captured.
+        num_launched: number of draft steps in a round that run in Python, uncaptured; None if the mode captures
+            nothing.
         runs_trees: whether draft steps may differ in their number of rows, as those of a tree do.
     """
 

@@ -1,8 +1,8 @@
 """The registry of options: those of `spec_lab.options`, which counts as the first extension, and those of the
 extensions.
 
-A registry depends only on the names of the extensions. A run's rows, its registry entries, are looked up once
-(`menu.chosen`).
+A registry depends only on the names of the extensions and on the installed ones. A run's rows, its registry entries,
+are looked up once (`menu.chosen`).
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ GROUP_SCHEMAS: Mapping[str, type] = {
     "sampling": SamplingConfig,
     "logger": LoggerConfig,
 }
-"""Schemas that the options of a group share."""
+"""Schemas by the name that YAML files use: of a whole run, of groups whose options share one, and of graph=auto."""
 
 
 class Registry:
@@ -94,8 +94,8 @@ class Registry:
         """Add rows. An extension may call it several times.
 
         Raises:
-            UserError: there already is an option of that kind and name, the name is not a plain word, or an argument is
-                not a row.
+            UserError: there already is an option of that kind and name, the name is not a plain word, an argument is
+                not a row, or a field of a row has a value of the wrong kind.
         """
         for option in options:
             if type(option) not in (*KNOBS, MetricOption):
@@ -137,10 +137,10 @@ class Registry:
         return found
 
     def judge_of(self, rule: str) -> Callable[..., DraftJudge]:
-        """Return the function that makes a rule that decides without drawing.
+        """Return the function that makes a rule for recorded runs, which decides without drawing.
 
         Raises:
-            UserError: the rule is not registered, or only a run can make it.
+            UserError: the rule is not registered, or has no such function.
         """
         row = self.find(RuleOption, rule)
         judge = row.judge or row.judge_again
@@ -190,7 +190,8 @@ def _refuse_other_name(name: str, rows: Mapping[str, Option]) -> None:
 
 
 def _refuse_broken(option: Option) -> None:
-    """Raise UserError if a field of a row has a value of the wrong kind."""
+    """Raise UserError if a row's schema or refusals are of the wrong kind, or if a metric lacks a function or a
+    definition."""
     typed = f"{KNOBS.get(type(option), METRIC)}={option.name}"
     if hasattr(option, "schema"):
         base = get_type_hints(RunConfig)[KNOBS[type(option)]]
@@ -221,7 +222,7 @@ def load(extensions: Sequence[str] = ()) -> Registry:
     """Register the options of this package, then those of installed extensions, then those of the modules named.
 
     Raises:
-        UserError: a module cannot be imported, registers nothing, or registers an existing option.
+        UserError: a module cannot be imported, has no function `register`, or registers an existing or a broken row.
     """
     return _load(tuple(extensions))
 

@@ -15,9 +15,10 @@ PLAIN_PRUNE = PruneConfig(prefill="last_row", catchup="none")
 
 
 def plain_config(config: RunConfig) -> RunConfig:
-    """Return the same run without drafter and lossy acceptance, which every run is compared with.
+    """Return the same run as plain decoding with a lossless rule, for references=[plain] and other plain passes.
 
-    Its prompt pass computes logits only for the last row, as serving engines do, so that the comparison is fair.
+    Past the last layer's KV write, its prompt pass computes only the last row, and logits for it alone, as in serving
+    engines.
     """
     is_greedy = config.sampling.temperature == 0
     rule = StrictAcceptanceConfig() if is_greedy else RejectionConfig(method=RejectionMethodChoice.one_hot)

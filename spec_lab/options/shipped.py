@@ -62,7 +62,7 @@ class DrafterWeights:
 
 
 def zoo_folders(name: str) -> dict[str, Path]:
-    """Return the weights of drafter `name` in this package, by target."""
+    """Return the folders of the weights of drafter `name` in this package, by target."""
     shipped = {**SHIPPED, **SHIPPED_HEADS}
     return {target: ZOO / f"{target}-{name}" for target, drafters in shipped.items() if name in drafters}
 

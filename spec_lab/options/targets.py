@@ -15,7 +15,7 @@ SHAPES = Path(__file__).parents[1] / "checkpoints" / "shapes"
 
 
 def reads_no_path(config: RunConfig) -> str | None:
-    """A shipped target has no path."""
+    """A target of this package, or of another installed one, has no path."""
     target = config.target
     return (
         None if target.path is None else f"target.path={target.path} is not read by target={target.name}; add target=hf"
@@ -84,8 +84,8 @@ def shape_folder(target: TargetConfig) -> Path:
 
 
 ROWS = (
-    # One thread, since its operators are too short to share: a second thread that waits for a busy core costs more than
-    # it saves.
+    # One thread for the shipped targets, whose operators are too short to share: a second thread that waits for a busy
+    # core costs more than it saves.
     *(
         TargetOption(name=name, folder=shipped_folder, num_threads=1, refusals=(reads_no_path, weights_are_here))
         for name in SHIPPED

@@ -26,7 +26,7 @@ def file_exists(config: RunConfig) -> str | None:
 
 
 def has_those_categories(config: RunConfig) -> str | None:
-    """The categories are among those that the lab has, or checks."""
+    """The categories are among those of the shipped prompts; for workload=generated, those with checkable answers."""
     from spec_lab.corpus.categories import CATEGORIES, CHECKABLE_CATEGORIES
 
     known = CHECKABLE_CATEGORIES if config.workload.name == "generated" else CATEGORIES

@@ -39,10 +39,10 @@ ONE_AT_A_TIME = threading.Lock()
 def compose_run(overrides: Sequence[str] = ()) -> tuple[RunConfig, dict[str, str]]:
     """Return what `python -m spec_lab OVERRIDES...` would run, and the name of each group's choice (`labels.py`).
 
-    For tests, notebooks and other programs; a sweep is not expanded and not accepted.
+    For tests, notebooks and other programs. The sweep of an experiment is not expanded.
 
     Raises:
-        UserError: an override is mistyped or does not fit the options chosen.
+        UserError: an override is mistyped, does not fit the options chosen, or has several values.
     """
     config, options = to_config_and_options(compose_with_hydra(overrides))
     return config, name_options(config, options)
@@ -160,7 +160,8 @@ def to_run_config(composed: DictConfig) -> RunConfig:
     `auto` replaced by the chosen option.
 
     Raises:
-        UserError: see `to_typed` and `with_auto_chosen`.
+        UserError: see `to_typed` and `with_auto_chosen`; or an option of the user's has another option's name, but not
+            its keys.
     """
     config = to_typed(composed, run_menu())
     assert isinstance(config, RunConfig)
@@ -201,7 +202,7 @@ def retyped(config: RunConfig) -> RunConfig:
     """Check the types of a run that a program may have changed since it was composed, and return it with correct types.
 
     Raises:
-        UserError: a key has a value of another type, or there is no such key.
+        UserError: a key has a value of another type, there is no such key, or a part has another option's name.
     """
     menu = run_menu()
     parts = {f"{field.name}.": getattr(config, field.name) for field in dataclasses.fields(config)}

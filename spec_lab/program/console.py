@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class PatientFile(io.FileIO):
-    """A file that discards output once its reader has gone.
+    """A file that discards output once its reader has gone, or after another error, which is raised once.
 
     A run that has taken minutes must not fail because the user quit a pager.
     """
@@ -40,8 +40,8 @@ class PatientFile(io.FileIO):
 
 
 def raise_lost(stream: TextIO) -> None:
-    """Raise again the error that kept a `PatientFile` from writing, since Hydra ignores errors while it flushes
-    logs."""
+    """Raise again the error that kept a `PatientFile` from writing, other than a closed pipe, since Hydra ignores
+    errors while it flushes logs."""
     lost = getattr(getattr(getattr(stream, "buffer", None), "raw", None), "lost", None)
     if lost is not None:
         raise lost

@@ -4,10 +4,10 @@
         return guarded(lambda: _run(sys.argv[1:] if arguments is None else arguments))
 
 `guarded` handles the exceptions that `_run` raises. A `UserError`, an error of Hydra's, an unreadable file or too
-little memory gives one line and exit code 2. A full disk gives one line and code 1. Ctrl-C and SIGTERM give code 130.
-Anything else is a bug of the lab and gives a traceback and code 1. So `_run` only catches errors to which it can add a
-knob: `except OSError as error: raise UserError(f"output_dir={folder} ... ({describe_os_error(error)}); ...") from
-error`.
+little memory gives one line and exit code 2. A `Breakdown`, a full disk or a similar state of the machine gives one
+line and code 1. Ctrl-C and SIGTERM give code 130. An error that `trouble_of` does not know is a bug of the lab and
+gives a traceback and code 1. So `_run` only catches errors to which it can add a knob: `except OSError as error: raise
+UserError(f"output_dir={folder} ... ({describe_os_error(error)}); ...") from error`.
 
 A program that goes on after an error, such as a sweep, uses `print_trouble`, and reads the status from it.
 """
@@ -84,7 +84,7 @@ def leave(code: int) -> NoReturn:
     """End the process with the exit code of `guarded`; after Ctrl-C, without finalising the interpreter.
 
     Finalising takes seconds with torch and models loaded, and is not needed: records and W&B's run are closed by now,
-    and exit functions are called here. Workers of a launcher end in the usual way.
+    and exit functions are called here. A process whose workers still run is finalised nevertheless.
     """
     from multiprocessing import active_children
 

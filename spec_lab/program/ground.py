@@ -1,5 +1,4 @@
-"""The "ground" of a study, which is everything its results depend on: package, config files, versions, weights,
-prompts.
+"""The "ground" of a study: the code, config files, package versions, weights and prompts that its results depend on.
 
 A study is continued only if its ground is unchanged. Other files in a checkout, such as notebooks, are not part of it.
 """
@@ -58,7 +57,7 @@ def changes(before: Ground, now: Ground) -> str | None:
 
 
 def read_ground(folder: Path) -> Ground | None:
-    """Read the ground of the study in `folder`; None if it has not begun, or the file cannot be read."""
+    """Read the ground of the study in `folder`; None if there is no such file, or it cannot be read."""
     with suppress(OSError, ValueError):
         values = json.loads(regular_text(folder / GROUND_FILE))
         if isinstance(values, dict):

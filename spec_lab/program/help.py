@@ -48,7 +48,7 @@ def groups_in_help(arguments: Sequence[str]) -> list[str]:
     """Return the groups whose help is asked for: the arguments next to `--help` that are not overrides.
 
     Raises:
-        UserError: a flag adds a folder of options, which no help shows.
+        UserError: a flag adds a folder of options, which no help shows, or `split_flags` refuses an argument.
     """
     flags, others = split_flags(arguments)
     adding = next((flag for flag in flags if flag in FLAGS_THAT_ADD_OPTIONS), None)

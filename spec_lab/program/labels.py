@@ -11,8 +11,8 @@
 | `graph=full_loop graph.verify=false` | `full_loop+verify_false` |
 | `target=hf target.path=/models/Qwen3-1.7B` | `hf+Qwen3-1.7B`: a folder by its last part alone |
 
-Two configurations of a group have different names, except for folders with the same last part, and for the drafter's K,
-which has its own column in every table.
+Two configurations of a group have different names, except for loggers, for folders with the same last part, and for the
+drafter's K, which has its own column in every table.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ def refuse_launcher(arguments: Iterable[str], program: str) -> None:
 
 
 def refuse_sharing(launcher: Mapping[str, Any], device: str) -> None:
-    """Raise UserError if more jobs would run at a time than there are devices to time them on.
+    """Raise UserError if no job would run at a time, or more than there are devices to time them on.
 
     Their number is only known for joblib; submitit's jobs wait for each other if they are on the same machine.
 

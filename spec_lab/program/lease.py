@@ -60,8 +60,8 @@ def spread() -> None:
 def visible_gpus() -> list[str]:
     """List the GPUs that CUDA will show this process, by UUID, using the driver's program rather than CUDA.
 
-    Calling CUDA would initialise it, after which the visible GPUs can no longer be changed. For a GPU in MIG mode its
-    slices are listed. CUDA shows a process only one of them.
+    Calling CUDA would initialise it, after which the visible GPUs can no longer be changed. If there are MIG slices,
+    only these are listed, without whole GPUs. CUDA shows a process only one slice.
     """
     all_gpus = _gpus_of_the_driver()
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")

@@ -39,7 +39,8 @@ def read_rules(arguments: Sequence[str], num_draft_tokens: int) -> list[NamedRul
     among the arguments, for rules of an extension. A rule must fit `num_draft_tokens`, the K of the run.
 
     Raises:
-        UserError: an argument is mistyped, is not a rule, does not fit its rule, or names a rule that draws at random.
+        UserError: an argument is mistyped, is not for a rule, does not fit its rule, or names a rule that cannot judge
+            recorded runs; or there is no rule, or too many.
     """
     shared = [argument for argument in arguments if argument.startswith(f"{EXTENSIONS}=")]
     extensions_in(shared)

@@ -25,7 +25,7 @@ from spec_lab.program.yaml_file import read_yaml
 
 @dataclass(frozen=True, slots=True)
 class OptionFile:
-    """One YAML file of a group. `schema` is None for an experiment or a debug setting, which only set other keys."""
+    """One YAML file of a group. `schema` is None for one that only sets other keys, such as an experiment."""
 
     name: str
     command: str

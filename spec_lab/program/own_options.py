@@ -53,7 +53,7 @@ def typed_folders(arguments: Sequence[str]) -> list[Path]:
 
 
 def refuse_misplaced(arguments: Sequence[str], menu: Menu) -> None:
-    """Refuse a typed option whose file lies below the user's folder, or in `conf/`, where it is not read.
+    """Refuse a typed option whose file lies where it is not read: below the user's folder, or else `./conf`.
 
     Raises:
         UserError: naming the file, and where it would be read.
@@ -90,7 +90,7 @@ def check_own_options(folders: Iterable[Path], conf: Path, groups: Iterable[str]
         conf: the lab's own folder, which is read first.
 
     Raises:
-        UserError: a file would not be read, has too many values, or sweeps too many jobs.
+        UserError: a file would not be read, or not as it is meant; or it has too many values, or sweeps too many jobs.
     """
     for folder in folders:
         for place in ("", *groups):

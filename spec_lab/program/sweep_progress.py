@@ -15,7 +15,7 @@ SWEEPER = "BasicSweeper"
 
 
 class SweepProgress:
-    """Prints before each job the number of jobs, and an estimate of the remaining time from the jobs that ran here."""
+    """Prints before each job its number, and an estimate of the remaining time from the jobs that ran here."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

@@ -6,7 +6,8 @@ be set as a whole, or by an interpolation, since the value could contain such a 
 code in a pickle.
 
 The launcher for Slurm writes its keys into a shell script: `setup` as lines, and other keys as comments. A line break
-would end a comment. So `setup` and values with line breaks are refused on the command line.
+would end a comment. So `setup`, `additional_parameters` and values with unprintable characters are refused on the
+command line.
 
 Hydra's folders may not be set either. A sweep must find its records again, and Hydra would write to another folder
 before any check of the lab.

@@ -20,7 +20,7 @@ Schema = TypeVar("Schema")
 def read_words(schema: type[Schema], words: Sequence[str]) -> Schema:
     """Return an instance of `schema` with the values in `words`. The last value of a key counts, as in Hydra.
 
-    The value of a text key is taken literally, even if it has special characters.
+    The value of a key that takes only text is taken literally, even if it has special characters.
 
     Raises:
         UserError: a word names no key, has several values, or has a value of another type or out of bounds.

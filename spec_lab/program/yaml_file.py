@@ -1,4 +1,4 @@
-"""Reads a YAML file from outside this package."""
+"""Reads a YAML file, with its defects as errors of one line."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def read_yaml(path: Path) -> Any:
     """Return the contents of the file, in YAML's plain types.
 
     Raises:
-        UserError: the file is not UTF-8 or not YAML, has a duplicate key, or has a value that does not fit its tag, as
-            in `!!int x`.
+        UserError: the file is not UTF-8 or not YAML, has a duplicate key, has a key alone in braces, or has a value
+            that does not fit its tag, as in `!!int x`.
         OSError: the file cannot be read.
     """
     try:

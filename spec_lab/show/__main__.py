@@ -1,8 +1,8 @@
 """`python -m spec_lab.show RUN [ID]`: one request of a run, round by round, its tokens coloured by their origin.
 
-accepted: a draft; relaxed: a draft that only a relaxed rule accepts; corrected: the target's token instead of the first
-draft that was not accepted; bonus: the target's token after K accepted drafts. Without ID the requests are listed.
-Without colours (NO_COLOR, no terminal), tokens have marks before them.
+prompt pass: the first token; accepted: a draft; relaxed: a draft that only a relaxed rule accepts; corrected: the
+target's token instead of the first draft that was not accepted; bonus: the target's token after all offered drafts.
+Without ID the requests are listed. Without colours (NO_COLOR, no terminal), tokens have marks before them.
 
   python -m spec_lab.show outputs/RUN
   python -m spec_lab.show outputs/RUN code-3

@@ -1,4 +1,4 @@
-"""The look of each origin: a word, a mark if there are no colours, and its colours in terminals and in HTML."""
+"""The look of each origin of a token: a word, a mark for terminals without colours, and its colours."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class OriginLook:
     """The look of one origin.
 
     Attributes:
-        ansi: parameters of the escape sequence: black on a background that differs by its lightness too.
-        background: of a page, with black text on it.
+        ansi: parameters of the escape sequence that sets the colours of the text and its background; 0 sets none.
+        background: the background in HTML, with black text on it.
     """
 
     word: str

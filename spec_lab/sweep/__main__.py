@@ -43,7 +43,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--count", type=_positive, help="largest number of runs; the file's run_cap applies too")
     parser.add_argument("--seed", type=_seed, default=0, help="seed of the search (default: 0)")
     parser.add_argument("--fresh", action="store_true", help="begin a new sweep if an earlier one has ended")
-    parser.add_argument("--dry-run", action="store_true", help="print the first runs and the refused ones, run nothing")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print the first runs and what would be refused, run nothing"
+    )
     return parser
 
 

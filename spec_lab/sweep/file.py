@@ -65,7 +65,7 @@ class SweepFile:
 
     @property
     def target(self) -> float | None:
-        """Return the metric's value at which the sweep may end."""
+        """Return the value of the metric that ends the sweep once a run reaches it; None if the file has none."""
         return self.config.get("metric", {}).get("target")
 
 

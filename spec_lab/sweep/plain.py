@@ -1,5 +1,5 @@
-"""Converts values that go to W&B's search code, or come from it, into ones that JSON, YAML and a command line can
-represent."""
+"""Keeps the values that go to W&B's search code, or come from it, to those that JSON, YAML and a command line can
+represent: it refuses others, and converts numpy's numbers."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def plan_sweep(path: Path, overrides: Sequence[str], count: int | None, seed: in
 
 
 def preview(sweep: Sweep) -> int:
-    """Print the runs proposed without results, with their refusals; return the exit code."""
+    """Print the first runs that are proposed without results, with their refusals; return the exit code."""
     refused = False
     tried: list[Tried] = []
     most = 1 if sweep.file.method == SearchMethod.bayes else min(sweep.limit or PREVIEWED, PREVIEWED)

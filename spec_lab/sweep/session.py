@@ -40,7 +40,7 @@ class Sweep:
 
     Attributes:
         overrides: those typed after the file, for every run; they override those of the file's command.
-        limit: the largest number of runs; None for a grid, which ends by itself.
+        limit: the largest number of runs; None is possible only for a grid, which ends by itself.
     """
 
     file: SweepFile
@@ -80,7 +80,7 @@ class Sweep:
 
     @property
     def _num_runs(self) -> int | None:
-        """Return the largest number of runs; a search without a limit ends when its metric reaches the target."""
+        """Return the largest number of runs; None if only W&B's code knows the size of the grid."""
         parameters = self.file.parameters.values()
         is_grid = self.file.method == SearchMethod.grid and all({"value", "values"} & one.keys() for one in parameters)
         sizes = [len(one.get("values", [None])) for one in parameters]

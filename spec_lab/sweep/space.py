@@ -32,7 +32,8 @@ def check_space(file: SweepFile, overrides: Sequence[str]) -> None:
         overrides: those typed after the file, for every run.
 
     Raises:
-        UserError: a key does not exist, a value does not fit it, or one key is set in two places.
+        UserError: a key does not exist, a value does not fit it, one key is set in two places, a run cannot choose a
+            key, or a grid is too large.
     """
     refuse_launcher([*file.overrides, *overrides], "a search, which asks after each run what to try next,")
     menu = run_menu(extensions_in([*file.overrides, *overrides]))

@@ -1,7 +1,7 @@
 """Reads common formats of prompt files: chats in `messages` or ShareGPT's `conversations`, GSM8K's and HumanEval's.
 
-From a chat the user's turns are used. The assistant's turns are left out, since the answers in a conversation are plain
-decoding's, as in every workload.
+From a chat the user's turns and the system prompt are used. The assistant's turns are left out, since the answers in a
+conversation are plain decoding's, as in every workload.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""A checkpoint's own chat template. As a program from outside it may not run code, and its time and output are
-limited."""
+"""A checkpoint's own chat template. It is a program from outside, so transformers renders it in a sandbox, and its
+time, memory and output are limited."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ Apply = Callable[[Sequence[str], str | None], Rendered]
 
 
 def stored_template(folder: Path) -> str | None:
-    """Return the chat template of a folder or a GGUF file, unchanged; None if there is none.
+    """Return the chat template of a folder or a GGUF file, as text; None if there is none.
 
     Raises:
         UserError: the file that would hold it cannot be read.

@@ -77,6 +77,6 @@ def reply_of(text: str, thinking_open: bool = False) -> str | None:
 
 
 def is_correct(expected: str, text: str) -> bool:
-    """Return whether `text` answers `expected` in a line that begins with `Answer:`, as the shipped prompts ask for."""
+    """Return whether the reply in `text` has `expected` after its last `Answer:`, which the shipped prompts ask for."""
     reply = reply_of(text)
     return reply is not None and read_line(reply) == normalise(expected)

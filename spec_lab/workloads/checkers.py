@@ -39,7 +39,7 @@ def read_number(reply: str) -> str | None:
 
 
 def read_box(reply: str) -> str | None:
-    r"""Return the contents of the last `\boxed{}`, whose braces may be nested."""
+    r"""Return the contents of the last `\boxed{}` or `\fbox{}`, whose braces may be nested."""
     start = max(reply.rfind(box) for box in BOXES)
     opening = reply.find("{", start) if start >= 0 else -1
     depth = 0
@@ -51,8 +51,10 @@ def read_box(reply: str) -> str | None:
 
 
 def read_choice(reply: str) -> str | None:
-    """Return the letter of a choice: in a box, after `answer`, or the last one that is a separate word or before
-    `)`."""
+    """Return the letter of a choice: the one in a box, else the last one after `answer`, `option` or `choice`.
+
+    If there is none, take the last one that begins a line, and is alone in it or before `)`, `.` or `:`.
+    """
     boxed = read_box(reply)
     if boxed is not None and len(letter := boxed.strip("() .").removeprefix("\\text{").rstrip("}")) == 1:
         return letter.upper()
@@ -100,7 +102,7 @@ def is_filled(expected: str) -> bool:
 
 
 def has_formula(expected: str) -> bool:
-    """Return whether an answer can be in a box, for which its braces must be balanced."""
+    """Return whether an answer can be in a box, for which it must have as many closing braces as opening ones."""
     return is_filled(expected) and expected.count("{") == expected.count("}")
 
 

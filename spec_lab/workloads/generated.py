@@ -11,7 +11,7 @@ from functools import cache
 from spec_lab.core.errors import UserError
 from spec_lab.corpus.example import ANSWER_MARKER, Example
 
-# Prompts hardly repeat. After this many draws in a row without a new one, there is none left.
+# Prompts hardly repeat. After this many draws in a row without a new one, drawing ends with an error.
 MOST_REPEATS = 10_000
 
 
@@ -21,7 +21,7 @@ def generated_examples(
     """Return `per_category` examples of each of the `categories`; None means all checkable ones. No prompt is repeated,
     and a `seed` always gives the same examples.
 
-    With a `limit`, only as many are drawn as are needed to take `limit` prompts from the categories in turn.
+    With a `limit`, each category gives only as many as are needed to take `limit` prompts from the categories in turn.
 
     Raises:
         UserError: a category does not exist, is not checkable by a program, or has fewer than `per_category` prompts.

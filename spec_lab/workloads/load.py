@@ -33,7 +33,7 @@ def spec_bench_requests(config: RunConfig, tokenizer: Tokenizer) -> list[Request
 
 
 def generated_requests(config: RunConfig, tokenizer: Tokenizer) -> list[Request]:
-    """Draw workload.per_category prompts of each checkable category, with the run's seed."""
+    """Draw workload.per_category prompts of each chosen checkable category, with the run's seed."""
     workload = config.workload
     if not workload.per_category:
         raise UserError(f"workload={workload.name} needs workload.per_category of 1 or more")
@@ -85,8 +85,8 @@ def _in_turn(prompts: list[Prompt], config: RunConfig, tokenizer: Tokenizer) -> 
 
 
 def select_prompts(prompts: list[Prompt], categories: list[str] | None, limit: int | None) -> list[Prompt]:
-    """Choose `limit` prompts of `categories`. They are taken from the categories in turn, so that even a small limit
-    includes every category."""
+    """Choose `limit` prompts of `categories`. They are taken from the categories in turn, so that a limit of as many
+    prompts as categories includes every category."""
     by_category: dict[str, list[Prompt]] = defaultdict(list)
     for prompt in prompts:
         by_category[prompt.category].append(prompt)
@@ -101,7 +101,8 @@ def select_prompts(prompts: list[Prompt], categories: list[str] | None, limit: i
 
 
 def fixed_length_requests(config: RunConfig, tokenizer: Tokenizer) -> list[Request]:
-    """Make prompts of exactly workload.prompt_tokens tokens from the shipped natural text."""
+    """Make prompts of exactly workload.prompt_tokens tokens from the shipped natural text, which repeats if it is too
+    short."""
     text = "\n\n".join(prompt.text for prompt in shipped_prompts() if prompt.form == "continue")
     ids = tokenizer.encode(text)
     num_requests, length = _sizes(config.workload)

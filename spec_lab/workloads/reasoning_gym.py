@@ -16,7 +16,7 @@ INSTALL = "pip install -c constraints.txt -e '.[prompts]'"
 def made_prompts(tasks: Sequence[str], count: int, seed: int) -> list[Prompt]:
     """Return `count` prompts of each task, which is also their category.
 
-    Answers are compared as texts. The task's own scorer is not used; it may also accept other answers.
+    Answers are compared by `workload.checker`. The task's own scorer is not used; it may also accept other answers.
 
     Raises:
         UserError: see `made_questions`.

@@ -11,7 +11,7 @@ UNFINISHED = "\ufffd"
 
 
 def text_ends(tokenizer: Tokenizer, token_ids: Sequence[int], text: str) -> list[int] | None:
-    """Return for each token the number of characters of `text` after it has been decoded.
+    """Return for each token how many characters of `text` the tokens up to and including it give.
 
     A token that only begins a character adds none; the token that completes the character adds it. A piece is the
     tokens up to the next whole character. Each piece is decoded together with the one before it, since tokenizers treat

@@ -11,7 +11,7 @@ from spec_lab.menu.offers import MAX_DRAFT_TOKENS
 
 
 def lossless_rule(config: RunConfig) -> str:
-    """Return the overrides for a rule that never changes the output, which refusals of other rules suggest."""
+    """Return the overrides for a lossless rule at the run's temperature, which refusals of other rules suggest."""
     is_greedy = config.sampling.temperature <= 0
     return "acceptance=strict" if is_greedy else "acceptance=rejection acceptance.method=one_hot"
 
@@ -66,7 +66,7 @@ def greedy_text_is_followed(chosen: Chosen) -> str | None:
 
 
 def sampled_drafts_need_a_temperature(chosen: Chosen) -> str | None:
-    """Sampled drafts need a temperature above 0, at which they are drawn. This refuses them with greedy rules too."""
+    """Sampled drafts need a temperature above 0, at which they are drawn. So no greedy rule can have them."""
     sampling = getattr(chosen.config.drafter, "draft_sampling", DraftSampling.greedy)
     if sampling == DraftSampling.greedy or chosen.config.sampling.temperature > 0:
         return None

@@ -63,7 +63,8 @@ def recorded_rows_need_eager(chosen: Chosen) -> str | None:
 
 
 def rounds_follow_each_other(chosen: Chosen) -> str | None:
-    """Several rounds in one graph run without the host, so nothing may need the host between them."""
+    """Several rounds in one graph run without the host, so nothing may need the host between them. Skipping rounds
+    needs several."""
     config = chosen.config
     num_rounds = getattr(config.graph, "rounds_per_replay", 1)
     if num_rounds == 1:

@@ -1,6 +1,6 @@
 """Checks kernels of Triton and of C. Functions like those of `menu.refusals.run`; imports no torch.
 
-Refusals that depend on the machine, as with device=auto, are in `wiring.triton`.
+Triton's refusals that depend on the machine, as with device=auto, are in `wiring.triton`.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from spec_lab.menu.devices import runs_on_cuda
 
 
 def interpreted_dtype(chosen: Chosen) -> str | None:
-    """On a CPU the kernels run in Triton's interpreter, whose bfloat16 products are silently wrong, so they need
-    float32."""
+    """With device=cpu, Triton's kernels run in its interpreter, whose bfloat16 products are silently wrong. So
+    bfloat16 is refused."""
     config = chosen.config
     knob = _triton_knob(chosen)
     if knob is None or config.device != "cpu" or config.dtype != Dtype.bfloat16:
@@ -42,7 +42,7 @@ def _triton_knob(chosen: Chosen) -> str | None:
 
 
 def native_needs_a_plain_run(chosen: Chosen) -> str | None:
-    """The kernels in C need float32, the cache of attention=torch, and chains."""
+    """The kernels in C need a CPU, float32, the cache of attention=torch, chains, and one process."""
     config = chosen.config
     if config.kernels != KernelsChoice.native:
         return None

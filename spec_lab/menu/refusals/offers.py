@@ -32,8 +32,8 @@ def schedule_can_be_read(chosen: Chosen) -> str | None:
     if largest == num_draft_tokens or not chosen.drafter.drafts:
         return None
     return (
-        f"drafter.num_draft_tokens={num_draft_tokens} is not the largest K of drafter.k_schedule, {largest}, which is "
-        "used instead; leave out drafter.num_draft_tokens"
+        f"drafter.num_draft_tokens={num_draft_tokens} is not the largest K of drafter.k_schedule, {largest}, which "
+        "sets it; leave out drafter.num_draft_tokens"
     )
 
 
@@ -76,13 +76,16 @@ def there_are_drafts(chosen: Chosen) -> str | None:
 
 
 def confidence_is_noted(chosen: Chosen) -> str | None:
-    """The drafter must report its confidence."""
-    option = chosen.drafter
+    """The drafter must report its confidence if something uses it."""
+    option, budget = chosen.drafter, chosen.offers.budget
     if not option.drafts or option.notes_confidence or not chosen.offers.read_confidences:
         return None
+    named, remedy = ("drafter.stop=confidence", "drafter.stop=none")
+    if budget is not None:
+        named, remedy = f"verify.budget={budget}", "verify.budget=null"
     return (
-        f"{chosen.offers.named} uses the drafter's confidence, but drafter={option.name} records none; use "
-        f"{chosen.offers.offers_all}, or drafter=eagle3"
+        f"{named} uses the drafter's confidence, but drafter={option.name} records none; use {remedy}, or "
+        "drafter=eagle3"
     )
 
 
@@ -171,7 +174,7 @@ def recorded_rows_are_all_offered(chosen: Chosen) -> str | None:
 
 
 def _where_fewer_are_offered(check: Check) -> Check:
-    """Return the same check restricted to runs in which a request may offer fewer than K drafts."""
+    """Return the same check, restricted to runs in which a request may offer fewer than K drafts."""
 
     @wraps(check)
     def asked(chosen: Chosen) -> str | None:

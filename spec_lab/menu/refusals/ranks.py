@@ -29,7 +29,7 @@ def as_many_ranks(chosen: Chosen) -> str | None:
 
 
 def ranks_choose_their_device(chosen: Chosen) -> str | None:
-    """The processes must not all be given one GPU, which would have no more memory for the parts than for the whole."""
+    """Processes that split a target must not all be given one GPU, which would have to hold all parts."""
     config = chosen.config
     if config.target.tensor_parallel == 1 or ":" not in config.device:
         return None

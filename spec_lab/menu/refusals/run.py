@@ -32,8 +32,8 @@ from spec_lab.menu.registry import KNOBS
 NUM_RESERVED_PAGES = 2  # as in core.kv_cache, which imports torch; a test checks that they are equal
 MAX_RECORDED_TOPK = 128
 MOST_THREADS_A_CORE = 8
-# Below this temperature, float32 logits overflow when divided by it. Below this top_p, rounding decides which tokens
-# are kept. Long before either, the likeliest token has all of the probability.
+# Far below this temperature, float32 logits overflow when divided by it. Not far below this top_p, rounding decides
+# which tokens are kept. Mostly the likeliest token alone remains long before either.
 LEAST_TEMPERATURE = 1e-6
 LEAST_TOP_P = 1e-6
 DEVICES = ("auto", "cpu", "cuda")
@@ -60,7 +60,7 @@ def refusals(config: RunConfig) -> list[str]:
 
 
 def problems(chosen: Chosen) -> list[str]:
-    """Return the refusals by the lab's checks and by the chosen options, a line each."""
+    """Return the refusals by the bounds of knobs, by the lab's checks and by the chosen options, a line each."""
     config = chosen.config
     own = (said_by(row, refusal, config) for row in chosen.rows for refusal in row.refusals)
     found = [*(check(chosen) for check in CHECKS), *own]
@@ -87,7 +87,7 @@ def output_folder(chosen: Chosen) -> str | None:
 
 
 def sampling_range(chosen: Chosen) -> str | None:
-    """Temperature, top_k and top_p leave more than one token to draw from, or none of them is set."""
+    """Temperature, top_k and top_p are in ranges with which a token can be drawn."""
     sampling = chosen.config.sampling
     if sampling.temperature < 0:
         return f"sampling.temperature={sampling.temperature} is negative; use sampling.temperature=0 (greedy)"
@@ -132,7 +132,8 @@ def threads_have_cores(chosen: Chosen) -> str | None:
 
 
 def cache_holds_a_request(chosen: Chosen) -> str | None:
-    """The cache holds the shortest request there can be: the workload's prompt, or one token, and the output."""
+    """The cache holds the shortest request there can be: the workload's prompt, or one token, with output and
+    drafts."""
     config = chosen.config
     cache = config.cache
     prompt_tokens = config.workload.prompt_tokens or 1
@@ -164,7 +165,7 @@ def prompts_fit_a_forward(chosen: Chosen) -> str | None:
 
 
 def device_and_dtype(chosen: Chosen) -> str | None:
-    """The device is known, and float16 is used only on a GPU."""
+    """The device is known, and float16 is not set together with device=cpu."""
     config = chosen.config
     base, _, index = config.device.partition(":")
     if base not in DEVICES or (index and not (base == "cuda" and index.isdecimal())):
@@ -200,7 +201,7 @@ def recorded_rows(chosen: Chosen) -> str | None:
 
 
 def workload_categories(chosen: Chosen) -> str | None:
-    """Categories are named once each, and only for a workload that has categories."""
+    """If categories are given there is at least one, each is named once, and the workload has categories."""
     workload = chosen.config.workload
     if workload.categories is None:
         return None

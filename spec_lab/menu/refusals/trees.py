@@ -20,7 +20,7 @@ def depth_is_k(chosen: Chosen) -> str | None:
         return None
     return (
         f"drafter.num_draft_tokens={config.drafter.num_draft_tokens} is not the depth of tree={config.tree.name}, "
-        f"{sizes.depth}, which is used instead; leave out drafter.num_draft_tokens"
+        f"{sizes.depth}, which sets it; leave out drafter.num_draft_tokens"
     )
 
 

@@ -27,7 +27,8 @@ def model_of(chosen: Chosen) -> ModelConfig | None:
 
 
 def narrow_layers(chosen: Chosen) -> str | None:
-    """Every layer in config.json must be one whose products support 8-bit weights."""
+    """Every layer in config.json must be one whose products support 8-bit weights. weight_dtype=bfloat16 needs the
+    same."""
     narrow = chosen.config.target.weight_dtype
     model = model_of(chosen) if narrow != WeightDtype.auto else None
     if model is None:
@@ -61,8 +62,8 @@ def fp8_in_one_process(chosen: Chosen) -> str | None:
 
 
 def fp8_by_our_products(chosen: Chosen) -> str | None:
-    """On a GPU fp8 needs our products: the library cannot multiply 16-bit rows by e4m3, and would convert weights every
-    round."""
+    """On a GPU fp8 needs our products: the library cannot multiply 16-bit rows by e4m3, and would convert weights in
+    every forward."""
     config = chosen.config
     if config.target.weight_dtype != WeightDtype.fp8 or not runs_on_cuda(config.device):
         return None

@@ -1,1 +1,1 @@
-"""The attention backends, one file each, with functions that make them and their registry entry (row)."""
+"""The attention backends, one file each, with the functions that make one and its registry entry (row)."""

@@ -1,1 +1,2 @@
-"""The drafters, one file each, with their keys, refusals, loaders and registry entry (row)."""
+"""The drafters, with their keys, refusals, loaders and registry entries (rows); block drafters and the two kinds of
+MTP share files."""

@@ -1,4 +1,4 @@
-"""Lists the choices that each drafter's checkpoint leaves open, with their alternatives."""
+"""Lists the choices that checkpoints of eagle3, frozen_kv and MTP drafters leave open, with their alternatives."""
 
 from __future__ import annotations
 
@@ -45,7 +45,10 @@ ATTENTION_INPUTS = tuple(
 def eagle3_aspects(
     head: Eagle3Config, tensors: Tensors, window: int | None, num_layers: int, factory: Eagle3Factory
 ) -> list[Aspect]:
-    """List the choices in reading an EAGLE-3 head: its taps, orders, norms, window, token map and rope."""
+    """List the choices in reading an EAGLE-3 head: its taps, the order of its inputs, its norms and its window.
+
+    A head with a token map also has a choice of maps, and one with latent attention a choice of RoPE's theta.
+    """
     swapped = _swap_halves(tensors, [name for name in ATTENTION_INPUTS if name in tensors])
     order = Reading("hidden before embedding", partial(factory, head, swapped))
     aspects = [

@@ -34,7 +34,10 @@ class RowReading(Choice):
         "mask_first",
         "a row predicts the token at its own position, so there are block_size - 1 drafts, as in DFlash",
     )
-    anchor_first = "anchor_first", "a row predicts the next token, so there are block_size drafts, as in DSpark"
+    anchor_first = (
+        "anchor_first",
+        "a row predicts the next token, so there are block_size drafts, one fewer with drafter.head=gru, as in DSpark",
+    )
 
 
 class Form(Choice):

@@ -41,7 +41,7 @@ PassMaker = Callable[[DrafterResources], BlockPass]
 
 
 def load_chain(chosen: Chosen, options: BlockDrafterConfig, build: DrafterBuild) -> DrafterFactory:
-    """Load a drafter of chains. Its confidences are those of its confidence head, if it has one."""
+    """Load a drafter of chains. With drafter.confidence=true its confidences are those of the confidence head."""
     model, make_pass = load_pass(chosen, options, build)
     own_head = model.confidence if options.confidence else None
 
@@ -114,9 +114,9 @@ def read_block(
 
 
 def refuse_other_parts(config: BlockConfig, options: BlockDrafterConfig, source: str, run: RunConfig) -> None:
-    """Refuse parts that are not the checkpoint's, which would lower acceptance without an error.
+    """Refuse parts that are not the checkpoint's, which would lower acceptance without an error, and too many drafts.
 
-    Only the head may be left out.
+    Only the head and the confidence head may be left out.
     """
     has: dict[str, str | bool] = {
         "head": config.head.kind.value,

@@ -63,8 +63,7 @@ def accepted_rows_are_counted(config: RunConfig) -> str | None:
 
 
 def block_has_room(config: RunConfig) -> str | None:
-    """A block has room for the drafts. With random weights its number of rows limits them, otherwise config.json
-    does."""
+    """A block of random weights has room for the drafts. That of a checkpoint is checked when it is loaded."""
     options: Any = config.drafter
     if options.weights != Weights.random:
         return None
@@ -84,7 +83,7 @@ def parts_are_read(config: RunConfig) -> str | None:
 
 
 def rows_written(config: RunConfig) -> int:
-    """Return the number of rows that a round writes after position L: verify's, and a block after the last of them."""
+    """Return how many positions past the last token a round may write: verify's, and a block after them."""
     options: Any = config.drafter
     size = options.block_size or BLOCK_SIZE
     if options.weights != Weights.random:

@@ -153,7 +153,7 @@ def _head(
 
 
 def aspects(chosen: Chosen, options: Eagle3DrafterConfig, build: DrafterBuild) -> list[Aspect]:
-    """List the other ways to read the head."""
+    """List the choices in reading the head, with the alternatives."""
     from spec_lab.options.drafters.aspects import eagle3_aspects
 
     head, tensors = read_eagle3(chosen, options, build)

@@ -166,7 +166,7 @@ def _caches(assistant: AssistantConfig, resources: DrafterResources) -> list[Lay
 
 
 def aspects(chosen: Chosen, options: FrozenKvDrafterConfig, build: DrafterBuild) -> list[Aspect]:
-    """List the other ways to read the assistant."""
+    """List the choices in reading the assistant, with the alternatives."""
     from spec_lab.options.drafters.aspects import frozen_kv_aspects
 
     assistant, tensors = read_assistant(chosen, options, build)

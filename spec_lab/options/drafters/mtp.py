@@ -51,7 +51,11 @@ class MtpWeights(DrafterWeights):
     """The weights, which may also be in the target's checkpoint."""
 
     def folder_of_modules(self, config: RunConfig, options: MtpDrafterConfig) -> Path:
-        """Return `drafter.path`, or the target's folder if it has modules, or the weights shipped for the target."""
+        """Return `drafter.path`, else `target.path`, else the folder of the weights shipped for the target.
+
+        Raises:
+            UserError: `target.path` has no modules, or neither path is set and nothing is shipped.
+        """
         if options.path is None and config.target.path is not None:
             folder = Path(config.target.path)
             if read_num_mtp_modules(folder, "target.path"):

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 @dataclass
 class NgramDrafterConfig(DrafterConfig):
-    """drafter=ngram: prompt lookup. It finds an earlier place of the text's longest suffix, of max_ngram to min_ngram
-    tokens, and drafts the tokens after it."""
+    """drafter=ngram: prompt lookup. It looks for an earlier place of the text's last max_ngram to min_ngram tokens, and
+    drafts the tokens after it. The longest match counts, and of several the latest."""
 
     name: str = "ngram"
     max_ngram: int = knob(4, "longest suffix of the text that is looked up, in tokens", most=1024)

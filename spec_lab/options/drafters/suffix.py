@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 
 @dataclass
 class SuffixDrafterConfig(DrafterConfig):
-    """drafter=suffix: suffix decoding. It drafts the most frequent continuation of the text's end, in this text and in
-    earlier outputs."""
+    """drafter=suffix: suffix decoding. It drafts the most frequent continuation of the text's end, in this text or in
+    outputs of ended requests."""
 
     name: str = "suffix"
     num_draft_tokens: int = knob(8, "most draft tokens a round, K; a round offers as many as are found")
     depth: int = knob(24, "most tokens of match and draft together", least=2, most=256)
     factor: float = knob(1.0, "most draft tokens for each token of the match", least=0.125, most=16)
     min_probability: float = knob(
-        0.1, "a draft ends when the estimated probability of its tokens falls below this", least=0, most=1
+        0.1, "a draft ends before the estimated probability of its tokens falls below this", least=0, most=1
     )
     outputs: int = knob(1000, "outputs of ended requests that are searched too; 0 is the request alone", least=0)
 

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 
 def strict_at_temperature_0(config: RunConfig) -> str | None:
-    """The temperature must be above 0. At 0 the target's distribution is one-hot, and the rule would equal strict."""
+    """The temperature must be above 0. At 0 the target's distribution is one-hot, and with usual knobs the rule equals
+    strict."""
     if config.sampling.temperature > 0:
         return None
     return (

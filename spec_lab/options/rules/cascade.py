@@ -20,7 +20,9 @@ class CascadeConfig(AcceptanceConfig):
     """acceptance=cascade: drafts nearly as likely as the likeliest token pass, others are judged exactly. Lossy."""
 
     name: str = "cascade"
-    alpha: float = knob(0.5, "a draft with a probability of (1 - alpha) of the largest passes", least=0, most=1)
+    alpha: float = knob(
+        0.5, "a draft passes if its probability is at least (1 - alpha) times the largest", least=0, most=1
+    )
 
 
 def build_rule(chosen: Chosen, options: CascadeConfig, build: RuleBuild) -> AcceptanceRule:

@@ -1,4 +1,4 @@
-"""acceptance=ensemble: its keys, refusals, and the function that makes it."""
+"""acceptance=ensemble: its keys, and the function that makes it."""
 
 from __future__ import annotations
 

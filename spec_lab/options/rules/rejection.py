@@ -22,14 +22,14 @@ class RejectionMethodChoice(Choice):
     """The methods of judging drafts in lossless sampling."""
 
     standard = "standard", "reads the draft distribution"
-    one_hot = "one_hot", "greedy drafts"
+    one_hot = "one_hot", "takes a draft's probability as 1, as for greedy drafts"
     block = "block"
     traversal = "traversal", "sampled siblings of tree=static"
 
 
 @dataclass
 class RejectionConfig(AcceptanceConfig):
-    """acceptance=rejection: lossless sampling."""
+    """acceptance=rejection: lossless sampling, unless acceptance.allow_lossy is set."""
 
     name: str = "rejection"
     method: RejectionMethodChoice = knob(RejectionMethodChoice.standard, "how drafts are judged")
@@ -40,8 +40,8 @@ class RejectionConfig(AcceptanceConfig):
 
 def rejection_reads_the_draft_distribution(config: RunConfig) -> str | None:
     """Methods must fit how drafts are picked. standard and block divide by the probability that a draft was sampled
-    with, which is 1 for a greedy draft, not the head's probability. Using the head's would bias the output, which is
-    only allowed with acceptance.allow_lossy.
+    with, which is 1 for a greedy draft. Dividing by the head's probability instead would bias the output, which is only
+    allowed with acceptance.allow_lossy.
 
     block with probability 1 would be lossless, but accept as much as one_hot in expectation, so it is refused as
     pointless. one_hot is correct for all drafts, including sampled ones (tests/test_rejection.py enumerates this).
@@ -75,7 +75,7 @@ def _may_be_lossy(rule: Any) -> bool:
 
 
 def lossy_draft_option(config: RunConfig) -> str | None:
-    """`acceptance.allow_lossy` is only set if the method can be lossy."""
+    """`acceptance.allow_lossy` is only set if the method can be lossy and the drafts are greedy."""
     rule: Any = config.acceptance
     if not rule.allow_lossy:
         return None
@@ -89,7 +89,7 @@ def lossy_draft_option(config: RunConfig) -> str | None:
 
 
 def block_verification_has_no_kernel(config: RunConfig) -> str | None:
-    """Block verification needs torch, since it has no kernel."""
+    """Block verification is refused with kernels=triton, which has no kernel for it."""
     rule: Any = config.acceptance
     if config.kernels != KernelsChoice.triton or rule.method != RejectionMethodChoice.block:
         return None
