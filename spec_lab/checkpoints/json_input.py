@@ -31,7 +31,7 @@ def shown(value: Any) -> str:
 
 
 def no_key_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Make a JSON object from its pairs; ValueError if a key appears twice (Python would keep its last value)."""
+    """Make a JSON object from its pairs; ValueError if a key has two different values (Python would keep the last)."""
     made = dict(pairs)
     if len(made) < len(pairs):
         for key, value in pairs:
@@ -106,8 +106,8 @@ class ConfigFields:
             raise self._wrong(key, "a positive number", value) from error
 
     def epsilon(self, key: str, default: float | None = None) -> float:
-        """Read the epsilon that is added to a mean of squares. Above 1 it is refused, since it would dominate the
-        mean."""
+        """Read an epsilon, such as the one that a norm adds to a mean of squares. Above 1 it is refused, since it would
+        dominate the mean."""
         value = self.number(key, default)
         if value > 1:
             raise self._wrong(key, "at most 1", value)
