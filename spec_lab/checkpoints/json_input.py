@@ -1,7 +1,7 @@
 """Reads JSON from outside so that every defect becomes a one-line error that names the place and the key.
 
 In checkpoints and prompt files from elsewhere, a value may be missing, of another type or absurdly large, or the file
-may be truncated. Other modules read such JSON only through this one, stating the type of each value.
+may be truncated. Outside `spec_lab.train`, such JSON is read only through this module, which checks each value's type.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ class Decoder(ABC):
     Attributes:
         config: that of the whole model.
         layer_plans: this process's share of each layer, and of its cache.
-        products: made the parts.
+        products: makes the parts that kernels may replace.
         layers: first to last.
         final_norm_weight: [hidden_size] of the norm before the head.
         num_positions: the number of rows in the rotary tables.

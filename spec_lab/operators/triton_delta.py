@@ -125,8 +125,8 @@ class TritonReplayedUpdates(OneStateSlots):
 def _run(states: torch.Tensor, rows: MixedRows, slots: RecurrentRows) -> torch.Tensor:
     """Run rows over `states` [num_slots + 1, N, ...], and store one state or N there, as `slots` says.
 
-    A prompt of at least one chunk in 16 bits is run in chunks, as products that round like the model's. Other rows are
-    run one by one, so that a short prompt of up to 16 rows has the same bits as in verify.
+    A prompt of at least one chunk in 16 bits is run in chunks, as products in TF32, which rounds no more than 16 bits
+    do. Other rows are run one by one, so that a short prompt of up to 16 rows has the same bits as in verify.
     """
     outputs, heads = rows.new_outputs(), rows.sizes.num_key_heads
     is_long = slots.is_prompt and outputs.shape[1] >= CHUNK
