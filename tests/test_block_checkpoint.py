@@ -24,7 +24,7 @@ from spec_lab.options.drafters.block_keys import Form, Head, RowReading
 from spec_lab.train.block_config import BlockTrainingConfig
 from tests.lab import make_config, make_engine, random_requests
 from tests.tiny_blocks import TinyBlock, write_block
-from tests.tiny_checkpoints import make_tiny_target, refused, rewrite_config
+from tests.tiny_checkpoints import make_tiny_target, refused, rewrite_config, rewrite_tensors
 
 BLOCKS = {
     "dflash": TinyBlock(),
@@ -153,6 +153,13 @@ def test_files_for_something_else_are_refused(
     write_block(tmp_path, block, target)
     with refused(tmp_path, named):
         load_block(tmp_path, target, torch.float32, "cpu")
+
+
+def test_a_wrong_vocabulary_names_the_knob_of_its_folder(target: ModelConfig, tmp_path: Path) -> None:
+    write_block(tmp_path, BLOCKS["dspark"], target)
+    rewrite_tensors(tmp_path, {"d2t": torch.full((90,), -1000)})
+    with refused(tmp_path, "d2t names target id -1000", "set drafter.body to"):
+        load_block(tmp_path, target, torch.float32, "cpu", "drafter.body")
 
 
 @pytest.mark.parametrize(

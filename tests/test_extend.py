@@ -629,7 +629,7 @@ def test_an_installed_extension_needs_not_be_named(tmp_path: Path) -> None:
         (lambda: [Request("a", "c", (5.5,), 4)], r"5\.5 in prompt_ids"),  # type: ignore[arg-type]
         (lambda: [Request("a", "c", tuple(np.array([5])), 4)], "int64.* in prompt_ids"),
         (lambda: [Request("a", "c", (5,), 4.0)], r"4\.0 in max_new_tokens"),  # type: ignore[arg-type]
-        (lambda: [Request("a", "c", (5,), 4, answer=7)], "answer=7"),  # type: ignore[arg-type]
+        (lambda: [Request("a", "c", (5,), 4, answer=7)], "answer=7, which must be a text, or"),  # type: ignore[arg-type]
         (lambda: None, "workload=mine is empty; check workload.categories$"),
         (lambda: [Request(name, "c", (5,), 4) for name in "abc"], "workload.limit=2: workload=mine loads 3 requests"),
         (lambda: [Request("a", "d", (5,), 4)], r"workload.categories=\[c\]: workload=mine loads one of d"),

@@ -168,6 +168,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "an end past it": ({"keys": {"tokenizer.ggml.eos_token_id": 160}}, "eos_token_id must be an id of the 160 tokens"),
     "some channels": ({"keys": {"llama.rope.dimension_count": 8}}, "rope.dimension_count is not the 16 channels"),
     "an unknown key": ({"keys": {"llama.logit_scale": 0.5}}, "llama.logit_scale is not understood"),
+    "an amplitude": ({"keys": {"llama.rope.scaling.attn_factor": 1.5}}, "attn_factor is not understood"),
     "experts": ({"keys": {"llama.expert_count": 8}}, "llama.expert_count is not understood"),
     "a part": ({"keys": {"split.count": 2}}, "llama-gguf-split --merge"),
     "NaN": ({"tensors": {"output_norm.weight": np.full(32, np.nan, np.float32)}}, "output_norm.weight has NaN"),
@@ -184,8 +185,9 @@ def test_files_that_are_refused_in_a_line(models: dict[str, Any], case: str, tmp
     assert str(path) in message and reason in message and "\n" not in message
 
 
-def test_a_count_that_is_zero_says_nothing(models: dict[str, Any], tmp_path: Path) -> None:
-    read_model_config(write_gguf(tmp_path / "model.gguf", models["llama"], keys={"llama.expert_count": 0}))
+def test_a_count_of_zero_and_a_factor_of_one_say_nothing(models: dict[str, Any], tmp_path: Path) -> None:
+    keys = {"llama.expert_count": 0, "llama.rope.scaling.attn_factor": 1.0}
+    read_model_config(write_gguf(tmp_path / "model.gguf", models["llama"], keys=keys))
 
 
 def test_a_suffix_in_capitals_is_one(tmp_path: Path) -> None:

@@ -90,5 +90,6 @@ def test_code_of_a_checkpoint_is_not_run_and_nobody_is_asked(
 def test_a_foreign_architecture_is_refused_before_any_other_file_is_read(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(EVIL))
     (tmp_path / "tokenizer.json").write_text("not a tokenizer")
-    with pytest.raises(ValueError, match=r"config\.json: architecture 'EvilForCausalLM' is not supported"):
+    with pytest.raises(ValueError, match=r"config\.json: architecture 'EvilForCausalLM' is not supported") as refusal:
         open_workload(choose(make_config((tmp_path, tmp_path), "none")))
+    assert "DeepseekV3ForCausalLM" in str(refusal.value) and "DeepseekV2ForCausalLM" not in str(refusal.value)

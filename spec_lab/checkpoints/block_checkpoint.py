@@ -27,8 +27,9 @@ def load_block(
 ) -> tuple[BlockConfig, dict[str, torch.Tensor]]:
     """Read a block drafter for a target: its config, and its tensors. `knob` names the folder.
 
-    `embed_tokens.weight` and `lm_head.weight` are left out if the file does not have them. The target's are then used.
-    With a draft vocabulary, only the rows of the target's head that `d2t` names are used. `d2t` is as in `load_eagle3`.
+    `embed_tokens.weight` and `lm_head.weight` are left out if the file does not have them, or only as copies of the
+    target's (`BlockLayout.drops_tables`). The target's are then used. With a draft vocabulary, only the rows of the
+    target's head that `d2t` names are used. `d2t` and `t2d` are as in `load_eagle3`.
 
     Raises:
         UserError: the errors of `read_block_config`; tensors missing, of another shape or not expected; a vocabulary
@@ -44,7 +45,7 @@ def load_block(
     check_floating(stored, source)
     tensors = read_tensors({name: stored[name] for name in wanted | tables if name in stored}, dtype, device)
     vocabulary = checked_vocabulary(
-        read_tensors(maps, dtype, "cpu"), config.draft_vocab_size, target.vocab_size, source
+        read_tensors(maps, dtype, "cpu"), config.draft_vocab_size, target.vocab_size, source, knob
     )
     return config, tensors | {name: tensor.to(device) for name, tensor in vocabulary.items()}
 
@@ -52,7 +53,8 @@ def load_block(
 def _own_tensors(
     stored: Mapping[str, StoredTensor], layout: BlockLayout, config: BlockConfig
 ) -> dict[str, StoredTensor]:
-    """Leave out copies of the target's tensors, which some training code stores too."""
+    """Return the tensors without `model.` in their names, and without the copies of the target's tensors that some
+    training code stores."""
     named = {name.removeprefix("model."): tensor for name, tensor in stored.items()}
     if not layout.drops_tables:
         return named

@@ -1,7 +1,7 @@
 """A block drafter as data: a body, a reading of its slots, and a head. Imports no torch.
 
 DFlash (arXiv 2602.06036) has a body of plain layers whose context consists of the target's tapped hidden states. Its
-successors differ in one part each.
+successors differ in the head, the reading of slots, the causality or the convolutions.
 """
 
 from __future__ import annotations
@@ -111,7 +111,11 @@ class BlockConfig:
 
 
 def default_taps(num_target_layers: int, num_layers: int) -> tuple[Tap, ...]:
-    """Return the default taps: as many as the body has layers, evenly spaced from target layer 1 to L - 3."""
+    """Return the default taps: as many as the body has layers, evenly spaced from the output of target layer 1 to that
+    of layer `num_target_layers` - 3.
+
+    A body of one layer taps the middle of the target. A target with few layers has fewer taps.
+    """
     if num_layers == 1:
         return (Tap(num_target_layers // 2),)
     last = num_target_layers - 3

@@ -1,4 +1,4 @@
-"""fp8 matrices with a scale for each block: dequantised when they are read, or kept; `quantization` says which."""
+"""fp8 matrices with a scale for each block: dequantised when they are read, or kept with target.weight_dtype=fp8."""
 
 from __future__ import annotations
 

@@ -159,7 +159,8 @@ def _samples_from_anchor(top: ConfigFields, kind: str) -> bool:
     """Return whether row 0 holds draft 1, for a file of speculators without `sample_from_anchor`.
 
     Files from before speculators 0.7 have none, and DSpark's may then be of either reading. The number of drafts that
-    they propose tells them apart: a block whose anchor row holds a draft has as many drafts as rows.
+    they propose tells them apart: a block whose anchor row holds a draft has as many drafts as rows. In a file without
+    that number, the anchor row holds a draft if the drafter is DSpark.
     """
     methods = top.object("speculators_config").get("proposal_methods")
     first = methods[0] if isinstance(methods, list) and methods and isinstance(methods[0], dict) else {}

@@ -50,10 +50,12 @@ def open_tensors(
 ) -> LazyTensors:
     """Check the wanted tensors of a folder or a GGUF file. Each is read on access.
 
-    They are in the order of `wanted`, each cut to the part that `slices` keep, and cast to `dtype`.
+    They are in the order of `wanted`, each cut to the part that `slices` keep, and cast to `dtype`, except those in
+    `FLOAT32_TENSORS`.
 
-    Some tensors are silently ignored: rotary buffers of old exports, an `lm_head.weight` equal to the embedding it is
-    tied to, and multi-token prediction modules, which belong to a drafter (`mtp_checkpoint`).
+    Some tensors of a folder are silently ignored: those that `stored_tensors` leaves out, an `lm_head.weight` equal to
+    the embedding it is tied to, and those that `own` leaves out. By default `own` leaves out multi-token prediction
+    modules, which belong to a drafter (`mtp_checkpoint`).
 
     Args:
         wanted: name -> shape of every tensor the model has.
@@ -62,7 +64,8 @@ def open_tensors(
         narrow: whether fp8 products of layers stay fp8, with scales (`block_fp8.with_products_as_stored`).
 
     Raises:
-        UserError: a missing, unreadable or incomplete file, or tensors missing, of another shape or not expected.
+        UserError: a missing, unreadable or incomplete file, or tensors missing, of another shape, not expected or in an
+            unsupported quantization. On access: a value that no model has (`refuse_impossible`).
     """
     if is_gguf(folder):
         return _open_gguf(folder, wanted, dtype, device, slices)
@@ -137,7 +140,7 @@ def check_tensors(
     source: str,
     of: str = "config.json",
 ) -> None:
-    """Refuse a checkpoint whose tensors are not the wanted ones, in one line with all differences.
+    """Refuse a checkpoint whose tensors are not the wanted ones, in one line with the first differences of each kind.
 
     An unexpected tensor is refused as well, since in a supported family it means that the model was misread.
 
@@ -178,13 +181,13 @@ def check_floating(stored: Mapping[str, StoredTensor], source: str) -> None:
 def read_tensors(
     stored: Mapping[str, StoredTensor], dtype: torch.dtype, device: torch.device | str
 ) -> dict[str, torch.Tensor]:
-    """Read tensors from disk, opening each file once. Floating tensors are cast to `dtype`, others keep their type.
+    """Read tensors from disk. Floating tensors are cast to `dtype`, others keep their type.
 
-    Those in `FLOAT32_TENSORS` are always float32. Every tensor is copied. A tensor mapped to its file would change, or
-    fault, when training rewrites the file.
+    Those in `FLOAT32_TENSORS` and those with `in_float32` are always float32; those with `as_stored` keep their type.
+    Every tensor is copied. A tensor mapped to its file would change, or fault, when training rewrites the file.
 
     Raises:
-        UserError: a tensor with NaN or infinity, in the file or after the cast, which makes all outputs meaningless.
+        UserError: a tensor with values that no model has, such as NaN, in the file or after the cast.
     """
     tensors = _read_whole({key: tensor for key, tensor in stored.items() if not tensor.stack}, dtype, device)
     for key, tensor in stored.items():
@@ -194,7 +197,7 @@ def read_tensors(
 
 
 def _read_stack(tensor: StoredTensor, dtype: torch.dtype, device: torch.device | str) -> torch.Tensor:
-    """Read the experts of one layer into one tensor, so that at most one layer's experts are in memory twice."""
+    """Read the experts of one layer into one tensor. Meanwhile this layer's experts are in memory up to three times."""
     pieces = _read_whole({piece.name: piece for expert in tensor.stack for piece in expert}, dtype, device)
     return torch.stack([torch.cat([pieces[piece.name] for piece in expert]) for expert in tensor.stack])
 
@@ -212,7 +215,7 @@ def _read_whole(
                     kept_dtype = torch.float32 if tensor.in_float32 else kept_dtype
                     made = value if tensor.form is None else tensor.form(value)
                     tensors[key] = made.to(device=device, dtype=kept_dtype, copy=True)
-                    if tensor.in_float32 and "scale" in tensor.name:  # norms are float32 too
+                    if tensor.in_float32 and "scale" in tensor.name:  # norms have in_float32 too
                         refuse_impossible_scales(value, tensor.file, tensor.name)
                     refuse_impossible(tensors[key], value, tensor.file, tensor.name)
     return tensors

@@ -14,7 +14,7 @@ class DeltaNetSizes:
     """The sizes of one gated delta net (Yang et al. 2024, arXiv 2412.06464), as Qwen3-Next and Qwen3.5 have it.
 
     Attributes:
-        num_key_heads: heads of the queries and of the keys; each serves several value heads that follow each other.
+        num_key_heads: heads of the queries and of the keys; each serves one or more adjacent value heads.
         kernel_size: number of rows that the causal convolution reads, including the current one.
     """
 

@@ -1,8 +1,9 @@
 """Reads the tensors of EAGLE-3 draft heads in SafeAILab's layout and in that of vLLM's speculators.
 
 EAGLE-3: Li et al. 2025, arXiv 2503.01840. From either layout, tensors are returned under SafeAILab's names
-(`fc.weight`, `midlayer.*`, `norm.weight`, `lm_head.weight`, `d2t`, `t2d`, `embed_tokens.weight`), those of EAGLE-3.1
-under the speculators' (`input_norm.weight`, `fc_norm.{0,1,2}.weight`).
+(`fc.weight`, `midlayer.*`, `norm.weight`, `lm_head.weight`, `d2t`, `t2d`, `embed_tokens.weight`). Those that only
+EAGLE-3.1 or P-EAGLE has keep the speculators' names (`input_norm.weight`, `fc_norm.{0,1,2}.weight`; `mask_hidden`,
+`layers.{1,2,...}.*`).
 """
 
 from __future__ import annotations
@@ -108,15 +109,18 @@ def _canonical_names(stored: Mapping[str, StoredTensor], source: str) -> dict[st
 
 
 def checked_vocabulary(
-    maps: Mapping[str, torch.Tensor], draft_size: int, target_size: int, source: str
+    maps: Mapping[str, torch.Tensor], draft_size: int, target_size: int, source: str, knob: str = KNOB
 ) -> dict[str, torch.Tensor]:
-    """Return `d2t` as int64 and `t2d` as bool, if present; they must agree with the config and with each other."""
+    """Return `d2t` as int64 and `t2d` as bool, if present; they must agree with the config and with each other.
+
+    A `t2d` without `d2t` is left out. `knob` names the folder.
+    """
     if "d2t" not in maps:
         if draft_size == target_size:
             return {}
         raise UserError(
             f"{source}: d2t is missing, but the draft vocabulary of {draft_size} is smaller than the target's "
-            f"{target_size}; set {KNOB} to a whole checkpoint"
+            f"{target_size}; set {knob} to a whole checkpoint"
         )
     for name, size in (("d2t", draft_size), ("t2d", target_size)):
         if name in maps and maps[name].shape != (size,):
@@ -127,13 +131,13 @@ def checked_vocabulary(
     if len(outside):
         raise UserError(
             f"{source}: d2t names target id {outside[0].item()}, outside the target's vocabulary of {target_size}; "
-            f"set {KNOB} to a head trained for this target"
+            f"set {knob} to a head trained for this target"
         )
     if len(set(target_ids.tolist())) < draft_size:
-        raise UserError(f"{source}: d2t gives one target id to two draft ids; set {KNOB} to an intact checkpoint")
+        raise UserError(f"{source}: d2t gives one target id to two draft ids; set {knob} to an intact checkpoint")
     if "t2d" not in maps:
         return {"d2t": d2t}
     t2d = maps["t2d"].to(torch.bool)
     if not torch.equal(torch.zeros_like(t2d).index_fill(0, target_ids, True), t2d):
-        raise UserError(f"{source}: d2t and t2d name different target ids; set {KNOB} to an intact checkpoint")
+        raise UserError(f"{source}: d2t and t2d name different target ids; set {knob} to an intact checkpoint")
     return {"d2t": d2t, "t2d": t2d}

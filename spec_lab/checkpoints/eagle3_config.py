@@ -24,7 +24,8 @@ logger = logging.getLogger(__name__)
 KNOB = "drafter.path"
 LAYER_ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 LATENT_ARCHITECTURE = "DeepseekV3ForCausalLM"
-# Such heads have a dense MLP, though their config.json may repeat the target's keys for experts (NVIDIA ModelOpt).
+# With these keys a head's first layer has a dense MLP. Its config.json may repeat the target's keys for experts (NVIDIA
+# ModelOpt).
 DENSE_LAYER: Mapping[str, Any] = {"first_k_dense_replace": 1, "mlp_layer_types": None, "moe_layer_freq": 1}
 HeadKind = Literal["eagle3", "peagle"]
 A_HEAD: Mapping[HeadKind, str] = {"eagle3": "an eagle3 head", "peagle": "a peagle head of speculators"}
@@ -35,11 +36,11 @@ LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 
 @dataclass(frozen=True, slots=True)
 class Eagle3Config:
-    """An EAGLE-3 head of one layer.
+    """An EAGLE-3 head of one layer, or a P-EAGLE head of one or more.
 
     Attributes:
-        layer: the head as a decoder of one layer, with its own rope; its `max_position_embeddings` is raised to the
-            target's.
+        layer: the first layer as a decoder of one layer, with its own rope; its `max_position_embeddings` is raised to
+            the target's.
         tap_layer_inputs: the target's layers whose inputs the head reads, ascending; None means
             `default_tap_layer_inputs` of the target.
         norm_before_residual: whether the layer's residual is the normed feature rather than the raw output of `fc`.
@@ -47,7 +48,7 @@ class Eagle3Config:
         fc_norm: a norm for each tap (EAGLE-3.1); never together with `norm_before_fc`.
         norm_output: whether later steps read the output after the final norm rather than before it (EAGLE-3.1).
         more_layers: plain layers after the first one (P-EAGLE).
-        mask_token_id: the token in the rows of drafts (P-EAGLE); None if every draft is fed back.
+        mask_token_id: the token of the mask rows, which predict drafts (P-EAGLE); None if every draft is fed back.
     """
 
     layer: ModelConfig
@@ -69,7 +70,7 @@ def default_tap_layer_inputs(num_layers: int, remedy: str = OTHER_DRAFTER) -> tu
     `remedy` is what a user can do about a target that has too few.
 
     Raises:
-        UserError: a target with fewer than 7 layers, where two of the three coincide.
+        UserError: a target with fewer than 7 layers, where the three are not ascending.
     """
     taps = (2, num_layers // 2, num_layers - 3)
     if not taps[0] < taps[1] < taps[2]:

@@ -20,7 +20,7 @@ _STACKS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)
 
 
 def with_stacked_experts(stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """Return the tensors with each layer's experts under the two names of all of them.
+    """Return the tensors with each layer's experts in two: `experts.gate_up_proj` and `experts.down_proj`.
 
     An expert that lacks a part, or has one with another shape than the first expert's, is left unstacked. The stack
     then has too few experts, and the check of names and shapes reports both.
@@ -56,6 +56,6 @@ def _stacked(name: str, pieces: list[tuple[StoredTensor, ...]]) -> StoredTensor:
     """Describe a tensor in which each expert's pieces are concatenated by rows, and the experts are stacked."""
     first = pieces[0]
     rows, columns = sum(piece.shape[0] for piece in first), first[0].shape[1:]
-    # Codes of packed dtypes are last in the alphabet. So one packed piece makes the stack packed, and it is refused.
+    # Codes of packed dtypes are last in the alphabet, so one packed piece makes the stack's code a packed one.
     dtype = max(piece.dtype for expert in pieces for piece in expert)
     return replace(first[0], name=name, shape=(len(pieces), rows, *columns), dtype=dtype, stack=tuple(pieces))

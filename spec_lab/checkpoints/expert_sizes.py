@@ -25,7 +25,7 @@ class ExpertSizes:
         scores: function of the router's logits, applied over all experts before any is chosen.
         correction_bias: whether a bias is added to the scores, for the choice only (DeepSeek-V3).
         num_groups: number of equal groups of consecutive experts. A row may use `num_chosen_groups` of them: those
-            whose two best experts have the highest sum of scores.
+            whose two best experts have the highest sum of scores, with the bias if there is one.
         renormalized: whether the weights of a row's experts are divided by their sum.
         scaling: the factor that these weights are then multiplied by.
         shared_intermediate_size: width of the shared MLP that every row also goes through; 0 is none.

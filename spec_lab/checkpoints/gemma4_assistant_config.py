@@ -33,7 +33,7 @@ PLAIN_TEXT_OPTIONS: Mapping[str, tuple[Any, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class TargetLayerKV:
-    """Keys and values of one target layer. `owns_kv` is False if the layer reads those of another layer."""
+    """Keys and values of one target layer. `owns_kv` is False if it reads those of another layer, or has none."""
 
     is_sliding: bool
     num_kv_heads: int

@@ -86,8 +86,11 @@ class GgufTensor:
 def gguf_tensors(path: Path) -> dict[str, GgufTensor]:
     """Return the file's tensors by the names of a Hugging Face folder; a tensor without such a name keeps its own.
 
+    The divisors of rotary frequencies, which are not weights, are left out.
+
     Raises:
-        UserError: a tensor in a quantization that is not supported, or that reaches past the end of the file.
+        UserError: a tensor in a quantization that is not supported, that reaches past the end of the file, or whose
+            rows do not fit the number of heads.
     """
     file = read_head(path)
     for place in file.places.values():

@@ -26,8 +26,10 @@ READ_KEYS = (
     "attention.value_length", "rope.dimension_count", "rope.freq_base", "rope.scaling.type", "rope.scaling.factor",
     "rope.scaling.original_context_length",
 )  # fmt: skip
-NOTHING_SAID = ("tensor_data_layout", "rope.scaling.finetuned", "rope.scaling.attn_factor")
+NOTHING_SAID = ("tensor_data_layout", "rope.scaling.finetuned")
 """Keys that are not read, since they do not change the forward pass."""
+AMPLITUDE = "rope.scaling.attn_factor"
+"""The factor of cosines and sines. It is not read, so it must be 1."""
 
 F32 = 0
 LLAMA3_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
@@ -79,7 +81,8 @@ def _refuse_unknown_keys(file: GgufFile, name: str) -> None:
     known = {f"{name}.{key}" for key in (*READ_KEYS, *NOTHING_SAID)}
     unknown = [key for key in file.metadata if key.startswith(f"{name}.") and key not in known]
     # Converters write a zero count for parts that a model does not have.
-    unread = [key for key in unknown if file.metadata[key] not in (0, False)]
+    neutral = {f"{name}.{AMPLITUDE}": (1.0,)}
+    unread = [key for key in unknown if file.metadata[key] not in neutral.get(key, (0, False))]
     if unread:
         raise UserError(
             f"{file.path}: {unread[0][:80]} is not understood, and may change what the model computes; use the "
@@ -132,7 +135,7 @@ def _rope_scaling(file: GgufFile, name: str) -> dict[str, Any] | None:
 
 
 def _rope_factors(file: GgufFile) -> list[float] | None:
-    """Return the divisor of each frequency; None if there are none."""
+    """Return the divisor of each frequency; None if there are none, or all are 1."""
     place = file.places.get(ROPE_FACTORS)
     if place is None:
         return None

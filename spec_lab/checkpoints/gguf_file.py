@@ -33,7 +33,7 @@ Value = TypeVar("Value")
 
 
 def is_gguf(path: Path) -> bool:
-    """Return whether a checkpoint is a GGUF file; others are folders."""
+    """Return whether a checkpoint is a GGUF file, by its suffix; others are folders."""
     return path.suffix.lower() == SUFFIX and not path.is_dir()
 
 

@@ -168,7 +168,7 @@ def _add_tokens(tokenizer: Tokenizer, file: GgufFile, vocabulary: Mapping[str, i
 
 
 def _begin_texts(tokenizer: Tokenizer, file: GgufFile, cutting: Cutting) -> None:
-    """Make the tokenizer put BOS in front of a text if the model was trained with it."""
+    """Make the tokenizer put BOS in front of a text if the file says so, or else its pre-tokenisation."""
     from tokenizers import processors
 
     first = _token(file, "bos")

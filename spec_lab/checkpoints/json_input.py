@@ -1,7 +1,7 @@
 """Reads JSON from outside so that every defect becomes a one-line error that names the place and the key.
 
 In checkpoints and prompt files from elsewhere, a value may be missing, of another type or absurdly large, or the file
-may be truncated. Other modules read such JSON only through this one, stating the type of each value.
+may be truncated. Outside `spec_lab.train`, such JSON is read only through this module, which checks each value's type.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def shown(value: Any) -> str:
 
 
 def no_key_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Make a JSON object from its pairs; ValueError if a key appears twice (Python would keep its last value)."""
+    """Make a JSON object from its pairs; ValueError if a key has two different values (Python would keep the last)."""
     made = dict(pairs)
     if len(made) < len(pairs):
         for key, value in pairs:
@@ -106,8 +106,8 @@ class ConfigFields:
             raise self._wrong(key, "a positive number", value) from error
 
     def epsilon(self, key: str, default: float | None = None) -> float:
-        """Read the epsilon that is added to a mean of squares. Above 1 it is refused, since it would dominate the
-        mean."""
+        """Read an epsilon, such as the one that a norm adds to a mean of squares. Above 1 it is refused, since it would
+        dominate the mean."""
         value = self.number(key, default)
         if value > 1:
             raise self._wrong(key, "at most 1", value)

@@ -1,7 +1,7 @@
 """The weights of a target's products in e4m3, 8 bits, with block scales: `target.weight_dtype=fp8`.
 
 Tensors have the names of an fp8 checkpoint (`quantization`): `X.weight` in float8_e4m3fn, and `X.weight_scale_inv`.
-Here the scales have one row for each row of the weight, so that weights can be split and concatenated by rows.
+Here the scales have one row for each row of the weight, so that weights can be concatenated by rows.
 """
 
 from __future__ import annotations
@@ -33,8 +33,7 @@ def narrowed(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def narrowed_in_blocks(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Round a weight [rows, inputs] to e4m3 with a scale for each block, by which the block's largest value becomes
-    448.
+    """Round a weight [rows, inputs] to e4m3 after dividing each block by a scale, which makes its largest value 448.
 
     Returns:
         The weight, and the scales [blocks of rows, blocks of inputs] as in files.
@@ -70,7 +69,7 @@ def with_narrow_products(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch
 
 
 def with_wide_products(tensors: Mapping[str, torch.Tensor], dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """Dequantise e4m3 products, so that they have the same values in another type."""
+    """Dequantise e4m3 products, rounding them to `dtype`; other tensors are unchanged."""
     result = {}
     for name, tensor in tensors.items():
         scales = tensors.get(f"{name}{SCALES_SUFFIX}")

@@ -38,7 +38,7 @@ from spec_lab.core.errors import UserError
 from spec_lab.core.types import NormSide
 
 KNOB = "drafter.path"
-# The loaders of other engines also skip these copies, and use the target's embedding and head.
+# Other engines too use the target's embedding and head instead of these copies.
 SKIPPED_COPIES = ("embed_tokens.weight", "shared_head.head.weight")
 # With these keys the only layer of a config has experts, even if the target's first layer is dense.
 SPARSE_LAYER: Mapping[str, Any] = {
@@ -170,8 +170,8 @@ def _layer_config(decoder: Mapping[str, Any], layout: MtpLayout, names: Collecti
     """Return a module's decoder layer: its sizes from the config, and its experts, biases, and norms of q and k from
     the stored `names`.
 
-    The config of a family that the lab runs is read by that family's reader. Other configs are read as those of
-    `layout.architecture`, and may rotate only a part of a head's channels.
+    The config is read as that of the family that `_architecture` chooses. If it names another family, it may rotate
+    only a part of a head's channels.
     """
     fields = ConfigFields(decoder, source)
     named = fields.texts("architectures")
@@ -222,8 +222,8 @@ def _experts(plan: LayerPlan, names: Collection[str], source: str) -> ExpertSize
 
 
 def _without_partial_rotary(config: dict[str, Any], source: str) -> tuple[dict[str, Any], float]:
-    """Return the config without `partial_rotary_factor`, which readers refuse, and its value. The key may be at the top
-    level or among the rope keys."""
+    """Return the config without `partial_rotary_factor`, which the readers of `plain` refuse, and its value. The key
+    may be at the top level or among the rope keys."""
     key = "partial_rotary_factor"
     fields = ConfigFields(config, source)
     rope_key = "rope_scaling" if fields.object("rope_scaling") else "rope_parameters"

@@ -28,7 +28,7 @@ def refuse_impossible(kept: torch.Tensor, value: torch.Tensor, file: Path, tenso
 
     Args:
         kept: the tensor in the run's dtype.
-        value: the tensor in the file's dtype.
+        value: the tensor before the cast to that dtype.
         tensor: its name in the file.
     """
     largest, remedy = _largest(kept), "fetch the file again, or train again"

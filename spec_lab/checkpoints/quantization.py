@@ -1,4 +1,4 @@
-"""Says which quantized checkpoints are read, and which layers can be fp8. Imports no torch.
+"""Says which quantized folders are read, and which layers can be fp8. Imports no torch. GGUF files are in `gguf`.
 
 Only fp8 with a scale for each block is read, as in DeepSeek-V3. A matrix `X.weight` of float8_e4m3fn has its scales in
 `X.weight_scale_inv`. Despite that name, values are multiplied by them (README_WEIGHTS.md of DeepSeek-V3). Blocks at the

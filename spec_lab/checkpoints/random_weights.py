@@ -31,7 +31,8 @@ def random_tensors(
     slices: Slices = WHOLE_TENSORS,
     in_float32: Callable[[str], bool] = lambda name: False,
 ) -> dict[str, torch.Tensor]:
-    """Make a tensor for each name: ones for the weights of norms, zeros for biases, else normal with deviation `SCALE`.
+    """Make a tensor for each name: ones for names that end as in `ONES`, zeros for `.bias`, else normal with deviation
+    `SCALE`.
 
     Every process draws whole tensors and keeps its part, so that the model does not depend on the number of processes.
     `in_float32` returns whether the tensor of a name is float32 whatever `dtype` is.
@@ -51,7 +52,10 @@ def random_tensors(
 
 
 def random_eagle3_config(target: ModelConfig, draft_vocab_size: int | None) -> Eagle3Config:
-    """Return the config of a head with one Llama layer as wide as the target's, and the target's embedding."""
+    """Return the config of a head with the target's embedding and one layer of the target's sizes.
+
+    The layer has no window, experts, gate, or norms of queries and keys. Latent attention is kept if the target has it.
+    """
     first = target.layers[0]
     plan = replace(
         first,

@@ -1,4 +1,4 @@
-"""Taps: the hidden states of a target that a head reads, and the four ways in which checkpoints count them.
+"""Taps: the hidden states of a target that a head reads, and the two ways in which checkpoints count them.
 
 The same number means different layers in different projects, and a wrong guess lowers acceptance without an error. So
 the lab names a tap by the decoder layer whose output it is, and converts it from and to each project's numbers.

@@ -30,7 +30,7 @@ class Decoder(ABC):
     Attributes:
         config: that of the whole model.
         layer_plans: this process's share of each layer, and of its cache.
-        products: made the parts.
+        products: makes the parts that kernels may replace.
         layers: first to last.
         final_norm_weight: [hidden_size] of the norm before the head.
         num_positions: the number of rows in the rotary tables.
@@ -143,8 +143,8 @@ class DecoderTarget(Decoder):
 def read_features(
     features: FeatureSpec, taps: list[torch.Tensor], stream: torch.Tensor, hidden: torch.Tensor, num_rows: int
 ) -> torch.Tensor | None:
-    """Concatenate the features for a drafter: tapped layer inputs, and the last hidden state before or after its
-    norm."""
+    """Concatenate the features that a drafter reads: tapped layer inputs, and maybe the last hidden state before or
+    after its norm. Return None if it reads none."""
     if features.final_hidden is not None:
         assert features.last_prompt_row or hidden.shape[0] == num_rows, "select every row"
         taps = [*taps, hidden if features.final_hidden is NormSide.POST_NORM else stream]

@@ -38,7 +38,7 @@ class StateEachRowSlots:
 
     Attributes:
         states: [num_slots + 1, N, num_value_heads, key_head_dim, value_head_dim] float32. The state of the committed
-            row is the one after the slot's last token.
+            row is the one after the last committed token of the slot.
     """
 
     def __init__(

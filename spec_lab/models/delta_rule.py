@@ -20,7 +20,7 @@ CHUNK_SIZE = 64
 
 @dataclass(slots=True)
 class DeltaRows:
-    """The inputs of the delta rule for some rows. A key head serves several adjacent value heads.
+    """The inputs of the delta rule for some rows. A key head serves one or more adjacent value heads.
 
     Attributes:
         queries, keys: [batch, num_rows, num_key_heads, key_head_dim].

@@ -79,7 +79,8 @@ class TorchDeltaSteps:
         return F.silu((seen * self.weights.conv_weight).sum(-1)).to(raw.dtype)
 
     def _heads(self, mixed: torch.Tensor, log_decay: torch.Tensor, strength: torch.Tensor) -> DeltaRows:
-        """Split mixed [batch, num_rows, conv_size] into heads, and scale queries and keys to unit length."""
+        """Split mixed [batch, num_rows, conv_size] into heads. Scale keys to unit length, and queries to length
+        1 / sqrt(key_head_dim)."""
         sizes = self.weights.sizes
         queries, keys, values = mixed.float().split((sizes.key_size, sizes.key_size, sizes.value_size), dim=-1)
         return DeltaRows(

@@ -105,7 +105,8 @@ class Gemma4Target(Decoder):
     def _cut(self, behind: AttentionMetadata | None, features: FeatureSpec) -> int:
         """Choose the layer in which unread rows are dropped: the last one that writes KV.
 
-        If a drafter taps a later layer, it is the last layer, since the tap needs all rows.
+        If a drafter taps a later layer, all rows go on to the last layer, since the tap needs them. They also do if
+        `behind`, the metadata of the rows that go on, is None.
         """
         last = len(self.layers) - 1
         if behind is None or any(tap > self.last_writer for tap in features.layer_inputs):

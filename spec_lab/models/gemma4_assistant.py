@@ -2,8 +2,8 @@
 
 Google, 2026; `gemma4_assistant` in transformers, SGLang #24436, vLLM #41745. The input of a step is the target's
 embedding of a token, concatenated with a recurrent vector of the target's width. In the first step that vector is the
-target's hidden state after the final norm. Later it is the assistant's own output, projected to that width. Keys and
-values in the target's cache are already normed and rotated.
+target's hidden state after the final norm. Later it is the assistant's own output, projected to that width. Keys in
+the target's cache are already rotated; Gemma's keys and values are also normed.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ class Gemma4Assistant:
 
 
 class AssistantLayer:
-    """A Gemma 4 layer without keys and values. Each half has a norm before and after it, and the sum is scaled."""
+    """A Gemma 4 layer without keys and values. Each half has a norm before and after it. The output is scaled."""
 
     def __init__(
         self,

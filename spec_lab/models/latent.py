@@ -42,7 +42,7 @@ class NarrowQuery:
 class LatentAttention:
     """Attention over latent rows.
 
-    All rows write their latent row. For dropped rows nothing else is computed.
+    All rows write their latent row. For rows that are dropped before attention, nothing else is computed.
     """
 
     __slots__ = ("backend", "key_map", "narrow", "norm", "o", "query", "row", "sizes", "value_map", "window")
@@ -173,8 +173,8 @@ class LatentAttention:
 
 
 class FusedLatentAttention(LatentAttention):
-    """Latent attention with kernels for everything but attention and batched products. Kernels write results in
-    place."""
+    """Latent attention with kernels that norm, rotate and write. For a few rows, kernels also multiply by each head's
+    maps. Kernels write results in place."""
 
     __slots__ = ("kernels",)
 

@@ -37,7 +37,7 @@ class RopeAndWrite(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RopeThenWrite:
-    """Norms, rotates and writes KV as separate steps, for heads of every kind."""
+    """Norms, rotates and writes KV as separate steps, for heads of every size."""
 
     num_heads: int
     num_kv_heads: int

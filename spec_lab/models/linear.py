@@ -1,9 +1,9 @@
-"""Matrix products with weights fixed for the whole run.
+"""Matrix products with the weights of a model.
 
-On a CPU in float32 the weight is packed once for oneDNN. Measured on 2 cores with the pocket shapes, a product of four
-rows then takes a third to an eighth of the time of `F.linear`, which uses MKL. Also, a row's result has the same bits
-whatever the number of rows. This does not hold for attention. So the logits of N verify rows and of decoding one row
-still differ by some 1e-6.
+On a CPU in float32 a weight that is not trained is packed for oneDNN. Measured on 2 cores with the pocket shapes, a
+product of four rows then takes a third to an eighth of the time of `F.linear`, which uses MKL. Also, a row's result has
+the same bits whatever the number of rows. This does not hold for attention. So the logits of N verify rows and of
+decoding one row still differ by some 1e-6.
 """
 
 from __future__ import annotations

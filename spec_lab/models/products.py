@@ -26,7 +26,7 @@ from spec_lab.models.sandwich import CapLogits, EmbedPerLayer, LogitCap, PerLaye
 
 
 class Products(Protocol):
-    """Each method returns a faster replacement of a part, or the part itself if there is none.
+    """Each method that takes a part returns a faster replacement, or the part itself if there is none.
 
     `plan` is the plan of the layer to which the part belongs.
 

@@ -78,7 +78,7 @@ def _proportional_frequencies(rope: RopeConfig, head_dim: int) -> torch.Tensor:
 
 
 def _llama3_frequencies(frequencies: torch.Tensor, rope: RopeConfig) -> torch.Tensor:
-    """Divide low frequencies by `factor`, keep high ones, and blend those between by wavelength."""
+    """Divide low frequencies by `factor`, keep high ones, and blend those between by their number of turns."""
     wavelengths = 2 * math.pi / frequencies
     turns = rope.original_max_position_embeddings / wavelengths
     kept = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)

@@ -73,7 +73,7 @@ Ending = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Sandwich:
-    """All parts of a layer that map each row by itself.
+    """All parts of a layer that map each row by itself, except experts.
 
     Attributes:
         project: the norm before attention, and attention's first product.

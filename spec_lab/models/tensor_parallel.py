@@ -3,7 +3,8 @@
 Queries, keys, values, gate and up are split by columns, which are heads or the MLP's inner channels. Each process also
 has the KV of its own heads. The products that end the two halves of a layer, o and down, are split by rows. Each
 process computes a term of the sum, and an all-reduce adds the terms. So a layer needs two all-reduces. The residual
-stream is the same in every process, and a drafter that reads it runs whole in each of them.
+stream is the same in every process, and a drafter that reads it runs whole in each of them. Only a drafter that reads
+the target's KV has its attention split too (`Gemma4Assistant`).
 
 The embedding and the head are whole in every process, since drafters share them. Still, each process computes the
 logits of some tokens only, and these are gathered. A product of a few rows takes as long as reading its weight.

@@ -26,7 +26,7 @@ def are_few(rows: torch.Tensor, metadata: AttentionMetadata) -> bool:
 
 
 class NativeStack:
-    """All layers as one C call, if no row is dropped in the last layer."""
+    """All layers as one C call, if rows are few and none is dropped in the last layer; else layer by layer."""
 
     __slots__ = ("_layers", "_plain", "_table")
 
@@ -65,7 +65,7 @@ class NativeStack:
 
 
 class NativeHeadLayer:
-    """A draft head's layer as one C call. It runs part by part if rows are dropped after attention.
+    """A draft head's layer and its input as one C call, or part by part (see `__init__`).
 
     Attributes:
         layer: the layer as the kernels read it.

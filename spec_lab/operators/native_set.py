@@ -1,9 +1,9 @@
-"""kernels=native computes forwards of up to 128 rows with the C code of `spec_kernels.native`, a decoder layer per
-call.
+"""kernels=native computes forwards of up to 128 rows with the C code of `spec_kernels.native`.
 
+A call computes a decoder layer, or all layers of a target if they have one shape and no row is dropped.
 The result of such a row does not depend, bit for bit, on the number of rows. More rows are computed part by part:
-attention by the library, and products by C with the same packed weights, so that each weight is stored once. Parts of a
-layer that the kernels do not support (experts, states, gates, latents) are left to the library as well.
+attention by the library, and products by C with the same packed weights, so that each weight is stored once. Whole
+layers that the kernels do not support (`native_takes`) are left to the library.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ NATIVE_FUNCTIONS: Mapping[Op, Callable[..., Any]] = {
 
 
 class NativeDecoderLayer:
-    """A decoder layer as one C call, or as three if rows are dropped after attention.
+    """A decoder layer as one C call, or as three if rows are dropped and their metadata after attention is missing.
 
     Attributes:
         row_invariant: whether a row's result, including attention, does not depend on the other rows.
@@ -78,7 +78,7 @@ class NativeDecoderLayer:
     row_invariant = True
 
     def __init__(self, layer: NativeLayer, many: DecoderLayer) -> None:
-        """`many` is the layer for more than few rows."""
+        """`many` is the layer for many rows, and for ragged forwards (`are_few`)."""
         self.layer = layer
         self._many = many
 
@@ -154,7 +154,7 @@ class NativeDecoderLayer:
 
 
 class NativeProducts(PlainProducts):
-    """Makes the parts of models that run in C, for float32 on a CPU and for chains."""
+    """Makes the parts of models that run in C, for float32 on a CPU and for chains of drafts."""
 
     invariant_rows = MAX_ROWS
 

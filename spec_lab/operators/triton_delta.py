@@ -22,7 +22,7 @@ class MixedRows:
     """The inputs of the delta rule's kernels for some rows, in float32.
 
     Attributes:
-        mixed: [batch, num_rows, conv_size] queries and keys of unit length, and values.
+        mixed: [batch, num_rows, conv_size] queries of length 1 / sqrt(key_head_dim), keys of unit length, and values.
         log_decay, strength: [batch, num_rows, num_value_heads].
         model_dtype: the dtype of the model, in which the rows were computed before.
     """
@@ -125,8 +125,8 @@ class TritonReplayedUpdates(OneStateSlots):
 def _run(states: torch.Tensor, rows: MixedRows, slots: RecurrentRows) -> torch.Tensor:
     """Run rows over `states` [num_slots + 1, N, ...], and store one state or N there, as `slots` says.
 
-    A prompt of at least one chunk in 16 bits is run in chunks, as products that round like the model's. A shorter one
-    is run row by row, so that up to 16 rows have the same bits as in verify.
+    A prompt of at least one chunk in 16 bits is run in chunks, as products in TF32, which rounds no more than 16 bits
+    do. Other rows are run one by one, so that a short prompt of up to 16 rows has the same bits as in verify.
     """
     outputs, heads = rows.new_outputs(), rows.sizes.num_key_heads
     is_long = slots.is_prompt and outputs.shape[1] >= CHUNK

@@ -30,7 +30,7 @@ class FusedDraftInput:
 
 
 class FusedLikeliest:
-    """The likeliest token in one kernel."""
+    """The likeliest token in one kernel, for up to `max_rows` rows."""
 
     __slots__ = ("_arrivals", "_eps", "_max_rows", "_norm_weight", "_plain", "_weight")
 
@@ -70,7 +70,10 @@ class FusedLikeliest:
 
 
 class TritonClusters:
-    """The likeliest token of the likeliest clusters, as a product and two kernels, for up to 64 rows."""
+    """The likeliest token of the likeliest clusters, as a product and two kernels, for up to 64 rows.
+
+    With its probability it is computed in torch.
+    """
 
     __slots__ = ("_arrivals", "_plain")
 

@@ -152,16 +152,19 @@ class TritonRouter:
 
 
 def triton_router(weight: torch.Tensor, bias: torch.Tensor | None, sizes: ExpertSizes) -> Router:
-    """Make a `TritonRouter`, or a torch router if the sizes of groups are not powers of two."""
+    """Make a `TritonRouter`, or a torch router if the kernel does not support the groups of experts (`can_choose`)."""
     if can_choose(sizes.num_experts, sizes.num_groups, sizes.num_chosen_groups):
         return TritonRouter(weight, bias, sizes)
     return torch_router(weight, bias, sizes)
 
 
 class ResidualExperts:
-    """Adds the experts of the normed stream to the stream. With up to 16 rows it takes two launches: one for norm and
-    router, one for the experts with their sum, the shared expert and the residual. With one row, the second of these is
-    divided into two."""
+    """Adds the experts of the normed stream to the stream.
+
+    With up to 16 rows it takes two launches: one for norm and router, one for the experts with their sum, the shared
+    expert and the residual. With one row, the second of these is divided into two. A shared expert that is gated or has
+    another size takes its own launches.
+    """
 
     __slots__ = ("_eps", "_experts", "_mlp", "_norm_weight", "_router", "_share", "_shared")
 

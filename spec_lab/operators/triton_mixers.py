@@ -1,7 +1,8 @@
 """Mixers for few rows under kernels=triton, from the stream to attention's result. The layer's first norm, if it has
 one, is fused into their first product.
 
-Before the output product, attention takes two or three launches, and latent attention four or five.
+Before the output product, attention takes two launches, or three if heads are rotated separately. Latent attention
+takes four or five. Attention whose keys are split takes one more launch, which merges the splits.
 """
 
 from __future__ import annotations
@@ -28,7 +29,10 @@ from spec_lab.operators.triton_linear import SkinnyLinear, SkinnyProduct, Triton
 
 @dataclass(frozen=True, slots=True)
 class ProjectedAttention:
-    """Makes heads in one launch, and rotates and writes them in another; it supports heads of every kind."""
+    """Computes a mixer's first product in one launch, and leaves the rest to the mixer.
+
+    It supports delta nets, and heads of every kind, which attention rotates and writes in another launch.
+    """
 
     attention: Attention | GatedDeltaNet
     qkv: SkinnyProduct
@@ -96,7 +100,7 @@ class FusedHeadsAttention:
 
 
 class SkinnyQuery:
-    """Computes queries by two narrow products; the norm between them is fused into the second."""
+    """Computes queries by two products. With up to 64 rows, the norm between them is fused into the second."""
 
     __slots__ = ("_few", "_many", "_narrow", "_norm")
 
@@ -139,7 +143,7 @@ class NarrowProducts:
 
 
 def _cat_bias(query: StreamedLinear, row: StreamedLinear) -> torch.Tensor | None:
-    """Return the concatenated biases; a model family has biases in both or in neither."""
+    """Return the concatenated biases. Every published model has biases in both or in neither."""
     assert (query.bias is None) == (row.bias is None)
     return None if query.bias is None or row.bias is None else torch.cat((query.bias, row.bias))
 

@@ -1,8 +1,9 @@
-"""kernels=triton computes forwards of up to 16 rows with `spec_kernels`, in six launches per decoder layer.
+"""kernels=triton computes forwards of up to 16 rows with `spec_kernels`, in six launches per layer of a Llama.
 
-Norms of heads take a seventh (Qwen3). The result of such a row does not depend, bit for bit, on the number of rows. Up
-to 64 rows, large products are ours and small ones the library's, whichever was faster. More rows are left to the
-library, since arithmetic rather than bytes is then the bound.
+One of the six merges the splits of attention, if keys are split. Norms of heads take a seventh (Qwen3). A row's
+result in such a forward does not depend, bit for bit, on the number of rows. Up to 64 rows, large products are ours and
+small ones the library's, whichever was faster. More rows are left to the library, since arithmetic rather than bytes is
+then the bound. All this is for row_invariant=true.
 """
 
 from __future__ import annotations
@@ -101,7 +102,7 @@ class TwoWays:
 
 
 class TritonProducts:
-    """Makes the parts of models that run in Triton, for 16-bit weights.
+    """Makes the parts of models that run in Triton, for rows in 16 bits.
 
     Without row invariance the library makes all products, and its rounding depends on the number of rows; the kernels
     between the products are the same.
@@ -182,7 +183,7 @@ class TritonProducts:
         return replace(parts, o=self.linear(parts.o))
 
     def _replace_shared_expert(self, experts: ExpertMLP) -> None:
-        """Replace the shared expert if it is a plain MLP."""
+        """Replace the shared expert if it has no gate and rows are invariant."""
         shared = experts.shared
         if self._max_rows and shared is not None and shared.gate is None:
             shared.run = SkinnyMLP(shared.mlp)

@@ -122,7 +122,7 @@ def build_rounds(
     recorder: GraphRecorder | None,
     built: TargetBuild,
 ) -> Rounds:
-    """Make the decode rounds of an engine: one, or one for each K of a schedule.
+    """Make the decode rounds of an engine: one, or one for each K of a schedule or of a finder on the host.
 
     `recorder` captures parts of a round as graphs; None captures nothing.
     """

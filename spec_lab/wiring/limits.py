@@ -22,7 +22,7 @@ class Limits:
 
     Attributes:
         max_seq_len: length of the longest prompt plus output.
-        margin: number of positions past `max_seq_len` that a round may write. It is 2K for a chain, and N more if the
+        margin: number of positions past `max_seq_len` that a round may write: those of `rows_behind`, and N more if the
             host is a round behind the device and must end requests itself.
         max_kv_len: the longest committed length at the start of a round.
         num_rows: number of rows of a request in verify.
@@ -45,7 +45,8 @@ class Limits:
 
 
 def engine_limits(chosen: Chosen, requests: list[Request], num_draft_tokens: int) -> Limits:
-    """Return sizes that hold `batch_size` of the longest requests, unless the cache group says otherwise.
+    """Return sizes that hold `batch_size` of the longest requests (or all, if there are fewer), unless the cache group
+    says otherwise.
 
     Raises:
         UserError: the longest request exceeds the target's positions, or the length up to which the target attends

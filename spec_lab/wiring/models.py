@@ -36,11 +36,11 @@ KEPT_IN: Mapping[WeightDtype, torch.dtype | None] = {
     WeightDtype.fp8: torch.float8_e4m3fn,
     WeightDtype.bfloat16: torch.bfloat16,
 }
-"""The dtype that weights are stored in, by `target.weight_dtype`, as `WeightSource` takes it."""
+"""The dtype that weights are rounded to, by `target.weight_dtype`, as `WeightSource` takes it."""
 
 
 POSITIONS_BEHIND = 32
-"""Minimum number of positions past the longest sequence in rotary tables."""
+"""Minimum number of positions past the longest sequence in rotary tables, if the target has so many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +103,8 @@ class TargetBuild:
 
     @property
     def row_invariant(self) -> bool:
-        """Return whether a row's result, in target forwards of up to 16 rows, does not depend on the others bit for
-        bit."""
+        """Return whether a row's result, in target forwards of up to `invariant_rows` rows, does not depend on the
+        others bit for bit."""
         return self.invariant_rows > 1
 
     @property
@@ -177,10 +177,12 @@ def load_models(
 ) -> TargetBuild:
     """Load the part of the target that `partition` keeps.
 
-    The rotary tables extend `behind` positions past the longest sequence, or more if the chosen drafter needs it.
+    The rotary tables extend `behind` positions past the longest sequence, or more if the chosen drafter needs it, but
+    not past the target's last position.
 
     Raises:
-        UserError: the checkpoint is wrong, has too few positions for `max_seq_len`, or cannot be split.
+        UserError: the checkpoint is wrong, has too few positions for `max_seq_len`, cannot be split, or needs what the
+            run's tree, attention or device lacks.
     """
     config, folder = chosen.config, chosen.target_folder
     device = resolve_device(config.device)

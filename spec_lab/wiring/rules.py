@@ -24,7 +24,7 @@ class RuleContext:
 
     Attributes:
         markers: markers of the thinking phase; None if the tokenizer has none.
-        prefill_chunk: number of prompt rows in a forward.
+        prefill_chunk: the most rows of one prompt in a forward.
         kernels: the kernels that judge drafts; not used for a recorded run, which has the results already.
     """
 

@@ -125,14 +125,15 @@ def _refuse_unasked(requests: Sequence[Request], workload: WorkloadConfig) -> No
 
 
 def _malformed(request: object) -> str | None:
-    """Return which part of a request has a wrong type, since a workload may be an extension's; None if none has."""
+    """Return which part of a request has a wrong type or is an empty name, since a workload may be an extension's; None
+    if none has."""
     if not isinstance(request, Request):
         return f"is {request!r}, no Request"
     held: dict[str, Any] = dataclasses.asdict(request)
     for name in ("request_id", "category", "answer", "system", "checker"):
         is_name = name in ("request_id", "category")
         if not isinstance(held[name], str if is_name else str | None) or (is_name and not held[name].strip()):
-            return f"has {name}={held[name]!r}, which must be a text that is not empty"
+            return f"has {name}={held[name]!r}, which must be a text{' that is not empty' if is_name else ', or None'}"
     for name, values in {"prompt_ids": held["prompt_ids"], "max_new_tokens": [held["max_new_tokens"]]}.items():
         if wrong := [value for value in values if type(value) is not int or value < 0]:
             return f"has {wrong[0]!r} in {name}, which must be a whole number of 0 or more"

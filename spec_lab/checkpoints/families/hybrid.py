@@ -1,7 +1,7 @@
 """Reads config.json of Qwen3.5 and Qwen3-Next. Three of four layers have a gated delta net, one has full attention.
 
 In a checkpoint with a vision tower, the text model's keys are in `text_config`. A key that the file leaves out has the
-default of transformers.
+default of transformers, except sizes that every file has, such as `hidden_size`: without them the file is refused.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def _read(config: dict[str, Any], source: str, defaults: Mapping[str, Any], has_
 
 
 def _refuse_other_gates(fields: ConfigFields) -> None:
-    """Refuse gates that the forward code lacks. No published model has them either."""
+    """Refuse gates that the forward code lacks. No published model has them."""
     if not fields.flag("attn_output_gate", True):
         raise UserError(f"{fields.source}: attn_output_gate false is not supported; supported is true")
     gate = fields.text("output_gate_type", SILU_GATES[0])

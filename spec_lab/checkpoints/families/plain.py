@@ -1,8 +1,9 @@
 """Reads config.json of Llama, Qwen2, Qwen3 and MiMo. Their layers are alike, except that some of Qwen's have windows.
 
 Two spellings are read: that of the files on the hub (`rope_theta`, `rope_scaling`), and that of transformers 5
-(`rope_parameters`, `dtype`). A key that the file leaves out has the default of transformers. An option that would
-change the forward pass is refused if the forward code here lacks it.
+(`rope_parameters`, `dtype`). A key that the file leaves out has the default of transformers, except sizes that every
+file has, such as `hidden_size`: without them the file is refused. An option that would change the forward pass is
+refused if the forward code here lacks it.
 """
 
 from __future__ import annotations
@@ -95,7 +96,8 @@ def rope_fields(config: ConfigFields) -> ConfigFields:
     """Collect the keys of the only rotary embedding from all places where a config may have them.
 
     Raises:
-        UserError: two places contradict each other; transformers silently uses one of them.
+        UserError: the keys are separate for each type of layer, or two places contradict each other; transformers
+            silently uses one of them.
     """
     said: dict[str, Any] = {}
     top_level = {"rope_theta": config.values.get("rope_theta")}

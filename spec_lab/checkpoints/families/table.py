@@ -1,4 +1,4 @@
-"""The supported families of decoders: for each architecture that a config.json may name, its reader."""
+"""The families of decoders: for each architecture that a config.json may name, its reader, or why it is refused."""
 
 from __future__ import annotations
 
@@ -57,7 +57,8 @@ def read_decoder(config: dict[str, Any], source: str) -> ModelConfig:
         if name in READERS:
             return READERS[name](config, source)
     found = ", ".join(map(shown, architectures)) or "none named"
-    raise UserError(f"{source}: architecture {found} is not supported; supported are {', '.join(READERS)}")
+    supported = ", ".join(name for name, reader in READERS.items() if reader is not refuse_deepseek_v2)
+    raise UserError(f"{source}: architecture {found} is not supported; supported are {supported}")
 
 
 def read_model_config(folder: Path, knob: str = "target.path") -> ModelConfig:

@@ -3,7 +3,7 @@ states.
 
 The context of a request is its committed rows. For these a layer computes keys and values only, from the target's
 tapped hidden states. A block is the pending token followed by mask tokens. Its rows see the whole context and the
-whole block.
+whole block, unless a layer has a window or is causal.
 """
 
 from __future__ import annotations

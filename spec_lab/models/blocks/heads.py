@@ -85,7 +85,7 @@ class HeadParts:
     """The parts from which a head is built.
 
     Attributes:
-        embedding: [vocab, hidden_size] the target's.
+        embedding: [vocab, hidden_size] the checkpoint's, or the target's if it has none.
         token_map: [draft vocabulary] target ids; None if draft ids are target ids.
     """
 

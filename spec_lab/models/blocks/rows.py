@@ -1,4 +1,4 @@
-"""The row selection of a block, whose rows see the whole context and one another."""
+"""The row selection of a block whose rows see one another, and the same rows of context."""
 
 from __future__ import annotations
 
