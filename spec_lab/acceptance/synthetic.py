@@ -1,8 +1,8 @@
 """acceptance=synthetic: accepts at given rates, to time a system at a chosen acceptance length (vLLM #38045, #40662).
 
-The output is neither model's text, so its answers mean nothing. The target's logits are still read in full. Only the
-target's own token can end a request. An EOS among the accepted drafts does not: prompt lookup, for example, fills its
-drafts up with token 0, which may be an EOS.
+The output is neither model's text, so its answers mean nothing. The target's logits are still read in full. An EOS only
+ends a request if it is the target's own token. An EOS among the accepted drafts does not: prompt lookup, for example,
+fills its drafts up with token 0, which may be an EOS.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ class Trouble:
     """An obstacle outside this program, described in one line.
 
     Attributes:
-        status: `refused` if another command helps, `failed` if the machine is the cause.
+        status: `refused` if another command helps, `failed` for a `Breakdown` or if the machine is the cause.
     """
 
     line: str

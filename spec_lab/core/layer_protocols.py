@@ -91,7 +91,7 @@ class RowSelection(Protocol):
 
     @property
     def live_rows(self) -> torch.Tensor | None:
-        """The flat indices [live rows] of the rows that go on, within the layer or after it; None if all do."""
+        """The flat indices [live rows] of the rows that go on, within the layer or after it; None if all or none do."""
         ...
 
     def queries(self, queries: torch.Tensor, metadata: AttentionMetadata) -> tuple[torch.Tensor, AttentionMetadata]:

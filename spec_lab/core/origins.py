@@ -17,7 +17,7 @@ class TokenOrigin(StrEnum):
     RELAXED = "r"
     """An accepted draft that is not the target's argmax, so only a relaxed rule accepts it."""
     CORRECTED = "c"
-    """The target's own token, instead of the first rejected draft."""
+    """The target's own token, instead of the first rejected draft; in a tree also after a leaf above the last level."""
     BONUS = "b"
     """The target's own token after the last offered draft. In plain decoding every token after the first is one."""
 

@@ -43,9 +43,10 @@ class Target(Protocol):
         selection: RowSelection,
         features: FeatureSpec,
     ) -> TargetOutput:
-        """Run tokens [rows] and write their KV. In the last layer only the selected rows go on.
+        """Run tokens [rows] and write their KV. After the last KV write only the selected rows go on.
 
-        Features are returned for all rows, except `final_hidden`, which is returned for the kept rows.
+        A drafter that taps a later layer keeps all rows until the last layer. Features have all rows; with
+        `final_hidden` they have the selected rows.
         """
         ...
 
@@ -86,7 +87,8 @@ class DrafterRequirements:
     Attributes:
         features: the target's hidden states that it reads.
         catchup_rows: the rows for each request in each pass of the catch-up step; one of them is live. (N,) for one
-            reused layer, (N, N + 1, ...) for a module for each draft, () without a catch-up step.
+            reused layer, (N, N + 1, ...) for a module for each draft, () without a catch-up step. P-EAGLE has 2K rows,
+            of which K are live.
         distinct_steps: the steps of a round differ in more than their column, such as in weights. So each needs a graph
             of its own.
         learn_continuations: takes the outputs of plain decoding by request id, before anything is timed; None for a
@@ -154,7 +156,7 @@ class Drafter(Protocol[State]):
         """Process a verified round, which may have verified fewer than K drafts, and return the state with draft 1.
 
         A drafter with a KV cache catches up with the emitted tokens. A drafter without one (frozen-KV, lookup, random)
-        only takes its first draft step, from the last accepted row.
+        only takes its first draft step.
         """
         ...
 
@@ -163,8 +165,8 @@ class Drafter(Protocol[State]):
         ...
 
     def kept_logits(self, slot_ids: torch.Tensor) -> torch.Tensor | None:
-        """Return the logits [batch, K, vocab] from which the drafts of `slot_ids` were sampled; None if they were not
-        sampled."""
+        """Return the logits [batch, K, vocab], in a tree [batch, branches, vocab], from which the drafts of `slot_ids`
+        were sampled; None if they were not sampled."""
         ...
 
 

@@ -1,7 +1,7 @@
 """The window of vanilla MTP: the last K input tokens of each slot and their target hidden states, kept between rounds.
 
-The design is TensorRT-LLM's (`MTPHiddenStatesManager`; the update and prepare steps of `MTPWorker`). Here every
-function makes new tensors, so that none reads what it has just overwritten. A kernel does the same in place.
+The design is TensorRT-LLM's (`MTPHiddenStatesManager`; the update and prepare steps of `MTPWorker`). Here `slide` makes
+new tensors, so that it reads nothing that it has just overwritten. A kernel does the same in place.
 """
 
 from __future__ import annotations

@@ -117,7 +117,7 @@ class CudaEventTimer:
         (self.spans if self._marks is None else self._marks).append(pair)
 
     def reading(self) -> AbstractContextManager[None]:
-        """Record no events: the device is idle during the read, and another event would be one more to wait for."""
+        """Record no events: other spans already time the work that the host waits for."""
         return nullcontext()
 
     @contextmanager
