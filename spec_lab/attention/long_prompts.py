@@ -17,8 +17,8 @@ from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.types import AttentionMetadata
 
 MIN_KEYS_BEFORE = 8192
-"""The least number of keys before a chunk with which this code is faster, although it gathers keys and merges
-pieces."""
+"""The least number of keys before a chunk with which this code is faster, although it gathers keys and merges pieces.
+Chunks whose rows are a multiple of `FIRST_UNIT` need none."""
 
 ROW_UNIT = 512
 """Chunks attended here have a multiple of this many rows; a prompt's last chunk is padded to one."""

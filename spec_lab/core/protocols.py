@@ -230,7 +230,7 @@ class StageTimer(Protocol):
         ...
 
     def replay(self, name: str, marks: list[Any]) -> AbstractContextManager[None]:
-        """Enclose a replay of segment `name`. Its time is that of the marked spans, or without marks one span."""
+        """Enclose a replay of segment `name`. Its time is that of the marked spans, or one span around the replay."""
         ...
 
     @property

@@ -16,7 +16,8 @@ class RowCounts:
         offered: drafts that could be accepted.
         verified: verify rows: pending tokens and drafts, offered or not.
         catchup_computed: rows of the catch-up step's passes that were computed past the KV write.
-        catchup_live: rows of these passes whose output is read: one for each active request and pass.
+        catchup_live: rows of these passes whose output is read, counted as one for each active request and pass.
+            P-EAGLE reads K.
         prefill_hidden: prompt rows whose features the target returned to the drafter.
         prefill_logits: prompt rows for which the target computed logits.
         prefill_shared: prompt rows that entered the target's layers which only read KV; 0 if there are no such layers.
@@ -141,6 +142,8 @@ class GraphCounts:
     """Counts of an engine's captures, replays and fallbacks to eager since the engine was made.
 
     On a GPU each graph of a round is captured twice, and the two are replayed in turn.
+
+    No mode of the lab falls back to eager, so `fallbacks` stays 0 unless a mode of an extension counts them.
 
     `nodes`: the number of nodes in the latest graph of each segment; None if the device cannot count them.
     `rounds_per_replay`: the number of rounds in one graph, if it holds whole rounds. `no_loop`: the drafter has no

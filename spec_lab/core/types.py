@@ -312,8 +312,8 @@ class DraftStep:
     """One step of the draft loop.
 
     Attributes:
-        index: 1..num_draft_tokens - 1 on the host. A capture freezes it, so only steps with weights of their own may
-            read it (`DrafterRequirements.distinct_steps`).
+        index: 1..num_draft_tokens - 1 on the host. A capture freezes it. So for a chain, only steps with weights of
+            their own may read it (`DrafterRequirements.distinct_steps`); for a tree it is the level.
         column: [1] the same index on the device, which a replayed step reads.
     """
 

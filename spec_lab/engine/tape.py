@@ -6,8 +6,8 @@ the recorded tensors. Views are not recreated, since their memory does not move.
 silently freezes `.item()`, and keeps no addresses.
 
 A function that the tape accepts can still fail in a real capture, for instance if a library call synchronises. Most of
-what the tape refuses would fail or be frozen in a real capture. It also refuses some operations that a real capture
-takes, since a tape cannot replay them: random generators, and launches on an address.
+what the tape refuses would fail or be frozen in a real capture. It also refuses two things that a real capture
+takes: draws from a random generator, and launches on an address, which the tape does not see.
 """
 
 from __future__ import annotations

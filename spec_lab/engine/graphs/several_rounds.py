@@ -23,7 +23,7 @@ class SeveralRounds(CapturedMode):
     the ended request stays as its last round left it. The engine reads all R verifications at once.
 
     With `ahead` a replay is launched before the previous one is read. Each replay therefore rewrites the slot ids that
-    the next one reads, with the scratch slot in place of ended requests.
+    the next one reads, with the scratch slot in place of those of ended requests.
     """
 
     def __init__(
