@@ -92,7 +92,7 @@ class PromptEnds:
         kv_lens: [ended] tokens of each prompt, L of its first round. This is a copy, which draft steps do not change.
         tokens: [ended] the first token that the target sampled for each prompt.
         live: the last row of each prompt.
-        max_kv_len: the longest of these prompts, known to the host.
+        max_kv_len: upper bound of `kv_lens` known to the host.
     """
 
     slot_ids: torch.Tensor

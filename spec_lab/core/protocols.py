@@ -93,10 +93,10 @@ class DrafterRequirements:
             of its own.
         learn_continuations: takes the outputs of plain decoding by request id, before anything is timed; None for a
             drafter that does not replay them.
-        draft_rest: makes all drafts [batch, K] at once from the state with draft 1, and advances metadata; None if the
-            round runs `step` for each draft.
+        draft_rest: makes all drafts [batch, K] at once from the state with draft 1, and itself advances metadata, if
+            there is any; None if the round runs `step` for each draft.
         has_loop: whether drafts are made one after another; False if all are ready with the first.
-        on_host: the drafter that runs on the host in addition; None if there is none.
+        on_host: the drafter that runs on the host, alone or in addition; None if there is none.
         count_catchup: counts the rows that a catch-up step computes, from n of each request and the number of verified
             rows; None if the pruning counts them.
     """
@@ -230,7 +230,7 @@ class StageTimer(Protocol):
         ...
 
     def replay(self, name: str, marks: list[Any]) -> AbstractContextManager[None]:
-        """Enclose a replay of segment `name`. Its time is that of the marked spans, or one span around the replay."""
+        """Enclose a replay of segment `name`. Its time is that of its marked spans, or of one span around it."""
         ...
 
     @property

@@ -129,7 +129,7 @@ class AttentionMetadata:
             derive it.
         masks: additive masks by (window, query heads for each KV head), derived when first needed. Layers that agree in
             both share one. A draft head may group its heads differently than the target.
-        tree: which keys the rows see if they form a tree (`core.tree_protocols`); None for a chain.
+        tree: which keys the rows see if they form a tree (`core.draft_tree`); None for a chain.
         recurrent: the request slots of the rows, for layers that have a state; None for models without such layers.
         known_len: the common value of `seq_lens`, if the host knows it, as for chunks of a prompt; None if not, as in a
             round.
@@ -206,7 +206,7 @@ class RoundBatch:
 
     @property
     def draft_tokens(self) -> torch.Tensor:
-        """The drafts to verify [batch, num_draft_tokens]."""
+        """The drafts to verify [batch, N - 1]."""
         return self.input_ids[:, 1:]
 
 

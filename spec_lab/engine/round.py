@@ -149,7 +149,7 @@ class Rounds:
         return self.narrower.get(self.schedule.k_of(num_requests), self.widest)
 
     def of_requests(self, sequences: List[Sequence]) -> DecodeRound:
-        """Send the K of each running request to the device, and return the round for them."""
+        """Return the round for `sequences`. If requests have a K of their own, first send it to the device."""
         if self.limits is not None and self.plain is not None and self.limits.tell(sequences) == OFF:
             return self.plain
         return self.of_batch(len(sequences))

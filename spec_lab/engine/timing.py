@@ -1,4 +1,7 @@
-"""Stage timers: they measure spans inside a round. Spans do not overlap; a stage's time is the sum of its spans."""
+"""Stage timers: they measure spans inside a round. A stage's time is the sum of its spans.
+
+The stages of a round do not overlap. A drafter's own spans, such as `head`, lie within the span of a stage.
+"""
 
 from __future__ import annotations
 
