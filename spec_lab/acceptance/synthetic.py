@@ -31,10 +31,9 @@ def synthetic_accept(
     kv_lens: torch.Tensor,
     num_drafts: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Accept as many drafts as there are `rates` [K or more] above the round's draw, but no more than are offered, then
-    emit the argmax of the row reached.
+    """Accept as many drafts as there are `rates` [K or more] above the round's draw, but no more than are offered.
 
-    Return tokens [batch, N], and n [batch].
+    Then emit the argmax of the row reached. Return tokens [batch, N], and n [batch].
     """
     top_tokens = logits.argmax(dim=-1)
     draws = round_draws(slot_ids, slot_seeds, kv_lens)

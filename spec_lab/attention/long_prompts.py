@@ -55,8 +55,8 @@ def attend_by_cudnn(
 def rows_to_plan(metadata: AttentionMetadata, width: int) -> int:
     """Return how many rows `attend_long_chunk` should attend for a chunk: its own, or more with padding.
 
-    It is 0 if the rows are not a chunk of one prompt, if cuDNN does not support the head width `width`, or if
-    `attend_long_chunk` would not be faster.
+    It is 0 if the rows are not a chunk of one prompt, or if `attend_long_chunk` would not be faster. It is also 0 for a
+    head width `width` that cuDNN's kernel does not support.
     """
     if metadata.known_len is None or metadata.page_table.shape[0] > 1 or width > MAX_WIDTH or width % 8 > 0:
         return 0
