@@ -1,4 +1,4 @@
-"""attention=torch with kernels=native: the metadata for few rows, whose attention is inside the native layers."""
+"""attention=torch with kernels=native: metadata made in C. The attention of few rows is inside the native layers."""
 
 from __future__ import annotations
 
