@@ -1,8 +1,9 @@
 """The confidence of a drafter in draft i: the product of its top-1 probabilities for drafts 1 to i.
 
-The top-1 probability is a property of the distribution, known before a token is drawn from it. The drawn token's own
-probability must not decide whether the draft is offered: unlikely tokens would be offered less often, which biases the
-output. vLLM's estimator for adaptive verification (#47808) reads max q for the same reason.
+A model with a confidence head gives the head's estimates instead. The top-1 probability is a property of the
+distribution, known before a token is drawn from it. The drawn token's own probability must not decide whether the draft
+is offered: unlikely tokens would be offered less often, which biases the output. vLLM's estimator for adaptive
+verification (#47808) reads max q for the same reason.
 
 A drafter may be overconfident. A temperature for each draft corrects that. The temperatures are fitted in the order of
 the drafts, so that each product is calibrated (sequential temperature scaling, DSpark, arXiv 2607.05147).
@@ -115,7 +116,8 @@ class RowConfidences:
     """Stores for each slot how likely the target is to accept the path to each row of a tree, as the drafter estimates
     it.
 
-    A tree drafts the likeliest tokens and samples none. So the product takes each draft's own probability.
+    A tree with confidences drafts the likeliest tokens and samples none. So the product takes each draft's own
+    probability.
 
     Attributes:
         scores: [num_slots + 1, N - 1] the log of the product of probabilities from the root to each draft; -inf for a

@@ -1,4 +1,4 @@
-"""Protocols of deterministic acceptance rules, which draw no random numbers and read only `DraftStanding`."""
+"""Protocols of deterministic acceptance rules, which draw no random numbers. They judge drafts by `DraftStanding`."""
 
 from __future__ import annotations
 

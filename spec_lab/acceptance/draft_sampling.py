@@ -32,7 +32,7 @@ def sample_draft(
 
 
 class DraftLogits:
-    """The float32 logits of each slot's unverified drafts, [num_slots + 1, K, vocab].
+    """The float32 logits of each slot's unverified drafts, [num_slots + 1, K, vocab]; in a tree, branches instead of K.
 
     They are stored by slot, since requests enter and leave between the round that drafts and the one that verifies. The
     address is fixed, and the step index is a tensor. So one captured step can be replayed.

@@ -67,7 +67,7 @@ class JudgedDrafts:
 
 
 class LossyAcceptance:
-    """Accepts the leading drafts that pass or are forgiven, and draws the last token at the first rejected draft."""
+    """Accepts the leading drafts that pass or are forgiven, and draws the token after them."""
 
     traits = RuleTraits(lossless=False)
 

@@ -95,7 +95,7 @@ class PhaseState:
 
 
 class RelaxationPhase(Protocol):
-    """Decides when a rule may relax. `thinking` is the phase of the text; `least` applies it to thresholds."""
+    """Decides when a rule may relax. `thinking` is the phase of the text; `least` gives the thresholds of a round."""
 
     thinking: PhaseState
 

@@ -1,4 +1,4 @@
-"""Checks imposed acceptance rates.
+"""Checks imposed acceptance rates, and derives them from a mean acceptance length.
 
 It does not import torch, so that a wrong list is refused at once.
 """

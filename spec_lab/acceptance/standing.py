@@ -12,7 +12,7 @@ from spec_lab.acceptance.distribution import at_tokens
 
 @dataclass(slots=True)
 class DraftStanding:
-    """Rank and probability of each draft under the target: all that a deterministic rule reads. Fields are [batch, K].
+    """Rank and probability of each draft under the target, by which deterministic rules judge. Fields are [batch, K].
 
     Attributes:
         is_top: whether the draft is the argmax.

@@ -1,8 +1,8 @@
 """acceptance=synthetic: accepts at given rates, to time a system at a chosen acceptance length (vLLM #38045, #40662).
 
-The output is neither model's text, so its answers mean nothing. The target's logits are still read in full. Only the
-target's own token can end a request. An EOS among the accepted drafts does not: prompt lookup, for example, fills its
-drafts up with token 0, which may be an EOS.
+The output is neither model's text, so its answers mean nothing. The target's logits are still read in full. An EOS only
+ends a request if it is the target's own token. An EOS among the accepted drafts does not: prompt lookup, for example,
+fills its drafts up with token 0, which may be an EOS.
 """
 
 from __future__ import annotations
@@ -31,10 +31,9 @@ def synthetic_accept(
     kv_lens: torch.Tensor,
     num_drafts: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Accept as many drafts as there are `rates` [K or more] above the round's draw, but no more than are offered, then
-    emit the argmax of the row reached.
+    """Accept as many drafts as there are `rates` [K or more] above the round's draw, but no more than are offered.
 
-    Return tokens [batch, N], and n [batch].
+    Then emit the argmax of the row reached. Return tokens [batch, N], and n [batch].
     """
     top_tokens = logits.argmax(dim=-1)
     draws = round_draws(slot_ids, slot_seeds, kv_lens)

@@ -58,11 +58,10 @@ class TraversalDecision:
 
 @dataclass(frozen=True, slots=True)
 class Siblings:
-    """The children of one rank (all first children, or all second ones, and so on) of the rows of one level that have
-    children, its branches.
+    """The children of one rank below the branches of one level: all first children, or all second ones, and so on.
 
     Attributes:
-        among: [count] the indices, within the level, of the branches that have such a child.
+        among: [count] the indices, among the level's branches, of those that have such a child.
         rows: [count] the rows of these branches.
         children: [count] the rows of the children.
     """

@@ -1,4 +1,4 @@
-"""Acceptance rules that judge a tree of drafts from the root down.
+"""Acceptance rules that judge a tree of drafts from the root down, and one that imposes a path.
 
 Each row of a tree names its parent, which precedes it. Row 0, the root, and rows without a draft are their own parents.
 """

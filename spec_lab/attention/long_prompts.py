@@ -17,18 +17,18 @@ from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.types import AttentionMetadata
 
 MIN_KEYS_BEFORE = 8192
-"""The least number of keys before a chunk with which this code is faster, although it gathers keys and merges
-pieces."""
+"""The least number of keys before a chunk with which this code is faster, although it gathers keys and merges pieces.
+Chunks whose rows are a multiple of `FIRST_UNIT` need none."""
 
 ROW_UNIT = 512
-"""Chunks have a multiple of this many rows; the last chunk of a prompt is padded to one."""
+"""Chunks attended here have a multiple of this many rows; a prompt's last chunk is padded to one."""
 
 MIN_KEYS_BEFORE_LAST = 16_384
 """Minimum number of keys before a prompt's last chunk, whose size varies, so that cuDNN often has to plan for it."""
 
 FIRST_UNIT = 4096
-"""A prompt's first chunk is attended here if it has a multiple of this many rows. Another size is that of a whole
-prompt, for which cuDNN would have to plan."""
+"""A chunk with fewer than `MIN_KEYS_BEFORE` keys before it is attended here if it has a multiple of this many rows.
+Another size is mostly that of a whole prompt, for which cuDNN would have to plan."""
 
 MAX_WIDTH = 128
 """The largest head width that cuDNN's kernel supports."""
@@ -55,7 +55,8 @@ def attend_by_cudnn(
 def rows_to_plan(metadata: AttentionMetadata, width: int) -> int:
     """Return how many rows `attend_long_chunk` should attend for a chunk: its own, or more with padding.
 
-    It is 0 if the rows are not a chunk of one prompt, or if `attend_long_chunk` would not be faster.
+    It is 0 if the rows are not a chunk of one prompt, or if `attend_long_chunk` would not be faster. It is also 0 for a
+    head width `width` that cuDNN's kernel does not support.
     """
     if metadata.known_len is None or metadata.page_table.shape[0] > 1 or width > MAX_WIDTH or width % 8 > 0:
         return 0

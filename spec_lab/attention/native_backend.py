@@ -1,4 +1,4 @@
-"""attention=torch with kernels=native: the metadata for few rows, whose attention is inside the native layers."""
+"""attention=torch with kernels=native: metadata made in C. The attention of few rows is inside the native layers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from spec_lab.core.types import AttentionMetadata
 
 
 class NativeAttention(TorchAttention):
-    """Builds and advances metadata in one C call each. More than a few rows attend as in the base class."""
+    """Builds and advances metadata in one C call each, unless the metadata has slots or masks of the base class.
+
+    More than a few rows attend as in the base class.
+    """
 
     def build(
         self, positions: torch.Tensor, seq_lens: torch.Tensor, page_table: torch.Tensor, max_seq_len: int

@@ -1,4 +1,4 @@
-"""graph.metadata=stale: attention metadata that is deliberately not updated after the first step of the draft loop.
+"""graph.metadata=stale: attention metadata whose lengths are deliberately not updated after the first draft step.
 
 Backends derive window starts and schedules from seq_lens. Before vLLM #41162, a captured draft loop kept those of step
 1 for all steps. vLLM's report describes an illegal memory access. Here the draft tokens differ from those with fresh

@@ -96,7 +96,7 @@ class TorchAttention:
         num_keys = metadata.max_seq_len
         num_columns = -(-num_keys // self.page_size)
         pages = metadata.page_table[:, :num_columns]
-        if pages.shape[1] < num_columns:  # a last round's junk rows, past the cache, read scratch
+        if pages.shape[1] < num_columns:  # junk rows of a last round lie past the cache, and read the scratch page
             pages = torch.cat((pages, pages[:, -1:].expand(-1, num_columns - pages.shape[1])), dim=1)
         offsets = torch.arange(self.page_size, device=pages.device)
         slots = (pages.unsqueeze(2) * self.page_size + offsets).flatten(1)[:, :num_keys]

@@ -23,9 +23,10 @@ from spec_lab.core.types import AttentionMetadata
 
 class TritonAttention:
     """An `AttentionBackend` of Triton. The kernel derives windows and key positions from `seq_lens` and the page table,
-    so that metadata has no derived tensors. A row's output does not depend on the other rows in the batch.
+    so that metadata has no derived tensors. The kernel's output for a row does not depend on the other rows in the
+    batch. For a row of a tree it is bit for bit that of the chain that leads to the row.
 
-    A row of a tree has bit for bit the output of the chain that leads to it.
+    A library may attend long chunks, and torch some rows of latent attention.
     """
 
     prewrite = True

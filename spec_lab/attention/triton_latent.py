@@ -16,7 +16,7 @@ from spec_lab.core.types import AttentionMetadata
 
 
 class TritonLatentAttention:
-    """Latent attention in Triton. A row's output does not depend on the other rows in the batch."""
+    """Latent attention in Triton. In the kernel a row's output does not depend on the other rows in the batch."""
 
     def __init__(
         self, reference: TorchLatentAttention, page_size: int, max_positions: int, batch_size: int = 1

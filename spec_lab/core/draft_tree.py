@@ -18,7 +18,7 @@ class DraftTree:
     """The drafts of a round.
 
     Attributes:
-        tokens: [batch, N - 1] drafts; siblings are distinct.
+        tokens: [batch, N - 1] drafts; siblings are distinct, unless they were drawn with replacement.
         parents: [batch, N] the parent of each row.
     """
 

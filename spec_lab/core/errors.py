@@ -30,10 +30,10 @@ class Breakdown(ArithmeticError):
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """An obstacle outside this program, described in one line.
+    """An obstacle that is no mistake of this program, described in one line.
 
     Attributes:
-        status: `refused` if another command helps, `failed` if the machine is the cause.
+        status: `refused` if another command helps, `failed` for a `Breakdown` or if the machine is the cause.
     """
 
     line: str

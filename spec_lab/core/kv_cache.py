@@ -1,8 +1,8 @@
 """The paged KV cache: memory in pages, and the cache slot of each position.
 
-Two pages are reserved. The null page is never written, so reads from it return zeros. Key positions past the end of a
-sequence are read from it, which keeps stale or poisoned rows out of the arithmetic. The scratch page takes writes that
-are never read: those of padded rows, and of positions past the end of the cache.
+Two pages are reserved. The null page is never written, so reads from it return zeros. A backend that gathers keys reads
+positions past the end of a sequence from it, which keeps stale or poisoned rows out of the arithmetic. The scratch page
+takes writes whose values affect no output: those of padded rows, and of positions past the end of the cache.
 """
 
 from __future__ import annotations
@@ -82,8 +82,7 @@ class PagedKVCache:
 
     @property
     def kv(self) -> torch.Tensor:
-        """The rows of all layers [num_layers, num_pages * page_size, 2, num_kv_heads, head_dim], if their shapes
-        agree."""
+        """The rows of all layers that own rows [layers, num_pages * page_size, *shape]; their shapes must agree."""
         (tensor,) = self.tensors
         return tensor
 

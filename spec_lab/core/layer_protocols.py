@@ -1,6 +1,6 @@
 """The protocols that a model's layers use: attention over a paged cache, and the selection of rows that go on.
 
-Implementations are in `spec_lab.attention` and `spec_lab.core`.
+Implementations are in `spec_lab.attention` and `spec_lab.core`; those for training are in `spec_lab.train`.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class RowSelection(Protocol):
 
     @property
     def live_rows(self) -> torch.Tensor | None:
-        """The flat indices [live rows] of the rows that go on, within the layer or after it; None if all do."""
+        """The flat indices [live rows] of the rows that go on, within the layer or after it; None if all or none do."""
         ...
 
     def queries(self, queries: torch.Tensor, metadata: AttentionMetadata) -> tuple[torch.Tensor, AttentionMetadata]:

@@ -15,9 +15,9 @@ class TokenOrigin(StrEnum):
     ACCEPTED = "a"
     """A draft that the rule accepted."""
     RELAXED = "r"
-    """An accepted draft that is not the target's argmax, so only a relaxed rule accepts it."""
+    """A draft that a relaxed rule (acceptance=relaxed_thinking) accepted, although it is not the target's argmax."""
     CORRECTED = "c"
-    """The target's own token, instead of the first rejected draft."""
+    """The target's own token, instead of the first rejected draft; in a tree also after a leaf above the last level."""
     BONUS = "b"
     """The target's own token after the last offered draft. In plain decoding every token after the first is one."""
 

@@ -92,7 +92,7 @@ class PromptEnds:
         kv_lens: [ended] tokens of each prompt, L of its first round. This is a copy, which draft steps do not change.
         tokens: [ended] the first token that the target sampled for each prompt.
         live: the last row of each prompt.
-        max_kv_len: the longest of these prompts, known to the host.
+        max_kv_len: upper bound of `kv_lens` known to the host.
     """
 
     slot_ids: torch.Tensor
@@ -107,13 +107,13 @@ class PromptPack:
     """Prompt chunks that the target has just run, for the drafter to ingest.
 
     Attributes:
-        spans: the chunk of each request, in the order of the rows; the padding span is last.
+        spans: the chunk of each request, in the order of the rows; the padding span is last. Empty in a captured pass.
         slot_ids: [requests] their slots.
         token_ids: [rows] the tokens of the chunks.
         next_token_ids: [rows] the token at position p + 1 for the row at position p; the sampled token for the last
             position of a prompt.
         features: [rows, feature_size] hidden states of the target; [ended, feature_size] if the drafter wants only the
-            last row of prompts; None if it wants none.
+            last row of prompts, and the target dropped the others; None if it wants none.
         attention: the target's metadata of these rows (same positions and slots).
         ends: the prompts that end here; None if there are none, and then nothing is drafted.
     """

@@ -43,9 +43,10 @@ class Target(Protocol):
         selection: RowSelection,
         features: FeatureSpec,
     ) -> TargetOutput:
-        """Run tokens [rows] and write their KV. In the last layer only the selected rows go on.
+        """Run tokens [rows] and write their KV. After the last KV write only the selected rows go on.
 
-        Features are returned for all rows, except `final_hidden`, which is returned for the kept rows.
+        A drafter that taps a later layer keeps all rows until the last layer. Features have all rows; with
+        `final_hidden` they have the selected rows.
         """
         ...
 
@@ -86,15 +87,16 @@ class DrafterRequirements:
     Attributes:
         features: the target's hidden states that it reads.
         catchup_rows: the rows for each request in each pass of the catch-up step; one of them is live. (N,) for one
-            reused layer, (N, N + 1, ...) for a module for each draft, () without a catch-up step.
+            reused layer, (N, N + 1, ...) for a module for each draft, () without a catch-up step. P-EAGLE has 2K rows,
+            of which K are live.
         distinct_steps: the steps of a round differ in more than their column, such as in weights. So each needs a graph
             of its own.
         learn_continuations: takes the outputs of plain decoding by request id, before anything is timed; None for a
             drafter that does not replay them.
-        draft_rest: makes all drafts [batch, K] at once from the state with draft 1, and advances metadata; None if the
-            round runs `step` for each draft.
+        draft_rest: makes all drafts [batch, K] at once from the state with draft 1, and itself advances metadata, if
+            there is any; None if the round runs `step` for each draft.
         has_loop: whether drafts are made one after another; False if all are ready with the first.
-        on_host: the drafter that runs on the host in addition; None if there is none.
+        on_host: the drafter that runs on the host, alone or in addition; None if there is none.
         count_catchup: counts the rows that a catch-up step computes, from n of each request and the number of verified
             rows; None if the pruning counts them.
     """
@@ -154,7 +156,7 @@ class Drafter(Protocol[State]):
         """Process a verified round, which may have verified fewer than K drafts, and return the state with draft 1.
 
         A drafter with a KV cache catches up with the emitted tokens. A drafter without one (frozen-KV, lookup, random)
-        only takes its first draft step, from the last accepted row.
+        only takes its first draft step.
         """
         ...
 
@@ -163,8 +165,8 @@ class Drafter(Protocol[State]):
         ...
 
     def kept_logits(self, slot_ids: torch.Tensor) -> torch.Tensor | None:
-        """Return the logits [batch, K, vocab] from which the drafts of `slot_ids` were sampled; None if they were not
-        sampled."""
+        """Return the logits [batch, K, vocab], in a tree [batch, branches, vocab], from which the drafts of `slot_ids`
+        were sampled; None if they were not sampled."""
         ...
 
 
@@ -228,7 +230,7 @@ class StageTimer(Protocol):
         ...
 
     def replay(self, name: str, marks: list[Any]) -> AbstractContextManager[None]:
-        """Enclose a replay of segment `name`. Its time is that of the marked spans, or without marks one span."""
+        """Enclose a replay of segment `name`. Its time is that of its marked spans, or of one span around it."""
         ...
 
     @property

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 class Drop(Enum):
     """The places, after a layer's KV write, where the layer can drop unread rows.
 
-    A block drafter's catch-up step only writes KV. It does not even write rejected rows, except with NOWHERE.
+    The catch-up step of `drafters.block_context` only writes KV. It does not even write rejected rows, except with
+    NOWHERE.
     """
 
     NOWHERE = auto()
@@ -38,7 +39,7 @@ class PromptPruning(Protocol):
     needs_prewrite: ClassVar[bool]
 
     def target_selection(self, live: LiveRows | None, features: FeatureSpec) -> RowSelection:
-        """Select the rows that go on past the KV write of the target's last layer."""
+        """Select the rows that go on past the last KV write of the target."""
         ...
 
     def logit_rows(self, hidden: torch.Tensor, live: LiveRows | None) -> torch.Tensor:

@@ -9,14 +9,15 @@ from spec_lab.core.types import FinishReason
 
 @dataclass(slots=True)
 class RowCounts:
-    """Counts of drafts and rows, made on the host.
+    """Counts of drafts and rows, made on the host. Drafted, verified and computed rows include those of padding.
 
     Attributes:
-        drafted: drafts that draft steps made, offered or not.
+        drafted: drafts that the device or the host made, offered or not.
         offered: drafts that could be accepted.
         verified: verify rows: pending tokens and drafts, offered or not.
         catchup_computed: rows of the catch-up step's passes that were computed past the KV write.
-        catchup_live: rows of these passes whose output is read: one for each active request and pass.
+        catchup_live: rows of these passes whose output is read, counted as one for each active request and pass.
+            P-EAGLE reads K.
         prefill_hidden: prompt rows whose features the target returned to the drafter.
         prefill_logits: prompt rows for which the target computed logits.
         prefill_shared: prompt rows that entered the target's layers which only read KV; 0 if there are no such layers.
@@ -59,13 +60,13 @@ class RoundRecord:
     """The engine's record of one round; lists have an entry for each request.
 
     Rounds that were launched together (`graph.rounds_per_replay`) each get an equal share of their time. A recorder
-    writes it as a line, `RoundRow`, with the same figures.
+    writes the record as a line, `RoundRow`, with the same figures.
 
     Attributes:
         stage_seconds: by stage, for the stages that could be timed separately.
         num_surplus: requests that had rows in the round although an earlier round had ended them. They have no entry in
             the lists.
-        launch_seconds: the host's time to launch the round, before it waits for results.
+        launch_seconds: the host's time to launch the round, before it waits for results; a share as above.
         relaxed: drafts accepted only by relaxation; None for rules that never relax.
         distance: total variation and KL in nats between the emitted distribution and the target's for each request,
             summed over the rows that the round reached; None for rules without it.
@@ -142,6 +143,8 @@ class GraphCounts:
 
     On a GPU each graph of a round is captured twice, and the two are replayed in turn.
 
+    No mode of the lab falls back to eager, so `fallbacks` stays 0 unless a mode of an extension counts them.
+
     `nodes`: the number of nodes in the latest graph of each segment; None if the device cannot count them.
     `rounds_per_replay`: the number of rounds in one graph, if it holds whole rounds. `no_loop`: the drafter has no
     draft loop to capture.
@@ -164,8 +167,8 @@ class GenerationResult:
         tree_rows: verify rows for each request; None without a tree.
         experts_read: distinct experts read in its rounds; None if no layer has experts.
         expert_bytes_read: the bytes of their weights.
-        num_wasted_rounds: rounds that ran after all their requests had ended, since the host had already launched them.
-            They have no record, and their time is added to that of the others.
+        num_wasted_rounds: rounds that ran after the device had ended all their requests, since they were launched
+            together with others. They have no record, and their time is added to that of the others.
         num_prompt_forwards: forwards of the target over chunks of one or more prompts.
     """
 

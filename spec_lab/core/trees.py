@@ -27,8 +27,7 @@ def map_tensors(tree: Tree, function: Callable[[torch.Tensor], torch.Tensor]) ->
 
 
 def tensors_in(values: Any) -> Iterator[torch.Tensor]:
-    """Yield the tensors within an operator's arguments or results, in order, including nested lists, tuples and
-    dicts."""
+    """Yield the tensors in an operator's arguments or results, in order, also from nested lists, tuples and dicts."""
     if isinstance(values, torch.Tensor):
         yield values
     elif isinstance(values, (list, tuple)):

@@ -4,7 +4,8 @@ Two kinds, never mixed: host state (`Request`, `Sequence`) and device state (`Ro
 `TargetOutput`, `Verification`). The rows of a prompt pass are in `spec_lab.core.prompts`, and the results of a pass
 over a workload in `spec_lab.core.results`.
 
-Notation in shapes: batch = requests in a round, N = num_draft_tokens + 1, L = committed KV length.
+Notation in shapes: batch = requests in a round, L = committed KV length, N = verify rows of a request, which in a chain
+are num_draft_tokens + 1.
 """
 
 from __future__ import annotations
@@ -113,13 +114,14 @@ class FeatureSpec:
 class AttentionMetadata:
     """Everything that attention needs to know about a forward with `num_queries` query rows for each request.
 
-    Query row j of a request sees the keys at positions `[max(0, end - window), end)` with `end = seq_lens -
+    Query row j of a chain sees the keys at positions `[max(0, end - window), end)` with `end = seq_lens -
     (num_queries - 1 - j)`. This is the usual causal mask, aligned to the end of the sequence.
 
     Attributes:
         positions: [batch * num_queries] RoPE position of each row, clamped into the cache.
         slot_mapping: [batch * num_queries] cache slot to which each row's K and V are written.
-        seq_lens: [batch] number of keys that the last query row sees, at least 1.
+        seq_lens: [batch] number of keys that the last query row of a chain sees, at least 1; of a tree, the keys of the
+            prefix and of all its rows.
         page_table: [batch, num_pages + 1] cache pages; unused columns and the last one hold the scratch page.
         num_queries: query rows for each request.
         max_seq_len: upper bound of `seq_lens` known to the host, so that no kernel needs to ask the device.
@@ -127,7 +129,7 @@ class AttentionMetadata:
             derive it.
         masks: additive masks by (window, query heads for each KV head), derived when first needed. Layers that agree in
             both share one. A draft head may group its heads differently than the target.
-        tree: which keys the rows see if they form a tree (`core.tree_protocols`); None for a chain.
+        tree: which keys the rows see if they form a tree (`core.draft_tree`); None for a chain.
         recurrent: the request slots of the rows, for layers that have a state; None for models without such layers.
         known_len: the common value of `seq_lens`, if the host knows it, as for chunks of a prompt; None if not, as in a
             round.
@@ -155,7 +157,8 @@ class TargetOutput:
 
     Attributes:
         hidden: [kept rows, hidden_size] after the final norm.
-        features: [all rows, feature_size] or None.
+        features: [rows, feature_size] for all rows, or for the kept rows if they include the final hidden state; None
+            if nothing is read.
         num_shared_rows: rows that entered the layers after the last one that writes KV; 0 if there are no such layers.
     """
 
@@ -203,7 +206,7 @@ class RoundBatch:
 
     @property
     def draft_tokens(self) -> torch.Tensor:
-        """The drafts to verify [batch, num_draft_tokens]."""
+        """The drafts to verify [batch, N - 1]."""
         return self.input_ids[:, 1:]
 
 
@@ -279,7 +282,7 @@ class Verification:
 class VerifiedRound:
     """The input of a catch-up step: the batch, its verification, and the target's features [batch * N, feature_size].
 
-    Of a tree only the accepted path remains, so N is the tree's depth + 1.
+    Of a tree only the accepted path is in the verification and the features, so there N is the tree's depth + 1.
     """
 
     batch: RoundBatch
@@ -309,8 +312,8 @@ class DraftStep:
     """One step of the draft loop.
 
     Attributes:
-        index: 1..num_draft_tokens - 1 on the host. A capture freezes it, so only steps with weights of their own may
-            read it (`DrafterRequirements.distinct_steps`).
+        index: 1..num_draft_tokens - 1 on the host. A capture freezes it. So for a chain, only steps with weights of
+            their own may read it (`DrafterRequirements.distinct_steps`); for a tree it is the level.
         column: [1] the same index on the device, which a replayed step reads.
     """
 

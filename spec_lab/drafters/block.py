@@ -1,8 +1,8 @@
 """Drafts a chain or a tree from the slots of a block, which one pass of the body has run.
 
 A head turns the slots into drafts from left to right. The levels of a tree are the slots. The head scores a slot for
-all branches of the level before at once, each conditioned on the branch's token. A state that the head carries is kept
-for each branch. So a tree costs the body no more than a chain.
+all branches of the level before at once, and is given each branch's token. A state that the head carries is kept for
+each branch. So a tree costs the body no more than a chain.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ class BlockTreeState:
 
 
 class BlockTreeDrafter(BlockDrafts[BlockTreeState]):
-    """Drafts a tree from the slots of a block. The head conditions a branch's children on the branch's token."""
+    """Drafts a tree from the slots of a block. The head can condition a branch's children on the branch's token."""
 
     def __init__(self, blocks: BlockPass, shape: TreeShape[Any], siblings: SiblingPicker, span: Spans) -> None:
         super().__init__(blocks, span)
@@ -179,7 +179,7 @@ class BlockTreeDrafter(BlockDrafts[BlockTreeState]):
         return BlockTreeState(walk, block.rows, self.shape.start(ranked, block.rows))
 
     def step(self, state: BlockTreeState, step: DraftStep) -> None:
-        """Choose the branches of the newest level, and take the likeliest tokens of the next slot for each."""
+        """Choose the branches of the newest level, and pick tokens of the next slot for each."""
         branches = self.shape.branch(state.growth, _by_request(state.walk))
         state.walk.state = branches.hidden
         self.shape.add(state.growth, self._below(state.walk, branches.tokens.reshape(-1), step, state.rows))

@@ -1,9 +1,9 @@
 """The pass of a block drafter whose context is made of the target's hidden states.
 
-Each of the N verify rows becomes context: keys and values computed from the target's hidden state there. Rejected rows
-lie past the committed length. The next block overwrites them, and the next round's context overwrites the block.
-Context rows do not attend, so `prune.catchup` saves only the writing of rejected rows. To gather the accepted rows, the
-host must read their number.
+With prune.catchup=none each of the N verify rows becomes context: keys and values computed from the target's hidden
+state there. Rejected rows lie past the committed length. The next block overwrites them, and the next round's context
+overwrites the block. Context rows do not attend, so pruning saves only the writing of rejected rows. To gather the
+accepted rows, the host must read their number.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class ContextPass:
         return self._draft(ends.tokens, rows_at(context, ends.live.rows), place, DraftedRows.of_prompts(ends))
 
     def of_round(self, verified: VerifiedRound) -> RunBlock:
-        """Write the context of rows L..L+K, and run a block after the L + n committed rows."""
+        """Write the context of rows L..L+K, or of the first n, and run a block after the L + n committed rows."""
         assert verified.features is not None
         batch, emitted = verified.batch, verified.verification
         plan = self._plan(verified, self.backend, self.num_draft_tokens)

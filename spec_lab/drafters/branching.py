@@ -1,9 +1,9 @@
-"""Drafts the branches of a tree with a drafter that has a KV cache. Each branch sees the keys of its own ancestors
-only.
+"""Drafts the branches of a tree with a drafter that has a KV cache.
 
-The rows of each level are written after those of the level before. When branches are chosen, the list of keys that each
-one sees is gathered with it, as in EAGLE's own code. SGLang gathers only the hidden state. So from the second level on
-a branch may see keys of another branch. `tree.branches=approximate` does that too, to measure its cost.
+The rows of each level are written after those of the level before. Each branch is to see the keys of its own ancestors
+only. So when branches are chosen, the list of keys that each one sees is gathered with it, as in EAGLE's own code.
+SGLang gathers only the hidden state. There, from the second level on, a branch may see keys of another branch.
+`tree.branches=approximate` does that too, to measure its cost.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class BranchDrafter(ABC):
         return self._start(self.take_round(verified))
 
     def step(self, state: BranchState, step: DraftStep) -> None:
-        """Choose the branches of the newest level, run them, and take the likeliest tokens below each."""
+        """Choose the branches of the newest level, run them, and pick tokens below each."""
         branches = self.shape.branch(state.growth, state.hidden)
         batch, width = branches.tokens.shape
         attention = see_ancestors(self.tree_backend, state, branches, self.shape.exact_branches)

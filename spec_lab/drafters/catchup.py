@@ -94,7 +94,7 @@ def plan_at_once(
     """Do the same as `plan_catchup`, with a kernel `places` that computes all positions in one call."""
     batch, emitted = verified.batch, verified.verification
     num_rows = emitted.tokens.shape[1]
-    sizes: Any = backend  # kernels=native chose it too, so it has a page size
+    sizes: Any = backend  # kernels=native also chose the backend, which has a page size
     positions, slots, lengths, live_positions, live_slots, live_lengths, live_rows, live_lens = places(
         batch.kv_lens,
         emitted.num_emitted,

@@ -1,7 +1,7 @@
 """Trees that store the confidence of their rows, and whose branches stop where the drafter is unsure.
 
 Nothing is drafted below a stopped branch: candidates there get the score -inf, and their rows hold no draft. `finish`
-only reads tensors that exist before the first level, so a replay may skip the last levels.
+only reads tensors that `start` makes with the first level, so a replay may skip the last levels.
 """
 
 from __future__ import annotations

@@ -49,7 +49,8 @@ class FrozenHead(DraftHead, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Anchor:
-    """Sets the position of a round's queries, where L is the committed length. They see keys 0..L-1 in any case.
+    """Sets the position of a round's queries, where L is the committed length. They see keys 0..L-1, or in a
+    sliding layer the last of these.
 
     Attributes:
         positions_past_last_key: 0 for L - 1, the position of the newest key; 1 for L, the position of the bonus token.

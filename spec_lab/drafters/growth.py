@@ -1,7 +1,7 @@
 """Grows a tree of drafts: decides which drafts of a level become branches, and which drafts are verified.
 
-Both the dynamic and the static tree have fixed shapes. A drafter runs its model on the branches, and returns the
-likeliest tokens below each. It knows nothing else about the tree.
+The tensors of both the dynamic and the static tree have fixed shapes. A drafter runs its model on the branches, and
+returns the tokens picked below each. It knows nothing else about the tree.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ class TokenHistory:
         write_tokens(self.tokens, new.slot_ids, new.starts, new.tokens, new.counts)
 
     def gather(self, slot_ids: torch.Tensor, start: torch.Tensor, count: int) -> torch.Tensor:
-        """Return [batch, count] tokens from `start` [batch] on; 0 past the end."""
+        """Return [batch, count] tokens from `start` [batch] on; 0 past the capacity."""
         return read_tokens(self.tokens.index_select(0, slot_ids), start, count)
 
 

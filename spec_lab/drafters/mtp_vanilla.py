@@ -13,7 +13,7 @@ target's.
 
 Here module i runs over N + i rows: the window, the pair that has just left it, and the drafts. They start at or before
 the oldest stale row, whatever n is. So a module's cache depends only on the text, and not on how rounds divided it. The
-last K rows are the source's; the others only write KV.
+last K rows are the source's; of the others only the KV is used.
 
 For the same reason chunks of a prompt are independent: module i takes the chunk's pairs, i positions further back.
 Drafting starts after the pairs of the window, which are the last K of the prompt. Module i > 0 runs over those again,

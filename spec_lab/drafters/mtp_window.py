@@ -1,7 +1,7 @@
 """The window of vanilla MTP: the last K input tokens of each slot and their target hidden states, kept between rounds.
 
-The design is TensorRT-LLM's (`MTPHiddenStatesManager`; the update and prepare steps of `MTPWorker`). Here every
-function makes new tensors, so that none reads what it has just overwritten. A kernel does the same in place.
+The design is TensorRT-LLM's (`MTPHiddenStatesManager`; the update and prepare steps of `MTPWorker`). Here `slide` makes
+new tensors, so that it reads nothing that it has just overwritten. A kernel does the same in place.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class MtpRows:
 def slide(window: MtpRows, inputs: MtpRows, num_valid: torch.Tensor, num_rows: int) -> MtpRows:
     """Return the last `num_rows` rows of `window` and the first `num_valid` rows of `inputs` after it.
 
-    If `num_rows` is the window's size K, this is the source's update. It keeps rows [n, n + K) of the window followed
-    by a round's N inputs, or the last K rows of the window followed by a prompt chunk. If the prompt is shorter than K,
-    the first rows stay zero, as they were at admission.
+    If `num_rows` is the window's size K, this is the source's update. After a round it keeps rows [n, n + K) of the
+    window and the N inputs together; after a prompt chunk, the last K of both. If the prompt is shorter than K, the
+    first rows stay zero, as they were at admission.
 
     Args:
         num_valid: [batch] the number of valid inputs: n, or the rows of a chunk. At least `num_rows` - K.

@@ -24,7 +24,7 @@ class RandomState:
 
 
 class RandomDrafter(GivenDrafts):
-    """Draws drafts with noise keyed by request and position, so a draft does not depend on other requests."""
+    """Draws drafts with noise keyed by request, L and draft, so a draft does not depend on other requests."""
 
     requirements = DrafterRequirements()
 

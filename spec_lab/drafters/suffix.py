@@ -23,7 +23,8 @@ class SuffixSizes:
     """The sizes of the trees and of drafts.
 
     Attributes:
-        depth: tokens of the longest counted sequence: match and draft together.
+        depth: tokens of the longest counted sequence, match and draft together. A draft may go on past this depth where
+            it follows a single text.
         limits: the limits of a draft; it has at most K tokens.
         num_outputs: the number of outputs in the shared tree; the newest ones are kept.
     """

@@ -19,7 +19,8 @@ class _Node:
         count: how often it occurs.
         children: the sequences with one more token, by that token; None for a leaf. A leaf occurs once, and continues
             in `text` at `place`.
-        likeliest: the most frequent child, of equals the latest; None without children.
+        likeliest: the most frequent child; None without children. Of equals it is the one counted last; after
+            `drop_one` has chosen anew, the one added first.
     """
 
     __slots__ = ("children", "count", "likeliest", "place", "text", "token")
@@ -56,7 +57,7 @@ class _Node:
 
     def drop_one(self, token: int) -> _Node | None:
         """Remove one occurrence of a child. Return the child if it still occurs, else None."""
-        assert self.children is not None, "the others are below a node"
+        assert self.children is not None, "a node that occurred twice was unfolded"
         child = self.children[token]
         child.count -= 1
         if child.count == 0:

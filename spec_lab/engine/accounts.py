@@ -1,7 +1,8 @@
 """Accounts on the host for finished rounds: appends tokens to sequences, and makes a record for each round.
 
 In a captured mode the host only checks whether a request may have ended before it launches the next round. It does the
-accounting while the device runs that round. An eager round needs the lengths, so its accounting comes first.
+accounting while the device runs that round. An eager round needs the lengths, and a drafter on the host needs the
+tokens. Then the accounting comes before the next launch.
 
 Rounds that were launched together (`graph.rounds_per_replay`) are accounted for one after another.
 """
@@ -28,8 +29,8 @@ class Launch:
     """A launch whose results have not been read yet: one round, or all rounds of one replay.
 
     Attributes:
-        began_at: when its measured time begins.
-        num_drafted: drafts for each request that a round made for the next one, unless the device reports it.
+        began_at: the earliest time at which its measured time begins; it begins later if other results are read later.
+        num_drafted: drafts for each request that the device made for the next round, unless the device reports it.
         num_verified: rows for each request in a round's verify.
         spans: what the timer needs to collect stage times.
         num_looked_up: drafts that the host made for it.
@@ -80,8 +81,8 @@ class RoundAccounts:
     """Collects the records of the rounds of one `Engine.generate` call.
 
     Attributes:
-        rounds: a record of each round that emitted a token.
-        num_wasted_rounds: rounds that emitted none, since all their requests had ended.
+        rounds: a record of each round in which the device emitted a token, even if all its tokens are surplus.
+        num_wasted_rounds: rounds that ran in a replay of several although the device had ended all their requests.
         read_at: when the host last read results, in seconds since the call began.
     """
 
@@ -112,8 +113,8 @@ class RoundAccounts:
         """Wait for the results of a launch, and keep them until `catch_up`.
 
         Returns:
-            Whether a request may have ended, by its token limit or an end of sequence. The next launch depends on
-            nothing else.
+            Whether a request may have ended, by its token limit or an end of sequence. A captured launch without drafts
+            of the host needs to know nothing else.
         """
         nearest_end = min(map(_tokens_to_end, launched.sequences))  # while the device is busy
         with self._parts.timer.reading():
@@ -150,7 +151,7 @@ class RoundAccounts:
     def _settle(self, read: _Read) -> None:
         """Account for the rounds of a launch.
 
-        A wasted round is only counted, and its time is shared among the others.
+        A wasted round is only counted, and its time is shared among the others. A skipped round is not even counted.
         """
         launched, num_launched = read.launched, self._graph.rounds_per_replay
         results = [result for result in read.result.split(num_launched) if any(result.num_emitted)]
@@ -249,7 +250,7 @@ class RoundAccounts:
     def _stage_seconds(self, settled: Launch, num_rounds: int) -> list[dict[str, float]]:
         """Return the times of the stages that exist: without drafts there is no `catchup`, with one draft no `recur`.
 
-        With overlap nothing is returned, since the next round has already overwritten the events.
+        With overlap no times are returned: a later replay of the same graph may have overwritten the events.
         """
         if self._overlap:
             return [{} for _ in range(num_rounds)]

@@ -2,7 +2,7 @@
 
 `spec_lab.engine.tape` implements the same contract on a CPU. The contract is that of CUDA graphs (CUDA programming
 guide, stream capture). Python values are frozen at capture. A replay reads and writes the memory that was recorded, so
-buffers must be mutated and never replaced. Recording executes nothing.
+buffers must be mutated and never replaced. Recording changes no tensor that existed before.
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ class CapturedGraph(Protocol[Result_co]):
 
     @property
     def num_nodes(self) -> int | None:
-        """Count the device operations of one replay: kernels, copies and fills; None if they cannot be counted.
+        """Count the graph's device operations: kernels, copies and fills; None if they cannot be counted.
+
+        Bodies that a replay may skip are counted in full.
 
         The tape counts operators that compute or write, but no views or allocations. One operator may launch several
         kernels, and one kernel may replace several operators. So the numbers of the two devices differ.
@@ -205,7 +207,7 @@ _WORK_NODES = {0, 1, 2}
 
 
 def count_graph_nodes(addresses: Sequence[int]) -> int | None:
-    """Count kernels, copies and fills of graphs made with `keep_graph=True`; None if the driver cannot be called.
+    """Count kernels, copies and fills of the graphs at these addresses; None if a call of the driver fails.
 
     It calls the driver through ctypes, since torch exposes a graph's address but no node count.
     """

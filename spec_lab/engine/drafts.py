@@ -53,8 +53,8 @@ class Drafts(Protocol):
         ...
 
     def collect(self, offers: Offers, mover: MetadataMover, state: Any, scope: StepScope) -> tuple[Any, int]:
-        """Run the draft steps after the first; return all drafts, and their number for each request as the host knows
-        it."""
+        """Run the draft steps after the first; return all drafts, and how many there are for each request as far as
+        the host knows. For a tree this is the number of levels."""
         ...
 
     def leave(self, slots: SlotState, verified: VerifiedRound, drafts: Any) -> None:
@@ -197,7 +197,7 @@ class Tree:
         return VerifiedRound(batch, walk.verification, self._compact(batch, walk.path, output.features))
 
     def collect(self, offers: Offers, mover: MetadataMover, state: Any, scope: StepScope) -> tuple[DraftTree, int]:
-        """Run a step for each level after the first. Branches advance their own metadata."""
+        """Run the loop's steps, one for each level after the first. Branches make their own metadata."""
         drafter = self._tree.drafter
         columns = torch.arange(self._depth, device=self.parents.device)
         for index in offers.loop.steps(self._timer, self._depth, scope):

@@ -83,7 +83,7 @@ class Engine:
     def generate(
         self, requests: Iterable[Request], on_finish: Callable[[RequestRecord], None] | None = None
     ) -> GenerationResult:
-        """Run all `requests` to their end; the records are in the order of submission."""
+        """Run all `requests` to their end; the records of requests are in the order of submission."""
         requests = list(requests)
         self.scheduler.submit(requests)
         run = _GenerationRun(self, on_finish)
@@ -117,11 +117,12 @@ class _GenerationRun:
         self._num_prompt_forwards = 0
 
     def step(self) -> None:
-        """Admit requests, run one chunk of each unfinished prompt, then run one round of all ready requests.
+        """Admit requests, run one chunk of each unfinished prompt, then launch the next round of all ready requests.
 
-        Prompt chunks share forwards as far as they fit. Between the end of a round and the next launch the host only
-        checks whether a request may have ended. In a captured mode it accounts for tokens and records while the device
-        runs the next round. An eager round needs the lengths, so its accounting comes first.
+        Prompt chunks share forwards as far as they fit. In a captured mode the host only checks, between the end of a
+        round and the next launch, whether a request may have ended. It accounts for tokens and records while the device
+        runs the next round. An eager round needs the lengths, and a drafter on the host needs the tokens. Then the
+        accounting comes before the next launch. A graph of several rounds is launched like one round.
 
         With overlap the host launches the next round before it reads the previous one. It still reads first before a
         prompt pass, so that no round's time includes a prompt's; the prompt pass waits for the device anyway. It also
@@ -202,7 +203,7 @@ class _GenerationRun:
         self._retire_if_finished(sequence)
 
     def _launch(self, ready: list[Sequence], follows: bool) -> Launch:
-        """Launch a round. If it directly `follows` another, its time begins when the host read that one."""
+        """Launch a round, or R rounds. If it directly `follows` another, its time begins at the latest read."""
         engine, parts = self._engine, self._engine.parts
         decode_round = engine.rounds.of_requests(ready)
         for possible in engine.rounds.to_prepare(len(ready)):

@@ -3,8 +3,8 @@
 A matrix product of few rows takes as long as reading its weights, and only the chosen experts are read. So the number
 of distinct experts determines the cost of verifying N rows, and the gain of dropping dead rows.
 
-The choices of all layers are kept until a stage ends, and are then counted together. That takes eight small operators
-a stage, without a sync with the host. The sums are read once, after the last round.
+The choices of all layers are kept until a stage ends, and are then counted together. If all layers are alike, that
+takes some ten small operators a stage, without a sync with the host. The sums are read after the last round.
 """
 
 from __future__ import annotations

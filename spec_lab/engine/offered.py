@@ -1,4 +1,6 @@
-"""Decides how many drafts each request offers for verification: those drafted, cut by confidence and by a row budget.
+"""Decides how many of its drafts each request offers for verification.
+
+A request's own limit, the drafter's confidence and a row budget for the whole batch can reduce the number.
 
 The decision is made on the device, before drafts are judged. Whether a draft is offered depends only on what was known
 before that draft was drawn. So the output keeps the target's distribution, whichever drafts are left out.

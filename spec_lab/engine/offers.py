@@ -19,8 +19,8 @@ class Offers(Protocol):
     """Decides how many drafts each request offers for verification, and when drafting stops.
 
     Attributes:
-        num_draft_tokens: K, the most drafts that are verified for a request.
-        max_drafted: the most drafts that the draft loop makes for a request.
+        num_draft_tokens: K, the most drafts of a request that one round can accept.
+        max_drafted: the most drafts that the device makes for a request; for a tree, the most levels.
         loop: decides which draft steps run.
     """
 
@@ -63,15 +63,14 @@ class Counted:
     """Each request offers the first drafts of its chain; `offered` counts them, up to K.
 
     In a captured mode shapes always have room for K drafts. A draft that is not offered is then verified like any
-    other, but never accepted. Without capture, rows that no request offers are left out, and drafting stops once no
-    request goes on.
+    other, but never accepted. Without capture, rows that no request offers are left out.
     """
 
     def __init__(
         self, parts: Parts, offered: DraftOffers, num_draft_tokens: int, recorder: GraphRecorder | None
     ) -> None:
-        """`recorder`: captures the stages, so the host reads nothing and every round has all rows; None for eager
-        launches."""
+        """`recorder`: captures the stages, so the host reads nothing within a round, and every round has all rows; None
+        for eager launches."""
         self.num_draft_tokens = num_draft_tokens
         needs = parts.drafter.requirements
         self.max_drafted = parts.drafter.num_draft_tokens if needs.distinct_steps else num_draft_tokens

@@ -25,7 +25,7 @@ class PromptPass:
     Attributes:
         chunk_size: the most rows of one prompt in a forward.
         pack_size: the most rows of several prompts; a longer chunk runs alone. None for one prompt at a time.
-        rounding: whether the bits of a prompt's rows depend on other rows of the forward.
+        rounding: how a prompt's rows get bits that do not depend on other rows of the forward, if that is promised.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class PromptPass:
     def forward(self, rows: PromptRows) -> tuple[PromptEnds | None, RowsComputed]:
         """Run target and drafter over `rows`, sample a token for each prompt that ends in them, and draft.
 
-        All effects on slots and caches happen on the device, without a synchronisation.
+        All effects on slots and caches happen on the device, so a graph can hold them.
         """
         with self.rounding.products():
             ends, state, computed = self._forward(rows)

@@ -13,7 +13,7 @@ from spec_lab.core.types import Verification
 
 @dataclass(frozen=True, slots=True)
 class RoundResult:
-    """A round's verification as Python lists, with one entry for each request.
+    """A round's verification as Python lists, with one entry for each row of the batch, padding included.
 
     Attributes:
         relaxed: 1 for each draft that only the relaxed condition accepted, else 0; None for rules that do not relax.
@@ -105,10 +105,10 @@ def _floats(bits: list[int]) -> list[float]:
 
 
 def read_later(verification: Verification) -> PendingResult:
-    """Begin an asynchronous copy of the results, which the next replay cannot overwrite.
+    """Begin a copy of the results, which the next replay cannot overwrite.
 
-    The copy goes to pinned memory, followed by an event. So the host later waits for this round's work and for nothing
-    launched after it.
+    From a GPU the copy is asynchronous. It goes to pinned memory, followed by an event. So the host later waits for
+    this round's work and for nothing launched after it.
     """
     pending = _pack(verification)
     packed = pending.packed

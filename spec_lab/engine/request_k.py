@@ -1,6 +1,6 @@
 """K by request: set by the request's line in the workload, or derived from its running acceptance.
 
-The host decides from rounds that it has read. So a draft's own value never influences whether it is offered.
+The host decides from rounds that it has accounted for. So a draft's own value never influences whether it is offered.
 """
 
 from __future__ import annotations

@@ -26,12 +26,15 @@ from spec_lab.engine.stopping_loop import StepScope
 
 
 class DecodeRound:
-    """The five stages of a round. They use device tensors only, so a graph mode may capture any part of them.
+    """The five stages of a round. A graph mode may capture any part of them, since they then use device tensors only.
+
+    Without a capture, `offers` may read on the host how many rows to verify, and whether another draft is wanted.
 
     `drafts` defines the shape of the drafts, and `offers` how many of them may be accepted.
 
     Attributes:
-        num_drafted: drafts for each request that the loop made in the latest round, as far as the host knows.
+        num_drafted: drafts for each request that the device made in the latest round, as far as the host knows; levels
+            of a tree.
         num_verified: rows for each request that verify ran in the latest round.
         catches_up: whether the drafter runs.
     """
@@ -47,7 +50,7 @@ class DecodeRound:
 
     @property
     def num_draft_tokens(self) -> int:
-        """K, the most drafts that are verified for a request."""
+        """K, the most drafts of a request that one round can accept."""
         return self.offers.num_draft_tokens
 
     @property
@@ -124,11 +127,12 @@ class DecodeRound:
 
 @dataclass(frozen=True, slots=True)
 class Rounds:
-    """The rounds of an engine: one for each K, if K depends on the number of running requests.
+    """The rounds of an engine, one for each K that a batch can have.
 
-    `host`: writes drafts of the host to the slots before a round; None if the host makes none. `limits`: sends the K of
-    each request to the device; None if all have the same K. `plain`: the round for when all requests have stopped
-    drafting; None if they cannot.
+    `schedule`: K by the number of running requests; None if K does not depend on it. `narrower`: the
+    other rounds by K, and possibly the widest. `host`: writes drafts of the host to the slots before a round; None if
+    the host makes none. `limits`: sends the K of each request to the device; None if all have the same K. `plain`: the
+    round for when all requests have stopped drafting; None without `limits`.
     """
 
     widest: DecodeRound
@@ -145,7 +149,7 @@ class Rounds:
         return self.narrower.get(self.schedule.k_of(num_requests), self.widest)
 
     def of_requests(self, sequences: List[Sequence]) -> DecodeRound:
-        """Send the K of each running request to the device, and return the round for them."""
+        """Return the round for `sequences`. If requests have a K of their own, first send it to the device."""
         if self.limits is not None and self.plain is not None and self.limits.tell(sequences) == OFF:
             return self.plain
         return self.of_batch(len(sequences))

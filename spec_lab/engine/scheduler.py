@@ -19,7 +19,7 @@ class Scheduler:
     """Admits requests in order of arrival, each once a slot and all pages that it can ever need are free."""
 
     def __init__(self, num_slots: int, allocator: PageAllocator, page_size: int, max_seq_len: int, margin: int) -> None:
-        """`margin`: positions past the last token that a round may write (2K: a drafter writes up to L + 2K - 1)."""
+        """`margin`: positions past a request's last token that a round may write, as in `spec_lab.wiring.limits`."""
         self.num_slots = num_slots
         self.free_slots = list(range(num_slots - 1, -1, -1))
         self.allocator = allocator

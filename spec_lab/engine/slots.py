@@ -84,7 +84,7 @@ class SlotState:
         self.states.commit(batch.slot_ids, last)
 
     def start(self, ends: PromptEnds, draft_tokens: torch.Tensor) -> None:
-        """Set the slots whose prompts have ended, with their first drafts [ended, num_draft_tokens]."""
+        """Set the slots whose prompts have ended, with their first drafts [ended, N - 1]."""
         self.kv_lens.index_copy_(0, ends.slot_ids, ends.kv_lens)
         inputs = torch.cat((ends.tokens.unsqueeze(1), draft_tokens), dim=1)
         self.input_ids.index_copy_(0, ends.slot_ids, inputs)

@@ -29,7 +29,7 @@ class DraftLoop(Protocol):
 
     Attributes:
         decides_on_device: the host does not learn how many steps ran.
-        looks_between: something happens between steps, so that they cannot be one call of the drafter.
+        looks_between: the steps run one by one, so that they cannot be one call of the drafter (`draft_rest`).
     """
 
     decides_on_device: bool
@@ -38,7 +38,7 @@ class DraftLoop(Protocol):
     def steps(self, timer: StageTimer, most: int, scope: StepScope) -> Iterator[int]:
         """Yield the number of each step that runs, from 1 to at most `most` - 1.
 
-        The caller runs each step inside a `scope` before it asks for the next, and must exhaust the iterator.
+        The iterator holds a `scope` open while the caller runs a step. The caller must exhaust the iterator.
         """
         ...
 
@@ -50,10 +50,10 @@ def collect_drafts(
     num_draft_tokens: int | None = None,
     steps: Iterable[int] | None = None,
 ) -> torch.Tensor:
-    """Take draft 1 from `state`, and run a recurrent step for each further draft; return all [batch, num_draft_tokens].
+    """Take draft 1 from `state`, and run a recurrent step for each further draft; return the drafts [batch, made].
 
     Args:
-        num_draft_tokens: None for the drafter's own number.
+        num_draft_tokens: the most drafts; None for the drafter's own number.
         steps: the steps that run, possibly fewer; None for all.
     """
     if num_draft_tokens is None:
@@ -111,10 +111,10 @@ class StepsWhileAsked:
 class StepsInIfNodes:
     """A replay skips all remaining steps once every request has stopped.
 
-    The node of each step is nested in that of the step before. So a round evaluates one condition more than it runs
-    steps. Only the next step reads what a step returns, and it is skipped too; drafts go to tensors that exist before
-    the loop. Each step has a scope of its own, which ends inside the node, since tensors made there may not exist after
-    it. Events cannot be recorded inside a node, so the steps are timed as one span.
+    The node of each step is nested in that of the step before. So a round evaluates at most one condition more than it
+    runs steps. Only the next step reads what a step returns, and it is skipped too; drafts go to tensors that exist
+    before the loop. Each step has a scope of its own, which ends inside the node, since tensors made there may not
+    exist after it. Events cannot be recorded inside a node, so the steps are timed as one span.
     """
 
     decides_on_device = True

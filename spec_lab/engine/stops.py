@@ -1,7 +1,7 @@
 """Decides on the device which requests have ended, for rounds that follow each other without the host.
 
 It applies the conditions of `scheduler.emit_round` in tensors: an end of sequence, or `max_new_tokens`. The host
-replays the same rounds afterwards, and the engine asserts that it ends the same requests.
+accounts for the same rounds afterwards, and asserts that the device has ended the same requests.
 """
 
 from __future__ import annotations

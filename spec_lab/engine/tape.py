@@ -5,8 +5,9 @@ Each operator is recorded once, with its arguments. In a replay Python values st
 the recorded tensors. Views are not recreated, since their memory does not move. `make_fx` is not a substitute: it
 silently freezes `.item()`, and keeps no addresses.
 
-A function that the tape accepts can still fail in a real capture, for instance if a library call synchronises.
-Functions that the tape refuses would fail or be frozen in a real capture.
+A function that the tape accepts can still fail in a real capture, for instance if a library call synchronises. Most of
+what the tape refuses would fail or be frozen in a real capture. It also refuses two things that a real capture
+takes: draws from a random generator, and launches on an address, which the tape does not see.
 """
 
 from __future__ import annotations

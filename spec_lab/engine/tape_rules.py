@@ -1,4 +1,4 @@
-"""The rules of the tape: it refuses operations that a CUDA capture refuses or would freeze.
+"""The rules of the tape: it refuses what a CUDA capture refuses or would freeze, and random generators and addresses.
 
 The error names the operator, the place in the source, and the remedy.
 """

@@ -30,7 +30,7 @@ class GreedyChoice:
     """The tokens that plain greedy decoding would emit at each output position, given the text before it.
 
     Attributes:
-        token_ids: the argmax at each position, lowest id first.
+        token_ids: the argmax at each position; of equals the lowest id.
         top_logits: its logit, in float32.
         margins: the top logit minus the second largest.
         gaps: the top logit minus the logit of the text's own token.
@@ -101,8 +101,8 @@ class TeacherForcing:
     def margin_noise(self, token_ids: Sequence[int]) -> float:
         """Return the root mean square of how much the margins of a text change with the number of rows in a forward.
 
-        The margin is the difference between the two largest logits. The end of the text is run in chunks, and again a
-        few rows at a time. Both runs round differently in every layer.
+        The margin is the difference between the two largest logits. The text is run in chunks, and again with its end a
+        few rows at a time. The two runs round differently in every layer.
         """
         start = max(1, len(token_ids) - NOISE_ROWS)
         one, other = (

@@ -1,4 +1,7 @@
-"""Stage timers: they measure spans inside a round. Spans do not overlap; a stage's time is the sum of its spans."""
+"""Stage timers: they measure spans inside a round. A stage's time is the sum of its spans.
+
+The stages of a round do not overlap. A drafter's own spans, such as `head`, lie within the span of a stage.
+"""
 
 from __future__ import annotations
 
@@ -117,7 +120,7 @@ class CudaEventTimer:
         (self.spans if self._marks is None else self._marks).append(pair)
 
     def reading(self) -> AbstractContextManager[None]:
-        """Record no events: the device is idle during the read, and another event would be one more to wait for."""
+        """Record no events: other spans already time the work that the host waits for."""
         return nullcontext()
 
     @contextmanager

@@ -1,7 +1,7 @@
-"""All uses of private names of torch, for the tape and the launch counter.
+"""The private methods and attributes of torch that the tape and the launch counter use.
 
-Because of them, and of the packed products in `models/linear.py`, pyproject.toml sets an upper bound on torch's
-version. `tests/test_torch_internals.py` checks each name, so that it fails if a new torch lacks one.
+Other files name private operators, and `if_nodes.py` a private function. Because of all these, pyproject.toml sets an
+upper bound on torch's version. `tests/test_torch_internals.py` lists them by file, and fails if a new torch lacks one.
 """
 
 from __future__ import annotations

@@ -49,8 +49,8 @@ class Bucket:
 class CapturedMode(ABC):
     """Pads a batch with the scratch slot to the next bucket size: a power of two, or the number of slots.
 
-    Each K has buckets of its own. A bucket is captured in a round of scratch rows only. They emit nothing, and write
-    only the scratch page and the scratch rows of per-slot state.
+    Each `DecodeRound` has buckets of its own. A bucket is captured in a round of scratch rows only. They emit nothing,
+    and write only the scratch page and the scratch rows of per-slot state.
     """
 
     rounds_per_replay = 1

@@ -1,4 +1,4 @@
-"""Three graph modes that capture the draft steps in different ways, each with a separate graph for verify."""
+"""Three graph modes that capture the draft steps in different ways. Verify is a separate graph, or is not captured."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class SeparateVerify(CapturedMode):
     """Replays verify as one graph or launches it eagerly, launches accept and commit, and leaves drafting to a
     subclass.
 
-    Without drafts, verify is all there is to capture.
+    With a drafter that drafts nothing, verify is all there is to capture.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class FullLoop(SeparateVerify):
 
 @dataclass(slots=True)
 class StepInputs:
-    """The tensors that one captured step reads and rewrites: the state, column [1], and all drafts [batch, K]."""
+    """The tensors that one captured step reads and rewrites: the state, column [1], and all drafts [batch, drafts]."""
 
     state: Any
     column: torch.Tensor

@@ -20,10 +20,10 @@ class SeveralRounds(CapturedMode):
     """Replays one graph for R rounds. A request that ends in one of them is a padded row from the next one on.
 
     A padded row emits nothing, and writes only the scratch page and the scratch rows of per-slot state. So the slot of
-    the ended request stays as its last round left it. The engine reads all R verifications at once, and then admits.
+    the ended request stays as its last round left it. The engine reads all R verifications at once.
 
     With `ahead` a replay is launched before the previous one is read. Each replay therefore rewrites the slot ids that
-    the next one reads, with the scratch slot in place of ended requests.
+    the next one reads, with the scratch slot in place of those of ended requests.
     """
 
     def __init__(

@@ -21,7 +21,7 @@ class SkippedRounds(SeveralRounds):
 
     A skipped round writes nothing, so the rounds write their results to tensors that existed before. Events cannot be
     recorded inside an IF node, so only the first round of a replay has times by stage. A replay that is launched ahead
-    may begin after all requests have ended. So its first round is in an IF node too.
+    may begin after all requests have ended. So its first round is in an IF node too, and no round has such times.
     """
 
     def __init__(
