@@ -30,8 +30,8 @@ class ModeRound:
 
     @property
     def launches(self) -> float:
-        """Return launches in a round as the record counts them. On a CPU, views are left out, and a composite operator
-        counts as its parts."""
+        """Return launches in a round as the record counts them, else those of the drawn round. On a CPU the record
+        leaves views out, and counts a composite operator as its parts."""
         counted = self.summary["launches_per_round"]
         return len(self.timeline.launches) if counted is None else counted
 

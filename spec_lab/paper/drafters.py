@@ -19,7 +19,7 @@ from spec_lab.program.compose import compose_run
 CARD = "README.md"
 NOT_SAID = "its card does not say"
 BYTES: Mapping[str, int] = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "BF16": 2, "F16": 2, "I16": 2}
-"""Bytes of a number by its type code in a safetensors file; other types have one byte."""
+"""Bytes of a number by its type code in a safetensors file; other types are counted as one byte."""
 WHAT = re.compile(r"On ([\d,]+) texts")
 STEPS = re.compile(r"([\d,]+) steps of ([\d,]+) rows")
 HOURS = re.compile(r"([\d,.]+) s on ([^.]+?) with torch")
@@ -70,7 +70,7 @@ def _folder(run: PaperRun) -> Path | None:
 
 
 def read_card(path: Path) -> dict[str, Value]:
-    """Return a model card's entries about training, verbatim; `NOT_SAID` for those that it does not have."""
+    """Return a model card's entries about training, in its own figures; `NOT_SAID` for those that it does not have."""
     try:
         text = " ".join(regular_text(path).split()) if path.is_file() else ""
     except (OSError, ValueError) as error:

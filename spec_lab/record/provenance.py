@@ -69,7 +69,7 @@ def collect_provenance(
         extensions: modules outside this package that added options, by name.
         world_size: how many processes the run has.
         weight_dtype: type in which weights of the products in the target's layers are stored.
-        stored_types: the types in the file, if they are not just `dtype`.
+        stored_types: the types in a GGUF file; None for other files.
         template: digest of the chat template, twelve digits; `none` if there is none.
         thinking_markers: whether the tokenizer has tokens that begin and end thinking.
     """

@@ -43,7 +43,7 @@ class RowsOrigin:
 
 @dataclass(frozen=True, slots=True)
 class VerifyRows:
-    """The rounds of all requests, concatenated request by request; `rounds` is their total number.
+    """The rounds of all requests, concatenated request by request; `rounds` is their total number, and N is K + 1.
 
     Attributes:
         first_ids: [requests] the token sampled by the prompt pass.

@@ -164,11 +164,11 @@ def _report(options: argparse.Namespace) -> int:
 
 
 def _markdown(runs: Sequence[Run], anyway: bool) -> str:
-    """Return one table of all runs. They must be comparable, since a reader of the document could not see which are
-    not.
+    """Return one table of the finished runs. They must be comparable, since a reader of the document could not see
+    which are not.
 
     Raises:
-        UserError: some of the runs are not comparable, or none has finished.
+        UserError: some of the runs are not comparable, none has finished, or the requests of one cannot be read.
     """
     finished = [run for run in numbered(runs) if run.run.summary["status"] == "finished"]
     apart = [] if anyway else refusals(comparable_sets(finished))
