@@ -93,8 +93,9 @@ def conclude(rounds: Sequence[ModeRound]) -> str:
     eager = _eager(rounds)
     if eager is None or fewest is eager:
         only = rounds[0]
+        absent = "no eager round" if eager is None else "nothing beside eager"
         return (
-            f"There is nothing beside eager to compare here; in {only.mode} nothing ran for "
+            f"There is {absent} to compare here; in {only.mode} nothing ran for "
             f"{percent(only.timeline.idle_share, 0)} of the round."
         )
     what = "calls that submit work" if eager.timeline.on_gpu else "operators that compute or write"

@@ -1,4 +1,4 @@
-"""The one way in which speeds are compared: by ratios within turns, and the scatter between turns.
+"""How tables and verdicts compare speeds: by ratios within turns, and the scatter between turns.
 
 A run and its references take turns in one process, so anything that slows the machine for longer than a turn cancels
 out in the ratio. The remaining scatter between turns gives a 95 % t interval of the mean log ratio. It narrows with

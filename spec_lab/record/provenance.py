@@ -65,7 +65,7 @@ def collect_provenance(
     """Collect the provenance from this process and machine, without network.
 
     Args:
-        device: as torch spells it, such as `cpu` or `cuda:0`.
+        device: as torch spells it, such as `cpu`, `cuda` or `cuda:1`.
         extensions: modules outside this package that added options, by name.
         world_size: how many processes the run has.
         weight_dtype: type in which weights of the products in the target's layers are stored.

@@ -13,8 +13,8 @@ The differences of each older version from the next one (`spec_lab/record/versio
 - Version 6 counts experts but not their bytes. It times a round from its launch; since version 7 a round begins when
   the host has read the one before.
 
-A later record of a version may have keys that an earlier one lacks. For example, `weight_dtype` came after version 6,
-and `template`, `thinking_markers` and `confidence_per_round` after version 7.
+A later record of a version may have keys that an earlier one lacks. For example, records of version 7 first had no
+`weight_dtype`, `template`, `thinking_markers` and `confidence_per_round`.
 """
 
 from __future__ import annotations

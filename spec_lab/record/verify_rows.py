@@ -32,7 +32,7 @@ class RowsOrigin:
     Attributes:
         request_ids: the requests, in the order of the rows.
         markers: ids of the begin and the end marker of thinking; None if the tokenizer has none.
-        prefill_chunk: number of prompt rows in a forward, on which TensorRT-LLM's phase depends.
+        prefill_chunk: most rows of a prompt in a forward, on which TensorRT-LLM's phase depends.
     """
 
     request_ids: list[str]

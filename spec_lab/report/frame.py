@@ -108,7 +108,7 @@ COLUMNS: dict[str, Column] = {
     "thinking_tokens": Column("number", "mean over requests"),
     "kernels": Column("text", "the option of `kernels`, as the user named it or `auto` chose it"),
     "auto": Column("text", "the knobs among attention, kernels and graph that `auto` chose"),
-    "device": Column("text", "cpu or cuda"),
+    "device": Column("text", "cpu, cuda or cuda:1"),
     "device_name": Column("text", "the system's name for it"),
     "dtype": Column("text", "of the weights"),
     "num_threads": Column("count", "threads of torch on the CPU"),
