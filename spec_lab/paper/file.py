@@ -31,12 +31,12 @@ SPEED_KEYS = ("always", "batch_sizes", "draft_tokens", "lines")
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line of the tables: a drafter with its rule, or an ablation.
+    """A line of the tables: a drafter with its rule, or an ablation, whose overrides change the base's line.
 
     Attributes:
         always: overrides at all temperatures.
-        greedy: overrides at temperature 0, in addition to those of the paper.
-        sampled: overrides at other temperatures, in place of those of the paper; None means those of the paper.
+        greedy: overrides at temperature 0, in addition to the paper's; None means no others, or the base's.
+        sampled: overrides at other temperatures, in place of the paper's; None means the paper's, or the base's.
         temperatures: the temperatures at which it is run; None means those of the paper, for an ablation the first.
     """
 

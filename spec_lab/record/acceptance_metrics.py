@@ -1,7 +1,7 @@
 """Counts tokens, drafts and rows: those that were accepted, and those that were computed.
 
 Two words matter here. A *round* is one target verify, which serves several requests at once. A *request round* is the
-part one request has in it. Everything about acceptance counts request rounds; everything about time counts rounds.
+part one request has in it. Acceptance is counted over request rounds, and stages and rounds are timed over rounds.
 The first paragraph of a docstring is the definition of the number (`spec_lab.record.definitions`).
 """
 

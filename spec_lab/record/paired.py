@@ -117,7 +117,7 @@ def over_reference(
 
 
 def order_of_turn(names: Sequence[str], turn: int) -> list[str]:
-    """Return the names rotated by `turn` places, so that a machine that slows down does not always affect the same."""
+    """Return the names rotated by `turn` places, so that a slowing machine does not always affect the same one."""
     shift = turn % len(names)
     return [*names[shift:], *names[:shift]]
 

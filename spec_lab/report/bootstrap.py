@@ -27,7 +27,7 @@ LEAST_PROMPTS = 2
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A value with its 95 % interval, whose ends are None if there is only one prompt, or one of some task."""
+    """A value with its 95 % interval, whose ends are None if there is only one prompt, or a task has only one."""
 
     value: float
     low: float | None

@@ -114,7 +114,7 @@ def mixes(runs: Sequence[Run]) -> list[str]:
 
 
 def format_categories(summary: Summary) -> str:
-    """Write one run's categories, shortest acceptance length first: that, rate at each draft position, accuracy."""
+    """Write one run's categories, lowest first: acceptance length, rate at each draft position, accuracy."""
     if not summary["by_category"]:
         return ""
     num_draft_tokens = summary["num_draft_tokens"] or 0
