@@ -185,7 +185,7 @@ def test_the_prompt_or_the_workload_names_the_checker(capsys: pytest.CaptureFixt
     checked, records = checked_of(config, "it is 42", checker="boxed")
     assert checked["r0"] == Checked("boxed", None, False)
     note_unread(records, checked)
-    assert "workload.checker=boxed found no answer in 1 of 1 outputs" in capsys.readouterr().err
+    assert "checker boxed found no answer in 1 of 1 outputs" in capsys.readouterr().err
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from spec_lab.program.folder import close_sweep
 from spec_lab.program.sweep_lock import LOCK_FILE, SweepLock, was_left
 from spec_lab.program.table import format_table
 from spec_lab.record.reading import read_summary
-from spec_lab.record.recorder import STILL_RUNNING, write_status
+from spec_lab.record.recorder import LOADING, STILL_RUNNING, write_status
 from spec_lab.record.row_schema import RequestRow
 from spec_lab.record.runs import find_runs
 from spec_lab.record.schema import SCHEMA_VERSION
@@ -427,11 +427,12 @@ def test_a_wide_table_goes_on_below_with_its_keys(width: int) -> None:
         assert max(len(line) for part in parts for line in part.splitlines()) <= width
 
 
-def test_following_a_sweep_shows_jobs_as_they_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("reason", [LOADING, STILL_RUNNING])
+def test_following_a_sweep_shows_jobs_as_they_end(reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One had ended before, one ends meanwhile, the last with the sweep."""
     record(tmp_path / "0", 0)
     record(tmp_path / "1", 1)
-    edit(tmp_path / "1", status="interrupted", reason=STILL_RUNNING)
+    edit(tmp_path / "1", status="interrupted", reason=reason)
 
     def step_1(_: float) -> None:
         edit(tmp_path / "1", status="finished", reason=None)

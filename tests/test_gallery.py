@@ -134,6 +134,7 @@ def test_graph_modes_conclude_with_launches_and_gaps() -> None:
     assert "the longest gap is 50% of the one and 10% of the other" in said
     assert "of eager's time, within noise" in said and "from a CPU" in said
     assert "nothing beside eager" in graph_modes.conclude(rounds[:1])
+    assert "no eager round" in graph_modes.conclude(rounds[1:])
 
 
 def test_a_mode_is_timed_against_the_eager_run_of_its_own_turns_alone() -> None:

@@ -49,7 +49,7 @@ def test_the_report_tells_them_apart(mixed: Path, capsys: pytest.CaptureFixture[
     assert f"{SAID}, and kernels=torch is the same for all" in " ".join(lines)
     compared, _ = compare(numbered(find_runs([mixed])))
     assert [row.speedup is None for row in compared] == [True, False, True]
-    assert compared[2].speedup_verdict == "other kernels"
+    assert compared[2].speedup_verdict == "other auto options"
     frame = load_frame(mixed).query("part == 'this run'")
     assert list(frame["kernels"]) == ["native", "native", "torch"] and set(frame["auto"]) == {"attention kernels"}
 

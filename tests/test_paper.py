@@ -8,14 +8,18 @@ import io
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 import yaml
+from safetensors.torch import save_file
 
 from spec_lab.core.errors import UserError
 from spec_lab.paper import __main__ as paper
 from spec_lab.paper.content import JSON_FILE, read_tables
+from spec_lab.paper.drafters import own_tensors
 from spec_lab.paper.file import read_paper
 from spec_lab.paper.lengths import LENGTHS, aiperf, deepspec, specdec_bench, vllm
 from spec_lab.paper.plan import cells_of, merged
@@ -54,6 +58,15 @@ def test_specdec_bench_averages_chunks_of_turns() -> None:
 def test_vllm_pools_accepted_drafts() -> None:
     """Those behind the end of sequence count."""
     assert vllm(ROUNDS) == pytest.approx(1 + (3 + 0 + 3 + 2 + 3) / 5)
+
+
+def test_modules_in_the_targets_checkpoint_are_counted_without_its_layers(tmp_path: Path) -> None:
+    names = ("model.layers.0.mlp.up_proj.weight", "mtp.fc.weight")
+    save_file({name: torch.zeros(2, 2) for name in names}, tmp_path / "model.safetensors")
+    inside: Any = SimpleNamespace(drafter_folder=tmp_path, target_folder=tmp_path)
+    apart: Any = SimpleNamespace(drafter_folder=tmp_path, target_folder=tmp_path / "target")
+    assert [tensor.name for tensor in own_tensors(inside)] == ["mtp.fc.weight"]
+    assert {tensor.name for tensor in own_tensors(apart)} == set(names)
 
 
 def test_deepspec_counts_first_turns_up_to_the_end_of_sequence() -> None:

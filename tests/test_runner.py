@@ -123,7 +123,7 @@ def test_a_lossy_run_says_what_it_cost(execute: Execute) -> None:
     assert change is not None
     assert (change["over"], change["n"], change["lost"], change["gained"]) == ("plain", 2, 0, 0)
     assert "acceptance=relaxed_thinking is lossy: 66.7% of the outputs are plain" in summary["verdict"]
-    assert "all outputs were cut before an answer; raise max_new_tokens" in summary["verdict"]
+    assert "all checked outputs were cut before an answer; raise max_new_tokens" in summary["verdict"]
 
 
 def test_rounds_carry_their_relaxed_hits(execute: Execute) -> None:

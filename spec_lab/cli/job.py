@@ -23,11 +23,9 @@ from spec_lab.program.interrupts import Interrupts
 from spec_lab.record.amend import amend_status
 from spec_lab.record.measured import RunInfo
 from spec_lab.record.provenance import collect_provenance
-from spec_lab.record.recorder import STILL_RUNNING, utc_now, write_status
+from spec_lab.record.recorder import LOADING, NOT_ENDED, utc_now, write_status
 from spec_lab.record.schema import Status
 from spec_lab.record.sinks import REQUESTS_FILE, SUMMARY_FILE
-
-LOADING = "it was killed while its models were loaded"
 
 
 def worst_exit_code(statuses: Iterable[Status]) -> int:
@@ -175,5 +173,5 @@ def close_record(folder: Path | None, status: Status, reason: str) -> None:
         return
     with suppress(OSError):  # the disk is completely full, and the existing record is valid too
         summary = json.loads(regular_text(folder / SUMMARY_FILE))
-        if summary["reason"] in (LOADING, STILL_RUNNING):
+        if summary["reason"] in NOT_ENDED:
             amend_status(folder, status, reason)

@@ -1,4 +1,4 @@
-"""Checks of the drafter's files, before any draft is made: tokenizer, vocabulary, dtype of the weights."""
+"""Checks of the drafter's files, which need no drafts: tokenizer, vocabulary, dtype of the weights."""
 
 from __future__ import annotations
 

@@ -99,7 +99,8 @@ def load_subject(chosen: Chosen) -> Subject:
     """Load target and drafter, and decode the target's own text.
 
     Raises:
-        UserError: there is no drafter, its tree has no spine, or a checkpoint, a prompt set or a size is invalid.
+        UserError: there is no drafter, its tree has no spine, a setting is one that the doctor cannot examine, or a
+            checkpoint, a prompt set or a size is invalid.
     """
     if chosen.config.drafter.num_draft_tokens == 0:
         raise UserError("drafter=none makes no drafts to examine; choose drafter=eagle3")

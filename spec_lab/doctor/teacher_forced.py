@@ -1,9 +1,9 @@
 """Drafts under teacher forcing: for every round a drafter gets the target's own text and features in one pass.
 
 A drafter gets each prefix as a whole prompt, with the features from one target pass over the text. It drafts as after
-any prompt. The loop is not involved: there is no catch-up, captured graph or pruned row, and the run's attention
-backend is not used. One drafter is used for all rounds of a text, so its cache is not empty, but each round overwrites
-everything that it reads there.
+any prompt. The loop is not involved: there is no catch-up, captured graph or pruned row, and drafters do not use the
+run's attention backend, which only the target's pass uses. One drafter is used for all rounds of a text, so its cache
+is not empty, but each round overwrites everything that it reads there.
 """
 
 from __future__ import annotations

@@ -30,8 +30,8 @@ class ModeRound:
 
     @property
     def launches(self) -> float:
-        """Return launches in a round as the record counts them. On a CPU, views are left out, and a composite operator
-        counts as its parts."""
+        """Return launches in a round as the record counts them, else those of the drawn round. On a CPU the record
+        leaves views out, and counts a composite operator as its parts."""
         counted = self.summary["launches_per_round"]
         return len(self.timeline.launches) if counted is None else counted
 
@@ -93,8 +93,9 @@ def conclude(rounds: Sequence[ModeRound]) -> str:
     eager = _eager(rounds)
     if eager is None or fewest is eager:
         only = rounds[0]
+        absent = "no eager round" if eager is None else "nothing beside eager"
         return (
-            f"There is nothing beside eager to compare here; in {only.mode} nothing ran for "
+            f"There is {absent} to compare here; in {only.mode} nothing ran for "
             f"{percent(only.timeline.idle_share, 0)} of the round."
         )
     what = "calls that submit work" if eager.timeline.on_gpu else "operators that compute or write"

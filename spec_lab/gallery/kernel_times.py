@@ -70,7 +70,7 @@ def conclude(summary: Summary) -> str:
     frame = kernel_times(summary)
     first = frame.iloc[0]
     most = int((frame["share"].cumsum() < 0.8).sum()) + 1
-    what = "kernels" if summary["device"] == "cuda" else "operators"
+    what = "kernels" if (summary["device"] or "").startswith("cuda") else "operators"
     return (
         f"In the profiled rounds of this run `{_cut(first['name'])}` takes {percent(first['share'], 0)} of "
         f"{number(frame['us_per_round'].sum() / 1e3, 1)} ms a round; {most} of {len(frame)} {what} make up 80 % of it."

@@ -29,10 +29,10 @@ TIMES = ("round_ratio", "round_low", "round_high", "prompt_ratio", "prompt_low",
 
 
 def savings(runs: Sequence[Run]) -> pd.DataFrame:
-    """Return one row for each run with drafts, sorted by K and pruning. Times and ratios are missing if no unpruned run
-    took turns with it.
+    """Return one row for each run with drafts, sorted by K and pruning. Ratios are missing if no unpruned run took
+    turns with it.
 
-    Columns:
+    Columns, among others:
 
     - `catchup_rows`: rows of the catch-up step past the KV write, in a request round.
     - `logit_rows`: prompt rows of a request that reached the logits.

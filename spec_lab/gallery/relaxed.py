@@ -32,8 +32,9 @@ def read_points(runs: Sequence[Run]) -> list[Point]:
 
 
 def trade(points: Sequence[Point]) -> pd.DataFrame:
-    """Return one row for each lossy rule and K. `gain` is its acceptance length over strict's. `difference`, `low` and
-    `high` are the change in accuracy, in percentage points and paired by prompt, with its 95 % interval."""
+    """Return one row for each lossy rule and K with checked answers. `gain` is its acceptance length over strict's.
+    `difference`, `low` and `high` are the change in accuracy, in percentage points and paired by prompt, with its 95 %
+    interval."""
     import pandas as pd
 
     strict = {point.num_draft_tokens: point for point in points if point.is_strict}

@@ -80,8 +80,9 @@ def provenance(folder: str | os.PathLike[str]) -> str:
 
 
 def against_roof(figures: pd.DataFrame, roof: Roof = H200) -> pd.DataFrame:
-    """Return the figures with three more columns: `floor_us`, the least time that bytes and products need; `of_roof`,
-    that over the kernel's time; and `over_reference`, the reference's time over the kernel's."""
+    """Return the figures with four more columns: `floor_us`, the least time that bytes and products need; `bound`,
+    `memory` or `products`, whichever needs it; `of_roof`, that time over the kernel's; `over_reference`, the
+    reference's time over the kernel's."""
     memory, compute = figures["bytes"] / roof.bytes_per_second, figures["flops"].fillna(0) / roof.flops_per_second
     floor = memory.where(memory >= compute, compute) * 1e6
     return figures.assign(

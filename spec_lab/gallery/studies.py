@@ -57,8 +57,8 @@ def named(folders: Folders) -> str:
 
 
 def told_apart(runs: Sequence[Run], names: Sequence[str]) -> list[str]:
-    """Return the `names` of runs. Names that several runs with the same K have get the options and knobs in which these
-    runs differ."""
+    """Return the `names` of runs. If several runs with the same K share a name, all names get the options and knobs in
+    which such runs differ."""
     summaries = [run.summary for run in runs]
     groups = sorted({group for summary in summaries for group in summary["choices"]} - {"experiment"})
     found = list(names)

@@ -58,7 +58,7 @@ def _title(each: ModeRound) -> str:
     timeline = each.timeline
     idle = percent(timeline.idle_share, 0)
     lengths = f"{number(each.summary['round_ms'], 1)} ms, {timeline.length_us / 1e3:.1f} under the profiler"
-    return f"{each.mode}: {number(each.launches, 0)} launches, {idle} of it idle; {lengths}"
+    return f"{each.mode}: {number(each.launches, 0)} launches, idle for {idle} of the round; {lengths}"
 
 
 def _lengths(rounds: Sequence[ModeRound]) -> tuple[list[float], str]:

@@ -1,6 +1,6 @@
 """`--model spec_lab`: answers the harness's requests with the engine, and reports acceptance length and speed.
 
-The harness is only imported here.
+Only this module and `__main__` import the harness.
 """
 
 from __future__ import annotations

@@ -14,11 +14,11 @@ OF_MEASURING = {
     *("workload", "references", "repeats", "warmup_requests", "profile_rounds", "record", "logger"),
     *("name", "output_dir", "fresh", "leave_out", "experiment", "debug", "size"),
 }
-"""Parts of a run for prompts, measurement and records, which the harness determines here."""
+"""Parts of a run for prompts, measurement and records, which an evaluation does not read."""
 
 
 def overrides_of(arguments: Mapping[str, Any]) -> list[str]:
-    """Return a `KEY=VALUE` for each argument.
+    """Return a `KEY=VALUE` for each of `USUAL` and each argument.
 
     The harness has already parsed `true`, `null` and numbers. It splits arguments at commas, so lists are typed with
     `;` instead.

@@ -41,7 +41,7 @@ def note_unread(records: Iterable[RequestRecord], checked: Mapping[str, Checked 
         num_unread = sum(read is None for read in reads)
         if num_unread:
             print(
-                f"workload.checker={name} found no answer in {num_unread} of {len(reads)} outputs that ended; each "
+                f"checker {name} found no answer in {num_unread} of {len(reads)} outputs that ended; each "
                 "counts as wrong, and another checker may read it (docs/use.md)",
                 file=sys.stderr,
             )
@@ -56,6 +56,7 @@ def _check(lab: Lab, request: Request, record: RequestRecord) -> Checked:
     try:
         return check(checker, record.answer, text, markers is not None and markers.leave_open(record.prompt_ids))
     except Exception as error:  # an extension's checker may raise anything
+        knob = "workload.checker" if request.checker is None else "checker"
         raise UserError(
-            f"workload.checker={name} fails on the output of {record.request_id} ({describe_error(error)}); correct it"
+            f"{knob}={name} fails on the output of {record.request_id} ({describe_error(error)}); correct it"
         ) from error

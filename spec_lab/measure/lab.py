@@ -154,8 +154,8 @@ def note_given(config: RunConfig, requests: Sequence[Request]) -> None:
 
 
 def note_kernels(chosen: Chosen, models: TargetBuild) -> None:
-    """Log which kernels a CPU uses and why, whether `row_invariant=false` is a no-op, and which layers `kernels=native`
-    does not replace."""
+    """Log which kernels `auto` chose on a CPU and why, that `row_invariant=false` is a no-op, and how many layers
+    `kernels=native` does not replace."""
     config = chosen.config
     if "kernels" in config.auto and models.device.type == "cpu" and chosen.target.num_threads is None:
         print(why_kernels(chosen), file=sys.stderr)

@@ -48,7 +48,8 @@ class ProfiledRounds(WatchedRounds):
 
 
 def profile_rounds(engine: Engine, requests: list[Request], num_rounds: int, folder: Path) -> RoundProfile:
-    """Profile `num_rounds` rounds of the first full batch and keep the trace in `folder`.
+    """Profile `num_rounds` rounds of a full batch, rounded up to whole launches, and keep the trace in `folder`. If a
+    request ends earlier, fewer rounds are profiled.
 
     On a CPU the kernels are torch operators with their own times, and launches are counted in a separate pass.
     """

@@ -55,7 +55,8 @@ def record_run(chosen: Chosen, choices: dict[str, str], folder: Path) -> Summary
     """Run and record into `folder`.
 
     Raises:
-        UserError: a checkpoint, a prompt set or a size is wrong, which is found before anything is recorded.
+        UserError: a checkpoint, a prompt set or a size is wrong, which is found before anything is recorded; or a
+            checker fails on an output.
     """
     memory = MemoryWatch.begin()
     with world_of(chosen.config, folder) as world:
@@ -121,7 +122,8 @@ def _measure(lab: Lab, info: RunInfo, recorder: Recorder, memory: MemoryWatch, m
 
 
 def _warm_up(lab: Lab, progress: Progress) -> None:
-    """Run everything once untimed, so that no first call is timed, and run plain decoding if an oracle replays it."""
+    """Prepare the engines and run each once untimed, unless `warmup_requests` is 0, so that no first call is timed. Run
+    plain decoding first if a drafter replays it."""
     _teach(lab, progress)
     progress.stage("warm-up")
     for engine in lab.engines.values():

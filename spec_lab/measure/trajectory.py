@@ -1,4 +1,4 @@
-"""Records the verify rows of a pass over a workload, outside the timed part (`record.topk`)."""
+"""Records the verify rows of a workload's first requests, outside the timed part (`record.topk`)."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ Watcher = TypeVar("Watcher", bound=WatchedRounds)
 def watch_rounds(
     engine: Engine, requests: list[Request], num_rounds: int, make_watcher: Callable[[int, int], Watcher]
 ) -> Watcher:
-    """Decode the first full batch with the watcher of `make_watcher(num_skipped, num_launches)`, and return the
+    """Decode `requests`, a full batch, with the watcher of `make_watcher(num_skipped, num_launches)`, and return the
     watcher."""
     rounds_per_launch = engine.graph.rounds_per_replay
     num_launches = -(-num_rounds // rounds_per_launch)

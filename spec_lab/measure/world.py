@@ -86,7 +86,7 @@ def world_of(config: RunConfig, folder: Path) -> Iterator[World]:
         folder: folder of the run's record, which states it if another process fails.
 
     Raises:
-        UserError: the machine has fewer GPUs than processes.
+        UserError: the machine has fewer GPUs than processes, or the processes cannot find each other.
     """
     if config.target.tensor_parallel == 1:
         yield ALONE

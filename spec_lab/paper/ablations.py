@@ -54,8 +54,8 @@ def quality_table(runs: Sequence[PaperRun]) -> PaperTable:
     columns = [HEAT, LINE, TableColumn("equal", "equal to plain's", 3), TableColumn("right", "right answers", 3)]
     columns += [TableColumn("checked", "answers checked", 0), TableColumn("cut", "cut by the limit", 0)]
     note = (
-        "Equal to plain's: share of outputs that equal plain decoding's token for token, in greedy runs. An answer "
-        "that the limit cut off counts as wrong; if all were cut off, there is no share."
+        "Equal to plain's: share of outputs that equal plain decoding's token for token, in greedy runs. An output "
+        "that the limit cut off before its answer counts as wrong; if all were cut off, there is no share."
     )
     return table_of("quality", "Outputs and answers", columns, ("temperature", "line"), rows, note)
 

@@ -28,7 +28,7 @@ LAYOUT = 1
 
 
 def tables_of(paper: PaperFile, runs: Sequence[PaperRun]) -> list[PaperTable]:
-    """Return the tables that the runs have rows for."""
+    """Return the tables that the runs have rows for, printed or left out."""
     tables = [
         acceptance_table(runs),
         difference_table(runs, paper.base),

@@ -7,7 +7,8 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from spec_lab.checkpoints.checkpoint_files import checkpoint_files, tensors_of
+from spec_lab.checkpoints.checkpoint import without_mtp
+from spec_lab.checkpoints.checkpoint_files import StoredTensor, checkpoint_files, tensors_of
 from spec_lab.core.errors import UserError
 from spec_lab.core.regular import regular_text
 from spec_lab.menu.chosen import Chosen, choose
@@ -19,7 +20,7 @@ from spec_lab.program.compose import compose_run
 CARD = "README.md"
 NOT_SAID = "its card does not say"
 BYTES: Mapping[str, int] = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "BF16": 2, "F16": 2, "I16": 2}
-"""Bytes of a number by its type code in a safetensors file; other types have one byte."""
+"""Bytes of a number by its type code in a safetensors file; other types are counted as one byte."""
 WHAT = re.compile(r"On ([\d,]+) texts")
 STEPS = re.compile(r"([\d,]+) steps of ([\d,]+) rows")
 HOURS = re.compile(r"([\d,.]+) s on ([^.]+?) with torch")
@@ -42,35 +43,37 @@ def drafter_table(runs: Sequence[PaperRun]) -> PaperTable:
     ]
     rows = [TableRow({"line": line, **_values(run)}, run.provenance) for line, run in lines.items()]
     note = (
-        "Parameters and bytes are those of the drafter's own file, without tensors shared with the target. Training "
+        "Parameters and bytes are those of the drafter's own tensors, without those shared with the target. Training "
         f"is as stated in its card ({CARD} in the folder of the weights)."
     )
     return table_of("drafters", "Drafters", columns, ("line",), rows, note)
 
 
 def _values(run: PaperRun) -> dict[str, Value]:
-    folder = _folder(run)
-    if folder is None:
+    config, _ = compose_run(run.cell.overrides)
+    chosen = choose(config)
+    if chosen.drafter.folder is None:
         return {"parameters": 0, "bytes": 0, "vocabulary": None, **dict.fromkeys(("texts", "steps", "cost"), NONE)}
-    tensors = [tensor for file in checkpoint_files(folder) for tensor in tensors_of(file).values()]
+    tensors = own_tensors(chosen)
     floats = [tensor for tensor in tensors if tensor.dtype not in ("I64", "BOOL")]
     return {
         "parameters": sum(math.prod(tensor.shape) for tensor in floats),
         "bytes": sum(math.prod(tensor.shape) * BYTES.get(tensor.dtype, 1) for tensor in tensors),
         "vocabulary": next((tensor.shape[0] for tensor in tensors if tensor.name == "d2t"), None),
-        **read_card(folder / CARD),
+        **read_card(chosen.drafter_folder / CARD),
     }
 
 
-def _folder(run: PaperRun) -> Path | None:
-    """Return the folder of the weights; None for a drafter that has none."""
-    config, _ = compose_run(run.cell.overrides)
-    chosen: Chosen = choose(config)
-    return None if chosen.drafter.folder is None else chosen.drafter_folder
+def own_tensors(chosen: Chosen) -> list[StoredTensor]:
+    """Return the tensors in the drafter's folder; if that is the target's, those of the MTP modules alone."""
+    files = checkpoint_files(chosen.drafter_folder)
+    stored = {name: tensor for file in files for name, tensor in tensors_of(file).items()}
+    trunk = without_mtp(stored) if chosen.drafter_folder == chosen.target_folder else {}
+    return [tensor for name, tensor in stored.items() if name not in trunk]
 
 
 def read_card(path: Path) -> dict[str, Value]:
-    """Return a model card's entries about training, verbatim; `NOT_SAID` for those that it does not have."""
+    """Return a model card's entries about training, in its own figures; `NOT_SAID` for those that it does not have."""
     try:
         text = " ".join(regular_text(path).split()) if path.is_file() else ""
     except (OSError, ValueError) as error:

@@ -25,18 +25,19 @@ AXES = {"sampling": "temperatures", "sampling.temperature": "temperatures"}
 """Keys of a run that a key of the paper sets: the tables have a row for each value, so no line may set them itself."""
 SPEED_AXES = {"batch_size": "speed.batch_sizes", "drafter.num_draft_tokens": "speed.draft_tokens"}
 MEAN = "mean"
-"""The row of all tasks together."""
+"""The name of the row with the mean over tasks."""
 SPEED_KEYS = ("always", "batch_sizes", "draft_tokens", "lines")
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line of the tables: a drafter with its rule, or an ablation. All but `temperatures` are overrides.
+    """A line of the tables: a drafter with its rule, or an ablation, whose overrides change the base's line.
 
     Attributes:
-        greedy: overrides at temperature 0; None means those of the paper.
-        sampled: overrides at other temperatures; None means those of the paper.
-        temperatures: the temperatures at which it is run; None means those of the paper.
+        always: overrides at all temperatures.
+        greedy: overrides at temperature 0, in addition to the paper's; None means no others, or the base's.
+        sampled: overrides at other temperatures, in place of the paper's; None means the paper's, or the base's.
+        temperatures: the temperatures at which it is run; None means those of the paper, for an ablation the first.
     """
 
     name: str

@@ -41,7 +41,8 @@ def cells_of(paper: PaperFile, typed: Iterable[str] = ()) -> list[PlannedCell]:
     """Return the runs of a paper in order; the overrides `typed` after the file apply to every run.
 
     Raises:
-        UserError: there are too many runs, or a typed override sets a key that distinguishes the tables' lines.
+        UserError: there are too many runs, a typed override sets a key that distinguishes the tables' lines, or an
+            override is `leave_out`.
     """
     typed = tuple(typed)
     _refuse_levelling(paper, typed)
@@ -93,8 +94,8 @@ def _acceptance(paper: PaperFile, typed: tuple[str, ...]) -> Iterator[PlannedCel
 
 
 def _ablations(paper: PaperFile, typed: tuple[str, ...]) -> Iterator[PlannedCell]:
-    """Yield the ablations: the base's line with changes, over the same tasks, at temperature 0 unless they say
-    otherwise."""
+    """Yield the ablations: the base's line with changes, over the same tasks, at the paper's first temperature unless
+    they say otherwise."""
     base = paper.line(paper.base)
     for ablation in paper.ablations:
         line = Line(

@@ -34,7 +34,7 @@ class Grid:
 def grid_of(table: PaperTable) -> Grid:
     """Lay out a table with its rows as lines, or with a column for each value of the key `across`.
 
-    Other keys in which rows differ have their own columns, so that no two lines have the same labels.
+    Each part of the provenance in which rows differ has a column, so that no two lines have the same labels.
     """
     own = {column.key for column in table.columns}
     covers = {"temperature": "sampler", "batch_size": "batch", "draft_tokens": "K"}
@@ -80,7 +80,7 @@ def caption_of(table: PaperTable) -> str:
 
 
 def as_latex(table: PaperTable) -> str:
-    """Write a `table` of LaTeX, which needs \\usepackage{booktabs}; wide ones are scaled by graphicx's \\resizebox."""
+    """Write a `table` of LaTeX. It needs booktabs, and graphicx, whose \\resizebox scales it to the line."""
     grid = grid_of(table)
     alignment = "l" * grid.num_texts + "r" * (len(grid.header) - grid.num_texts)
     body = [" & ".join(map(_latex, line)) + r" \\" for line in grid.lines]

@@ -19,7 +19,7 @@ COLUMNS: Mapping[str, str] = {
     "thinking": "whether the target's tokenizer has thinking markers",
     "template": "twelve digits of the chat template",
     "sampler": "temperature, top-p and top-k",
-    "limits": "the most new tokens of a request, and the turns that are asked",
+    "limits": "the most new tokens of a request, the longest context, and the turns that are asked",
     "batch": "the most requests in a round",
     "dtype": "of target and drafter",
     "device": "GPU, or CPU with its threads",

@@ -57,8 +57,8 @@ def stage_table(runs: Sequence[PaperRun]) -> PaperTable:
     ]
     rows = [TableRow({**_named(run), **_stage_values(run.summary, known)}, run.provenance) for run in speed]
     note = (
-        "Milliseconds of a round, means of the median turn. Between: the time outside all stages. Drafter's share: the "
-        "share of the round that the drafter's stages take together."
+        "Milliseconds of a round: the median over turns of a turn's mean. Between: the time outside all stages. "
+        "Drafter's share: the share of the round that the drafter's stages take together."
     )
     return table_of("stages", "Stage times", columns, _NAMES, rows, note)
 
@@ -75,8 +75,8 @@ def _point(run: PaperRun) -> tuple[str, int | None]:
 
 
 def _best(runs: Sequence[PaperRun]) -> dict[tuple[str, int | None], PaperRun]:
-    """Find the K with the highest speedup at each point. Each run was timed in turns with plain decoding, so changes of
-    the machine between runs cancel out."""
+    """Find the K with the highest speedup at each point, or the highest decode rate of runs without plain decoding. In
+    a speedup, changes of the machine between runs cancel out."""
     best: dict[tuple[str, int | None], PaperRun] = {}
     for run in runs:
         known = best.get(_point(run))

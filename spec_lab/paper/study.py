@@ -63,7 +63,7 @@ class PaperStudy:
 
 
 def plan_study(paper: PaperFile, cells: Sequence[PlannedCell], output_dir: Path, fresh: bool) -> PaperStudy:
-    """Plan a paper's runs in their folder; the same list of runs always gets the same folder."""
+    """Plan a paper's runs in their folder; without `fresh`, the same runs on the same ground get the same folder."""
     commands = [list(cell.overrides) for cell in cells]
     extensions = dict.fromkeys(name for command in commands for name in extensions_in(command))
     ground = ground_of(commands, tuple(extensions))

@@ -1,7 +1,7 @@
 """Counts tokens, drafts and rows: those that were accepted, and those that were computed.
 
 Two words matter here. A *round* is one target verify, which serves several requests at once. A *request round* is the
-part one request has in it. Everything about acceptance counts request rounds; everything about time counts rounds.
+part one request has in it. Acceptance is counted over request rounds, and stages and rounds are timed over rounds.
 The first paragraph of a docstring is the definition of the number (`spec_lab.record.definitions`).
 """
 
@@ -47,8 +47,8 @@ def acceptance_length(requests: Iterable[RequestRecord], num_draft_tokens: int) 
     is lower; it is 1 + the mean of `accepted_histogram`. The prompt pass's token is in neither.
 
     The reasons are in `spec_lab/record/draft_counts.py`. Schema versions 1 and 2 left out the rounds cut short. That is
-    biased low, since long rounds are more often cut. Other tools divide all output tokens by the number of verifies,
-    which also counts the prompt pass's token. A round that offers fewer than K drafts accepts none at later positions,
+    biased low, since long rounds are more often cut. SGLang divides all output tokens by the number of verifies, which
+    also counts the prompt pass's token. A round that offers fewer than K drafts accepts none at later positions,
     and counts with the tokens that it gives.
     """
     return draft_counts(requests, num_draft_tokens).acceptance_length
@@ -64,8 +64,8 @@ def acceptance_rate_by_position(requests: Iterable[RequestRecord], num_draft_tok
 
     `conditional` is over the drafts that were offered and reached at the position, every earlier draft of the round
     being accepted; their number is `reached`. `unconditional` is the share of all rounds, whatever they offered, so
-    that 1 + its sum is `acceptance_length`; where every round offers K drafts it is the product of the conditional ones
-    up to the position.
+    that 1 + its sum is `acceptance_length`. It is estimated where texts end inside rounds (`draft_counts.py`). Where
+    every round offers K drafts it is the product of the conditional ones up to the position.
     """
     counts = draft_counts(requests, num_draft_tokens)
     return PositionRates(

@@ -15,10 +15,11 @@ BYTES_PER_BLOCK = 512
 
 
 def amend_status(folder: Path, status: Status, reason: str) -> None:
-    """Write how the run ended into the record in `folder`, which says that it is running.
+    """Write how the run ended into the record in `folder`, whose reason still says that the run has not ended.
 
     Raises:
-        OSError: the disk is full, and the amended record does not fit in place of the old one.
+        OSError: the record cannot be read, or the disk is full and the amended record does not fit in place of the old
+            one.
     """
     path = folder / SUMMARY_FILE
     summary = json.loads(regular_text(path)) | {"status": status, "reason": reason}

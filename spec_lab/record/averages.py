@@ -1,4 +1,4 @@
-"""Means, medians and ratios, which are None without values."""
+"""Means, medians, percentiles and ratios, which are None without values."""
 
 from __future__ import annotations
 

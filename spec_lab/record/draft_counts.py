@@ -4,14 +4,14 @@ The end of a text hides how many of a round's drafts would have been accepted. L
 result, because long rounds are more likely to reach the end (length bias). Counting the emitted tokens is also too low.
 The rule's decisions on drafts after an end of sequence cannot be used, since neither target nor drafter was trained on
 text there. So these drafts are censored, as in survival analysis (Kaplan and Meier 1958). A draft counts at its
-position if it is in the text, and the rate at a position is over the drafts that could be judged there.
+position if it is in the text, and the rate at a position is over the rounds that could be judged there.
 
 A token limit hides nothing: the round was judged before it was cut, and counts as judged. The number of rounds then
 depends only on earlier rounds, so the mean is unbiased (Wald 1944). `benchmarks/acceptance_length_bias.py` compares the
 ways of counting.
 
 A round that offers fewer than K drafts accepts none at later positions, and counts with the tokens that it emits. The
-rate at a position is over the drafts that were offered there.
+conditional rate at a position is over the drafts that were offered there.
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ class DraftCounts:
 
     @property
     def unconditional(self) -> list[float | None]:
-        """Return for each position the share of all rounds that accept the draft there; None if no round could be
-        judged at it."""
+        """Return for each position the estimated share of all rounds that accept the draft there. It is None if no
+        round could be judged there, unless the rate at an earlier position is 0."""
         return [float(share) if share is not None else None for share in self._shares()]
 
     @property

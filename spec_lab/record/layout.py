@@ -24,7 +24,7 @@ def parse_json(text: str | bytes) -> Any:
     """Read the value of a strict JSON text.
 
     Raises:
-        ValueError: the text is not JSON or not UTF-8, has a NaN or an infinity, or is nested too deeply.
+        ValueError: the text is not JSON, cannot be decoded, names a NaN or an infinity, or is nested too deeply.
     """
     try:
         return json.loads(text, parse_constant=_refuse_constant)

@@ -1,4 +1,4 @@
-"""Everything that a record is built from: the run, its timed passes, and its divergences from plain decoding."""
+"""The main parts that a record is built from: the run, its timed passes, and its divergences from plain decoding."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Measured:
 
     @property
     def requests(self) -> list[RequestRecord]:
-        """Return the requests of the first repeat, from which everything except times is counted."""
+        """Return the requests of the first repeat, from which tokens, acceptance and accuracy are counted."""
         return self.repeats[0].requests if self.repeats else []
 
     @property

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 RUNS_ANYWHERE = {"attention": "torch", "kernels": "torch", "graph": "eager"}
-"""The knobs that may be `auto`, each with the option that suits every run."""
+"""The knobs for which `auto` chooses an option at composition, each with the option that suits every run."""
 
 
 def taken_by_auto(config: Mapping[str, Any]) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""The one way in which speeds are compared: by ratios within turns, and the scatter between turns.
+"""How tables and verdicts compare speeds: by ratios within turns, and the scatter between turns.
 
 A run and its references take turns in one process, so anything that slows the machine for longer than a turn cancels
 out in the ratio. The remaining scatter between turns gives a 95 % t interval of the mean log ratio. It narrows with
@@ -93,7 +93,7 @@ class PairedRatio:
 
 
 def of_turns(numbers: Sequence[float | None], others: Sequence[float | None]) -> PairedRatio | None:
-    """Return the ratio of two sides' numbers, turn by turn; None if no turn has both."""
+    """Return the ratio of two sides' numbers, turn by turn; None if no turn has both above 0."""
     pairs = [(number, other) for number, other in zip(numbers, others, strict=True) if number and other]
     logs = [math.log(number) - math.log(other) for number, other in pairs if min(number, other) > 0]
     if not logs:
@@ -107,7 +107,8 @@ def over_reference(
 ) -> PairedRatio | None:
     """Return a number of the run, or of one of its references, over that of the named reference.
 
-    It is None without such a reference, or if the record lacks that number for each turn, as some older ones do.
+    It is None for that reference itself, without such a reference, or if no turn has that number, as in some older
+    records.
     """
     other = summary["references"].get(reference)
     if other is None or other is part:
@@ -116,13 +117,13 @@ def over_reference(
 
 
 def order_of_turn(names: Sequence[str], turn: int) -> list[str]:
-    """Return a different order for each turn, so that a machine that slows down does not always affect the same one."""
+    """Return the names rotated by `turn` places, so that a slowing machine does not always affect the same one."""
     shift = turn % len(names)
     return [*names[shift:], *names[:shift]]
 
 
 def t_quantile(freedom: float) -> float:
-    """Return Student's 97.5 % quantile by Cornish and Fisher, which is 0.8 % too low at 2 degrees and 0.15 % at 3."""
+    """Return Student's 97.5 % quantile by Cornish and Fisher, which is 0.75 % too low at 2 degrees and 0.12 % at 3."""
     z = _NORMAL_QUANTILE
     terms = (
         (z**3 + z) / 4,

@@ -26,7 +26,7 @@ ROUNDING = 1e-9
 
 
 def impossible_numbers(summary: Summary) -> Iterator[str]:
-    """Yield a line for each impossible number in a summary, with its value and the allowed range."""
+    """Yield a line for each impossible number or interval in a summary, and for a start that is not a time."""
     longest = (summary["num_draft_tokens"] or 0) + 1.0
     yield from _impossible({key: value for key, value in summary.items() if key not in FREE}, "", "", longest)
     config = summary["config"]
@@ -63,10 +63,11 @@ def impossible_round(row: RoundRow) -> Iterator[str]:
 
 
 def _impossible(value: Any, where: str, inside: str, longest: float) -> Iterator[str]:
-    """Check all values below a set of keys, at any depth.
+    """Check the numbers, lists of numbers and intervals in a set of keys, and in the sets of keys below.
 
     Args:
-        inside: the key that holds it.
+        where: the dotted place of `value`.
+        inside: the last key of that place.
         longest: the largest acceptance length.
     """
     yield from _disorder(value, where)

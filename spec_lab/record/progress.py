@@ -21,7 +21,7 @@ T = TypeVar("T")
 class Progress:
     """Counts steps of a known total: `with Progress(total, "request") as progress: progress.stage("plain")`.
 
-    During timed parts a thread wakes every ten seconds to print that the run is still going on.
+    A thread wakes every ten seconds, also in timed parts. It refreshes the bar, or prints that the run is going on.
     """
 
     def __init__(
@@ -95,8 +95,8 @@ class Progress:
 class Beats:
     """Calls `beat` every few seconds from a separate thread: `with Beats(beat): ...`.
 
-    A thread is needed, since a single operation in C may take longer and does not respond to signals. It sleeps
-    otherwise.
+    A thread is needed, since a single operation in C may take longer and does not respond to signals. The thread sleeps
+    between calls.
     """
 
     def __init__(self, beat: Callable[[], None], seconds: float = SECONDS_BETWEEN_LINES) -> None:

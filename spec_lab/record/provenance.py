@@ -65,11 +65,11 @@ def collect_provenance(
     """Collect the provenance from this process and machine, without network.
 
     Args:
-        device: as torch spells it, such as `cpu` or `cuda:0`.
+        device: as torch spells it, such as `cpu`, `cuda` or `cuda:1`.
         extensions: modules outside this package that added options, by name.
         world_size: how many processes the run has.
         weight_dtype: type in which weights of the products in the target's layers are stored.
-        stored_types: the types in the file, if they are not just `dtype`.
+        stored_types: the types in a GGUF file; None for other files.
         template: digest of the chat template, twelve digits; `none` if there is none.
         thinking_markers: whether the tokenizer has tokens that begin and end thinking.
     """

@@ -1,6 +1,6 @@
 """Reads the recorded files of one run and checks them. A refusal names the file and the reason.
 
-Everything that uses a record reads it through this module, so tables and plots need no checks of their own.
+Tables and plots read records through this module, so they need no checks of their own.
 """
 
 from __future__ import annotations
@@ -158,7 +158,8 @@ def _version_problem(version: Any) -> str | None:
 
 
 def _disagreement(summary: Summary) -> str | None:
-    """Say where parts that each fit the layout contradict each other."""
+    """Say what is wrong in a summary that fits the layout: settings, parts that contradict each other, or impossible
+    numbers."""
     problems = chain(
         _setting_problems(summary["config"]),
         _repeat_problems(summary),

@@ -24,7 +24,10 @@ if TYPE_CHECKING:
 
 DIGITS = 5
 """Number of decimals of a confidence in a record."""
+LOADING = "it was killed while its models were loaded"
 STILL_RUNNING = "it still runs, or was killed before its end"
+NOT_ENDED = (LOADING, STILL_RUNNING)
+"""Reasons in the record of a run that has not ended, or was killed."""
 
 
 class Recorder:
@@ -182,6 +185,6 @@ def _rounded(confidences: list[list[float]]) -> list[list[float]] | None:
 
 
 def _finite(numbers: list[float]) -> list[float | None]:
-    """Replace infinity by None, since JSON does not have it. KL is infinite if a token is emitted that the target
-    excludes."""
+    """Replace infinity by None, since JSON does not have it. KL is infinite if the law that a token is drawn from
+    allows one that the target excludes."""
     return [number if math.isfinite(number) else None for number in numbers]

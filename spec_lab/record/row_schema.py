@@ -20,9 +20,9 @@ class RequestRow(TypedDict):
 
     `token_origins` has a letter of `core.origins.TokenOrigin` for each of `output_ids`, and `text_ends` the number of
     characters of `text` after each token is decoded; null if unknown, as in older records. `drafted_by` names the part
-    of drafter=hybrid that drafted for each round; null for others. `offered_per_round` is null in records whose rounds
-    all offered K drafts. `confidence_per_round` has, for each offered draft of a chain, the drafter's estimate of the
-    probability that this draft and all before it are accepted; null if neither `drafter.stop=confidence` nor
+    of drafter=hybrid that drafted for each round; null for others. `offered_per_round` is null in older records, whose
+    rounds all offered K drafts. `confidence_per_round` has, for each offered draft of a chain, the drafter's estimate
+    of the probability that this draft and all before it are accepted; null if neither `drafter.stop=confidence` nor
     `verify.budget` reads it. `answer_read` is the answer that `checker` found in the output, null if it found none.
     """
 
@@ -56,7 +56,7 @@ class RoundRow(TypedDict):
 
     It has the numbers of a `RoundRecord`, but is a separate type, since it is the layout of a file. Lines of older
     records must fit too, so keys that the engine always has may be missing. `num_surplus` counts requests that were
-    also in the round, though they had ended in the round before.
+    also in the round, though an earlier round had ended them.
     """
 
     repeat: int

@@ -91,7 +91,8 @@ def folder_of(folder: str | os.PathLike[str]) -> Path:
 
 
 def load_requests(folder: str | os.PathLike[str]) -> pd.DataFrame:
-    """Return `requests.jsonl` of one run, with a row for each request and a column for its acceptance length."""
+    """Return `requests.jsonl` of one run, with a row for each request and further columns: its rounds, emitted tokens a
+    round, and number of output tokens."""
     import pandas as pd
 
     frame = pd.DataFrame(read_request_rows(folder_of(folder)))
@@ -116,7 +117,7 @@ def load_rounds(folder: str | os.PathLike[str]) -> pd.DataFrame:
 
 
 def load_categories(summary: Summary) -> pd.DataFrame:
-    """Return one row for each category of a run, hardest first."""
+    """Return one row for each category of a run, that with the lowest acceptance length first."""
     import pandas as pd
 
     rows = [
@@ -170,7 +171,8 @@ def load_configurations(summary: Summary) -> pd.DataFrame:
 
 
 def run_folders(folder: Path) -> Iterator[Path]:
-    """Yield folders with a record, nearest first. Folders below one are not searched, since they may have copies."""
+    """Yield folders with a record, in the order of their paths. Folders below one are not searched, since they may have
+    copies."""
     for place, folders, files in os.walk(folder):
         if SUMMARY_FILE in files:
             folders.clear()

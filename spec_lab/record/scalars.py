@@ -17,9 +17,9 @@ NOT_RESULTS = {*Origin.__annotations__, "schema_version"}
 
 @cache
 def scalar_paths() -> dict[str, tuple[str, ...]]:
-    """Return the path of each number in `summary.json`, by its name: `summary.speedup` is at `("speedup", "value")`.
+    """Return the path of each result in `summary.json`, by its name: `summary.speedup` is at `("speedup", "value")`.
 
-    Numbers whose keys depend on the run (categories, references, stages, positions) are not included.
+    Numbers in lists and those whose keys depend on the run (categories, references, stages, metrics) are not included.
     """
     paths = {}
     for path in _number_paths(Summary, ()):
@@ -38,7 +38,7 @@ def scalar(summary: Mapping[str, Any], name: str) -> float | None:
 
 
 def scalars(summary: Mapping[str, Any]) -> dict[str, float]:
-    """Return every number of a record by name, including those by position, stage and metric."""
+    """Return the numbers of `scalar_paths` that a record has, and those by position, stage and metric, by name."""
     found = {name: scalar(summary, name) for name in scalar_paths()} | dict(_varying(summary))
     return {name: value for name, value in found.items() if value is not None}
 

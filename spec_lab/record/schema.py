@@ -13,8 +13,8 @@ The differences of each older version from the next one (`spec_lab/record/versio
 - Version 6 counts experts but not their bytes. It times a round from its launch; since version 7 a round begins when
   the host has read the one before.
 
-A later record of a version may have keys that an earlier one lacks: `weight_dtype` came after version 6, and
-`template`, `thinking_markers` and `confidence_per_round` after version 7.
+A later record of a version may have keys that an earlier one lacks. For example, records of version 7 first had no
+`weight_dtype`, `template`, `thinking_markers` and `confidence_per_round`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Ratio(TypedDict):
 
 
 class Latency(TypedDict):
-    """Mean, median and 99th percentile over requests, in milliseconds."""
+    """Mean, median and 99th percentile in milliseconds, over requests; of `itl` over deliveries."""
 
     mean: float | None
     p50: float | None
@@ -155,7 +155,8 @@ class Kernel(TypedDict):
 
 
 class RoundWork(TypedDict):
-    """Work of host and GPU in a round, counted outside the timed part; null if no round was profiled."""
+    """Work of host and GPU in a round, counted outside the timed part; null if no round was profiled. The GPU's time is
+    also null on a CPU."""
 
     launches_per_round: float | None
     replays_per_round: float | None
@@ -236,7 +237,7 @@ class Reference(Speed, Outcome):
 
 
 class DrafterSettings(TypedDict):
-    """The settings of a drafter; one of an extension has further keys."""
+    """The settings of a drafter that reports read; a drafter has further keys."""
 
     name: str
     num_draft_tokens: NotRequired[int]
@@ -259,7 +260,7 @@ class RelaxedSettings(AcceptanceSettings):
 
 
 class GraphSettings(TypedDict):
-    """The settings of graph modes; each mode has some of them."""
+    """The settings of graph modes that reports read; each mode has some of them."""
 
     name: str
     overlap: NotRequired[bool]
@@ -275,7 +276,7 @@ class AttentionSettings(TypedDict):
 
 
 class Settings(TypedDict):
-    """The keys of a record's `config` that reports read. Other keys are kept and compared without being checked."""
+    """The keys of a record's `config` that are checked when it is read. Other keys are kept and compared unchecked."""
 
     batch_size: NotRequired[int]
     max_new_tokens: NotRequired[int]

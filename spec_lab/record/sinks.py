@@ -40,7 +40,7 @@ class FileSink:
     """Writes `config.yaml`, `summary.json`, and a line for each row in `requests.jsonl` and `rounds.jsonl`.
 
     `summary.json` exists and is valid at any time. It says `interrupted` from the start, so a killed run has the right
-    status. A kill or a full disk can cut off the last line of the other files, but no earlier line.
+    status. A kill or a full disk can cut off the last line of a JSON Lines file, but no earlier line.
     """
 
     def __init__(self) -> None:

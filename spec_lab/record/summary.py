@@ -1,7 +1,7 @@
 """Builds `summary.json` from the results of the timed passes.
 
-Rates and times are medians over the timed repeats. Results other than times (acceptance, rows, accuracy) are those of
-the first repeat, since greedy runs repeat exactly. `repeats_identical` says if one did not.
+Rates and times are medians over the timed repeats; latencies are over the requests of all of them. Acceptance, rows and
+accuracy are those of the first repeat, since greedy runs repeat exactly. `repeats_identical` says if one did not.
 """
 
 from __future__ import annotations
@@ -64,13 +64,13 @@ def build_summary(
 
     Args:
         main: the configuration that the user asked for.
-        references: other configurations by name (`plain`, `unpruned`), each with as many repeats as `main`; they take
-            turns with it.
+        references: other configurations by name (`plain`, `unpruned`, `eager`), each with as many repeats as `main`;
+            they take turns with it.
         seconds: wall time of the run so far.
         reason: why a run did not finish.
         divergences: results of the audit against plain decoding; None if there was no audit.
         kernels: the kernels of the profiled rounds.
-        work: the work of a profiled round; None if no round was profiled.
+        work: the work of a round, averaged over profiled rounds; None if no round was profiled.
         acceptance_imposed: whether the rule sets how much is accepted, so that acceptance is not a result.
         acceptance_lossless: whether the rule promises plain decoding's output; None if there was no rule.
         row_invariant: whether the target's rows are independent of each other; None if nothing was loaded.
@@ -152,7 +152,7 @@ def _origin(info: RunInfo) -> Origin:
 
 
 def _outcome(measured: Measured, requests: Sequence[RequestRecord], diverged: Collection[str] | None) -> Outcome:
-    """Summarise some `requests` of a configuration. Acceptance is None if there are no drafts."""
+    """Summarise some `requests` of a configuration. The acceptance lengths are None if there are no drafts."""
     num_draft_tokens, correct = measured.num_draft_tokens, measured.correct
     return Outcome(
         num_requests=len(requests),

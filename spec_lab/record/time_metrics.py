@@ -156,7 +156,7 @@ def draft_ms(summary: Summary) -> float | None:
 
 
 def in_plain_steps(summary: Summary, milliseconds: float | None) -> float | None:
-    """Return a part of a round's time, in units of a plain step's time; None if plain decoding was not timed.
+    """Return a part of a round's time, in units of a plain step's time; None if one of the times is unknown.
 
     A round serves a batch. So the part's fraction of the round is multiplied by the cost of a request round.
     """

@@ -105,7 +105,7 @@ def _price(summary: Summary) -> str:
     if summary["accuracy"]["value"] is None:
         return f"{text}, and no answer could be checked"
     if answers_cut(summary, summary):
-        return f"{text}, but all outputs were cut before an answer; raise max_new_tokens"
+        return f"{text}, but all checked outputs were cut before an answer; raise max_new_tokens"
     return f"{text}, accuracy {_accuracy(summary['accuracy'])} {_beside_plain(summary)}"
 
 

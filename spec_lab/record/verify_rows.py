@@ -32,7 +32,7 @@ class RowsOrigin:
     Attributes:
         request_ids: the requests, in the order of the rows.
         markers: ids of the begin and the end marker of thinking; None if the tokenizer has none.
-        prefill_chunk: number of prompt rows in a forward, on which TensorRT-LLM's phase depends.
+        prefill_chunk: most rows of a prompt in a forward, on which TensorRT-LLM's phase depends.
     """
 
     request_ids: list[str]
@@ -43,7 +43,7 @@ class RowsOrigin:
 
 @dataclass(frozen=True, slots=True)
 class VerifyRows:
-    """The rounds of all requests, concatenated request by request; `rounds` is their total number.
+    """The rounds of all requests, concatenated request by request; `rounds` is their total number, and N is K + 1.
 
     Attributes:
         first_ids: [requests] the token sampled by the prompt pass.

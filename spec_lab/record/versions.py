@@ -29,7 +29,7 @@ def completed_version_1(value: dict[str, Any]) -> dict[str, Any]:
 
 
 def upgraded_summary(summary: Summary) -> Summary:
-    """Return a summary of any readable version with all keys of the current one; `schema_version` and the numbers stay
+    """Add keys that older versions lack, as unknown or 0, and return the summary; `schema_version` and the numbers stay
     as recorded."""
     speeds: list[Speed] = [summary, *summary["references"].values()]
     for speed in speeds:

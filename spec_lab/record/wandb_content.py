@@ -86,7 +86,7 @@ def copy_files(folder: Path, copies: Path, summary: Summary) -> Sequence[Path]:
 
 
 def environment_of(summary: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the versions, the revision and the device of a run."""
+    """Return the versions, the revision, the device and the choices of a run."""
     keys = Origin.__annotations__.keys() - {"config", "name", "started_at"}
     return {"extensions": {}} | {key: summary[key] for key in sorted(keys) if key in summary}
 

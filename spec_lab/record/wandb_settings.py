@@ -34,7 +34,7 @@ def entity_problem(entity: str | None) -> str | None:
     if entity is None or ENTITY.fullmatch(entity):
         return None
     return (
-        f"logger.entity={shown(entity)} is not the name of a W&B user or team (letters, digits, - and _); use "
+        f"logger.entity={shown(entity)} is not the name of a W&B user or team (letters, digits, . - and _); use "
         "logger.entity=null for the key's own"
     )
 

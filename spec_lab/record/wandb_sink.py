@@ -44,7 +44,7 @@ class WandbSink:
     Args:
         mode: `auto` is `WANDB_MODE` if that is set. Else it is online if a key is configured and the server answers in
             time, and offline if not. Other values are used unchanged, or the run is refused.
-        group: group of a sweep; None is the sweep that W&B's own agent runs, if there is one.
+        group: group of a sweep; None is `WANDB_RUN_GROUP`, else the sweep of W&B's own agent, else no group.
         draw: draws the run's figures; None logs none.
 
     Raises:
@@ -206,8 +206,8 @@ class WandbSink:
     def _base(self) -> Path:
         """Return the directory that paths inside the W&B run are relative to: where an uploading process runs.
 
-        An online run is uploaded from here. An offline one may be uploaded from anywhere, so a run's folder that is not
-        below the working directory is its own base.
+        An online run is uploaded from the working directory. An offline one may be uploaded from anywhere, so a run's
+        folder that is not below the working directory is its own base.
         """
         here = Path.cwd()
         return here if not self._run.offline or self._folder.resolve().is_relative_to(here) else self._folder.resolve()

@@ -5,7 +5,8 @@ drafters (if runs differ only in the drafter), graph modes, and the knobs of the
 compares acceptance lengths and rates with those of one of them, and shows the speedup that the cost of a round
 predicts. With one FOLDER, plots are saved in it.
 
-Runs with different definitions, prompts or versions are shown but not compared, unless --anyway is given.
+Runs with different definitions, prompts or versions are shown but not compared, unless --anyway is given. An experiment
+that varies its prompts has one table all the same.
 
   python -m spec_lab.report outputs/drafters-sweep-1a2b3c4d
   python -m spec_lab.report outputs/RUN outputs/OTHER --base 2 --csv runs.csv --figures figures
@@ -164,11 +165,11 @@ def _report(options: argparse.Namespace) -> int:
 
 
 def _markdown(runs: Sequence[Run], anyway: bool) -> str:
-    """Return one table of all runs. They must be comparable, since a reader of the document could not see which are
-    not.
+    """Return one table of the finished runs. They must be comparable, since a reader of the document could not see
+    which are not.
 
     Raises:
-        UserError: some of the runs are not comparable, or none has finished.
+        UserError: some of the runs are not comparable, none has finished, or the requests of one cannot be read.
     """
     finished = [run for run in numbered(runs) if run.run.summary["status"] == "finished"]
     apart = [] if anyway else refusals(comparable_sets(finished))

@@ -27,7 +27,7 @@ LEAST_PROMPTS = 2
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A value with its 95 % interval, whose ends are None if there is only one prompt."""
+    """A value with its 95 % interval, whose ends are None if there is only one prompt, or a task has only one."""
 
     value: float
     low: float | None
@@ -35,7 +35,7 @@ class Interval:
 
     @property
     def holds_zero(self) -> bool:
-        """Return whether the interval includes 0; always true with one prompt."""
+        """Return whether the interval includes 0; true if it has no ends."""
         return self.low is None or self.high is None or self.low <= 0 <= self.high
 
 

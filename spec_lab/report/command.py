@@ -17,7 +17,7 @@ START = "python -m spec_lab"
 
 
 def command_of(summary: Summary) -> str:
-    """Return a command that composes to the run's configuration, quoted for any shell.
+    """Return a command that composes to what the run measured, quoted for a POSIX shell.
 
     If one of its options is not installed here, the command names all knobs and says so in a # comment.
     """

@@ -21,7 +21,7 @@ BESIDE_THE_RUN = (
     *("output_dir", "dry_run", "fresh", "leave_out", "shared_device", "auto"),
     *("logger", "name", "record", "profile_rounds"),
 )
-"""Keys that say where a run is recorded and how it is started; they do not change what it measures."""
+"""Keys that say how a run is started, and where and what it records; they do not change the numbers it measures."""
 SHOWN_REASONS = 3
 
 
@@ -101,7 +101,7 @@ def _shorten(reasons: Sequence[str]) -> str:
 
 
 def _other_standards(base: Run, other: Run) -> Iterator[str]:
-    """Yield definitions, then versions."""
+    """Yield in what definitions two runs differ, then in what versions."""
     ours, theirs = base.summary["definitions"], other.summary["definitions"]
     others = [name for name in COMPARED_NUMBERS if ours.get(name) != theirs.get(name)]
     if others:

@@ -19,14 +19,14 @@ NOTE = """\
 draft, verify, rest: the stages of a round for each request, in steps of plain decoding. rest is accept, commit,
 readback, and the host's time between stages; if one graph is the whole round, rest is the whole round. They add up to
 break-even, the acceptance length from which drafting pays. predicted: length / break-even. off: measured / predicted -
-1; rounds cut short count only in measured. oracle's: the acceptance length of drafts that are always right, which is
-measured if an oracle ran at this K (marked m), else K + 1. its speedup: the speedup with this acceptance length and
-this drafter's cost."""
+1; only measured loses the tokens that are cut off a round. oracle's: the acceptance length of drafts that are always
+right, which is measured if an oracle ran at this K (marked m), else K + 1. its speedup: the speedup with this
+acceptance length and this drafter's cost."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """The cost of a round of one run, where 1 is the time of a plain decoding step.
+    """The cost of a request round of one run, where 1 is the time of a plain decoding step for one request.
 
     Attributes:
         draft: the drafter's stages; None if they could not be timed separately.

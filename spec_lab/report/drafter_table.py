@@ -29,9 +29,10 @@ COLUMNS_EXPLAINED: Mapping[str, str] = {
     "count.",
     "@1, @2, ...": "Percent of the request rounds that accept the draft at this position; 1 + their sum / 100 is the "
     "acceptance length.",
-    "draft ms": "catchup + recur: the time a round spends in the drafter, from the target's features to K new drafts.",
+    "draft ms": "The drafter's stages (catchup, recur, draft, lookup): the time a round spends in the drafter, from "
+    "the target's features to K new drafts.",
     "draft/plain": "The same, divided by the time of a whole round of plain decoding (a plain step).",
-    "verify/plain": "The target's forward over K + 1 rows a request, in plain steps.",
+    "verify/plain": "The target's forward over K + 1 rows a request, or those of the tree, in plain steps.",
     "break-even": "Whole time of a request round, in plain steps: the acceptance length from which drafting "
     "pays. At batch 1 it exceeds draft + verify by accept, commit and the time between stages.",
     "predicted": "Expected speedup of the decode rate: acceptance length / break-even.",

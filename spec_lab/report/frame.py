@@ -5,7 +5,8 @@
     frame = load_frame(["outputs/drafters-sweep-1a2b3c4d", "outputs/run-pocket-eagle3-strict-catchup-eager-5e6f7a8b"])
     frame[frame["part"] == "this run"].plot.scatter("break_even_acceptance_length", "acceptance_length")
 
-A row is a part of a run: the run itself, or a reference that was measured with it (`plain`, `unpruned`).
+A row is a part of a run: the run itself, or a reference that was measured with it (`plain`, `unpruned`,
+`eager`).
 """
 
 from __future__ import annotations
@@ -107,7 +108,7 @@ COLUMNS: dict[str, Column] = {
     "thinking_tokens": Column("number", "mean over requests"),
     "kernels": Column("text", "the option of `kernels`, as the user named it or `auto` chose it"),
     "auto": Column("text", "the knobs among attention, kernels and graph that `auto` chose"),
-    "device": Column("text", "cpu or cuda"),
+    "device": Column("text", "cpu, cuda or cuda:1"),
     "device_name": Column("text", "the system's name for it"),
     "dtype": Column("text", "of the weights"),
     "num_threads": Column("count", "threads of torch on the CPU"),
@@ -117,11 +118,13 @@ COLUMNS: dict[str, Column] = {
 }
 """The frame always has these columns. Depending on the runs, it also has, in this order:
 
-- a text column for each label (`drafter`, `target`, ...);
-- a column for each knob in which the runs differ, by its dotted name (`drafter.offset`), including those of extensions;
+- a text column for each label (`drafter`, `target`, ...), and sorted among these `NAME_ms`, the times of an extension's
+  stages, and knobs without a dot in which the runs differ;
+- a column for each other knob in which the runs differ, by its dotted name (`drafter.offset`), including those of
+  extensions;
 - `accepted_at_1` and so on, the share of rounds that accept the draft at that position, and `accepted_at_1_if_reached`,
-  the share among rounds that accepted all earlier drafts;
-- `metric_NAME`, the numbers of an extension's metrics, and `NAME_ms`, the times of its stages;
+  the share of the drafts that were offered there after all earlier drafts had been accepted;
+- `metric_NAME`, the numbers of an extension's metrics;
 - `kernel_NAME_us`, a kernel's time for each profiled round;
 - `version_torch` and so on."""
 
@@ -161,8 +164,8 @@ def frame_of(runs: Iterable[Run]) -> pd.DataFrame:
 
 
 def _extra_order(name: str) -> tuple[int, int, str]:
-    """Return the sort key that puts labels first, then knobs, positions by number, metrics, stages, kernels,
-    versions."""
+    """Return the sort key that puts names without a dot first (labels, stages, some knobs), then other knobs, positions
+    by number, metrics, kernels, versions."""
     prefixes = ("version_", "kernel_", "metric_", "accepted_at_")
     kinds = [len(prefixes) - place for place, prefix in enumerate(prefixes) if name.startswith(prefix)]
     position = re.search(r"\d+", name) if name.startswith("accepted_at_") else None

@@ -136,7 +136,7 @@ def _commands(summaries: Sequence[Summary]) -> str:
 
 
 def _machine(summaries: Sequence[Summary]) -> str:
-    """Return a table of where the runs ran, with a column for each property that any of them records."""
+    """Return a table of the machines and versions, with a line for all runs that agree in them."""
     keys = ("device_name", "cpu_model", "device", "dtype", "num_threads", "world_size", "git_revision", "template")
     packages = list(dict.fromkeys(name for summary in summaries for name in summary["versions"]))
     rows: dict[tuple[str, ...], list[str]] = {}

@@ -111,7 +111,7 @@ def _stage(name: str) -> Callable[[Summary], str]:
 
 
 def _per_round(kind: Literal["drafted", "offered", "verified"]) -> Callable[[Summary], str]:
-    """Return a function that writes a count for each request round, which older records do not have."""
+    """Return a function that writes a count for each request round; 0 in older records, which lack the count."""
     return lambda summary: number(ratio(summary["rows"].get(kind, 0), summary["rounds"]))
 
 

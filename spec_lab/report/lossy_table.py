@@ -32,8 +32,9 @@ class Price:
 
     Attributes:
         gain: acceptance length minus that of the lossless run; None if too few drafts were judged.
-        distance: total variation distance from the target's distribution; None for a lossless rule.
-        change: change of the accuracy from the lossless run; None if no answer was checked in both.
+        distance: distance from the target's distribution; None for a rule that does not report one.
+        change: change of the accuracy from the lossless run; None for that run itself, if no answer was checked in
+            both, or if all outputs were cut off.
     """
 
     rule: str
@@ -45,19 +46,20 @@ class Price:
 
     @property
     def gain_per_distance(self) -> float | None:
-        """Return the tokens gained in each round per hundredth of total variation; None if nothing was gained."""
+        """Return the tokens gained in each round per hundredth of total variation; None if one of them is 0 or
+        unknown."""
         variation = None if self.distance is None else self.distance["total_variation"]
         return self._gained / (100 * variation) if self._gained and variation else None
 
     @property
     def gain_per_point(self) -> float | None:
-        """Return the tokens gained in each round per percentage point of accuracy lost; None if none was lost."""
+        """Return the tokens gained in each round per percentage point of accuracy lost; None without gain or loss."""
         is_lost = self.change is not None and self.change["high"] < 0
         return self._gained / (-100 * self.change["difference"]) if self._gained and self.change and is_lost else None
 
     @property
     def _gained(self) -> float:
-        """Return the gain if its interval excludes 0, else 0."""
+        """Return the gain if its whole interval is above 0, else 0."""
         return 0.0 if self.gain is None or self.gain.holds_zero else max(0.0, self.gain.value)
 
 
@@ -74,7 +76,8 @@ class PricedRules:
 
 
 def read_prices(runs: Sequence[Run]) -> list[PricedRules]:
-    """Return a table for each lossless run that has lossy runs to compare; of equal lossless runs the first is used."""
+    """Return a table for runs that differ only in the rule, if one is lossless and one has a distance. The first
+    lossless run is the one that others are compared with."""
     tables: dict[str, list[Run]] = {}
     for run in runs:
         if run.summary["status"] == "finished" and run.summary["num_draft_tokens"]:
@@ -144,7 +147,8 @@ def _price(run: Run, base: Run) -> Price:
 
 
 def _rule(summary: Summary) -> str:
-    """Return a rule's name with all of its knobs, since runs of one rule may differ only in those."""
+    """Return a rule's name with its knobs but `lossless_only` and `allow_lossy`, since runs of one rule may differ only
+    in knobs."""
     options: Mapping[str, Any] = summary["config"].get("acceptance", {})
     knobs = [f"{key} {value}" for key, value in options.items() if key not in ("name", "lossless_only", "allow_lossy")]
     return ", ".join([str(options.get("name", ABSENT)), *knobs])

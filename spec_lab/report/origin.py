@@ -18,7 +18,7 @@ LETTERS_AN_INCH = 17
 
 
 def describe(summaries: Sequence[Summary]) -> str:
-    """Return a line that says where and when the runs ran."""
+    """Return a line that says where and when the runs ran; threads, type, torch and date are those of the last run."""
     newest = summaries[-1]
     prompts = sorted({summary["num_requests"] for summary in summaries})
     revisions = dict.fromkeys((summary["git_revision"] or "unknown")[:SHORT_REVISION] for summary in summaries)

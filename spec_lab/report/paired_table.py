@@ -160,12 +160,13 @@ def _compare_one(
 
 
 def _no_match(summary: Summary, base: Summary) -> str:
-    """Return why two speedups must not be compared, which is if more than the intended knobs differs; else empty."""
+    """Return why two speedups must not be compared: another machine, other choices by `auto`, or no plain decoding;
+    else empty."""
     places = [(s["device_name"], s["dtype"], s["num_threads"]) for s in (summary, base)]
     if places[0] != places[1]:
         return "other machine"
     if are_mixed(summary["config"], base["config"]):
-        return "other kernels"
+        return "other auto options"
     return "" if _speedup_to(summary, base) is not None else "no plain beside"
 
 

@@ -1,4 +1,4 @@
-"""Figures of one run. Each function takes a `summary.json` and returns a new matplotlib Figure that pyplot does not
+"""Figures of one run. Each takes the record in `summary.json`, and is a new matplotlib Figure that pyplot does not
 manage."""
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def spread(value: float, low: float | None, high: float | None) -> tuple[list[fl
 
 
 def acceptance_by_category(summary: Summary, requests: pd.DataFrame | None = None) -> Figure:
-    """Draw the pooled acceptance length of each category, hardest on top; with `requests`, each request is a dot.
+    """Draw the pooled acceptance length of each category, lowest on top; with `requests`, each request is a dot.
 
     Lines mark the acceptance length of the whole run, and the length from which drafting pays.
     """
@@ -61,8 +61,8 @@ def acceptance_by_category(summary: Summary, requests: pd.DataFrame | None = Non
 def acceptance_by_position(summary: Summary) -> Figure:
     """Draw acceptance rate at each draft position: a line for the whole run, and a paler one for each category.
 
-    The left shows unconditional rates, over all rounds; the right shows conditional ones, over the rounds that reached
-    the position.
+    The left shows unconditional rates, over all rounds; the right shows conditional ones, over the drafts that were
+    offered and reached.
     """
     import seaborn as sns
 
@@ -112,7 +112,7 @@ def stage_times(summary: Summary) -> Figure:
 
 
 def row_counts(summary: Summary) -> Figure:
-    """Draw the number of rows that were computed beyond the KV write, by kind and configuration; pruning reduces it."""
+    """Draw the number of rows that were computed beyond the KV write, by kind and configuration but plain decoding."""
     import seaborn as sns
 
     frame = load_configurations(summary)

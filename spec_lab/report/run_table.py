@@ -31,7 +31,7 @@ SOMETIMES = {
     "attention": ("attention", "name"),
     "kernels": ("kernels",),
 }
-"""Columns that are shown only if the runs differ in them, since they are not options of a group."""
+"""Columns that are shown only if the runs differ in them, by the place of their value in the configuration."""
 IMPOSED = "* the acceptance was imposed, not measured"
 
 
@@ -114,7 +114,7 @@ def mixes(runs: Sequence[Run]) -> list[str]:
 
 
 def format_categories(summary: Summary) -> str:
-    """Write one run's categories, hardest first: acceptance length, rate at each draft position, accuracy."""
+    """Write one run's categories, lowest first: acceptance length, rate at each draft position, accuracy."""
     if not summary["by_category"]:
         return ""
     num_draft_tokens = summary["num_draft_tokens"] or 0
@@ -139,7 +139,7 @@ def format_categories(summary: Summary) -> str:
 
 
 def _lossy_columns(summary: Summary) -> dict[str, Callable[[Outcome], str]]:
-    """Return the additional columns of a lossy run: thinking length, relaxed hits, outputs equal to plain decoding."""
+    """Return the additional columns of a lossy run: thinking, distance, relaxed hits, outputs equal to plain."""
     if summary["acceptance_lossless"] is not False or summary["acceptance_imposed"]:
         return {}
     return {

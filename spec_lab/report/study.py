@@ -28,7 +28,7 @@ NOTE = """\
 95 % intervals: acceptance length by bootstrap over requests, accuracy by Wilson's score, difference in percentage
 points to strict at the same K paired by prompt (answers lost and gained); equal to strict token by token."""
 NOT_COMPARED = (*BESIDE_THE_RUN, "num_threads")
-"""Acceptance and answers do not depend on threads."""
+"""Keys in which compared runs may differ. Acceptance and answers do not depend on threads, but times do."""
 UNKNOWN = Accuracy(value=None, low=None, high=None, n=0)
 """The accuracy of outputs that were cut off before their answers."""
 
@@ -42,7 +42,8 @@ class Point:
         family: the rule without its threshold, such as `top 10, delta`; points of a family differ in that one knob.
         threshold: that knob's value; None for strict.
         acceptance_length: pooled, with its bootstrap interval over requests; None if too few drafts were judged.
-        change: change of the accuracy from strict at the same K, paired by prompt; None for strict itself.
+        change: change of the accuracy from strict at the same K, paired by prompt; None for strict itself, if no answer
+            was checked in both, or if all outputs were cut off.
         equal_to_strict: share of outputs that equal strict's, token by token.
         thinking_tokens: mean over requests.
         hits_per_1000_tokens: accepted drafts that were not the argmax, for each 1000 tokens emitted in rounds.
@@ -191,7 +192,8 @@ def _at_one_k(run: Run) -> str:
 
 
 def key_without(run: Run, without: Collection[str]) -> str:
-    """Return a string that is equal for two runs whose configurations differ only in the keys `without`."""
+    """Return a string that is equal for two runs whose configurations and drafters differ only in the keys
+    `without`."""
     config = dict(run.summary["config"])
     config["drafter"] = {key: value for key, value in config.get("drafter", {}).items() if key not in without}
     return json.dumps({key: value for key, value in config.items() if key not in without}, sort_keys=True)

@@ -1,4 +1,4 @@
-"""Follows a running sweep: it prints a paragraph for each job as it ends."""
+"""Follows a running sweep, and writes a paragraph for each job as it ends."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from spec_lab.core.errors import UserError, one_line
 from spec_lab.program.table import paragraph
 from spec_lab.record.reading import read_summary
-from spec_lab.record.recorder import STILL_RUNNING
+from spec_lab.record.recorder import NOT_ENDED
 from spec_lab.record.runs import Run, run_folders
 from spec_lab.record.sinks import SUMMARY_FILE, SWEEP_FILE
 
@@ -61,5 +61,5 @@ def _newly_ended(folder: Path, known: set[Path]) -> Iterator[Run]:
             summary = read_summary(path)
         except UserError:
             continue  # a folder that is still being written, which a later look will find complete
-        if summary["reason"] != STILL_RUNNING:
+        if summary["reason"] not in NOT_ENDED:
             yield Run(path, summary)
