@@ -38,7 +38,11 @@ def refuse(config: TrainConfig) -> None:
 
 
 def refusals(config: TrainConfig) -> list[str]:
-    """Return all reasons against the training, one line each; empty if it may start."""
+    """Return the reasons against the training, one line each; empty if it may start. Knobs out of bounds hide others.
+
+    Raises:
+        UserError: a file that a check reads is missing or cannot be read.
+    """
     return out_of_bounds(config) or [message for check in CHECKS if (message := check(config)) is not None]
 
 
@@ -72,7 +76,7 @@ def dtype(config: TrainConfig) -> str | None:
 
 
 def schedule(config: TrainConfig) -> str | None:
-    """Warm-up and the intervals of the loss curve are no longer than the training."""
+    """Warm-up is shorter than the training, and the intervals of the loss curve are no longer."""
     for prefix, optimisation in _optimisations(config):
         for knob in ("num_warmup_steps", "log_every"):
             value, most = getattr(optimisation, knob), optimisation.num_steps - (knob == "num_warmup_steps")
@@ -109,7 +113,7 @@ WHY_NOT = {
 
 
 def drafter_of_target(config: TrainConfig) -> str | None:
-    """Say which drafters are trained for a target."""
+    """The drafter is one that is trained for the target."""
     option, name = target_option(config.target), config.drafter.name
     if name == "none" or name in option.drafters:
         return None
@@ -123,7 +127,7 @@ def drafter_of_target(config: TrainConfig) -> str | None:
 
 
 def frozen_target(config: TrainConfig) -> str | None:
-    """An existing target is run over packed rows, which some kinds of layers do not support."""
+    """An existing target is run over packed rows. Its kinds of layers support them, and they fit its positions."""
     option, name = target_option(config.target), config.drafter.name
     if option.path is None or name == "none":
         return None
@@ -214,7 +218,7 @@ def other_layouts(config: TrainConfig) -> str | None:
 
 
 def evaluation_prompts(config: TrainConfig) -> str | None:
-    """The files of questions exist."""
+    """The files of questions exist and have questions, none of a category that cards use for all."""
     if config.evaluation.prompts and target_option(config.target).path is None:
         return "evaluation.prompts is not read by this target; leave it out, or choose target=hf"
     for file in config.evaluation.prompts:
@@ -280,7 +284,7 @@ def sizes_of(model: ModelConfig) -> TargetSizes:
 def readable_layers(model: ModelConfig) -> tuple[int, ...]:
     """Return the layers whose keys an assistant can read.
 
-    They have full attention, own their keys, use RoPE that its config can express, and are all of one size.
+    They have full attention, own their keys, use RoPE that its config can express, and have one size and one RoPE.
     """
     found = [
         (index, (plan.num_kv_heads, plan.head_dim, plan.rope))

@@ -109,7 +109,7 @@ def _begin(file: Path, header: dict[str, Any]) -> None:
     """Write the header, or check that the existing one matches, so that the collection can be resumed.
 
     Raises:
-        UserError: the folder has other contents: texts, or states of other layers or texts.
+        UserError: the folder has other contents: texts, or states of other layers or another number of texts.
     """
     refuse_without_header(file, "hidden-*.safetensors")
     if file.exists() and read_json(file) != header:
@@ -138,8 +138,8 @@ def parts_of(texts: Texts, num_tokens: int) -> Iterator[Texts]:
 
 
 def states_of(target: FrozenTarget, texts: Texts, taps: tuple[Tap, ...], num_tokens: int) -> dict[str, Tensor]:
-    """Return the tensors of a file: ids, lengths, `taps` [tokens, taps * hidden] and `final_hidden` [tokens, hidden]
-    in bf16."""
+    """Return the tensors of a file: ids, lengths of texts and prompts, and in bf16 `taps` [tokens, taps * hidden] and
+    `final_hidden` [tokens, hidden]."""
     tapped, final = [], []
     for part in parts_of(texts, num_tokens):
         lengths = part.lengths

@@ -33,7 +33,7 @@ MEGA = 1e6
 
 
 def show(texts: Any, path: Path, number: int) -> str:
-    """Return `number` texts, with the tokens that count marked."""
+    """Return the first `number` texts, with the tokens that count marked."""
     thinking = texts.header.settings.get("thinking")
     return show_texts(texts, TargetTokenizer(path, thinking), number, in_colour=sys.stdout.isatty())
 
