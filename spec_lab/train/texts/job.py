@@ -40,7 +40,9 @@ class AnswerFile:
 
 
 def write_texts(writer: Writer, config: TextsConfig, root: Path) -> TextsFolder:
-    """Write the missing files of a folder of texts, and return it. If the texts are refused, everything is deleted.
+    """Write the missing files of a folder of texts, and return it.
+
+    If the texts of a new folder are refused before the first file of answers, everything is deleted.
 
     Raises:
         UserError: the folder holds other texts, a file of prompts or the target's chat template cannot be used, or no
@@ -60,7 +62,8 @@ def write_texts(writer: Writer, config: TextsConfig, root: Path) -> TextsFolder:
 
 
 def _write_new(writer: Writer, config: TextsConfig, root: Path, header: TextsHeader, form: ChatForm) -> TextsFolder:
-    """Write the texts. If they are refused, delete those begun here, so that other settings can be used next."""
+    """Write the texts. If they are refused, delete those begun here that have no answers yet, so that other settings
+    can be used next."""
     is_new = not (root / HEADER).exists()
     folder = TextsFolder(root, header)
     try:
@@ -72,7 +75,7 @@ def _write_new(writer: Writer, config: TextsConfig, root: Path, header: TextsHea
 
 
 def digests_of_sources(config: TextsConfig) -> dict[str, str]:
-    """Return a digest of each source of prompts: of a file's name and content, or of a generator's name and seed.
+    """Return for each source of prompts, by its name, a digest of a file's content; empty for a generator.
 
     Raises:
         UserError: there is no such file.
@@ -87,7 +90,7 @@ def digests_of_sources(config: TextsConfig) -> dict[str, str]:
 def probe(writer: Writer, config: TextsConfig) -> Rate:
     """Write a few texts without keeping them, and return the speed and their lengths.
 
-    On a slow CPU the answers are cut short, and then assumed to have the maximum length.
+    On a CPU the answers are cut short, and then assumed to have the maximum length.
     """
     on_gpu = writer.models.device.type == "cuda"
     number = BATCHES_OF_A_PROBE * config.batch_size if on_gpu else min(config.batch_size, 4)
@@ -270,8 +273,8 @@ class TextsJob:
                 self.folder.add_answers(file.name, texts, counts)
 
     def answer_files(self, turn: str, number: int) -> list[AnswerFile]:
-        """Plan the files for `number` answers: of equal size, equally many for each temperature, and ordered by
-        temperature."""
+        """Plan the files for `number` answers: of about equal size, ordered by temperature, and equally many for each
+        temperature unless there are too few answers."""
         wide = self.folder.id_type().itemsize
         most = max(1, min(self.config.texts_per_file, MOST_FILE_BYTES // (wide * self.config.longest)))
         temperatures = self.config.temperatures
