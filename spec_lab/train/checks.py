@@ -1,7 +1,7 @@
 """Checks for trainings that are not possible, made before anything is built or loaded, and without torch.
 
 Each check looks at a whole configuration, and returns None or one line with the knob and the remedy. The schema checks
-the values of single knobs.
+the values of single knobs. A file that a check cannot read raises UserError.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -38,11 +39,7 @@ def refuse(config: TrainConfig) -> None:
 
 
 def refusals(config: TrainConfig) -> list[str]:
-    """Return the reasons against the training, one line each; empty if it may start. Knobs out of bounds hide others.
-
-    Raises:
-        UserError: a file that a check reads is missing or cannot be read.
-    """
+    """Return reasons against the training, one line each; empty if it may start. Knobs out of bounds hide others."""
     return out_of_bounds(config) or [message for check in CHECKS if (message := check(config)) is not None]
 
 
@@ -265,12 +262,14 @@ def target_sizes(config: TrainConfig) -> TargetSizes:
         return sizes_of(read_model_config(path(config.target)))
     shipped: dict[str, Any] = json.loads((SHIPPED_TARGET / "config.json").read_text(encoding="utf-8"))
     target = config.trained_target
-    if target is not None:
-        vocab_size = config.tokenizer.vocab_size if config.target.own_vocabulary else shipped["vocab_size"]
-        return TargetSizes(target.hidden_size, target.num_layers, target.key_value_heads(), vocab_size)
-    return TargetSizes(
-        shipped["hidden_size"], shipped["num_hidden_layers"], shipped["num_key_value_heads"], shipped["vocab_size"]
-    )
+    if target is None:
+        names = ("intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim")
+        layer = LayerConfig(*(shipped[name] for name in names))
+        width, depth, vocab_size = (shipped[name] for name in ("hidden_size", "num_hidden_layers", "vocab_size"))
+        return TargetSizes(width, depth, layer.num_kv_heads, vocab_size, layer)
+    vocab_size = config.tokenizer.vocab_size if config.target.own_vocabulary else shipped["vocab_size"]
+    own = {name: getattr(target, name) for name in asdict(LayerConfig()) if isinstance(target, LayerConfig)}
+    return TargetSizes(target.hidden_size, target.num_layers, target.key_value_heads(), vocab_size, LayerConfig(**own))
 
 
 def sizes_of(model: ModelConfig) -> TargetSizes:

@@ -25,6 +25,7 @@ from spec_lab.workloads.conversations import before_end
 
 BATCHES_OF_A_PROBE = 4
 FEWEST_ASKED, LEAST_SHARE = 1000, 0.05
+RAISE_IT = "raise max_prompt_tokens (writing.max_prompt_tokens, where the same command trains)"
 MORE = 1.05
 """The factor of additional prompts that are begun, beyond the number expected to be dropped."""
 
@@ -139,7 +140,7 @@ class TextsJob:
         random.Random(self.config.seed).shuffle(asked)
         if not asked:
             counts = self.folder.header.counts(PROMPTS)
-            longer = ", or raise max_prompt_tokens" if counts["too_long"] else ""
+            longer = f", or {RAISE_IT}" if counts["too_long"] else ""
             raise UserError(f"prompts: none are left ({in_words(counts)}); {OTHERS}{longer}")
         self._answer("a", asked, asked)
         if self.num_second_turns:
@@ -241,7 +242,7 @@ class TextsJob:
                 if counts["asked"] > FEWEST_ASKED and counts["kept"] < LEAST_SHARE * counts["asked"]:
                     raise UserError(
                         f"prompts=[]: of {counts['asked']} prompts that the target wrote {counts['kept']} can be used; "
-                        "give others with prompts=[FILE.jsonl], or raise max_prompt_tokens"
+                        f"give others with prompts=[FILE.jsonl], or {RAISE_IT}"
                     )
 
     def _answers_by_conversation(self, turn: str) -> dict[int, str]:
