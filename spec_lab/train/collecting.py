@@ -50,11 +50,12 @@ def collect(path: Path, config: CollectConfig) -> Path:
     total = a_token * len(texts.tokens)
     print(f"{a_token:,} bytes a token, {len(texts.tokens):,} tokens of {len(texts)} texts: {total / 1e9:.2f} GB")
     make_output_dir(output)
-    free = shutil.disk_usage(output).free
-    if total > free:
-        fitting = int(len(texts) * free / total)
+    # Files of an interrupted collection are there already.
+    room = shutil.disk_usage(output).free + sum(file.stat().st_size for file in output.glob("hidden-*.safetensors"))
+    if total > room:
+        fitting = int(len(texts) * room / total)
         remedy = f"use num_texts={fitting}" if fitting else "choose another one"
-        raise UserError(f"output_dir={output} has room for {free / 1e9:.2f} GB; {remedy}")
+        raise UserError(f"output_dir={output} has room for {room / 1e9:.2f} GB; {remedy}")
     header = {
         "weights": texts.header.written_by.weights,
         "layers": {name: spelling.write(taps) for name, spelling in SPELLINGS.items()},
