@@ -1,6 +1,6 @@
 """Natural text from Python's standard library: its source code, and the prose in it.
 
-A file's path decides the split of its code, docstrings and comments. Paths are the same in Python 3.11 and 3.12,
+A file's path decides the split of its code, docstrings and comments. A file has the same path in Python 3.11 and 3.12,
 so the eval prompts of one version are not in the training text of the other. `workloads.make_prompts` also checks that
 they share no long window.
 """

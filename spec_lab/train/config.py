@@ -151,7 +151,7 @@ class TrainConfig:
     )
     output_dir: str = knob(
         "outputs/train",
-        "folder for all results, from which the same command continues; target=shipped: outputs/train-drafters",
+        "folder for all results, from which the same command continues; targets other than pocket set their own",
     )
 
     @property

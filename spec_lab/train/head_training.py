@@ -135,7 +135,7 @@ class HeadTraining:
             self.path, self.device, "bfloat16", num_drafts, 1, length, "kernels=torch", of_drafter=words
         )
         apart = prover.prove_rounded(self.recipe.config.drafts_as, folder, serving)
-        log.info("proved: served in bfloat16 it is %.3f of what logits vary by from the training forward", apart)
+        log.info("proved: logits of the engine in bfloat16 are apart from training by %.3f of their variation", apart)
         return apart
 
     def _truth(self, drafter: Any, prover: Prover) -> Truth:

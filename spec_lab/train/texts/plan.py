@@ -27,7 +27,7 @@ class StagePlan:
 
     Attributes:
         tokens: the tokens that the stage runs or writes.
-        memory_bytes: what the stage needs on the device; of texts, weights and cache alone.
+        memory_bytes: what the stage needs on the device; for texts, only weights and cache count.
         seconds: None if no rate is known.
         num_done: the texts that a killed command has already written; tokens and disk include them.
         less_disk, less_memory: the remedy if there is no room.
