@@ -215,7 +215,7 @@ def other_layouts(config: TrainConfig) -> str | None:
 
 
 def evaluation_prompts(config: TrainConfig) -> str | None:
-    """The files of questions exist and have questions, none of a category that cards use for all."""
+    """The files of questions exist and have questions, none of the category `all`, which cards use for the total."""
     if config.evaluation.prompts and target_option(config.target).path is None:
         return "evaluation.prompts is not read by this target; leave it out, or choose target=hf"
     for file in config.evaluation.prompts:

@@ -61,7 +61,7 @@ class GenerationsConfig:
     )
     max_new_tokens: int = knob(256, "most tokens that it writes after each prompt", least=1, most=MAX_LENGTH)
     row_length: int = knob(
-        321, "tokens of a prompt and its text together; prompts as long are left out", least=16, most=MAX_LENGTH
+        321, "tokens of a prompt and its text together; prompts of this length are left out", least=16, most=MAX_LENGTH
     )
     batch_size: int = knob(4096, "prompts continued together", least=1, most=2**20)
     sampled_fraction: float = knob(0.2, "share of the texts that is sampled; the others are greedy", least=0, most=1)

@@ -34,7 +34,7 @@ ORACLE_ROUNDS = 4
 
 
 class NotServed(Breakdown):
-    """The training forward and the engine disagree. The message says in what."""
+    """The training forward and the engine disagree. The message describes the difference."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,8 +63,8 @@ def write_texts(writer: Writer, config: TextsConfig, root: Path) -> TextsFolder:
 
 
 def _write_new(writer: Writer, config: TextsConfig, root: Path, header: TextsHeader, form: ChatForm) -> TextsFolder:
-    """Write the texts. If they are refused, delete those begun here that have no answers yet, so that other settings
-    can be used next."""
+    """Write the texts. If they are refused, delete what was begun here, unless there are answers already. So other
+    settings can be used next."""
     is_new = not (root / HEADER).exists()
     folder = TextsFolder(root, header)
     try:
