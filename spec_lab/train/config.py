@@ -1,9 +1,9 @@
 """The schema of a training: a dataclass for each group of keys, with type, default, explanation and bounds of each.
 
-It holds only values, and does not import torch. The options of `target=` and `drafter=` are in `target_config.py` and
-`drafter_config.py`. A YAML file under `conf/train/` names its schema in its defaults list, and sets the values that the
-option changes. `spec_lab.train.checks` has the rules on combinations, and `spec_lab.train.options` the recipe of each
-drafter.
+It holds only values, and does not import torch. The options of `target=` and `drafter=` are in `target_config.py`,
+`drafter_config.py` and `block_config.py`. A YAML file under `conf/train/` names its schema in its defaults list, and
+sets the values that the option changes. `spec_lab.train.checks` has the rules on combinations, and
+`spec_lab.train.options` the recipe of each drafter.
 """
 
 from __future__ import annotations

@@ -26,7 +26,8 @@ from spec_lab.workloads.tokenizer import TargetTokenizer
 log = logging.getLogger(__name__)
 
 PROBE_STEPS, PROBE_STEPS_ON_A_CPU = 6, 3
-"""The number of steps to run. The last two are timed. On a GPU the first ones compile, and the fourth is captured."""
+"""The number of steps to run. The last two are timed. On a GPU the first ones compile, and the fourth is captured if
+steps are."""
 BYTES_BESIDE_A_WEIGHT = 12
 """Bytes for each parameter in a checkpoint: a weight and two moments in float32."""
 MEGA = 1e6
