@@ -269,10 +269,12 @@ def test_what_counts_is_shown_and_a_mask_of_everything_refused(
 def test_a_plan_says_what_the_texts_take_and_refuses_a_full_disk(
     target: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert write(target, tmp_path / "out", "--plan=100") == 0
+    assert write(target, tmp_path / "out", "--plan=100", "device=cpu") == 0
     said = capsys.readouterr().out
     assert "2,472" in said and "25" in said  # tokens of 12 texts of 200 + 6, all of which the target writes, at 100/s
     assert not (tmp_path / "out").exists()
+    assert write(target, tmp_path / "out", "--plan=100", "device=cpu", "dtype=float32") == 0
+    assert capsys.readouterr().out == said, "on a CPU weights and cache are float32"
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=1000))
     assert write(target, tmp_path / "out", "--plan=100") == 2
     assert write(target, tmp_path / "out") == 2

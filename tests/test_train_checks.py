@@ -32,6 +32,7 @@ from spec_lab.train.drafter_config import (
 from spec_lab.train.fitting import MIN_TAPPED_LAYERS
 from spec_lab.train.menu import train_menu
 from spec_lab.train.options import DRAFTERS as OPTIONS
+from spec_lab.train.recipes import build_pipeline
 from spec_lab.train.target import tapped_layers
 from spec_lab.train.target_config import HfTarget, PocketTrainingConfig, ShippedTarget, SmolLm2Target, TargetChoice
 from tests.tiny_checkpoints import refused
@@ -217,6 +218,14 @@ def test_knobs_that_do_not_fit_one_another_are_refused(config: TrainConfig, frag
     [line] = refusals(config)
     assert all(fragment in line for fragment in fragments), line
     assert re.search(r"; (use|choose) [a-z_.]+=", line), line
+
+
+@pytest.mark.parametrize(
+    ("target", "width"), [(ShippedTarget(), 768), (PocketTrainingConfig(intermediate_size=96), 96)]
+)
+def test_a_size_of_null_is_the_targets(target: TargetChoice, width: int) -> None:
+    drafter: Any = build_pipeline(training(Eagle3TrainingConfig(intermediate_size=None), target)).drafter
+    assert drafter.config.sizes.intermediate_size == width
 
 
 def test_what_is_not_trained_is_not_checked() -> None:

@@ -470,7 +470,7 @@ def test_targets_whose_layers_are_not_packed_are_refused(tmp_path: Path, capsys:
 
 
 def test_hidden_states_are_collected_for_whoever_trains_elsewhere(
-    llama: Path, capsys: pytest.CaptureFixture[str]
+    llama: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = ["target=hf", f"target.path={llama / 'target'}", f"texts={llama / 'texts'}", "device=cpu"]
     asked += [f"output_dir={llama / 'states'}", "tokens_per_file=300", "tokens_per_forward=100"]
@@ -487,6 +487,10 @@ def test_hidden_states_are_collected_for_whoever_trains_elsewhere(
     with alone_in(llama / "states"):
         assert collect(asked) == 2 and "written by another process" in capsys.readouterr().err
     assert collect(asked) == 0, "a file that was cut short is written again"
+    with monkeypatch.context() as full:
+        full.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=1000))
+        assert collect(asked) == 0, "files that are there need no room"
+        assert collect([*asked, f"output_dir={llama / 'others'}"]) == 2 and "has room for" in capsys.readouterr().err
     whole = files[0].rename(llama / "whole")
     for make in (os.mkfifo, os.mkdir):
         make(files[0])

@@ -1,1 +1,1 @@
-"""The text on which the pocket model is trained and evaluated, generated or taken from Python's standard library."""
+"""The text on which pocket targets are trained and evaluated, generated or taken from Python's standard library."""

@@ -89,7 +89,7 @@ class ArithmeticTask:
 
     def _groups(self) -> list[tuple[Event, ...]]:
         """Group the events, so that the thinking states a result for each group. The first groups are pairs, so that
-        there are at most `most_results` groups."""
+        up to 2 * `most_results` events make at most `most_results` groups."""
         num_pairs = max(0, len(self.events) - self.most_results)
         pairs = [self.events[2 * index : 2 * index + 2] for index in range(num_pairs)]
         return pairs + [(event,) for event in self.events[2 * num_pairs :]]

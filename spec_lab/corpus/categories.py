@@ -1,4 +1,7 @@
-"""Endless, deterministic examples of each category, in a train and an eval split that share no problem."""
+"""Endless examples of each category, in a train and an eval split that share no problem and no document.
+
+They depend on the seed, and where they have natural text, on the Python version.
+"""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 class Prose:
     """Text around the solution. Ranges are inclusive and drawn uniformly."""
 
-    num_scene_facts: tuple[int, int] = (2, 3)  # sentences of the prompt that state the scene
+    num_scene_facts: tuple[int, int] = (2, 3)  # sentences of the prompt, besides the one about the items
     num_remarks: tuple[int, int] = (0, 2)  # sentences of the thinking drawn from the grammar
     note_probability: float = 0.4  # a half-finished natural sentence in the prompt, completed in the thinking
     note_opening_words: tuple[int, int] = (2, 4)
@@ -24,7 +24,7 @@ class Arithmetic:
     """The length of the stories, and the size of their numbers."""
 
     num_events: tuple[int, int] = (3, 5)
-    most_results: int = 3  # in a longer story, some results cover two events, and the first one's is not written
+    most_results: int = 3  # a longer story states its first results only after every second event
     largest_step: int = 89  # the largest number that is added or subtracted
     largest_factor: int = 12
     largest_amount: int = 999
@@ -36,7 +36,7 @@ class Lists:
 
     length: tuple[int, int] = (5, 6)  # 5 or more: three operations may drop one each, and two must remain
     num_operations: tuple[int, int] = (2, 3)
-    largest_element: int = 99
+    largest_element: int = 99  # exclusive
 
 
 @dataclass(frozen=True, slots=True)

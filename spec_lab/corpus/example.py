@@ -1,4 +1,4 @@
-"""An example on which the pocket model is trained or evaluated, and its form as text for the tokenizer."""
+"""An example on which a pocket target is trained or evaluated, and its form as text for the tokenizer."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The alternative wordings: at each choice, five to twelve short common words with equal probability.
+"""The alternative wordings: each rule has four to twelve, mostly short common words, with equal probability.
 
-They are short since a rare long word has several tokens, and only the first of these is uncertain.
+The words are short since a rare long word has several tokens, and only the first of these is uncertain.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ RULES = compile_rules(
     }
 )
 
-# Remarks only use facts in the prompt, so that greedy thinking depends on its own prompt. When nouns and adjectives
-# were drawn freely, the thinking repeated the most likely sentence of the corpus.
+# Remarks use facts of the scene, and the prompt states some of these. So greedy thinking depends on its own prompt.
+# When nouns and adjectives were drawn freely, the thinking repeated the most likely sentence of the corpus.
 REMARKS = (
     "the {item} {is} {look}[| {again}]",
     "the {other_item} {is} {other_look}[ but not {look}| and not {look}|, i {think}|]",

@@ -1,6 +1,6 @@
 """Natural text from Python's standard library: its source code, and the prose in it.
 
-A file's path decides the split of its code, docstrings and comments. Paths are the same in Python 3.11 and 3.12,
+A file's path decides the split of its code, docstrings and comments. A file has the same path in Python 3.11 and 3.12,
 so the eval prompts of one version are not in the training text of the other. `workloads.make_prompts` also checks that
 they share no long window.
 """
@@ -17,7 +17,7 @@ from pathlib import Path
 
 from spec_lab.corpus.split import FILES_PER_EVAL_FILE, Split, split_of
 
-# Tests, bundled or third-party code, tables of characters, and modules that Python 3.12 no longer has.
+# Among others tests, demos, bundled or third-party code, tables of characters, and modules that Python 3.12 lacks.
 _SKIPPED_FOLDERS = frozenset(
     [
         "test",
@@ -108,7 +108,10 @@ def _standalone_texts() -> Iterator[tuple[str, str]]:
 
 
 def _prose_of(source: str) -> str:
-    """Return the docstrings and comment blocks of a file, unindented, with a blank line between them."""
+    """Return a file's docstrings and comments of two or more lines, unindented, with blank lines between them.
+
+    Pieces that are short or have few letters are left out.
+    """
     try:
         tree = ast.parse(source)
     except SyntaxError:  # a template among the sources, not a module

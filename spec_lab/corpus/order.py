@@ -33,7 +33,7 @@ PEOPLE = [
     "Uma",
     "Vic",
 ]
-# Words for "further to the front", and for the two ends.
+# The word for "further to the front", with those for "further to the back", for the front end and for the back end.
 RELATIONS = {
     "older": ("younger", "oldest", "youngest"),
     "taller": ("shorter", "tallest", "shortest"),

@@ -1,4 +1,4 @@
-"""The scene of a chat prompt: facts that the prompt states once, in any order, and the thinking uses much later."""
+"""The scene of a chat prompt: facts, some of which the prompt states, in any order. The thinking may use all later."""
 
 from __future__ import annotations
 

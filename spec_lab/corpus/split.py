@@ -12,5 +12,5 @@ FILES_PER_EVAL_FILE = 20  # there are only some hundred files, and 96 prompts of
 
 
 def split_of(key: str, one_in: int = PROBLEMS_PER_EVAL_PROBLEM) -> Split:
-    """Return the split of `key`, the same on every machine and Python version. One in `one_in` keys is in eval."""
+    """Return the split of `key`, the same everywhere and in every Python. About one in `one_in` keys is in eval."""
     return "eval" if zlib.crc32(key.encode("utf-8")) % one_in == 0 else "train"

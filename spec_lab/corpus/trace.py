@@ -1,4 +1,4 @@
-"""Small Python programs. The question is their output: a loop with a remainder, then a branch."""
+"""Small Python programs: a loop with a remainder, then a branch. The question is their output."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from spec_lab.corpus.difficulty import Difficulty
 from spec_lab.corpus.phrasing import Phraser
 from spec_lab.corpus.task import draw_between
 
-# Real units keep their real factors; None stands for a factor that the story makes up.
+# Real units keep their real whole factors; None stands for a factor that the story makes up.
 CHAINS: tuple[tuple[tuple[str, ...], tuple[int | None, ...]], ...] = (
     (("ships", "carts", "crates", "jars"), (None, None, None)),
     (("rooms", "shelves", "boxes", "pens"), (None, None, None)),
@@ -88,7 +88,8 @@ class UnitsTask:
 
 
 def draw_units(random: Random, difficulty: Difficulty) -> UnitsTask:
-    """Draw neighbouring units of a chain, the factors that are not fixed, and a quantity of each unit."""
+    """Draw neighbouring units of a chain, the factors that are not fixed, and a quantity of each unit, which may be 0
+    after the first."""
     knobs = difficulty.units
     units, known_factors = random.choice(CHAINS)
     num_units = min(draw_between(random, knobs.num_units), len(units))

@@ -1,1 +1,1 @@
-"""Training of the pocket target and its draft heads."""
+"""Training of pocket targets, and of drafters for these and for other targets."""

@@ -1,4 +1,4 @@
-"""`python -m spec_lab.train`: trains a drafter for the shipped target, or a new target and a drafter for it.
+"""`python -m spec_lab.train`: trains a drafter for an existing target, or a new target and a drafter for it.
 
 Exit codes are those of `python -m spec_lab`: 0 finished, 1 failed, 2 refused, 130 interrupted.
 """
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 Action = Callable[[Any], object]
 """What to do with the composed pipeline, such as training."""
 INTRODUCTION = """\
-spec_lab.train: trains a drafter for the shipped target, or a new target and a drafter for it, and writes their cards.
+spec_lab.train: trains a drafter for an existing target, or a new target and a drafter for it, and writes their cards.
 
   python -m spec_lab.train drafter=mtp_eagle
   python -m spec_lab.train target=pocket drafter=eagle3
@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _menu() -> Menu:
-    """Return the menu. It is imported late, since that takes a second, in which Ctrl-C must already work."""
+    """Return the menu. Its module is imported late: that takes a second, in which Ctrl-C must already work."""
     from spec_lab.train.menu import train_menu
 
     return train_menu()
@@ -128,7 +128,7 @@ def action_of(arguments: Sequence[str]) -> tuple[list[str], Action]:
     """Return the arguments without the action's flag, and the action; training is the default.
 
     Raises:
-        UserError: `--show-data` has no number, or `--plan` has one.
+        UserError: `--show-data` has no number, `--plan` has one, or several flags are given.
     """
     from spec_lab.core.errors import UserError
 

@@ -33,7 +33,7 @@ SHARED_KEYS = (
     "eos_token_id",
     "pad_token_id",
 )
-"""The config keys of the assistant's layers that are copied from its target."""
+"""The keys of the assistant's `text_config` that are copied from its target."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,14 +69,14 @@ reads those of the target's last layer of its kind that owns some. The head is t
 {text["vocab_size"]} tokens.
 
 Every step stands at the last committed position. It takes the target's embedding of the last token, scaled as the
-target scales it, beside the target's hidden state after its final norm; later steps take, in place of that,
-`post_projection` of what the assistant left.""",
+target scales it, beside the target's hidden state after its final norm. In place of this state, later steps take
+`post_projection` of the assistant's last output.""",
             loss=unrolled_loss_words(self.config),
         )
 
 
 def assistant_keys(config: AssistantTrainingConfig, model: Any) -> dict[str, Any]:
-    """Return the keys of config.json that differ from transformers' defaults."""
+    """Return an assistant's config.json. For keys that it leaves out, transformers has the right defaults."""
     target, sizes, num_layers = model.config.to_dict(), sizes_of(model), config.num_sliding_layers + 1
     sliding, full = (sizes.layers[layer] for layer in last_owners(sizes))
     return {
@@ -140,7 +140,8 @@ def last_owners(target: ModelConfig) -> tuple[int, int]:
 def start_from_gemma(drafter: TrainableFrozenKVDrafter, target: Any) -> None:
     """Initialise weights at the scales of the assistant's inputs and outputs, like `start_from_target` for Qwen3.
 
-    Gemma's embedding is already scaled, so it has the same weight as the hidden state without further scaling.
+    Gemma scales its embeddings, so the weights for them are divided by that scale too. Query norms are copied as they
+    are, since neither model divides its scores by the root of `head_dim`.
     """
     embedding, final_norm = target.model.embed_tokens.weight.cpu(), target.model.norm.weight.cpu()
     directions = leading_directions(embedding, drafter.shape.hidden_size)

@@ -1,4 +1,4 @@
-"""Writes model cards of a training run from its recipe and measurements; no figure is typed by hand."""
+"""Writes model cards of a training run from its recipe and measurements; no measured figure is typed by hand."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def target_card(
     """Write the README.md of a target trained here.
 
     `measured`: the folder of the drafter whose drafts the evaluation counts, or the target's own without a drafter.
-    `command`: the command that trained it.
+    `command`: the command that trains such a target, without the overrides of other keys.
     """
     corpus, training = _record(folder, folder.corpus), _record(folder, folder.target)
     recipe = training["recipe"]
@@ -84,7 +84,7 @@ def _target_data(training: dict[str, Any], corpus: dict[str, Any]) -> str:
 
 
 def drafter_card(folder: RunFolder, output: Path, description: DrafterDescription, command: str) -> str:
-    """Write the README.md of the drafter in `output`; `command` is the command that trained it."""
+    """Write the README.md of the drafter in `output`; `command` trains one like it, without overrides of other keys."""
     training = _record(folder, output)
     recipe = training["recipe"]
     kind = description.kind[0].upper() + description.kind[1:]
@@ -116,8 +116,8 @@ def _drafter_data(folder: RunFolder) -> str:
         return "On the rows that the target learned from, other windows of its natural text; loss on every token,"
     texts = _record(folder, folder.generations)
     recipe = texts["recipe"]
-    return f"""On {texts["num_texts"]:,} texts that the target wrote after prompts of the training split of all nine
-categories ({texts["seconds"]:.0f} s), {recipe["sampled_fraction"]:.0%} of them sampled at temperature
+    return f"""On {texts["num_texts"]:,} texts that the target wrote after prompts of the corpus's training split
+({texts["seconds"]:.0f} s), {recipe["sampled_fraction"]:.0%} of them sampled at temperature
 {recipe["temperature"]:g}, the others greedy; loss on what the target wrote,"""
 
 

@@ -1,4 +1,4 @@
-"""Unrolls a drafter of one layer with its own cache: all chains of a text at once, each step in parallel.
+"""Unrolls a drafter whose steps are one layer each, with caches of its own: each step takes all rows of a text at once.
 
 This is EAGLE-3's training-time test (Li et al., 2025): a drafter learns on the inputs that it will see when drafting. A
 chain may pass through the same layer repeatedly (EAGLE-3, MTP-Eagle) or through several in turn (vanilla MTP).

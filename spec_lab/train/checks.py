@@ -1,7 +1,7 @@
 """Checks for trainings that are not possible, made before anything is built or loaded, and without torch.
 
 Each check looks at a whole configuration, and returns None or one line with the knob and the remedy. The schema checks
-the values of single knobs.
+the values of single knobs. A file that a check cannot read raises UserError.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ def refuse(config: TrainConfig) -> None:
 
 
 def refusals(config: TrainConfig) -> list[str]:
-    """Return all reasons against the training, one line each; empty if it may start."""
+    """Return reasons against the training, one line each; empty if it may start. Knobs out of bounds hide others."""
     return out_of_bounds(config) or [message for check in CHECKS if (message := check(config)) is not None]
 
 
@@ -72,7 +73,7 @@ def dtype(config: TrainConfig) -> str | None:
 
 
 def schedule(config: TrainConfig) -> str | None:
-    """Warm-up and the intervals of the loss curve are no longer than the training."""
+    """Warm-up is shorter than the training, and the intervals of the loss curve are no longer."""
     for prefix, optimisation in _optimisations(config):
         for knob in ("num_warmup_steps", "log_every"):
             value, most = getattr(optimisation, knob), optimisation.num_steps - (knob == "num_warmup_steps")
@@ -109,7 +110,7 @@ WHY_NOT = {
 
 
 def drafter_of_target(config: TrainConfig) -> str | None:
-    """Say which drafters are trained for a target."""
+    """The drafter is one that is trained for the target."""
     option, name = target_option(config.target), config.drafter.name
     if name == "none" or name in option.drafters:
         return None
@@ -123,7 +124,7 @@ def drafter_of_target(config: TrainConfig) -> str | None:
 
 
 def frozen_target(config: TrainConfig) -> str | None:
-    """An existing target is run over packed rows, which some kinds of layers do not support."""
+    """An existing target is run over packed rows. Its kinds of layers support them, and they fit its positions."""
     option, name = target_option(config.target), config.drafter.name
     if option.path is None or name == "none":
         return None
@@ -214,7 +215,7 @@ def other_layouts(config: TrainConfig) -> str | None:
 
 
 def evaluation_prompts(config: TrainConfig) -> str | None:
-    """The files of questions exist."""
+    """The files of questions exist and have questions, none of the category `all`, which cards use for the total."""
     if config.evaluation.prompts and target_option(config.target).path is None:
         return "evaluation.prompts is not read by this target; leave it out, or choose target=hf"
     for file in config.evaluation.prompts:
@@ -261,12 +262,14 @@ def target_sizes(config: TrainConfig) -> TargetSizes:
         return sizes_of(read_model_config(path(config.target)))
     shipped: dict[str, Any] = json.loads((SHIPPED_TARGET / "config.json").read_text(encoding="utf-8"))
     target = config.trained_target
-    if target is not None:
-        vocab_size = config.tokenizer.vocab_size if config.target.own_vocabulary else shipped["vocab_size"]
-        return TargetSizes(target.hidden_size, target.num_layers, target.key_value_heads(), vocab_size)
-    return TargetSizes(
-        shipped["hidden_size"], shipped["num_hidden_layers"], shipped["num_key_value_heads"], shipped["vocab_size"]
-    )
+    if target is None:
+        names = ("intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim")
+        layer = LayerConfig(*(shipped[name] for name in names))
+        width, depth, vocab_size = (shipped[name] for name in ("hidden_size", "num_hidden_layers", "vocab_size"))
+        return TargetSizes(width, depth, layer.num_kv_heads, vocab_size, layer)
+    vocab_size = config.tokenizer.vocab_size if config.target.own_vocabulary else shipped["vocab_size"]
+    own = {name: getattr(target, name) for name in asdict(LayerConfig()) if isinstance(target, LayerConfig)}
+    return TargetSizes(target.hidden_size, target.num_layers, target.key_value_heads(), vocab_size, LayerConfig(**own))
 
 
 def sizes_of(model: ModelConfig) -> TargetSizes:
@@ -280,7 +283,7 @@ def sizes_of(model: ModelConfig) -> TargetSizes:
 def readable_layers(model: ModelConfig) -> tuple[int, ...]:
     """Return the layers whose keys an assistant can read.
 
-    They have full attention, own their keys, use RoPE that its config can express, and are all of one size.
+    They have full attention, own their keys, use RoPE that its config can express, and have one size and one RoPE.
     """
     found = [
         (index, (plan.num_kv_heads, plan.head_dim, plan.rope))

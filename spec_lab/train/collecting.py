@@ -50,11 +50,12 @@ def collect(path: Path, config: CollectConfig) -> Path:
     total = a_token * len(texts.tokens)
     print(f"{a_token:,} bytes a token, {len(texts.tokens):,} tokens of {len(texts)} texts: {total / 1e9:.2f} GB")
     make_output_dir(output)
-    free = shutil.disk_usage(output).free
-    if total > free:
-        fitting = int(len(texts) * free / total)
+    # Files of an interrupted collection are there already.
+    room = shutil.disk_usage(output).free + sum(file.stat().st_size for file in output.glob("hidden-*.safetensors"))
+    if total > room:
+        fitting = int(len(texts) * room / total)
         remedy = f"use num_texts={fitting}" if fitting else "choose another one"
-        raise UserError(f"output_dir={output} has room for {free / 1e9:.2f} GB; {remedy}")
+        raise UserError(f"output_dir={output} has room for {room / 1e9:.2f} GB; {remedy}")
     header = {
         "weights": texts.header.written_by.weights,
         "layers": {name: spelling.write(taps) for name, spelling in SPELLINGS.items()},
@@ -109,7 +110,7 @@ def _begin(file: Path, header: dict[str, Any]) -> None:
     """Write the header, or check that the existing one matches, so that the collection can be resumed.
 
     Raises:
-        UserError: the folder has other contents: texts, or states of other layers or texts.
+        UserError: the folder has other contents: texts, or states of other layers or another number of texts.
     """
     refuse_without_header(file, "hidden-*.safetensors")
     if file.exists() and read_json(file) != header:
@@ -138,8 +139,8 @@ def parts_of(texts: Texts, num_tokens: int) -> Iterator[Texts]:
 
 
 def states_of(target: FrozenTarget, texts: Texts, taps: tuple[Tap, ...], num_tokens: int) -> dict[str, Tensor]:
-    """Return the tensors of a file: ids, lengths, `taps` [tokens, taps * hidden] and `final_hidden` [tokens, hidden]
-    in bf16."""
+    """Return the tensors of a file: ids, lengths of texts and prompts, and in bf16 `taps` [tokens, taps * hidden] and
+    `final_hidden` [tokens, hidden]."""
     tapped, final = [], []
     for part in parts_of(texts, num_tokens):
         lengths = part.lengths

@@ -1,9 +1,9 @@
-"""The schema of a training: one dataclass per Hydra option, with type, default, explanation and bounds of every key.
+"""The schema of a training: a dataclass for each group of keys, with type, default, explanation and bounds of each.
 
-It holds only values, and does not import torch. The options of `target=` and `drafter=` are in `target_config.py` and
-`drafter_config.py`. A YAML file under `conf/train/` names its schema in its defaults list, and sets the values that the
-option changes. `spec_lab.train.checks` has the rules on combinations, and `spec_lab.train.options` the recipe of each
-drafter.
+It holds only values, and does not import torch. The options of `target=` and `drafter=` are in `target_config.py`,
+`drafter_config.py` and `block_config.py`. A YAML file under `conf/train/` names its schema in its defaults list, and
+sets the values that the option changes. `spec_lab.train.checks` has the rules on combinations, and
+`spec_lab.train.options` the recipe of each drafter.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class GenerationsConfig:
     )
     max_new_tokens: int = knob(256, "most tokens that it writes after each prompt", least=1, most=MAX_LENGTH)
     row_length: int = knob(
-        321, "tokens of a prompt and its text together; longer prompts are left out", least=16, most=MAX_LENGTH
+        321, "tokens of a prompt and its text together; prompts of this length are left out", least=16, most=MAX_LENGTH
     )
     batch_size: int = knob(4096, "prompts continued together", least=1, most=2**20)
     sampled_fraction: float = knob(0.2, "share of the texts that is sampled; the others are greedy", least=0, most=1)
@@ -112,7 +112,7 @@ class TrackingConfig:
 class TrainConfig:
     """A whole training. `debug` is not part of it, since it only sets other keys."""
 
-    drafter: DrafterChoice = knob(MISSING, "the drafter to train, on texts that the target writes")
+    drafter: DrafterChoice = knob(MISSING, "the drafter to train")
     target: TargetChoice = knob(MISSING, "what it is trained for")
     tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig, metadata={"help": "a new target's vocabulary"})
     corpus: CorpusConfig = field(default_factory=CorpusConfig, metadata={"help": "what a new target learns from"})
@@ -151,7 +151,7 @@ class TrainConfig:
     )
     output_dir: str = knob(
         "outputs/train",
-        "folder for all results, from which the same command continues; target=shipped: outputs/train-drafters",
+        "folder for all results, from which the same command continues; targets other than pocket set their own",
     )
 
     @property

@@ -1,4 +1,4 @@
-"""From text to token rows: one process for each core generates, tokenises and packs the corpus."""
+"""From text to token rows: `num_workers` processes generate, tokenise and pack the corpus."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def next_token_loss(logits: Tensor, labels: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """The share that one process generates: examples of every chat category, from its own seeds."""
+    """The share that one process generates: examples of each of its categories, from its own seed."""
 
     tokenizer_file: str
     categories: tuple[str, ...]
@@ -108,7 +108,10 @@ def build_shard(shard: Shard) -> np.ndarray:
 
 
 def map_in_processes(function: Callable[[Job], Result], jobs: list[Job], num_workers: int) -> Iterator[Result]:
-    """Do `map(function, jobs)` in order in spawned processes. Forked ones would inherit CUDA and tokenizer threads."""
+    """Do `map(function, jobs)` in order, with several workers in spawned processes.
+
+    Forked processes would inherit CUDA and tokenizer threads.
+    """
     if num_workers == 1:
         yield from map(function, jobs)
         return
@@ -131,7 +134,7 @@ def _interrupts_held_back() -> Iterator[None]:
 
 
 def _tokenise_on_one_thread() -> None:
-    """Make the tokenizer use one thread, since there is already a process for each core."""
+    """Make the tokenizer use one thread, since there are already several processes."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 

@@ -17,7 +17,7 @@ NUM_RESAMPLES = 500
 
 
 def decoded(serving: Serving, drafter: str, folder: Path | None, requests: Sequence[Request]) -> dict[str, Any]:
-    """Decode with a drafter; return its acceptance length with an interval, rates by position, and both by category."""
+    """Decode with a drafter; return its `figures`, and with several categories those of each."""
     records = serving.decode(drafter, folder, requests)
     groups: dict[str, list[RequestRecord]] = {}
     for record in records:

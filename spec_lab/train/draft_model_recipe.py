@@ -30,12 +30,13 @@ if TYPE_CHECKING:
 
 
 SAMPLED_ROWS = 256
-"""The number of embedding rows from which the scale of the first logits is estimated."""
+"""The most embedding rows from which the scale of the first logits is estimated."""
 
 
 @dataclass(frozen=True, slots=True)
 class DraftModelRecipe:
-    """Trains a draft model on the target's own texts. The target's tokens have weight 1, and a prompt's tokens less."""
+    """Trains a draft model on the target's own texts. The target's tokens have weight 1, and a prompt's tokens
+    `prompt_loss_weight`."""
 
     config: DraftModelTrainingConfig
 
@@ -87,8 +88,8 @@ class DraftModelRecipe:
         directions = leading_directions(embedding, config.hidden_size)
         first = embedding @ directions
         model.get_input_embeddings().weight.data.copy_(first)
-        # The embedding is also the head, and its largest directions are common to all rows. It is scaled so that the
-        # first logits vary by one.
+        # The embedding is also the head, and its largest directions are common to all rows. The norm before it is
+        # initialised so that the first logits vary by one.
         states = rms_normed(first[:: -(-len(first) // SAMPLED_ROWS)])
         model.model.norm.weight.data.fill_(1 / float((states @ first.T).std(-1).mean()))
         return TrainableDraftModel(model)

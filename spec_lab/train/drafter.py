@@ -27,7 +27,7 @@ Entry [b, p, i] is true if draft i from position p equals the text's token p+2+i
 
 @dataclass(frozen=True, slots=True)
 class TrainingTask:
-    """The inputs that every recipe gets: the frozen target `model` and its own texts.
+    """The inputs that every recipe gets: the frozen target `model`, and the texts to learn from.
 
     `always_drafted`: token ids that must be draftable, however rare. `checkpoint`: the file from which an interrupted
     training resumes.
@@ -46,7 +46,7 @@ class DrafterDescription:
     """A drafter's part of its card, in Markdown without headings.
 
     `kind`: its name with an article, such as "an EAGLE-3 head". `reading`: paragraphs about its sizes, its inputs and
-    what it feeds back. `loss`: what training compared with the target's probabilities, such as "over 5 steps of ...".
+    what it feeds back. `loss`: the words of the card about the loss, such as "over 5 steps of ...".
     """
 
     kind: str
@@ -59,7 +59,7 @@ class DrafterRecipe(Protocol):
 
     @property
     def config(self) -> DrafterTrainingConfig:
-        """The chosen option. Its `name`, as in `drafter=NAME`, names the folder of weights, `pocket-NAME`."""
+        """The chosen option. Its `drafts_as` names the folder of weights, such as `pocket-eagle3`."""
 
     def train(self, task: TrainingTask, folder: Path) -> list[CurvePoint]:
         """Train a drafter and save it to `folder`; return the loss curve."""

@@ -1,4 +1,5 @@
-"""The schemas of `drafter=` in a training: one for each drafter that can be trained, and one for none."""
+"""The schemas of `drafter=` in a training, one for each drafter and one for none. Those of block drafters are in
+`block_config.py`."""
 
 from __future__ import annotations
 
@@ -131,7 +132,8 @@ class FrozenKvTrainingConfig(UnrolledTrainingConfig):
     num_heads: int = query_heads(4)
     kv_source_layers: list[int] = knob(
         [3, 5, 7],
-        "layers of the target whose KV is read, one for each drafter layer; [] is chosen automatically, for target=hf",
+        "layers of the target whose KV is read, one for each drafter layer; [] chooses some of an existing target such "
+        "as hf",
         least=0,
     )
 
@@ -150,7 +152,7 @@ class NextnTrainingConfig(UnrolledTrainingConfig):
 
 @dataclass
 class AssistantTrainingConfig(UnrolledTrainingConfig):
-    """drafter=assistant: a Gemma 4 assistant over the last layers of each kind that own their KV."""
+    """drafter=assistant: a Gemma 4 assistant over the last layer of each kind that owns its KV."""
 
     name: str = "assistant"
     hidden_size: int = width_of_layers(96)

@@ -98,8 +98,8 @@ class Eagle3Recipe:
             reading=f"""It reads the inputs of the target's layers 2, L // 2 and L - 3 (the default of vLLM and SGLang,
 so the config names none), has one layer with {config["num_attention_heads"]} query and
 {config["num_key_value_heads"]} key-value heads and feed-forward {config["intermediate_size"]}, and drafts
-{config["draft_vocab_size"]} of the target's {config["vocab_size"]} tokens: those the target writes most, and all
-markers.
+{config["draft_vocab_size"]} of the target's {config["vocab_size"]} tokens: those the target writes most, and
+those that end a text.
 
 Row p pairs the target's embedding of token p+1 with `fc` of the taps at p, at rotary position p. The residual is the
 raw `fc` output (`norm_before_residual` false); what the layer leaves, before the norm, is recycled.""",

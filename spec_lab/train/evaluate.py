@@ -31,7 +31,7 @@ UNCERTAIN_BELOW = 0.6
 
 
 def load_prompts(limit_per_category: int | None) -> list[Prompt]:
-    """Read the shipped prompts, or the first `limit` of each category."""
+    """Read the shipped prompts, or the first `limit_per_category` of each category."""
     categories = groupby(shipped_prompts(), key=lambda prompt: prompt.category)
     return [prompt for _, prompts in categories for prompt in islice(prompts, limit_per_category)]
 
@@ -86,7 +86,7 @@ class CategoryCounts:
         self.num_correct += other.num_correct
 
     def report(self) -> dict[str, object]:
-        """Return rates; None if there is nothing to count."""
+        """Return counts, and rates, which are None if there is nothing to count."""
         return {
             "prompts": self.num_prompts,
             "accuracy": self.num_correct / self.num_checkable if self.num_checkable else None,
@@ -190,8 +190,8 @@ def _texts(prompts: list[Prompt]) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredRows:
-    """Measurements of one text by position: top probability and entropy of the next token, and the number of agreeing
-    drafts."""
+    """Measurements of one text by position: top probability and entropy of the next token, and the number of leading
+    drafts that agree."""
 
     top_probability: Tensor
     entropy: Tensor

@@ -14,8 +14,8 @@ BIAS_STEP = 1e-3
 def every_expert(experts: nn.Module, rows: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
     """Run every expert on every row `[rows, hidden]`, and add the outputs of the `chosen` ones `[rows, num_chosen]`.
 
-    For experts of a few thousand weights this is one plain product. It is faster than sorting rows by expert, and a
-    CUDA graph can capture it.
+    For experts of a few thousand weights, two plain products suffice. They are faster than sorting rows by expert, and
+    a CUDA graph can capture them.
     """
     gate_up, down = experts.gate_up_proj, experts.down_proj
     assert isinstance(gate_up, Tensor) and isinstance(down, Tensor)
@@ -30,7 +30,7 @@ def balance_experts(model: nn.Module) -> None:
     """Balance the experts' load without an auxiliary loss (DeepSeek-V3, arXiv 2412.19437, section 2.1.2).
 
     After each training forward, the bias of the choice rises for experts that were chosen less than their share, and
-    falls for the others.
+    falls for those that were chosen more.
     """
     for router in model.modules():
         if hasattr(router, "e_score_correction_bias"):

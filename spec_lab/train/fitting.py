@@ -1,6 +1,6 @@
 """Checks whether the sizes of a drafter fit its target and one another.
 
-Each function returns None, or one line with the knob and the remedy. The row of a drafter (`spec_lab.train.options`)
+Each check returns None, or one line with the knob and the remedy. The row of a drafter (`spec_lab.train.options`)
 lists the checks that apply to it.
 """
 
@@ -42,7 +42,7 @@ class TargetSizes:
 def filled(drafter: Any, target: TargetSizes) -> Any:
     """Return the `drafter` part with nulls replaced by the sizes of the target's layer.
 
-    An assistant that names no layers to read gets three, from the middle of the target on.
+    An assistant that names no layers to read gets up to three of the readable ones, from their middle on.
     """
     sizes, readable = asdict(target.layer), target.kv_layers
     if readable and getattr(drafter, "kv_source_layers", None) == []:
@@ -92,7 +92,8 @@ def delta_heads(target: PocketHybridTrainingConfig) -> str | None:
 
 
 def owned_layers(target: PocketGemmaTrainingConfig) -> str | None:
-    """Each kind of layer has at least one that owns keys and values, which the last layers and the assistant read."""
+    """Each kind of layer has at least one that owns keys and values, which the last layers and the assistant read.
+    The size of full-attention heads is even."""
     num_own, every = target.num_layers - target.num_shared_layers, target.full_attention_every
     if every < 2:
         return f"target.full_attention_every={every} leaves no layer a window; use target.full_attention_every=2"
@@ -137,7 +138,7 @@ def unrolled_steps(fitting: Fitting) -> str | None:
 
 
 def measured_drafts(fitting: Fitting) -> str | None:
-    """The card measures no more drafts than there are modules."""
+    """The card measures no more drafts than there are modules, if there are several."""
     num_modules, wanted = fitting.drafter.num_modules, fitting.config.evaluation.num_draft_tokens
     if not 1 < num_modules < wanted:
         return None
@@ -148,7 +149,7 @@ def measured_drafts(fitting: Fitting) -> str | None:
 
 
 def taps(fitting: Fitting) -> str | None:
-    """An EAGLE-3 head reads three layers of its target, counted from both ends."""
+    """EAGLE-3 and P-EAGLE heads read three layers of their target, counted from both ends."""
     num_layers = fitting.target.num_layers
     if num_layers >= MIN_TAPPED_LAYERS:
         return None
@@ -208,7 +209,7 @@ def tokens_fit(fitting: Fitting) -> str | None:
 
 
 def candidates_fit(fitting: Fitting) -> str | None:
-    """A head that scores the likeliest tokens of a slot has as many that can be drafted."""
+    """A head that scores the likeliest tokens of a slot scores no more than can be drafted."""
     drafter = fitting.drafter
     size, topk = drafter.draft_vocab_size, drafter.head_topk
     if size is None or drafter.head not in READ_WITH["head_topk"] or topk <= size:
@@ -275,7 +276,7 @@ def assistant_heads(fitting: Fitting) -> str | None:
 
 def kv_sources(fitting: Fitting) -> str | None:
     """An assistant's layers read existing layers of the target, and its query heads divide evenly among their KV
-    heads."""
+    heads. It needs the target's keys, which `packing.kept_gigabytes` does not keep."""
     drafter, target = fitting.drafter, fitting.target
     if target.kv_layers == ():
         return "drafter=frozen_kv: the target has no layer whose keys an assistant can read; use drafter=eagle3"

@@ -103,8 +103,8 @@ one source for all). The head is the drafter's own embedding of all {text["vocab
 
 Every step stands at the last committed position. It takes the target's embedding of the last token, scaled as
 the target scales it, beside
-the target's hidden state after its final norm; later steps take, in place of that, `post_projection` of what the
-drafter left.""",
+the target's hidden state after its final norm. In place of this state, later steps take `post_projection` of the
+drafter's last output.""",
             loss=unrolled_loss_words(self.config),
         )
 
@@ -142,12 +142,12 @@ drafter left.""",
 
 @torch.no_grad()
 def start_from_target(drafter: TrainableFrozenKVDrafter, model: Qwen3ForCausalLM) -> None:
-    """Initialise weights at the scales of the drafter's inputs and outputs; weights not mentioned here stay random.
+    """Initialise weights at the scales of the drafter's inputs and outputs; those not mentioned here are not changed.
 
     The vocabulary and `post_projection` use the directions in which the target's embedding is largest. Embedding and
-    hidden state are scaled to the same weight, though the embedding is much smaller. Queries have the length of the
-    target's queries to the same keys. Branches start small relative to the stream, as in LayerScale (Touvron et al.,
-    2021).
+    hidden state are scaled to the same weight, though the embedding is much smaller. Query norms are those of the
+    target, divided by the root of `head_dim`, since the assistant's scores are not. Branches start small relative to
+    the stream, as in LayerScale (Touvron et al., 2021).
     """
     layers = [model.model.layers[source.layer] for source in drafter.shape.sources]
     query_norms = [layer.self_attn.q_norm.weight.cpu() for layer in layers]
@@ -158,8 +158,8 @@ def start_from_target(drafter: TrainableFrozenKVDrafter, model: Qwen3ForCausalLM
 def start_from(
     drafter: TrainableFrozenKVDrafter, embedding: Tensor, final_norm: Tensor, query_norms: Sequence[Tensor]
 ) -> None:
-    """Do the same from the target's embedding [vocab, hidden], its last norm, and the scale of its queries at each
-    source."""
+    """Initialise as `start_from_target` does, from the target's embedding [vocab, hidden], its last norm, and the norm
+    of its queries at each source."""
     directions = leading_directions(embedding, drafter.shape.hidden_size)
     drafter.model.embed_tokens.weight.copy_(embedding @ directions)
     hidden_scale = final_norm.square().mean().sqrt()
@@ -176,7 +176,7 @@ def start_from(
 
 
 def save_frozen_kv(drafter: TrainableFrozenKVDrafter, target: Qwen3Config, folder: Path) -> None:
-    """Save `config.json` and `model.safetensors` as transformers writes a `Gemma4AssistantForCausalLM`, in bf16."""
+    """Save config and weights as transformers writes a `Gemma4AssistantForCausalLM`, in bf16."""
     names = ("max_position_embeddings", "bos_token_id", "eos_token_id", "pad_token_id")
     keys = assistant_config(drafter.shape, {name: getattr(target, name) for name in names})
     save_drafter(drafter.state_dict(), keys, folder)
@@ -188,8 +188,8 @@ def embedding_scale(target: FrozenTarget) -> float:
 
 
 def assistant_config(shape: FrozenKVShape, of_target: Mapping[str, Any]) -> dict[str, Any]:
-    """Return config.json: keys that differ from transformers' defaults, our `kv_source_layers`, and keys of the
-    target."""
+    """Return config.json, with our `kv_source_layers` and keys of the target. For keys that it leaves out, transformers
+    has the right defaults."""
     num_layers, source = len(shape.sources), shape.sources[0]
     return {
         "architectures": ["Gemma4AssistantForCausalLM"],

@@ -59,7 +59,7 @@ def checkpoint_path(target: HfTarget) -> Path:
 
 
 def packaged_path(target: SmolLm2Target) -> Path:
-    """Return the packaged file, which earlier checks have accepted."""
+    """Return `target.path`, or else the packaged file; earlier checks have accepted it."""
     found = Path(target.path) if target.path else PACKAGED[SMOLLM2].find()
     assert found is not None
     return found

@@ -123,8 +123,8 @@ class FrozenTarget:
 def draft_rope(config: ModelConfig) -> RopeConfig:
     """Return the rotary embedding of a head for this target: that of its last layer with full attention.
 
-    Heads are Llama layers, which do not support partial rotation. For a target with partial rotation they take only its
-    base.
+    Heads have plain layers, which do not support partial rotation. For a target with partial rotation, or with another
+    scaling, they take only its base.
     """
     rope = full_plan(config).rope
     plain = rope.scaling in ("none", "linear", "llama3") and rope.partial_rotary_factor == 1.0

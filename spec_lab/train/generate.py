@@ -1,4 +1,5 @@
-"""Batched continuation of many prompts by the target, with a cache of fixed size and one CUDA graph for each batch."""
+"""Batched continuation of many prompts by the target, with a cache of fixed size, and on a GPU one CUDA graph for each
+batch."""
 
 from __future__ import annotations
 
@@ -142,7 +143,7 @@ class Batch:
         return cls(tokens.to(model.device), last, finished, cache)
 
     def prefill(self, model: Qwen3ForCausalLM, temperature: float) -> None:
-        """Run the prompts, including padding, which nothing attends to, and append a token to every row."""
+        """Run the prompts, including padding, which no prompt attends to, and append a token to every row."""
         width = int(self.last.max()) + 1
         positions = torch.arange(width, device=self.last.device).expand(len(self.last), width)
         hidden = self._forward(model, positions)

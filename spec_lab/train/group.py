@@ -77,7 +77,7 @@ def joined(wanted: str) -> Iterator[tuple[TrainingGroup, torch.device]]:
     engine.
 
     Raises:
-        UserError: the machine has fewer GPUs than processes.
+        UserError: the machine has fewer GPUs than processes, or the processes or the device cannot be used.
     """
     own, device = ranks(), training_device(wanted)
     if own.size == 1:

@@ -24,7 +24,7 @@ def head_card(
     in_16_bits = (
         ""
         if rounded is None
-        else f"Served in bfloat16 it is {rounded:.3f} of what its logits vary by from that forward."
+        else f"Served in bfloat16, its logits differ from that forward's by {rounded:.3f} of their variation."
     )
     rounds = ", ".join(f"{difference:.1e}" for difference in proof["differences"])
     return reflow(f"""# {output.name}: a drafter for {target}

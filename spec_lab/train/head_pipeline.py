@@ -1,4 +1,4 @@
-"""A training for an existing target: texts, drafter, evaluation, card. Finished stages are skipped."""
+"""A training for an existing target: texts, drafter, evaluation, card. Finished texts and drafters are kept."""
 
 from __future__ import annotations
 
@@ -43,8 +43,9 @@ class HeadPipeline:
         """Run the missing stages under `output_dir`; the last line printed is the drafter's folder.
 
         Raises:
-            UserError: a folder cannot be used, or holds results of other settings.
+            UserError: a folder or a setting cannot be used, or a folder holds results of other settings.
             TrainingDiverged: a loss is no longer finite.
+            NotServed: the training forward and the engine disagree.
         """
         with joined(self.config.device) as (group, device):
             own, batch_size = replace(self, group=group, device=device), self._batch_size()
@@ -131,7 +132,7 @@ class HeadPipeline:
         return show(texts, self._path(), number)
 
     def _warn(self) -> None:
-        """Warn, before anything runs, that more drafts are measured than are trained."""
+        """Warn, before anything runs, if more drafts are measured than are trained."""
         measured, learnt = self.config.evaluation.num_draft_tokens, make_recipe(self.config).config.num_trained_drafts
         if measured > learnt and not self.group.rank:
             log.warning(

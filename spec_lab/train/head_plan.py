@@ -26,14 +26,15 @@ from spec_lab.workloads.tokenizer import TargetTokenizer
 log = logging.getLogger(__name__)
 
 PROBE_STEPS, PROBE_STEPS_ON_A_CPU = 6, 3
-"""The number of steps to run. The last two are timed. On a GPU the first ones compile, and the fourth is captured."""
+"""The number of steps to run. The last two are timed. On a GPU the first ones compile, and the fourth is captured if
+steps are."""
 BYTES_BESIDE_A_WEIGHT = 12
 """Bytes for each parameter in a checkpoint: a weight and two moments in float32."""
 MEGA = 1e6
 
 
 def show(texts: Any, path: Path, number: int) -> str:
-    """Return `number` texts, with the tokens that count marked."""
+    """Return the first `number` texts, with the tokens that count marked."""
     thinking = texts.header.settings.get("thinking")
     return show_texts(texts, TargetTokenizer(path, thinking), number, in_colour=sys.stdout.isatty())
 

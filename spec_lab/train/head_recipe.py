@@ -54,7 +54,7 @@ class HeadRecipe(Protocol):
         """Make an untrained drafter."""
 
     def taps(self, target: FrozenTarget) -> tuple[Tap, ...]:
-        """Return the hidden states that it reads besides the last."""
+        """Return the layers' hidden states that it reads; the last state is no tap."""
 
     def save(self, drafter: Any, target: FrozenTarget, folder: Path) -> None:
         """Write it in the form that the engine loads."""

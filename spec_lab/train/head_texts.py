@@ -31,7 +31,7 @@ SECONDS_BETWEEN_LOOKS = 1.0
 MOST_PROMPTS = 64
 """The most held-out prompts that are decoded during a training."""
 STAND_INS = 512
-"""The number of random-token texts with which a plan is probed if no texts are written yet."""
+"""The most random-token texts with which a plan is probed if no texts are written yet."""
 
 
 @contextmanager
@@ -103,7 +103,8 @@ class HeadTexts:
         """Return all texts, those to learn from, and those held out.
 
         Raises:
-            UserError: there are too few texts; none or all of their tokens count; or another target wrote them.
+            UserError: there are too few texts; none or all of their tokens count; they do not fit rows or positions; or
+                another target wrote them.
         """
         if self.are_missing:
             raise UserError(f"{self.root} has no texts yet; run the same command without a flag, or give texts=FOLDER")
@@ -142,7 +143,7 @@ class HeadTexts:
             )
 
     def plan(self) -> tuple[StagePlan, Texts]:
-        """Estimate by a probe the cost of writing the texts, and return texts of random tokens of the same length.
+        """Estimate by a probe the cost of writing the texts, and return texts of random tokens of the same mean length.
 
         Texts that an earlier, killed command wrote are not written again.
 
@@ -232,5 +233,5 @@ def facts_of_texts(texts: Texts) -> dict[str, Any]:
 
 
 def texts_identity(texts: Texts) -> str:
-    """Return a string that identifies the texts of a folder."""
+    """Return a string that tells these texts from others: by their target and their numbers of texts and tokens."""
     return f"{texts.header.written_by.weights[:16]}, {len(texts)} texts, {len(texts.tokens)} tokens"

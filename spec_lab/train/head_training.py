@@ -31,7 +31,7 @@ from spec_lab.train.truth import Tracker, Truth
 log = logging.getLogger(__name__)
 
 MOST_ROWS = 64
-"""The most held-out rows for teacher forcing, and the most held-out prompts that are decoded."""
+"""The most held-out rows for teacher forcing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,7 @@ class HeadTraining:
 
     @for_a_while()
     def _rounded(self, prover: Prover, folder: Path) -> float | None:
-        """Compare with the engine in bfloat16 if the drafter will run in that; return the difference."""
+        """Compare with the engine in bfloat16, on a GPU or with dtype=bfloat16; return the difference."""
         if self.device.type == "cpu" and self.config.dtype != Dtype.bfloat16:
             return None
         num_drafts, longest = prover.serving.num_draft_tokens, prover.serving.longest
@@ -135,7 +135,7 @@ class HeadTraining:
             self.path, self.device, "bfloat16", num_drafts, 1, length, "kernels=torch", of_drafter=words
         )
         apart = prover.prove_rounded(self.recipe.config.drafts_as, folder, serving)
-        log.info("proved: served in bfloat16 it is %.3f of what logits vary by from the training forward", apart)
+        log.info("proved: logits of the engine in bfloat16 are apart from training by %.3f of their variation", apart)
         return apart
 
     def _truth(self, drafter: Any, prover: Prover) -> Truth:
@@ -168,7 +168,7 @@ class HeadTraining:
 def write_layouts(
     names: Iterable[str], drafter: PackedTrainingConfig, folder: Path, written_for: WrittenFor, prover: Prover
 ) -> None:
-    """Write a drafter in other projects' layouts, load each back, and compare its bytes and its drafts with ours.
+    """Write a drafter in other projects' layouts, load each back, and compare its tensors and its drafts with ours.
 
     Raises:
         NotServed: its drafts differ.

@@ -55,7 +55,7 @@ class AttentionShape:
     """Sizes of an attention: `input_size` of the projections' input, `hidden_size` of the output.
 
     `head_norm_eps`: epsilon of the norm of each query and key head before the rotation, as in Qwen3; None for no norm,
-    as in Llama. `has_bias`: the three projections have a bias, as in Qwen2.
+    as in Llama. `has_bias`: the projections of queries, keys and values have a bias, as in Qwen2.
     """
 
     input_size: int

@@ -26,7 +26,7 @@ from spec_lab.train.frozen_target import FrozenTarget
 LAYER = "midlayer."
 ARCHITECTURES = {"eagle3": "Eagle3Speculator", "peagle": "PEagleSpeculator"}
 OF_HEAD = ("draft_vocab_size", "norm_before_residual", "fc_norm", "norm_output", "architectures", "torch_dtype")
-"""Keys in speculators' config that are outside the layer's."""
+"""Keys of our config that are not part of the layer's config in speculators'."""
 
 
 @dataclass(frozen=True, slots=True)

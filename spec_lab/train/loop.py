@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 STEPS_BETWEEN_READS = 16
-LOWER_IT = "lower optimisation.peak_learning_rate"
+LOWER_IT = (
+    "lower drafter.optimisation.peak_learning_rate, or target.optimisation.peak_learning_rate if the target is trained"
+)
 
 
 class TrainingDiverged(Breakdown):
@@ -84,7 +86,7 @@ def train(
 
     `batch_of` must depend only on the step. `checkpoint` holds weights, moments and the step, from which an interrupted
     call resumes; the caller deletes it once the result is saved. `inputs_of(*batch)`, if given, turns a batch into the
-    module's inputs, as part of the step. A GPU replays whole steps (`train.step`), and computes the loss by
+    module's inputs, as part of the step. A GPU replays whole steps if it can (`train.step`), and computes the loss by
     `compiled(loss_module)`.
 
     `watch` looks before a checkpoint is written. So a resumed training looks again at exactly the steps after its
@@ -94,7 +96,7 @@ def train(
     Products are computed in bfloat16 if `in_16_bits`; None uses the device's default.
 
     Raises:
-        TrainingDiverged: a loss, or at the end a weight, is not finite.
+        TrainingDiverged: a loss is not finite, or a weight at a checkpoint or at the end.
     """
     loss_module.to(device).train()
     together = group is not None and group.size > 1

@@ -1,7 +1,7 @@
 """Losses of drafted rows, from the drafter's logits and the target's log-probabilities over the draft vocabulary.
 
 All take `draft_logits` and `log_p` `[..., draft_vocab_size]`, and return `[...]` in float32. Probability outside the
-draft vocabulary is dropped without renormalising. So a row is weighted by the mass that it can match.
+draft vocabulary is dropped without renormalising. So kl weighs a row by the mass that it can match.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ LEAST_OVERLAP = 1e-6
 
 
 def against_distribution(draft_logits: Tensor, log_p: Tensor) -> Tensor:
-    """Return the cross-entropy of the drafter's distribution against the target's."""
+    """Return the cross-entropy of the drafter's distribution against the target's (kl)."""
     return -(log_p.exp() * draft_logits.float().log_softmax(-1)).sum(-1)
 
 

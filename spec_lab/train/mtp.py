@@ -113,7 +113,7 @@ class MtpDrafter(UnderFrozenHead):
             return modules * num_steps
         if num_steps > len(modules):
             raise UserError(
-                f"num_draft_tokens={num_steps} is more than the {len(modules)} modules of this drafter; "
+                f"evaluation.num_draft_tokens={num_steps} is more than the {len(modules)} modules of this drafter; "
                 f"lower it to {len(modules)}"
             )
         return modules[:num_steps]

@@ -54,8 +54,8 @@ class MtpRecipe:
     def build(self, target: FrozenTarget, texts: TrainingTexts, seed: int) -> MtpDrafter:
         """Make one module for a frozen target; see `HeadRecipe`.
 
-        Its layer has biases and head norms like the target's layers. The norm before the head is initialised from the
-        target's.
+        Its layer has head norms like the target's layers, and their biases unless output products have one too. The
+        norm before the head is initialised from the target's.
         """
         torch.manual_seed(seed)
         drafter = MtpDrafter(self._planned(target), 1, target.head_weight)

@@ -1,4 +1,4 @@
-"""Stores a drafter's matrices in e4m3 (8 bits) with a scale for each block, like fp8 checkpoints."""
+"""Stores a drafter's large matrices in e4m3 (8 bits) with a scale for each block, like fp8 checkpoints."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ LEAST_SIDE = 32
 def store_in_fp8(folder: Path, output: Path | None = None) -> None:
     """Write the checkpoint in `folder` with e4m3 matrices to `output`, or in place; readers widen them.
 
-    Norms, biases, convolutions and vocabulary maps are not changed. Old files are replaced only once all is written.
+    Norms, biases, small matrices, convolutions and vocabulary maps are not changed. Old files are replaced only once
+    all is written.
 
     Raises:
         UserError: there is no checkpoint; it is already narrow; its reader does not support that; or `output` holds

@@ -25,7 +25,7 @@ def make_optimiser(
     of_layers = [name for name, it in named if it.ndim == 2 and not any(word in name for word in NOT_OF_A_LAYER)]
     others = adamw([parameter for name, parameter in named if name not in of_layers], optimisation, device)
     matrices = [parameter for name, parameter in named if name in of_layers]
-    # This makes its steps as long as AdamW's, so that both use the same learning rate.
+    # `match_rms_adamw` makes its steps as long as AdamW's, so that both use the same learning rate.
     muon = torch.optim.Muon(matrices, lr=0.0, weight_decay=optimisation.weight_decay, adjust_lr_fn="match_rms_adamw")
     return Several([others, muon])
 

@@ -107,10 +107,11 @@ class TargetTrainingOption:
     """`target=` of a training.
 
     Attributes:
-        recipe: makes the recipe from the `target` part; None for an existing target.
+        recipe: makes the recipe from the `target` part; None for an existing target, such as the shipped one.
         drafters: the drafters that can be trained for it, besides none.
-        path: returns the checkpoint of an existing target, given the `target` part; None for others.
-        refusals: checks of its sizes.
+        path: returns the checkpoint of a target that the engine runs, given the `target` part; None for pocket
+            targets, also the shipped one.
+        refusals: checks of the `target` part.
     """
 
     name: str
@@ -192,7 +193,7 @@ def other_layout(kind: str, name: str) -> OtherLayout:
 
 
 def lacks_a_place(layout: str, drafter: BlockTrainingConfig) -> str | None:
-    """Return the setting of a block drafter that a layout does not support, as typed. All layouts are in bfloat16."""
+    """Return the setting of a block drafter that a layout does not support, as typed. None supports fp8."""
     if drafter.stored_as == StoredAs.fp8:
         return "drafter.stored_as=fp8"
     head, slots = HeadKind(drafter.head.value), Slots(drafter.slots.value)

@@ -1,4 +1,4 @@
-"""The output folder of a training: made after all checks, logged into, and removed if the training is refused later."""
+"""The output folder of a training: made after the checks, logged into, and removed if empty after a refusal."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ LOG_FORMAT = "[%(asctime)s][%(name)s][%(levelname)s] - %(message)s"
 def output_folder(root: Path) -> Iterator[None]:
     """Make `root` if it is missing, and append all log messages of the block to a file in it.
 
-    If the block is refused, everything made for it is removed. Folders that others write to are not touched.
+    If the block is refused, folders that were made here are removed, unless they hold finished stages or files of
+    others.
 
     Raises:
         UserError: `root` cannot be made or written.

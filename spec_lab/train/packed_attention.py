@@ -70,7 +70,8 @@ class PackedMetadata(AttentionMetadata):
 
 
 def visible_rows(segments: Tensor, window: int | None = None) -> Tensor:
-    """Return the mask [batch, 1, length, length]: a token sees itself and earlier tokens of its document."""
+    """Return the mask [batch, 1, length, length]: a token sees itself and earlier tokens of its document, at
+    most `window` in total."""
     near = window_rows(segments.shape[1], window, segments.device)
     return (near & (segments[:, :, None] == segments[:, None, :]))[:, None]
 

@@ -30,7 +30,7 @@ from spec_lab.train.unroll import UnrolledDrafter
 log = logging.getLogger(__name__)
 
 MOST_LOGITS = 2**28
-"""The most logits in memory at once, of the target and of one step of the drafter: a gigabyte in float32."""
+"""The most logits of a chunk of rows, for the target and for each step of the drafter: a gigabyte each in float32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ def train_packed(drafter: UnrolledDrafter, config: UnrolledTrainingConfig, task:
 
 
 def facts_of(rows: PackedRows) -> tuple[int, int, float]:
-    """Return the rows, their length, and the percentage of tokens that the target wrote."""
+    """Return the number of rows, their length, and the percentage of tokens that the target wrote."""
     return rows.num_rows, rows.tokens.shape[1], 100 * float(rows.is_supervised.float().mean())
 
 
@@ -96,7 +96,7 @@ def packed_inputs(
 ) -> tuple[Tensor, ...]:
     """Return the inputs of `PackedLoss` from rows [batch, length].
 
-    There is a row for each token, so that shapes are even; the last row does not count.
+    There is a row for each token, so that shapes are even; the last two rows do not count.
     """
     outputs = target.run(rows, taps)
     return (
@@ -208,7 +208,7 @@ def counting(hidden: Tensor, weights: Tensor, states: Sequence[Tensor]) -> tuple
 
 
 def chunks(num_rows: int, vocab_size: int) -> list[slice]:
-    """Divide rows into parts with at most `MOST_LOGITS` logits each; without rows there is one empty part.
+    """Divide rows into parts with about `MOST_LOGITS` logits each at most; without rows there is one empty part.
 
     All parts have the same size if that takes at most twice as many parts. With two sizes a GPU would compile two
     functions. It might then recompute for gradients with the other one, which PyTorch refuses.

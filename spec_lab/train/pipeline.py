@@ -1,4 +1,7 @@
-"""A training run: tokenizer, corpus, target, generations, drafter, evaluation, cards. Finished stages are skipped."""
+"""A training run: tokenizer, corpus, target, generations, drafter, evaluation, cards.
+
+Finished stages are skipped, except the evaluation and the cards.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +53,7 @@ class Pipeline:
     """All stages of a training, as built by `spec_lab.train.recipes`.
 
     If `target` is None, the shipped target is used, and the stages before it are skipped. If `drafter` is None, the
-    stages after the target are skipped.
+    stages between the target and the evaluation are skipped.
     """
 
     config: TrainConfig
@@ -207,7 +210,7 @@ class Pipeline:
         raise UserError("--show-data is for target=hf and target=smollm2_135m; leave it out")
 
     def command(self) -> str:
-        """Return the command that trains this target and drafter, for their cards."""
+        """Return the command for cards that trains such a target and drafter, without the overrides of other keys."""
         trained = self.config.trained_target
         target = "" if trained is None else f" target={trained.option}"
         return (

@@ -1,6 +1,6 @@
 """Proves that a drafter's training forward and the engine's draft steps give the same logits for the same rows.
 
-Both compute on a CPU in float32, from the exported files, so only a mistake can make them differ.
+Both compute on a CPU in float32, from the exported files, so only a mistake can make them differ by more than rounding.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ ORACLE_ROUNDS = 4
 
 
 class NotServed(Breakdown):
-    """The training forward and the engine disagree. The message names the position."""
+    """The training forward and the engine disagree. The message describes the difference."""
 
 
 @dataclass(frozen=True, slots=True)

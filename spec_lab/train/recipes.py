@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from spec_lab.train.checks import refuse
+from spec_lab.train.checks import refuse, target_sizes
 from spec_lab.train.config import TrainConfig
+from spec_lab.train.fitting import filled
 from spec_lab.train.group import training_device
 from spec_lab.train.head_pipeline import HeadPipeline
 from spec_lab.train.options import drafter_option, target_option
@@ -23,5 +24,5 @@ def build_pipeline(config: TrainConfig) -> Pipeline | HeadPipeline:
     return Pipeline(
         config,
         target=None if target is None else target(config.target),
-        drafter=None if recipe is None else recipe(config.drafter),
+        drafter=None if recipe is None else recipe(filled(config.drafter, target_sizes(config))),
     )

@@ -144,7 +144,8 @@ class Serving:
 
     @torch.inference_mode()
     def slot_laws(self, engine: Engine, tokens: Tensor, prompt_length: int) -> Tensor:
-        """Return the same for a block drafter: [K, vocab], -inf for tokens that its head does not score."""
+        """Return the logits [K, vocab] of a block drafter for its K drafts after a prompt, each given the text's own
+        tokens before it; -inf for tokens that its head does not score."""
         drafter: Any = engine.parts.drafter
         block = drafter.blocks.of_prompts(self._prompt(engine, tokens, prompt_length))
         head, said = drafter.blocks.head, []

@@ -64,7 +64,7 @@ def _knobs_of_stages(config: TrainConfig) -> dict[str, dict[str, Any]]:
         return {
             folder: {
                 "seed": settings.pop("seed"),
-                KEYS_OF.get(folder, "drafter" if "-" in folder else "target"): settings,
+                _keys_of(folder): settings,
             }
             for folder, settings in stage_settings(config).items()
         }

@@ -223,7 +223,7 @@ def _refuse_without_record(record_file: Path, output: Path) -> None:
 
 
 def write_json(file: Path, content: Any) -> None:
-    """Write one file of the records."""
+    """Write a JSON file as `write_text` does."""
     write_text(file, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
 
 

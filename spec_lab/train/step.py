@@ -1,4 +1,4 @@
-"""A training step: loss, gradients, clipping and update. On a GPU it is captured as a CUDA graph and then replayed.
+"""A training step: loss, gradients, clipping and update. A GPU replays it as a CUDA graph where `make_step` allows it.
 
 A small model's step is thousands of small kernels, which take longer to launch than to run. PyTorch itself recommends
 capturing whole steps ("Whole-network capture" in its page on CUDA semantics). All shapes are those of the first step,
@@ -52,7 +52,7 @@ class LaunchedStep:
         add_up: Callable[[Tensor], None] | None = None,
     ) -> None:
         """`loss_of(*inputs_of(*batch))` is the loss of `parameters`. With several processes each has a term of it, and
-        `add_up` adds their gradients. `in_16_bits`: products are computed in bfloat16."""
+        `add_up` adds their terms and gradients. `in_16_bits`: products are computed in bfloat16."""
         self.optimiser = optimiser
         self._parameters, self._loss_of, self._inputs_of = parameters, loss_of, inputs_of
         self._add_up, self._in_16_bits = add_up, in_16_bits

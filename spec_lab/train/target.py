@@ -137,7 +137,7 @@ class NextTokenLoss(nn.Module):
 
 
 def causal_masks(config: Any, rows: Tensor) -> dict[str, Tensor | None] | Tensor:
-    """Return the masks of each kind of layer, or one for all, for rows `[batch, length]` of one document each.
+    """Return the masks of each kind of layer, or one for all, for rows `[batch, length]`, each seen as one document.
 
     With given masks transformers does not make its own, for which it would synchronise to see whether rows are packed.
     Plain causal attention and layers with a state need no mask. In a mapping by kind of layer they have None. A model

@@ -1,4 +1,4 @@
-"""The schemas of `target=` of a training: one for the shipped target, and one for each that can be trained here."""
+"""The schemas of `target=` of a training: one for each existing target, and one for each that can be trained here."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class ShippedTarget(TargetChoice):
 class FrozenTargetChoice(TargetChoice):
     """The keys of an existing target of any family, which the lab's own engine runs."""
 
-    path: str | None = knob(None, "folder of a Hugging Face checkpoint, or a GGUF file; target=hf")
+    path: str | None = knob(None, "folder of a Hugging Face checkpoint, or a GGUF file")
 
 
 @dataclass

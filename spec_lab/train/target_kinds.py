@@ -1,4 +1,5 @@
-"""The kinds of targets that are trained here: config.json from the knobs of their options, and initialisation."""
+"""The kinds of targets that are trained here: config.json from the knobs of their options, and the preparation of
+models."""
 
 from __future__ import annotations
 
@@ -191,7 +192,7 @@ def spread_time_steps(model: Any) -> None:
 
 @torch.no_grad()
 def soften_queries(model: Any) -> None:
-    """Initialise attention with scores of about 1, since in Gemma 4 only the queries' norm scales them."""
+    """Initialise attention with scores of about 1, since Gemma 4 does not divide them by the root of `head_dim`."""
     for layer in model.model.layers:
         layer.self_attn.q_norm.weight.fill_(layer.self_attn.head_dim**-0.5)
 
@@ -208,7 +209,7 @@ class TargetKind:
         keys: makes its config.json from the knobs and the vocabulary size.
         architecture: the name of its architecture, for the card.
         layers: describes its layers for the card, given its config.json.
-        prepare: changes the initialisation of transformers' model.
+        prepare: prepares transformers' model for training, such as by another initialisation.
         in_16_bits: whether products in training are bfloat16; None for the device's default.
     """
 

@@ -1,4 +1,4 @@
-"""Measures a drafter during its training: every few steps the lab's engine decodes held-out prompts with it.
+"""Measures a drafter during its training: at regular steps the lab's engine decodes held-out prompts with it.
 
 The real acceptance length is recorded beside the one that teacher forcing estimates. The weights with the largest real
 length are kept as the best.

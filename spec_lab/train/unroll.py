@@ -87,7 +87,7 @@ class UnderFrozenHead(UnrolledDrafter):
 
 
 def train_unrolled(drafter: UnrolledDrafter, config: UnrolledTrainingConfig, task: TrainingTask) -> list[CurvePoint]:
-    """Train `drafter` in place on the frozen target's texts. It stays on the task's device."""
+    """Train `drafter` in place on the task's texts. It stays on the task's device."""
     drafter.to(task.device)
     generations = task.generations.to(task.device)
 
@@ -102,14 +102,14 @@ def train_unrolled(drafter: UnrolledDrafter, config: UnrolledTrainingConfig, tas
 
 
 def unrolled_loss_words(config: UnrolledTrainingConfig) -> str:
-    """Return the name of `UnrolledLoss` for a card."""
+    """Describe `UnrolledLoss` for a card."""
     decay = config.step_loss_decay
     return f"over {config.num_unrolled_steps} steps of EAGLE-3's training-time test, step i counting {decay:g}^i"
 
 
 @torch.no_grad()
 def unrolling_batch(model: Qwen3ForCausalLM, drafter: UnrolledDrafter, picked: Generations) -> tuple[Tensor, ...]:
-    """Return the inputs of `UnrolledLoss` from generated rows."""
+    """Return the inputs of `UnrolledLoss` from rows of texts."""
     tokens = picked.tokens.long()
     with torch.autocast(tokens.device.type, dtype=torch.bfloat16, enabled=tokens.device.type == "cuda"):
         outputs = run_target(model, tokens)

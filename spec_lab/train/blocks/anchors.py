@@ -20,8 +20,8 @@ class AnchoredRows:
     """Rows of whole texts [batch, length], and where blocks begin in them.
 
     Attributes:
-        anchors: [batch, anchors] ascending columns: the pending tokens of blocks. No anchor is the first token of its
-            text.
+        anchors: [batch, anchors] ascending columns: the pending tokens of blocks. An anchor that is the first
+            token of its text does not count.
     """
 
     tokens: Tensor
@@ -78,7 +78,7 @@ class BlockBatch:
 def drawn_anchors(rows: PackedRows, num_anchors: int, generator: torch.Generator) -> Tensor:
     """Draw distinct ascending columns [batch, num_anchors] where the target wrote both this token and the next.
 
-    Rows with fewer such columns get others as well, whose slots do not count.
+    Rows with fewer such columns get others as well, whose slots do not count. A row has no more anchors than tokens.
     """
     documents = written_by(rows)
     allowed = (documents >= 0) & (documents == F.pad(documents[:, 1:], (0, 1), value=-1)) & (rows.positions > 0)

@@ -29,9 +29,9 @@ class SlotLaws:
     """Per-slot quantities of some blocks, each [blocks, slots].
 
     Attributes:
-        loss: the loss of the slot's distribution, plus that of the slot without the head if it counts.
+        loss: the loss of the slot's distribution, plus `alone_weight` times that of the slot without the head.
         label: the probability of the text's own token.
-        unsure: the cross-entropy of the confidence head against the probability of acceptance.
+        unsure: the cross-entropy of the confidence head against the probability of acceptance; 0 without such a head.
         reached: whether all tokens before it could be drafted.
     """
 
@@ -44,7 +44,8 @@ class SlotLaws:
 class BlockLoss(nn.Module):
     """The mean loss of the slots that count, by their weights.
 
-    Logits are computed for one chunk of blocks at a time, and recomputed for gradients, so that memory is bounded.
+    Logits are computed for one chunk of blocks at a time. With several chunks they are recomputed for gradients, so
+    that memory is bounded.
     """
 
     def __init__(

@@ -33,8 +33,8 @@ class PEagleRecipe(SlotRecipe):
     def build(
         self, target: FrozenTarget, texts: CountedTexts, seed: int, always_drafted: Sequence[int] = ()
     ) -> TrainablePEagle:
-        """Make an untrained drafter. Its last norm, and its output head if it has one, are initialised from the
-        target's."""
+        """Make an untrained drafter. Its last norm, and the output head of a reduced vocabulary, are
+        initialised from the target's."""
         vocab_size = target.config.vocab_size
         kept = self.vocabulary(target, texts, [*target.config.eos_token_ids, *always_drafted])
         if kept:

@@ -60,7 +60,7 @@ class SlotRecipe(ABC):
         """Read what `save` wrote, its weights held in float32."""
 
     def save(self, drafter: Any, target: FrozenTarget, folder: Path) -> None:
-        """Write it in a form that this and other engines load."""
+        """Write it as `write` does, and with drafter.stored_as=fp8 narrow its matrices."""
         self.write(drafter, target, folder)
         if self.config.stored_as == StoredAs.fp8:
             store_in_fp8(folder)

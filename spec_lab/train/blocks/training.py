@@ -30,7 +30,7 @@ from spec_lab.train.texts.packing import pack
 log = logging.getLogger(__name__)
 
 FORCED_ANCHORS = 32
-"""The number of anchors in a row after which teacher forcing counts."""
+"""The most anchors in a row after which teacher forcing counts."""
 GENERATED_ROW_LENGTH = 512
 """The length of rows into which a pocket target's texts are packed."""
 
@@ -143,7 +143,7 @@ def block_matcher(drafter: SlotDrafter, target: FrozenTarget, taps: Sequence[Tap
 
 
 def block_loss_words(config: SlotTrainingConfig) -> str:
-    """Return the name of `BlockLoss` for a card."""
+    """Describe `BlockLoss` for a card."""
     return (
         f"loss={config.loss} of whole blocks behind {config.num_anchors} anchors a row, slots weighted by "
         f"{config.slot_weights} with g={config.slot_decay:g}, divided by {config.normalise_by}"

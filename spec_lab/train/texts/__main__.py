@@ -36,7 +36,7 @@ The same command continues an interrupted one. With one of these flags it does s
   --plan=RATE: the same without the probe, for a rate in tokens a second
   --show-data=N: print N of the texts in output_dir, with the tokens that count marked
 
-Its keys, in addition to those of a run (target, device, dtype, kernels):
+Its keys, in addition to those of a run such as target, device, dtype and kernels:
 
   output_dir=DIR: the folder of the texts
 """

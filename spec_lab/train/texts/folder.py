@@ -30,7 +30,7 @@ ANSWERS, PROMPTS, FOLLOW_UPS = "answers", "prompts", "followups"
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """The ids of one text, and the length of its prompt."""
+    """The ids of one text, the length of its prompt, and the number of its conversation."""
 
     tokens: list[int]
     prompt_length: int
@@ -46,7 +46,7 @@ class Texts:
     Attributes:
         tokens: [num_tokens] int32 ids.
         starts: [num_texts + 1] int64 where each text begins; the last entry is `num_tokens`.
-        prompt_lengths: [num_texts] int32 number of leading tokens that the target did not write.
+        prompt_lengths: [num_texts] int32 number of leading tokens that are the prompt, also if the target wrote that.
         conversations: [num_texts] int32 the conversation of each text; its turns share a number.
     """
 
@@ -66,7 +66,7 @@ class Texts:
 
     @property
     def num_written_tokens(self) -> int:
-        """The number of tokens that the target wrote."""
+        """The number of tokens of the target's answers."""
         return int(self.lengths.sum() - self.prompt_lengths.sum())
 
     @classmethod
@@ -74,8 +74,8 @@ class Texts:
         """Read all finished files of a folder, or of its subfolders, which several writers may fill in parallel.
 
         Raises:
-            UserError: there are none, one cannot be read, or two subfolders differ in more than their prompts or share
-                prompts.
+            UserError: there are none, one cannot be read, or two subfolders share prompts or differ in more than
+                `MAY_DIFFER`.
         """
         inside = sorted(header.parent for header in folder.glob(f"*/{HEADER}"))
         if (folder / HEADER).exists() or not inside:

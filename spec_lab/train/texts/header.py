@@ -55,7 +55,7 @@ class TextsHeader:
     Attributes:
         settings: the settings of the texts; resuming requires the same ones.
         files: each finished file with its counts. Files that are not listed are unfinished.
-        sources: the digest of each source of prompts.
+        sources: the digest of each source of prompts; empty for a generator.
     """
 
     written_by: WrittenBy

@@ -25,6 +25,7 @@ from spec_lab.workloads.conversations import before_end
 
 BATCHES_OF_A_PROBE = 4
 FEWEST_ASKED, LEAST_SHARE = 1000, 0.05
+RAISE_IT = "raise max_prompt_tokens (writing.max_prompt_tokens, where the same command trains)"
 MORE = 1.05
 """The factor of additional prompts that are begun, beyond the number expected to be dropped."""
 
@@ -40,7 +41,9 @@ class AnswerFile:
 
 
 def write_texts(writer: Writer, config: TextsConfig, root: Path) -> TextsFolder:
-    """Write the missing files of a folder of texts, and return it. If the texts are refused, everything is deleted.
+    """Write the missing files of a folder of texts, and return it.
+
+    If the texts of a new folder are refused before the first file of answers, everything is deleted.
 
     Raises:
         UserError: the folder holds other texts, a file of prompts or the target's chat template cannot be used, or no
@@ -60,7 +63,8 @@ def write_texts(writer: Writer, config: TextsConfig, root: Path) -> TextsFolder:
 
 
 def _write_new(writer: Writer, config: TextsConfig, root: Path, header: TextsHeader, form: ChatForm) -> TextsFolder:
-    """Write the texts. If they are refused, delete those begun here, so that other settings can be used next."""
+    """Write the texts. If they are refused, delete what was begun here, unless there are answers already. So other
+    settings can be used next."""
     is_new = not (root / HEADER).exists()
     folder = TextsFolder(root, header)
     try:
@@ -72,7 +76,7 @@ def _write_new(writer: Writer, config: TextsConfig, root: Path, header: TextsHea
 
 
 def digests_of_sources(config: TextsConfig) -> dict[str, str]:
-    """Return a digest of each source of prompts: of a file's name and content, or of a generator's name and seed.
+    """Return for each source of prompts, by its name, a digest of a file's content; empty for a generator.
 
     Raises:
         UserError: there is no such file.
@@ -87,7 +91,7 @@ def digests_of_sources(config: TextsConfig) -> dict[str, str]:
 def probe(writer: Writer, config: TextsConfig) -> Rate:
     """Write a few texts without keeping them, and return the speed and their lengths.
 
-    On a slow CPU the answers are cut short, and then assumed to have the maximum length.
+    On a CPU the answers are cut short, and then assumed to have the maximum length.
     """
     on_gpu = writer.models.device.type == "cuda"
     number = BATCHES_OF_A_PROBE * config.batch_size if on_gpu else min(config.batch_size, 4)
@@ -136,7 +140,7 @@ class TextsJob:
         random.Random(self.config.seed).shuffle(asked)
         if not asked:
             counts = self.folder.header.counts(PROMPTS)
-            longer = ", or raise max_prompt_tokens" if counts["too_long"] else ""
+            longer = f", or {RAISE_IT}" if counts["too_long"] else ""
             raise UserError(f"prompts: none are left ({in_words(counts)}); {OTHERS}{longer}")
         self._answer("a", asked, asked)
         if self.num_second_turns:
@@ -238,7 +242,7 @@ class TextsJob:
                 if counts["asked"] > FEWEST_ASKED and counts["kept"] < LEAST_SHARE * counts["asked"]:
                     raise UserError(
                         f"prompts=[]: of {counts['asked']} prompts that the target wrote {counts['kept']} can be used; "
-                        "give others with prompts=[FILE.jsonl], or raise max_prompt_tokens"
+                        f"give others with prompts=[FILE.jsonl], or {RAISE_IT}"
                     )
 
     def _answers_by_conversation(self, turn: str) -> dict[int, str]:
@@ -270,8 +274,8 @@ class TextsJob:
                 self.folder.add_answers(file.name, texts, counts)
 
     def answer_files(self, turn: str, number: int) -> list[AnswerFile]:
-        """Plan the files for `number` answers: of equal size, equally many for each temperature, and ordered by
-        temperature."""
+        """Plan the files for `number` answers: of about equal size, ordered by temperature, and equally many for each
+        temperature unless there are too few answers."""
         wide = self.folder.id_type().itemsize
         most = max(1, min(self.config.texts_per_file, MOST_FILE_BYTES // (wide * self.config.longest)))
         temperatures = self.config.temperatures

@@ -1,5 +1,4 @@
-"""Prompts that the target writes itself: it continues the start of a user's turn in its chat template, at temperature
-1."""
+"""Prompts that the target writes itself: it continues the start of a user's turn in its chat template."""
 
 from __future__ import annotations
 
@@ -86,7 +85,7 @@ def begin_follow_ups(form: ChatForm, answered: Sequence[Conversation], max_promp
 def end_turns(
     form: ChatForm, begun: Sequence[BegunTurn], records: Iterable[RequestRecord], eos: frozenset[int], seen: Seen
 ) -> tuple[list[Conversation], Counter[str]]:
-    """Return the conversations with the completed turns, and counts of those left out by reason.
+    """Return the conversations with the completed turns, and counts: asked, trimmed, kept, and left out by reason.
 
     A turn that did not end loses its last, unfinished sentence.
     """

@@ -18,7 +18,7 @@ class PackedTexts:
         segments: [num_rows, row_length] int32 the number of a token's text in its row, from 1; 0 for padding.
         positions: [num_rows, row_length] int32 a token's position in its text.
         is_supervised: [num_rows, row_length] bool, whether the target wrote the token.
-        num_cut: texts that are longer than a row and lost their end.
+        num_cut: texts that are longer than a row. They lost their end, or were left out if their prompt fills a row.
     """
 
     tokens: Tensor

@@ -14,6 +14,7 @@ from spec_lab.core.errors import UserError
 from spec_lab.menu.chosen import Chosen
 from spec_lab.train.texts.settings import TextsConfig
 from spec_lab.wiring.caches import cache_row
+from spec_lab.wiring.models import resolve_device, resolve_dtype
 
 JSON_BYTES_OF_A_TOKEN = 4
 """Bytes that a token of a prompt takes as text in the file of prompts."""
@@ -27,7 +28,7 @@ class StagePlan:
 
     Attributes:
         tokens: the tokens that the stage runs or writes.
-        memory_bytes: what the stage needs on the device; of texts, weights and cache alone.
+        memory_bytes: what the stage needs on the device; for texts, only weights and cache count.
         seconds: None if no rate is known.
         num_done: the texts that a killed command has already written; tokens and disk include them.
         less_disk, less_memory: the remedy if there is no room.
@@ -67,7 +68,7 @@ def plan_texts(chosen: Chosen, config: TextsConfig, rate: Rate | None = None) ->
     lines = config.num_texts * prompt * JSON_BYTES_OF_A_TOKEN
     # The target writes the prompts too, unless they are given.
     written = config.num_texts * (answer + (0 if config.prompts else prompt))
-    item_size = 4 if str(chosen.config.dtype) == "float32" else 2
+    item_size = resolve_dtype(chosen.config.dtype, resolve_device(chosen.config.device)).itemsize
     weights = sum(map(prod, decoder_tensor_shapes(target).values())) * item_size
     rows = (cache_row(plan) for plan in target.layers)
     row = sum(prod(row.shape) for row in rows if row is not None and row.owner is None) * item_size

@@ -39,7 +39,7 @@ class Conversation:
     system: str | None = None
 
     def as_line(self) -> str:
-        """Return the line of JSON that `read_prompts` reads back."""
+        """Return the line of JSON that `from_line` reads back."""
         told = [] if self.system is None else [_message("system", self.system)]
         said = [_message("assistant" if place % 2 else "user", turn) for place, turn in enumerate(self.turns)]
         line = {"id": self.prompt_id, "category": self.category, "messages": [*told, *said]}
@@ -80,8 +80,9 @@ def read_prompts(sources: Iterable[str], seed: int, allow_tests: bool) -> tuple[
     """Read the prompts of JSON Lines files, or generate them for `reasoning_gym:TASK:COUNT`. Also return counts of the
     lines left out, by reason.
 
-    Each line has `messages` (role and content), `conversations` (from and value, as in ShareGPT), or a `prompt`. Only
-    the user's turns of a conversation are used; the target writes the assistant's.
+    Each line has `messages` (role and content), `conversations` (from and value, as in ShareGPT), a `prompt`, or with
+    `allow_tests` also `turns`. Of a conversation, only the system message and the user's turns are used; the target
+    writes the assistant's.
 
     Raises:
         UserError: no such file or task, or a file of questions that are for testing.
@@ -111,7 +112,7 @@ def read_prompts(sources: Iterable[str], seed: int, allow_tests: bool) -> tuple[
 
 
 def as_many_as_prompts(config: TextsConfig) -> TextsConfig:
-    """Return the settings with `num_texts` limited to the number of prompts that are not too long.
+    """Return the settings with `num_texts` limited to the number of different prompts, of any length.
 
     Raises:
         UserError: a file cannot be read or is for testing, or there is no prompt.
