@@ -260,7 +260,7 @@ def _wrong_type(place: str, error: OmegaConfBaseException, menu: Menu) -> str:
     knob = place.partition("[")[0]
     if knob in menu.keys:
         key = menu.keys[knob]
-        return f"config.{knob} takes {', '.join(key.choices) or in_words(key.type_name)} ({first_line(error)})"
+        return f"config.{knob} takes {', '.join(key.choices) or in_words(key)} ({first_line(error)})"
     if knob in menu.groups:
         return f"config.{knob} takes the composed option; use spec_lab.compose(['{knob}=...']).config.{knob}"
     return f"config.{place}: {first_line(error)}"
