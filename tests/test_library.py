@@ -136,6 +136,13 @@ def test_what_is_changed_to_another_type_is_a_user_error(key: str, value: Any, w
     assert composed._repr_html_().startswith("<pre>refused: ")
 
 
+def test_a_dotted_attribute_is_told_how_to_set_its_key() -> None:
+    composed = spec_lab.compose()
+    setattr(composed.config, "drafter.num_draft_tokens", 5)
+    with pytest.raises(UserError, match=r"write composed\.config\.drafter\.num_draft_tokens = VALUE"):
+        spec_lab.run(composed)
+
+
 def test_single_numbers_of_numpy_and_torch_are_numbers() -> None:
     composed = spec_lab.compose()
     composed.config.batch_size, composed.config.drafter.num_draft_tokens = np.int64(2), torch.tensor(4)

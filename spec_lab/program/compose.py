@@ -251,6 +251,8 @@ def _refuse_new_attributes(part: Any, prefix: str, menu: Menu) -> None:
     """Refuse additional attributes, which Python allows but nothing would read."""
     for name in sorted(vars(part).keys() - {field.name for field in dataclasses.fields(part)}):
         key = f"{prefix}{name}"
+        if "." in name and key in menu.keys:
+            raise UserError(f"config: nothing reads an attribute {name!r}; write composed.config.{key} = VALUE")
         raise UserError(f"config.{key}: {not_read(key, menu) if key in menu.keys else explain_unknown(key, menu)}")
 
 
