@@ -219,6 +219,18 @@ def test_a_drafter_that_returns_no_state_is_named(
     assert said in capsys.readouterr().err
 
 
+def test_a_draft_outside_the_vocabulary_is_named(
+    lab: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def start(drafter: object, tokens: torch.Tensor) -> SimpleNamespace:
+        return SimpleNamespace(tokens=tokens + 10**6, attention=None)
+
+    monkeypatch.setattr("my_lab.parts.Copycat._start", start)
+    monkeypatch.setattr("my_lab.parts.Copycat.step", lambda drafter, state, step: None)
+    assert main([LAB, "drafter=copycat", *CHEAP, f"output_dir={tmp_path}"]) == 1
+    assert "failed: drafter: Copycat drafts the token 100" in capsys.readouterr().err
+
+
 @needs_weights
 def test_a_rule_that_was_added_judges_a_recorded_run_again(lab: Path, tmp_path: Path) -> None:
     recorded = [LAB, "drafter=eagle3", "acceptance=near", "record.topk=4", *CHEAP, f"output_dir={tmp_path}"]

@@ -116,8 +116,8 @@ WRONG_TYPES: list[tuple[str, Any, str]] = [
     ("sampling", None, "sampling takes the composed option"),
     ("sampling.temperature", "hot", "sampling.temperature takes a number"),
     ("drafter.num_draft_tokens", None, "drafter.num_draft_tokens takes a whole number"),
-    ("drafter.k_schedule", [[True]], "drafter.k_schedule takes a list like"),
-    ("drafter.k_schedule", 5, "drafter.k_schedule takes a list like"),
+    ("drafter.k_schedule", [[True]], "drafter.k_schedule takes a list of lists"),
+    ("drafter.k_schedule", 5, "drafter.k_schedule takes a list of lists"),
     ("batchsize", 3, "there is no key batchsize; did you mean batch_size?"),
     ("drafter.max_ngram", 3, "drafter.max_ngram is not read by the chosen options"),
     ("name", "${nowhere}", "name takes a text"),
@@ -134,6 +134,13 @@ def test_what_is_changed_to_another_type_is_a_user_error(key: str, value: Any, w
             call(composed)
     assert re.match(rf"refused: config\.{words}|refused: .*{words}", str(composed))
     assert composed._repr_html_().startswith("<pre>refused: ")
+
+
+def test_a_dotted_attribute_is_told_how_to_set_its_key() -> None:
+    composed = spec_lab.compose()
+    setattr(composed.config, "drafter.num_draft_tokens", 5)
+    with pytest.raises(UserError, match=r"write composed\.config\.drafter\.num_draft_tokens = VALUE"):
+        spec_lab.run(composed)
 
 
 def test_single_numbers_of_numpy_and_torch_are_numbers() -> None:

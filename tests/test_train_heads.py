@@ -423,7 +423,7 @@ def test_torchrun_trains_what_one_process_does(llama: Path, whole: Path) -> None
         ),
         ("drafter.num_unrolled_steps=1 drafter.step_loss_decay=0.5", "step_loss_decay=0.5 is not read"),
         ("drafter=p_eagle drafter.slot_weights=dpace drafter.slot_decay=2", "slot_decay=2 is not read"),
-        ("packing.row_length=513", "more than the target's 512 positions"),
+        ("packing.row_length=1000000", "more than the target's 512 positions; lower it to 512"),
         ("evaluation.max_new_tokens=512", "leaves no room for a prompt in the target's 512 positions"),
         ("evaluation.max_new_tokens=511", "after a held-out prompt of"),
         ("logger.project=a/b", "is not the name of a W&B project"),

@@ -74,7 +74,7 @@ class Engine:
 
     def prepare(self) -> None:
         """Capture the graphs for rounds of every size, so that no timed pass captures any."""
-        with torch.inference_mode():
+        with torch.inference_mode(), self.round.naming_foreign_drafts():
             for num_requests in range(1, self.scheduler.num_slots + 1):
                 for decode_round in self.rounds.to_prepare(num_requests):
                     self.graph.prepare(decode_round, num_requests)
@@ -90,7 +90,7 @@ class Engine:
         self.parts.experts_read.restart()
         if self.host_drafter is not None:
             self.host_drafter.restart()
-        with torch.inference_mode():
+        with torch.inference_mode(), self.round.naming_foreign_drafts():
             try:
                 while self.scheduler.has_work:
                     run.step()

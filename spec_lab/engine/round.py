@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as List
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import torch
 
+from spec_lab.core.errors import UserError
 from spec_lab.core.layer_protocols import MetadataMover
 from spec_lab.core.prompts import PromptEnds
 from spec_lab.core.selection import AllRows
@@ -68,6 +69,21 @@ class DecodeRound:
     def waiting_drafts(self, slots: list[int]) -> list[list[int]]:
         """Read the K drafts that each of `slots` holds for the next verify back to the host, for inspection."""
         return self.drafts.waiting(self.parts.slots, slots)
+
+    @contextmanager
+    def naming_foreign_drafts(self) -> Iterator[None]:
+        """Raise UserError in place of the IndexError of an extension's draft that no embedding has, on a CPU."""
+        try:
+            yield
+        except IndexError as error:
+            ids, vocab_size = self.parts.slots.input_ids, self.parts.target.vocab_size
+            foreign = ids[(ids < 0) | (ids >= vocab_size)].tolist()
+            if not foreign:
+                raise
+            raise UserError(
+                f"drafter: {type(self.parts.drafter).__name__} drafts the token {foreign[0]}, and the target's "
+                f"vocabulary is 0..{vocab_size - 1}; draft ids of the target"
+            ) from error
 
     def load(self, slot_ids: torch.Tensor, max_kv_len: int) -> RoundBatch:
         """Read the rows of [batch] slots from the slot state."""

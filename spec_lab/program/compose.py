@@ -258,6 +258,8 @@ def _refuse_new_attributes(part: Any, prefix: str, menu: Menu) -> None:
     """Refuse additional attributes, which Python allows but nothing would read."""
     for name in sorted(vars(part).keys() - {field.name for field in dataclasses.fields(part)}):
         key = f"{prefix}{name}"
+        if "." in name and key in menu.keys:
+            raise UserError(f"config: nothing reads an attribute {name!r}; write composed.config.{key} = VALUE")
         raise UserError(f"config.{key}: {not_read(key, menu) if key in menu.keys else explain_unknown(key, menu)}")
 
 
@@ -267,7 +269,7 @@ def _wrong_type(place: str, error: OmegaConfBaseException, menu: Menu) -> str:
     knob = place.partition("[")[0]
     if knob in menu.keys:
         key = menu.keys[knob]
-        return f"config.{knob} takes {', '.join(key.choices) or in_words(key.type_name)} ({first_line(error)})"
+        return f"config.{knob} takes {', '.join(key.choices) or in_words(key)} ({first_line(error)})"
     if knob in menu.groups:
         return f"config.{knob} takes the composed option; use spec_lab.compose(['{knob}=...']).config.{knob}"
     return f"config.{place}: {first_line(error)}"

@@ -201,7 +201,7 @@ def _wrong_key(error: OmegaConfBaseException, group: str, menu: Menu) -> str:
         return f"its contents do not fit ({cause}); write {LAYOUT}"
     if isinstance(error, ValidationError) and key in menu.keys:
         several = SEVERAL if "of type 'list'" in cause else ""
-        takes = ", ".join(menu.keys[key].choices) or in_words(menu.keys[key].type_name)
+        takes = ", ".join(menu.keys[key].choices) or in_words(menu.keys[key])
         return f"{key} takes {takes} ({cause}){several}"
     return cause if key in cause else f"{key}: {cause}"
 

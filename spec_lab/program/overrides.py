@@ -202,8 +202,8 @@ def _check_value(override: Override, menu: Menu) -> None:
     for value in _values(override):
         if not any(_accepts(schema, key.name.rpartition(".")[2], value) for schema in key.schemas):
             given = "null" if value is None else repr(value)
-            several = SEVERAL if isinstance(value, list) else ""
-            raise UserError(f"{override.input_line}: {key.name} takes {in_words(key.type_name)}, not {given}{several}")
+            several = SEVERAL if isinstance(value, list) and LIST_OF_LISTS not in key.type_name else ""
+            raise UserError(f"{override.input_line}: {key.name} takes {in_words(key)}, not {given}{several}")
 
 
 def _check_choice(override: Override, key: Key, menu: Menu) -> None:
@@ -272,11 +272,12 @@ def explain_unknown(name: str, menu: Menu) -> str:
     return f"there is no key {name}{hint(near)}"
 
 
-def in_words(type_name: str) -> str:
-    """Describe the values that a key of this type takes."""
+def in_words(key: Key) -> str:
+    """Describe the values that a key of this type takes. What the inner lists hold, only its explanation says."""
     words = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "a text"}
-    bare = type_name.removesuffix(" or null")
-    suffix = " or null" if bare != type_name else ""
-    first, second = ("1", "2") if "int]" in bare or "float]" in bare else ("a", "b")
-    example = f"[[{first}],[{first},{second}]]" if bare.startswith(LIST_OF_LISTS) else f"[{first},{second}]"
+    bare = key.type_name.removesuffix(" or null")
+    suffix = " or null" if bare != key.type_name else ""
+    if bare.startswith(LIST_OF_LISTS):
+        return f"a list of lists{suffix} ({key.explanation})"
+    example = "[1,2]" if "int]" in bare or "float]" in bare else "[a,b]"
     return words.get(bare, f"a list like {example}") + suffix

@@ -72,7 +72,7 @@ class GenerationsConfig:
 class PackingConfig:
     """Texts of a folder, packed whole into rows."""
 
-    row_length: int = knob(1024, "tokens of a row; a longer text loses its end", least=16, most=2**17)
+    row_length: int = knob(1024, "tokens of a row; a longer text loses its end", least=16)
     kept_gigabytes: float = knob(
         0, "CPU memory for hidden states, so that the target runs each row once; 0 runs it in every epoch", least=0
     )
