@@ -112,6 +112,26 @@ def test_a_mistake_of_ours_is_a_traceback(error: Exception, capsys: pytest.Captu
     assert "Traceback" in capsys.readouterr().err
 
 
+def test_a_file_that_hides_a_library_is_named_even_before_the_program_begins(tmp_path: Path) -> None:
+    (tmp_path / "random.py").write_text("seed = 1\n")
+    command = [sys.executable, "-m", "spec_lab", "--version"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"refused: {tmp_path / 'random.py'} hides the library random; rename it")
+
+
+@pytest.mark.parametrize(("name", "code"), [("wave", 2), ("my_wave", 1)])
+def test_only_a_file_with_the_name_of_a_library_hides_one(
+    name: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / f"{name}.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, name, raising=False)
+    assert guarded(lambda: import_module(name).open) == code
+    monkeypatch.delitem(sys.modules, name)
+
+
 def test_the_traceback_of_an_extension_ends_with_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -72,6 +72,10 @@ def trouble_of(error: BaseException) -> Trouble | None:
         return Trouble(str(error), "refused")
     if isinstance(error, Breakdown):
         return Trouble(str(error), "failed")
+    from spec_lab.core.hidden import hidden_library  # not above, since signals must be answered before any import
+
+    if (hidden := hidden_library(error)) is not None:
+        return Trouble(hidden, "refused")
     if _breaks_torch(error):
         return Trouble(_torch_is_broken(error), "refused")
     if isinstance(error, OSError) and error.errno is not None:

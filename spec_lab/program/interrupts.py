@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -24,8 +25,10 @@ def end_at_signals() -> None:
     """Make Ctrl-C and SIGTERM end the process at once, with a line and exit code 130.
 
     This serves while a program imports, since there is nothing to close yet. Then `Interrupts` takes over. A signal
-    that is ignored (`nohup`), or that another library handles, stays as it is.
+    that is ignored (`nohup`), or that another library handles, stays as it is. An import that fails since a file of
+    the folder hides a library also ends in a line.
     """
+    sys.excepthook = _explain
     for number, default in DEFAULTS.items():
         if signal.getsignal(number) is default:
             signal.signal(number, _end)
@@ -36,6 +39,16 @@ def take_signals_over() -> None:
     for number, default in DEFAULTS.items():
         if signal.getsignal(number) is _end:
             signal.signal(number, default)
+
+
+def _explain(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    from spec_lab.core.hidden import hidden_library
+
+    if (hidden := hidden_library(error)) is None:
+        sys.__excepthook__(kind, error, trace)
+        return
+    print("refused:", hidden, file=sys.stderr)
+    sys.exit(2)
 
 
 def _end(number: int, frame: FrameType | None) -> None:

@@ -178,10 +178,9 @@ def check_requests(requests: list[Request], target: ModelConfig, folder: Path) -
                 f"workload: the category of the prompt {request.request_id!r} is {ALL!r}, which is the name of all "
                 "categories in reports; give it another name"
             )
-        foreign = [token for token in request.prompt_ids if not 0 <= token < target.vocab_size]
-        if foreign:
+        if request.prompt_ids and max(request.prompt_ids) >= target.vocab_size:
             raise UserError(
-                f"{folder / 'tokenizer.json'}: token id {max(foreign)} of prompt {request.request_id} is "
+                f"{folder / 'tokenizer.json'}: token id {max(request.prompt_ids)} of prompt {request.request_id} is "
                 f"outside the target's vocabulary of {target.vocab_size}; take tokenizer and weights from one "
                 "checkpoint, and make ids with that tokenizer in a workload of your own"
             )

@@ -175,7 +175,7 @@ def _defects_of(what: str) -> Iterator[None]:
     an Exception."""
     try:
         yield
-    except UserError:
+    except (UserError, ImportError):
         raise
     except BaseException as error:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
