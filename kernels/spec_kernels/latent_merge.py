@@ -21,8 +21,8 @@ _MAX_SPLITS_AT_ONCE = 32
 _CHANNELS_AT_ONCE = 128
 
 MOST_EARLY_PROGRAMS = 512
-"""The most programs with which a launch of latent attention, or of its merge, starts early. So the next kernel, which
-has a matrix to load, can start early too."""
+"""The most programs with which a launch of latent attention, or of its merge, starts early. It is more than the usual
+64: the sooner such a launch starts, the sooner the next kernel can start to load its matrix."""
 
 
 @triton.jit(do_not_specialize=["num_queries", "num_readable", "window", "split_stride", "split_keys"])
@@ -89,8 +89,8 @@ def merge_latents(
 
     Args:
         reach: the number of positions that can be read, and the window.
-        most_splits: the number of splits of the longest request that the page table allows. It determines which splits
-            are added together, so that this does not depend on the launch.
+        most_splits: the number of splits of the longest request that the page table allows. How many
+            splits are added at once follows from it, not from this launch, so every launch groups its sums alike.
     """
     _, num_rows, num_heads, width = partials.acc.shape
     channel_tile = min(_CHANNELS_AT_ONCE, max(16, triton.next_power_of_2(width)))

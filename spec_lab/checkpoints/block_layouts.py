@@ -80,7 +80,7 @@ class BlockFile:
     Attributes:
         fields: the keys of the block.
         decoder: the keys of the body's layers.
-        knob: the knob that names the file.
+        knob: the knob that names the file's folder.
     """
 
     layout: BlockLayout
@@ -158,8 +158,8 @@ def read_block_file(folder: Path, knob: str = KNOB) -> BlockFile:
 def _samples_from_anchor(top: ConfigFields, kind: str) -> bool:
     """Return whether row 0 holds draft 1, for a file of speculators without `sample_from_anchor`.
 
-    Files from before speculators 0.7 have none, and DSpark's may then be of either reading. The number of drafts that
-    they propose tells them apart: a block whose anchor row holds a draft has as many drafts as rows. In a file without
+    Files from before speculators 0.7 lack this key, and row 0 of DSpark's may or may not hold draft 1. The number of
+    drafts that they propose tells: if row 0 holds one, a block has as many drafts as rows. In a file without
     that number, the anchor row holds a draft if the drafter is DSpark.
     """
     methods = top.object("speculators_config").get("proposal_methods")
@@ -197,7 +197,7 @@ def _slots(fields: ConfigFields, block_size: int) -> SlotReading:
 
 
 def _mask_token_id(fields: ConfigFields, vocab_size: int) -> int:
-    """Read the token of the rows to fill, in vLLM's order of keys."""
+    """Read the mask token from the first of `MASK_KEYS` that is there, in vLLM's order."""
     key = next((key for key in MASK_KEYS if fields.has(key)), MASK_KEYS[0])
     return fields.integer(key, least=0, most=vocab_size - 1)
 

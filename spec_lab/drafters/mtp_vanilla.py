@@ -7,17 +7,18 @@ the last row of every module is at P, the last position with a hidden state of t
 first i pairs of a text have no row in module i.
 
 The source runs other rows. There every module runs over the K rows of the window, and drops the oldest pair for each
-draft it is given. So after K accepted drafts, no module ever writes the position before the window. And after more than
-K - i emitted tokens, module i keeps rows of the previous round. They hold a draft's hidden state instead of the
-target's.
+draft it is given. After K accepted drafts the window moves by K + 1, one more than its rows. So no module ever writes
+the position before the new window. And if a round emits more than K - i tokens, module i does not overwrite all rows
+that it ran on drafts in the round before. Their keys and values stay those of a draft's hidden state.
 
-Here module i runs over N + i rows: the window, the pair that has just left it, and the drafts. They start at or before
-the oldest stale row, whatever n is. So a module's cache depends only on the text, and not on how rounds divided it. The
-last K rows are the source's; of the others only the KV is used.
+Here module i runs over K + 1 + i rows: the K of the window, the pair that has just left it, and i drafts. However many
+tokens a round emits, they cover every row that the last round made from a draft, and leave out no position. So a
+module's cache depends only on the text, and not on how rounds divided it. The last K rows are the source's; of the
+others only the KV is used.
 
-For the same reason chunks of a prompt are independent: module i takes the chunk's pairs, i positions further back.
-Drafting starts after the pairs of the window, which are the last K of the prompt. Module i > 0 runs over those again,
-and over the drafts.
+Nor does the cache depend on how a prompt is cut into chunks: module i takes all pairs of a chunk, i positions further
+back. The first drafts follow the window, which then holds the last K pairs of the prompt. Module i > 0 runs over those
+again, and over the drafts.
 """
 
 from __future__ import annotations
@@ -50,8 +51,9 @@ class MtpVanillaState:
         tokens: [batch] the newest draft.
         rows: the pairs that the first module read, with room for the K - 1 pairs that drafts add. It is filled in
             place, so that a step that is captured alone finds it at a fixed address.
-        hidden: [batch, hidden_size] the last module's output at its last row.
-        last_row: metadata of one query at P. It does not change within a round, so `attention` is None.
+        hidden: [batch, hidden_size] the output, at its last row, of the module that ran last.
+        last_row: metadata of one query at P, the same for all modules of a round. Nothing is advanced between steps, so
+            `attention` is None.
         drafted: the requests that draft.
         pruning: makes the row selection of a module, for a prompt or a catch-up step.
     """

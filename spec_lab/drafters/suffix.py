@@ -1,7 +1,7 @@
 """Suffix decoding: drafts the most frequent continuation of the text's suffix, in the request or in other outputs.
 
-There is a suffix tree for each. Both are on the host, which looks up drafts after it has read a round. The device
-drafts nothing.
+Each running request has a suffix tree of its own text, and one shared tree has the outputs of ended requests. All are
+on the host, which looks up drafts after it has read a round. The device drafts nothing.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class SuffixTexts:
 
 
 class SuffixLookup:
-    """Drafts on the host, always from the trees."""
+    """The host's part: every request gets the trees' draft, which may be empty, and never one of the device."""
 
     num_on_device = 0
     part_names: tuple[str, str] | None = None

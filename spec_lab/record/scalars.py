@@ -11,7 +11,7 @@ from spec_lab.record.schema import Origin, Summary
 
 PREFIX = "summary."
 HEADLINE = "value"
-"""A ratio or an accuracy goes by its own name, `summary.speedup`; its interval is `summary.speedup.low`."""
+"""The key that names leave out: the `value` of a ratio is `summary.speedup`, beside `summary.speedup.low`."""
 NOT_RESULTS = {*Origin.__annotations__, "schema_version"}
 
 
@@ -38,7 +38,7 @@ def scalar(summary: Mapping[str, Any], name: str) -> float | None:
 
 
 def scalars(summary: Mapping[str, Any]) -> dict[str, float]:
-    """Return the numbers of `scalar_paths` that a record has, and those by position, stage and metric, by name."""
+    """Return a record's numbers by name: those of `scalar_paths`, and one for each position, stage and metric."""
     found = {name: scalar(summary, name) for name in scalar_paths()} | dict(_varying(summary))
     return {name: value for name, value in found.items() if value is not None}
 

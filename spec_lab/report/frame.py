@@ -118,14 +118,14 @@ COLUMNS: dict[str, Column] = {
 }
 """The frame always has these columns. Depending on the runs, it also has, in this order:
 
-- a text column for each label (`drafter`, `target`, ...), and sorted among these `NAME_ms`, the times of an extension's
-  stages, and knobs without a dot in which the runs differ;
+- in one alphabetical order: a text column for each label (`drafter`, `target`, ...), a column `NAME_ms` for each stage
+  of an extension, and a column for each differing knob whose name has no dot;
 - a column for each other knob in which the runs differ, by its dotted name (`drafter.offset`), including those of
   extensions;
-- `accepted_at_1` and so on, the share of rounds that accept the draft at that position, and `accepted_at_1_if_reached`,
-  the share of the drafts that were offered there after all earlier drafts had been accepted;
+- `accepted_at_1` and so on, the share of rounds that accept the draft at that position, and `accepted_at_1_if_reached`:
+  of the drafts that were offered there and whose earlier drafts were all accepted, the share that was accepted too;
 - `metric_NAME`, the numbers of an extension's metrics;
-- `kernel_NAME_us`, a kernel's time for each profiled round;
+- `kernel_NAME_us`, a kernel's time per round, the mean of the profiled rounds;
 - `version_torch` and so on."""
 
 FIGURES = ("accepted_at_", "metric_", "kernel_")
@@ -302,7 +302,7 @@ def _paired(name: str, ratio: PairedRatio | None) -> dict[str, float | None]:
 
 
 def _number(value: Any) -> float | None:
-    """Return a setting's value as a number, which the reader has not checked."""
+    """Return a setting's value as a number, or None if it is none: reading a record does not check settings."""
     return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
 
 

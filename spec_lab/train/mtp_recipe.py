@@ -54,8 +54,9 @@ class MtpRecipe:
     def build(self, target: FrozenTarget, texts: TrainingTexts, seed: int) -> MtpDrafter:
         """Make one module for a frozen target; see `HeadRecipe`.
 
-        Its layer has head norms like the target's layers, and their biases unless output products have one too. The
-        norm before the head is initialised from the target's.
+        Its layer has q and k norms if the target's layers have them. Its q, k and v projections have biases if the
+        target's have them and the target's `o_proj` has none. The norm before the head is initialised from the
+        target's.
         """
         torch.manual_seed(seed)
         drafter = MtpDrafter(self._planned(target), 1, target.head_weight)

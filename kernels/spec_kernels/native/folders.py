@@ -59,8 +59,8 @@ def folder_of_this_process() -> Path:
 def held(folder: Path) -> Iterator[Path]:
     """Yield a path that keeps referring to this folder, even if another is put in its place meanwhile.
 
-    Where there is no /proc (macOS), it is the plain path, which does not. The folder's mode is set to 0700. Files that
-    others put there before can be recognised by their owner and mode.
+    Without /proc (macOS) it is the plain path, and another folder can then take its place. The folder's mode is set to
+    0700. Files that others put there before can be recognised by their owner and mode.
 
     Raises:
         PermissionError: it belongs to another user, or its mode cannot be set.

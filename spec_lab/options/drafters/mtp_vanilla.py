@@ -69,7 +69,7 @@ def mtp_vanilla_factory(
 
 
 def aspects(chosen: Chosen, options: MtpVanillaDrafterConfig, build: DrafterBuild) -> list[Aspect]:
-    """List the choices in reading the modules: those of each module, and their order."""
+    """List the choices in reading the modules: their order, and those of any MTP drafter, alike for all modules."""
     from spec_lab.options.drafters.aspects import mtp_aspects, order_aspect
 
     mtp, modules = read_mtp_modules(chosen, options, build, options.num_draft_tokens)
@@ -85,6 +85,6 @@ ROW = DrafterOption(
     folder=VANILLA_WEIGHTS.folder_of_modules,
     aspects=aspects,
     hands_hidden_on=True,
-    no_moves="runs every module over the same positions",
+    no_moves="ends the rows of every module at the same position",
     notes_confidence=True,
 )
