@@ -166,7 +166,10 @@ def _in_its_file(error: Exception, first: str, menu: Menu) -> str:
     wrong = next((one for one in behind(error) if isinstance(one, OmegaConfBaseException)), None)
     if wrong is not None and option.startswith("schema/") and NO_CHOICE.match(_cause(wrong)):
         group, name = option.split("/")[1:3]
-        return f"a file of {group} names {name} and another option of {group}; leave one out: {ONE_BASE}"
+        return (
+            f"a file of {group} names {name} and another option of {group}; leave one out: {ONE_BASE}, and a "
+            "sweep's params name several as `a,b`"
+        )
     if isinstance(wrong, ConfigKeyError) and "/point/" in option:
         group = str(wrong.full_key).partition(".")[0]
         if str(wrong.full_key) in menu.keys and group in menu.groups:

@@ -141,7 +141,8 @@ def cache_holds_a_request(chosen: Chosen) -> str | None:
     if cache.max_seq_len is not None and cache.max_seq_len < needed:
         return (
             f"cache.max_seq_len={cache.max_seq_len} is under the {needed} tokens of a prompt of {prompt_tokens} and "
-            f"max_new_tokens={config.max_new_tokens}; use cache.max_seq_len=null or lower max_new_tokens"
+            f"max_new_tokens={config.max_new_tokens}; lower max_new_tokens, or use cache.max_seq_len=null if the "
+            "target has more positions"
         )
     needed_in_pages = needed + 2 * config.drafter.num_draft_tokens
     num_usable = (cache.num_pages or 0) - NUM_RESERVED_PAGES
