@@ -96,7 +96,7 @@ class DraftModelCatchup:
     def take_round(self, verified: VerifiedRound) -> CaughtUp:
         """Run the emitted tokens at L+1..L+N. The live row n - 1 is at L + n and sees L + n + 1 keys."""
         plan = self._plan(verified, self.backend, self.num_draft_tokens, first_position=1)
-        selection = self.prune.catchup.selection(plan.live_rows, plan.live_attention)
+        selection = self.prune.of_catchup(plan.live_rows, plan.live_attention)
         hidden = self._forward(verified.verification.tokens.reshape(-1), plan.attention, selection)
         return CaughtUp(hidden, plan.live_attention, DraftedRows(verified.batch.slot_ids, plan.live_lens))
 

@@ -169,7 +169,7 @@ class MtpVanillaDrafter:
         return MtpVanillaState(tokens, room, hidden, last_row, drafted, pruning)
 
     def _catchup_rows(self, live: LiveRows) -> RowSelection:
-        return self.prune.catchup.selection(live.rows, live.attention)
+        return self.prune.of_catchup(live.rows, live.attention)
 
     def _output(self, index: int, rows: MtpRows, last_row: AttentionMetadata, pruning: RowPruning) -> torch.Tensor:
         """Run module `index` over `rows`, and return its output [batch, hidden_size] at the last row, `last_row`.

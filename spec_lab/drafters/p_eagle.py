@@ -77,7 +77,7 @@ class PEaglePass:
         drafting = self._rows(first, self.num_draft_tokens, batch.page_table, batch.max_kv_len + num_verified)
         first_rows = torch.arange(num_requests, device=first.device) * num_rows + emitted.num_live - 1
         live_rows = (first_rows.unsqueeze(1) + self._drafts).flatten()
-        selection = self.prune.catchup.selection(live_rows, drafting)
+        selection = self.prune.of_catchup(live_rows, drafting)
         hidden = self.model.forward(tokens.flatten(), fused.flatten(0, 1), self.cache, attention, selection)
         pending = rows_at(tokens.flatten(), first_rows)
         return self._slots(hidden.unflatten(0, (num_requests, -1)), pending, DraftedRows(batch.slot_ids, first + 1))

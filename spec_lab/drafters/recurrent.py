@@ -103,7 +103,7 @@ class RecurrentCatchup:
         """Run the rows at L..L+K with the emitted tokens. The live row is n - 1 and sees L + n keys."""
         assert verified.features is not None
         plan = self._plan(verified, self.backend, self.num_draft_tokens)
-        selection = self.prune.catchup.selection(plan.live_rows, plan.live_attention)
+        selection = self.prune.of_catchup(plan.live_rows, plan.live_attention)
         tokens = verified.verification.tokens.reshape(-1)
         fused = self.head.fuse(verified.features)
         hidden = self.head.forward(tokens, fused, self.cache, plan.attention, selection)
