@@ -1,4 +1,4 @@
-"""An old name, for one release: see `spec_lab.UserError`."""
+"""An old module name, kept for one release. Use `spec_lab.UserError`."""
 
 from spec_lab.core.errors import UserError
 

@@ -1,7 +1,7 @@
 """Everything that an extension may import: see `docs/extend.md`. Names that need torch are imported on first use.
 
 An option's module, which is loaded for help and refusals, may only use the names that are imported at once, such as
-option classes, base configs and `knob`. The modules with its parts may use all names.
+option classes, base configs and `knob`. Modules that are imported only when a run builds the option may use all names.
 """
 
 from __future__ import annotations

@@ -148,8 +148,11 @@ def examine(composed: Composed) -> list[Finding]:
 
 
 def _config_of(composed: object, caller: str) -> RunConfig:
-    """Return the composed run with its types checked again; UserError if it is not a composed run, or this process
-    cannot run anything."""
+    """Return the config of a composed run, with its types checked again.
+
+    Raises:
+        UserError: `composed` is not a composed run, or this process cannot run anything.
+    """
     refuse_process()
     if not isinstance(composed, Composed):
         raise UserError(f"{caller} takes a composed run, not {composed!r}; use {caller}(spec_lab.compose([...]))")
@@ -179,7 +182,7 @@ def _run(job: Job) -> Result:
 
 @contextmanager
 def _torch_as_it_was(chosen: Chosen) -> Iterator[None]:
-    """Restore the caller's settings of torch after a run has changed them, and set kernels in C to one thread.
+    """Restore the caller's settings of torch after a run has changed them. Also set kernels in C back to one thread.
 
     The settings are the number of threads, the random state of the CPU, and the default device and type of tensors.
     Inside, these two defaults are those of a fresh process, and autocast is off.

@@ -1,5 +1,7 @@
-"""The paths of a static tree, the same in every round, which determine the row of each draft. It does not import
-torch."""
+"""The paths of a static tree, which are the same in every round. They determine the row of each draft.
+
+This module does not import torch.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ DraftPath = tuple[int, ...]
 
 
 class DraftPaths:
-    """Numbers the rows of a static tree: by depth, then by rank.
+    """Numbers the rows of a static tree: by depth, then by path. The rank of a draft is its place among its siblings.
 
     Attributes:
         paths: for each row, the ranks of its ancestors and its own; empty for the root, row 0.

@@ -1,8 +1,8 @@
 """A round's drafts as a tree: each row names its parent.
 
-Row 0 is the root: the pending token, and its own parent. A row with a draft comes after its parent. A row without a
-draft is its own parent, and no draft is below it. All tensors have fixed shapes; only their contents change from round
-to round.
+Row 0 is the root. It holds the pending token, and is its own parent. A row with a draft comes after its parent. A row
+without a draft is its own parent, and no draft is below it. All tensors have fixed shapes; only their contents change
+from round to round.
 """
 
 from __future__ import annotations

@@ -135,9 +135,9 @@ def enough_memory(problem: str) -> Iterator[None]:
 
 
 def is_of_composing(error: BaseException) -> bool:
-    """Return whether Hydra or OmegaConf raised `error`, or code that they called, with none of our code in between.
+    """Return whether a package in `COMPOSERS` raised `error`, or code that it called without our code in between.
 
-    For wrong input they raise exceptions of their own, but also ValueError, AssertionError and others.
+    For wrong input these packages raise exceptions of their own, but also ValueError, AssertionError and others.
     """
     if any(_package(kind.__module__) in COMPOSERS for kind in type(error).__mro__):
         return True
@@ -154,7 +154,7 @@ def is_interruption(error: BaseException) -> bool:
 def describe_error(error: BaseException) -> str:
     """Return the class of an exception with its message; without a message, the place where it was raised.
 
-    Others may see the records that contain it, so paths are cut to their last part.
+    Records contain this text, and other people may read them. So paths are cut to their last part.
     """
     kind, message = type(error).__name__, without_folders(str(error).strip())
     if message:

@@ -1,6 +1,7 @@
 """Recognises that a file of the working folder has a library's name, so that Python imports it in the library's place.
 
-`python -m` and scripts search their folder first. A `random.py` there breaks every library that imports `random`.
+`python -m` searches the working folder first, and a script searches its own. A `random.py` there breaks every library
+that imports `random`.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ from types import ModuleType
 
 
 def hidden_library(error: BaseException) -> str | None:
-    """Return the line for a name that a file of the working folder lacks, and that the library behind it has.
+    """Return a one-line message if `error` names a module that a file of the working folder hides; else None.
 
-    None for any other error.
+    Such an error arises because the file lacks a name that the library has.
     """
     name = _module_that_lacks_a_name(error)
     file = getattr(sys.modules.get(name), "__file__", None) if name else None

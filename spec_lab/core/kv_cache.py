@@ -46,8 +46,8 @@ class PagedKVCache:
 
     Attributes:
         tensors: [layers, num_pages * page_size, *shape], one tensor for all layers whose rows have the same shape.
-        layers: a `LayerCache` for each layer, which is a view. A layer that reads another layer's rows has that layer's
-            cache. A layer with a state has a `RecurrentCache` instead.
+        layers: a `LayerCache` for each layer, a view of `tensors`. A layer that reads another layer's rows has that
+            layer's cache. A layer with a state has a `RecurrentCache` instead.
         recurrent: all `RecurrentCache`s, which are indexed by request slot and have no pages.
     """
 

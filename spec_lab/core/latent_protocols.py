@@ -22,8 +22,8 @@ class LatentKernels:
     Attributes:
         write: norms and rotates the rows of a forward, and writes them to the cache.
         turn: rotates the last channels of query heads, and writes them into absorbed queries.
-        multiply: multiplies each head of up to `max_head_rows` rows by its matrix, and rotates its other channels.
-        absorb_and_write: does `multiply` for query heads, and `write`, for rows that all attend.
+        multiply: multiplies each head by its matrix, for up to `max_head_rows` rows, and rotates the other channels.
+        absorb_and_write: does `multiply` for query heads and also `write`, for a forward whose rows all attend.
     """
 
     write: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, float], None]
@@ -75,10 +75,10 @@ class LatentAttentionBackend(Protocol):
         value_map: torch.Tensor,
         scale: float,
     ) -> torch.Tensor:
-        """Attend with queries [rows, num_heads, query_width] to unfolded keys and values; return values [rows,
-        num_heads, v_head_dim].
+        """Attend with queries [rows, num_heads, query_width] without absorption; return [rows, num_heads, v_head_dim].
 
-        Each head's maps unfold the keys and values of all cache rows. This is for many query rows, such as a prompt's.
+        First the maps of each head compute its keys and values from all cache rows. This is for many query rows, such
+        as a prompt's.
 
         Args:
             key_map: [num_heads, qk_nope_head_dim, kv_lora_rank]; the rotated channels of queries and rows need no map.

@@ -19,7 +19,7 @@ class TokenOrigin(StrEnum):
     CORRECTED = "c"
     """The target's own token, instead of the first rejected draft; in a tree also after a leaf above the last level."""
     BONUS = "b"
-    """The target's own token after the last offered draft. In plain decoding every token after the first is one."""
+    """The target's own token after the last offered draft. In plain decoding it is every token after the first."""
 
 
 def round_origins(num_emitted: int, num_offered: int, relaxed: Sequence[int] | None) -> str:

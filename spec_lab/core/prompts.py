@@ -1,4 +1,4 @@
-"""The rows of a prompt pass: one forward runs chunks of several prompts, one after the other.
+"""The rows of a prompt pass: one forward holds chunks of several prompts in a row.
 
 vLLM and SGLang fill a step up to a token budget in the same way.
 """
@@ -39,8 +39,8 @@ class PromptRounding:
 
     Attributes:
         least_rows: the smallest number of rows of a forward; padding rows fill up a smaller one.
-        products: makes a context manager around a forward. Inside, the library's products of at least `least_rows` rows
-            round every row alike.
+        products: makes a context manager around a forward. Inside, the library's matrix products of at least
+            `least_rows` rows round every row alike.
     """
 
     least_rows: int = 0

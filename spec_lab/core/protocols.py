@@ -45,7 +45,7 @@ class Target(Protocol):
     ) -> TargetOutput:
         """Run tokens [rows] and write their KV. After the last KV write only the selected rows go on.
 
-        A drafter that taps a later layer keeps all rows until the last layer. Features have all rows; with
+        If the drafter taps a layer after that write, all rows go on to the last layer. Features have all rows; with
         `final_hidden` they have the selected rows.
         """
         ...
@@ -59,8 +59,8 @@ class HostDrafter(Protocol):
     """Drafts on the host, after it has read a round and before it launches the next.
 
     Attributes:
-        num_on_device: drafts that the device makes for each request; 0 if all come from the host. If the host has none
-            in a round, the round needs rows for these only.
+        num_on_device: drafts that the device makes for each request; 0 if all come from the host. In a round without
+            drafts of the host, verify needs rows for these drafts only.
         part_names: names, for the record, of the drafters on the host and on the device; None if there is only one.
     """
 
@@ -89,8 +89,8 @@ class DrafterRequirements:
         catchup_rows: the rows for each request in each pass of the catch-up step; one of them is live. (N,) for one
             reused layer, (N, N + 1, ...) for a module for each draft, () without a catch-up step. P-EAGLE has 2K rows,
             of which K are live.
-        distinct_steps: the steps of a round differ in more than their column, such as in weights. So each needs a graph
-            of its own.
+        distinct_steps: the steps of a round differ in more than the column that they write, for instance in weights.
+            So each needs a graph of its own.
         learn_continuations: takes the outputs of plain decoding by request id, before anything is timed; None for a
             drafter that does not replay them.
         draft_rest: makes all drafts [batch, K] at once from the state with draft 1, and itself advances metadata, if

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 class Drop(Enum):
     """The places, after a layer's KV write, where the layer can drop unread rows.
 
-    The catch-up step of `drafters.block_context` only writes KV. It does not even write rejected rows, except with
-    NOWHERE.
+    The catch-up step of `drafters.block_context` only writes KV. There NOWHERE means that rejected rows are written
+    too.
     """
 
     NOWHERE = auto()
@@ -102,7 +102,7 @@ class PrunePolicy:
         """Return the row selection of a catch-up step; see `CatchupPruning.selection`.
 
         Raises:
-            UserError: an extension's pruning returns something else.
+            UserError: the pruning, which is then an extension's, returns no row selection.
         """
         selection = self.catchup.selection(live_rows, live_attention)
         if not hasattr(selection, "live_rows"):

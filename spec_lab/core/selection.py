@@ -1,7 +1,8 @@
 """Row selections: where a layer drops dead rows. Also the values of the two pruning knobs, which choose a selection.
 
 Every selection writes KV for all rows. `live_rows` are flat indices into the [batch * num_queries] rows. The residual
-stream is always cut to the rows that are added to it. `PromptPruning` and `CatchupPruning` define what the knobs do.
+stream keeps the same rows as the output that is added to it. `PromptPruning` and `CatchupPruning` define what the knobs
+do.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ class JudgedRows:
         parents: [batch, N].
         active: [batch] bool; padded rows are False.
         slot_ids: [batch] slot of each request; padded ones have the scratch slot.
-        kv_lens: [batch] L at the start of the round, the key of its noise.
+        kv_lens: [batch] L at the start of the round, part of the key of its random numbers.
         draft_logits: [batch, branches, vocab]; the children of each branch of a static tree were drawn from
             softmax(draft_logits). None for drafts that were not sampled.
     """
@@ -71,7 +71,7 @@ class Walk:
     """A path from the root that a rule accepted.
 
     Attributes:
-        verification: that of a chain of the path's drafts, with depth + 1 columns.
+        verification: the verification of the path's drafts as a chain, with depth + 1 columns.
         path: [batch, depth + 1] rows of the path; junk, but valid indices, from column n on.
     """
 

@@ -157,8 +157,8 @@ class TargetOutput:
 
     Attributes:
         hidden: [kept rows, hidden_size] after the final norm.
-        features: [rows, feature_size] for all rows, or for the kept rows if they include the final hidden state; None
-            if nothing is read.
+        features: [rows, feature_size] for all rows, or for the kept rows if features include the final hidden state;
+            None if the drafter reads none.
         num_shared_rows: rows that entered the layers after the last one that writes KV; 0 if there are no such layers.
     """
 
@@ -219,7 +219,7 @@ class AcceptanceInputs:
         draft_tokens: [batch, K] in target ids.
         active: [batch] bool; padded rows are False.
         slot_ids: [batch] slot of each row; padded rows have the scratch slot.
-        kv_lens: [batch] L at the start of the round, the key of its noise.
+        kv_lens: [batch] L at the start of the round, part of the key of its random numbers.
         draft_logits: [batch, K, vocab]; each draft was sampled from q = softmax(draft_logits), which includes the
             temperature and is 0 outside the draft vocabulary. None for greedy drafts, whose q is one-hot.
         num_drafts: [batch] the number of drafts that each request offers; None if all are offered. The others are

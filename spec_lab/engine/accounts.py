@@ -29,11 +29,12 @@ class Launch:
     """A launch whose results have not been read yet: one round, or all rounds of one replay.
 
     Attributes:
-        began_at: the earliest time at which its measured time begins; it begins later if other results are read later.
-        num_drafted: drafts for each request that the device made for the next round, unless the device reports it.
+        began_at: the time from which the launch is timed; if the host read earlier results after that, the time of
+            that read counts instead.
+        num_drafted: drafts for each request that the device made for the next round; unused if the device reports it.
         num_verified: rows for each request in a round's verify.
         spans: what the timer needs to collect stage times.
-        num_looked_up: drafts that the host made for it.
+        num_looked_up: drafts that the host made for the launch.
         catches_up: whether the drafter runs.
     """
 
@@ -151,7 +152,8 @@ class RoundAccounts:
     def _settle(self, read: _Read) -> None:
         """Account for the rounds of a launch.
 
-        A wasted round is only counted, and its time is shared among the others. A skipped round is not even counted.
+        Once all requests have ended, a further round of the launch is wasted, or the device skips it. A wasted round is
+        only counted, and its time is shared among the others. A skipped round is not even counted.
         """
         launched, num_launched = read.launched, self._graph.rounds_per_replay
         results = [result for result in read.result.split(num_launched) if any(result.num_emitted)]
@@ -192,7 +194,7 @@ class RoundAccounts:
         return emitted
 
     def _record(self, settled: Launch, result: RoundResult, emitted: list[_Emitted], times: _Times) -> None:
-        """Make the record of a round, of the requests that had not ended before."""
+        """Make the record of a round. It leaves out requests that had ended before the round."""
         record = RoundRecord(
             index=len(self.rounds),
             request_ids=[settled.sequences[part.index].request.request_id for part in emitted],

@@ -112,8 +112,8 @@ class CudaGraphRecorder:
     num_copies = 2
 
     def __init__(self, device: torch.device, num_warmups: int = 2) -> None:
-        """Set the number of warm-ups. The first compiles kernels and lets libraries choose theirs; the second runs
-        those."""
+        """Set the number of warm-ups. In the first, kernels are compiled and libraries choose theirs; the second runs
+        these kernels."""
         self._device = device
         self._num_warmups = num_warmups
         self.skips = has_if_nodes()

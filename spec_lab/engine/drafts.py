@@ -41,7 +41,7 @@ class Drafts(Protocol):
     tree_rows: int | None
 
     def mark(self, batch: RoundBatch) -> RoundBatch:
-        """Add the drafts' shape to a batch, as far as its tokens do not determine it."""
+        """Add the parent of each row to a batch of trees. A batch of chains needs no addition."""
         ...
 
     def attention(self, batch: RoundBatch) -> AttentionMetadata:
@@ -197,7 +197,7 @@ class Tree:
         return VerifiedRound(batch, walk.verification, self._compact(batch, walk.path, output.features))
 
     def collect(self, offers: Offers, mover: MetadataMover, state: Any, scope: StepScope) -> tuple[DraftTree, int]:
-        """Run the loop's steps, one for each level after the first. Branches make their own metadata."""
+        """Run the loop's steps, one for each level after the first. The drafter builds the metadata of each level."""
         drafter = self._tree.drafter
         columns = torch.arange(self._depth, device=self.parents.device)
         for index in offers.loop.steps(self._timer, self._depth, scope):

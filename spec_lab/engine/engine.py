@@ -244,7 +244,10 @@ class _GenerationRun:
                 self._retire_if_finished(sequence)
 
     def _ended_on_device(self, launched: Launch) -> bool:
-        """Return whether a request of `launched` had already ended before that launch."""
+        """Return whether a request of `launched` had already ended before that launch.
+
+        Only a graph of several rounds ends requests on the device.
+        """
         has_ended = any(sequence.finish_reason is not None for sequence in launched.sequences)
         return has_ended and self._engine.graph.rounds_per_replay > 1
 

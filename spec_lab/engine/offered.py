@@ -1,6 +1,7 @@
 """Decides how many of its drafts each request offers for verification.
 
-A request's own limit, the drafter's confidence and a row budget for the whole batch can reduce the number.
+A request's own limit, the drafter's confidence and a row budget for the whole batch can reduce the number. The survival
+of a draft is the estimated probability that it and all drafts before it are accepted.
 
 The decision is made on the device, before drafts are judged. Whether a draft is offered depends only on what was known
 before that draft was drawn. So the output keeps the target's distribution, whichever drafts are left out.
@@ -27,8 +28,8 @@ def count_offered(
     """Count the drafts [batch] that `slot_ids` [batch] offer: up to `most`, and none where `active` [batch] is false.
 
     A request offers no draft after the first whose survival [num_slots + 1, K] is below `threshold`. `budget` limits
-    the rows of the whole batch, which include one pending token for each request. The drafts likeliest to be accepted
-    get them. None means no limit of that kind.
+    the rows of the whole batch, which include one pending token for each request. The other rows go to the drafts with
+    the highest survival. None means no limit of that kind.
     """
     offered = torch.where(active, num_drafted.index_select(0, slot_ids).clamp(max=most), 0)
     if survival is None:
@@ -46,8 +47,8 @@ def count_offered(
 def are_within_budget(survival: torch.Tensor, is_offered: torch.Tensor, num_rows: torch.Tensor) -> torch.Tensor:
     """Return, for each draft [batch, K], whether it is one of the `num_rows` (a 0-d tensor) with the highest survival.
 
-    Only drafts in `is_offered` [batch, K] compete, over the whole batch. Of equals, the draft of the
-    earlier request wins, and within a request the earlier draft.
+    Only drafts in `is_offered` [batch, K] compete, over the whole batch. Of equals, the draft of the earlier request
+    wins, and within a request the earlier draft.
 
     A request's survival [batch, K] never grows along its drafts, and the sort is stable. So the kept drafts of a
     request are its first ones, and later drafts do not affect them. vLLM's adaptive verification (#47808) ranks in the
@@ -121,7 +122,7 @@ class DraftOffers:
 
     @property
     def num_going_on(self) -> torch.Tensor | None:
-        """Return the tensor [1] that counts the requests of the batch which want another draft. Each draft updates it.
+        """Return the tensor [1] that counts the requests of the batch which want another draft. Each step updates it.
 
         None if every request drafts K tokens.
         """

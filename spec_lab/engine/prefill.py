@@ -216,8 +216,8 @@ class RowsComputed:
 
     @classmethod
     def by(cls, output: TargetOutput, num_rows: int, num_logits: int) -> RowsComputed:
-        """Infer, from the number of rows of each, whether it was computed for all `num_rows` rows, the live ones, or
-        none."""
+        """Infer from the number of rows of each output whether it was computed for all `num_rows` rows, for the live
+        rows or for none."""
 
         def share(count: int) -> RowShare:
             return RowShare.ALL if count == num_rows else RowShare.LIVE if count else RowShare.NONE

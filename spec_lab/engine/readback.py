@@ -105,7 +105,7 @@ def _floats(bits: list[int]) -> list[float]:
 
 
 def read_later(verification: Verification) -> PendingResult:
-    """Begin a copy of the results, which the next replay cannot overwrite.
+    """Begin a copy of the results. The next replay cannot overwrite this copy.
 
     From a GPU the copy is asynchronous. It goes to pinned memory, followed by an event. So the host later waits for
     this round's work and for nothing launched after it.

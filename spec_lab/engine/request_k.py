@@ -51,7 +51,8 @@ class _Running:
 
 
 class RunningK:
-    """Derives a request's K from its past: the running mean of its accepted drafts plus one, rounded.
+    """Derives a request's K from its past: the running mean of its accepted drafts plus one, rounded, at most its
+    given K.
 
     If the mean is below `off_below` after `WARM_UP` rounds, the request stops drafting.
     """
@@ -60,7 +61,7 @@ class RunningK:
     WEIGHT = 0.2
 
     def __init__(self, given: GivenK, off_below: float) -> None:
-        """`off_below`: in accepted drafts for each round; 0 never stops."""
+        """`off_below`: in accepted drafts for each round; with 0 no request stops."""
         self._given = given
         self._off_below = off_below
         self._known: dict[str, _Running] = {}

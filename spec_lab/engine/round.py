@@ -27,9 +27,10 @@ from spec_lab.engine.stopping_loop import StepScope
 
 
 class DecodeRound:
-    """The five stages of a round. A graph mode may capture any part of them, since they then use device tensors only.
+    """The five stages of a round. A graph mode may capture any part of them.
 
-    Without a capture, `offers` may read on the host how many rows to verify, and whether another draft is wanted.
+    In captured modes the stages use device tensors only. Without a capture, the host may also read how many rows to
+    verify, and whether another draft is wanted.
 
     `drafts` defines the shape of the drafts, and `offers` how many of them may be accepted.
 
@@ -67,12 +68,12 @@ class DecodeRound:
         return verified.verification
 
     def waiting_drafts(self, slots: list[int]) -> list[list[int]]:
-        """Read the K drafts that each of `slots` holds for the next verify back to the host, for inspection."""
+        """Read back to the host, for inspection, the K drafts that each of `slots` holds for the next verify."""
         return self.drafts.waiting(self.parts.slots, slots)
 
     @contextmanager
     def naming_foreign_drafts(self) -> Iterator[None]:
-        """Raise UserError in place of the IndexError of an extension's draft that no embedding has, on a CPU."""
+        """Raise UserError in place of a CPU's IndexError if an extension drafted a token outside the vocabulary."""
         try:
             yield
         except IndexError as error:

@@ -20,8 +20,8 @@ from spec_lab.engine.capture import GraphRecorder
 from spec_lab.engine.parts import Parts
 
 StepScope = Callable[[], AbstractContextManager[None]]
-"""Opens a context around draft steps, possibly several times. In it `ExpertsRead` counts the steps for a stage, or not
-at all."""
+"""Opens a context around draft steps; a round may open several. Inside, `ExpertsRead` counts experts for a stage, or
+nothing."""
 
 
 class DraftLoop(Protocol):

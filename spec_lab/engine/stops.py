@@ -27,7 +27,7 @@ def going_on(
     """Return the slots [batch], with the scratch slot (the last one) in place of those whose request has ended.
 
     A request ends if `kv_lens` reaches `end_lens`, or if one of its emitted `tokens` [batch, N] is an end of sequence.
-    With `only_last` only its last emitted token can be one. Tensors by slot are [num_slots + 1].
+    With `only_last` only its last emitted token is examined. Tensors by slot are [num_slots + 1].
     """
     last = num_emitted.unsqueeze(1) - 1
     columns = torch.arange(tokens.shape[1], device=tokens.device)

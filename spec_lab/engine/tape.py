@@ -73,8 +73,8 @@ class TapeGraph(Generic[Result]):
                 step()
 
     def uses(self, tensor: torch.Tensor) -> bool:
-        """Return whether the graph reads or writes the memory of `tensor`. It does not after the buffer was
-        replaced."""
+        """Return whether the graph reads or writes the memory of `tensor`. False if `tensor` replaced a recorded
+        buffer."""
         return any(storage_id(tensor) == storage_id(known) for known in self.inputs)
 
 

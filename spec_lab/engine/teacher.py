@@ -66,7 +66,7 @@ class TeacherForcing:
             cache: holds one sequence of the longest text.
             invariant_rows: in a forward of up to so many rows, a row's bits do not depend on the others; 1 if that is
                 not promised.
-            rounding: that of prompt passes.
+            rounding: the rounding of the run's prompt passes.
         """
         num_pages = cache.num_pages - NUM_RESERVED_PAGES
         table = PageTable(1, num_pages * page_size, page_size, cache.device)

@@ -17,8 +17,7 @@ PLAIN_PRUNE = PruneConfig(prefill="last_row", catchup="none")
 def plain_config(config: RunConfig) -> RunConfig:
     """Return the same run as plain decoding with a lossless rule, for references=[plain] and other plain passes.
 
-    Past the last layer's KV write, its prompt pass computes only the last row, and logits for it alone, as in serving
-    engines.
+    After the last KV write, its prompt pass computes only the last row, and logits for it alone, as in serving engines.
     """
     is_greedy = config.sampling.temperature == 0
     rule = StrictAcceptanceConfig() if is_greedy else RejectionConfig(method=RejectionMethodChoice.one_hot)

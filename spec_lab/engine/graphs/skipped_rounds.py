@@ -19,9 +19,10 @@ from spec_lab.engine.stops import StopConditions
 class SkippedRounds(SeveralRounds):
     """Puts each round but the first in an IF node. If the recorder has no IF nodes, these rounds run on padded rows.
 
-    A skipped round writes nothing, so the rounds write their results to tensors that existed before. Events cannot be
-    recorded inside an IF node, so only the first round of a replay has times by stage. A replay that is launched ahead
-    may begin after all requests have ended. So its first round is in an IF node too, and no round has such times.
+    All rounds write their results to tensors that are made before the capture. A replay first sets them to zero, which
+    is what a skipped round leaves. Events cannot be recorded inside an IF node, so only the first round of a replay has
+    times by stage. A replay that is launched ahead may begin after all requests have ended. So its first round is in an
+    IF node too, and no round has such times.
     """
 
     def __init__(

@@ -126,7 +126,7 @@ def refuse_other_parts(config: BlockConfig, options: BlockDrafterConfig, source:
     if options.confidence:
         served = without_head(config, {})[0] if options.head == Head.none else config
         has["confidence"] = served.confidence_reads > 0
-    if options.markov_form != Form.vanilla:  # if no form is named, it is the checkpoint's
+    if options.markov_form != Form.vanilla:  # if no form is named, the checkpoint's is used
         has["markov_form"] = getattr(config.head, "form", MarkovForm.vanilla).value
     if options.head == Head.none:
         del has["head"]

@@ -57,7 +57,7 @@ def head_drafts_fit(config: RunConfig) -> str | None:
 
 
 def head_is_refused_nothing(config: RunConfig) -> str | None:
-    """The head must not be refused on its own."""
+    """The head must not be refused as the only drafter of the run."""
     if two_parts(config) is not None:
         return None
     row, alone = _head(config)

@@ -69,7 +69,8 @@ def mtp_vanilla_factory(
 
 
 def aspects(chosen: Chosen, options: MtpVanillaDrafterConfig, build: DrafterBuild) -> list[Aspect]:
-    """List the choices in reading the modules: their order, and those of any MTP drafter, alike for all modules."""
+    """List the choices in reading the modules: their order, and the choices of any MTP drafter, which apply to all
+    modules alike."""
     from spec_lab.options.drafters.aspects import mtp_aspects, order_aspect
 
     mtp, modules = read_mtp_modules(chosen, options, build, options.num_draft_tokens)

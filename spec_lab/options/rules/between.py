@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 
 def strict_at_temperature_0(config: RunConfig) -> str | None:
-    """The temperature must be above 0. At 0 the target's distribution is one-hot, and with usual knobs the rule equals
-    strict."""
+    """The temperature must be above 0. At 0 the target's distribution is one-hot, and a rule with its default knobs
+    equals strict."""
     if config.sampling.temperature > 0:
         return None
     return (
