@@ -160,7 +160,7 @@ def _config_of(composed: object, caller: str) -> RunConfig:
 
 
 def _run(job: Job) -> Result:
-    """Run as `cli.job.run_job` does, but raise the error that ends the run, as a one-line error if it is not a bug."""
+    """Run as `cli.job.run_job` does, but raise the error that ends the run. If it is no bug, raise a UserError."""
     folder = None
     try:
         chosen = admit(job.config)

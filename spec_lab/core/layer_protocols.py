@@ -111,6 +111,8 @@ class RowSelection(Protocol):
         ...
 
     def behind(self, metadata: AttentionMetadata) -> AttentionMetadata | None:
-        """Return the metadata of the rows that go on, for the layers after this one; None if there is none, and then no
-        layer may follow."""
+        """Return the metadata of the rows that go on, for the layers after this one.
+
+        None if the selection has no such metadata. Then no layer may follow.
+        """
         ...

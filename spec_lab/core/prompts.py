@@ -112,8 +112,8 @@ class PromptPack:
         token_ids: [rows] the tokens of the chunks.
         next_token_ids: [rows] the token at position p + 1 for the row at position p; the sampled token for the last
             position of a prompt.
-        features: [rows, feature_size] hidden states of the target; [ended, feature_size] if the drafter wants only the
-            last row of prompts, and the target dropped the others; None if it wants none.
+        features: [rows, feature_size] hidden states of the target; [ended, feature_size] if the drafter reads only the
+            last row of prompts, and the target dropped the others. None if the drafter reads none.
         attention: the target's metadata of these rows (same positions and slots).
         ends: the prompts that end here; None if there are none, and then nothing is drafted.
     """

@@ -230,7 +230,8 @@ class StageTimer(Protocol):
         ...
 
     def replay(self, name: str, marks: list[Any]) -> AbstractContextManager[None]:
-        """Enclose a replay of segment `name`. Its time is that of its marked spans, or of one span around it."""
+        """Enclose a replay of segment `name`. The segment's time is that of `marks`, or of one span around the
+        replay."""
         ...
 
     @property

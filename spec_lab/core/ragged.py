@@ -20,8 +20,8 @@ from spec_lab.core.types import AttentionMetadata
 KEYS_ALONE = 4096
 """A chunk that sees at least this many keys is an even batch of its own, since it fills a device by itself.
 
-A backend may use another kernel for a single chunk (`spec_lab.attention.long_prompts`). So such a chunk has the same
-bits, whatever is packed with it."""
+A backend may use another kernel for a single chunk (`spec_lab.attention.long_prompts`). A chunk that is always alone in
+its even batch has the same bits, whatever is packed with it."""
 
 
 @dataclass(frozen=True, slots=True)

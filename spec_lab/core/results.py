@@ -66,7 +66,7 @@ class RoundRecord:
         stage_seconds: by stage, for the stages that could be timed separately.
         num_surplus: requests that had rows in the round although an earlier round had ended them. They have no entry in
             the lists.
-        launch_seconds: the host's time to launch the round, before it waits for results; a share as above.
+        launch_seconds: the host's time to launch the round, before it waits for results; also an equal share.
         relaxed: drafts accepted only by relaxation; None for rules that never relax.
         distance: total variation and KL in nats between the emitted distribution and the target's for each request,
             summed over the rows that the round reached; None for rules without it.

@@ -124,9 +124,9 @@ class _GenerationRun:
         runs the next round. An eager round needs the lengths, and a drafter on the host needs the tokens. Then the
         accounting comes before the next launch. A graph of several rounds is launched like one round.
 
-        With overlap the host launches the next round before it reads the previous one. It still reads first before a
-        prompt pass, so that no round's time includes a prompt's; the prompt pass waits for the device anyway. It also
-        reads first if the device has ended requests, which the next launch leaves out.
+        With overlap the host launches the next round before it reads the previous one. Before a prompt pass it reads
+        first, so that no round's time includes a prompt's; the prompt pass waits for the device anyway. It also reads
+        first if the device has ended requests, which the next launch leaves out.
         """
         scheduler = self._engine.scheduler
         for sequence in scheduler.admit(self._now()):

@@ -1,4 +1,4 @@
-"""Writes the drafts that the host makes to the slots, after it has read a round and before it launches the next."""
+"""Writes drafts of the host into the slots. The host makes them after it has read a round, before the next launch."""
 
 from __future__ import annotations
 

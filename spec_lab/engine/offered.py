@@ -3,8 +3,8 @@
 A request's own limit, the drafter's confidence and a row budget for the whole batch can reduce the number. The survival
 of a draft is the estimated probability that it and all drafts before it are accepted.
 
-The decision is made on the device, before drafts are judged. Whether a draft is offered depends only on what was known
-before that draft was drawn. So the output keeps the target's distribution, whichever drafts are left out.
+The decision is made on the device, before drafts are judged. Whether a draft is offered depends neither on its own
+token nor on later tokens of its request. So the output keeps the target's distribution, whichever drafts are left out.
 """
 
 from __future__ import annotations
@@ -115,8 +115,10 @@ class DraftOffers:
         self.limits.index_copy_(0, slot_ids, values)
 
     def expect(self, slot_ids: torch.Tensor, num_drafts: int) -> None:
-        """Record that `slot_ids` [batch] will hold `num_drafts` drafts each. With confidences each draft is counted
-        when it is made, so this then does nothing, unless `num_drafts` is 0."""
+        """Record that `slot_ids` [batch] will hold `num_drafts` drafts each.
+
+        With confidences each draft is counted when it is made. Then this method only records that there are none.
+        """
         if self.confidences is None or num_drafts == 0:
             self.num_drafted.index_fill_(0, slot_ids, num_drafts)
 

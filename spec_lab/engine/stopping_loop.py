@@ -112,9 +112,10 @@ class StepsInIfNodes:
     """A replay skips all remaining steps once every request has stopped.
 
     The node of each step is nested in that of the step before. So a round evaluates at most one condition more than it
-    runs steps. Only the next step reads what a step returns, and it is skipped too; drafts go to tensors that exist
-    before the loop. Each step has a scope of its own, which ends inside the node, since tensors made there may not
-    exist after it. Events cannot be recorded inside a node, so the steps are timed as one span.
+    runs steps. Only the next step reads what a step returns, and a replay that skips a step skips the next one too.
+    Drafts go to tensors that exist before the loop. Each step has a scope of its own. The scope ends inside the node,
+    since tensors made there may not exist after it. Events cannot be recorded inside a node, so the steps are timed as
+    one span.
     """
 
     decides_on_device = True
@@ -137,7 +138,7 @@ def make_draft_loop(parts: Parts, num_going_on: torch.Tensor | None, recorder: G
 
     `num_going_on` is None if no request stops early.
     """
-    # If each draft has a module of its own, a module catches up when it drafts, so it must run in every round.
+    # If each draft has a module of its own, the modules catch up while they draft. So all must run in every round.
     if parts.drafter.requirements.distinct_steps or num_going_on is None:
         return EveryStep(looks_between=True)
     if recorder is None:

@@ -1,7 +1,7 @@
 """Modules outside this package that add options: named by `extensions=[MODULE]`, or installed with an entry point.
 
-A module has a function `register(registry)`. A package may have a folder `conf/` with the YAML of its options and with
-experiments; it joins the search path.
+A module has a function `register(registry)`. A package may have a folder `conf/` with the YAML files of its options and
+experiments; Hydra then searches that folder too.
 """
 
 from __future__ import annotations

@@ -100,11 +100,10 @@ ELSEWHERE = {
 """Keys and groups, by the names that other engines, papers and users give them. Of several keys in a text, the first
 that the program has is meant. An empty text means that nothing here is meant, however alike the spelling."""
 KINDS = ("mode", "type", "kind")
-"""Last parts of a name that mean the option of their group: `graph.mode` is not logger.mode."""
+"""Last parts of a name that mean the option of their group: `graph.mode` means `graph`, and not logger.mode."""
 COUNTED = "num_"
 VERY_LIKE = 0.85
-"""How alike a key of the typed group must be to be preferred to a key of another group with exactly the typed last
-part."""
+"""How alike a key of the typed group must be to win over a key of another group that has the typed last part."""
 
 
 def nearest(word: str, names: Iterable[str]) -> str | None:
@@ -138,7 +137,7 @@ def nearest(word: str, names: Iterable[str]) -> str | None:
 
 
 def _in_known_group(word: str, names: Sequence[str]) -> str:
-    """Return `word` with the group that it means, or without its group if there is none that is like it."""
+    """Return `word` with the group that it means, or without its group if no known group is like it."""
     group, _, leaf = word.rpartition(".")
     groups = {part for name in names for part in (name.rpartition(".")[0], name.partition(".")[0])} - {""}
     if not group or not groups or group in groups:

@@ -1,5 +1,7 @@
-"""The number of drafts that a run's requests may offer, by its K for each batch size, its stop and its budget of rows.
-It imports no torch."""
+"""The number of drafts that requests may offer. The keys for K, for an early stop and for the row budget determine it.
+
+This module does not import torch.
+"""
 
 from __future__ import annotations
 

@@ -79,15 +79,15 @@ class DrafterOption(Option):
             `menu.readings.Aspect`, the choices that the doctor also tries in other ways; None if there are no such
             choices.
         drafts: whether it proposes tokens; False is plain decoding, with no draft tokens to count.
-        follows_greedy_text: why its drafts fit only an output that is plain greedy decoding's, as in "replays a greedy
-            continuation"; None if they fit any.
+        follows_greedy_text: why its drafts fit only the output of plain greedy decoding, as in "replays a greedy
+            continuation"; None if they fit any output.
         hands_hidden_on: whether a draft step reads and replaces `state.tokens` and `state.hidden`, and nothing else of
             its state; the doctor then measures how much the hidden state helps.
         no_loop: why there is no draft loop to capture, so that graph modes that capture are refused; None if they are
             accepted.
-        no_moves: why no metadata is updated between draft steps; None if it is.
+        no_moves: why no metadata is updated between draft steps; None if metadata is updated there.
         load_tree: like `load`, for a drafter that drafts the branches of a tree; None if it drafts chains only.
-        no_branch_keys: whether the branches of a tree write no keys, so that none can see those of another.
+        no_branch_keys: whether the branches of a tree write no keys, so that no branch can see another's.
         drafts_on_host: whether it makes drafts on the host between two rounds, as many as it finds.
         ingests_in_graphs: whether its `ingest` may be captured for a prompt that comes alone, since it reads no spans.
         notes_confidence: whether it picks its drafts with `wiring.drafting.make_picker`, which stores its confidence.
@@ -171,8 +171,8 @@ class RuleOption(Option):
         keeps_greedy_text: whether its output is plain greedy decoding's, token for token, whatever is drafted.
         walk: makes the rule's form for a tree of drafts, from (the `Chosen` run, its `acceptance` part, `RuleBuild`);
             None if it judges chains only.
-        takes_fewer_drafts: whether it accepts no draft that `AcceptanceInputs.num_drafts` says is not offered, and
-            emits the target's own token there.
+        takes_fewer_drafts: whether it only accepts drafts that are offered (`AcceptanceInputs.num_drafts`), and emits
+            the target's own token after the last of them.
         keeps_the_law: takes the `acceptance` part and returns whether the output follows the target's distribution
             exactly; without this function a rule is assumed to change it.
     """

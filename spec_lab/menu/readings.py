@@ -15,8 +15,8 @@ class Reading:
     """One way to read a checkpoint.
 
     Attributes:
-        make: builds the `DrafterFactory` when it is scored, so that one reading is in memory at a time.
-        min_draft_tokens: 2 if only later drafts can differ.
+        make: builds the `DrafterFactory`. It is called when the reading is scored, so that one is in memory at a time.
+        min_draft_tokens: 2 if the reading cannot change the first draft.
     """
 
     name: str

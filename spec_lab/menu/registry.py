@@ -181,7 +181,7 @@ def made(part: Part | None, option: Option, function: str) -> Part:
 
 
 def _refuse_other_name(name: str, rows: Mapping[str, Option]) -> None:
-    """Raise UserError if the name of an option that nothing builds comes from the schema of a row with another name."""
+    """Raise UserError if a row's schema has this name, which no row has: the names of row and schema must agree."""
     for row in rows.values():
         schema = getattr(row, "schema", None)
         if schema is not None and getattr(schema, "name", None) == name:

@@ -15,7 +15,7 @@ PLAIN_PRUNE = PruneConfig(prefill="last_row", catchup="none")
 
 
 def plain_config(config: RunConfig) -> RunConfig:
-    """Return the same run as plain decoding with a lossless rule, for references=[plain] and other plain passes.
+    """Return the same run, but with plain decoding and a lossless rule, for references=[plain] and other plain passes.
 
     After the last KV write, its prompt pass computes only the last row, and logits for it alone, as in serving engines.
     """

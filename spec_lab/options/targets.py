@@ -15,7 +15,7 @@ SHAPES = Path(__file__).parents[1] / "checkpoints" / "shapes"
 
 
 def reads_no_path(config: RunConfig) -> str | None:
-    """A target of this package, or of another installed one, has no path."""
+    """A target whose weights are in this package, or in another installed package, has no path."""
     target = config.target
     return (
         None if target.path is None else f"target.path={target.path} is not read by target={target.name}; add target=hf"
@@ -48,7 +48,7 @@ def weights_are_here(config: RunConfig) -> str | None:
 
 
 def package_is_here(config: RunConfig) -> str | None:
-    """The package of a target that comes in one is installed."""
+    """The package that holds the target's weights is installed."""
     name = config.target.name
     if PACKAGED[name].find() is not None:
         return None

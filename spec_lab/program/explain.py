@@ -120,8 +120,10 @@ def not_read(key: str, menu: Menu) -> str:
 
 
 def _missing_option(error: MissingConfigException, place: str, menu: Menu) -> str:
-    """Explain that a file of options, or the command line, chooses an option that does not exist; `place` has the
-    group."""
+    """Explain that a file of options, or the command line, chooses an option that does not exist.
+
+    `place` is the file that Hydra was about to read, without suffix.
+    """
     group, _, option = str(error.missing_cfg_file).rpartition("/")
     overrides = _local_of(error, "hydra._internal.defaults_list", "overrides")
     override = None if overrides is None else overrides.override_metadata.get(group)
@@ -143,7 +145,10 @@ def _missing_option(error: MissingConfigException, place: str, menu: Menu) -> st
 
 
 def _group_named(place: str, menu: Menu) -> str | None:
-    """Return the group that a file means with a place below its own group, such as experiment/drafter; None if none."""
+    """Return the group that a file means by a place below its own group, such as drafter for experiment/drafter.
+
+    None for any other place.
+    """
     above, _, name = place.rpartition("/")
     return name if above and name in menu.groups else None
 
@@ -182,7 +187,7 @@ def _in_its_file(error: Exception, first: str, menu: Menu) -> str:
 
 
 def _wrong_key(error: OmegaConfBaseException, group: str, menu: Menu) -> str:
-    """Explain an error of OmegaConf; `group` is that of the file that caused it, empty if none did."""
+    """Explain an error of OmegaConf. `group` is the group of the file that caused it; empty if no file did."""
     key, cause = str(error.full_key or ""), _cause(error)
     if isinstance(error, InterpolationResolutionError):
         return f"{key}: {cause}; replace it by a value"

@@ -36,7 +36,7 @@ def split_flags(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return flags with their values, each a list item, and the overrides.
 
     Raises:
-        UserError: there is no such flag, its value is missing, nothing reads it, or an argument would run code.
+        UserError: there is no such flag, its value is missing, nothing reads the flag, or an argument would run code.
     """
     flags: list[str] = []
     overrides: list[str] = []

@@ -170,7 +170,7 @@ def _rename(unnamed: Path, folder: Path) -> bool:
 
 
 class Study(NamedTuple):
-    """A study: its name, and its runs as plain values."""
+    """A sweep or another set of runs that share a folder: its name, and its runs as plain values."""
 
     name: str
     content: Any
@@ -188,10 +188,10 @@ def multirun_study(name: str, overrides: Sequence[str], sweeper: Mapping[str, An
 
 
 def study_place(output_dir: Path, study: Study, ground: Ground, fresh: bool) -> Path:
-    """Return the folder of a study, `outputs/NAME-sweep-1a2b3c4d`: the newest with that name that was made on the same
-    `ground`, so that the same command continues it.
+    """Return the folder of a study, `outputs/NAME-sweep-1a2b3c4d`.
 
-    If the study must start over, the changes are printed on stderr.
+    This is the newest folder with that name whose study has the same `ground`, so that the same command continues that
+    study. If all earlier folders have another ground, this is a new folder, and the changes are printed on stderr.
 
     Args:
         fresh: whether to begin a new folder if the newest study has ended.
@@ -209,13 +209,12 @@ def study_place(output_dir: Path, study: Study, ground: Ground, fresh: bool) -> 
     if alike and not (fresh and (alike[-1] / SWEEP_FILE).exists()):
         return alike[-1]
     if earlier and not alike:
-        print(f"it starts over in {display(free.absolute())}: {reasons[-1]}", file=sys.stderr)
+        print(f"the study starts over in {display(free.absolute())}: {reasons[-1]}", file=sys.stderr)
     return free
 
 
 def _reason_to_start_over(place: Path, ground: Ground) -> str | None:
-    """Return why the records in a study's folder were made on another ground; None if they were not, or there are
-    none."""
+    """Return why the study in the folder `place` has another ground; None if it has the same ground, or no records."""
     before = read_ground(place)
     if before is not None:
         changed = changes(before, ground)

@@ -25,8 +25,8 @@ def end_at_signals() -> None:
     """Make Ctrl-C and SIGTERM end the process at once, with a line and exit code 130.
 
     This serves while a program imports, since there is nothing to close yet. Then `Interrupts` takes over. A signal
-    that is ignored (`nohup`), or that another library handles, stays as it is. An import that fails since a file of
-    the folder hides a library also ends in a line.
+    that is ignored (`nohup`), or that another library handles, stays as it is. If an import fails because a file of the
+    working folder hides a library, the process also ends with a line.
     """
     sys.excepthook = _explain
     for number, default in DEFAULTS.items():
@@ -61,8 +61,8 @@ class Interrupts:
     """Remembers whether Ctrl-C was pressed: `with Interrupts() as interrupts: ...; if interrupts.seen: ...`.
 
     Python raises KeyboardInterrupt at any point of the program. It drops the exception in callbacks and in finalisers
-    (`__del__`), and a library may catch it. Garbage collection runs many finalisers. A signal that comes in one is
-    raised again, until none is running.
+    (`__del__`), and a library may catch it. Garbage collection runs many finalisers. A signal that comes during a
+    finaliser is raised again until no finaliser is running.
 
     SIGTERM raises KeyboardInterrupt too, so that decoded requests are kept. Under torchrun it does not, since its
     processes may wait for one another. A signal that is ignored (`nohup`) stays ignored. A handler of another library

@@ -81,7 +81,8 @@ def _from_option(presets: Mapping[str, Knobs], chosen: str, knobs: Knobs) -> str
 
 
 def _from_knobs(presets: Mapping[str, Knobs], knobs: Knobs) -> str:
-    """Return all knobs in which the options differ, text values without their key, and other knobs that match none."""
+    """Return all knobs in which the options differ, texts without their key. Add each other knob that the run
+    changes."""
     parts = []
     for key, value in knobs.items():
         usual = [preset[key] for preset in presets.values()]

@@ -46,9 +46,9 @@ def refuse_launcher(arguments: Iterable[str], program: str) -> None:
 
 
 def refuse_sharing(launcher: Mapping[str, Any], device: str) -> None:
-    """Raise UserError if no job would run at a time, or more than there are devices to time them on.
+    """Raise UserError if the launcher would run no job, or more jobs at a time than there are devices to time them on.
 
-    Their number is only known for joblib; submitit's jobs wait for each other if they are on the same machine.
+    The number of jobs at a time is only known for joblib. Submitit's jobs wait for each other on the same machine.
 
     Args:
         launcher: Hydra's config node of that name.

@@ -30,8 +30,8 @@ UUID = re.compile(r"\(UUID: ((?:GPU|MIG)-[^)]+)\)")
 def leased(device: str) -> Iterator[None]:
     """Wait until the device for a job with `device=...` is free, and hold it.
 
-    A GPU is held until the process ends, since CUDA cannot change it after it has started; the CPU is released after
-    the job.
+    A GPU is held until the process ends, since a process cannot change its GPU once CUDA has started. The CPU is
+    released after the job.
 
     Raises:
         UserError: the job names a GPU itself.

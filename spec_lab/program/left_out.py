@@ -1,4 +1,4 @@
-"""Leaves cells that are known not to work out of a sweep's grid, as listed in an experiment's `leave_out`.
+"""Removes cells from a sweep's grid: those that `leave_out` lists, since they are known not to work.
 
 This is needed because Hydra's grids are full products.
 """

@@ -79,7 +79,8 @@ class Menu:
 def conf_folder() -> Path:
     """Return `conf/`: inside an installed package, or next to the package in a checkout.
 
-    It is not imported as spec_lab.conf, since with two installs that could be the other one's folder.
+    It is not found by importing spec_lab.conf, since with two installs that import could find the other install's
+    folder.
 
     Raises:
         UserError: there is neither.
@@ -173,7 +174,7 @@ def keys_of(schema: Any, prefix: str = "", without: Sequence[str] = ()) -> dict[
 
 
 def _pruning_keys(keys: Mapping[str, Key], registered: Registry) -> dict[str, Key]:
-    """List the knobs whose values are options, which extensions add to."""
+    """List the knobs whose values are names of options. Extensions can add such options."""
     return {
         KNOBS[kind]: dataclasses.replace(keys[KNOBS[kind]], choices=dict.fromkeys(registered.options(kind), ""))
         for kind in (PromptPruningOption, CatchupPruningOption, CheckerOption)

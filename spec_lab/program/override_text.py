@@ -58,7 +58,7 @@ def parse_override(parser: OverridesParser, text: str, menu: Menu) -> Override:
 
 
 def _readable(text: str, menu: Menu) -> str:
-    """Return a remedy for a text that Hydra cannot read: several overrides, or signs that mean something to it."""
+    """Return a remedy for a text that Hydra cannot read: several overrides, or signs with a meaning in its grammar."""
     words = text.split()
     if len(words) > 1 and all(_names_key(word, menu) for word in words):
         return f"give each as a word of its own: {shlex.join(words)}"

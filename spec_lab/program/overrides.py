@@ -273,7 +273,7 @@ def explain_unknown(name: str, menu: Menu) -> str:
 
 
 def in_words(key: Key) -> str:
-    """Describe the values that a key of this type takes. What the inner lists hold, only its explanation says."""
+    """Describe the values that a key of this type takes. For lists of lists the key's explanation is needed too."""
     words = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "a text"}
     bare = key.type_name.removesuffix(" or null")
     suffix = " or null" if bare != key.type_name else ""

@@ -53,7 +53,9 @@ def typed_folders(arguments: Sequence[str]) -> list[Path]:
 
 
 def refuse_misplaced(arguments: Sequence[str], menu: Menu) -> None:
-    """Refuse a typed option whose file lies where it is not read: below the user's folder, or else `./conf`.
+    """Refuse a typed option whose file lies at a place that is not read.
+
+    Such a file is sought below the folder of `--config-dir`, or below `./conf` if there is no such flag.
 
     Raises:
         UserError: naming the file, and where it would be read.
@@ -119,8 +121,8 @@ def _refuse_unread_contents(file: Path) -> None:
 
 
 def _refuse_joined_keys(file: Path) -> None:
-    """Raise UserError for `drafter.path: DIR`, which YAML reads as a key of that name. Hydra's own keys are left out,
-    since its sweeper reads such ones. Other mistakes in the file are left to Hydra."""
+    """Raise UserError for `drafter.path: DIR`, which YAML reads as a key of that name. Hydra's own keys are not
+    checked, since its sweeper reads keys with dots. Other mistakes in the file are left to Hydra."""
     content: Any = None
     with suppress(UserError):
         content = read_yaml(file)
@@ -133,7 +135,8 @@ def _refuse_joined_keys(file: Path) -> None:
 
 
 def _refuse_question_marks(file: Path) -> None:
-    """Raise UserError for `KEY: ???`. It asks OmegaConf for a value, but leaves the value of the option below it."""
+    """Raise UserError for `KEY: ???`. It seems to require a value, but keeps that of the option that the file
+    extends."""
     content: Any = None
     with suppress(UserError):
         content = read_yaml(file)

@@ -1,4 +1,4 @@
-"""Reads `KEY=VALUE` words into a schema, for programs without groups, config files and sweeps."""
+"""Reads `KEY=VALUE` words into a schema, for programs that have no groups, config files or sweeps."""
 
 from __future__ import annotations
 

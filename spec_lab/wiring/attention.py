@@ -15,7 +15,7 @@ class BackendContext:
     """The sizes and the device that an attention backend is made from.
 
     Attributes:
-        torch_attention: the class of attention=torch, which depends on the kernels, since some include attention.
+        torch_attention: the class of attention=torch. Some sets of kernels bring a class of their own.
     """
 
     page_size: int

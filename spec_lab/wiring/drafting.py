@@ -125,7 +125,7 @@ def build_siblings(
 
 
 def tree_backend(build: DrafterBuild) -> TreeAttentionBackend:
-    """Return the attention backend of a run with a tree, which is one for trees."""
+    """Return the attention backend of a run with a tree, typed as a backend that supports trees."""
     backend: Any = build.backend
     of_trees: TreeAttentionBackend = backend
     return of_trees
@@ -136,5 +136,5 @@ def refuse_few_tokens(topk: int, num_tokens: int) -> None:
     if topk > num_tokens:
         raise UserError(
             f"the tree has {topk} branches below a draft, but the drafter scores only {num_tokens} tokens; use "
-            f"tree.topk={num_tokens}, or such ranks in tree.paths"
+            f"tree.topk={num_tokens}, or ranks below {num_tokens} in tree.paths"
         )

@@ -122,7 +122,9 @@ def build_rounds(
     recorder: GraphRecorder | None,
     built: TargetBuild,
 ) -> Rounds:
-    """Make the decode rounds of an engine: one, or one for each K of a schedule or of a finder on the host.
+    """Make the decode rounds of an engine: one, or one for each K that a batch can have.
+
+    A schedule has several K. Beside a drafter on the host, the number of drafts that the device makes is another K.
 
     `recorder` captures parts of a round as graphs; None captures nothing.
     """

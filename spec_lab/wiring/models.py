@@ -75,7 +75,7 @@ class DrafterBuild:
         )
 
     def adopt(self, parts: Iterable[ExpertMLP]) -> None:
-        """Replace these routers and experts by the run's kernels, and count the experts they read."""
+        """Replace the routers and experts of `parts` by those of the run's kernels, and count the experts read."""
         adopted = tuple(parts)
         for part in adopted:
             part.router = part.router.made_by(self.kernels.router)
@@ -103,8 +103,8 @@ class TargetBuild:
 
     @property
     def row_invariant(self) -> bool:
-        """Return whether a row's result, in target forwards of up to `invariant_rows` rows, does not depend on the
-        others bit for bit."""
+        """Return whether a target forward of several rows, up to `invariant_rows`, gives each row the bits that it
+        would have alone."""
         return self.invariant_rows > 1
 
     @property
@@ -120,8 +120,8 @@ class TargetBuild:
 
     @property
     def prompt_rounding(self) -> PromptRounding:
-        """Return how prompt rows are computed so that they round the same in every pack, if rows of rounds do so
-        too."""
+        """Return how prompt rows are computed. If verify rows are invariant, prompt rows round the same in every
+        pack."""
         return self.target.products.prompt_rounding if self.row_invariant else NO_ROUNDING
 
     @property

@@ -26,7 +26,7 @@ ALL = "all"
 
 
 def open_workload(chosen: Chosen) -> tuple[Tokenizer, list[Request]]:
-    """Return the target's tokenizer and the workload's requests. The target's embedding has a row for each token.
+    """Return the target's tokenizer and the workload's requests. All prompt tokens are in the target's vocabulary.
 
     config.json is read first. If the checkpoint is not supported, no other file is read.
 

@@ -33,7 +33,7 @@ NUM_RESERVED_PAGES = 2  # as in core.kv_cache, which imports torch; a test check
 MAX_RECORDED_TOPK = 128
 MOST_THREADS_A_CORE = 8
 # Far below this temperature, float32 logits overflow when divided by it. Not far below this top_p, rounding decides
-# which tokens are kept. Mostly the likeliest token alone remains long before either.
+# which tokens are kept. Long before that, usually only the likeliest token remains.
 LEAST_TEMPERATURE = 1e-6
 LEAST_TOP_P = 1e-6
 DEVICES = ("auto", "cpu", "cuda")

@@ -99,7 +99,7 @@ class MtpWeights(DrafterWeights):
         )
 
     def _where_modules_lie(self, config: RunConfig) -> tuple[str, Path | None]:
-        """Return the folder, and before it the knob that names it, or `shipped`."""
+        """Return the knob that names the folder of the modules, or `shipped`, and then the folder."""
         options: Any = config.drafter
         if options.path is not None:
             return "drafter.path", Path(options.path)
@@ -123,8 +123,8 @@ def _use_fewer(options: DrafterConfig, num_modules: int, there_are: str) -> str:
 def read_mtp_modules(
     chosen: Chosen, options: MtpDrafterConfig, build: DrafterBuild, num_modules: int
 ) -> tuple[MtpConfig, list[dict[str, torch.Tensor]]]:
-    """Read the first modules in the drafter's folder, or make as many with random weights. Their config has the sides
-    of the norms as set by the knobs."""
+    """Read the first modules in the drafter's folder, or make as many with random weights. In their config, the knobs
+    set the sides of the norms."""
     from spec_lab.checkpoints.mtp_checkpoint import load_mtp
     from spec_lab.checkpoints.random_weights import random_mtp
 

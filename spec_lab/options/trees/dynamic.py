@@ -86,7 +86,7 @@ def make(options: DynamicTreeConfig, build: DrafterBuild) -> DynamicTree:
 
 
 def noting(tree: DynamicTree, confidences: RowConfidences) -> ConfidentDynamicTree:
-    """Make the tree whose branches may end, and whose rows may be left out."""
+    """Make a tree that records confidences, so that branches may end early and rows may be left out."""
     from spec_lab.drafters.confident_trees import ConfidentDynamicTree
 
     return ConfidentDynamicTree(tree, confidences)

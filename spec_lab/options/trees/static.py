@@ -112,7 +112,7 @@ def make(options: StaticTreeConfig, build: DrafterBuild) -> StaticTree:
 
 
 def noting(tree: StaticTree, confidences: RowConfidences) -> ConfidentStaticTree:
-    """Make the tree whose branches may end, and whose rows may be left out."""
+    """Make a tree that records confidences, so that branches may end early and rows may be left out."""
     from spec_lab.drafters.confident_trees import ConfidentStaticTree
 
     return ConfidentStaticTree(tree, confidences)
