@@ -58,6 +58,6 @@ def _number(variable: str, alone: int) -> int:
     value = os.environ.get(variable, "")
     if value and not value.isdecimal():
         raise UserError(
-            f"{variable}={value} is not a whole number; start the processes with torchrun, or unset {variable}"
+            f"{variable}={value} is not a number in digits alone; start processes with torchrun, or unset {variable}"
         )
     return int(value or alone)

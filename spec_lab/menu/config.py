@@ -1,7 +1,7 @@
 """The schema of a run: the type, the default and the explanation of every key.
 
-This module builds nothing. The additional keys of one option (`acceptance.topk`, `drafter.window`) are in a subclass in the
-option's module in `spec_lab.options`. A YAML file under `conf/` names its schema in its defaults list, and sets the
+This module builds nothing. The additional keys of one option (`acceptance.topk`, `drafter.window`) are in a subclass in
+the option's module in `spec_lab.options`. A YAML file under `conf/` names its schema in its defaults list, and sets the
 values that the option changes.
 """
 
