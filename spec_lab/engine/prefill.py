@@ -208,7 +208,8 @@ class RowShare(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RowsComputed:
-    """The rows of a forward for which the target returned features, computed logits, and ran layers that share KV."""
+    """The rows of a forward for which the target returned features, computed logits, and ran layers that only read
+    KV."""
 
     features: RowShare
     logits: RowShare

@@ -15,7 +15,7 @@ class SlotStates(Protocol):
     """The recurrent states of the slots, as the round and the prompt pass use them."""
 
     def of_round(self, slot_ids: torch.Tensor) -> RecurrentRows | None:
-        """Describe the verify rows of `slot_ids` [batch]: the state they begin with, and that each row leaves a
+        """Describe the verify rows of `slot_ids` [batch], and the state that they begin with. Each row leaves a
         state."""
         ...
 

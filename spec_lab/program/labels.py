@@ -37,7 +37,7 @@ Knobs = dict[str, Any]
 
 
 def name_groups(config: RunConfig, chosen: Mapping[str, str], groups: Mapping[str, Group]) -> dict[str, str]:
-    """Return the name of each group in `chosen`, which has the chosen options; `groups` are all groups.
+    """Return the name of each group. `chosen` has the option chosen in each of them; `groups` has all groups.
 
     Groups that are not part of the configuration, such as experiments, keep the option's name, and so does the logger.
     """

@@ -50,7 +50,7 @@ class SweepLock:
     """A lock on a sweep's folder, held from `take` to `release`. The system releases it when the process ends."""
 
     def __init__(self, folder: Path, held: str = SWEEP_IS_HELD) -> None:
-        """Set the folder, and the error's words about it if another process holds the lock."""
+        """`held`: what the error says about the folder if another process holds the lock."""
         self._path, self._held = folder / LOCK_FILE, held
         self._file: TextIO | None = None
 
