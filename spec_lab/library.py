@@ -160,7 +160,7 @@ def _config_of(composed: object, caller: str) -> RunConfig:
 
 
 def _run(job: Job) -> Result:
-    """Run as `cli.job.run_job` does, but raise the error that ends the run. If it is no bug, raise a UserError."""
+    """Run as `cli.job.run_job` does, but raise the error that ends the run; a UserError if that error is no bug."""
     folder = None
     try:
         chosen = admit(job.config)

@@ -1,4 +1,4 @@
-"""The rows of a prompt pass: one forward holds chunks of several prompts in a row.
+"""The rows of a prompt pass: one forward holds the rows of chunks of several prompts, in succession.
 
 vLLM and SGLang fill a step up to a token budget in the same way.
 """

@@ -3,8 +3,9 @@
 A request's own limit, the drafter's confidence and a row budget for the whole batch can reduce the number. The survival
 of a draft is the estimated probability that it and all drafts before it are accepted.
 
-The decision is made on the device, before drafts are judged. Whether a draft is offered depends neither on its own
-token nor on later tokens of its request. So the output keeps the target's distribution, whichever drafts are left out.
+The decision is made on the device, before drafts are judged. Whether a sampled draft is offered depends neither on its
+own token nor on later tokens of its request. So the output keeps the target's distribution, whichever drafts are left
+out.
 """
 
 from __future__ import annotations
@@ -117,7 +118,7 @@ class DraftOffers:
     def expect(self, slot_ids: torch.Tensor, num_drafts: int) -> None:
         """Record that `slot_ids` [batch] will hold `num_drafts` drafts each.
 
-        With confidences each draft is counted when it is made. Then this method only records that there are none.
+        With confidences each draft is counted when it is made. Then this method does nothing unless `num_drafts` is 0.
         """
         if self.confidences is None or num_drafts == 0:
             self.num_drafted.index_fill_(0, slot_ids, num_drafts)

@@ -148,7 +148,7 @@ def _refuse_question_marks(file: Path) -> None:
 
 
 def _refuse_defaults(file: Path) -> None:
-    """Raise UserError for a misspelt `defaults`, and for keys of the file that options listed after `_self_` replace."""
+    """Raise UserError for a misspelt `defaults`, and for keys of the file that options after `_self_` replace."""
     content: Any = None
     with suppress(UserError):
         content = read_yaml(file)
