@@ -59,8 +59,8 @@ def _attend_latents(
 ) -> None:
     """Attends one tile of (query row, head) pairs over the keys of one split.
 
-    It writes the result if IS_WHOLE, else unnormalised sums and the largest scores. Few pairs are the columns of all
-    products; many are the rows.
+    It writes the result if IS_WHOLE, else unnormalised sums and the largest scores. If KEYS_ACROSS, the pairs are the
+    columns of all products, else the rows.
     """
     tiles_per_request = tl.cdiv(num_queries * NUM_HEADS, ROW_TILE)
     request = tl.program_id(0) // tiles_per_request

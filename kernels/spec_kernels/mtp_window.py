@@ -2,7 +2,7 @@
 
 TensorRT-LLM also shifts its pool in place (`mtp_update_hidden_states_op`), by a strided copy without a barrier. For a
 prompt shorter than K that copy reads memory before the start of the prompt. Here a program owns some channels of one
-slot. It reads all K rows of them, and writes after all its threads have read.
+slot. All its threads read their part of the K rows before any of them writes.
 """
 
 # mypy: allow-untyped-decorators
