@@ -1,7 +1,7 @@
 /* The parts of a decoder for a few rows on a CPU, one call each, for kernels=native.
 
-   A framework takes longer to call its operators than a processor takes to read a small model's weights. So a layer is
-   one call. After that the time is that of reading the weights, so these are stored in few bytes.
+   With a small model and a framework, most of the time goes to calling operators and to reading weights. So here a
+   layer is one call, and weights are stored in few bytes.
 
    Every sum runs in one order, whatever the number of rows and threads. So a row has the same bits as if it were alone.
 
