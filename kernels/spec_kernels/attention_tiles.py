@@ -78,7 +78,7 @@ def prompt_tiles(channel_tile: int, element_size: int) -> Tiles:
 def choose_split_keys(max_positions: int) -> int:
     """Returns the number of keys in a split for a cache of `max_positions`.
 
-    It is constant in a run, so that rows can be compared.
+    It is constant in a run, so that a row has the same bits in every forward.
     """
     return _SPLIT_UNIT * triton.cdiv(max_positions, _SPLIT_UNIT * _MAX_SPLITS)
 

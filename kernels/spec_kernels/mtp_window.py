@@ -72,7 +72,7 @@ def slide_windows(
     slot_ids: torch.Tensor,
     num_valid: torch.Tensor,
 ) -> None:
-    """Replace the window of each slot by the last K rows of: the window, followed by the first `num_valid` inputs.
+    """Replace each slot's window by the last K rows of the old window followed by the first `num_valid` inputs.
 
     Args:
         window_tokens: [num_slots + 1, K] int64, contiguous, written at `slot_ids`.

@@ -18,7 +18,7 @@ from spec_kernels.vocabulary import finite_or_zero
 def key_slots(
     pages_ptr: tl.tensor, keys: tl.tensor, low: tl.tensor, high: tl.tensor, PAGE_SIZE: tl.constexpr
 ) -> tl.tensor:
-    """Returns the cache slots, int64, of those `keys` positions that are in [low, high), by a request's pages."""
+    """Returns the cache slots (int64) of the positions `keys` of a request that are in [low, high)."""
     pages = tl.load(pages_ptr + keys // PAGE_SIZE, mask=(keys >= low) & (keys < high), other=0)
     return pages.to(tl.int64) * PAGE_SIZE + keys % PAGE_SIZE
 

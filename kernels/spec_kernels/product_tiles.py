@@ -47,7 +47,7 @@ class SkinnyTiles:
     def fits_ahead(self, in_features: int, gated: bool) -> bool:
         """Return whether a program can load its whole part of a weight before its rows are ready.
 
-        That part goes to registers if there are `groups`, else to shared memory, beside another program's part."""
+        That part goes to registers if there are `groups`, else to shared memory, which has room for two programs."""
         if self.groups:
             return True
         steps, rest = divmod(in_features, self.splits * self.depth)
