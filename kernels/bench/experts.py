@@ -69,7 +69,7 @@ class Layers:
 
 
 def make_layers(shape: ExpertShape, num_rows: int) -> Layers:
-    """Make enough layers that each has left L2 when it is used again; of the largest layers one is enough."""
+    """Make enough layers that each has left L2 when it is used again. For the largest layers one is enough."""
     read = min(shape.num_experts, num_rows * shape.num_chosen) * shape.expert_bytes
     num_layers = max(1, min(LAUNCHES, 8, 1 + int(2 * L2_BYTES / read)))
 

@@ -5,7 +5,7 @@
 Lower bound: a product reads its weight once, `out_features * in_features` numbers of 2 bytes, or of 1 with `--fp8`, and
 little else. Times are for one call inside a CUDA graph of several, which cycles through weights so that none is still
 in L2. The column `bytes` is the time that reading the weight takes at 4.2 TB/s. `with all` is the kernel with all that
-a decoder layer fuses into it: gate, residual, and up to 16 rows the norm. `F.linear` is the product alone.
+a decoder layer fuses into it: gate, residual, and for up to 16 rows the norm. `F.linear` is the product alone.
 """
 
 from __future__ import annotations

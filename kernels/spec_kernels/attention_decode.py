@@ -1,5 +1,5 @@
-"""Attention of a few query rows for each request, split over the keys (Flash-Decoding, Dao et al. 2023) if rows are
-few."""
+"""Attention of a few query rows for each request. It is split over the keys (Flash-Decoding, Dao et al. 2023) if there
+are too few row tiles to fill the GPU."""
 
 # mypy: allow-untyped-decorators
 from __future__ import annotations

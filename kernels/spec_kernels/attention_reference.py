@@ -37,7 +37,7 @@ def paged_attention_reference(
     is_visible = positions < ends.unsqueeze(2)
     if window is not None:
         is_visible &= positions >= ends.unsqueeze(2) - window
-    # Selected instead of multiplied, since rows that are not seen may be NaN.
+    # Cache rows are selected, not multiplied by 0, since those that no query row sees may be NaN.
     is_read = is_visible if path_slots is not None else is_visible.any(1, keepdim=True)
     keys, values = torch.where(is_read[..., None, None, None], kv[slots.where(is_read, 0)], 0).float().unbind(3)
     grouped = queries.float().view(batch, num_queries, num_kv_heads, num_heads // num_kv_heads, head_dim)

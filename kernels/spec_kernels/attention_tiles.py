@@ -1,7 +1,7 @@
 """Tile sizes of attention: how many rows and keys a program takes, and how many keys a split has.
 
-Up to `MAX_DECODE_QUERIES` query rows, the other rows of a forward may change only the height of a row's tile. They may
-also change how many programs share its splits. Neither changes the order of additions, so a row's bits stay the same.
+Up to `MAX_DECODE_QUERIES` query rows, the number of rows in a forward changes two things for a row: the height of its
+tile, and how many programs share its splits. Neither changes the order of additions, so the row's bits stay the same.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ def tree_tiles(num_rows: int, channel_tile: int, element_size: int) -> Tiles:
 def prompt_tiles(channel_tile: int, element_size: int) -> Tiles:
     """Returns tiles as tall as registers allow, so that many rows share each read of a key.
 
-    Heads in float32 get smaller ones, the wide heads the smallest. They have no tensor core product, and an unrolled
-    one takes long to compile.
+    Heads in float32 get smaller tiles, the wide heads the smallest. There is no tensor core product for float32, and an
+    unrolled product of large tiles takes long to compile.
     """
     row_bytes = channel_tile * element_size
     if element_size == 4:
@@ -78,7 +78,7 @@ def prompt_tiles(channel_tile: int, element_size: int) -> Tiles:
 def choose_split_keys(max_positions: int) -> int:
     """Returns the number of keys in a split for a cache of `max_positions`.
 
-    It is constant in a run, so that rows can be compared.
+    It is constant in a run, so that a row has the same bits in every forward.
     """
     return _SPLIT_UNIT * triton.cdiv(max_positions, _SPLIT_UNIT * _MAX_SPLITS)
 

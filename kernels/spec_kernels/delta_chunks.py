@@ -19,7 +19,7 @@ from spec_kernels.operators import operator
 from spec_kernels.utils import launch_on
 
 CHUNK = 64
-"""Rows of a chunk. A prompt gets the same bits whichever multiples of this it is cut at."""
+"""Rows of a chunk. A prompt has the same bits wherever it is cut, if all cuts are at multiples of this."""
 SYSTEM_WARPS, VALUE_TILE, CHUNK_WARPS, STAGES = 4, 32, 4, 2
 """Another stage of prefetched chunks would not fit shared memory."""
 
@@ -42,7 +42,7 @@ def _inverse(system: tl.tensor, rows: tl.tensor, CHUNK: tl.constexpr) -> tl.tens
 
     Split L = B + R, where B has the blocks of 8 rows on the diagonal. Since B^8 = 0, (I + B)^-1 = (I - B)(I + B^2)(I +
     B^4). Let M = (I + B)^-1 R. M^(CHUNK / 8) = 0, so (I + M)^-1 is a product of the same form, and (I + L)^-1 = (I +
-    M)^-1 (I + B)^-1. Powers of the whole L would grow too large for float32 to cancel.
+    M)^-1 (I + B)^-1. Powers of the whole L can grow so large that their sum does not cancel in float32.
     """
     is_same_block = (rows // 8)[:, None] == (rows // 8)[None, :]
     inner = -tl.where(is_same_block, system, 0.0)

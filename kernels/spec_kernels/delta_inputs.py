@@ -1,9 +1,9 @@
 """The inputs of the gated delta rule: causal convolution, queries and keys of unit length, decay and strength.
 
 The convolution's window is kept for later rows. Its columns follow vLLM's scheme (`causal_conv1d`,
-num_accepted_tokens). After verify, column r + i holds the i-th of the inputs that precede row r + 1, for every r. So
-nothing is moved once the number of accepted rows is known. FLA and vLLM norm queries and keys inside the rule's kernel.
-Here it is done once for each key head, instead of for each tile of each value head.
+num_accepted_tokens). After verify, column r + i holds the i-th input (from 0) of those that precede row r + 1, for
+every r. So nothing is moved once the number of accepted rows is known. FLA and vLLM norm queries and keys inside the
+rule's kernel. Here they are normed once for each key head, instead of for each tile of each value head.
 """
 
 # mypy: allow-untyped-decorators
@@ -34,8 +34,8 @@ def _decay_and_strength(
     NUM_VALUE_HEADS: tl.constexpr,
     HEAD_TILE: tl.constexpr,
 ) -> None:
-    """Write log decay and strength of ROW_TILE rows. `gates_ptr` points to row 0's strengths, and its time steps come
-    after them."""
+    """Write log decay and strength of ROW_TILE rows. `gates_ptr` points to the strengths of row 0. In each row the time
+    steps follow the strengths."""
     heads = tl.arange(0, HEAD_TILE)
     is_head = heads < NUM_VALUE_HEADS
     is_entry = is_row[:, None] & is_head[None, :]
@@ -208,7 +208,7 @@ def delta_inputs(
         slot_ids, committed: [batch] int64; the inputs before row 0 are columns `committed` to `committed + history` -
             1.
         is_prompt: all rows are committed, so the window begins with the last `history` inputs. Else column r + i is the
-            i-th of the inputs that precede row r + 1.
+            i-th (from 0) of the inputs that precede row r + 1.
     """
     batch, num_rows, conv_size = mixed.shape
     num_value_heads, history = rate.shape[0], conv_weight.shape[1] - 1

@@ -61,7 +61,7 @@ def keep_delta_rows(
     """Keep rows for the next `delta_replay`; the arguments are those of `delta_replay`, and the first four are written
     at `slot_ids`.
 
-    This is a separate launch after `delta_replay`, in which all tiles of all heads still read what this overwrites.
+    This is a separate launch after `delta_replay`, whose programs read the old rows that this one overwrites.
     """
     batch, num_rows, num_value_heads = log_decay.shape
     key_size, value_size = keys[0, 0].numel(), values[0, 0].numel()

@@ -66,9 +66,9 @@ def _launched(ahead: bool) -> Iterator[None]:
 
 
 def loads_ahead() -> bool:
-    """Return whether kernels load weights before they wait: inside `early_launches`.
+    """Return whether kernels load weights before they wait.
 
-    No kernel of a forward writes weights.
+    They do so inside `early_launches`, since no kernel of a forward writes weights.
     """
     return bool(_AHEAD.get())
 

@@ -27,7 +27,7 @@ class ProductTiles:
         return tile | {"num_warps": self.num_warps, "num_stages": self.num_stages}
 
     def of(self, weights: torch.Tensor) -> TensorDescriptor:
-        """Describe weights [experts, columns, channels], which the copy engine (TMA) loads in tiles."""
+        """Describe weights [experts, columns, channels], which the tensor memory accelerator (TMA) loads in tiles."""
         return TensorDescriptor.from_tensor(weights.flatten(0, 1), [self.columns, self.channels])
 
 

@@ -1,7 +1,7 @@
 """Routed experts (mixture of experts) for more rows than `few_experts` takes, up to a pack of prompts.
 
 Pairs of a row and a chosen expert are sorted by expert on the device. A program takes a tile of one expert's pairs and
-columns, and works out which these are. So nothing synchronises with the host, and the number of rows determines the
+columns, and finds its pairs by itself. So nothing synchronises with the host, and the number of rows determines the
 size of every buffer. A row's terms are added in the order in which its router chose the experts.
 
 Sources: the fused MoE kernels of vLLM and SGLang for the product of sorted pairs.

@@ -9,8 +9,8 @@ import triton.language as tl
 from spec_kernels.gate import activate
 
 MOST_LOOKS: tl.constexpr = tl.constexpr(1 << 25)
-"""The most times that a program checks whether others are done. All checks take half a minute; the others need
-microseconds."""
+"""The most times that a program checks whether others are done. Together all these checks take half a minute; the other
+programs need microseconds."""
 
 
 @triton.jit

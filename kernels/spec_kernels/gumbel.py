@@ -29,7 +29,7 @@ from spec_kernels.vocabulary import (
 @triton.jit
 def race_of_tile(scaled: tl.tensor, key: tl.tensor, ids: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
     """Return the score of a tile's winner, comparable between tiles, and the winner."""
-    # Weights are relative to the tile's own top, which takes one pass; the winner's logarithm adds the top again.
+    # Weights are relative to the tile's own top, so one pass is enough. The score, a logarithm, adds the top again.
     weighed = tl.where(scaled == scaled, scaled, float("-inf"))
     top = tl.max(weighed, 0)
     weights = tl.exp(weighed - finite_or_zero(top))

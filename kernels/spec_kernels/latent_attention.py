@@ -59,8 +59,8 @@ def _attend_latents(
 ) -> None:
     """Attends one tile of (query row, head) pairs over the keys of one split.
 
-    It writes the result if IS_WHOLE, else unnormalised sums and the largest scores. Few pairs are the columns of all
-    products; many are the rows.
+    It writes the result if IS_WHOLE, else unnormalised sums and the largest scores. If KEYS_ACROSS, the pairs are the
+    columns of all products, else the rows.
     """
     tiles_per_request = tl.cdiv(num_queries * NUM_HEADS, ROW_TILE)
     request = tl.program_id(0) // tiles_per_request
@@ -254,7 +254,7 @@ def latent_attention_reference(
     is_visible = positions < ends
     if window is not None:
         is_visible &= positions >= ends - window
-    # Selected instead of multiplied, since rows that are not seen may be NaN.
+    # Cache rows are selected, not multiplied by 0, since those that no query row sees may be NaN.
     rows = torch.where(is_visible.any(1).unsqueeze(2), cache[slots], 0).float()
     grouped = queries.float().view(batch, num_queries, num_heads, row_width)
     scores = torch.einsum("bqhd,bkd->bqhk", grouped, rows) * scale

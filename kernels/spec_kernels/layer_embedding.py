@@ -1,7 +1,7 @@
-"""The per-layer embeddings of Gemma 4 E2B and E4B: a token's row of a per-layer table plus its
-ordinary embedding, projected and normed.
+"""The per-layer embeddings of Gemma 4 E2B and E4B: a token's row of a per-layer table plus its ordinary embedding,
+which is projected and normed.
 
-In torch this takes eight operators.
+After the projection this takes seven operators in torch.
 """
 
 # mypy: allow-untyped-decorators

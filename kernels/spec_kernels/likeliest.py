@@ -76,7 +76,7 @@ def _likeliest(
     if NORMED:
         sums = sums * tl.rsqrt(tl.sum(squares, 1) / IN_FEATURES + eps)[:, None]
 
-    # Logits are rounded to the dtype before they are compared, so that ties are those of an argmax after the head.
+    # Logits are rounded to the dtype before they are compared, so that ties are the same as for stored logits.
     # `product` may sum in another order: it loads a small head at once, and may split the inputs of others. A
     # draft may then differ, but is verified anyway.
     logits = nan_as_largest(sums.to(weight_ptr.dtype.element_ty).to(tl.float32))

@@ -1,8 +1,8 @@
 """Merges attention results for the same rows over several ranges of keys into the result over all of them.
 
 Each piece is normalised by itself, and comes with the logarithm of its sum of exponentials (Flash-Decoding, Dao et al.
-2023), as a library's kernel returns it. Unnormalised results of decoding kernels are merged
-in `split_merge.py` and `latent_merge.py`.
+2023), as a library's kernel returns it. Unnormalised results of decoding kernels are merged in `split_merge.py` and
+`latent_merge.py`.
 """
 
 # mypy: allow-untyped-decorators

@@ -1,4 +1,5 @@
-"""Builds attention metadata for the rows of a forward, and advances that of one query row for each request in place.
+"""Builds attention metadata for the rows of a forward. Also advances, in place, the metadata of one query row for each
+request.
 
 The second kernel runs between two draft steps that are in one CUDA graph (vLLM #46849, SGLang #25539).
 """

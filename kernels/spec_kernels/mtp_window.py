@@ -2,7 +2,7 @@
 
 TensorRT-LLM also shifts its pool in place (`mtp_update_hidden_states_op`), by a strided copy without a barrier. For a
 prompt shorter than K that copy reads memory before the start of the prompt. Here a program owns some channels of one
-slot. It reads all K rows of them, and writes after all its threads have read.
+slot. All its threads read their part of the K rows before any of them writes.
 """
 
 # mypy: allow-untyped-decorators
@@ -72,7 +72,7 @@ def slide_windows(
     slot_ids: torch.Tensor,
     num_valid: torch.Tensor,
 ) -> None:
-    """Replace the window of each slot by the last K rows of: the window, followed by the first `num_valid` inputs.
+    """Replace each slot's window by the last K rows of the old window followed by the first `num_valid` inputs.
 
     Args:
         window_tokens: [num_slots + 1, K] int64, contiguous, written at `slot_ids`.

@@ -5,8 +5,8 @@ depend on the slot, the batch or other requests, so a request's output depends o
 round, so no key occurs twice.
 
 The simpler key (seed, position) would occur twice. A round that stops after m drafts has also judged positions after m.
-The next round would judge them again, with noise that is known to have failed. Rules that look past the stop, such as
-block verification, would then sample a wrong distribution.
+The next round would judge them again with the same noise, on which the stop depended. Rules that look past the stop,
+such as block verification, would then sample a wrong distribution.
 
 The hash is splitmix64 (Steele, Lea and Flood, OOPSLA 2014) in wrapping int64 operations. It has the same bits on a CPU
 and on a GPU. It needs no value from the host, so a CUDA graph can capture it.

@@ -65,7 +65,8 @@ def rms_norm(out: torch.Tensor, rows: torch.Tensor, weight: torch.Tensor, eps: f
     Args:
         out: [rows, size], contiguous, written.
         rows: [rows, size].
-        weight: [size]. In the rows' dtype the norm rounds before and after it, in float32 only after it.
+        weight: [size]. If it has the rows' dtype, the norm rounds before and after the product with it. If it is
+            float32, the norm rounds only after that product.
     """
     num_rows, size = rows.shape
     assert_rows_of(out, num_rows, size)
@@ -212,13 +213,13 @@ def add_normed(
     next_weight: torch.Tensor | None,
     next_eps: float,
 ) -> None:
-    """Write (rows + norm(added)) * scale to `stream`, and another norm of that to `out` (Gemma's layers).
+    """Write (rows + norm(added)) * scale to `stream`, and the next norm of `stream` to `out` (Gemma's layers).
 
     Args:
         stream: [rows, size], contiguous, written; not one of the inputs.
         out: [rows, size], contiguous, written; None if there is no next norm.
         rows: [rows, size]; `added` likewise.
-        weight: [size]. In the rows' dtype the norm rounds before and after it, in float32 only after it.
+        weight: [size], as `rms_norm` takes it.
         scale: [1]; None for 1.
         next_weight: like `weight`, for the next norm; None without `out`.
     """

@@ -1,8 +1,8 @@
 """The shared parts of the attention kernels: the cache slots of keys, and the update and merge of running sums.
 
 A row's attention over some keys consists of its largest score, the sum of the weights relative to it, and the values
-weighted by them. In decoding, the few rows are columns. Keys and channels are many, so they are the dimension that the
-tensor cores process 64 at a time. Source: FlashAttention-2 (Dao 2023).
+weighted by them. In decoding, the few rows are the columns of the products. Keys and channels are many, so they are the
+dimension that the tensor cores process 64 at a time. Source: FlashAttention-2 (Dao 2023).
 """
 
 # mypy: allow-untyped-decorators
@@ -18,7 +18,7 @@ from spec_kernels.vocabulary import finite_or_zero
 def key_slots(
     pages_ptr: tl.tensor, keys: tl.tensor, low: tl.tensor, high: tl.tensor, PAGE_SIZE: tl.constexpr
 ) -> tl.tensor:
-    """Returns the cache slots, int64, of those `keys` positions that are in [low, high), by a request's pages."""
+    """Returns the cache slots (int64) of the positions `keys` of a request that are in [low, high)."""
     pages = tl.load(pages_ptr + keys // PAGE_SIZE, mask=(keys >= low) & (keys < high), other=0)
     return pages.to(tl.int64) * PAGE_SIZE + keys % PAGE_SIZE
 

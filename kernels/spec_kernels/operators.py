@@ -1,4 +1,4 @@
-"""Registers kernels as torch operators, so that the CPU recorder, launch counts and profiles see what a kernel writes.
+"""Registers kernels as torch operators, so that graphs on a CPU, launch counts and profiles see what a kernel writes.
 
 It does not use `torch.library.custom_op`, whose wrapper makes a call ten times as slow.
 """
@@ -39,6 +39,6 @@ cpu_operator = partial(operator, devices="CPU")
 
 
 def empty_verdict(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Allocate the emitted tokens [batch, N] and their numbers [batch] for logits [batch, N, vocab]."""
+    """Allocate the emitted tokens [batch, N], and the number of them [batch], for logits [batch, N, vocab]."""
     tokens = torch.empty(logits.shape[:2], dtype=torch.int64, device=logits.device)
     return tokens, torch.empty_like(tokens[:, 0])

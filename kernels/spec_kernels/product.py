@@ -140,7 +140,7 @@ def product(
         gated: the result is activation(gate) * up.
         activation: one of `gate.ACTIVATIONS`.
         multiplied: [rows, out_features]: the result is activation(product) * multiplied; not if gated.
-        scales: for an e4m3 weight, [blocks of 128 rows, or rows; blocks of 128 inputs] float32.
+        scales: for an e4m3 weight, float32 [blocks of 128 rows, blocks of 128 inputs], or [rows, blocks of 128 inputs].
     """
     num_rows, in_features = rows.shape
     out_features = out.shape[1]

@@ -51,7 +51,7 @@ def sums_at_once(
     GATED: tl.constexpr,
     EARLY: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """Multiply a tile of outputs [rows, column] of a small weight, with all its inputs at once: DEPTH, and the REST.
+    """Compute a tile of outputs [rows, column] with a small weight, from all inputs at once: DEPTH, then REST of them.
 
     Returns the sums; if gated, those of the other half of the outputs; if normed, the sum of each row's squares.
     """

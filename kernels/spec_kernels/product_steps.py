@@ -99,7 +99,7 @@ def split_sums(
     EARLY: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
     """Compute `tile_sums` for one split of the inputs, step by step. The last split to finish returns the sums of all
-    splits, added in order. With AHEAD it loads its whole part of the weight before it waits."""
+    splits, added in order. With AHEAD a program loads its whole part of the weight before it waits."""
     tile = tl.program_id(0)
     split = tl.program_id(1)
     row = tl.arange(0, ROW_TILE)
@@ -237,7 +237,7 @@ def tile_sums(
     AHEAD: tl.constexpr,
     EARLY: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
-    """Multiply a tile of outputs [rows, column]: at once if there are GROUPS, else with a program for each split of the
+    """Compute a tile of outputs [rows, column]: at once if there are GROUPS, else with a program for each split of the
     inputs. It waits for the previous kernel as described in `early.py`.
 
     Returns the sums; if gated, those of the other half of the outputs; if normed, the sum of each row's squares; and

@@ -47,7 +47,7 @@ class SkinnyTiles:
     def fits_ahead(self, in_features: int, gated: bool) -> bool:
         """Return whether a program can load its whole part of a weight before its rows are ready.
 
-        That part goes to registers if there are `groups`, else to shared memory, beside another program's part."""
+        That part goes to registers if there are `groups`, else to shared memory, which has room for two programs."""
         if self.groups:
             return True
         steps, rest = divmod(in_features, self.splits * self.depth)
@@ -74,15 +74,16 @@ TUNED = {
 """Special tiles for weights [out_features, in_features] for which they were faster, with up to 16 rows."""
 
 ENOUGH_PROGRAMS = 128
-"""The number of programs that keeps the 132 multiprocessors reading. More splits would only add more partial sums."""
+"""The number of programs that keeps the 132 multiprocessors of an H200 reading. More splits would only add more partial
+sums."""
 
 LARGE = 2**26
 """Above this number of elements our products are faster than the library's with 17 to 64 rows too."""
 
 
 def most_rows(out_features: int, in_features: int, is_fp8: bool = False) -> int:
-    """Return the number of rows up to which a plain product uses our kernel: `MAX_ROWS` for e4m3, which the library
-    lacks."""
+    """Return the number of rows up to which a plain product uses our kernel. It is `MAX_ROWS` for large weights, and
+    for e4m3, which the library lacks."""
     return MAX_ROWS if is_fp8 or out_features * in_features > LARGE else INVARIANT_ROWS
 
 

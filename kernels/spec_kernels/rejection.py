@@ -203,7 +203,7 @@ def write_rejection(
     num_drafts: torch.Tensor | None,
 ) -> None:
     """Accept leading drafts by p / q, and draw the token after them from max(p - q, 0). Draw it from p after the last
-    draft, or if that is 0 everywhere.
+    draft, or if max(p - q, 0) is 0 everywhere.
 
     p is softmax(logits / temperature), q is softmax(draft_logits), both in float32. Without `draft_logits`, q is
     one-hot. After the offered drafts q is 0, so the token there is drawn from p. For temperature 0 use `strict_accept`.

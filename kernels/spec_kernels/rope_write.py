@@ -112,7 +112,7 @@ def turned(
 ) -> tuple[tl.tensor, tl.tensor]:
     """Rotate float32 pairs of channels, each by its own cosine and signed sine.
 
-    The fused operation is explicit. Otherwise the compiler could round the sine's product in one kernel, and the
+    The fused multiply-add is explicit. Otherwise the compiler could round the sine's product in one kernel, and the
     cosine's in another.
     """
     return tl.fma(left, left_cos, right * left_sin), tl.fma(right, right_cos, left * right_sin)
@@ -245,8 +245,8 @@ def rope_write(
         cos: [rows, rotary_dim] of each row's position; channels from rotary_dim on are not rotated (Qwen3.5).
         signed_sin: [rows, rotary_dim], the sine negated in its first half.
         slot_mapping: [rows] int64.
-        norm_weight: [num_heads + num_kv_heads, head_dim] of an RMSNorm of each head before its rotation, with `eps`. In
-            the heads' dtype the norm rounds before and after it, in float32 only after it.
+        norm_weight: [num_heads + num_kv_heads, head_dim] of an RMSNorm of each head before its rotation, with `eps`. It
+            is applied and rounded as in `rms_norm`.
         norms_values: value heads are normed too, without a weight (Gemma 4).
     """
     num_rows, num_heads, head_dim = queries.shape

@@ -60,7 +60,7 @@ def softmax_in_tiles(tops: torch.Tensor, sums: torch.Tensor, logits: torch.Tenso
     """Write the largest value and the sum of exponentials of each tile of logits / temperature.
 
     `logits`: [batch, rows, vocab].
-    `tops` and `sums`: [batch * rows, tiles] float32, contiguous, written; further rows are not.
+    `tops` and `sums`: [batch * rows or more, tiles] float32, contiguous; the first batch * rows rows are written.
     """
     batch, num_rows, vocab_size = logits.shape
     _softmax_in_tiles[(batch * num_rows, num_tiles_of(vocab_size, VOCAB_TILE))](

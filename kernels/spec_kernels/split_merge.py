@@ -18,8 +18,8 @@ STAGES = 12
 
 @dataclass(frozen=True, slots=True)
 class Partials:
-    """The partial results of each split for each head of each row: sums of weighted values and of weights, largest
-    score.
+    """The partial results of splits, for each row and head: the sum of weighted values, the sum of weights, and the
+    largest score.
 
     Attributes:
         acc: [splits, rows, heads, width] float32; junk if a split has no key that the row's tile sees.

@@ -181,9 +181,9 @@ def _choose_rows(
     TILE: tl.constexpr,
     COUNTED: tl.constexpr,
 ) -> None:
-    """Chooses the rows of one request from its pool, followed by the drafts of the last level.
+    """Chooses the rows of one request among the drafts of its pool and those of the last level, which come after these.
 
-    If drafts are few, all pairs are compared; else the best is searched repeatedly.
+    If drafts are few, all pairs are compared. Else the best draft that is left is searched repeatedly.
     """
     request = tl.program_id(0).to(tl.int64)
     place = tl.arange(0, TILE)

@@ -1,7 +1,7 @@
 """Metadata of a draft tree's rows: their positions, and the slots of the keys that each sees.
 
-It is computed for all layers, once in a round or in a level of drafting. The keys are found by following parents, where
-EAGLE-2 (arXiv 2406.16858) uses a mask."""
+It is computed once for all layers, in each round and in each level of drafting. The keys are found by following
+parents, where EAGLE-2 (arXiv 2406.16858) uses a mask."""
 
 # mypy: allow-untyped-decorators
 from __future__ import annotations

@@ -24,8 +24,8 @@ __all__ += ["PromptPruningOption", "Refusal", "RuleOption", "TargetOption", "Tre
 
 
 def _taking(row: type[option.Option], loaders: tuple[str, ...], old: Callable[[Any], tuple[Any, ...]]) -> Any:
-    """Return a maker of rows with loaders of the old form. `old` returns the further arguments that such a loader takes
-    after its part of the configuration."""
+    """Return a function that makes an option (a `row`) from loaders of the old form. `old` returns the further
+    arguments that such a loader takes after its part of the configuration."""
 
     def of_config(load: Any) -> Any:
         return load and (lambda chosen, options, build: load(chosen.config, options, *old(build)))

@@ -17,18 +17,19 @@ from spec_lab.core.kv_cache import LayerCache
 from spec_lab.core.types import AttentionMetadata
 
 MIN_KEYS_BEFORE = 8192
-"""The least number of keys before a chunk with which this code is faster, although it gathers keys and merges pieces.
-Chunks whose rows are a multiple of `FIRST_UNIT` need none."""
+"""From this number of keys before a chunk on, this code is faster, although it gathers keys and merges pieces. Chunks
+whose rows are a multiple of `FIRST_UNIT` need no keys before them."""
 
 ROW_UNIT = 512
 """Chunks attended here have a multiple of this many rows; a prompt's last chunk is padded to one."""
 
 MIN_KEYS_BEFORE_LAST = 16_384
-"""Minimum number of keys before a prompt's last chunk, whose size varies, so that cuDNN often has to plan for it."""
+"""`MIN_KEYS_BEFORE` for a prompt's last chunk. It is larger, since the size of last chunks varies, so cuDNN often has
+to plan for it."""
 
 FIRST_UNIT = 4096
 """A chunk with fewer than `MIN_KEYS_BEFORE` keys before it is attended here if it has a multiple of this many rows.
-Another size is mostly that of a whole prompt, for which cuDNN would have to plan."""
+A chunk of another size is mostly a whole prompt, for whose size cuDNN would have to plan."""
 
 MAX_WIDTH = 128
 """The largest head width that cuDNN's kernel supports."""

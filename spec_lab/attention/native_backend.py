@@ -10,7 +10,8 @@ from spec_lab.core.types import AttentionMetadata
 
 
 class NativeAttention(TorchAttention):
-    """Builds and advances metadata in one C call each, unless the metadata has slots or masks of the base class.
+    """Builds metadata in one C call, and advances it in one. If metadata already has read slots or masks, which the
+    base class made, the base class also advances it.
 
     More than a few rows attend as in the base class.
     """

@@ -1,6 +1,6 @@
 """Endless examples of each category, in a train and an eval split that share no problem and no document.
 
-They depend on the seed, and where they have natural text, on the Python version.
+The examples depend on the seed. Those with natural text also depend on the Python version.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The knobs that make the corpus harder or easier.
 
-They set two things separately. More unwritten work lowers accuracy. More free prose between the steps gives more
-uncertain rows, and so a lower acceptance length.
+They set accuracy and acceptance length separately. The more work the thinking does not write out, the lower the
+accuracy. More free prose between the steps gives more uncertain tokens, and so a lower acceptance length.
 """
 
 from __future__ import annotations

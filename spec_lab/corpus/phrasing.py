@@ -1,7 +1,8 @@
 """A small language of templates, each of which has many wordings.
 
-`[a|b|c]` is one of its alternatives, with equal probability; they may be nested, or empty. `{slot}` is a value given
-with the call, else a fact of the scene, else a rule of the grammar, which is expanded in turn.
+`[a|b|c]` stands for one of its alternatives, drawn with equal probability. Alternatives may be nested, or empty.
+`{slot}` stands for a value given with the call, else for a fact of the scene, else for a rule of the grammar, which is
+expanded in turn.
 """
 
 from __future__ import annotations

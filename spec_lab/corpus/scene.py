@@ -1,4 +1,4 @@
-"""The scene of a chat prompt: facts, some of which the prompt states, in any order. The thinking may use all later."""
+"""The scene of a chat prompt: facts, some of which the prompt states, in any order. The thinking may use them all."""
 
 from __future__ import annotations
 

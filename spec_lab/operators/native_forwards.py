@@ -65,7 +65,7 @@ class NativeStack:
 
 
 class NativeHeadLayer:
-    """A draft head's layer and its input as one C call, or part by part (see `__init__`).
+    """A draft head's layer and its input as one C call, or part by part in the cases that `__init__` lists.
 
     Attributes:
         layer: the layer as the kernels read it.
@@ -75,7 +75,7 @@ class NativeHeadLayer:
     __slots__ = ("_parts", "layer", "table")
 
     def __init__(self, parts: DraftLayers, rotary: RotaryTable, layer: native.NativeDraftLayer) -> None:
-        """`parts` handle many rows, rows that are dropped after attention, and rows that only write KV."""
+        """`parts` handles many rows, rows that are dropped after attention, and rows that only write KV."""
         self.table = rotary.rows_of_positions
         self.layer = layer
         self._parts = parts

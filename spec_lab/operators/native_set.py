@@ -1,9 +1,9 @@
 """kernels=native computes forwards of up to 128 rows with the C code of `spec_kernels.native`.
 
-A call computes a decoder layer, or all layers of a target if they have one shape and no row is dropped.
-The result of such a row does not depend, bit for bit, on the number of rows. More rows are computed part by part:
-attention by the library, and products by C with the same packed weights, so that each weight is stored once. Whole
-layers that the kernels do not support (`native_takes`) are left to the library.
+A call computes a decoder layer, or all layers of a target if they have one shape and no row is dropped. A row's result
+then does not depend, bit for bit, on the number of rows. Forwards of more rows are computed part by part: attention by
+the library, and products by C with the same packed weights, so that each weight is stored once. Whole layers that the
+kernels do not support (`native_takes`) are left to the library.
 """
 
 from __future__ import annotations
@@ -67,7 +67,8 @@ NATIVE_FUNCTIONS: Mapping[Op, Callable[..., Any]] = {
 
 
 class NativeDecoderLayer:
-    """A decoder layer as one C call, or as three if rows are dropped and their metadata after attention is missing.
+    """A decoder layer as one C call. It takes three if rows are dropped and the selection has no metadata for the rows
+    that go on.
 
     Attributes:
         row_invariant: whether a row's result, including attention, does not depend on the other rows.

@@ -1,7 +1,7 @@
-"""The layers that each set of kernels supports, and its promises for them. Imports no torch, since composing a run
-needs it.
+"""The layers that each set of kernels supports, and its promises for them.
 
-`VECTOR` repeats a constant of `spec_kernels`.
+This module imports no torch, since it is needed before torch is loaded, to compose a run. So `VECTOR` repeats a
+constant of `spec_kernels`.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ class TritonExperts:
         """The arguments are those of `SortedExperts`.
 
         Raises:
-            UserError: the kernels do not have this activation, or the copy engine cannot copy rows of this size.
+            UserError: the kernels do not have this activation, or the GPU's TMA cannot load rows of this size.
         """
         if activation not in ACTIVATIONS:
             raise UserError("kernels=triton: the experts' activation has no kernel; use kernels=torch")
@@ -74,8 +74,10 @@ class TritonExperts:
     def added_to(
         self, stream: torch.Tensor | None, rows: torch.Tensor, routing: Routing, shared: SharedWeights | None
     ) -> torch.Tensor:
-        """Return the experts' outputs for the rows, added to the stream if given; with up to 16 rows `shared` may be
-        given, whose output is added too."""
+        """Return the experts' outputs for the rows, added to the stream if it is given.
+
+        With up to 16 rows, `shared` may be given, and its output is added too.
+        """
         out = rows.new_empty(rows.shape)
         expert_ids = routing.expert_ids.contiguous()
         activation = ACTIVATIONS[self._activation]
@@ -162,7 +164,7 @@ class ResidualExperts:
     """Adds the experts of the normed stream to the stream.
 
     With up to 16 rows it takes two launches: one for norm and router, one for the experts with their sum, the shared
-    expert and the residual. With one row, the second of these is divided into two. A shared expert that is gated or has
+    expert and the residual. With a single row the experts take two launches. A shared expert that is gated or has
     another size takes its own launches.
     """
 
@@ -205,7 +207,8 @@ class SharedPart:
 
 
 class AddExperts:
-    """Adds the experts of normed rows to the stream, for many rows; the residual is added in the experts' sum."""
+    """Adds the experts of normed rows to the stream, for many rows. The kernel that sums the experts also adds the
+    stream."""
 
     __slots__ = ("_experts", "_mlp")
 

@@ -42,8 +42,8 @@ class TritonNorm:
 
 
 class SkinnyProduct:
-    """A product of up to 64 rows with fused parts: a norm before it; and after it either a residual, or an activation
-    that is multiplied by the other half of the outputs or by other rows.
+    """A product of up to 64 rows with fused parts. A norm may come before it. After it a residual may be added, or an
+    activation be applied and multiplied by the other half of the outputs or by other rows.
 
     With a fused norm every program reads all rows, so with more than 16 rows a separate kernel for the norm is cheaper.
     """
@@ -108,8 +108,8 @@ def no_arrivals(out_features: int, device: torch.device) -> torch.Tensor:
 
 
 class SkinnyLinear:
-    """A product, with a norm before it if given: by the kernel for few rows, by the library for many, for which an e4m3
-    weight is converted."""
+    """A product, with a norm before it if one is given. The kernel computes few rows. The library computes many, and an
+    e4m3 weight is converted to 16 bits for it."""
 
     __slots__ = ("_few", "_many", "_max_rows", "_norm")
 
@@ -135,7 +135,7 @@ class TritonGatedMLP:
 
     @classmethod
     def of(cls, mlp: GatedMLP) -> TritonGatedMLP:
-        """Make one from `mlp`, in which a kernel converts e4m3 weights."""
+        """Make one from `mlp`. A kernel converts its e4m3 weights for the library's products."""
         gate_up, down = (dense(linear).widened_by(dequantise) for linear in (mlp.gate_up, mlp.down))
         return cls(gate_up, down, mlp.activation)
 
@@ -219,6 +219,6 @@ class TritonAddThenNorm:
 
 
 def dense(linear: Linear) -> StreamedLinear:
-    """Return `linear` as a product whose weight has the layout that the kernels read, as all have on a GPU."""
+    """Return `linear` as a product whose weight has the layout that the kernels read, as all products have on a GPU."""
     assert hasattr(linear, "weight"), "a packed or split product has no kernel"
     return cast(StreamedLinear, linear)

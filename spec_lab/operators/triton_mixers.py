@@ -1,5 +1,5 @@
-"""Mixers for few rows under kernels=triton, from the stream to attention's result. The layer's first norm, if it has
-one, is fused into their first product.
+"""The mixers of layers (attention, latent attention, delta nets) for few rows under kernels=triton, up to their output
+product. The layer's first norm, if it has one, is fused into the mixer's first product.
 
 Before the output product, attention takes two launches, or three if heads are rotated separately. Latent attention
 takes four or five. Attention whose keys are split takes one more launch, which merges the splits.

@@ -1,9 +1,10 @@
 """kernels=triton computes forwards of up to 16 rows with `spec_kernels`, in six launches per layer of a Llama.
 
 One of the six merges the splits of attention, if keys are split. Norms of heads take a seventh (Qwen3). A row's
-result in such a forward does not depend, bit for bit, on the number of rows. Up to 64 rows, large products are ours and
-small ones the library's, whichever was faster. More rows are left to the library, since arithmetic rather than bytes is
-then the bound. All this is for row_invariant=true.
+result in such a forward does not depend, bit for bit, on the number of rows. With 17 to 64 rows, our products are
+used where they were faster than the library's: in MLPs, and for large weights outside attention (`_replaced` has
+exceptions). More rows are left to the library, since arithmetic rather than bytes is then the bound. All this is for
+row_invariant=true.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Lay out the page of a W&B project: acceptance, speed and kernel time. Saving needs W&B's server.",
     )
     parser.add_argument("place", metavar="ENTITY/PROJECT", help="W&B user or team, and the project of logger.project")
-    parser.add_argument("--name", default="spec_lab", help="of the view (default: spec_lab)")
+    parser.add_argument("--name", default="spec_lab", help="name of the view (default: spec_lab)")
     parser.add_argument("--dry-run", action="store_true", help="print the view as JSON, send nothing")
     return parser
 

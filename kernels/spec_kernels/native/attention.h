@@ -1,21 +1,22 @@
-/* Attention of a few rows over a paged KV cache: heads are normed and turned, keys and values written, and read. */
+/* Attention of a few rows over a paged KV cache. Heads are normed and rotated, keys and values are written, and then
+   the rows attend. */
 
 typedef struct {
     product_t qkv, o, gate_up, down;
     norm_t attention_norm, mlp_norm, head_norm; /* head_norm: [query and key heads, head_dim] */
     float scale;
     int64_t num_heads, num_kv_heads, head_dim, rotary_dim;
-    int64_t window; /* the newest keys a row sees; 0 is all of them */
+    int64_t window; /* how many of the newest keys a row sees; 0 for all */
     int64_t page_size;
 } layer_t;
 
-/* Where the rows of one forward stand. */
+/* The rotations, cache slots and keys of the rows of one forward. */
 typedef struct {
     const float *cos, *signed_sin; /* [rows, rotary_dim], rows `rotary_stride` apart */
-    const int64_t *positions;      /* [rows] of each in these tables, or NULL where row i has theirs */
+    const int64_t *positions;      /* [rows] each row's index in cos and signed_sin; NULL if row i has index i */
     const int64_t *slots;          /* [rows] cache slots that are written */
-    const int64_t *pages;          /* [requests, num_pages] of the keys */
-    const int64_t *lengths;        /* [requests] keys that the last row of each sees */
+    const int64_t *pages;          /* [requests, num_pages] pages of the keys */
+    const int64_t *lengths;        /* [requests] number of keys that the last row of each sees */
     int64_t rotary_stride, num_pages, num_queries;
 } place_t;
 
@@ -28,7 +29,7 @@ static void turn(float *head, const float *cos, const float *signed_sin, int64_t
     }
 }
 
-/* Norm and turn the query and key heads of `heads` in place, and write keys and values. */
+/* Norm and rotate the query and key heads of `heads` in place, and write keys and values. */
 static void turn_and_write(float *heads, float *kv, const layer_t *layer, const place_t *place, int64_t num_rows) {
     const int64_t dim = layer->head_dim, num_turned = layer->num_heads + layer->num_kv_heads;
     const int64_t width = (num_turned + layer->num_kv_heads) * dim, kv_width = 2 * layer->num_kv_heads * dim;
@@ -44,8 +45,8 @@ static void turn_and_write(float *heads, float *kv, const layer_t *layer, const 
     }
 }
 
-/* Where a request's keys lie in the cache, `stride` numbers each, from its pages. The last key's place fills up its
-   tile. */
+/* Find where a request's keys lie in the cache, from its pages. A cache slot has `stride` numbers. The last tile of
+   keys is filled up with the place of the last key. */
 static void find_keys(int64_t *offsets, const int64_t *pages, int64_t num_pages, int64_t page_size, int64_t stride,
                       int64_t num_keys) {
     for (int64_t first = 0, column = 0; first < num_keys; first += page_size, column++) {
@@ -66,11 +67,12 @@ static span_t seen_by(const layer_t *layer, const place_t *place, int64_t query,
     return (span_t){layer->window && end > layer->window ? end - layer->window : 0, end};
 }
 
-enum { PAIR = 2, CHUNK = 64 }; /* heads that share what they read, and keys whose values stay in the first cache */
+enum { PAIR = 2, CHUNK = 64 }; /* heads that share each read, and keys whose values stay in the L1 cache */
 
 static const ints LANE = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 
-/* The products of 8 keys with the queries of `num_heads` heads, `dim` apart, each key's summed up but for two lanes. */
+/* Multiply 8 keys by the queries of `num_heads` heads, which lie `dim` apart. Each product is summed up to two lanes,
+   which `fold_1` still has to add. */
 STEP void multiply_keys(vec *folded, const float *query, const float *keys, const int64_t *offsets,
                         int64_t dim, const int num_heads) {
     vec products[PAIR][8];
@@ -84,7 +86,8 @@ STEP void multiply_keys(vec *folded, const float *query, const float *keys, cons
     for (int h = 0; h < num_heads; h++) folded[h] = pairs_of(products[h]);
 }
 
-/* The scores [heads, width] of the 16 keys from position `first` on for one query; -inf where it does not see them. */
+/* Write the scores [heads, width] of the 16 keys from position `first` on for one query row; -inf for keys that the row
+   does not see. */
 STEP void score_tile(float *scores, int64_t width, const float *query, const float *keys, int64_t dim,
                      float scale, const int64_t *offsets, int64_t first, span_t span, const int num_heads) {
     vec left[PAIR], right[PAIR];
@@ -113,7 +116,7 @@ static void softmax(float *scores, int64_t first, int64_t end) {
     for (int64_t t = first; t < end; t += LANES) *(vec *)(scores + t) *= share;
 }
 
-/* Add the weighted values at positions [begin, end) to `num_vectors` vectors of the outcome of each head. */
+/* Add the weighted values at positions [begin, end) to `num_vectors` vectors of the output of each head. */
 STEP void add_some(float *out, const float *weights, int64_t width, const float *values, int64_t dim,
                    const int64_t *offsets, int64_t begin, int64_t end, const int num_heads,
                    const int num_vectors) {
@@ -137,14 +140,15 @@ STEP void add_values(float *out, const float *weights, int64_t width, const floa
     for (; i < dim; i += LANES) add_some(out + i, weights, width, values + i, dim, offsets, begin, end, num_heads, 1);
 }
 
-/* What the query heads that share a KV head, of all rows of a request, read: `num_keys` keys and their values. */
+/* One KV head of a request: its `num_keys` keys and values, which `num_heads` query heads of all rows share. */
 typedef struct {
     const float *keys, *values;
     const int64_t *offsets;
     int64_t dim, num_heads, length, num_keys;
 } group_t;
 
-/* scores [rows, heads, width] of 16 keys after 16, which stay in the first cache while every query meets them. */
+/* Write scores [rows, heads, width], 16 keys at a time. These keys stay in the L1 cache while every query is multiplied
+   by them. */
 static void score_group(float *scores, int64_t width, const float *queries, int64_t query_stride, const group_t *group,
                         const layer_t *layer, const place_t *place, int64_t first) {
     const int64_t dim = group->dim;
@@ -163,7 +167,8 @@ static void score_group(float *scores, int64_t width, const float *queries, int6
         }
 }
 
-/* Values weighted by `weights` [rows, heads, width], added to out [rows, heads, dim], rows `out_stride` apart. */
+/* Add the values, weighted by `weights` [rows, heads, width], to out [rows, heads, dim], whose rows lie `out_stride`
+   apart. */
 static void add_group(float *out, int64_t out_stride, const float *weights, int64_t width, const group_t *group,
                       const layer_t *layer, const place_t *place, int64_t first) {
     const int64_t dim = group->dim;
@@ -181,7 +186,7 @@ static void add_group(float *out, int64_t out_stride, const float *weights, int6
         }
 }
 
-/* The query heads of a group; `out` and `queries` are those of the first row and head. */
+/* Attend the query heads of a group; `out` and `queries` point to its first row and head. */
 static void attend_group(float *out, int64_t out_stride, const float *queries, int64_t query_stride,
                          const group_t *group, const layer_t *layer, const place_t *place, float *scores) {
     const int64_t width = filled_up(group->num_keys, LANES), num_heads = group->num_heads;
@@ -206,14 +211,14 @@ typedef struct {
     float *memory;
 } attended_t;
 
-/* KV heads [first, last) of the requests, counted through: request 0 has the first ones. */
+/* Attend the KV heads [first, last), which are numbered through all requests: request 0 has the first ones. */
 static void attend_some(const void *argument, int64_t first_head, int64_t last_head, int64_t thread) {
     const attended_t *job = argument;
     const layer_t *layer = job->layer;
     const place_t *place = job->place;
     const int64_t dim = layer->head_dim, num_heads = layer->num_heads / layer->num_kv_heads;
     const int64_t capacity = place->num_pages * layer->page_size, kv_width = layer->num_kv_heads * dim;
-    float *memory = job->memory + thread * job->memory_each; /* what lies in front of it may be of any size */
+    float *memory = job->memory + thread * job->memory_each; /* need not be aligned */
     int64_t *offsets = (int64_t *)filled_up((int64_t)memory, 64);
     float *scores = (float *)(offsets + capacity + LANES);
     for (int64_t i = first_head, found = -1; i < last_head; i++) {
@@ -240,7 +245,7 @@ static int64_t attention_memory(const layer_t *layer, const place_t *place) {
     return team.num_threads * attention_memory_each(layer, place);
 }
 
-/* out [rows, heads * head_dim] of queries [rows, heads * head_dim], rows `query_stride` apart. */
+/* Attend queries [rows, heads * head_dim], whose rows lie `query_stride` apart; out has the same shape. */
 static void attend_rows(float *out, const float *queries, int64_t query_stride, const float *kv, const layer_t *layer,
                         const place_t *place, int64_t num_rows, float *memory) {
     if (num_rows == 0) return;

@@ -225,7 +225,8 @@ def draft_start(
             all rows.
         features: [rows, inputs of `fuse`]; `fuse` is a `NativeProduct.address`.
         tokens: [requests, num_rows] int64, the emitted tokens.
-        kv_lens: [requests] L; `num_emitted` likewise n.
+        kv_lens: [requests], the committed length L of each request.
+        num_emitted: [requests], the number of tokens that each request emitted.
         is_pruned: only the live rows attend.
         layer: `NativeDraftLayer.address`; the rest is as in `draft_steps`.
     """

@@ -1,12 +1,12 @@
-/* The parts of a decoder that a few rows go through on a CPU, each one call: kernels=native.
+/* The parts of a decoder for a few rows on a CPU, one call each, for kernels=native.
 
-   A processor reads a small model's weights in less time than a framework needs to call its operators, so what counts
-   is how many calls a layer is and how many bytes a weight has.
+   With a small model and a framework, most of the time goes to calling operators and to reading weights. So here a
+   layer is one call, and weights are stored in few bytes.
 
-   Every sum runs in one order, whatever the number of rows and threads: a row's result is bit for bit what it is alone.
+   Every sum runs in one order, whatever the number of rows and threads. So a row has the same bits as if it were alone.
 
    Functions that are not static are called from Python (signatures.py lists them). Those that need memory for
-   intermediate rows return 1 where there is none, else 0. */
+   intermediate rows return 1 if there is not enough, else 0. */
 
 #include "vectors.h"
 
@@ -24,7 +24,7 @@ static int64_t product_memory(const product_t *p, int64_t num_rows) {
     return p->layout == TILES ? tiles_memory(p, num_rows) : 0;
 }
 
-/* out [rows, num_outputs] = x [rows, num_inputs] times the weight, plus the bias, plus `residual` where it is given. */
+/* out [rows, num_outputs] = x [rows, num_inputs] times the weight, plus the bias and `residual` if there are any. */
 static void multiply(float *out, const float *x, const float *residual, const product_t *p, int64_t num_rows,
                      float *memory) {
     const multiplied_t job = {out, x, p, num_rows, NULL};
@@ -38,7 +38,8 @@ static void multiply(float *out, const float *x, const float *residual, const pr
             *out = *out + (p->bias ? p->bias[i] : 0) + (residual ? *residual++ : 0);
 }
 
-/* The first part of a layer: norm where it has one, product, heads normed where they are and rotated, KV written. */
+/* The first part of a layer: the norm if it has one, the product, the norms of heads if there are any, the rotation,
+   and the KV write. */
 static void project_rows(float *heads, const float *rows, float *kv, const layer_t *layer, const place_t *place,
                          int64_t num_rows, float *memory) {
     if (layer->attention_norm.weight) {
@@ -53,7 +54,7 @@ static int64_t project_memory(const layer_t *layer, int64_t num_rows) {
     return num_rows * layer->qkv.num_inputs + product_memory(&layer->qkv, num_rows);
 }
 
-/* What follows attention: its output product, the residual, and the MLP with its norm and residual. */
+/* The part of a layer after attention: the output product, the residual, and the MLP with its norm and residual. */
 static void finish_rows(float *out, const float *attended, const float *residual, const layer_t *layer,
                         int64_t num_rows, float *memory) {
     const int64_t hidden = layer->o.num_outputs, width = layer->down.num_inputs;
@@ -79,8 +80,8 @@ static int64_t finish_memory(const layer_t *layer, int64_t num_rows) {
            more(product_memory(&layer->o, num_rows), mlp);
 }
 
-/* A whole decoder layer. `rows` are the residual stream, or the input of `qkv` where the layer has no first norm. All
-   rows write keys and values. Where `live` is given, only these rows attend and go on, with the lengths in `place`. */
+/* A whole decoder layer. `rows` are the residual stream, or the input of `qkv` if the layer has no first norm. All rows
+   write keys and values. If `live` is given, only these rows attend and go on, and `place` has their lengths. */
 static void layer_rows(float *out, const float *rows, const float *residual, float *kv, const layer_t *layer,
                        const place_t *place, const int64_t *live, int64_t num_rows, int64_t num_live, float *memory) {
     const int64_t width = layer->qkv.num_outputs, num_mixed = num_live * layer->o.num_inputs;
@@ -109,7 +110,7 @@ int native_layer(const layer_t *layer, const place_t *place, float *out, float *
     return 0;
 }
 
-/* Layers one after another, whose caches have one shape and lie `kv_stride` numbers apart. The first layer reads
+/* Run layers one after another. Their caches have one shape and lie `kv_stride` numbers apart. The first layer reads
    `stream`. The output of each is written to `streams` [num_layers, rows, hidden_size]. */
 int native_layers(const layer_t *const *layers, int64_t num_layers, const place_t *place, float *streams, float *kv,
                   int64_t kv_stride, const float *stream, int64_t num_rows) {
@@ -149,10 +150,10 @@ void native_norm(const norm_t *norm, float *out, const float *rows, int64_t size
     norm_rows(out, rows, norm, size, num_rows);
 }
 
-/* Tell whether weights may lie in tiles: the system is asked for the registers. */
+/* Return whether this process may use tile registers, for which it asks the system. */
 int native_has_tiles(void) { return has_tiles(); }
 
-/* Let so many threads share the work from now on, and return how many there are. */
+/* Let `num_threads` threads share the work from now on, and return how many there are. */
 int64_t native_threads(int64_t num_threads) { return resize_team(num_threads); }
 
 int native_product(const product_t *product, float *out, const float *rows, int64_t num_rows) {
@@ -162,7 +163,7 @@ int native_product(const product_t *product, float *out, const float *rows, int6
     return 0;
 }
 
-/* The likeliest token of each row, as torch's argmax has it. */
+/* Find the likeliest token of each row, with the ties and NaN of torch's argmax. */
 int native_likeliest(const product_t *head, const norm_t *norm, const int64_t *token_map, int64_t *tokens,
                      const float *rows, int64_t num_rows) {
     float *logits = scratch(num_rows * (head->num_inputs + head->num_outputs) + product_memory(head, num_rows));
@@ -180,7 +181,7 @@ int native_likeliest(const product_t *head, const norm_t *norm, const int64_t *t
     return 0;
 }
 
-/* The normed embeddings of tokens beside normed hidden states: [rows, 2 * size]. */
+/* Write to out [rows, 2 * size] the normed embedding of each token, then its normed hidden state. */
 void native_draft_input(const norm_t *embedding_norm, const norm_t *hidden_norm, const float *embedding,
                         int64_t size, float *out, const int64_t *tokens, const float *hidden, int64_t num_rows) {
     for (int64_t row = 0; row < num_rows; row++, out += 2 * size, hidden += size) {
@@ -189,15 +190,15 @@ void native_draft_input(const norm_t *embedding_norm, const norm_t *hidden_norm,
     }
 }
 
-/* A draft head's layer and what stands in front of it. */
+/* A draft head's layer and its input. */
 typedef struct {
     layer_t layer; /* without a norm of its own */
     norm_t embedding_norm, hidden_norm;
     const float *embedding;     /* [vocabulary, hidden_size] */
-    int64_t residual_is_normed; /* the residual is the normed hidden state, not what it was normed from */
+    int64_t residual_is_normed; /* the residual is the hidden state after its norm, not before */
 } draft_layer_t;
 
-/* out [live rows, hidden_size] of tokens [rows] and hidden states [rows, hidden_size]. */
+/* Run a draft head on tokens [rows] and hidden states [rows, hidden_size]; write out [live rows, hidden_size]. */
 int native_draft_layer(const draft_layer_t *draft, const place_t *place, float *out, float *kv, const int64_t *tokens,
                        const float *hidden, const int64_t *live, int64_t num_rows, int64_t num_live) {
     const layer_t *layer = &draft->layer;
@@ -216,10 +217,11 @@ int native_draft_layer(const draft_layer_t *draft, const place_t *place, float *
     return 0;
 }
 
-/* A catch-up step of num_rows rows a request, and the likeliest token of the live ones: the plan of native_catchup,
-   `fuse` over `features` [rows, its inputs], the layer, `norm` and the head. `places` takes the plan, then those tokens
-   [requests]. `hiddens` takes the layer's output for the live rows [requests, hidden_size]. Its rest is scratch: the
-   output of `fuse` [rows, hidden_size], and without `is_pruned` the layer's output for all rows [rows, hidden_size]. */
+/* Run a catch-up step of num_rows rows a request, and find the likeliest token after each live row. The steps are
+   native_catchup, `fuse` over `features` [rows, inputs of fuse], the layer, `norm` and the head. `places` takes the
+   output of native_catchup, then those tokens [requests]. `hiddens` takes the layer's output for the live rows
+   [requests, hidden_size]. The rest of `hiddens` is scratch: the output of `fuse` [rows, hidden_size], and without
+   `is_pruned` the layer's output for all rows [rows, hidden_size]. */
 int native_draft_start(const draft_layer_t *draft, const product_t *fuse, const norm_t *norm, const product_t *head,
                        const int64_t *token_map, const place_t *keys, int64_t *places, float *hiddens, float *kv,
                        const float *features, const int64_t *tokens, const int64_t *kv_lens, const int64_t *num_emitted,
@@ -242,9 +244,9 @@ int native_draft_start(const draft_layer_t *draft, const product_t *fuse, const 
     return native_likeliest(head, norm, token_map, likeliest, hiddens, num_requests);
 }
 
-/* The draft steps of a chain after its first draft. Each moves the rows in `place` one position on, and runs layer and
-   head on the token and the hidden state of the step before. `drafts` [num_drafts, requests] begins with `first`.
-   `hiddens` [num_drafts - 1, requests, hidden_size] takes the layer's output, before `norm`. */
+/* Run the draft steps of a chain after its first draft. Each step advances the rows in `place` by one position, and
+   runs layer and head on the token and the hidden state of the previous step. `drafts` [num_drafts, requests] begins
+   with `first`. `hiddens` [num_drafts - 1, requests, hidden_size] takes the layer's output, before `norm`. */
 int native_draft_steps(const draft_layer_t *draft, const norm_t *norm, const product_t *head, const int64_t *token_map,
                        const place_t *place, int64_t *positions, int64_t *slots, int64_t *lengths, int64_t *drafts,
                        float *hiddens, const int64_t *first, const float *hidden, float *kv, int64_t num_requests,

@@ -54,8 +54,8 @@ def unpack(panels: torch.Tensor, layout: Layout, num_outputs: int, num_inputs: i
 
 
 class PanelMemory:
-    """Hands out consecutive pieces of memory. So a product that prefetches past its end prefetches the next one's
-    weight."""
+    """Hands out consecutive pieces of memory. So a product that prefetches past the end of its weight prefetches the
+    weight of the next product."""
 
     def __init__(self) -> None:
         self._free = torch.empty(0, dtype=torch.uint8)

@@ -31,8 +31,8 @@ def decoder_layer(
     Args:
         out: [live rows, hidden_size], written.
         kv: [cache slots, 2, num_kv_heads, head_dim], written at `slots`.
-        rows: [rows, in_features], without `live` `num_queries` for each request: the residual stream, or its norm if
-            the layer has no first norm.
+        rows: [rows, in_features]: the residual stream, or its norm if the layer has no first norm. Without `live`, each
+            request has `num_queries` rows.
         residual: [live rows, hidden_size] the residual stream.
         cos: [rows, ..., rotary_dim]; `signed_sin` likewise.
         slots: [rows] int64.
@@ -67,8 +67,8 @@ def project(
     slots: torch.Tensor,
     layer: int,
 ) -> None:
-    """Run the first part of a layer, up to its KV write. Its queries begin each row of `heads` [rows, all heads *
-    head_dim]."""
+    """Run the first part of a layer, up to its KV write. Each row of `heads` [rows, all heads * head_dim] begins with
+    the queries."""
     place = describe_place((cos, signed_sin), slots, None)
     check(
         library().native_project(

@@ -71,7 +71,7 @@ class NativeProduct:
 
 
 class NativeNorm:
-    """An RMSNorm as the C code reads it. Without a weight it stands for no norm, where one may be missing.
+    """An RMSNorm as the C code reads it. Without a weight it means that there is no norm.
 
     Attributes:
         address: the address of its description, which operators take.

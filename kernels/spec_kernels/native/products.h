@@ -1,11 +1,12 @@
 /* Products of a few rows with a weight, and norms.
 
    A weight lies in panels of 64 outputs, so that an output's sum needs no reduction across lanes. A panel lies in four
-   columns of 16 outputs, [panel][4][input][16], since a core that reads in four pages of memory at once waits less than
-   in one. Where that loses nothing, a weight is kept in bfloat16: [panel][4][pair of inputs][16][2], with inputs filled
-   up to whole tiles with zeros. Vector code widens such a weight as it reads. Tile registers take it as it is. */
+   columns of 16 outputs, [panel][4][input][16], since a core that reads from four pages of memory at once waits less
+   than one that reads from a single page. If bfloat16 represents a weight exactly, it is stored in bfloat16:
+   [panel][4][pair of inputs][16][2], with zeros after the last input up to a whole tile. Vector code widens such a
+   weight as it reads it. Tile registers multiply it as it is. */
 
-enum { FLOATS, HALVES, TILES }; /* as packing.py has them */
+enum { FLOATS, HALVES, TILES }; /* the same numbers as in packing.py */
 enum { TILE_INPUTS = 32 };
 
 typedef struct {
@@ -14,17 +15,17 @@ typedef struct {
     int64_t num_outputs, num_inputs, layout;
 } product_t;
 
-/* How far apart the columns of 16 outputs lie that a panel is read in. */
+/* The distance, in numbers, between a panel's columns of 16 outputs. */
 static int64_t column_of(const product_t *p) {
     return LANES * (p->layout == FLOATS ? p->num_inputs : filled_up(p->num_inputs, TILE_INPUTS));
 }
 
 typedef struct {
-    const float *weight; /* [size], or NULL for a norm that is not there */
+    const float *weight; /* [size]; NULL if there is no norm */
     float eps;
 } norm_t;
 
-/* Written out where they are called, for each number of rows. */
+/* Inlined at each call, so that each number of rows has its own code. */
 #define STEP static inline __attribute__((always_inline))
 
 /* The weights of one input for 64 outputs. */
@@ -44,7 +45,7 @@ STEP void load_halves(vec w[][VECTORS], const uint16_t *panel, int64_t column, i
     }
 }
 
-/* out [rows, 64], rows `stride` apart: one panel of a product, `inputs` at a time. */
+/* One panel of a product, out [rows, 64], whose rows lie `stride` apart. It reads `inputs` inputs at a time. */
 #define PRODUCT_TILE(name, weight_t, load, inputs, rows)                                                               \
     static void name(float *out, int64_t stride, const float *x, const weight_t *panel, int64_t column,                \
                      int64_t num_inputs) {                                                                             \
@@ -93,7 +94,7 @@ typedef struct {
     const uint16_t *parts;
 } multiplied_t;
 
-enum { FEWEST_SHARED = 1 << 16 }; /* so many numbers are multiplied faster than other threads are told of it */
+enum { FEWEST_SHARED = 1 << 16 }; /* fewer multiplications take less time than giving work to other threads */
 
 /* Multiply all rows by each panel of 64 outputs; `part` does some of the panels. */
 static void multiply_panels(part_t part, const multiplied_t *job) {
@@ -145,7 +146,7 @@ static void norm_rows(float *out, const float *x, const norm_t *norm, int64_t si
         norm_row(out + row * size, x + row * size, norm->weight, norm->eps, size);
 }
 
-/* Memory for intermediate rows, kept for the next call; NULL where there is none. */
+/* Memory for intermediate rows, kept for the next call; NULL if there is not enough. */
 static float *scratch(int64_t count) {
     static _Thread_local float *memory = NULL;
     static _Thread_local int64_t capacity = 0;

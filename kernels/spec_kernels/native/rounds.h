@@ -1,6 +1,7 @@
-/* What stands between the forwards of a round: the likeliest tokens, acceptance, where rows stand, and the slots. */
+/* The work between the forwards of a round: likeliest tokens, acceptance, the metadata of rows, the state of request
+   slots, and prompt lookup. */
 
-/* The place of the most of `count` numbers, the first of equal ones; NaN counts as the most, as torch has it. */
+/* The index of the largest of `count` numbers, the first one on ties. As in torch, NaN counts as the largest. */
 static int64_t likeliest_of(const float *x, int64_t count) {
     int64_t best = 0, i = LANES;
     ints no_numbers = {};
@@ -33,9 +34,9 @@ static int64_t likeliest_of(const float *x, int64_t count) {
     return best;
 }
 
-/* Strict acceptance of logits [requests, num_rows, vocabulary]: the likeliest tokens [requests, num_rows], and how many
-   of them are emitted, the drafts in front of the first wrong one and one more; 0 where a request is not active.
-   `num_drafts`: how many drafts each request offers, or NULL where all. */
+/* Strict acceptance of logits [requests, num_rows, vocabulary]. It writes the likeliest tokens [requests, num_rows],
+   and how many of them are emitted: the drafts before the first wrong one, plus one; 0 if the request is inactive.
+   `num_drafts`: how many drafts each request offers; NULL for all. */
 void native_strict(int64_t *tokens, int64_t *num_emitted, const float *logits, const int64_t *drafts,
                    int64_t draft_stride, const uint8_t *active, const int64_t *num_drafts, int64_t num_requests,
                    int64_t num_rows, int64_t vocabulary) {
@@ -48,21 +49,23 @@ void native_strict(int64_t *tokens, int64_t *num_emitted, const float *logits, c
     }
 }
 
-/* The cache slot of a position; those past the last page, and negative ones, are in the last page, the scratch page. */
+/* The cache slot of a position. The last page is the scratch page. Positions past the other pages, and negative ones,
+   have slots in it. */
 static int64_t slot_of(const int64_t *pages, int64_t num_pages, int64_t page_size, int64_t position) {
     const int64_t column = position < 0 ? num_pages - 1 : less(position / page_size, num_pages - 1);
     const int64_t offset = position % page_size;
     return pages[column] * page_size + (offset < 0 ? offset + page_size : offset);
 }
 
-/* Where a row of a request stands: its rotary position and its cache slot. */
+/* Find a row's rotary position and its cache slot. */
 static void place_row(int64_t *position, int64_t *slot, int64_t wanted, const int64_t *pages, int64_t num_pages,
                       int64_t page_size, int64_t num_positions) {
     *position = less(more(wanted, 0), num_positions - 1);
     *slot = slot_of(pages, num_pages, page_size, wanted);
 }
 
-/* The metadata of rows at `wanted` positions [requests, num_queries] that see `keys` [requests]. */
+/* Write the metadata of rows at `wanted` positions [requests, num_queries]; each request's last row sees `keys`
+   [requests] keys. */
 void native_build(int64_t *positions, int64_t *slots, int64_t *lengths, const int64_t *wanted, const int64_t *keys,
                   const int64_t *pages, int64_t num_requests, int64_t num_queries, int64_t num_pages,
                   int64_t page_size, int64_t num_positions) {
@@ -73,7 +76,7 @@ void native_build(int64_t *positions, int64_t *slots, int64_t *lengths, const in
     }
 }
 
-/* The metadata of one row a request, one position on. */
+/* Advance the metadata of one row a request by one position. */
 void native_advance(int64_t *positions, int64_t *slots, int64_t *lengths, const int64_t *pages, int64_t num_requests,
                     int64_t num_pages, int64_t page_size, int64_t num_positions) {
     for (int64_t request = 0; request < num_requests; request++, pages += num_pages) {
@@ -83,11 +86,11 @@ void native_advance(int64_t *positions, int64_t *slots, int64_t *lengths, const 
     }
 }
 
-/* The metadata of a catch-up step of num_rows rows a request, which begin `first` positions past its committed length
-   L, and of its live row: that of the last emitted token, or the first row where nothing was emitted. `places` takes,
-   one after another: positions and slots [requests, num_rows], lengths [requests]; the same three of the live rows;
-   their flat indices [requests]; and the committed lengths after this round [requests], L + 1 where nothing was
-   emitted. */
+/* Write the metadata of a catch-up step of num_rows rows a request, which begin `first` positions past its committed
+   length L, and of the request's live row. This is the row of the last emitted token, or the first row if nothing was
+   emitted. `places` takes, one after another: positions and slots [requests, num_rows], lengths [requests]; the same
+   three of the live rows; their flat indices [requests]; and the committed lengths after this round [requests], L + 1
+   if nothing was emitted. */
 void native_catchup(int64_t *places, const int64_t *kv_lens, const int64_t *num_emitted, const int64_t *pages,
                     int64_t first, int64_t num_requests, int64_t num_rows, int64_t num_pages, int64_t page_size,
                     int64_t num_positions) {
@@ -107,9 +110,9 @@ void native_catchup(int64_t *places, const int64_t *kv_lens, const int64_t *num_
     }
 }
 
-/* Updates slots after a round. Their `kv_lens` grow by the number of emitted tokens. Their `input_ids` become the last
-   emitted token, then the drafts [requests, width - 1], which lie `request_stride` and `draft_stride` apart. `last`
-   [requests] takes that token's index in the round. */
+/* Update request slots after a round. Their `kv_lens` grow by the number of emitted tokens. Their `input_ids` become
+   the last emitted token, then the drafts [requests, width - 1], which lie `request_stride` and `draft_stride` apart.
+   `last` [requests] takes that token's index in the round. */
 void native_commit(int64_t *kv_lens, int64_t *input_ids, int64_t *last, const int64_t *slot_ids, const int64_t *tokens,
                    const int64_t *num_emitted, const int64_t *drafts, int64_t request_stride, int64_t draft_stride,
                    int64_t num_requests, int64_t num_rows, int64_t width) {
@@ -122,8 +125,8 @@ void native_commit(int64_t *kv_lens, int64_t *input_ids, int64_t *last, const in
     }
 }
 
-/* The latest place in a text behind an earlier occurrence of its longest suffix of max_ngram to min_ngram tokens; -1
-   where there is none. */
+/* Find the longest suffix of a text, of min_ngram to max_ngram tokens, that also occurs earlier in it. Return the index
+   after its latest earlier occurrence; -1 if there is none. */
 static int64_t latest_match(const int64_t *text, int64_t length, int64_t max_ngram, int64_t min_ngram) {
     int64_t best = -1, longest = min_ngram - 1;
     for (int64_t end = length - 1; end > 0 && longest < max_ngram; end--) {
@@ -138,8 +141,9 @@ static int64_t latest_match(const int64_t *text, int64_t length, int64_t max_ngr
     return best;
 }
 
-/* Prompt lookup: the texts [slots, capacity], whose last column is scratch, grow by counts[i] of the tokens [requests,
-   token_stride], from starts[i] on; drafts [requests, num_drafts] take what followed the match, then 0. */
+/* Prompt lookup. Append counts[i] of the tokens [requests, token_stride] to the text of slot_ids[i], from starts[i] on.
+   The last column of texts [slots, capacity] is scratch. drafts [requests, num_drafts] take the tokens after the match,
+   then 0. */
 void native_look_up(int64_t *drafts, int64_t *texts, const int64_t *slot_ids, const int64_t *starts,
                     const int64_t *tokens, const int64_t *counts, int64_t token_stride, int64_t num_requests,
                     int64_t capacity, int64_t max_ngram, int64_t min_ngram, int64_t num_drafts) {

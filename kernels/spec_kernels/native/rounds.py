@@ -63,14 +63,16 @@ def write_places(
     page_size: int,
     num_positions: int,
 ) -> None:
-    """Write the places of a catch-up step's rows, which begin `first` positions past L, and the places of the live
-    rows.
+    """Write the places of a catch-up step's rows, which begin `first` positions past L, and the places of the live row
+    of each request.
 
     Args:
         places: int64, written: positions and slots [requests, num_rows] and lengths [requests]; the same for the live
             rows, [requests] each; their flat indices, and the committed lengths after this round (L + 1 if n is 0),
             [requests] each.
-        kv_lens: [requests] L; `num_emitted` likewise n. Row n - 1 is live, or row 0 if n is 0.
+        kv_lens: [requests], the committed length L of each request.
+        num_emitted: [requests], the number n of tokens that each request emitted. Row n - 1 is live, or row 0 if n is
+            0.
         pages: [requests, num_pages], the last column scratch.
     """
     check_places(places, kv_lens, num_emitted, pages)

@@ -1,14 +1,14 @@
 /* Threads that share the outputs of a product, or the heads of attention. Each output is still summed up by one thread,
-   in one order, so that no bit depends on how many there are.
+   in one order, so that no bit depends on the number of threads.
 
-   The others look for work for tens of microseconds or more, longer than the caller is away between two products of a
-   layer. Then they sleep. */
+   Threads other than the caller's poll for work for tens of microseconds or more. This is longer than the time between
+   two products of a layer. Then they sleep. */
 
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
 
-/* Does items [first, last) of a job; `thread` counts from 0, the caller. */
+/* Does items [first, last) of a job. Thread 0 is the caller's. */
 typedef void (*part_t)(const void *job, int64_t first, int64_t last, int64_t thread);
 
 enum { MOST_THREADS = 256, LOOKS = 4000 };
@@ -39,7 +39,7 @@ static void do_part(int64_t thread) {
     team.part(team.job, n * thread / size, n * (thread + 1) / size, thread);
 }
 
-/* Wait for another call than `seen`, and return it. */
+/* Wait until the number of calls is no longer `seen`, and return it. */
 static int next_call(int seen) {
     for (int looks = 0; looks < LOOKS; looks++) {
         if (atomic_load(&team.call) != seen) return atomic_load(&team.call);
@@ -71,7 +71,7 @@ static void *work(void *argument) {
     }
 }
 
-/* Do all items of a job, each thread an equal share of them; alone where another caller has the team. */
+/* Do all items of a job. Each thread does an equal share; if another caller uses the threads, the caller does all. */
 static void share(part_t part, const void *job, int64_t num_items) {
     if (team.num_threads == 1 || num_items < 2 || atomic_flag_test_and_set(&team.is_busy)) {
         part(job, 0, num_items, 0);
@@ -85,7 +85,7 @@ static void share(part_t part, const void *job, int64_t num_items) {
     atomic_flag_clear(&team.is_busy);
 }
 
-/* A child of fork has no other threads. */
+/* For the child process after fork, in which the other threads do not exist. */
 static void forget_team(void) {
     pthread_mutex_init(&team.lock, NULL);
     pthread_cond_init(&team.wake, NULL);
@@ -94,8 +94,8 @@ static void forget_team(void) {
     team.num_threads = 1;
 }
 
-/* Let so many threads share the work from now on, and return how many there are: fewer where the system gives fewer. No
-   one may compute meanwhile. */
+/* Let `num_threads` threads share the work from now on, and return how many there are: fewer if the system refuses
+   some. No other caller may compute meanwhile. */
 static int64_t resize_team(int64_t num_threads) {
     static int is_watched = 0;
     if (!is_watched) is_watched = pthread_atfork(NULL, NULL, forget_team) == 0;

@@ -1,8 +1,8 @@
 /* Products by tile registers (Intel AMX), where processor, system and compiler have them.
 
-   TDPBF16PS multiplies bfloat16 numbers and adds up in float32. A weight of such numbers goes in as it is. A float32 row
-   goes in as three parts, each 8 bits of the significand, whose sum it is: so every product is that of the float32
-   numbers, and sums alone are rounded. Parts and sums below 2^-126 count as 0. */
+   The instruction TDPBF16PS multiplies bfloat16 numbers and adds the products in float32. A bfloat16 weight is used as
+   it is. A float32 row is the sum of three bfloat16 rows, each with 8 bits of the significand. So every product is
+   exact, and only sums are rounded. Parts and sums below 2^-126 count as 0. */
 
 #if defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(__linux__)
 
@@ -14,13 +14,13 @@ enum { TILE_ROWS = 16, TILE = TILE_ROWS * TILE_INPUTS, AHEAD = 2, PARTS = 3 };
 
 typedef uint16_t shorts __attribute__((vector_size(4 * LANES), aligned(2), may_alias));
 
-/* Ask the system for tile registers, which it gives to a process that asks; 0 where it does not. */
+/* Ask the system to let this process use tile registers; 0 if it refuses. */
 static int has_tiles(void) {
     const long request = 0x1023 /* ARCH_REQ_XCOMP_PERM */, tile_data = 18;
     return syscall(SYS_arch_prctl, request, tile_data) == 0;
 }
 
-/* Makes the compiler finish writes to memory, since it does not know that tile instructions read it. */
+/* Makes the compiler finish its writes to `memory`, since it does not know that tile instructions read this memory. */
 static inline void is_written(const void *memory) { __asm__ volatile("" : : "r"(memory) : "memory"); }
 
 /* Registers 0 to 3 are sums of 16 outputs each, 4 to 6 the parts of rows, 7 weights. */
@@ -40,7 +40,7 @@ static void shape_tiles(int64_t num_rows) {
 
 static inline ints top_halves(vec x) { return (ints)x & (int32_t)0xFFFF0000; }
 
-/* What is left of numbers behind their first part: nothing of those that are not finite. */
+/* What remains of numbers after their first part is subtracted; 0 for numbers that are not finite. */
 static inline vec rest_of(vec x) {
     const ints exponent = (ints)x & 0x7F800000;
     return (vec)((ints)(x - (vec)top_halves(x)) & (exponent != 0x7F800000));
@@ -65,7 +65,7 @@ static void split_rows(uint16_t *parts, const float *x, int64_t num_inputs, int6
         }
 }
 
-/* Add the products of three parts and a tile; weights are asked for `ahead` of their turn. */
+/* Add the products of three parts and a tile of weights, and prefetch the weights `ahead` numbers further on. */
 #define ADD_PRODUCTS(sums, at, ahead)                                                                                 \
     _tile_loadd(7, at, 64);                                                                                            \
     for (int row = 0; row < TILE_ROWS; row++) __builtin_prefetch((at) + (ahead) + row * TILE_INPUTS);                    \
@@ -73,7 +73,8 @@ static void split_rows(uint16_t *parts, const float *x, int64_t num_inputs, int6
     _tile_dpbf16ps(sums, 5, 7);                                                                                        \
     _tile_dpbf16ps(sums, 6, 7)
 
-/* 64 outputs of up to 16 rows, which lie `stride` floats apart. The next panel's weights follow those of this one. */
+/* 64 outputs of up to 16 rows, which lie `stride` floats apart. The weights of the next panel follow, so prefetching
+   runs on into them. */
 static void multiply_panel(float *out, int64_t stride, const uint16_t *parts, const uint16_t *weights,
                            int64_t num_inputs) {
     const int64_t column = num_inputs * LANES;
@@ -98,10 +99,11 @@ static void multiply_panel(float *out, int64_t stride, const uint16_t *parts, co
     _tile_stored(3, out + 3 * LANES, bytes);
 }
 
-/* Where 16 rows from `row` on begin, so that they end with the others: some are computed twice then, and alike. */
+/* The first row of a group of 16. The last group is moved back to end with the last row. Rows in two groups are
+   computed twice, with the same result. */
 static int64_t group_start(int64_t row, int64_t num_rows) { return less(row, more(num_rows - TILE_ROWS, 0)); }
 
-/* The floats that parts of rows take. */
+/* The number of floats that the parts of rows take. */
 static int64_t tiles_memory(const product_t *p, int64_t num_rows) {
     return filled_up(num_rows, TILE_ROWS) * filled_up(p->num_inputs, TILE_INPUTS) * PARTS / 2 + LANES;
 }

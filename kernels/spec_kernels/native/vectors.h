@@ -1,4 +1,4 @@
-/* Vectors of 16 floats, which any processor has in one width or another: extensions of GCC and Clang. */
+/* Vectors of 16 floats, by extensions of GCC and Clang, which use the processor's vectors of any width for them. */
 
 #include <math.h>
 #include <stdint.h>
@@ -14,7 +14,7 @@ typedef int32_t ints __attribute__((vector_size(4 * LANES), aligned(4), may_alia
 static inline vec low_half(ints pair) { return (vec)(pair << 16); }
 static inline vec high_half(ints pair) { return (vec)(pair & (int32_t)0xFFFF0000); }
 
-/* A step of the sums of lanes, for two vectors at once: each run of 2, 4, 8 or 16 lanes is folded to half of it. */
+/* One step in summing the lanes of two vectors: the halves of each run of 16, 8, 4 or 2 lanes are added. */
 #define FOLD(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
 static inline vec fold_8(vec a, vec b) {
     return FOLD(a, b, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23) +
@@ -33,7 +33,7 @@ static inline vec fold_1(vec a, vec b) {
            FOLD(a, b, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
 }
 
-/* The sums of the lanes of 8 vectors, in their order, each in two lanes that are yet to be added. */
+/* Sum the lanes of each of 8 vectors up to two lanes, which still have to be added. The vectors keep their order. */
 static inline vec pairs_of(const vec *x) {
     vec part[4];
     for (int i = 0; i < 4; i++) part[i] = fold_8(x[2 * i], x[2 * i + 1]);
