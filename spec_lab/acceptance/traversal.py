@@ -150,9 +150,10 @@ _LEAST = 2.0**-100
 def without(q: torch.Tensor, drafts: torch.Tensor) -> torch.Tensor:
     """Return q [..., vocab] without `drafts` [...], renormalised; zeros if nothing is left."""
     rest = q.scatter(-1, drafts.unsqueeze(-1), 0)
-    # `total` has an absolute error. Scaling by the largest entry keeps the relative error small.
-    largest = rest.amax(dim=-1, keepdim=True)
-    scaled = torch.where(largest > 0, rest / largest, 0)
+    # `total` has an absolute error. Scaling by the largest entry keeps the relative error small. Scaled by that alone,
+    # a nearly uniform q over a large vocabulary would sum to more than `total` can hold.
+    largest, room = rest.amax(dim=-1, keepdim=True), 2.0 ** (rest.shape[-1] // 2048).bit_length()
+    scaled = torch.where(largest > 0, rest / largest / room, 0)
     return torch.where(largest > 0, scaled / total(scaled).to(q.dtype).unsqueeze(-1), 0)
 
 
