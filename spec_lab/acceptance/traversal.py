@@ -17,9 +17,9 @@ is m(x). After x the text continues as the target's does. The proof is by induct
 judge(v, m) accepts v with probability w, and draws x from m / w.
 
 With a child c ~ q, judging c accepts with probability P. So x is emitted through this child with probability q(x)
-min(1, m(x) / q(x)) = min(q(x), m(x)). The rest, max(m - q, 0) = r, must come from later children or from v. This child
-accepts nothing with probability 1 - total(min(q, m)) = 1 - (w - S). Conditional on that, the rest must be emitted with
-the measure r / (S + 1 - w), whatever c was.
+min(1, m(x) / q(x)) = min(q(x), m(x)). The rest, max(m - q, 0) = r, must come from later children or from v. Judging
+this child accepts nothing with probability 1 - total(min(q, m)) = 1 - (w - S). Conditional on that, the rest must be
+emitted with the measure r / (S + 1 - w), whatever c was.
 
 So the next child may be drawn without replacement, from the tokens other than c. It does not matter which siblings have
 children, as long as the shape of the tree does not depend on the drawn tokens. So the root emits from p, like plain

@@ -18,7 +18,7 @@ from spec_lab.core.errors import UserError
 
 
 def with_scales(stored: Mapping[str, StoredTensor], folder: Path) -> dict[str, StoredTensor]:
-    """Attach its scales to every fp8 matrix, and remove them as separate tensors.
+    """Attach the stored scales to their fp8 matrices, and remove them as separate tensors.
 
     Raises:
         UserError: scales that config.json does not mention, or that do not fit their matrix.

@@ -2,8 +2,8 @@
 
 With prune.catchup=none each of the N verify rows becomes context: keys and values computed from the target's hidden
 state there. Rejected rows lie past the committed length. The next block overwrites them, and the next round's context
-overwrites the block. Context rows do not attend, so pruning saves only the writing of rejected rows. To gather the
-accepted rows, the host must read their number.
+overwrites the block. Context rows do not attend, so pruning saves only the writing of rejected rows. For that, the host
+must wait for the number of accepted rows.
 """
 
 from __future__ import annotations

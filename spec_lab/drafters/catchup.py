@@ -1,4 +1,7 @@
-"""Plans the catch-up step: the positions of the emitted tokens, and the live row of each request."""
+"""Plans the catch-up step: the positions of the emitted tokens, and the live row of each request.
+
+The live row is that of the last emitted token. Its output gives draft 1.
+"""
 
 from __future__ import annotations
 

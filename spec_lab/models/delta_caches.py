@@ -27,7 +27,7 @@ class DeltaCache(RecurrentCache, Protocol[Rows]):
         ...
 
     def verify(self, rows: Rows, slots: RecurrentRows) -> torch.Tensor:
-        """Run rows that may be rejected, and return their outputs. The `committed` of the next round is the last
+        """Run rows that may be rejected, and return their outputs. In the next round `slots.committed` names the last
         accepted row."""
         ...
 
@@ -37,8 +37,8 @@ class StateEachRowSlots:
     `MambaSpec.num_speculative_blocks`).
 
     Attributes:
-        states: [num_slots + 1, N, num_value_heads, key_head_dim, value_head_dim] float32. The state of the committed
-            row is the one after the last committed token of the slot.
+        states: [num_slots + 1, N, num_value_heads, key_head_dim, value_head_dim] float32. After a prompt, the state
+            is that of row 0.
     """
 
     def __init__(

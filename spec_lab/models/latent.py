@@ -102,7 +102,7 @@ class LatentAttention:
         live_metadata: AttentionMetadata,
         selection: RowSelection,
     ) -> torch.Tensor:
-        """Compute everything between the products: from the queries of the rows that attend to the input of `o`."""
+        """Compute everything between the products: return the input of `o`, given the queries of the attending rows."""
         heads = queries.unflatten(-1, (-1, self.sizes.query_width))
         if self.sizes.unfolding_is_cheaper(live_metadata.num_queries, live_metadata.max_seq_len):
             values = selection.attended(self._attend_unfolded(heads, turns, cache, live_metadata))

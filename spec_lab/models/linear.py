@@ -71,12 +71,12 @@ class StreamedLinear(Protocol):
         ...
 
     def widened_by(self, dequantise: Dequantise) -> StreamedLinear:
-        """Return the library's product; it widens an e4m3 weight with `dequantise`."""
+        """Return the same product, computed by torch; it widens an e4m3 weight with `dequantise`."""
         ...
 
 
 class DenseLinear:
-    """Uses the library's product."""
+    """Uses torch's product."""
 
     __slots__ = ("bias", "weight")
 
@@ -108,11 +108,12 @@ class DenseLinear:
 
 
 class Fp8Linear:
-    """Uses the library's product on an e4m3 weight, which is widened in every call.
+    """Uses torch's product on an e4m3 weight, which is widened in every call.
 
     Attributes:
         weight: [out_features, 64 * blocks of inputs] int16, as the kernels read it.
-        scales: [blocks of rows, blocks of inputs]; or [out_features, blocks of inputs] if rows of a block differ.
+        scales: [blocks of rows, blocks of inputs]; or [out_features, blocks of inputs] if rows of a block have
+            different scales.
     """
 
     __slots__ = ("_dequantise", "bias", "scales", "shape", "weight")
@@ -143,10 +144,9 @@ class Fp8Linear:
 
 
 def by_blocks(scales: torch.Tensor) -> torch.Tensor:
-    """Return one row of scales for each block of 128 rows; return `scales` if rows of a block differ.
+    """Return one row of scales for each block of 128 rows; return `scales` if rows of a block have different scales.
 
-    They can differ if several projections are fused, since a projection's blocks need not align with those of the
-    whole.
+    This can occur if several projections are fused, since a projection's blocks need not align with those of the whole.
     """
     of_blocks = scales[::BLOCK_SIZE].contiguous()
     same = torch.equal(of_blocks.repeat_interleave(BLOCK_SIZE, dim=0)[: len(scales)], scales)

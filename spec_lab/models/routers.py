@@ -110,7 +110,8 @@ def highest(scores: torch.Tensor, count: int) -> torch.Tensor:
 
 
 def best_groups_only(scores: torch.Tensor, num_groups: int, num_kept: int) -> torch.Tensor:
-    """Replace scores [rows, experts] by -inf outside the best groups: those with the highest sum of their two best.
+    """Replace scores [rows, experts] by -inf outside the best groups: those with the highest sum of their two best
+    scores.
 
     DeepSeek's older code used 0 instead, which can beat a score with a negative bias.
     """

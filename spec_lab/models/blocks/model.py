@@ -77,8 +77,8 @@ class BlockModel:
         max_positions: int,
         products: Products = PLAIN,
     ) -> None:
-        """`embedding` and `target_head` [vocab, hidden_size] are the target's, used if the checkpoint has none. With a
-        draft vocabulary only the head's rows of its tokens are used."""
+        """`embedding` and `target_head` [vocab, hidden_size] are the target's, used if the checkpoint has none. Of
+        `target_head`, only the rows for the tokens of the draft vocabulary are used."""
         self.config = config
         self.body = BlockBody(config, tensors, embedding, backend, max_positions, products)
         token_map = draft_to_target_ids(tensors.get("d2t"))
