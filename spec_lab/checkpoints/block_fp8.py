@@ -63,7 +63,7 @@ def with_products_as_stored(stored: Mapping[str, StoredTensor]) -> dict[str, Sto
             block_rows, block_columns = tensor.scales.block
             if block_columns != BLOCK_SIZE:
                 raise UserError(
-                    f"{tensor.file}: target.weight_dtype=fp8 keeps fp8 weights in blocks of {BLOCK_SIZE} inputs, "
+                    f"{tensor.file}: target.weight_dtype=fp8 keeps fp8 weights in blocks of {BLOCK_SIZE} inputs, but "
                     f"weight_block_size is {list(tensor.scales.block)}; use target.weight_dtype=auto"
                 )
             form = partial(of_each_row, block_rows=block_rows, num_rows=tensor.shape[0])

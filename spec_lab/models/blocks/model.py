@@ -54,7 +54,8 @@ def build_confidence(parts: HeadParts) -> ConfidenceHead | None:
 
 
 def drafted_rows(target_head: torch.Tensor, token_map: torch.Tensor | None) -> torch.Tensor:
-    """Return the rows of the target's head [vocab, hidden_size] for the tokens in `token_map`; None for all."""
+    """Return the rows of the target's head [vocab, hidden_size] for the tokens in `token_map`, or all if it is
+    None."""
     return target_head if token_map is None else target_head[token_map]
 
 
