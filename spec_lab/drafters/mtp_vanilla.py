@@ -8,8 +8,8 @@ P + 1 keys. The first i pairs of a text have no row in module i.
 
 TensorRT-LLM runs other rows. There every module runs over the K rows of the window, and drops the oldest pair for each
 draft it is given. After K accepted drafts the window moves by K + 1, one more than its rows. So no module ever writes
-the position before the new window. And if a round emits more than K - i tokens, module i does not overwrite all rows
-that it ran on drafts in the round before. Their keys and values stay those of a draft's pair, not of the target's.
+the position before the new window. Nor does module i overwrite all rows that it ran on drafts, if the round emits more
+than K - i tokens. The keys and values of the other rows stay those of a draft's pair, not of the target's.
 
 Here module i runs over K + 1 + i rows: the K of the window, the pair that has just left it, and i drafts. However many
 tokens a round emits, these rows cover every row that the last round made from a draft, and leave out no position. So a

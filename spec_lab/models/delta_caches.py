@@ -33,7 +33,7 @@ class DeltaCache(RecurrentCache, Protocol[Rows]):
 
 
 class StateEachRowSlots:
-    """Stores the state after each verify row. The next round begins with that of the committed row (vLLM's
+    """Stores the state after each verify row. The next round begins with the state after the last accepted row (vLLM's
     `MambaSpec.num_speculative_blocks`).
 
     Attributes:

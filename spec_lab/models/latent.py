@@ -259,7 +259,7 @@ def build_latent_attention(
     """Build latent attention from Hugging Face names below `prefix` (ending in `self_attn.`).
 
     `eps` applies to all norms. transformers 5 always uses 1e-6 in the two inner norms. The engines (vLLM, SGLang,
-    tokenspeed) use the eps of config.json there, and so does this.
+    tokenspeed) use the eps of config.json there, and so does this code.
 
     Raises:
         UserError: the attention backend has no latent attention.

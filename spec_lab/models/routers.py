@@ -72,7 +72,7 @@ class SigmoidRouter:
     __slots__ = ("_bias", "_logits", "_sizes", "_weight")
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, sizes: ExpertSizes) -> None:
-        """`weight` is [num_experts, hidden_size]; `bias` [num_experts] is that of the choice."""
+        """`weight` is [num_experts, hidden_size]; `bias` [num_experts] is added for the choice only."""
         self._logits = float32_product(weight)
         self._weight = weight
         self._bias = None if bias is None else bias.float()
