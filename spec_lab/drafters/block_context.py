@@ -65,7 +65,8 @@ class ContextPass:
         return self._draft(ends.tokens, rows_at(context, ends.live.rows), place, DraftedRows.of_prompts(ends))
 
     def of_round(self, verified: VerifiedRound) -> RunBlock:
-        """Write the context of rows L..L+K, or of the first n, and run a block after the L + n committed rows."""
+        """Write the context of rows L..L+K, or with pruning of the first n of them. Then run a block after the L + n
+        committed rows."""
         assert verified.features is not None
         batch, emitted = verified.batch, verified.verification
         plan = self._plan(verified, self.backend, self.num_draft_tokens)

@@ -20,7 +20,7 @@ from spec_lab.operators.kernel_set import KernelSet, Op
 
 @dataclass(slots=True)
 class Catchup:
-    """Plans a catch-up step over [batch * N] rows.
+    """The plan of a catch-up step over [batch * N] rows.
 
     Attributes:
         attention: metadata of all rows.
