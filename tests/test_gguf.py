@@ -166,7 +166,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a vocabulary": ({"keys": {"llama.vocab_size": 161}}, "says 161 tokens, but the embedding has 160 rows"),
     "tokens": ({"keys": {"tokenizer.ggml.tokens": ["a", "b"]}}, "says 2 tokens, but the embedding has 160 rows"),
     "an end past it": ({"keys": {"tokenizer.ggml.eos_token_id": 160}}, "eos_token_id must be an id of the 160 tokens"),
-    "some channels": ({"keys": {"llama.rope.dimension_count": 8}}, "rope.dimension_count is not the 16 channels"),
+    "some channels": ({"keys": {"llama.rope.dimension_count": 8}}, "dimension_count 8 differs from the 16 channels"),
     "an unknown key": ({"keys": {"llama.logit_scale": 0.5}}, "llama.logit_scale is not understood"),
     "an amplitude": ({"keys": {"llama.rope.scaling.attn_factor": 1.5}}, "attn_factor is not understood"),
     "experts": ({"keys": {"llama.expert_count": 8}}, "llama.expert_count is not understood"),

@@ -244,8 +244,8 @@ def test_a_null_first_window_layer_matters_only_where_windows_are_on(family: Fam
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, ("'dynamic'", "default, linear, llama3")),
         ({"rope_scaling": {"type": "linear"}}, ("factor is missing",)),
         ({"rope_scaling": {"type": "linear", "factor": -1.0}}, ("factor must be a positive number",)),
-        ({"rope_scaling": {"factor": 4.0}}, ("no rope_type uses the factor 4",)),
-        ({"rope_parameters": {"rope_type": "default", "factor": 4.0}}, ("no rope_type uses the factor 4",)),
+        ({"rope_scaling": {"factor": 4.0}}, ("factor 4 has no effect",)),
+        ({"rope_parameters": {"rope_type": "default", "factor": 4.0}}, ("factor 4 has no effect",)),
         ({"rope_parameters": {"rope_theta": 1e4}, "rope_theta": 1e6}, ("rope_theta is 10000.0 in one place",)),
         (
             {"rope_parameters": {"rope_type": "default"}, "rope_scaling": {"type": "linear", "factor": 2.0}},

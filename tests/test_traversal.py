@@ -172,6 +172,15 @@ def judged(tokens: torch.Tensor, logits: torch.Tensor, parents: list[int], draft
     return JudgedRows(logits, tokens, parents_of, slots % 5 != 4, slots, 9 + slots % 3, draft_logits)
 
 
+@pytest.mark.parametrize("vocab_size", [2047, 2048, 4096, 151936])
+def test_what_is_left_of_a_uniform_distribution_is_uniform_however_large_the_vocabulary(vocab_size: int) -> None:
+    q = torch.full((1, vocab_size), 1 / vocab_size)
+    left = without(q, torch.tensor([3]))
+    expected = torch.full_like(q, 1 / (vocab_size - 1))
+    expected[0, 3] = 0
+    torch.testing.assert_close(left, expected, rtol=1e-5, atol=0)
+
+
 def test_of_a_chain_it_takes_the_decisions_of_block_verification() -> None:
     """The same tokens and counts from the same noise, with sizes at which thresholds of every kind occur."""
     count, num_drafts, vocab = 3000, 3, 7

@@ -31,9 +31,9 @@ def note_confidence(
 ) -> None:
     """Multiply the running product of each slot by the top-1 probability [batch] of its newest draft, and store it.
 
-    `column` [1] is the index of the draft, from 0; None for draft 0, which restarts the product. With a threshold,
-    `num_going_on` [1] becomes the number of requests whose product is at least the threshold. The other tensors are
-    attributes of `DraftConfidences`.
+    `column` [1] is the index of the draft, from 0; None for index 0, which restarts the product. With a threshold,
+    `num_going_on` [1] becomes the number of requests whose product is at least the threshold. `running` [num_slots + 1]
+    has the products; `survival` and `num_drafted` are those of `DraftConfidences`.
     """
     if column is None:
         product = probabilities
@@ -56,8 +56,8 @@ class DraftConfidences:
     replayed for every draft.
 
     Attributes:
-        survival: [num_slots + 1, K] column i is the product of the top-1 probabilities of drafts 1 to i + 1. It never
-            grows along a row.
+        survival: [num_slots + 1, K] column i is the product of the top-1 probabilities of drafts 1 to i + 1. Columns
+            from `num_drafted` on are left from earlier rounds.
         num_drafted: [num_slots + 1] drafts that each slot holds.
         num_going_on: [1] requests of the latest batch that want another draft; the scratch slot does not count. Written
             only if there is a threshold.
@@ -122,8 +122,8 @@ class RowConfidences:
     Attributes:
         scores: [num_slots + 1, N - 1] the log of the product of probabilities from the root to each draft; -inf for a
             row without a draft. A draft's score is never above its parent's.
-        num_going_on: [1] requests of the latest batch with a branch in the newest level that goes on; the scratch slot
-            does not count. Written only if there is a threshold.
+        num_going_on: [1] requests of the latest batch with a draft in the newest level that reaches the threshold; the
+            scratch slot does not count. Written only if there is a threshold.
         may_end: whether there is a threshold.
     """
 

@@ -67,8 +67,8 @@ def truncate(logits: torch.Tensor, top_k: int | None, top_p: float | None) -> to
 
 
 def total(values: torch.Tensor) -> torch.Tensor:
-    """Sum values in [0, 1] over the last dimension, in float64. Each value is rounded to a multiple of 2^-52, and the
-    sum of these is exact.
+    """Sum values in [0, 1] over the last dimension, in float64. Each value is rounded to a multiple of 2^-52 before the
+    sum. The sum must be below 2048.
 
     A floating-point sum is split over threads in a way that depends on the batch. This sum has only one result.
     """

@@ -1,7 +1,8 @@
-"""Lossy acceptance by a token law or the window of FLy, and the distance of its output from the target.
+"""Lossy acceptance by a token law, maybe with the window of FLy, and the distance of its output from the target.
 
-The distance compares the distribution that a row emits from with the target's: total variation and KL, exact given the
-prefix and q. It is computed for every row that the round reached. The row after the last draft emits from the target's.
+The distance of a row is total variation and KL between the distribution of the token that it emits and the target's. It
+is exact, given the prefix and q. A round adds up the distances of the rows that it reached. The row after the last
+draft has none, since it emits from the target's distribution.
 """
 
 from __future__ import annotations

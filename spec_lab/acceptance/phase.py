@@ -73,7 +73,8 @@ class PhaseState:
     def behind_rows(self, slot_ids: torch.Tensor, tokens: torch.Tensor, visible: torch.Tensor) -> torch.Tensor:
         """Return the phases [batch, N] after each row of a tree with `tokens` [batch, N], along the path to the row.
 
-        `visible` [batch, N, N] marks each row's ancestors and itself. The root's token already counts as text.
+        `visible` [batch, N, N] marks each row's ancestors and itself. The slot's phase already includes the
+        root's token.
         """
         depths = visible.sum(dim=2) - 1
         # The deepest marker on a path counts. So a marker's number is twice its depth, plus 1 if it is a begin marker.
@@ -173,10 +174,10 @@ class TokenPhase:
 class RoundPhase:
     """phase=round: reproduces TensorRT-LLM exactly.
 
-    TensorRT-LLM's pool holds `delta` or 0 for each slot; here it is a bool. It is read once in a round, so markers take
-    effect in the next round. After the prompt it is true if the last chunk has a begin marker, whatever follows that
-    marker; earlier chunks do not count. Outside thinking delta is 0, which is not strict: a token exactly as likely as
-    the argmax is accepted. Markers and EOS can be accepted by relaxation, like any token.
+    TensorRT-LLM keeps `delta` or 0 for each slot; here each slot has a bool. A round reads the bool once, so markers
+    take effect in the next round. After the prompt the bool is true if the last chunk has a begin marker, whatever
+    follows that marker; earlier chunks do not count. Outside thinking delta is 0, which is not strict: a token exactly
+    as likely as the argmax is accepted. Markers and EOS can be accepted by relaxation, like any token.
     """
 
     def __init__(self, num_slots: int, markers: ThinkingMarkers, prefill_chunk: int, device: torch.device) -> None:

@@ -1,6 +1,6 @@
 """Checks imposed acceptance rates, and derives them from a mean acceptance length.
 
-It does not import torch, so that a wrong list is refused at once.
+This module does not import torch, so that a wrong list is refused at once.
 """
 
 from __future__ import annotations

@@ -31,8 +31,7 @@ def sampled_proposal(inputs: AcceptanceInputs) -> torch.Tensor:
 
 
 def one_hot_proposal(inputs: AcceptanceInputs) -> torch.Tensor:
-    """Return a one-hot q [batch, K, vocab] for drafts that were not sampled: conditional on the draft, it is
-    certain."""
+    """Return a one-hot q [batch, K, vocab]: each draft has probability 1."""
     dtype = torch.promote_types(inputs.logits.dtype, torch.float32)
     return one_hot(inputs.draft_tokens, inputs.logits.shape[-1], dtype)
 

@@ -1,7 +1,8 @@
 """Relaxed acceptance inside the thinking phase, for a tree of drafts. TensorRT-LLM refuses this combination.
 
-Of several acceptable siblings the likeliest is accepted, so the argmax if it was drafted. With phase=token the phase
-depends on the path to a draft. So below a draft that ends thinking the rule is strict, but not on other branches.
+Of several acceptable siblings the rule accepts the likeliest. If the argmax was drafted, that is the argmax. With
+phase=token the phase depends on the path to a draft. So below a draft that ends thinking the rule is strict, but not on
+other branches.
 """
 
 from __future__ import annotations

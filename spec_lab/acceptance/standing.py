@@ -12,7 +12,7 @@ from spec_lab.acceptance.distribution import at_tokens
 
 @dataclass(slots=True)
 class DraftStanding:
-    """Rank and probability of each draft under the target, by which deterministic rules judge. Fields are [batch, K].
+    """Rank and probability of each draft under the target. Fields are [batch, K] unless noted otherwise.
 
     Attributes:
         is_top: whether the draft is the argmax.
@@ -30,7 +30,7 @@ class DraftStanding:
 
 
 def stand(logits: torch.Tensor, draft_tokens: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Return the first four fields of the `DraftStanding` of `round_standing`, and the argmax [batch, N]."""
+    """Compute the tensors that `round_standing` returns: the first four fields of `DraftStanding`, then the argmax."""
     standing = draft_standing(logits[:, :-1], draft_tokens)
     return standing.is_top, standing.rank, standing.probability, standing.top, logits.argmax(dim=-1)
 

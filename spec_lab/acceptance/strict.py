@@ -14,8 +14,9 @@ from spec_lab.operators.kernel_set import TORCH_FORMS, KernelSet, Op
 def strict_accept(
     logits: torch.Tensor, draft_tokens: torch.Tensor, active: torch.Tensor, num_drafts: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the argmax of each row, tokens [batch, N], and n [batch]: 1 plus the number of leading drafts equal to it.
+    """Return the argmax of each row, tokens [batch, N], and n [batch].
 
+    n is 1 plus the number of leading drafts that are offered and equal the argmax; 0 for inactive requests.
     `num_drafts` [batch] is the number of drafts that each request offers; None for all.
     """
     tokens = logits.argmax(dim=-1)
@@ -24,7 +25,7 @@ def strict_accept(
 
 
 class StrictAcceptance:
-    """Accepts the leading drafts that equal the argmax. Row j predicts the token after input j, so it judges draft j.
+    """Accepts the leading drafts that equal the argmax. Row j judges draft j + 1, which is the input of row j + 1.
 
     With m leading matches it emits the argmax of rows 0..m, so n = m + 1. In the accepted rows the argmax *is* the
     draft. Row m gives the correction, or the bonus token if m = K. Ties go to the lowest token id.

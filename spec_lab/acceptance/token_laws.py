@@ -1,8 +1,8 @@
 """Token laws: the probability that a draft is accepted, and the distribution of the token that replaces a rejected one.
 
-A token law judges every row by itself. It sees p, the target's distribution after temperature, top-k and top-p, and q,
-the distribution that the draft was drawn from (one-hot for a greedy draft). Both are [..., vocab]. Let a(x) be the
-probability that a draft x is accepted, and r_x the distribution of the token that replaces a rejected x. The row emits
+A token law judges every row by itself, from two distributions [..., vocab]. p is the target's, after temperature, top-k
+and top-p. q is the one that the draft was drawn from, one-hot for a greedy draft. Let a(x) be the probability that a
+draft x is accepted, and r_x the distribution of the token that replaces a rejected x. The row emits
 
     e(y) = q(y) a(y) + sum over x of q(x) (1 - a(x)) r_x(y).
 

@@ -17,9 +17,9 @@ is m(x). After x the text continues as the target's does. The proof is by induct
 judge(v, m) accepts v with probability w, and draws x from m / w.
 
 With a child c ~ q, judging c accepts with probability P. So x is emitted through this child with probability q(x)
-min(1, m(x) / q(x)) = min(q(x), m(x)). The rest, max(m - q, 0) = r, must come from later children or from v. This child
-accepts nothing with probability 1 - total(min(q, m)) = 1 - (w - S). Conditional on that, the rest must be emitted with
-the measure r / (S + 1 - w), whatever c was.
+min(1, m(x) / q(x)) = min(q(x), m(x)). The rest, max(m - q, 0) = r, must come from later children or from v. Judging
+this child accepts nothing with probability 1 - total(min(q, m)) = 1 - (w - S). Conditional on that, the rest must be
+emitted with the measure r / (S + 1 - w), whatever c was.
 
 So the next child may be drawn without replacement, from the tokens other than c. It does not matter which siblings have
 children, as long as the shape of the tree does not depend on the drawn tokens. So the root emits from p, like plain
@@ -150,9 +150,10 @@ _LEAST = 2.0**-100
 def without(q: torch.Tensor, drafts: torch.Tensor) -> torch.Tensor:
     """Return q [..., vocab] without `drafts` [...], renormalised; zeros if nothing is left."""
     rest = q.scatter(-1, drafts.unsqueeze(-1), 0)
-    # `total` has an absolute error. Scaling by the largest entry keeps the relative error small.
-    largest = rest.amax(dim=-1, keepdim=True)
-    scaled = torch.where(largest > 0, rest / largest, 0)
+    # `total` has an absolute error. Scaling by the largest entry keeps the relative error small. Scaled by that alone,
+    # a nearly uniform q over a large vocabulary would sum to more than `total` can hold.
+    largest, room = rest.amax(dim=-1, keepdim=True), 2.0 ** (rest.shape[-1] // 2048).bit_length()
+    scaled = torch.where(largest > 0, rest / largest / room, 0)
     return torch.where(largest > 0, scaled / total(scaled).to(q.dtype).unsqueeze(-1), 0)
 
 

@@ -76,7 +76,7 @@ class BlockConfig:
         body: the config of the body as a decoder, with its windows; the target's embedding and head are used if the
             tensors have none.
         taps: the hidden states of the target that make the context, in the order in which `fc` reads them.
-        mask_token_id: the token in every row of a block after that of the pending token.
+        mask_token_id: the token in every row of a block after the pending token's row.
         draft_vocab_size: number of tokens that can be drafted.
         causality: the layers in which a row of a block sees no later row: none, those with a window, or all (JetSpec).
         conv: None if layers have no convolutions.

@@ -18,7 +18,7 @@ from spec_lab.core.errors import UserError
 
 
 def with_scales(stored: Mapping[str, StoredTensor], folder: Path) -> dict[str, StoredTensor]:
-    """Attach its scales to every fp8 matrix, and remove them as separate tensors.
+    """Attach the stored scales to their fp8 matrices, and remove them as separate tensors.
 
     Raises:
         UserError: scales that config.json does not mention, or that do not fit their matrix.
@@ -63,7 +63,7 @@ def with_products_as_stored(stored: Mapping[str, StoredTensor]) -> dict[str, Sto
             block_rows, block_columns = tensor.scales.block
             if block_columns != BLOCK_SIZE:
                 raise UserError(
-                    f"{tensor.file}: target.weight_dtype=fp8 keeps fp8 weights in blocks of {BLOCK_SIZE} inputs, "
+                    f"{tensor.file}: target.weight_dtype=fp8 keeps fp8 weights in blocks of {BLOCK_SIZE} inputs, but "
                     f"weight_block_size is {list(tensor.scales.block)}; use target.weight_dtype=auto"
                 )
             form = partial(of_each_row, block_rows=block_rows, num_rows=tensor.shape[0])

@@ -77,7 +77,7 @@ class NoHead:
 
 @dataclass(frozen=True, slots=True)
 class MarkovSizes:
-    """A bias of low rank from the token before."""
+    """A low-rank bias of the logits, from the token before."""
 
     rank: int = 256
     form: MarkovForm = MarkovForm.vanilla
@@ -99,7 +99,7 @@ class MarkovSizes:
 
 @dataclass(frozen=True, slots=True)
 class GruSizes:
-    """A correction from a GRU over the tokens before, from draft 2 on.
+    """A correction of the logits from draft 2 on, by a GRU over the tokens before.
 
     Attributes:
         state_size: state size of the GRU.

@@ -47,7 +47,7 @@ def write_block(
     layout: BlockLayout,
     target: str = "target",
 ) -> None:
-    """Write config.json and model.safetensors, which `load_block` reads back unchanged.
+    """Write config.json and model.safetensors, from which `load_block` makes the same drafter.
 
     DeepSpec's files also hold the target's embedding and head, which must then be among the tensors. `target` is the
     target's name in speculators' config, from which `vllm serve` loads it.

@@ -50,8 +50,7 @@ def open_tensors(
 ) -> LazyTensors:
     """Check the wanted tensors of a folder or a GGUF file. Each is read on access.
 
-    They are in the order of `wanted`, each cut to the part that `slices` keep, and cast to `dtype`, except those in
-    `FLOAT32_TENSORS`.
+    They are in the order of `wanted`. Each is cut to the part that `slices` keeps, and cast as in `read_tensors`.
 
     Some tensors of a folder are silently ignored: those that `stored_tensors` leaves out, an `lm_head.weight` equal to
     the embedding it is tied to, and those that `own` leaves out. By default `own` leaves out multi-token prediction
@@ -145,7 +144,7 @@ def check_tensors(
     An unexpected tensor is refused as well, since in a supported family it means that the model was misread.
 
     Args:
-        of: the name, for the error, of the source of the wanted names and shapes.
+        of: names in the error what says the wanted names and shapes.
     """
     missing = [name for name in wanted if name not in stored and name not in optional]
     unexpected = [name for name in stored if name not in wanted]

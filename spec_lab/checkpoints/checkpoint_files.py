@@ -92,7 +92,7 @@ def _no_weights(folder: Path) -> str:
     if any(name.startswith(ADAPTER) for name in others):
         return f"{folder}: holds an adapter ({few(others)}) but no model; merge it into its model, as peft does"
     if others and all(name.startswith(CONSOLIDATED) for name in others):
-        return f"{folder}: has {few(others)}, which are names of its publisher; fetch {SINGLE_FILE} or {INDEX_FILE}"
+        return f"{folder}: has only {few(others)}, in its publisher's format; fetch {SINGLE_FILE} or {INDEX_FILE}"
     if others:
         return f"{folder}: has {few(others)}, not {SINGLE_FILE} or {INDEX_FILE}; rename the file or fetch the index"
     return f"{folder}: has neither {SINGLE_FILE} nor {INDEX_FILE}; fetch the weights in safetensors format"

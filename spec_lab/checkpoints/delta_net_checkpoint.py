@@ -28,7 +28,7 @@ def delta_net_tensor_shapes(sizes: DeltaNetSizes, hidden_size: int) -> dict[str,
 
 
 def ungrouped(stored: Mapping[str, StoredTensor], prefix: str, sizes: DeltaNetSizes) -> dict[str, StoredTensor]:
-    """Return the tensors with those of one layer below `prefix` (ending in `linear_attn.`) in Qwen3.5's layout.
+    """Return all tensors, those of one layer below `prefix` (ending in `linear_attn.`) converted to Qwen3.5's layout.
 
     Qwen3-Next stores the rows of each key head together: its query, its key, and the values and gates of its value
     heads; likewise their strengths and time steps. A tensor with an unexpected number of rows is left as it is, and

@@ -68,8 +68,7 @@ def eagle3_tensor_shapes(config: Eagle3Config) -> dict[str, tuple[int, ...]]:
 
 
 def _mask_shapes(config: Eagle3Config) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of P-EAGLE's additional tensors: features for the rows of drafts, and layers after the
-    first."""
+    """Return the shapes of P-EAGLE's additional tensors: the features of mask rows, and layers after the first."""
     if config.mask_token_id is None:
         return {}
     hidden = config.layer.hidden_size

@@ -92,7 +92,7 @@ def read_eagle3_config(folder: Path, target: ModelConfig, kind: HeadKind = "eagl
     eagle = ConfigFields(top_level.object("eagle_config"), f"{source} (eagle_config)")
     layers = _layer_config(top_level, eagle, kind)
     layer = replace(layers, layers=layers.layers[:1])
-    # The top level, then `eagle_config`, where NVIDIA's heads have norm_before_fc (vLLM #42143).
+    # NVIDIA's heads have norm_before_fc in `eagle_config` (vLLM #42143). A key at the top level goes before it.
     named = {key: value for key, value in config.items() if value is not None}
     fields = ConfigFields({**eagle.values, **named}, source)
     if "speculators_model_type" in config and config.get("norm_before_residual") is None:

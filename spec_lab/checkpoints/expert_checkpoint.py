@@ -1,8 +1,8 @@
 """Experts as checkpoints store them: a tensor for each, or one for all experts of a layer.
 
 Most files on the hub have `experts.3.up_proj.weight` (DeepSeek, GLM, Qwen3, and all that transformers 5 saves); those
-of Qwen3.5 and Gemma 4 have `experts.gate_up_proj`. The lab's layers read the latter: all experts in one tensor, gate
-above up.
+of Qwen3.5 and Gemma 4 have `experts.gate_up_proj`. The lab's layers read the second form: all experts in one tensor,
+gate above up.
 """
 
 from __future__ import annotations

@@ -106,8 +106,8 @@ class AssistantLayerConfig:
 
 @dataclass(frozen=True, slots=True)
 class CentroidHeadConfig:
-    """A head that scores few tokens. They are divided into `num_centroids` equal clusters, and those of the `top_k`
-    likeliest clusters are scored."""
+    """A head that scores few tokens. The vocabulary is divided into `num_centroids` equal clusters, and only the tokens
+    of the `top_k` likeliest clusters are scored."""
 
     num_centroids: int
     top_k: int

@@ -110,7 +110,10 @@ def _head_dim(file: GgufFile, name: str, default: int) -> int:
     size = file.integer(f"{name}.attention.key_length", default)
     for key in (f"{name}.attention.value_length", f"{name}.rope.dimension_count"):
         if file.integer(key, size) != size:
-            raise UserError(f"{file.path}: {key} is not the {size} channels of a head; only heads of one size are read")
+            raise UserError(
+                f"{file.path}: {key} {file.integer(key)} differs from the {size} channels of a head's keys, which is "
+                "not supported"
+            )
     return size
 
 

@@ -145,7 +145,8 @@ def _merges(file: GgufFile, vocabulary: Mapping[str, int]) -> list[tuple[str, st
         left, _, right = line.partition(" ")
         if left not in vocabulary or right not in vocabulary or left + right not in vocabulary:
             raise UserError(
-                f"{file.path}: merge {line[:40]!r} is not of the vocabulary's tokens; convert the model again"
+                f"{file.path}: merge {line[:40]!r} reads or makes a token that is not in the vocabulary; convert the "
+                "model again"
             )
         merges.append((left, right))
     return merges

@@ -44,8 +44,8 @@ def parse_json(text: str, make: MakeObject | None = None) -> Any:
     """Parse a JSON document. If `make` is given, it makes the objects from their pairs.
 
     Raises:
-        ValueError: with a reason in one line: it is not JSON, its nesting or an integer is too large for Python, or it
-            has half of a surrogate pair, which no file or terminal can show.
+        ValueError: the text is not JSON, its nesting or an integer is too large for Python, or it has half of a
+            surrogate pair, which no file or terminal can show. The error is one line.
     """
     try:
         content = json.loads(text, object_pairs_hook=make)

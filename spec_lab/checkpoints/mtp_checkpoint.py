@@ -170,7 +170,7 @@ def _layer_config(decoder: Mapping[str, Any], layout: MtpLayout, names: Collecti
     """Return a module's decoder layer: its sizes from the config, and its experts, biases, and norms of q and k from
     the stored `names`.
 
-    The config is read as that of the family that `_architecture` chooses. If it names another family, it may rotate
+    The config is read like one of the family that `_architecture` chooses. If it names another family, it may rotate
     only a part of a head's channels.
     """
     fields = ConfigFields(decoder, source)

@@ -24,7 +24,7 @@ class RopeConfig:
         beta_fast: frequencies with at least this many turns within the original positions are kept; `yarn` only.
         beta_slow: frequencies with at most this many turns there are divided by `factor`; `yarn` only.
         whole_channels: whether the two borders of `yarn` between kept, blended and divided frequencies are rounded to
-            whole channels.
+            whole channel pairs.
         amplitude: factor of cosines and sines.
     """
 
@@ -54,8 +54,8 @@ class LayerPlan:
         experts: experts that replace the MLP, so that `intermediate_size` and `mlp_bias` are unused, or that are added
             to it (Gemma 4). None for an MLP without experts.
         kv_owner: the layer whose keys and values this layer reads instead of writing its own; None if it writes them.
-        float32_norms: whether norms have float32 weights and round after multiplying by them (Qwen3.5) rather than
-            before.
+        float32_norms: whether norms multiply by their weight in float32 and round once (Qwen3.5), rather than round
+            both before and after it.
         latent: latent attention, which replaces grouped-query attention. `num_kv_heads` is then 1, and `head_dim` is
             the number of rotated channels. None for grouped-query attention.
     """

@@ -19,7 +19,7 @@ NEVER_ZERO = (
 
 
 def is_finite(tensor: torch.Tensor) -> bool:
-    """Return whether no value is NaN or infinite, in one pass on the device, without a second tensor of its size."""
+    """Return whether no value is NaN or infinite, in one pass on the device."""
     return _largest(tensor) < float("inf")
 
 

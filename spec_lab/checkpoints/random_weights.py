@@ -19,7 +19,7 @@ from spec_lab.core.errors import UserError
 from spec_lab.core.types import NormSide
 
 SCALE = 0.02
-# Weights of norms, and the factors by which Gemma 4 multiplies layer outputs and experts.
+# Weights of norms, and the factors by which Gemma 4 multiplies layer outputs, router inputs and experts.
 ONES = ("norm.weight", "norm_1.weight", "norm_2.weight", "layer_scalar", "router.scale", "router.per_expert_scale")
 
 

@@ -38,7 +38,7 @@ WHOLE_TENSORS = WholeTensors()
 
 
 def kept_part(slices: Slices, name: str, tensor: torch.Tensor) -> torch.Tensor:
-    """Return this process's part of a whole tensor. If that is not all of it, it is copied, so that the whole can be
+    """Return this process's part of a whole tensor. A smaller part is copied, so that the whole tensor can be
     freed."""
     part = slices.part(name, tuple(tensor.shape))
     return tensor if part is None else tensor[part].clone(memory_format=torch.contiguous_format)

@@ -2,8 +2,8 @@
 
 With prune.catchup=none each of the N verify rows becomes context: keys and values computed from the target's hidden
 state there. Rejected rows lie past the committed length. The next block overwrites them, and the next round's context
-overwrites the block. Context rows do not attend, so pruning saves only the writing of rejected rows. To gather the
-accepted rows, the host must read their number.
+overwrites the block. Context rows do not attend, so pruning saves only the writing of rejected rows. For that, the host
+must wait for the number of accepted rows.
 """
 
 from __future__ import annotations
@@ -65,7 +65,8 @@ class ContextPass:
         return self._draft(ends.tokens, rows_at(context, ends.live.rows), place, DraftedRows.of_prompts(ends))
 
     def of_round(self, verified: VerifiedRound) -> RunBlock:
-        """Write the context of rows L..L+K, or of the first n, and run a block after the L + n committed rows."""
+        """Write the context of rows L..L+K, or with pruning of the first n of them. Then run a block after the L + n
+        committed rows."""
         assert verified.features is not None
         batch, emitted = verified.batch, verified.verification
         plan = self._plan(verified, self.backend, self.num_draft_tokens)

@@ -103,8 +103,8 @@ def see_ancestors(
 ) -> AttentionMetadata:
     """Build the metadata of new branches: each sees the keys that its parent branch sees, and its own.
 
-    If not `exact`, from the second level on a branch instead sees the keys that the branch with the same index saw in
-    the level before.
+    If not `exact`, this holds only for the first branches. A later branch sees the keys that the branch with the same
+    index saw in the level before, and its own.
     """
     came_from, before, live = branches.came_from, state.newest, state.live
     if not exact and before is not None:

@@ -1,4 +1,7 @@
-"""Plans the catch-up step: the positions of the emitted tokens, and the live row of each request."""
+"""Plans the catch-up step: the positions of the emitted tokens, and the live row of each request.
+
+The live row is that of the last emitted token. Its output gives draft 1.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from spec_lab.operators.kernel_set import KernelSet, Op
 
 @dataclass(slots=True)
 class Catchup:
-    """Plans a catch-up step over [batch * N] rows.
+    """The plan of a catch-up step over [batch * N] rows.
 
     Attributes:
         attention: metadata of all rows.

@@ -99,7 +99,7 @@ class FrozenKVTreeDrafter(FrozenFirstStep):
             state.frozen_attention[width] = self.backend.build(
                 positions=alone.positions.repeat_interleave(width).unsqueeze(1),
                 seq_lens=alone.seq_lens.repeat_interleave(width),
-                # For one request these are views, so nothing is copied.
+                # For one request this is a view, so nothing is copied.
                 page_table=alone.page_table.unsqueeze(1).expand(-1, width, -1).flatten(0, 1),
                 max_seq_len=alone.max_seq_len,
             )

@@ -81,7 +81,7 @@ class ScoredDrafts:
         tokens: [batch, pool size], with room for all levels. The first `num_before` are filled: those of all levels but
             the newest.
         scores: [batch, pool size] the sum of log probabilities on the path from the root.
-        parents: [batch, pool size] the parent's index in the pool; -1 for the root.
+        parents: [batch, pool size] the parent's index in the pool; -1 if it is the root.
         newest: the candidates below the branches that were chosen last.
         branches: [batch, branches] the pool indices of these branches; None before there are any.
         branch_scores: [batch, branches] their scores.

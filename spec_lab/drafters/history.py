@@ -89,7 +89,7 @@ def write_tokens(
     positions = (starts.unsqueeze(1) + offsets).clamp_(max=capacity - 1)
     rows = texts.index_select(0, slot_ids)
     keep = (offsets < counts.unsqueeze(1)) & (positions < capacity - 1)
-    # Positions are clamped to the last column, so it can repeat. It is scratch, and never read as a token.
+    # Later positions are clamped to the last column, which can then occur twice. So no token is written to it.
     rows.scatter_(1, positions, torch.where(keep, tokens, rows.gather(1, positions)))
     texts.index_copy_(0, slot_ids, rows)
 

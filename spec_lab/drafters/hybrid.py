@@ -1,8 +1,9 @@
 """Combines a suffix tree with a model's head. In each round a request takes the drafts of the better one.
 
-The better one is expected to have more drafts accepted. The tree's expected number is its score, scaled by how right
-its earlier guesses were. The head's is the running mean of its accepted drafts. Guesses of the tree are compared with
-the text even if they were not offered. The head catches up and drafts in every round, so that its cache has no holes.
+The better one is that with the higher expected number of accepted drafts. The tree's number is its score, scaled by how
+right its earlier guesses were. The head's number is the running mean of its accepted drafts. Guesses of the tree are
+compared with the text even if they were not offered. The head catches up and drafts in every round, so that its cache
+has no holes.
 """
 
 from __future__ import annotations

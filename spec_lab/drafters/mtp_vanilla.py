@@ -2,23 +2,23 @@
 `MTPWorker`).
 
 Module i (from 0) reads the pairs (t[r+1], h[r]) with the target's hidden states. Then it reads a pair from each earlier
-module: that module's draft, and its output at the last row. It holds pair r at position r - i, as the source does. So
-the last row of every module is at P, the last position with a hidden state of the target, and sees P + 1 keys. The
-first i pairs of a text have no row in module i.
+module: that module's draft, and its output at the last row. Module i holds pair r at position r - i, as in
+TensorRT-LLM. So the last row of every module is at P, the last position with a hidden state of the target, and sees
+P + 1 keys. The first i pairs of a text have no row in module i.
 
-The source runs other rows. There every module runs over the K rows of the window, and drops the oldest pair for each
+TensorRT-LLM runs other rows. There every module runs over the K rows of the window, and drops the oldest pair for each
 draft it is given. After K accepted drafts the window moves by K + 1, one more than its rows. So no module ever writes
-the position before the new window. And if a round emits more than K - i tokens, module i does not overwrite all rows
-that it ran on drafts in the round before. Their keys and values stay those of a draft's hidden state.
+the position before the new window. Nor does module i overwrite all rows that it ran on drafts, if the round emits more
+than K - i tokens. The keys and values of the other rows stay those of a draft's pair, not of the target's.
 
 Here module i runs over K + 1 + i rows: the K of the window, the pair that has just left it, and i drafts. However many
-tokens a round emits, they cover every row that the last round made from a draft, and leave out no position. So a
-module's cache depends only on the text, and not on how rounds divided it. The last K rows are the source's; of the
-others only the KV is used.
+tokens a round emits, these rows cover every row that the last round made from a draft, and leave out no position. So a
+module's cache depends only on the text, and not on how rounds divided it. The last K rows are those of TensorRT-LLM;
+of the others only the KV is used.
 
 Nor does the cache depend on how a prompt is cut into chunks: module i takes all pairs of a chunk, i positions further
-back. The first drafts follow the window, which then holds the last K pairs of the prompt. Module i > 0 runs over those
-again, and over the drafts.
+back. After the prompt the window holds its last K pairs. To draft, module i > 0 runs over these again, and over the
+drafts.
 """
 
 from __future__ import annotations

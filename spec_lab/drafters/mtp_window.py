@@ -41,8 +41,8 @@ class MtpRows:
 def slide(window: MtpRows, inputs: MtpRows, num_valid: torch.Tensor, num_rows: int) -> MtpRows:
     """Return the last `num_rows` rows of `window` and the first `num_valid` rows of `inputs` after it.
 
-    If `num_rows` is the window's size K, this is the source's update. After a round it keeps rows [n, n + K) of the
-    window and the N inputs together; after a prompt chunk, the last K of both. If the prompt is shorter than K, the
+    If `num_rows` is the window's size K, this is TensorRT-LLM's update. After a round it keeps rows [n, n + K) of the
+    window followed by the N inputs; after a prompt chunk, the last K of both. If the prompt is shorter than K, the
     first rows stay zero, as they were at admission.
 
     Args:

@@ -80,7 +80,7 @@ def matches(tokens: torch.Tensor, lengths: torch.Tensor, max_ngram: int, min_ngr
     goes_on = ends < lengths
     longest = torch.zeros_like(tokens)
     for back in range(1, min(max_ngram, capacity - 1) + 1):
-        # A text must be longer than `back` to have a token to compare; its end is at `lengths`.
+        # The text's own token to compare is at `lengths` - `back`, if the text has that many tokens.
         own = tokens.gather(1, (lengths - back).clamp(min=0, max=capacity - 1))
         same = torch.zeros_like(goes_on)
         same[:, back:] = tokens[:, : capacity - back] == own

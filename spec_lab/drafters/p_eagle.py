@@ -62,7 +62,7 @@ class PEaglePass:
         return self._slots(slots, ends.tokens, DraftedRows.of_prompts(ends))
 
     def of_round(self, verified: VerifiedRound) -> RunBlock:
-        """Run n rows of each request, then mask rows up to N + K - 1 rows a request. The K rows from n - 1 on draft."""
+        """Run n rows of each request and then mask rows, in all N + K - 1. The K rows from n - 1 on draft."""
         assert verified.features is not None
         batch, emitted = verified.batch, verified.verification
         num_requests, num_verified = emitted.tokens.shape

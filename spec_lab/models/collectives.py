@@ -1,9 +1,9 @@
 """All-reduce and all-gather between the processes of `torchrun`, by `torch.distributed` and its default group.
 
-The group uses NCCL, or gloo on CPUs. Both functions are custom operators, so that the CPU recorder sees what they
-write. (`torch.library.triton_op` is only for functions that launch Triton kernels.) A CUDA graph captures them
-directly. torch's functional collectives are operators too, but they have a private name, and each needs a separate
-wait.
+The group uses NCCL, or gloo on CPUs. Both functions are custom operators, so that the recorder of graphs on a CPU
+(`engine.tape`) sees what they write. (`torch.library.triton_op` is only for functions that launch Triton kernels.) A
+CUDA graph captures them directly. torch's functional collectives are operators too, but they have a private name, and
+each needs a separate wait.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-# torch 2.13 renamed it, and warns about the old name.
+# torch 2.13 renamed this function, and warns about the old name.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 

@@ -112,7 +112,7 @@ class DecoderTarget(Decoder):
         partition: Partition = WHOLE,
         products: Products = PLAIN,
     ) -> None:
-        """`tensors`: this process's share of each, as `partition` splits it. Layers are made one after another."""
+        """`tensors`: this process's share of each, as `partition` splits it."""
         super().__init__(config, tensors, max_positions, partition, products)
         eps = config.rms_norm_eps
         self._launching = launching_of(products, self.layer_plans)

@@ -27,18 +27,18 @@ class DeltaCache(RecurrentCache, Protocol[Rows]):
         ...
 
     def verify(self, rows: Rows, slots: RecurrentRows) -> torch.Tensor:
-        """Run rows that may be rejected, and return their outputs. The `committed` of the next round is the last
+        """Run rows that may be rejected, and return their outputs. In the next round `slots.committed` names the last
         accepted row."""
         ...
 
 
 class StateEachRowSlots:
-    """Stores the state after each verify row. The next round begins with that of the committed row (vLLM's
+    """Stores the state after each verify row. The next round begins with the state after the last accepted row (vLLM's
     `MambaSpec.num_speculative_blocks`).
 
     Attributes:
-        states: [num_slots + 1, N, num_value_heads, key_head_dim, value_head_dim] float32. The state of the committed
-            row is the one after the last committed token of the slot.
+        states: [num_slots + 1, N, num_value_heads, key_head_dim, value_head_dim] float32. After a prompt, the state
+            is that of row 0.
     """
 
     def __init__(

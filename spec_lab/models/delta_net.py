@@ -38,7 +38,7 @@ def build_delta_net(
 
 
 class GatedDeltaNet:
-    """Replaces the attention of a layer. It reads no positions: the state determines where a row is."""
+    """Replaces the attention of a layer. It reads no positions: the state carries the order of the rows."""
 
     __slots__ = ("_steps", "_weights", "o", "qkv")
 

@@ -77,7 +77,7 @@ def _chunk(rows: DeltaRows, part: slice, states: torch.Tensor) -> tuple[torch.Te
     """Run one chunk as products over all its rows.
 
     Let D_i be the decay from the chunk's start to row i. The state after row i is D_i S + sum over j <= i of D_i / D_j
-    * key_j x u_j, with u_i = strength_i * (value_i - S_i^T key_i). S_i is the decayed state before row i, so u_i
+    * key_j x u_j. Here u_i = strength_i * (value_i - S_i^T key_i), and S_i is the state before row i, decayed. So u_i
     depends on all u_j before it. This is a triangular system (the UT transform of Yang et al. 2024, arXiv 2406.06484).
     """
     queries, keys = (rows.for_value_heads(heads[:, part]).transpose(1, 2) for heads in (rows.queries, rows.keys))

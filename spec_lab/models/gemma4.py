@@ -153,5 +153,5 @@ def build_per_layer_embedding(
 
 
 def rounded(scale: float, dtype: torch.dtype) -> float:
-    """Round a factor to `dtype`, that of the weights it multiplies."""
+    """Round a factor to `dtype`, the type of the weights that it multiplies."""
     return float(torch.tensor(scale, dtype=dtype))

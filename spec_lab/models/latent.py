@@ -102,7 +102,7 @@ class LatentAttention:
         live_metadata: AttentionMetadata,
         selection: RowSelection,
     ) -> torch.Tensor:
-        """Compute everything between the products: from the queries of the rows that attend to the input of `o`."""
+        """Compute everything between the products: return the input of `o`, given the queries of the attending rows."""
         heads = queries.unflatten(-1, (-1, self.sizes.query_width))
         if self.sizes.unfolding_is_cheaper(live_metadata.num_queries, live_metadata.max_seq_len):
             values = selection.attended(self._attend_unfolded(heads, turns, cache, live_metadata))
@@ -259,7 +259,7 @@ def build_latent_attention(
     """Build latent attention from Hugging Face names below `prefix` (ending in `self_attn.`).
 
     `eps` applies to all norms. transformers 5 always uses 1e-6 in the two inner norms. The engines (vLLM, SGLang,
-    tokenspeed) use the eps of config.json there, and so does this.
+    tokenspeed) use the eps of config.json there, and so does this code.
 
     Raises:
         UserError: the attention backend has no latent attention.

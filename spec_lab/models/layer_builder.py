@@ -94,7 +94,7 @@ def _output(tensors: Mapping[str, torch.Tensor], prefix: str, partition: Partiti
 def _rope_and_write(
     plan: LayerPlan, eps: float, tensors: Mapping[str, torch.Tensor], prefix: str, backend: AttentionBackend
 ) -> RopeAndWrite:
-    """Return the backend's kernel if it has one, else the torch form."""
+    """Return the step that norms, rotates and writes KV: the backend's kernel if it has one, else torch's."""
     num_heads, num_kv_heads = plan.num_heads, plan.num_kv_heads
     weight = None
     if plan.qk_norm:

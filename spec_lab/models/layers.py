@@ -61,7 +61,8 @@ class FusedRopeAndWrite:
     """Runs one kernel, which norms each head if there is a norm, rotates, and writes KV if there are KV heads.
 
     Attributes:
-        norm_weight: [num_heads + num_kv_heads, head_dim]; float32 if the norm rounds only after its weight.
+        norm_weight: [num_heads + num_kv_heads, head_dim]; float32 if the norm rounds only after it multiplies by the
+            weight.
         norms_values: values are normed as well, without a weight.
     """
 
@@ -191,8 +192,8 @@ class LayerParts:
     Attributes:
         o: the product after the mixer.
         norm: the norm before `mixer`; None if its input is already normed.
-        attention: `mixer`, if it is attention over keys and values, else None. In the same way `latent` and `delta_net`
-            are `mixer`, and `dense` and `experts` are `mlp`, if it is of that kind.
+        attention: `mixer` if it is attention over keys and values, else None; `latent` and `delta_net` likewise.
+        dense: `mlp` if it is a dense MLP, else None; `experts` likewise.
     """
 
     mixer: Mixer[Any]

@@ -1,9 +1,9 @@
 """Matrix products with the weights of a model.
 
-On a CPU in float32 a weight that is not trained is packed for oneDNN. Measured on 2 cores with the pocket shapes, a
+On a CPU in float32 a weight that is not trained is packed for oneDNN. On 2 cores, with the pocket target's sizes, a
 product of four rows then takes a third to an eighth of the time of `F.linear`, which uses MKL. Also, a row's result has
-the same bits whatever the number of rows. This does not hold for attention. So the logits of N verify rows and of
-decoding one row still differ by some 1e-6.
+the same bits whatever the number of rows. This does not hold for attention. So the logits of N verify rows still differ
+by some 1e-6 from those of decoding row by row.
 """
 
 from __future__ import annotations
@@ -71,12 +71,12 @@ class StreamedLinear(Protocol):
         ...
 
     def widened_by(self, dequantise: Dequantise) -> StreamedLinear:
-        """Return the library's product; it widens an e4m3 weight with `dequantise`."""
+        """Return the same product, computed by torch; it widens an e4m3 weight with `dequantise`."""
         ...
 
 
 class DenseLinear:
-    """Uses the library's product."""
+    """Uses torch's product."""
 
     __slots__ = ("bias", "weight")
 
@@ -108,11 +108,12 @@ class DenseLinear:
 
 
 class Fp8Linear:
-    """Uses the library's product on an e4m3 weight, which is widened in every call.
+    """Uses torch's product on an e4m3 weight, which is widened in every call.
 
     Attributes:
         weight: [out_features, 64 * blocks of inputs] int16, as the kernels read it.
-        scales: [blocks of rows, blocks of inputs]; or [out_features, blocks of inputs] if rows of a block differ.
+        scales: [blocks of rows, blocks of inputs]; or [out_features, blocks of inputs] if rows of a block have
+            different scales.
     """
 
     __slots__ = ("_dequantise", "bias", "scales", "shape", "weight")
@@ -143,10 +144,9 @@ class Fp8Linear:
 
 
 def by_blocks(scales: torch.Tensor) -> torch.Tensor:
-    """Return one row of scales for each block of 128 rows; return `scales` if rows of a block differ.
+    """Return one row of scales for each block of 128 rows; return `scales` if rows of a block have different scales.
 
-    They can differ if several projections are fused, since a projection's blocks need not align with those of the
-    whole.
+    This can occur if several projections are fused, since a projection's blocks need not align with those of the whole.
     """
     of_blocks = scales[::BLOCK_SIZE].contiguous()
     same = torch.equal(of_blocks.repeat_interleave(BLOCK_SIZE, dim=0)[: len(scales)], scales)

@@ -30,7 +30,8 @@ class WeightedNorm(RowsPart, Protocol):
 
     @property
     def kernel_weight(self) -> torch.Tensor:
-        """[size], in the rows' dtype if the norm rounds both before and after its weight, else float32."""
+        """[size], in the rows' dtype if the norm rounds both before and after it multiplies by the weight, else
+        float32."""
         ...
 
 

@@ -32,7 +32,8 @@ class Products(Protocol):
 
     Attributes:
         invariant_rows: the most rows of a forward for which `is_row_invariant` holds.
-        prompt_rounding: makes the rows of prompts round alike, in layers for which `is_row_invariant` holds.
+        prompt_rounding: makes a prompt's row get the same bits whatever rows share its forward, in layers for which
+            `is_row_invariant` holds.
     """
 
     invariant_rows: int

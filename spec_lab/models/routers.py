@@ -72,7 +72,7 @@ class SigmoidRouter:
     __slots__ = ("_bias", "_logits", "_sizes", "_weight")
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, sizes: ExpertSizes) -> None:
-        """`weight` is [num_experts, hidden_size]; `bias` [num_experts] is that of the choice."""
+        """`weight` is [num_experts, hidden_size]; `bias` [num_experts] is added for the choice only."""
         self._logits = float32_product(weight)
         self._weight = weight
         self._bias = None if bias is None else bias.float()
@@ -110,7 +110,8 @@ def highest(scores: torch.Tensor, count: int) -> torch.Tensor:
 
 
 def best_groups_only(scores: torch.Tensor, num_groups: int, num_kept: int) -> torch.Tensor:
-    """Replace scores [rows, experts] by -inf outside the best groups: those with the highest sum of their two best.
+    """Replace scores [rows, experts] by -inf outside the best groups: those with the highest sum of their two best
+    scores.
 
     DeepSeek's older code used 0 instead, which can beat a score with a negative bias.
     """

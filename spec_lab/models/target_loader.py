@@ -36,7 +36,7 @@ class WeightSource:
         folder: a checkpoint; None for random weights.
         partition: which share of each tensor is kept.
         kept_in: the type that weights are rounded to; None for `dtype`. e4m3 applies to the products of layers
-            (`keep_fp8`). On a CPU, which has no e4m3 products, they have its values but are stored in `dtype`. bfloat16
+            (`keep_fp8`). A CPU has no e4m3 products, so there the rounded weights are stored in `dtype`. bfloat16
             applies to all matrices. They are stored in `dtype` too, and kernels=native packs them in 16 bits.
     """
 

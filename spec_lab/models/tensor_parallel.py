@@ -6,8 +6,8 @@ process computes a term of the sum, and an all-reduce adds the terms. So a layer
 stream is the same in every process, and a drafter that reads it runs whole in each of them. Only a drafter that reads
 the target's KV has its attention split too (`Gemma4Assistant`).
 
-The embedding and the head are whole in every process, since drafters share them. Still, each process computes the
-logits of some tokens only, and these are gathered. A product of a few rows takes as long as reading its weight.
+The embedding and the head are whole in every process, since drafters share them. A product of a few rows takes as long
+as reading its weight. So each process computes the logits of some tokens only, and these are gathered.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from spec_lab.models.linear import Linear, make_linear
 
 BY_COLUMNS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
 BY_ROWS = ("o_proj", "down_proj")
-"""The products that are split by rows. These are Megatron's words for x @ W. A weight is stored as [out_features,
-in_features], so its columns are the first dimension here, and its rows the second."""
+"""The products that are split by rows. Megatron calls them columns and rows of W in x @ W. Here a weight is stored as
+[out_features, in_features], so its columns are the first dimension, and its rows the second."""
 
 
 class Collectives(Protocol):

@@ -112,8 +112,8 @@ def _refuse_impossible_choice(sizes: ExpertSizes, source: str) -> None:
     num_experts, num_groups = sizes.num_experts, sizes.num_groups
     if num_groups > 1 and (num_experts % num_groups or num_experts < 2 * num_groups):
         raise UserError(
-            f"{source}: n_group {num_groups} makes no equal groups of two or more of {num_experts} experts; take "
-            "config.json from the checkpoint's own page"
+            f"{source}: n_group {num_groups} does not divide {num_experts} experts into equal groups of two or more; "
+            "take config.json from the checkpoint's own page"
         )
     if sizes.num_chosen_groups > num_groups:
         raise UserError(f"{source}: topk_group {sizes.num_chosen_groups} is more than n_group {num_groups}")

@@ -99,8 +99,8 @@ def _layers(text: ConfigFields) -> tuple[LayerPlan, ...]:
         is_shared = index >= first_shared
         if is_shared and layer_type not in owners:
             raise UserError(
-                f"{text.source}: num_kv_shared_layers {num_shared} leaves no {layer_type} layer whose KV layer {index} "
-                "could read; fetch the file again"
+                f"{text.source}: layer {index} would read the KV of an earlier {layer_type} layer, but with "
+                f"num_kv_shared_layers {num_shared} none writes its own; fetch the file again"
             )
         head_dim, num_kv_heads = head_sizes(text, index, layer_type)
         plan = LayerPlan(

@@ -133,8 +133,8 @@ def read_rope(config: ConfigFields, max_positions: int, default_part: float = 1.
     if kind == "default":
         if fields.has("factor") and fields.number("factor") != 1:
             raise UserError(
-                f"{fields.source}: no rope_type uses the factor {fields.number('factor'):g}; add its type, such as "
-                "linear, or remove it"
+                f"{fields.source}: factor {fields.number('factor'):g} has no effect with rope_type default; set "
+                "another rope_type, such as linear, or remove factor"
             )
         return RopeConfig(theta=theta, scaling="none", partial_rotary_factor=part)
     if kind == "linear":

@@ -1,8 +1,9 @@
 """YaRN as DeepSeek's configs have it (Peng et al. 2023, arXiv 2309.00071): two corrections, in two places.
 
-The rotary tables are multiplied by the ratio of two factors, if config.json has both. The ratio is 1 for the published
-weights of these families. The attention scores are multiplied by the square of the second factor, which is not 1. A
-common mistake is to leave this square out, or to move it into the tables (huggingface/transformers #47435).
+The rotary tables are multiplied by the ratio of two factors, of `mscale` and of `mscale_all_dim`, if config.json has
+both. The ratio is 1 for the published weights of these families. The attention scores are multiplied by the square of
+the second factor, which is not 1. A common mistake is to leave this square out, or to move it into the tables
+(huggingface/transformers #47435).
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 states.
 
 The context of a request is its committed rows. For these a layer computes keys and values only, from the target's
-tapped hidden states. A block is the pending token followed by mask tokens. Its rows see the whole context and the
-whole block, unless a layer has a window or is causal.
+tapped hidden states. A block is the pending token (the newest one, which has no context row yet) followed by mask
+tokens. Its rows see the whole context and the whole block, unless a layer has a window or is causal.
 """
 
 from __future__ import annotations
@@ -88,7 +88,8 @@ class BlockBody:
         self._rotary = rotary or rotary_table(plan.rope, plan.head_dim, max_positions, like.dtype, like.device)
 
     def write(self, features: torch.Tensor, cache: PagedKVCache, attention: AttentionMetadata) -> torch.Tensor:
-        """Write keys and values of context rows to the KV cache of all layers, and return the rows [rows, hidden_size].
+        """Write keys and values of context rows to the KV cache of all layers, and return these rows [rows,
+        hidden_size].
 
         `features` [rows, taps * target_hidden_size] are the target's tapped hidden states.
         """
@@ -108,7 +109,7 @@ class BlockBody:
             [batch, num_slots, hidden_size], after the final norm.
         """
         rows = self._forward(pending, place, cache)[:, first_row : first_row + num_slots]
-        # With one slot a request, the slice is strided over the other rows of each block, hence contiguous().
+        # With one slot a request, the flattened slice still skips the other rows of each block, hence contiguous().
         return self._norm(rows.flatten(0, 1).contiguous()).view(*rows.shape[:2], -1)
 
     def _forward(self, pending: torch.Tensor, place: BlockPlace, cache: PagedKVCache) -> torch.Tensor:

@@ -238,7 +238,8 @@ class SelectorHead(JoinedSlots):
     def begin(self, rows: BlockRows) -> SlotWalk:
         scores, ids = self._parts.candidates(rows.logits, self._topk)
         successors = rows_at(self._behind, ids.flatten()).view(*ids.shape, -1)
-        # A pair's score is a product of three vectors: of the candidate, the hidden row, and the previous token.
+        # A pair's score sums the elementwise product of three vectors: the candidate's, the hidden row's, and the
+        # previous token's. The first two are multiplied here, for all slots at once.
         projected = self._project(rows.hidden.flatten(0, 1)).view(*ids.shape[:2], 1, -1)
         return SlotWalk(rows.hidden, scores, nothing_carried(rows.hidden), ids, successors * projected)
 

@@ -54,7 +54,8 @@ def build_confidence(parts: HeadParts) -> ConfidenceHead | None:
 
 
 def drafted_rows(target_head: torch.Tensor, token_map: torch.Tensor | None) -> torch.Tensor:
-    """Return the rows of the target's head [vocab, hidden_size] for the tokens in `token_map`; None for all."""
+    """Return the rows of the target's head [vocab, hidden_size] for the tokens in `token_map`, or all if it is
+    None."""
     return target_head if token_map is None else target_head[token_map]
 
 
@@ -77,8 +78,8 @@ class BlockModel:
         max_positions: int,
         products: Products = PLAIN,
     ) -> None:
-        """`embedding` and `target_head` [vocab, hidden_size] are the target's, used if the checkpoint has none. With a
-        draft vocabulary only the head's rows of its tokens are used."""
+        """`embedding` and `target_head` [vocab, hidden_size] are the target's, used if the checkpoint has none. Of
+        `target_head`, only the rows for the tokens of the draft vocabulary are used."""
         self.config = config
         self.body = BlockBody(config, tensors, embedding, backend, max_positions, products)
         token_map = draft_to_target_ids(tensors.get("d2t"))

@@ -1,4 +1,4 @@
-"""The row selection of a block whose rows see one another, and the same rows of context."""
+"""The row selection of a block in which every row sees the whole block and the same context rows."""
 
 from __future__ import annotations
 
