@@ -156,7 +156,7 @@ FORBIDDEN = [
         "tree=static",
     ),
     ([*STATIC, *SAMPLED_DRAFTS, "acceptance=rejection"], "acceptance.method=standard", "acceptance.method=traversal"),
-    (["acceptance=typical"], "acceptance=typical accepts the same as", "sampling=sampled"),
+    (["acceptance=typical"], "acceptance=typical compares distributions", "sampling=sampled"),
     (["acceptance=mentored"], "acceptance=mentored accepts", "acceptance=strict"),
     (["acceptance=fly", "acceptance.window=3"], "acceptance.window=3 needs that many drafts", "acceptance.window=2"),
     (["acceptance=fly", "acceptance.lossless_only=true"], "acceptance=fly may change the output", "acceptance=strict"),

@@ -13,12 +13,11 @@ if TYPE_CHECKING:
 
 
 def strict_at_temperature_0(config: RunConfig) -> str | None:
-    """The temperature must be above 0. At 0 the target's distribution is one-hot, and a rule with its default knobs
-    equals strict."""
+    """The temperature must be above 0: the rule compares the distributions of target and drafter."""
     if config.sampling.temperature > 0:
         return None
     return (
-        f"acceptance={config.acceptance.name} accepts the same as acceptance=strict at sampling.temperature=0; use "
+        f"acceptance={config.acceptance.name} compares distributions, and sampling.temperature=0 has none; use "
         "sampling=sampled or acceptance=strict"
     )
 
