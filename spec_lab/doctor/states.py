@@ -1,4 +1,4 @@
-"""Checks layers that keep a state separately, by comparing rounds with forwards over the text so far.
+"""Checks the layers that keep a state, by comparing rounds with prompt passes over the text so far.
 
 Rejected drafts must not change the state, which cannot be seen on the host. So a request is decoded with random drafts,
 and a script says how many of them are accepted. Every round's logits are compared with the logits of a prompt pass over

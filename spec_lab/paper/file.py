@@ -35,8 +35,10 @@ class Line:
 
     Attributes:
         always: overrides at all temperatures.
-        greedy: overrides at temperature 0, in addition to the paper's; None means no others, or the base's.
-        sampled: overrides at other temperatures, in place of the paper's; None means the paper's, or the base's.
+        greedy: overrides at temperature 0, in addition to the paper's. None means no further ones; in an ablation,
+            those of the base's line.
+        sampled: overrides at other temperatures, in place of the paper's. None means the paper's; in an ablation, those
+            of the base's line.
         temperatures: the temperatures at which it is run; None means those of the paper, for an ablation the first.
     """
 

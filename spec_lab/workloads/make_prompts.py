@@ -25,7 +25,8 @@ def telling_windows(text: str) -> set[str]:
 
 
 def unseen_examples(category: str, num_candidates: int) -> Iterator[Example]:
-    """Yield eval examples of a natural category whose prompts share no such window with the training files."""
+    """Yield eval examples of a natural category whose prompts share none of their `telling_windows` with the training
+    files."""
     stream = generate(category, "eval", SEED)
     windows_of = {
         example: telling_windows(example.prompt) for example, _ in zip(stream, range(num_candidates), strict=False)
