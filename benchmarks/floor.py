@@ -1,4 +1,5 @@
-"""The floor of a round: the least time in which a GPU can read what the round must read, or can do its products.
+"""The floor of a round: the least time in which a GPU can read what the round must read, or do its products, whichever
+takes longer.
 
 A forward reads its weights once, whatever its number of rows, and only the experts that some row chose. It reads the
 keys and values (or latent rows) of every request once. Activations, small operators and writes are not counted, so no

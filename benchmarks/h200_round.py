@@ -6,8 +6,9 @@
     python benchmarks/h200_round.py outputs/h200_round --dry-run       compose and check the cells, run nothing
     python benchmarks/h200_round.py outputs/h200_round --show          print the table, run nothing
 
-All cells have bf16, random weights, an EAGLE-3 head with a draft vocabulary of 32 000 tokens, and imposed acceptance.
-Each cell is an ordinary run with its own record. Its line is added to `rounds.csv` as soon as it has finished.
+All cells have bf16 and random weights. Cells with drafts have an EAGLE-3 head with a draft vocabulary of 32 000 tokens,
+and imposed acceptance. Each cell is an ordinary run with its own record. Its line is added to `rounds.csv` as soon as
+it has finished.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
 
 All prompts are decoded without drafts, by default on a CPU. Then the target computes each text's logits in three ways:
 as plain decoding of that request alone does, in chunks, and in chunks in float32. The output has a line for each pair
-of ways. It also has a line for each of the five texts that diverge furthest from plain decoding of the request alone,
-beside the two tolerances of the audit (spec_lab/measure/audit.py).
+of ways. It also has a line for each of the five texts that diverge furthest from plain decoding of the request alone.
+These lines have the two tolerances of the audit (spec_lab/measure/audit.py).
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
     python benchmarks/prompt_chunks.py --tokens 32000 --chunks 4096,8192,16384 [--no-kernels] [KNOB=VALUE ...]
 
-There is a line for each chunk size. It has the time of the first pass, in which kernels are compiled and planned, that
-of the fastest later pass, and the peak memory with weights and cache. The kernels are those of one more pass, which is
-profiled.
+There is a line for each chunk size. It has the time of the first pass, in which kernels are compiled and planned, and
+that of the fastest later pass. It also has the peak memory, with weights and cache. The kernels are those of one more
+pass, which is profiled.
 """
 
 from __future__ import annotations

@@ -167,8 +167,8 @@ def gate_behind(product: Way) -> Way:
 
 
 def compare_bits(weights: dict[str, torch.Tensor], rows: dict[int, torch.Tensor]) -> None:
-    """Print for every way how many rows have other bits than in a product of `MOST` rows, and how many rows of that
-    product differ from `unsplit`."""
+    """Print for every way how many rows have other bits than in a product of `MOST` rows. Also print how many rows of
+    that product differ from `unsplit`."""
     print()
     for name, weight in weights.items():
         sources = rows[weight.shape[1]]

@@ -2,7 +2,7 @@
 
 It also compares the runs, with a table for each comparison that they allow: lossy rules against their strict run,
 drafters (if runs differ only in the drafter), graph modes, and the knobs of the other experiments. For any runs it
-compares acceptance lengths and rates with those of one of them, and shows the speedup that the cost of a round
+compares acceptance lengths and speedups with those of one of them. It also shows the speedup that the cost of a round
 predicts. With one FOLDER, plots are saved in it.
 
 Runs with different definitions, prompts or versions are shown but not compared, unless --anyway is given. An experiment

@@ -57,7 +57,7 @@ def _pieces_line(summary: Summary) -> str:
     for stage, holds in (("draft", "catchup and recur"), ("graph", "the whole round")):
         if summary["stage_ms_per_round"].get(stage) is not None:
             mode = summary["graph"]["mode"]
-            return paragraph(f"{stage} is {holds}, one piece of graph={mode}; graph=eager times its stages apart")
+            return paragraph(f"{stage} is {holds}, one piece of graph={mode}; graph=eager times its stages separately")
     return ""
 
 
