@@ -4,8 +4,8 @@
 
 The run decodes once, with every draft offered. Then it finds a temperature for each draft position, one after another.
 The product of the scaled confidences up to a position estimates how often the draft there, and all before it, are
-accepted. The temperature is the one with the smallest calibration error of this product. Use other prompts than those
-that are measured later.
+accepted. The temperature is the one with the smallest calibration error of this product. Do not use the prompts that
+are measured later.
 """
 
 from __future__ import annotations

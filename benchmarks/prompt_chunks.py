@@ -28,7 +28,7 @@ KINDS = (
     *(("attend", "paged attention"), ("merge", "merging pieces"), ("silu_gate", "gate"), ("norm", "norms")),
     *(("rope", "RoPE and write"), ("gather", "gather"), ("index", "gather"), ("elementwise", "elementwise")),
 )
-"""A kernel is of the kind of the first of these words that is in its name."""
+"""A kernel's kind is that of the first word here that its name contains."""
 
 
 def main() -> None:

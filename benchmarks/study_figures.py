@@ -83,7 +83,7 @@ def timed(table: Path) -> pd.DataFrame:
 
 
 def draw_drafts(frame: pd.DataFrame) -> Any:
-    """Draw the acceptance length from which drafting pays, by K, under the most that K drafts can give.
+    """Draw the acceptance length from which drafting pays, by K. A dashed line is the largest possible length, K + 1.
 
     It is the time of a round over that of plain decoding. The record's own break-even would include the end of a run:
     requests accept different numbers of drafts and end at different times, so the last rounds are not full.

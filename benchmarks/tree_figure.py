@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def save(figure: Any, picture: Path) -> None:
-    """Save a figure in 64 colours, which takes a quarter of the bytes that all of its shades take."""
+    """Save a figure in 64 colours, which takes a quarter of the bytes of full colour."""
     from PIL import Image
 
     shades = io.BytesIO()

@@ -128,7 +128,7 @@ def _difference_rows(line: LineRuns, base: LineRuns) -> list[TableRow]:
 def shared_prompts(
     ours: Mapping[str, TaskRows], theirs: Mapping[str, TaskRows]
 ) -> dict[str, tuple[TaskRows, TaskRows]]:
-    """Return, for each task, the requests of both for the prompts that both have, in the same order."""
+    """Return, for each task, the requests of both sides for the prompts that both have, in the same order."""
     shared: dict[str, tuple[TaskRows, TaskRows]] = {}
     for task in (task for task in ours if task in theirs):
         known = {(row["id"], tuple(row["prompt_ids"])): row for row in theirs[task].rows}

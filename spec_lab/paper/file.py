@@ -39,7 +39,8 @@ class Line:
             those of the base's line.
         sampled: overrides at other temperatures, in place of the paper's. None means the paper's; in an ablation, those
             of the base's line.
-        temperatures: the temperatures at which it is run; None means those of the paper, for an ablation the first.
+        temperatures: the temperatures at which it is run. None means the paper's; in an ablation, the paper's first
+            one.
     """
 
     name: str
@@ -149,7 +150,7 @@ def _refuse_idle(path: Path, lines: Sequence[Line], ablations: Sequence[Line], t
 
 
 def _refuse_alike(path: Path, lines: Sequence[Line], tasks: Collection[str]) -> None:
-    """Raise UserError for names that would make two rows of a table read alike."""
+    """Raise UserError for names that would make two rows of a table look the same."""
     names = [line.name.strip() for line in lines]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:

@@ -8,7 +8,7 @@
 | `aiperf` | 1 + accepted drafts / rounds of a request, then mean over requests | not counted |
 
 Sources: Model-Optimizer's examples/specdec_bench, vLLM's counters, DeepSpec's evaluator, and AIPerf's documentation of
-its metrics. `docs/paper.md` compares each with ours.
+its metrics. `docs/paper.md` compares each with the lab's.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ def _is_cut(part: Outcome, most: int) -> bool:
 
 
 def wilson_interval(successes: int, trials: int, confidence: float = 0.95) -> tuple[float, float]:
-    """Wilson's score interval of a proportion (Wilson 1927): stays inside 0 to 1 and holds near both ends."""
+    """Wilson's score interval of a proportion (Wilson 1927). It stays inside 0 to 1, and is accurate near both ends."""
     z = NormalDist().inv_cdf((1 + confidence) / 2)
     share = successes / trials
     centre = share + z * z / (2 * trials)

@@ -134,8 +134,8 @@ class Beats:
 
 @contextmanager
 def said_to_go_on(what: str, seconds: float = SECONDS_BETWEEN_LINES) -> Iterator[None]:
-    """Print on stderr at intervals that the block is still running, with the elapsed seconds; nothing for a short
-    one."""
+    """Print on stderr at intervals that the block is still running, with the elapsed seconds. A short block prints
+    nothing."""
     began = time.perf_counter()
 
     def say() -> None:

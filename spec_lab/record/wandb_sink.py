@@ -80,7 +80,8 @@ class WandbSink:
         """
         self._folder = folder
         self._run = self._open(folder, summary)
-        # W&B goes on writing to its open logs, but they are gone from the folder even if the run is killed.
+        # W&B goes on writing to its open logs. They are deleted now, so that none is left in the folder if the run is
+        # killed.
         remove_logs(Path(self._run.dir).parent)
         # Otherwise W&B would show the last value of each series as a result of the run.
         for axis in ("request", "repeat"):

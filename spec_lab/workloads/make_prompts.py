@@ -18,8 +18,8 @@ _MIN_LETTERS_IN_WINDOW = 24
 
 
 def telling_windows(text: str) -> set[str]:
-    """Return all windows of `WINDOW` characters that are mostly letters, so that they identify the text they come
-    from."""
+    """Return all windows of `WINDOW` characters of which at least half are letters. Such a window identifies its
+    text."""
     stretches = (text[start : start + WINDOW] for start in range(len(text) - WINDOW + 1))
     return {stretch for stretch in stretches if sum(map(str.isalpha, stretch)) >= _MIN_LETTERS_IN_WINDOW}
 
