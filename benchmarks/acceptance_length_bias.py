@@ -2,9 +2,9 @@
 
     python benchmarks/acceptance_length_bias.py                     # about a minute
 
-The shipped pair decodes its prompts once for each K; the same rounds are then cut as a smaller max_new_tokens would
-have cut them. Nothing is timed. That the first way is not biased is shown where the truth is known, on simulated
-rounds: tests/test_acceptance_length.py. Here the ways can be compared with each other.
+The shipped target and drafter decode the prompts once for each K. The same rounds are then cut as a smaller
+max_new_tokens would have cut them. Nothing is timed. The table compares the ways with each other.
+tests/test_acceptance_length.py shows that the first way is not biased, on simulated rounds whose true length is known.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def main() -> None:
 
 
 def decode(drafter: str, num_draft_tokens: int, num_prompts: int, max_new_tokens: int) -> list[RequestRecord]:
-    """Decode shipped prompts once, to a limit that others are cut from."""
+    """Decode shipped prompts once, to the largest limit. The outputs for smaller limits are cut from these."""
     config, _ = compose_run(
         [
             f"drafter={drafter}",
@@ -63,7 +63,7 @@ def decode(drafter: str, num_draft_tokens: int, num_prompts: int, max_new_tokens
 
 
 def cut(record: RequestRecord, limit: int) -> RequestRecord:
-    """Return the rounds of `record` as a limit of so many output tokens, the prompt pass's included, would have cut
+    """Return the rounds of `record` as a limit of `limit` output tokens, the prompt pass's included, would have cut
     them."""
     before = list(accumulate(record.emitted_per_round, initial=1))
     num_rounds = sum(length < limit for length in before[: len(record.emitted_per_round)])
@@ -93,7 +93,7 @@ def as_judged(records: Sequence[RequestRecord], num_draft_tokens: int) -> float 
 
 
 def as_emitted(records: Sequence[RequestRecord], num_draft_tokens: int) -> float | None:
-    """Return the tokens that rounds really emitted, a round."""
+    """Return the mean tokens that a round emitted, after any cut."""
     return acceptance_metrics.acceptance_length_all(records)
 
 
@@ -113,12 +113,12 @@ def count_cuts(records: Sequence[RequestRecord]) -> list[str]:
 
 
 def has_end_inside(record: RequestRecord) -> bool:
-    """Tell whether the last round judged fewer drafts than it accepted: an end of sequence stands among them."""
+    """Return whether an end of sequence is among the drafts that the last round accepted."""
     return record.judged_per_round[-1] < record.accepted_per_round[-1] + 1
 
 
 def describe_behind_the_end(records: Sequence[RequestRecord], num_draft_tokens: int) -> str:
-    """Measure how the rule judges drafts behind an end of sequence, beside all others."""
+    """Say how many drafts after an end of sequence the rule accepted, and what share of all other drafts."""
     ended = [record for record in records if record.accepted_per_round and has_end_inside(record)]
     rounds = [(record.accepted_per_round[-1], record.judged_per_round[-1]) for record in ended]
     reached = sum(min(accepted + 1, num_draft_tokens) - judged for accepted, judged in rounds)

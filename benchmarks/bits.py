@@ -1,16 +1,16 @@
 """Records hashes of what the lab computes, and says which of them another revision changed.
 
     python benchmarks/bits.py record new.json                       this checkout, on a CPU
-    python benchmarks/bits.py record old.json --checkout FOLDER     another one, by the runs and the eyes of this one
-    python benchmarks/bits.py compare old.json new.json             what differs; exit code 1 where anything does
+    python benchmarks/bits.py record old.json --checkout FOLDER     another one, with the runs and the hooks of this one
+    python benchmarks/bits.py compare old.json new.json             what differs; exit code 1 if anything does
     python benchmarks/bits.py compare old.json                      with this checkout, recorded now
     python benchmarks/bits.py record gpu.json --gpu --limit 200     on a GPU, the runs that begin within 200 seconds
-    python benchmarks/bits.py record ms.json --gpu --only h200      ten rounds of `h200_round.py`: their nodes and time
+    python benchmarks/bits.py record ms.json --gpu --only h200      ten cells of `h200_round.py`: graph nodes and times
 
-Of a run: tokens, logits of every verified round, drafts, what a draft model puts out, the caches at the end, nodes of
-graphs, on a GPU the sequence of kernels. Of every kernel: its PTX, compiled ahead, on a GPU as it was launched. Bits
-follow from the machine too (BLAS, compiler), so records of different machines are not compared. `make bits` compares
-this checkout with BASE.
+For a run it hashes the tokens, the logits of every verified round, the drafts, the states between draft steps, and the
+caches at the end. It also records the nodes of graphs, and on a GPU the sequence of kernels. For a kernel it hashes the
+PTX: compiled ahead of time, or on a GPU as it was launched. Bits also depend on the machine (BLAS, compiler), so
+records of different machines are not compared. `make bits` compares this checkout with BASE.
 """
 
 from __future__ import annotations
@@ -30,19 +30,20 @@ import bits_runs
 
 HERE = Path(__file__).resolve()
 STATED = ("eagle3", "mtp_eagle", "mtp_vanilla", "frozen_kv")
-"""Drafters whose state has floats between steps; a draft model of its own has tokens alone."""
+"""Drafters whose state between draft steps has floats. The state of drafter=draft_model has only tokens."""
 KERNELS, TIMES = "ptx", "h200"
-"""What `--only` calls kernels compiled ahead, and rounds that are timed, which are recorded when asked for."""
+"""The values of `--only` for kernels compiled ahead of time, and for timed rounds. Rounds are timed only with this
+value."""
 ROUNDS = "512 in"
-"""The cells of `h200_round.py` that are timed: ten."""
+"""A part of the name of the ten cells of `h200_round.py` that are timed."""
 WITHIN = 0.01
-"""The part of a round's time by which it may be longer, and nothing is said."""
+"""The fraction by which a round's time may differ without being reported."""
 
 Record = dict[str, Any]
 
 
 class RecordError(Exception):
-    """A record says nothing: it is of another machine, or has a hole."""
+    """A record cannot be made or compared: it is of another machine, or a part is missing."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -50,9 +51,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("verb", choices=("record", "compare"))
     parser.add_argument("file", type=Path)
-    parser.add_argument("other", type=Path, nargs="?", help="of compare: a second record; none is this checkout")
+    parser.add_argument("other", type=Path, nargs="?", help="for compare: a second record (default: this checkout)")
     parser.add_argument("--checkout", type=Path, default=HERE.parents[1], help="the folder whose bits are recorded")
-    parser.add_argument("--only", default="", help="runs whose line has this in it, ptx, or h200")
+    parser.add_argument("--only", default="", help="only the runs whose line has this in it; or ptx, or h200")
     parser.add_argument("--gpu", action="store_true", help="the runs of a GPU")
     parser.add_argument("--limit", type=float, default=float("inf"), help="begin no run later than so many seconds")
     options = parser.parse_args(arguments)
@@ -68,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _record(on_gpu: bool, only: str, options: argparse.Namespace) -> Record:
-    """Decode, compile and time in processes of their own, whose path leads to the checkout."""
+    """Decode, compile and time in separate processes, which import the lab from the checkout."""
     checkout = options.checkout.resolve()
     made: Record = {"source": f"{checkout} {_revision(checkout)}", "gpu": on_gpu, "only": only}
     made |= {"machine": {}, "runs": {}, "ms": {}, "trouble": []}
@@ -85,7 +86,7 @@ def _record(on_gpu: bool, only: str, options: argparse.Namespace) -> Record:
 
 
 def _revision(checkout: Path) -> str:
-    """Return what git calls the checkout; nothing of a folder without its history."""
+    """Return git's name of the checkout's state; empty for a folder without `.git`."""
     command = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
     if not (checkout / ".git").exists():
         return ""
@@ -95,7 +96,7 @@ def _revision(checkout: Path) -> str:
 def _look_inside(
     checkout: Path, made: Record, what: str, lines: Sequence[str] = (), limit: float = float("inf")
 ) -> None:
-    """Put into a record what `bits_inside.py` sees, also where it ends early."""
+    """Add to a record what `bits_inside.py` saw, even if it ended early."""
     changes = {"BITS_LIMIT": str(limit), "OMP_NUM_THREADS": "1", **({"TRITON_INTERPRET": "1"} if what == "cpu" else {})}
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "seen.json"
@@ -108,7 +109,7 @@ def _look_inside(
 
 
 def _time_rounds(checkout: Path, made: Record) -> None:
-    """Put into a record what ten cells of the checkout's table of rounds come to."""
+    """Time ten cells of the checkout's `h200_round.py`, and add their times and graph nodes to a record."""
     with tempfile.TemporaryDirectory() as folder:
         command = [str(checkout / "benchmarks" / "h200_round.py"), folder, "--only", ROUNDS]
         made["trouble"] += _start(command, checkout, {})
@@ -119,7 +120,7 @@ def _time_rounds(checkout: Path, made: Record) -> None:
 
 
 def _start(command: list[str], checkout: Path, changes: dict[str, str], lines: str = "") -> list[str]:
-    """Run a program of Python on a checkout, and return what there is to say if it failed."""
+    """Run a Python program on a checkout, and return a message if it failed."""
     path = os.pathsep.join([str(checkout), str(checkout / "kernels"), os.environ.get("PYTHONPATH", "")])
     ours = {"PYTHONPATH": path, "TRITON_DISABLE_LINE_INFO": "1", **changes}
     others = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
@@ -130,7 +131,7 @@ def _start(command: list[str], checkout: Path, changes: dict[str, str], lines: s
 
 
 def _write(made: Record, file: Path) -> int:
-    """Write a record, also one with holes, which are said."""
+    """Write a record, even an incomplete one, and print what is missing in it."""
     file.write_text(json.dumps(made, indent=0), encoding="utf-8")
     found = holes(made)
     for hole in found:
@@ -148,7 +149,7 @@ def _told(old: Record, new: Record) -> int:
     """Print how two records differ.
 
     Raises:
-        RecordError: one of them has a hole, or they are of different machines.
+        RecordError: one of them is incomplete, or they are of different machines.
     """
     for hole in (*holes(old), *holes(new)):
         raise RecordError(hole)
@@ -166,18 +167,18 @@ def _told(old: Record, new: Record) -> int:
 
 
 def holes(made: Record) -> list[str]:
-    """Say what ended early, and of each run what had to be seen of it, and was not."""
+    """Return a line for each program that failed, and for each run of which an expected part was not recorded."""
     found = [f"{made['source']}: {trouble}" for trouble in made["trouble"]]
     for line, seen in made["runs"].items():
         missing = [part for part in _expected(line) if not seen.get(part)]
         if missing:
-            why = seen.get("failed", ["the names in bits_inside.py may lead nowhere"])[0]
+            why = seen.get("failed", ["a name in bits_inside.py may not exist in this checkout"])[0]
             found.append(f"{made['source']}, {line}: nothing seen of {', '.join(missing)}; {why}")
     return found
 
 
 def _expected(line: str) -> list[str]:
-    """Return what has to be seen of a run, a kernel or a timed round."""
+    """Return the parts that must be recorded of a run, a kernel or a timed round."""
     kind = line.split()[0]
     if kind in ("kernel", "rounds"):
         return ["ptx" if kind == "kernel" else "nodes"]
@@ -208,7 +209,7 @@ def differences(old: Record, new: Record) -> list[str]:
         before, after = old["runs"].get(name), new["runs"].get(name)
         if before == after:
             continue
-        # What all runs have in common says nothing.
+        # Words that all runs have in common are left out.
         short = " ".join(word for word in name.split() if len(runs) < 2 or word not in set.intersection(*runs))
         if before is None or after is None:
             told.append(f"{short}: only in the {'second' if before is None else 'first'} record")
@@ -221,7 +222,7 @@ def differences(old: Record, new: Record) -> list[str]:
 
 
 def _difference(part: str, before: list[str], after: list[str]) -> str:
-    """Say from which of its hashes on a part differs, and in how many."""
+    """Say at which of its hashes a part first differs, and how many of them differ."""
     shared = list(zip(before, after, strict=False))
     unlike = [index for index, (one, other) in enumerate(shared) if one != other]
     if not unlike:

@@ -1,12 +1,13 @@
-"""Is started by `bits.py` inside the checkout whose bits are recorded: decodes or compiles, and writes what it saw.
+"""`bits.py` starts this program inside the checkout whose bits are recorded: it decodes or compiles, and writes hashes.
 
-    python benchmarks/bits_inside.py OUT.json cpu < LINES    a run a line; none begins after $BITS_LIMIT seconds
+    python benchmarks/bits_inside.py OUT.json cpu < LINES    one run in each line; none begins after $BITS_LIMIT seconds
     python benchmarks/bits_inside.py OUT.json gpu < LINES    on a GPU
     python benchmarks/bits_inside.py OUT.json kernels        every kernel compiled ahead for an H200, without a GPU
 
-Rules, drafters and caches are watched as they are made, and what passes them is hashed. The hash is an operator, which
-the recorder of a CPU replays with the rest. A CUDA graph cannot hold it: on a GPU rounds that are launched show their
-logits, and all show tokens, caches, nodes and the sequence of kernels.
+Rules, drafters and caches are hooked when they are made, and the tensors that go through them are hashed. Hashing is a
+torch operator, so the graph recorder of a CPU replays it with the other operators. A CUDA graph cannot contain it. So
+on a GPU logits are hashed only in rounds that are not captured; tokens, caches, nodes and the sequence of kernels are
+recorded in all.
 """
 
 from __future__ import annotations
@@ -31,29 +32,32 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-# The one place that a rename has to visit. The lab is known by `spec_lab.compose` and `spec_lab.run`, by the keys of
-# configurations and records, by the trace in a run's folder, and by these. Old names may stay behind new ones.
+# If the lab renames something, only these names have to be changed. Old names may stay after new ones. The program also
+# uses `spec_lab.compose`, `spec_lab.run`, keys of configurations and records, and the trace in a run's folder.
 PARTS = ("spec_lab.engine.parts.Parts", "spec_lab.engine.round.Parts")
-"""Is made once an engine, of a `rule` and a `drafter` among others."""
+"""The class of an engine's parts. Each engine makes one, with a `rule`, a `drafter` and others."""
 CACHE = ("spec_lab.core.kv_cache.PagedKVCache",)
-"""Has `num_pages`, the `tensors` [layers, slots, ...] of pages, and `recurrent` caches with a row a request slot."""
+"""The class of caches: with `num_pages`, `tensors` [layers, slots, ...] that consist of pages, and `recurrent` caches
+with a row for each request slot."""
 SCRATCH_PAGE = ("spec_lab.core.kv_cache.SCRATCH_PAGE",)
 FIRST, JUDGE = "first_tokens", ("accept", "walk")
-"""Methods of a rule: given a prompt's logits, and a verified round; not every rule has each of the latter."""
+"""Methods of a rule. The first gets a prompt's logits. The others get a verified round; a rule may lack one of them."""
 BEGIN, STEP = "catch_up", "step"
-"""Methods of a drafter: given a verified round, which returns a state, and given that state, which they move."""
+"""Methods of a drafter. The first gets a verified round and returns a state. The second gets that state and changes
+it."""
 JUDGED = dict.fromkeys(("draft_tokens", "tokens", "parents"), "drafts")
 JUDGED |= {"logits": "logits", "draft_logits": "draft logits"}
-"""Fields of a verified round, and what they are recorded as. One that is not there, or None, is left out."""
+"""Fields of a verified round, each with the part that it is recorded as. A field that is missing or None is left
+out."""
 COMPILE_ALL = ("tests.test_kernels_compile.main",)
-"""Compiles every kernel by `triton.compile`."""
+"""The function that compiles every kernel with `triton.compile`."""
 
 Entry = dict[str, list[str]]
-"""Hashes in the order in which they were taken, by what they are of."""
+"""Hashes in the order in which they were taken, by the part that they belong to."""
 
 
 def found(names: Sequence[str]) -> Any:
-    """Return what the first of `names` that is there stands for."""
+    """Return the object that the first existing one of `names` refers to."""
     for name in names:
         module, _, attribute = name.rpartition(".")
         with contextlib.suppress(ImportError, AttributeError):
@@ -75,19 +79,21 @@ def hashed(tensor: Any) -> str:
 
 
 class Watch:
-    """Sees what passes the parts of engines made after `install`, and keeps it in `entry` until `take`."""
+    """Hashes what goes through the parts of engines made after `install`, and keeps the hashes in `entry` until
+    `take`."""
 
     def __init__(self) -> None:
         self.entry: dict[str, list[str]] = defaultdict(list)
         self._caches: list[Any] = []
-        self._active: Any = None  # [batch] of the rows that run; None where all of them do
+        self._active: Any = None  # [batch] whether a row is of a running request; None if all are
 
     def install(self) -> None:
-        """Stand behind the two classes whose instances lead to all that is seen."""
+        """Hook the constructors of the two classes whose instances lead to everything that is hashed."""
         import torch
 
         self._library = torch.library.Library("spec_bits", "DEF")
-        # It says that it writes, and does not: one that writes nothing would not be replayed.
+        # The schema says that the operator writes to `rows`, though it does not. The recorder would not replay an
+        # operator that writes nothing.
         self._library.define("note(Tensor(a!) rows, Tensor? active, str part) -> ()")
         self._library.impl("note", self._note, "CompositeExplicitAutograd")
         self._scratch = found(SCRATCH_PAGE)
@@ -95,7 +101,8 @@ class Watch:
         _behind_init(found(CACHE), self._caches.append)
 
     def take(self) -> Entry:
-        """Hash the caches as they are left, without what belongs to no request, and begin anew."""
+        """Hash the caches at the end of a run, except rows that belong to no request. Return all hashes, and begin a
+        new entry."""
         for cache in self._caches:
             for tensor in cache.tensors:
                 pages = tensor.unflatten(1, (cache.num_pages, -1))
@@ -129,13 +136,13 @@ class Watch:
         self._active = verified.batch.active
 
     def _state(self, state: Any) -> None:
-        """Keep what a draft model put out: the floats of its state. That of a lookup has none."""
+        """Hash the floats of a drafter's state, which its model computed. The state of a lookup has none."""
         for tensor in _tensors_of(state, deep=False):
             if tensor.is_floating_point():
                 self._keep("draft states", tensor)
 
     def _keep(self, part: str, rows: Any) -> None:
-        """Hash [batch, ...] rows, now and in each replay of what is being recorded."""
+        """Hash [batch, ...] rows now, and in each replay if a graph is being recorded."""
         import torch
 
         torch.ops.spec_bits.note(rows, self._active, part)
@@ -153,7 +160,7 @@ class Watch:
 
 
 def _behind_init(kind: Any, seen: Callable[[Any], None]) -> None:
-    """Let `seen` have every instance of a class that is made from now on."""
+    """Call `seen` with every instance of a class that is made from now on."""
     made = kind.__init__
 
     def init(self: Any, *args: Any, **options: Any) -> None:
@@ -166,7 +173,7 @@ def _behind_init(kind: Any, seen: Callable[[Any], None]) -> None:
 def _around(
     part: Any, name: str, before: Callable[..., None] | None = None, behind: Callable[..., None] | None = None
 ) -> None:
-    """Call `before` with the arguments of one object's method, and `behind` with its result in front of them."""
+    """Wrap a method of one object: call `before` with its arguments, and `behind` with its result and its arguments."""
     method = getattr(part, name)
     if hasattr(method, "is_watched"):
         return
@@ -185,7 +192,7 @@ def _around(
 
 
 def _tensors_of(value: Any, deep: bool = True) -> Iterator[Any]:
-    """Yield the tensors that an object holds, by name; where `deep`, those of the dataclasses in it too."""
+    """Yield the tensors in an object, in the order of their names; if `deep`, also those of the dataclasses in it."""
     import torch
 
     names = [field.name for field in dataclasses.fields(value)] if dataclasses.is_dataclass(value) else vars(value)
@@ -197,7 +204,7 @@ def _tensors_of(value: Any, deep: bool = True) -> Iterator[Any]:
 
 
 def run_line(line: str, watch: Watch) -> Entry:
-    """Decode what a line asks for, and return all that was seen; a run that fails says so and goes into no other."""
+    """Do the run of a line, and return its hashes. If it fails, return the error, and drop its hashes."""
     import spec_lab
 
     try:
@@ -228,7 +235,8 @@ def _sequence(trace: Path) -> Entry:
 
 
 def watched_compiler() -> dict[str, set[str]]:
-    """Return what fills with all that Triton compiles from now on, or takes from its cache: by kernel, forms and PTX.
+    """Return a mapping to which each kernel is added that Triton compiles from now on or takes from its cache: hashes
+    of its signature and of its PTX.
 
     TRITON_DISABLE_LINE_INFO=1 keeps lines of the source out of it.
     """
@@ -264,8 +272,8 @@ def machine(on_gpu: bool) -> dict[str, str]:
 
 
 def main(out: Path, what: str) -> None:
-    """Write what was seen to `out`, whole behind each run."""
-    # An editable install would lead past the path, to the configuration of another checkout.
+    """Write the hashes to `out`, which is a complete file after each run."""
+    # An editable install would be imported in place of the path, with the configuration of another checkout.
     sys.meta_path[:] = [finder for finder in sys.meta_path if "__editable__" not in getattr(finder, "__module__", "")]
     import spec_lab
 

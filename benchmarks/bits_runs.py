@@ -1,6 +1,7 @@
-"""The runs of which `bits.py` records the bits, a line of overrides each: few prompts and tokens, many ways.
+"""The runs whose bits `bits.py` records, each a line of overrides: few prompts and tokens, many combinations of
+options.
 
-Each option meets most others, not all of them. A line may take back what stands in front of its list.
+Each option is combined with most others, not with all. A line may replace overrides that its whole list shares.
 """
 
 from __future__ import annotations
@@ -181,7 +182,8 @@ target=qwen3_30b_a3b drafter=eagle3 drafter.draft_vocab_size=32000 {IDS}=4 batch
 
 
 def lines_of(base: str, text: str) -> list[str]:
-    """Return the lines of `text` behind `base`, with this file's names for words, and each key where it came last."""
+    """Return the lines of `text`, each after `base`, with this file's constants in place of `{NAME}`. The last value of
+    a key replaces earlier ones."""
     names = {name: value for name, value in globals().items() if isinstance(value, str)}
     lines = [f"{base} {line}".format_map(names).split() for line in text.strip().splitlines()]
     return [" ".join({word.partition("=")[0]: word for word in words}.values()) for words in lines]

@@ -1,12 +1,13 @@
-"""Compares the drafts of block drafters with those of vLLM 0.26, file by file, in each layout that vLLM knows.
+"""Compares the drafts of block drafters with those that vLLM 0.26 makes from the same files, in each layout that it
+reads.
 
     python benchmarks/blocks_beside_vllm.py ours FOLDER              writes the checkpoints, and decodes with the lab
     python benchmarks/blocks_beside_vllm.py theirs FOLDER NAME       decodes with vLLM, which must be importable
     python benchmarks/blocks_beside_vllm.py compare FOLDER           the table
 
 The target and the drafters are `pocket`'s, in float32, decoding greedily. Both sides read the same files. A round is
-known by the tokens before it, so rounds are compared wherever both texts are still the same there. `theirs` imports no
-spec_lab, and runs alone on a GPU machine that has `FOLDER` and vLLM (`../shared/peer/`).
+identified by the number of tokens before it. Rounds are compared if both texts are the same up to there. `theirs` does
+not import spec_lab. It needs a GPU machine with `FOLDER` and vLLM (`../shared/peer/`).
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ class Case:
     Attributes:
         drafter: the lab's knobs.
         method: vLLM's name for it.
-        window: of all layers, in tokens.
-        whole_block: whether a row sees the rows of its block behind it; it always does without a window.
+        window: attention window of all layers, in tokens; None for full attention.
+        whole_block: whether a row sees later rows of its block. Without a window it always does.
         draft_vocab: number of tokens that can be drafted; None for all.
     """
 
@@ -73,7 +74,7 @@ CASES = {
 
 @dataclass(frozen=True)
 class Decoded:
-    """A text [tokens] behind a prompt, and the drafts of its rounds by the number of tokens before them."""
+    """The tokens after a prompt, and the drafts of each round, by the number of these tokens before the round."""
 
     tokens: list[int]
     drafts: dict[int, list[int]]
@@ -84,7 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("step", choices=("ours", "theirs", "compare"))
     parser.add_argument("folder", type=Path)
-    parser.add_argument("names", nargs="*", help="of the cases; all by default, but one for theirs")
+    parser.add_argument("names", nargs="*", help="of the cases (default: all); theirs takes one at a time")
     options = parser.parse_args(arguments)
     names = options.names or list(CASES)
     if options.step == "compare":
@@ -181,7 +182,8 @@ def write_drafter(folder: Path, case: Case, target: Path) -> None:
 
 
 def narrow(tensor: torch.Tensor) -> torch.Tensor:
-    """Return it in half the bytes if it is a weight: the files travel. Both sides compute in float32."""
+    """Return a weight in bfloat16, and other tensors unchanged, since the files are copied to another machine. Both
+    sides compute in float32."""
     return (tensor.bfloat16() if tensor.is_floating_point() else tensor).contiguous()
 
 
@@ -234,7 +236,7 @@ def theirs(folder: Path, name: str) -> None:
 
 
 def rounds(tokens: list[int], proposed: list[list[int]]) -> Iterator[tuple[int, list[int]]]:
-    """Yield where each round begins in a text, and its drafts: those that the text continues with were accepted."""
+    """Yield where each round begins in a text, and its drafts. The first drafts that equal the text were accepted."""
     start = 1
     for drafts in proposed:
         if start > len(tokens):
@@ -244,7 +246,7 @@ def rounds(tokens: list[int], proposed: list[list[int]]) -> Iterator[tuple[int, 
 
 
 def agreeing(one: list[int], other: list[int]) -> int:
-    """Return how many of the first tokens are equal."""
+    """Return the number of equal tokens before the first different one."""
     pairs = list(zip(one, other, strict=False))
     return next((index for index, (a, b) in enumerate(pairs) if a != b), len(pairs))
 
@@ -269,13 +271,14 @@ def table(folder: Path, names: list[str]) -> str:
 
 
 def read(text: dict[str, Any]) -> Decoded:
-    """Read a text of a file, whose keys are strings there. vLLM also drafts behind the end of a text."""
+    """Read a text of a JSON file, in which keys are strings. Drafts after the end of the text, which vLLM also makes,
+    are dropped."""
     drafts = {int(start): drafts for start, drafts in text["drafts"].items() if int(start) < len(text["tokens"])}
     return Decoded(text["tokens"], drafts)
 
 
 def common(one: Decoded, two: Decoded) -> Iterator[tuple[list[int], list[int]]]:
-    """Yield both drafts of each round that both have behind the same text."""
+    """Yield the drafts of both sides for each round that both have after the same tokens."""
     shared = agreeing(one.tokens, two.tokens)
     for start in one.drafts.keys() & two.drafts.keys():
         if start <= shared:
@@ -283,7 +286,7 @@ def common(one: Decoded, two: Decoded) -> Iterator[tuple[list[int], list[int]]]:
 
 
 def per_round(texts: list[Decoded]) -> float:
-    """Return the tokens a round, behind the first token of each text."""
+    """Return the mean tokens of a round, without the first token of each text."""
     return sum(len(text.tokens) - 1 for text in texts) / sum(len(text.drafts) for text in texts)
 
 

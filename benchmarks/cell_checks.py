@@ -1,4 +1,5 @@
-"""Chooses cells of a table by their names, and checks them without running any."""
+"""Chooses cells of a table by their names, and checks them without running any. A cell is one measured configuration,
+which gives a line of the table."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ class Composable(Protocol):
     def name(self) -> str: ...
 
     def overrides(self) -> list[str]:
-        """Return what to compose."""
+        """Return the overrides of the cell's run."""
         ...
 
 
@@ -27,7 +28,7 @@ ACell = TypeVar("ACell", bound=Composable)
 
 
 def chosen(cells: Iterable[ACell], only: Sequence[str]) -> list[ACell]:
-    """Return the cells whose name has all of `only` in it; none at all ends the program, as it would seem done."""
+    """Return the cells whose name has all of `only` in it. If there are none, end the program with a message."""
     found = [cell for cell in cells if all(part in cell.name for part in only)]
     if not found:
         print(f"no cell's name has all of {only} in it", file=sys.stderr)
@@ -36,8 +37,8 @@ def chosen(cells: Iterable[ACell], only: Sequence[str]) -> list[ACell]:
 
 
 def refused(cells: Iterable[Composable], also: Callable[[RunConfig], str | None] = lambda config: None) -> int:
-    """Compose `cells`, and print of each what `--dry-run` of the lab prints; 2 where any is refused, `also` by the
-    table."""
+    """Compose `cells`, and print for each what dry_run=true prints. Return 2 if one is refused, by the lab or by
+    `also`, else 0."""
     code = 0
     for cell in cells:
         try:

@@ -2,9 +2,10 @@
 
     python benchmarks/confidence_temperatures.py drafter=eagle3 drafter.num_draft_tokens=5 workload.limit=24
 
-The run decodes once, with every draft offered. A temperature a draft is then found, one draft after another: that with
-which the product up to the draft is as often right as it says. Right is a draft that was accepted with all before it.
-The prompts should be others than those that are measured later.
+The run decodes once, with every draft offered. Then it finds a temperature for each draft position, one after another.
+The product of the scaled confidences up to a position estimates how often the draft there, and all before it, are
+accepted. The temperature is the one with the smallest calibration error of this product. Do not use the prompts that
+are measured later.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ NUM_BINS = 15
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Decode, and print the knob, with how far the products are off before and after."""
+    """Decode, and print the value of the knob, with the calibration errors before and after."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("overrides", nargs="*")
     said, accepted = decoded(parser.parse_args(arguments).overrides)
@@ -45,11 +46,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def decoded(overrides: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return of each round of each request what the drafter said of each draft [rounds, K], and how many drafts were
-    accepted [rounds]."""
+    """Return, for the rounds of all requests, the drafter's confidence in each draft [rounds, K], and the number of
+    accepted drafts [rounds]."""
     drafter = compose_run(overrides)[0].drafter
     if not hasattr(drafter, "stop"):
-        raise UserError(f"drafter={drafter.name} says not how sure it is; choose one with weights: drafter=eagle3")
+        raise UserError(f"drafter={drafter.name} gives no confidences; choose one with weights, such as drafter=eagle3")
     config, _ = compose_run([*overrides, *ALL_OFFERED])
     lab = load_lab(choose(config))
     engine = lab.engines[MAIN]
@@ -61,7 +62,8 @@ def decoded(overrides: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def temperatures(said: torch.Tensor, accepted: torch.Tensor) -> list[float]:
-    """Find a temperature for each draft, from what was `said` [rounds, K] of it alone."""
+    """Find a temperature for each draft position. `said` [rounds, K] is the confidence in each draft, given that those
+    before it are accepted."""
     product, found = torch.ones_like(said[:, 0]), []
     for draft, own in enumerate(said.unbind(1)):
         products = [product * torch.sigmoid(torch.logit(own) / temperature) for temperature in GRID]
@@ -73,7 +75,7 @@ def temperatures(said: torch.Tensor, accepted: torch.Tensor) -> list[float]:
 
 
 def errors_of(said: torch.Tensor, accepted: torch.Tensor, found: Sequence[float] | None = None) -> list[float]:
-    """Return of each draft how far the product up to it is off."""
+    """Return the calibration error of the product up to each draft."""
     scaled = said if found is None else torch.sigmoid(torch.logit(said) / torch.tensor(found, dtype=said.dtype))
     return [_error(product, accepted > draft) for draft, product in enumerate(scaled.cumprod(dim=1).unbind(1))]
 

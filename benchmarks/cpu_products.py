@@ -1,10 +1,11 @@
-"""Times matrix products of a few rows on a CPU: packed for oneDNN, as this project's are, by `F.linear`, and in C on
-one thread and on two.
+"""Times matrix products of a few rows on a CPU: with weights packed for oneDNN, as this project packs them, by
+`F.linear`, and in C on one thread and on two.
 
     python benchmarks/cpu_products.py
 
-Weights of one shape are many enough to fill 30 MB, as a pocket model's do, so that they come from where a round finds
-them. The figure is the least of many turns. The last four shapes are those of SmolLM2-135M.
+There are as many weights of each shape as fit into 30 MB, the size of a pocket model, but at most 60. So they are read
+from the same level of memory as in a round. The figure is the least of many turns. The last four shapes are those of
+SmolLM2-135M.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ MOST_WEIGHTS = 60
 
 @torch.inference_mode()
 def main() -> None:
-    """Print a line a shape, and two columns a number of rows."""
+    """Print a line for each shape, with four columns for each number of rows."""
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     torch.set_num_threads(1)
     header = [f"{rows} row{'s'[: rows > 1]}, {name}" for rows in ROWS for name in NAMES]
@@ -64,7 +65,7 @@ def line(out_features: int, in_features: int) -> list[str]:
 
 
 def least_microseconds(products: Sequence[Callable[[], object]]) -> float:
-    """Return the time of one of `products`, of the quickest turn through them all."""
+    """Return the mean time of one of `products`, in the fastest pass over all of them."""
     turns = []
     for _ in range(NUM_TURNS):
         started = time.perf_counter()

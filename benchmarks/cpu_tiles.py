@@ -1,9 +1,9 @@
-"""Times a target's forward with products by tile registers (Intel AMX) beside the same by vectors, taking turns.
+"""Times a target's forward with products in tile registers (Intel AMX) and in vector registers, in turns.
 
     python benchmarks/cpu_tiles.py [target=pocket]
 
-A forward of 32 rows has the products of 8 requests that verify 4 rows each, and less attention. Times are of the
-processor, and ratios of neighbours in time, since other work on the machine lengthens both.
+A forward of 32 rows has the products of 8 requests that verify 4 rows each, and less attention. Times are CPU times,
+and ratios are of two measurements in a row, since other work on the machine lengthens both.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ CONTEXT = 160
 
 
 def main() -> None:
-    """Print a row a number of rows."""
+    """Print a line for each number of rows."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("overrides", nargs="*", help="of the run whose target it is")
+    parser.add_argument("overrides", nargs="*", help="of the run whose target is timed")
     overrides = parser.parse_args().overrides
     if not compiled.has_tiles():
         raise SystemExit("cpu_tiles.py: this machine has no tile registers, or its system or compiler gives none")

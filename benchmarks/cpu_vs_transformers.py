@@ -1,23 +1,26 @@
 """Decode rates on a CPU: transformers' `generate`, our plain decoding, and drafters, on a shipped or packaged target.
 
 Decoding one row of a small model is bound by the cost of calling operators and streaming weights through the caches,
-not by arithmetic, so a round of K + 1 rows costs little more than a plain step. That is what drafting lives on: it pays
-when the acceptance length exceeds the break-even length, time of a round over time of a plain step.
+not by arithmetic. So a round of K + 1 rows costs little more than a plain step, and drafting can pay. It pays if the
+acceptance length exceeds the break-even length: the time of a round over that of a plain step.
 
-Acceptance lengths by category come from an untimed pass over `--prompts-per-category` prompts of each. The clock runs
-over fewer prompts, a multiple of the batch size, so that no contestant ends on a half-empty batch. All take turns on
-them in one process, in float32 and with the same number of threads, in another order each turn, every one warmed up.
+Acceptance lengths by category come from an untimed pass over `--prompts-per-category` prompts of each. Fewer prompts
+are timed, a multiple of the batch size, so that every batch is full. Transformers, plain decoding and the drafters take
+turns on them in one process, in another order each turn. All compute in float32 with the same number of threads, and
+all are warmed up first.
 
-A rate is the median over turns, a ratio the geometric mean of those within a turn, with its 95 % interval. Transformers
-and plain are compared with their prompt passes (`generate` offers no rate of its own for decoding), for which both
-compute logits for the last row alone; drafters are compared with plain by decode rate, prompt passes left out.
+A rate is the median over turns. A ratio is the geometric mean of the turns' ratios, with its 95 % interval.
+Transformers and plain decoding are compared with prompt passes included, since `generate` has no separate decode rate.
+Both compute logits for the last prompt row only. Drafters are compared with plain decoding by decode rate, without
+prompt passes.
 
     python benchmarks/cpu_vs_transformers.py [--turns 5] [--prompts 9] [--prompts-per-category 8]
         [--max-new-tokens 128] [--batch-sizes 1 8] [--num-threads 1] [--kernels auto] [--drafters eagle3 ...]
         [--target pocket] [KEY=VALUE ...]
 
-`--drafters` without a name compares plain decoding alone. Words with `=` are overrides of our runs, and not of
-transformers': `target.weight_dtype=bfloat16` keeps our weights in 16 bits, and theirs stay in float32.
+`--drafters` without a name compares plain decoding alone. Words with `=` are overrides of the lab's runs, and do not
+affect transformers: `target.weight_dtype=bfloat16` keeps the lab's weights in 16 bits, while those of transformers stay
+in float32.
 
 The last line is one JSON document.
 """
@@ -57,7 +60,7 @@ DRAFTERS = ("eagle3", "ngram", "oracle", "random")
 BATCH_SIZE_FOR_ACCEPTANCE = 8
 
 Turn = dict[str, Any]
-"""One pass of each contestant: a `GenerationResult` by engine, tokens/s under "transformers"."""
+"""The results of one pass each: a `GenerationResult` by the engine's name, and tokens/s under "transformers"."""
 
 
 def main() -> None:
@@ -98,7 +101,7 @@ def measure_acceptance(options: argparse.Namespace) -> dict[str, dict[str, float
 
 
 def measure_speed(batch_size: int, options: argparse.Namespace) -> dict[str, Any]:
-    """Time all contestants at one batch size; print and return what came out."""
+    """Time all contestants at one batch size; print and return the results."""
     num_prompts = -(-options.prompts // batch_size) * batch_size
     config, engines, requests = load(batch_size, num_prompts, options)
     contestants: dict[str, Callable[[list[Request]], Any]] = {
@@ -114,7 +117,7 @@ def measure_speed(batch_size: int, options: argparse.Namespace) -> dict[str, Any
 def load(
     batch_size: int, num_prompts: int, options: argparse.Namespace
 ) -> tuple[RunConfig, dict[str, Engine], list[Request]]:
-    """Load `plain` and every drafter, with the oracle taught, and prompts of all categories in turn."""
+    """Load `plain`, every drafter, and prompts of all categories in turn. The oracle gets plain decoding's outputs."""
     common = [
         f"target={options.target}",
         "device=cpu",
@@ -151,7 +154,7 @@ def transformers_generate(config: RunConfig) -> Callable[[list[Request]], float]
     where = {"gguf_file": path.name} if is_gguf(path) else {}
     read_config = AutoConfig.from_pretrained(path.parent if where else path, trust_remote_code=False, **where)
     model = AutoModelForCausalLM.from_config(read_config, dtype=torch.float32).eval()
-    # Our reading of the file, since theirs of GGUF asks for accelerate. A tied head is not in it.
+    # The lab reads the weights, since transformers needs accelerate to read GGUF. A tied head is not among them.
     shapes = decoder_tensor_shapes(read_model_config(path))
     model.load_state_dict(dict(open_tensors(path, shapes, torch.float32, "cpu")), strict=False)
     model.tie_weights()
@@ -180,15 +183,15 @@ def left_padded(requests: list[Request]) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def count_new_tokens(output: torch.Tensor, eos: int | list[int]) -> int:
-    """Count the tokens up to and with the first EOS of each row; what follows is padding."""
+    """Count the tokens up to and including the first EOS of each row; the others are padding."""
     stops = torch.isin(output, torch.tensor(eos))
     after = stops.long().cumsum(1) - stops.long()
     return int((after == 0).sum())
 
 
 def take_turns(contestants: dict[str, Callable[[list[Request]], Any]], requests: list[Request], turn: int) -> Turn:
-    """Let each run one pass, another one first each turn, so that a machine that slows down does not always hurt the
-    same.
+    """Let each run one pass. The order rotates with the turn, so that a machine that slows down does not always affect
+    the same one.
 
     Args:
         turn: counts from 0.

@@ -1,10 +1,11 @@
-"""Times the products of experts on a CPU, for few rows: the lab's grouped one, and three other ways to the same result.
+"""Times the products of experts on a CPU, for few rows: the lab's grouped products, and three other ways to compute
+them.
 
     python benchmarks/expert_products.py --experts 16 --chosen 2 --inner 128 --hidden 192        # about 10 s
 
-Microseconds, the least of several stretches: sorted is `SortedExperts`; wide computes every expert for every row, as
-one MLP packed for oneDNN; loop asks which experts were chosen, as no graph can; gathered copies a row's weights
-together.
+It prints microseconds, the least of several stretches of calls. `sorted` is `SortedExperts`. `wide` computes every
+expert for every row, as one MLP packed for oneDNN. `loop` reads on the host which experts were chosen, which a graph
+cannot do. `gathered` copies the weights of the experts that each row chose.
 """
 
 from __future__ import annotations
@@ -101,7 +102,7 @@ def gathered(gate_up: torch.Tensor, down: torch.Tensor) -> RoutedExperts:
 def microseconds(
     way: RoutedExperts, rows: torch.Tensor, routing: Routing, stretches: int = 7, calls: int = 10
 ) -> float:
-    """Time a call: the mean over the fastest of some stretches of calls."""
+    """Return the mean time of a call, in the fastest stretch of calls."""
     best = float("inf")
     for _ in range(stretches):
         start = time.perf_counter()

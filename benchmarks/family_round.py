@@ -1,18 +1,22 @@
 """Times rounds of Gemma 4 with its assistant and of Qwen3.5 with its MTP module on one GPU, each beside its floor.
 
-    python benchmarks/family_round.py outputs/family_round                    all cells; those there are not run again
-    python benchmarks/family_round.py outputs/family_round --only "9b" "K=3"  cells whose name has all of these
-    python benchmarks/family_round.py outputs/family_round --seconds 180      begin no cell later than this
-    python benchmarks/family_round.py outputs/family_round --profile          also launches, and how long the GPU idles
-    python benchmarks/family_round.py outputs/family_round --show             the table of what is there
+    python benchmarks/family_round.py outputs/family_round                    all cells that are not in the table yet
+    python benchmarks/family_round.py outputs/family_round --only "9b" "K=3"  cells whose name has all of these in it
+    python benchmarks/family_round.py outputs/family_round --seconds 180      begin no cell after so many seconds
+    python benchmarks/family_round.py outputs/family_round --profile          also launches, and the GPU's idle time
+    python benchmarks/family_round.py outputs/family_round --show             print the table, run nothing
 
-bf16, random weights, prompts of 512 random tokens, one set of weights for all cells of a target, and imposed acceptance
-of equally many drafts in every round, as in `moe_round.py`. The floor counts what rounds of these families move besides
-weights and keys: gathered rows of embeddings for each layer, one state read and N written a request and delta net (with
-`recurrent.rollback=replay` one written, and the rows beside it). What the host needs to launch a round stands beside
-the time it takes, and the nodes of its graphs: where launching is the longer, the GPU waits. With --profile some more
-rounds of a cell run under the profiler: what of the time of a round before them no kernel was running is the GPU's idle
-time.
+A cell is a target with a batch size, K and graph mode. All cells have bf16, random weights, and prompts of 512 random
+tokens. The cells of a target share its weights. The number of accepted drafts is imposed, the same in every round, as
+in `moe_round.py`.
+
+The floor also counts what these families move besides weights and keys: the embedding rows that each layer gathers, and
+the states of delta nets. For each request and net, one state is read and one is written for each verified row. With
+`recurrent.rollback=replay` one state is written, and the rows themselves are read and written.
+
+`launch ms` is the time in which the host launches a round, and `nodes` counts the nodes of its graphs. If launching
+takes longer than the round's work, the GPU waits. With --profile some more rounds of a cell run under the profiler. The
+GPU's idle time is the time of a round without the profiler, less the time in which a kernel runs.
 """
 
 from __future__ import annotations
@@ -64,7 +68,7 @@ class FamilyCell(Cell):
         return f"{self.model.name}, batch {self.batch_size}, {drafts}, {self.graph}{rollback}"
 
     def overrides(self) -> list[str]:
-        """Return what to compose."""
+        """Return the overrides of the cell's run."""
         kept = [item for item in Cell.overrides(self) if not item.startswith("graph=")]
         return [f"graph={self.graph}", *kept, f"recurrent.rollback={self.rollback}"]
 
@@ -88,7 +92,7 @@ CELLS = (
 
 
 def main(arguments: Sequence[str] | None = None, cells: Sequence[Cell] = CELLS) -> int:
-    """Run what is missing, and print the table; 2 where a cell was refused or failed."""
+    """Run the missing cells, and print the table. Return 2 if a cell was refused or failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--only", nargs="+", default=[], help="cells whose name has all of these in it")
@@ -106,7 +110,7 @@ def main(arguments: Sequence[str] | None = None, cells: Sequence[Cell] = CELLS) 
 
 
 class FamilyBench(Bench):
-    """Writes lines with what the host does, in the place of the experts."""
+    """Writes lines with the host's launch time and the graph nodes."""
 
     def line(self, cell: Cell, result: GenerationResult, engine: Engine, requests: Sequence[Request]) -> dict[str, str]:
         timed = self.figures(cell, result)

@@ -1,8 +1,9 @@
-"""The floor of a round: the time in which a GPU could read what the round has to read, or multiply what it has to.
+"""The floor of a round: the least time in which a GPU can read what the round must read, or do its products, whichever
+takes longer.
 
-Weights are read once a forward, whatever the number of rows, and of experts those that some row chose; the keys and
-values (or latent rows) of every request once a forward. What is written, activations and the many small operators are
-left out, so no implementation reaches it; but for the states that a gated delta net writes, which are most of what it
+A forward reads its weights once, whatever its number of rows, and only the experts that some row chose. It reads the
+keys and values (or latent rows) of every request once. Activations, small operators and writes are not counted, so no
+implementation reaches the floor. The exception is the states that a gated delta net writes, which are most of what it
 moves.
 """
 
@@ -31,11 +32,11 @@ FP8_ITEM_SIZE = 1 + 4 / 128**2  # with a float32 scale for 128 x 128 numbers
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Says what one forward does.
+    """The bytes and the operations of one forward.
 
     Attributes:
-        num_bytes: read from memory.
-        flops: of its products, two for a multiplication and its sum.
+        num_bytes: bytes read from memory, and the counted writes.
+        flops: operations of its products; a multiplication with its addition is two.
     """
 
     num_bytes: float
@@ -43,12 +44,13 @@ class Work:
 
     @property
     def seconds(self) -> float:
-        """The longer of the two: reads and products overlap at best."""
+        """The longer of the two times, since reads and products can overlap."""
         return max(self.num_bytes / BYTES_PER_SECOND, self.flops / FLOPS_PER_SECOND)
 
 
 def weights_read(shapes: Mapping[str, tuple[int, ...]], left_out: Collection[str] = ()) -> int:
-    """Count the elements of all tensors that a forward reads whole; an embedding gives a row a token only."""
+    """Count the elements of all tensors that a forward reads whole. Embeddings are left out: one row is read for each
+    token."""
     return sum(prod(shape) for name, shape in shapes.items() if "embed_tokens" not in name and name not in left_out)
 
 
@@ -61,9 +63,9 @@ def target_work(
     replays: bool = False,
     is_fp8: bool = False,
 ) -> Work:
-    """Work of verifying `num_rows` rows of each of `batch_size` requests with `seq_len` keys; of experts `experts_read`
-    different ones, added up over the layers. `replays` is of `recurrent.rollback`, `is_fp8` of
-    `target.weight_dtype`."""
+    """Work of verifying `num_rows` rows of each of `batch_size` requests with `seq_len` keys. `experts_read` is the
+    number of different experts read, summed over layers. `replays` is recurrent.rollback=replay, and `is_fp8` is
+    target.weight_dtype=fp8."""
     shapes = decoder_tensor_shapes(config) if config.gemma4 is None else gemma4_tensor_shapes(config)
     elements = weights_read(shapes, left_out=expert_names(shapes))
     if config.tie_word_embeddings:
@@ -78,22 +80,23 @@ def target_work(
 
 
 def prompt_work(config: ModelConfig, num_tokens: int) -> Work:
-    """Work of the pass of one prompt, in which weights are read once; the head, and what a drafter ingests, is left
-    out. Plain layers of attention and MLPs alone."""
+    """Work of the pass of one prompt, in which weights are read once. The head and the drafter's part are left out. It
+    is only for targets whose layers are all plain attention and MLPs."""
     elements = weights_read(decoder_tensor_shapes(config), left_out={"lm_head.weight"})
     return _forward_work(config, elements, 1, num_tokens, num_tokens / 2, 0.0)
 
 
 def _state_bytes(net: DeltaNetSizes, num_rows: int, replays: bool) -> int:
-    """Count what a layer reads and writes of one request's state: one and one a row, or one and one beside the rows."""
+    """Count the bytes of states that a layer moves for one request. It reads one state, and writes one for each row. If
+    it `replays`, it writes one, and reads and writes the rows."""
     state, row = prod(net.state_shape), net.key_size + net.value_size
     moved = 2 * state + 2 * num_rows * row if replays else (1 + num_rows) * state
     return moved * STATE_ITEM_SIZE
 
 
 def assistant_work(config: AssistantConfig, batch_size: int, seq_len: float) -> Work:
-    """Work of one draft step of a Gemma 4 assistant, whose head is its own embedding, or those rows of it that the
-    likeliest clusters have."""
+    """Work of one draft step of a Gemma 4 assistant, whose head is its own embedding, or the rows of it in the
+    likeliest clusters."""
     elements, rows = weights_read(assistant_tensor_shapes(config)), config.target.vocab_size
     gathered = 0.0
     if config.centroids is not None:
@@ -109,7 +112,7 @@ def assistant_work(config: AssistantConfig, batch_size: int, seq_len: float) -> 
 
 
 def module_work(layer: ModelConfig, batch_size: int, num_rows: int, seq_len: float, experts_read: float = 0.0) -> Work:
-    """Work of one pass of an MTP module over `num_rows` rows of each request, and of the target's head behind it."""
+    """Work of one pass of an MTP module over `num_rows` rows of each request, and of the target's head after it."""
     shapes = mtp_tensor_shapes(layer)
     elements = weights_read(shapes, left_out=expert_names(shapes)) + layer.vocab_size * layer.hidden_size
     return _forward_work(layer, elements, batch_size, num_rows, seq_len, experts_read)
@@ -148,7 +151,7 @@ def expert_elements(config: ModelConfig) -> int:
 
 
 def _cached_numbers(plan: LayerPlan) -> int:
-    """Count the numbers that a layer's cache holds of a token."""
+    """Count the numbers that a layer's cache holds for a token."""
     return 2 * plan.num_kv_heads * plan.head_dim if plan.latent is None else plan.latent.row_width
 
 
@@ -165,7 +168,8 @@ def draft_work(
     batch_size: int,
     seq_len: float,
 ) -> list[Work]:
-    """Work of each draft step of an EAGLE-3 head of one layer; `fc` is read by the first, over the verified rows."""
+    """Work of each draft step of an EAGLE-3 head with one layer. Only the first step reads `fc`, for the verified
+    rows."""
     plan = config.layers[0]
     once = {"fc.weight"}
     elements = weights_read(shapes, left_out=once)

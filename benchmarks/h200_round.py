@@ -1,13 +1,14 @@
-"""Times rounds at the Llama-3.1-8B shape on one GPU, each beside its floor: the first table of the speed study.
+"""Times rounds at the Llama-3.1-8B shape on one GPU, each beside its floor (docs/log/rounds_8b.md).
 
-    python benchmarks/h200_round.py outputs/h200_round                 all cells; those already there are not run again
-    python benchmarks/h200_round.py outputs/h200_round --only "K=3"    cells whose name has it
-    python benchmarks/h200_round.py outputs/h200_round --with graph.rounds_per_replay=4    cells of their own, with that
-    python benchmarks/h200_round.py outputs/h200_round --dry-run       compose and check them, run nothing
-    python benchmarks/h200_round.py outputs/h200_round --show          the table of what is there
+    python benchmarks/h200_round.py outputs/h200_round                 all cells that are not in the table yet
+    python benchmarks/h200_round.py outputs/h200_round --only "K=3"    cells whose name has it in it
+    python benchmarks/h200_round.py outputs/h200_round --with graph.rounds_per_replay=4    cells with this override
+    python benchmarks/h200_round.py outputs/h200_round --dry-run       compose and check the cells, run nothing
+    python benchmarks/h200_round.py outputs/h200_round --show          print the table, run nothing
 
-bf16, random weights, an EAGLE-3 head with 32 000 draft tokens, imposed acceptance. Every cell is a run by the ordinary
-command line with a record of its own, and a line of `rounds.csv` as soon as it is finished.
+All cells have bf16 and random weights. Cells with drafts have an EAGLE-3 head with a draft vocabulary of 32 000 tokens,
+and imposed acceptance. Each cell is an ordinary run with its own record. Its line is added to `rounds.csv` as soon as
+it has finished.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ class Cell:
         return ", ".join((self.target, drafts, sizes, *self.changes))
 
     def overrides(self) -> list[str]:
-        """Return what to compose."""
+        """Return the overrides of the cell's run."""
         drafter = ["drafter=none", "prune=prefill"]  # outputs for the last prompt row alone, as engines compute them
         if self.num_draft_tokens:
             drafter = [
@@ -119,7 +120,7 @@ CELLS = (
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run what is missing, and print the table; 2 where a cell was refused or failed."""
+    """Run the missing cells, and print the table. Return 2 if a cell was refused."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--only", nargs="*", default=(), help="cells whose name has all of these in it")

@@ -1,9 +1,10 @@
-"""Times latent attention on a CPU both ways: maps absorbed by the queries, and keys and values unfolded from the rows.
+"""Times latent attention on a CPU in two ways: the key map is applied to the queries, or keys and values are unfolded.
 
     python benchmarks/latent_attention.py        # the sizes of GLM-4.7-Flash, about a minute
 
-Milliseconds of one layer's attention between the products that make queries and the output, the least of several. The
-last column is what `LatentSizes.unfolding_is_cheaper` chooses.
+`absorbed` multiplies the queries by the key map, attends to the cached latent rows, and applies the value map to the
+result. `unfolded` computes keys and values from the cached rows. The times are milliseconds of one layer's attention
+without its other products, the least of several. The last column is what `LatentSizes.unfolding_is_cheaper` chooses.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ def main() -> None:
 def both_ways(
     sizes: LatentSizes, num_heads: int, num_queries: int, num_keys: int
 ) -> tuple[Callable[[], torch.Tensor], Callable[[], torch.Tensor]]:
-    """Return the two ways to the values of one request's newest rows, over random rows and maps."""
+    """Return the two ways, as functions of the attention of one request's newest rows, over random cached rows and
+    maps."""
     backend = TorchAttention(PAGE_SIZE, num_keys)
     assert backend.latent is not None
     latent, num_pages = backend.latent, -(-num_keys // PAGE_SIZE)
@@ -79,7 +81,7 @@ def both_ways(
 
 
 def milliseconds(way: Callable[[], torch.Tensor], calls: int = 5) -> float:
-    """Time the fastest of some calls."""
+    """Return the time of the fastest of some calls."""
     best = float("inf")
     for _ in range(calls):
         start = time.perf_counter()

@@ -1,10 +1,11 @@
-"""Says how far rounding moves the margin of a target's two best tokens, and by what texts part from plain decoding.
+"""Measures how far rounding moves the margin between a target's two best tokens, and where texts diverge because of it.
 
     python benchmarks/margin_noise.py dtype=bfloat16 batch_size=54 workload.limit=54 max_new_tokens=96 [KNOB=VALUE ...]
 
-Plain decoding of all prompts, by default on a CPU. Each text goes through the target thrice: as plain decoding alone
-takes it, in chunks, and in float32. A line for each pair of ways, and one for each of the texts that part furthest from
-what plain decoding of that request alone says, beside the two tolerances of the audit (spec_lab/measure/audit.py).
+All prompts are decoded without drafts, by default on a CPU. Then the target computes each text's logits in three ways:
+as plain decoding of that request alone does, in chunks, and in chunks in float32. The output has a line for each pair
+of ways. It also has a line for each of the five texts that diverge furthest from plain decoding of the request alone.
+These lines have the two tolerances of the audit (spec_lab/measure/audit.py).
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ DECODED, CHUNKED, FLOAT32 = "alone", "in chunks", "float32"
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--no-float32", action="store_true", help="random weights are others in another dtype")
+    parser.add_argument("--no-float32", action="store_true", help="for random weights, which depend on the dtype")
     parser.add_argument("overrides", nargs="*")
     options = parser.parse_intermixed_args()
     lab = lab_of(options.overrides)
@@ -61,7 +62,7 @@ def ways_of(
 
 
 def show_moved(ways: list[dict[str, torch.Tensor]]) -> None:
-    """Print by how much margins of two ways differ."""
+    """Print by how much the margins of each two ways differ."""
     names = list(ways[0])
     for name, other in [(a, b) for i, a in enumerate(names) for b in names[i + 1 :]]:
         moved, steps = [], []
@@ -82,7 +83,7 @@ def quantiles(values: torch.Tensor) -> list[float]:
 
 
 def show_parted(lab: Lab, records: list[RequestRecord], ways: list[dict[str, torch.Tensor]]) -> None:
-    """Print how many texts part from what plain decoding of them alone says, and the furthest."""
+    """Print how many texts diverge from plain decoding of the request alone, and the five that diverge furthest."""
     noise = lab.teacher.margin_noise([*records[0].prompt_ids, *records[0].output_ids])
     lines = []
     for record, logits in zip(records, ways, strict=True):

@@ -1,16 +1,17 @@
 """Times rounds of targets with experts on one GPU, each beside its floor, and counts the experts they read.
 
-    python benchmarks/moe_round.py outputs/moe_round                       all cells; those there are not run again
+    python benchmarks/moe_round.py outputs/moe_round                       all cells that are not in the table yet
     python benchmarks/moe_round.py outputs/moe_round --only "qwen3" "batch 1,"       cells whose name has all of these
-    python benchmarks/moe_round.py outputs/moe_round --with graph.rounds_per_replay=4      cells of their own, with that
-    python benchmarks/moe_round.py outputs/moe_round --seconds 180         begin no cell later than this
-    python benchmarks/moe_round.py outputs/moe_round --dry-run             compose and check them, run nothing
-    python benchmarks/moe_round.py outputs/moe_round --show                the table of what is there
+    python benchmarks/moe_round.py outputs/moe_round --with graph.rounds_per_replay=4    cells with this override
+    python benchmarks/moe_round.py outputs/moe_round --seconds 180         begin no cell after so many seconds
+    python benchmarks/moe_round.py outputs/moe_round --dry-run             compose and check the cells, run nothing
+    python benchmarks/moe_round.py outputs/moe_round --show                print the table, run nothing
 
-bf16, random weights made on the device, prompts of 512 random tokens. The weights of a target and its drafter serve all
-of its cells, in one process. Imposed acceptance accepts equally many drafts in every round, so that all rounds of a
-cell have all of its requests. Times are medians over its rounds; experts are different ones, added up over layers and
-averaged over its rounds. The floor reads the experts that were counted, and the rest once a pass.
+All cells have bf16, random weights made on the device, and prompts of 512 random tokens. The cells of a target share
+its weights and those of its drafter, in one process. The number of accepted drafts is imposed, the same in every round,
+so that every round of a cell has all of its requests. Times are medians over a cell's rounds. Experts are the different
+ones that a round reads, summed over layers and averaged over rounds. The floor counts these experts, and all other
+weights once a pass.
 """
 
 from __future__ import annotations
@@ -55,8 +56,9 @@ QWEN3 = Model(
     ("drafter=eagle3", "drafter.weights=random", "drafter.draft_vocab_size=32000"),
 )
 APART = Model("qwen3_30b_a3b, random drafts", QWEN3.overrides, ("drafter=random",), catches_up=False)
-"""Drafts that differ, as a random EAGLE-3 head's do not: it tells whether rows choose alike because of their tokens. A
-run refuses to capture rounds without a draft loop; here it is verify that is timed."""
+"""Random drafts differ from each other, while a random EAGLE-3 head may draft the same token again and again. So they
+show whether rows choose the same experts because they have the same tokens. A run would refuse graph=round without a
+draft loop; here verify is timed."""
 DENSE = Model("qwen3_4b", ("target=qwen3_4b",), QWEN3.drafter)
 GLM = Model("glm4_7_flash", ("target=glm4_7_flash",))
 DEEPSEEK = Model("deepseek_v3", ("target=deepseek_v3",))
@@ -77,7 +79,7 @@ CELLS = (
 
 
 def main(arguments: Sequence[str] | None = None, cells: Sequence[Cell] = CELLS) -> int:
-    """Run what is missing, and print the table; 2 where a cell was refused or failed."""
+    """Run the missing cells, and print the table. Return 2 if a cell was refused or failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--only", nargs="+", default=[], help="cells whose name has all of these in it")
@@ -118,7 +120,7 @@ class ExpertsBench(Bench):
 
 
 def shown_rows(rows: Sequence[dict[str, str]]) -> list[list[str]]:
-    """Set the figures of each cell beside its floor, and verify beside plain decoding of the same batch."""
+    """Compare each cell with its floor, and its verify with plain decoding of the same batch."""
     plain = [row for row in rows if "no drafter" in row["cell"]]
     shown = []
     for row in rows:
@@ -135,7 +137,7 @@ def shown_rows(rows: Sequence[dict[str, str]]) -> list[list[str]]:
 
 
 def is_one_row_of(plain: str, cell: str) -> bool:
-    """Tell whether a cell without drafter has the target, the batch and the further overrides of another."""
+    """Return whether a cell without drafter has the same target, batch and further overrides as another cell."""
     begin, _, changes = plain.partition("no drafter")
     rest = cell.removeprefix(begin).removesuffix(changes)
     has_changes = any("=" in part and not part.startswith("K=") for part in rest.split(", "))
@@ -143,7 +145,7 @@ def is_one_row_of(plain: str, cell: str) -> bool:
 
 
 def ratio(row: dict[str, str], other: dict[str, str] | None, name: str, of: str) -> str:
-    """Return the ratio of two figures, and a dash where there is none."""
+    """Return the ratio of two figures, or a dash if there is none."""
     if other is None or not float(other[of]):
         return "-"
     return f"{float(row[name]) / float(other[of]):.2f}"

@@ -2,11 +2,12 @@
 
     bash ../shared/peer/pack.sh                                       makes the packs that bring vLLM to the machine
     python benchmarks/peer.py FOLDER [--only "K=3" "batch 1,"]        ours: every cell is a run of the lab
-    python peer_vllm.py ... --out FOLDER/theirs-NAME.json             theirs: NAME holds their target's name
+    python peer_vllm.py ... --out FOLDER/theirs-NAME.json             theirs: NAME contains vLLM's name of the target
     python benchmarks/peer.py FOLDER --show                           the table of both
 
-bf16, random weights, 512 tokens in; imposed acceptance of 2.5 tokens a round at K=3. "prompt" is milliseconds a request
-until its first token. Their prompt pass is timed as a generation of one token. Medians over turns.
+All cells have bf16, random weights, prompts of 512 tokens, and an imposed acceptance length of 2.5 at K=3. "prompt" is
+the milliseconds of a request's prompt pass. vLLM's is timed as the generation of one token. All figures are medians
+over turns.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from spec_lab.program.ending import guarded
 from spec_lab.program.table import format_table
 
 NAMES = {"llama3_8b": "llama8b", "qwen3_30b_a3b": "qwen3_30b_a3b", "glm4_7_flash": "glm4_7_flash"}
-"""Our shapes, and the folders of theirs."""
+"""vLLM's names of the shapes, by the lab's."""
 OUTPUTS = {"llama3_8b": 512, "qwen3_30b_a3b": 256, "glm4_7_flash": 256}
 PLAIN = ("glm4_7_flash",)
 """vLLM has no EAGLE-3 for these targets."""
@@ -42,7 +43,7 @@ HEADERS = ("cell", "prompt, theirs", "ours", "theirs over ours", "decode tok/s, 
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run what is missing of ours, and print the table; 2 where a cell was refused or failed."""
+    """Run the lab's missing cells, and print the table. Return 2 if a cell was refused."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--only", nargs="*", default=(), help="cells whose name has all of these in it")
@@ -69,7 +70,7 @@ def measured(cell: Cell, folder: Path) -> dict[str, str]:
 
 
 def lines(cells: Sequence[Cell], table: Path, folder: Path) -> list[list[str]]:
-    """Return a line a cell, with what is there of either side."""
+    """Return a line for each cell, with the figures that are known of either side."""
     ours = {row["cell"]: (float(row["prompt ms"]), float(row["decode tok/s"])) for row in read_rows(table)}
     found = []
     for cell in cells:
@@ -88,7 +89,8 @@ def lines(cells: Sequence[Cell], table: Path, folder: Path) -> list[list[str]]:
 
 
 def theirs(cell: Cell, folder: Path) -> tuple[float | None, float | None]:
-    """Return milliseconds a prompt and tokens a second of their turns at a cell's shape; None where there are none."""
+    """Return vLLM's milliseconds a prompt and tokens a second at a cell's shape, as medians over turns; None if it has
+    none."""
     target = NAMES[cell.target]
     files = [file for file in folder.glob("theirs-*.json") if target in file.name]
     rows = [row for file in files for row in json.loads(file.read_text(encoding="utf-8"))]

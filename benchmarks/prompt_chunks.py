@@ -1,9 +1,10 @@
-"""Times the pass of one prompt by the rows of a chunk, and says which kernels its time goes to.
+"""Times the pass of one prompt with several sizes of its chunks, and says which kernels take the time.
 
     python benchmarks/prompt_chunks.py --tokens 32000 --chunks 4096,8192,16384 [--no-kernels] [KNOB=VALUE ...]
 
-A line a chunk: the first pass, in which kernels are compiled and planned, the best of the later ones, and what it takes
-of memory at its peak, weights and cache included. Kernels are those of one more pass, which is profiled.
+There is a line for each chunk size. It has the time of the first pass, in which kernels are compiled and planned, and
+that of the fastest later pass. It also has the peak memory, with weights and cache. The kernels are those of one more
+pass, which is profiled.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ KINDS = (
     *(("attend", "paged attention"), ("merge", "merging pieces"), ("silu_gate", "gate"), ("norm", "norms")),
     *(("rope", "RoPE and write"), ("gather", "gather"), ("index", "gather"), ("elementwise", "elementwise")),
 )
-"""Kernels are told by the first of these words in their names."""
+"""A kernel's kind is that of the first word here that its name contains."""
 
 
 def main() -> None:

@@ -1,14 +1,14 @@
-"""Measures what a prompt pass computes beyond the last row: time, logits and memory, by drafter, prompt and chunk.
+"""Measures what a prompt pass costs with outputs for all rows and for the last row only: time, logits and memory.
 
     python benchmarks/prompt_outputs.py outputs/prompt_outputs --tokens 1024,8192,32768,130000 --chunks 512,8192 \
         target=llama3_8b target.weights=random device=cuda
     python benchmarks/prompt_outputs.py outputs/prompt_outputs --show --figure docs/log/prompts.png
 
-A line of `passes.csv` for every drafter, prune.prefill, length of the prompt and chunk, as soon as it is measured; what
-is there is not measured again. A pass ends with the first token and the first drafts. Its memory is what it takes at
-its peak on top of weights and caches; `logits MiB` is the largest tensor of logits, which all_rows has for each row of
-a chunk. A length and chunk of which no pass has run yet in this process has one before it is timed, in which kernels
-are compiled and planned.
+`passes.csv` gets a line for each drafter, prune.prefill, prompt length and chunk size, as soon as it is measured. Lines
+that it has already are not measured again. A pass ends with the first token and the first drafts. Its memory is the
+peak above weights and caches. `logits MiB` is the largest tensor of logits; with all_rows it has every row of a chunk.
+The first pass of each prompt length and chunk size in this process is not timed, since kernels are compiled and planned
+in it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from spec_lab.wiring.models import load_models
 DRAFTERS = ("none", "eagle3", "mtp_eagle")
 MEBI, GIBI = 2**20, 2**30
 LONGEST_REPEATED = 40_000
-"""Longer prompts are timed once; shorter ones have the median of three."""
+"""Prompts longer than this are timed once. For others the time is the median of three."""
 NUM_REPEATS = 3
 KEYS = ("drafter", "prefill", "tokens", "chunk")
 Row = dict[str, str]
@@ -63,7 +63,7 @@ class Cell:
 
 
 class WatchedLogits:
-    """Stands in front of a target's `logits`, and keeps the size of the largest."""
+    """Wraps a target's `logits`, and keeps the size of the largest tensor that it returned."""
 
     def __init__(self, target: Any) -> None:
         self._logits = target.logits
@@ -106,7 +106,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def measure_drafter(cells: Sequence[Cell], overrides: Sequence[str], table: Path, warm: set[tuple[int, int]]) -> None:
-    """Load target and drafter once, and append a line a cell; `warm` has the lengths and chunks that have run."""
+    """Load target and drafter once, and append a line for each cell. `warm` has the lengths and chunk sizes that have
+    run."""
     drafter = cells[0].drafter
     typed = ["references=[]", "max_new_tokens=1", "graph=eager", "batch_size=1", f"drafter={drafter}"]
     if drafter != "none" and "target.weights=random" in overrides:
@@ -126,19 +127,19 @@ def measure_drafter(cells: Sequence[Cell], overrides: Sequence[str], table: Path
 
 
 def make_request(num_tokens: int) -> Request:
-    """Make a prompt whose text decides nothing."""
+    """Make a prompt of random tokens, whose values do not affect the figures."""
     generator = random.Random(num_tokens)
     return Request(f"prompt of {num_tokens}", "random", tuple(generator.choices(range(3, 100), k=num_tokens)), 1)
 
 
 def measured(cell: Cell, engine: Engine, request: Request, warm: set[tuple[int, int]]) -> Row:
-    """Run the prompt's pass, once before where kernels of its sizes have not run, and return its line."""
+    """Time the prompt's pass, and return its line. If kernels of its sizes have not run yet, run it once before."""
     engine.prompt_pass.chunk_size = cell.chunk
     if (cell.tokens, cell.chunk) not in warm:
         engine.generate([request])
         warm.add((cell.tokens, cell.chunk))
-    # The parts of a replaced engine refer to each other, so that its caches stay until a collection. Counted as there
-    # before a pass and freed in it, they would make the pass seem to take that much less.
+    # The parts of a replaced engine refer to each other, so its caches stay until a garbage collection. If that
+    # happened during the pass, the pass would seem to take less memory than it does.
     gc.collect()
     target: Any = engine.parts.target
     watched, plain = WatchedLogits(target), target.logits
@@ -165,7 +166,7 @@ def measured(cell: Cell, engine: Engine, request: Request, warm: set[tuple[int, 
 
 
 def show(rows: Sequence[Row]) -> None:
-    """Print a line a cell, and what its pass is beside that of no drafter, of the same kind."""
+    """Print a line for each cell, with its rate over that of no drafter with outputs for the last row only."""
     columns = ("drafter", "tokens", "chunk", "prefill", "ms", "tokens/s", "of no drafter's", "logits MiB", "pass MiB")
     body = [
         [
@@ -182,12 +183,12 @@ def show(rows: Sequence[Row]) -> None:
 
 
 def tokens_per_second(row: Row) -> float:
-    """Return prompt tokens by the time of the pass."""
+    """Return prompt tokens divided by the time of the pass."""
     return int(row["tokens"]) / float(row["seconds"])
 
 
 def relative(row: Row, rows: Sequence[Row]) -> str:
-    """Return the rate over that of no drafter with outputs for the last row alone, "-" where that is missing."""
+    """Return the rate over that of no drafter with outputs for the last row only; "-" if that is missing."""
     same = ("tokens", "chunk")
     for other in rows:
         if other["drafter"] == "none" and other["prefill"] == "last_row" and all(other[k] == row[k] for k in same):
@@ -196,7 +197,8 @@ def relative(row: Row, rows: Sequence[Row]) -> str:
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:
-    """Draw rates over no drafter's, and memory, by length: a column of panels a chunk, a line a drafter and kind."""
+    """Draw rates over no drafter's, and memory, against prompt length: a column of panels for each chunk size, a line
+    for each drafter and prune.prefill."""
     import matplotlib
 
     matplotlib.use("agg")

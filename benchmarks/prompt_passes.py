@@ -1,12 +1,12 @@
-"""Times prompt passes with chunks of one request and of several in a forward (`cache.prefill_tokens`).
+"""Times prompt passes whose forwards have chunks of one request, or of several (`cache.prefill_tokens`).
 
     python benchmarks/prompt_passes.py [--sizes 1,2048,8192] [--repeats 3] [KNOB=VALUE ...]
 
-Every request of the workload ends with its prompt pass: the first token and the first drafts are in the time, rounds
-are not. A line a size: the best repeat's time a request, the forwards it took, and of how many prompts the logits
-behind them have other bits than with the first size. With graph.prompts=true and a size of 1 prompts are replayed, and
-nobody looks at their logits. --as-they-round times once more with the library's products as they come, whatever bits
-packs then have.
+Every request of the workload ends after its prompt pass. So the times include the first token and the first drafts, but
+no rounds. There is a line for each size. It has the time a request in the fastest repeat, and the number of forwards.
+It also says for how many prompts the last row's logits have other bits than with the first size. With
+graph.prompts=true logits are not compared. --as-they-round measures once more with the library's usual products, with
+which bits may depend on how prompts share forwards.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from spec_lab.program.ending import guarded
 
 
 def milliseconds(result: GenerationResult) -> float:
-    """Return the time of a repeat's prompt passes, a request."""
+    """Return the mean time of a request's prompt pass in a repeat."""
     return 1e3 * sum(record.seconds for record in result.prefills) / len(result.prefills)
 
 
@@ -40,7 +40,7 @@ def whole_numbers(text: str) -> list[int]:
 
 
 def logits_behind(engine: Engine, requests: list[Request]) -> Counter[str]:
-    """Run the prompts, and count the rows of logits behind them by their bits."""
+    """Run the prompts, and count the logits after them by their bits."""
     found: Counter[str] = Counter()
     rule = engine.parts.rule
     own = rule.first_tokens
@@ -81,7 +81,7 @@ def main() -> None:
 
 
 def time_sizes(engine: Engine, requests: list[Request], sizes: list[int], repeats: int) -> None:
-    """Print a line for each number of rows."""
+    """Print a line for each size."""
     captured = isinstance(engine.prompt_pass, CapturedPromptPass)
     alone: Counter[str] | None = None
     for size in sizes:

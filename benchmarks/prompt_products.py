@@ -1,15 +1,15 @@
-"""Times products of a prompt's rows on a GPU, and looks whether a row has the same bits whatever stands beside it.
+"""Times products of a prompt's rows on a GPU, and checks whether a row's bits depend on the other rows.
 
     PYTHONPATH=.:kernels python benchmarks/prompt_products.py [--only times bits experts]     # about 30 s
 
 Shapes are those of Llama-3.1-8B and of a layer of Qwen3-30B-A3B's experts; numbers are random, in bfloat16.
 
-library  the product as it comes; of experts, what kernels=torch takes
-unsplit  that of prompt passes (`spec_lab.operators.prompt_rounding`)
-ours     a product in Triton whose tiles the copy engine brings; of experts, what kernels=triton takes
+library  torch's usual product; for experts, that of kernels=torch
+unsplit  torch's product as prompt passes call it (`spec_lab.operators.prompt_rounding`)
+ours     a product in Triton whose tiles are loaded by TMA; for experts, that of kernels=triton
 
-A line of bits counts the rows whose bits are not those that they have among 8192, and names the numbers of rows at
-which any differs. Experts of up to 256 rows are compared with those among 256, more with those among 2048.
+A line of bits counts the rows whose bits differ from those in a product of 8192 rows, and names the numbers of rows at
+which any row differs. For experts, up to 256 rows are compared with a forward of 256 rows, and more with one of 2048.
 """
 
 # mypy: allow-untyped-decorators
@@ -86,7 +86,7 @@ def by_unsplit(weight: torch.Tensor) -> Way:
 
 
 def by_unsplit_added(weight: torch.Tensor) -> Way:
-    """Make the product that is added to a stream as it is written, as an MLP's second one."""
+    """Make a product that is added to the residual stream as it is written, like an MLP's second product."""
 
     def run(rows: torch.Tensor) -> torch.Tensor:
         with inputs_unsplit():
@@ -117,7 +117,7 @@ WAYS = {"library": by_library, "unsplit": by_unsplit, "ours": by_ours}
 
 
 def microseconds(run: Callable[[], object], seconds: float = 0.03) -> float:
-    """Return the median of calls that follow each other, 5 to 50 of them."""
+    """Return the median time of 5 to 50 calls in a row."""
     for _ in range(2):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
@@ -138,13 +138,13 @@ def print_head(what: str, columns: Iterable[int]) -> None:
 
 
 def print_rates(name: str, times: Iterable[float], flops: Iterable[float]) -> None:
-    """Print microseconds, in brackets TFLOP/s."""
+    """Print microseconds, with TFLOP/s in brackets."""
     cells = [f"{time:.0f} ({num / time / 1e6:.0f})" for time, num in zip(times, flops, strict=True)]
     print(f"{name:26}" + "".join(f"{cell:>14}" for cell in cells), flush=True)
 
 
 def time_products(weights: dict[str, torch.Tensor], rows: dict[int, torch.Tensor]) -> None:
-    """Print the time of every way; of gates and ups also with the activation behind it."""
+    """Print the time of every way; for gate_up also with the activation after it."""
     print_head("us (TFLOP/s)", SIZES)
     for name, weight in weights.items():
         flops, sources = [2.0 * size * weight.numel() for size in SIZES], rows[weight.shape[1]]
@@ -167,8 +167,8 @@ def gate_behind(product: Way) -> Way:
 
 
 def compare_bits(weights: dict[str, torch.Tensor], rows: dict[int, torch.Tensor]) -> None:
-    """Print for every way how many rows have other bits than among `MOST`, and whether those are the bits of
-    `unsplit`."""
+    """Print for every way how many rows have other bits than in a product of `MOST` rows. Also print how many rows of
+    that product differ from `unsplit`."""
     print()
     for name, weight in weights.items():
         sources = rows[weight.shape[1]]
@@ -185,7 +185,7 @@ def compare_bits(weights: dict[str, torch.Tensor], rows: dict[int, torch.Tensor]
 
 
 def print_differing(name: str, counts: Sequence[int], different: list[int]) -> None:
-    """Print how many rows differ, and at which numbers of rows, in ranges of those that were tried."""
+    """Print how many rows differ, and at which of the tried numbers of rows, as ranges."""
     runs = groupby(zip(counts, different, strict=True), lambda pair: pair[1] > 0)
     found = [[count for count, _ in pairs] for is_different, pairs in runs if is_different]
     ranges = [str(run[0]) if len(run) == 1 else f"{run[0]}..{run[-1]}" for run in found]
@@ -193,7 +193,7 @@ def print_differing(name: str, counts: Sequence[int], different: list[int]) -> N
 
 
 def time_experts() -> None:
-    """Print the time of a layer's experts, from the choice on, and whether rows keep their bits."""
+    """Print the time of a layer's experts without the router, and whether a row's bits depend on the other rows."""
     gate_up = randn(EXPERTS, 2 * INNER, HIDDEN) / HIDDEN**0.5
     down = randn(EXPERTS, HIDDEN, INNER) / INNER**0.5
     ways: dict[str, RoutedExperts] = {

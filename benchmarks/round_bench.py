@@ -1,7 +1,8 @@
-"""Times rounds of targets of random weights on one GPU, each beside its floor: what tables of such rounds share.
+"""The common parts of `moe_round.py` and `family_round.py`, which time rounds of targets with random weights on one
+GPU.
 
-The weights of a target and its drafter serve all cells of both, in one process. Imposed acceptance accepts equally many
-drafts in every round, so that all rounds of a cell have all of its requests.
+The cells of a target share its weights and those of its drafter, in one process. The number of accepted drafts is
+imposed, the same in every round, so that every round of a cell has all of its requests.
 """
 
 from __future__ import annotations
@@ -43,12 +44,12 @@ from spec_lab.wiring.workloads import open_workload
 NUM_ROUNDS, LEFT_OUT = 24, 4
 STAGES = ("verify", "catchup", "recur")
 EMBEDDING_SCALE = 50.0
-"""Random layers make all tokens of a text alike, so that their rows choose the same experts, unless embeddings outweigh
-what attention mixes in."""
+"""Embeddings are multiplied by this, so that they outweigh what attention adds. Otherwise random layers make all rows
+of a text alike, and these choose the same experts."""
 HEAD_SCALE = 100.0
-"""A random EAGLE-3 head drafts one token again and again, whose rows choose the same experts, unless what its MLP adds
-outweighs what comes in, and each step hands on a normed state, so that the next one's does too. Its attention is a mean
-over the context, and alike for all rows."""
+"""The second MLP matrix of a random EAGLE-3 head is multiplied by this, so that the MLP's output outweighs its input.
+`norm_output` norms the state that a step passes on, so that this also holds in the next step. Otherwise the head drafts
+one token again and again, and the rows of these drafts choose the same experts."""
 COMMON = (
     *("target.weights=random", "workload=random_ids", "attention=triton", "kernels=triton", "graph=round"),
     *("device=cuda", "references=[]", "warmup_requests=0"),
@@ -60,9 +61,9 @@ class Model:
     """A target and its drafter, of random weights.
 
     Attributes:
-        overrides: of the target, and of anything else that all of its cells share.
+        overrides: overrides for the target, and for anything else that all of its cells share.
         drafter: the overrides of its drafter.
-        catches_up: the drafter has a catch-up to prune.
+        catches_up: whether the drafter has a catch-up step to prune.
     """
 
     name: str
@@ -94,7 +95,7 @@ class Cell:
         return self.num_draft_tokens // 2 + 2 if self.num_draft_tokens else 1
 
     def overrides(self) -> list[str]:
-        """Return what to compose."""
+        """Return the overrides of the cell's run."""
         drafter: tuple[str, ...] = ("drafter=none",)
         if self.num_draft_tokens:
             drafter = (
@@ -117,11 +118,11 @@ class Cell:
 
 
 def leaves_rounds_behind(config: RunConfig) -> str | None:
-    """Say why a cell of such rounds cannot be timed: not all of them would have all requests."""
+    """Say why a cell cannot be timed, if not all of its rounds would have all requests."""
     graph: Any = config.graph
     if getattr(graph, "overlap", False) and graph.rounds_per_replay == 1:
         return (
-            "graph.overlap=true launches a round behind the end of all requests, which is none of this table; leave it "
+            "graph.overlap=true launches a round after all requests have ended, but timed rounds have all; leave it "
             "out, or add graph.rounds_per_replay=2"
         )
     return None
@@ -136,7 +137,8 @@ def missing_cells(cells: Sequence[Cell], table: Path) -> list[Cell]:
 def run_cells(
     cells: Sequence[Cell], table: Path, deadline: float, make_bench: Callable[[Sequence[Cell]], Bench]
 ) -> bool:
-    """Run the cells of a model one after another with one set of weights; tell whether any failed."""
+    """Run the cells of each model one after another with one set of weights, until `deadline`. Return whether any
+    failed."""
     failed = False
     for model in dict.fromkeys(cell.model for cell in cells):
         own = [cell for cell in cells if cell.model == model]
@@ -182,7 +184,7 @@ class Figures:
 
 
 class Bench(ABC):
-    """Times the cells of a model whose weights it has loaded; a table says which figures its lines have."""
+    """Times the cells of one model with one set of weights. Subclasses say which figures a line of the table has."""
 
     def __init__(self, cells: Sequence[Cell]) -> None:
         """Make weights for the longest of `cells`."""
@@ -236,7 +238,7 @@ class Bench(ABC):
         )
 
     def works(self, cell: Cell, experts: dict[str, float]) -> list[floor.Work]:
-        """Say what the passes of a round have to do, in the middle of the output."""
+        """Return the work of the passes of a round, in the middle of the output."""
         target, batch, num_rows = self.models.target.config, cell.batch_size, cell.num_draft_tokens + 1
         seq_len = cell.model.prompt_tokens + cell.num_emitted * NUM_ROUNDS / 2
         works = [floor.target_work(target, batch, num_rows, seq_len, experts["verify"])]
@@ -250,8 +252,8 @@ class Drafter:
     """The weights of a drafter, read once.
 
     Attributes:
-        make: the factory of a cell's run.
-        works: what the passes of a round have to do.
+        make: returns the drafter's factory for a cell's run.
+        works: returns the work of the drafter's passes in a round.
     """
 
     make: Callable[[Chosen], DrafterFactory]
@@ -287,12 +289,12 @@ def read_drafter(chosen: Chosen, build: DrafterBuild) -> Drafter:
 
 
 def eagle3_works(head: Eagle3Config, cell: Cell, seq_len: float) -> list[floor.Work]:
-    """Say what the passes of an EAGLE-3 head, which is dense, have to do."""
+    """Return the work of the passes of an EAGLE-3 head, which is dense."""
     return floor.draft_work(head.layer, eagle3_tensor_shapes(head), cell.num_draft_tokens, cell.batch_size, seq_len)
 
 
 def module_works(layer: ModelConfig, cell: Cell, experts: dict[str, float], seq_len: float) -> list[floor.Work]:
-    """Say what the passes of an MTP module have to do: the catch-up, and the other draft steps."""
+    """Return the work of the passes of an MTP module: the catch-up, and the other draft steps."""
     num_steps = cell.num_draft_tokens - 1
     first = floor.module_work(layer, cell.batch_size, cell.num_draft_tokens + 1, seq_len, experts["catchup"])
     each = experts["recur"] / max(1, num_steps)

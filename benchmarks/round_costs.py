@@ -1,4 +1,4 @@
-"""Times rounds by drafts, batch, context and pruning of the catch-up step, behind prompts that nobody computes.
+"""Times rounds for several K, batch sizes, contexts and prunings of the catch-up step, without computing the prompts.
 
     python benchmarks/round_costs.py outputs/round_costs --prompts 1024,8192 --batches 1,8,64,256 --drafts 0,1,3,7 \
         target=llama3_8b target.weights=random drafter.draft_vocab_size=32000 device=cuda
@@ -6,13 +6,15 @@
         drafter.weights=random graph=eager
     python benchmarks/round_costs.py outputs/round_costs --show
 
-What a round costs does not depend on what its keys are, so caches are filled with noise in place of prompt passes: 64
-prompts of 8192 tokens would take 14 s in every cell. All else is the engine's own round, by its own record; an EAGLE-3
-head with random weights drafts, or another drafter that is named, and two tokens a request are imposed in every round,
-so that all requests end together. `--drafts 0` is plain decoding. Of a block drafter the bytes are given that writing
-context moves: the weights, once, and of each row the target's hidden states, its context, and its keys and values. A
-line of `rounds.csv` for every cell as soon as it is measured; what is there is not measured again. A cell that does not
-fit the GPU is named, and left out.
+The cost of a round does not depend on the values of its keys. So caches are filled with noise in place of prompt
+passes: 64 prompts of 8192 tokens would take 14 s in every cell. Everything else is the engine's own round, with the
+engine's own times. The drafter is an EAGLE-3 head, or the one named. Every round emits two tokens for each request,
+which is imposed, so that all requests end together. `--drafts 0` is plain decoding. For a block drafter the table has
+the bytes that writing its context moves: the weights once, and for each row the target's hidden states, the context,
+and its keys and values.
+
+`rounds.csv` gets a line for each cell as soon as it is measured. Cells that it has already are not measured again. A
+cell that is refused, such as one that does not fit the GPU, is named and left out.
 """
 
 from __future__ import annotations
@@ -59,7 +61,8 @@ NOT_PRUNED = "none"
 CATCHUPS = (NOT_PRUNED, "post_attention", "pre_attention")
 EMITTED_PER_ROUND = 2
 NUM_SETTLING = 3
-"""Rounds of a pass that are not counted: the first begins with its launch, the others fill what they find empty."""
+"""The first rounds of a pass, which are not counted. The very first is timed from its launch, and the next ones are not
+yet in a steady state."""
 PROFILED_ROUNDS = 8
 STAGES = ("verify", "catchup", "recur")
 Row = dict[str, str]
@@ -85,7 +88,7 @@ class Cell:
 
 
 class FilledPrompts(PromptPass):
-    """Stands in the place of prompt passes: a request's slot is made ready, and nothing is computed."""
+    """Replaces prompt passes: it prepares a request's slot, and computes nothing."""
 
     def run(self, sequences: Iterable[RunningSequence]) -> dict[int, RowCounts]:
         """Give every request a first token and first drafts."""
@@ -123,7 +126,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for tokens in [] if options.show else options.prompts:
         there = {tuple(row[key] for key in KEYS) for row in read_rows(table)}
         if missing := [cell for cell in cells_of(options, tokens) if cell.key not in there]:
-            # Where other programs run beside this one, wall time says little of a CPU.
+            # If other programs run on the machine, wall time says little about the work of a CPU.
             clock = patch.object(timing, "perf_counter", process_time) if options.cpu_time else nullcontext()
             with clock:
                 measure_prompt(missing, options, table)
@@ -132,7 +135,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def cells_of(options: argparse.Namespace, tokens: int) -> list[Cell]:
-    """List the cells behind prompts of `tokens`; there is nothing to catch up in plain decoding."""
+    """List the cells with prompts of `tokens`. Plain decoding has no catch-up step to prune."""
     return [
         Cell(tokens, batch, num_drafts, catchup)
         for batch in options.batches
@@ -142,7 +145,8 @@ def cells_of(options: argparse.Namespace, tokens: int) -> list[Cell]:
 
 
 def measure_prompt(cells: Sequence[Cell], options: argparse.Namespace, table: Path) -> None:
-    """Load the target once, since how keys are split follows from the longest sequence, and append a line a cell."""
+    """Load the target for prompts of one length, and append a line for each cell. How attention splits keys depends on
+    the longest sequence, so each prompt length loads the target again."""
     num_new = 1 + EMITTED_PER_ROUND * (options.rounds + NUM_SETTLING)
     most_drafts = max(max(options.drafts), 1)
     config = composed(options.overrides, most_drafts)
@@ -156,13 +160,13 @@ def measure_prompt(cells: Sequence[Cell], options: argparse.Namespace, table: Pa
             print(f"{' '.join(cell.key)}: {error}", file=sys.stderr)
         else:
             append_row(table, row)
-        gc.collect()  # graphs and caches of an engine hold one another
+        gc.collect()  # graphs and caches of an engine refer to one another
         if models.device.type == "cuda":
             torch.cuda.empty_cache()
 
 
 def composed(overrides: Sequence[str], num_drafts: int) -> RunConfig:
-    """Compose the run of a drafter with so many drafts, or of none."""
+    """Compose a run with `num_drafts` drafts in a round, or with no drafter if that is 0."""
     chosen = ["references=[]", "graph=round"]
     if num_drafts:
         chosen += ["drafter=eagle3", f"drafter.num_draft_tokens={num_drafts}", "acceptance=synthetic"]
@@ -177,7 +181,7 @@ def composed(overrides: Sequence[str], num_drafts: int) -> RunConfig:
 
 
 def make_request(number: int, num_tokens: int, num_new: int) -> Request:
-    """Make a request whose text decides nothing."""
+    """Make a request whose token values do not affect the times."""
     return Request(f"request {number}", "noise", (1,) * num_tokens, num_new, ignore_eos=True)
 
 
@@ -208,7 +212,7 @@ def measured(cell: Cell, options: argparse.Namespace, models: TargetBuild) -> Ro
 
 
 def fill(engine: Engine) -> None:
-    """Fill the pages of target and drafter with noise; what no position has stays zero."""
+    """Fill the pages of target and drafter with noise. The reserved pages, which hold no position, stay zero."""
     first = NUM_RESERVED_PAGES * engine.parts.slots.table.page_size
     drafter: Any = engine.parts.drafter
     own = [drafter.cache.kv] if engine.num_draft_tokens else []
@@ -217,7 +221,7 @@ def fill(engine: Engine) -> None:
 
 
 def context_bytes(engine: Engine, num_rows: int) -> str:
-    """Count what writing the context of so many rows moves; "" where no context is written."""
+    """Return the bytes that writing the context of `num_rows` rows moves; "" if no context is written."""
     drafter: Any = engine.parts.drafter
     config = getattr(getattr(getattr(drafter, "blocks", None), "model", None), "config", None)
     if config is None or not num_rows:
@@ -230,7 +234,7 @@ def context_bytes(engine: Engine, num_rows: int) -> str:
 
 
 def gathers_rows(kernel: str) -> bool:
-    """Tell by its name whether a kernel of torch picks rows by index."""
+    """Return whether a kernel of torch picks rows by index, judging by its name."""
     return any(word in kernel.lower() for word in ("gather", "index_elementwise", "indexselect", "index_select"))
 
 
@@ -247,7 +251,7 @@ def line(passes: Sequence[Sequence[RoundRecord]]) -> Row:
 
 
 def show(rows: Sequence[Row]) -> None:
-    """Print rounds with their break-even, and behind them what pruning saves."""
+    """Print rounds with their break-even, and with what pruning saves."""
     plain = {(row["tokens"], row["batch"]): float(row["round"]) for row in rows if row["K"] == "0"}
     bare = {tuple(row[key] for key in KEYS[:3]): row for row in rows if row["pruned"] == NOT_PRUNED}
     ordered = sorted(rows, key=lambda row: (*(int(row[key]) for key in KEYS[:3]), CATCHUPS.index(row["pruned"])))
@@ -281,7 +285,7 @@ def show(rows: Sequence[Row]) -> None:
 
 
 def saved(row: Row, unpruned: Row | None) -> str:
-    """Say by how much the catch-up step is shorter, where both were timed."""
+    """Say by how much the catch-up step is shorter, if both were timed."""
     if unpruned is None or not (unpruned["catchup"] and row["catchup"]):
         return "-"
     return f"{1e3 * (float(unpruned['catchup']) - float(row['catchup'])):.1f} us"

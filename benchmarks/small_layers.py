@@ -3,8 +3,9 @@
     PYTHONPATH=.:kernels python benchmarks/small_layers.py [--shapes 30,576,1536,9,3,64 ...] [--keys 300]
 
 A shape is layers, hidden size, MLP width, query heads, KV heads and channels of a head. Cells are batch x rows a
-request. Products go step by step, as those of large weights do, and launches follow one another; then kernels are
-placed early; then products go at once as well, as rounds of small models do.
+request. Each shape has three lines. In `steps` products load their weights step by step, as those of large weights do,
+and each kernel starts after the one before. In `steps, early` kernels start early (`spec_kernels.early`). In `at once,
+early` products also load small weights at once, as in rounds of small models.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class Shape:
 
 
 class Layers:
-    """Random layers of a shape, one behind the other, over one cache each."""
+    """Random layers of a shape, one after the other, each with its own cache."""
 
     def __init__(self, shape: Shape, num_keys: int) -> None:
         self.shape, self.num_keys = shape, num_keys
@@ -64,7 +65,7 @@ class Layers:
         self._arrivals = torch.zeros(2 * shape.inner + 4096, dtype=torch.int32, device="cuda")
 
     def run(self, stream: torch.Tensor, batch: int) -> torch.Tensor:
-        """Run all layers over `stream` [rows, hidden] of so many requests."""
+        """Run all layers over `stream` [rows, hidden] of `batch` requests."""
         shape, num_rows = self.shape, len(stream) // batch
         pages = torch.arange(batch * MAX_POSITIONS // PAGE_SIZE, device="cuda").view(batch, -1)
         table = torch.cat((pages, pages[:, :1]), dim=1)
@@ -90,7 +91,7 @@ class Layers:
         return stream
 
     def microseconds(self, batch: int, num_rows: int, launching: AbstractContextManager[None]) -> float:
-        """Return the time of a layer, the least of three stretches."""
+        """Return the time of a layer, in the fastest of three stretches of replays."""
         stream = torch.randn(batch * num_rows, self.shape.hidden, **OPTIONS)
         side, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
         with torch.cuda.stream(side), launching:
@@ -113,7 +114,7 @@ def elapsed_ms(graph: torch.cuda.CUDAGraph) -> float:
 
 
 def step_by_step(*sizes: int) -> object:
-    """Return the tiles of a product that goes through its inputs step by step, whatever its size."""
+    """Return the tiles of a product that loads its weight step by step, whatever its size."""
     rows, out_features, in_features, gated, _, is_fp8 = sizes
     return choose_tiles(rows, out_features, in_features, bool(gated), bool(is_fp8))
 

@@ -2,8 +2,8 @@
 
     python benchmarks/study_figures.py FOLDER docs/log
 
-A picture each of break-even by drafts, contexts, graph modes and pruning, of what is there. That of
-prompts is drawn by `benchmarks/prompt_outputs.py --figure`.
+The pictures are of break-even by number of drafts, contexts, graph modes and pruning. One without data is left out.
+`benchmarks/prompt_outputs.py --figure` draws that of prompts.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MODES = ("eager", "split_seed", "step_replay", "full_loop", "round", "round, ove
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Draw what there is, and name the pictures."""
+    """Draw the pictures that have data, and print their names."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("pictures", type=Path)
@@ -47,13 +47,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def recorded(folder: Path) -> pd.DataFrame:
-    """Read the finished runs of a study, a line each."""
+    """Read the finished runs of a study, as a line for each."""
     summaries = [run.summary for run in find_runs([folder])] if folder.exists() else []
     return pd.DataFrame(line(summary) for summary in summaries if summary["status"] == "finished")
 
 
 def line(summary: Any) -> dict[str, Any]:
-    """Pick what the pictures show of a record."""
+    """Return the numbers of a record that the pictures show."""
     config = summary["config"]
     overlap = ", overlap" if config["graph"].get("overlap") else ""
     return {
@@ -83,10 +83,10 @@ def timed(table: Path) -> pd.DataFrame:
 
 
 def draw_drafts(frame: pd.DataFrame) -> Any:
-    """Draw the acceptance length from which drafting pays, by K, under the most that K drafts can give.
+    """Draw the acceptance length from which drafting pays, by K. A dashed line is the largest possible length, K + 1.
 
-    It is a round over plain decoding's: the record's own break-even also has the end of a run in it, when requests of
-    one length end apart because drafts were accepted, and rounds are no longer full.
+    It is the time of a round over that of plain decoding. The record's own break-even would include the end of a run:
+    requests accept different numbers of drafts and end at different times, so the last rounds are not full.
     """
     frame = frame.assign(**{"break-even": frame["ms a round"] / frame["plain"]})
     grid = styled().relplot(
@@ -101,7 +101,7 @@ def draw_drafts(frame: pd.DataFrame) -> Any:
 
 
 def draw_contexts(frame: pd.DataFrame) -> Any:
-    """Draw a round, plain and with drafts, and its floor, by context."""
+    """Draw the time of a round, with and without drafts, and its floor, by context."""
     parts = []
     for _, row in frame.iterrows():
         for drafter, value in (("none", row["plain"]), (f"K={row['K']}", row["ms a round"])):
@@ -125,7 +125,7 @@ def draw_contexts(frame: pd.DataFrame) -> Any:
 
 
 def draw_graphs(frame: pd.DataFrame) -> Any:
-    """Draw a round by graph mode, a panel a batch."""
+    """Draw the time of a round by graph mode, with a panel for each batch size."""
     modes = [mode for mode in MODES if mode in set(frame["graph mode"])]
     grid = styled().catplot(
         frame,
@@ -172,7 +172,7 @@ def draw_pruning(frame: pd.DataFrame) -> Any:
 
 
 def with_ticks(grid: Any, values: Sequence[int]) -> Any:
-    """Mark the values that were measured along a logarithmic x, and no others."""
+    """Put ticks on a logarithmic x axis at the measured values, and at no others."""
     from matplotlib.ticker import NullLocator
 
     ticks = {value: str(value) for value in values if value < 1000}

@@ -1,9 +1,9 @@
-"""Draws the picture of docs/log/trees.md from that page's own table, so that the two cannot part.
+"""Draws the picture of docs/log/trees.md from that page's own table, so that the two always agree.
 
     python benchmarks/tree_figure.py docs/log/trees.md docs/log/trees_speed.png
 
 The table is found by its header: tokens per second over plain decoding by drafter, rows and drafts, with a column for
-each batch. A star in it, of a cell, is a hollow marker here.
+each batch. A cell with a star becomes a hollow marker.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def save(figure: Any, picture: Path) -> None:
-    """Save a figure in 64 colours, which takes a quarter of the bytes that all of its shades take."""
+    """Save a figure in 64 colours, which takes a quarter of the bytes of full colour."""
     from PIL import Image
 
     shades = io.BytesIO()
@@ -69,7 +69,7 @@ def tables(page: str) -> Iterator[list[Cells]]:
 
 
 def read(table: list[Cells]) -> pd.DataFrame:
-    """Make a line of each measured cell of the table."""
+    """Return a row for each measured cell of the table."""
     batches = [int(name.removeprefix("batch ")) for name in table[0][4:]]
     lines = [
         (drafter, shape(cells[2]), int(cells[1]), batch, *number(cell))
@@ -81,7 +81,7 @@ def read(table: list[Cells]) -> pd.DataFrame:
 
 
 def filled(body: list[Cells]) -> Iterator[tuple[str, Cells]]:
-    """Yield each line with its drafter, which stands in the first of several only."""
+    """Yield each line with its drafter. The table names a drafter only in the first of its lines."""
     drafter = ""
     for cells in body:
         drafter = cells[0] or drafter
@@ -118,7 +118,7 @@ def draw(cells: pd.DataFrame) -> Any:
 
 
 def panel(axes: Any, cells: pd.DataFrame, colors: dict[int, Any]) -> None:
-    """Draw a line a batch and shape along a logarithmic x that marks what was measured."""
+    """Draw a line for each batch and shape, over a logarithmic x axis with ticks at the measured numbers of rows."""
     from matplotlib.ticker import NullLocator
 
     for (batch, name), part in cells.sort_values("rows").groupby(["batch", "shape"]):

@@ -1,11 +1,11 @@
-"""Measures what verifying N rows costs beside one: the target's forward alone, on a CPU, the two taking turns.
+"""Measures what verifying N rows costs compared with one row: only the target's forward, on a CPU, in turns.
 
     python benchmarks/verify_rows.py [kernels=torch]
 
-A step of plain decoding is one row of every product; verifying K drafts is K + 1 rows of the same products, which a CPU
-reads the same weights for. So the ratio says how much of a step is bound by bytes: 1 is all of it. Beside the products,
-attention has N times the query rows, and it grows with the context. The figure is the least of many turns, so that a
-machine that is busy now and then does not matter much.
+A step of plain decoding has one row in every product. Verifying K drafts has K + 1 rows in the same products, for which
+a CPU reads the same weights. So the ratio shows how far a step is bound by reading weights; 1 means entirely. Besides
+the products, attention has N times the query rows, and its cost grows with the context. The figure is the least of many
+turns, so that a machine that is busy now and then does not matter much.
 """
 
 from __future__ import annotations
@@ -33,9 +33,10 @@ CONTEXTS = (64, 160, 320)
 
 
 def main() -> None:
-    """Print a row a context, a column a number of rows, for a run with the overrides that were typed."""
+    """Print a line for each context and a column for each number of rows, for the target of a run with the typed
+    overrides."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("overrides", nargs="*", help="of the run whose target it is")
+    parser.add_argument("overrides", nargs="*", help="of the run whose target is timed")
     parts = load_parts(parser.parse_args().overrides)
     body = []
     for context in CONTEXTS:
@@ -59,7 +60,8 @@ def load_parts(overrides: list[str]) -> Parts:
 
 @torch.inference_mode()
 def seconds(parts: Parts, num_rows: int, context: int, clock: Callable[[], float] = time.perf_counter) -> float:
-    """Return the time, of the wall by default, of a forward with logits of `num_rows` rows behind `context` tokens."""
+    """Return the time (by default wall time) of a forward of `num_rows` rows after `context` tokens, with their
+    logits."""
     started = clock()
     attention = parts.backend.build(
         positions=torch.arange(context, context + num_rows).unsqueeze(0),

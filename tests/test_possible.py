@@ -102,6 +102,15 @@ def test_an_interval_holds_its_value(key: str, change: dict[str, float], tmp_pat
     assert_refused(tmp_path / "summary.json", summary | {key: summary[key] | change}, (key,), read_summary)
 
 
+@pytest.mark.parametrize("name", ["summary.json", "rounds.jsonl"])
+def test_an_extensions_metric_may_be_negative(name: str, tmp_path: Path) -> None:
+    record_run(tmp_path)
+    path = tmp_path / name
+    value = json.loads(path.read_text().splitlines()[0] if name.endswith("l") else path.read_text())
+    path.write_text(json.dumps(value | {"metrics": {"lead": -3.0, "low": 2.0, "high": 1.0}}) + "\n")
+    READERS[name](path.parent)
+
+
 def test_a_day_is_one(tmp_path: Path) -> None:
     assert_refused(
         tmp_path / "summary.json", record_run(tmp_path) | {"started_at": "soon"}, ("started_at",), read_summary

@@ -1,1 +1,1 @@
-"""Runs and sweeps from the command line: their jobs, the order of these, and their outcomes."""
+"""Runs and sweeps from the command line: it runs their jobs, and collects how these ended."""

@@ -28,7 +28,7 @@ GRACE_SECONDS = 10.0
 def on_this_rank(run: Callable[[Adapt], int]) -> int:
     """Return the exit code of `run(adapt)`, a program that passes each composed run through `adapt`.
 
-    Another rank than the first that has an error waits `GRACE_SECONDS`, and then prints all of its output on stderr.
+    After an error, a rank other than the first waits `GRACE_SECONDS` and then prints all of its output on stderr.
     """
     try:
         rank = ranks().rank

@@ -1,6 +1,6 @@
 """Records how jobs in other processes ended, in the folder of their multirun, and reads it back.
 
-A launcher's return value is lost if its worker dies, and is not available to a later process.
+What a job returns to its launcher is lost if the worker dies, and a later process cannot read it.
 """
 
 from __future__ import annotations

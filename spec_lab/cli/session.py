@@ -119,8 +119,8 @@ class Session:
         return None
 
     def _read_outcomes(self, task: JobTask, lost: str | None) -> None:
-        """Collect the outcomes of jobs in this process and, from the folder, of those in workers, whose output may not
-        be visible on a cluster."""
+        """Collect the outcomes of jobs in this process and, from the folder, of those in workers. If a launcher was
+        used, print why jobs failed or were refused, since the output of workers may not be visible."""
         elsewhere = [] if self._sweep.place.folder is None else Outcomes(self._sweep.place.folder).read()
         self.outcomes = [*task.outcomes, *elsewhere]
         if lost is not None and all(outcome.status != "failed" for outcome in elsewhere):

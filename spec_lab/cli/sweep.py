@@ -132,8 +132,8 @@ class Multirun:
             reads: the parts of the composed run that may name weights and prompts.
 
         Raises:
-            UserError: the folder cannot be made, may not have that name, or belongs to another process; or several
-                processes were started, which split a target.
+            UserError: the folder cannot be made, may not have that name, or belongs to another process; or `torchrun`
+                started several processes, as it does to split a target.
         """
         refused = refuse_name(name) or refuse_output_dir(output_dir)
         if refused is not None:

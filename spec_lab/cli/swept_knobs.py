@@ -21,7 +21,8 @@ FORCE = "++"
 
 
 def with_forced_knobs(arguments: Sequence[str], menu: Menu) -> tuple[list[str], tuple[str, ...]]:
-    """Return the arguments, changed so that such knobs are added to every job, and these knobs.
+    """Return the arguments, changed so that every knob that only some swept options have is added to every job. Also
+    return these knobs.
 
     Raises:
         UserError: none of the swept options has a knob.

@@ -1,4 +1,4 @@
-"""`python -m spec_lab.collect`: writes the hidden states that a drafter is trained on to safetensors files.
+"""`python -m spec_lab.collect`: writes safetensors files with the hidden states on which a drafter is trained.
 
 python -m spec_lab.collect target=hf target.path=DIR texts=FOLDER output_dir=DIR
 """
@@ -26,7 +26,7 @@ spec_lab.collect: writes a target's hidden states over texts, for a drafter that
   python -m spec_lab.collect target=hf target.path=DIR texts=FOLDER output_dir=DIR
   python -m spec_lab.collect target=smollm2_135m texts=FOLDER output_dir=DIR layers=[1,14,26]
 
-It first prints the bytes of a token. The same command continues after an interruption.
+It first prints how many bytes each token takes. The same command continues after an interruption.
 
 """
 

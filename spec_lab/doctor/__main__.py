@@ -70,7 +70,8 @@ def _composed(arguments: Sequence[str]) -> Chosen:
 
 
 def _is_sweep(overrides: Sequence[str]) -> bool:
-    """Return whether an experiment's file asks for a sweep. Composed as a single run, it would give one run."""
+    """Return whether an experiment's file, or an override, asks for a sweep. `compose_run` ignores this and composes
+    one run."""
     return bool(compose_with_hydra(overrides).hydra.mode is RunMode.MULTIRUN)
 
 

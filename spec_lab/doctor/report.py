@@ -16,8 +16,8 @@ def format_findings(findings: Sequence[Finding]) -> str:
 
 
 def summarize(findings: Sequence[Finding]) -> str:
-    """Return a line with the first fault, which is the likeliest because of the order of the checks, or a line that
-    says that there is none."""
+    """Return a line with the first fault, or one that says that there is none. The first is the likeliest, because of
+    the order of the checks."""
     found = faults(findings)
     if found:
         others = f" (also: {', '.join(finding.check for finding in found[1:])})" if len(found) > 1 else ""

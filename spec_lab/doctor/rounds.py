@@ -35,7 +35,7 @@ class LoopRound:
 class DraftRecorder:
     """A `GraphMode` that wraps an engine's own one, and records the drafts that the next round will judge.
 
-    Between rounds, captured or not, these are in the slots, so the loop need not be changed.
+    Between rounds the drafts are in the slots, whether rounds are captured or not. So the loop need not be changed.
     """
 
     def __init__(self, engine: Engine) -> None:

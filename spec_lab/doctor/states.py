@@ -1,10 +1,10 @@
-"""Checks layers that keep a state separately, by comparing rounds with forwards over the text so far.
+"""Checks the layers that keep a state, by comparing rounds with prompt passes over the text so far.
 
 Rejected drafts must not change the state, which cannot be seen on the host. So a request is decoded with random drafts,
 and a script says how many of them are accepted. Every round's logits are compared with the logits of a prompt pass over
-the same tokens. If they differ, the rounds are repeated with the correct state, or the correct convolution inputs,
-copied to the places where common mistakes would read them. The copy that makes the logits correct identifies the
-mistake.
+the same tokens. If they differ, the rounds are repeated for one common mistake after another. Before each round the
+correct state, or the correct convolution inputs, are copied to where this mistake would read them. The copy that makes
+the logits correct identifies the mistake.
 """
 
 from __future__ import annotations

@@ -133,7 +133,8 @@ def load_subject(chosen: Chosen) -> Subject:
 
 
 def refuse_no_spine(chosen: Chosen) -> None:
-    """Raise UserError for a tree without a spine that could be drafted as a chain."""
+    """Raise UserError for a tree without a spine that could be drafted as a chain, or whose drafts see other
+    branches."""
     options: Any = chosen.config.tree
     sizes = chosen.sizes
     if sizes is not None and sizes.spine == 0:

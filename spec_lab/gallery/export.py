@@ -65,8 +65,8 @@ def read_notebook(path: Path) -> Any:
 
 
 def _check_cells(path: Path, notebook: Any) -> None:
-    """Raise UserError if a notebook with pictures has no cell for its parameters or an empty first cell, or if a
-    picture's name is used twice or not valid for a file."""
+    """Raise UserError if a notebook with pictures has no cell for its parameters, or if its first cell is empty. A
+    picture's name must also be unique and valid for a file."""
     names = [cell.metadata["name"] for cell in notebook.cells if "name" in cell.metadata]
     if not names:
         return

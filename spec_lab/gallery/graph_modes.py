@@ -57,7 +57,7 @@ def _order(each: ModeRound) -> tuple[int, str]:
 
 
 def times(rounds: Sequence[ModeRound]) -> pd.DataFrame:
-    """Return one row for each mode: launches, idle share and longest gap of the drawn round, and a relative time.
+    """Return one row for each mode: launches, the drawn round's idle share and longest gap, and a relative time.
 
     The time is that of a round without a profiler, relative to the eager reference, with its 95 % interval over turns.
     """

@@ -73,8 +73,8 @@ class RoundTimeline:
 
 
 def quietest_round(folder: Path) -> RoundTimeline:
-    """Return the shortest profiled round in a run's folder. All rounds do the same work, so only other work on the
-    machine makes one longer.
+    """Return the shortest profiled round in a run's folder. All rounds do about the same work, so a much longer one was
+    delayed by other work on the machine.
 
     Raises:
         UserError: the trace is missing or broken, or has no whole round.

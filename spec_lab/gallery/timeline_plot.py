@@ -2,7 +2,7 @@
 
 The profiler makes launches longer, and runs took place at different times. So a band shows the parts of the profiled
 round, but its length is the time of a round without the profiler. That time is relative to an eager round that took
-turns with it.
+turns with it. It is in milliseconds if not every mode has such a round.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ quality with EleutherAI's lm-evaluation-harness.
 The harness runs the tasks and prints the scores; the lab's engine is its model. All arguments are those of the harness
 (`lm-eval run --help`). `--model_args` takes overrides of python -m spec_lab, separated by commas. Inside a list, write
 ; instead of a comma. `--batch_size` is the run's batch_size. Only tasks that generate text can be run. Acceptance
-length and speed are printed once all are answered.
+length and speed are printed after all requests are answered.
 
   python -m spec_lab.lm_eval --model_args target=pocket,drafter=eagle3,acceptance=relaxed_thinking --tasks sums \\
       --include_path my_tasks --apply_chat_template --batch_size 4

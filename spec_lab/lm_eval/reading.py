@@ -28,7 +28,7 @@ def overrides_of(arguments: Mapping[str, Any]) -> list[str]:
     """
     for key in arguments:
         if key.partition(".")[0] in OF_MEASURING:
-            raise UserError(f"--model_args: {key} is not read, since the harness asks and scores; leave it out")
+            raise UserError(f"--model_args: {key} is not read, since the harness prompts and scores; leave it out")
     return [f"{key}={_value(value)}" for key, value in {**USUAL, **arguments}.items()]
 
 

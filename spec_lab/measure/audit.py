@@ -22,7 +22,7 @@ MOST_STEPS = 16
 
 
 def near_tie_tolerance(dtype: torch.dtype, top_logit: float) -> float:
-    """Return how far below the top logit the logit of a token may be, if rounding of logits can still make the token
+    """Return the largest distance of a token's logit below the top logit at which rounding of logits can still make it
     the argmax.
 
     In float32 it is 1e-4; products of four rows and of one row differ by about 1e-6. In 16-bit types the logits

@@ -100,8 +100,8 @@ def use_threads(chosen: Chosen) -> None:
 
 def default_num_threads(chosen: Chosen) -> int:
     """Return the number of threads to use if `num_threads` is null. It is 1 for kernels in C, whose threads wait for
-    each other in every product, so that one busy core would delay all. Otherwise the target's option sets it. The
-    default is all cores, divided among the processes of the run."""
+    each other in every product, so that one busy core would delay all. Otherwise the target's option may set it.
+    Without that, all cores are divided among the processes of the run."""
     if chosen.config.kernels == KernelsChoice.native:
         return 1
     shared = max(1, (os.cpu_count() or 1) // chosen.config.target.tensor_parallel)
@@ -173,7 +173,7 @@ def note_kernels(chosen: Chosen, models: TargetBuild) -> None:
     if num_taken < len(layers):
         print(
             f"kernels=native computes {num_taken} of the target's {len(layers)} layers; torch computes the others, "
-            "which are not plain attention and MLPs of whole vectors",
+            "which are not plain attention and MLPs, or whose widths do not fill C's vectors",
             file=sys.stderr,
         )
 

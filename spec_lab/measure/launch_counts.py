@@ -25,7 +25,7 @@ _HOST_READS = {getattr(torch.Tensor, name) for name in HOST_READS}
 
 
 def count_trace(events: Iterable[TraceEvent], num_rounds: int, num_replays: int) -> RoundWork:
-    """Return the work of one round from a trace of `num_rounds`. Of the host's calls, those inside spans count."""
+    """Return the work of one round from a trace of `num_rounds`. Only host calls inside the lab's spans are counted."""
     events = list(events)
     spans = union((e.start_us, e.end_us) for e in events if e.is_span and not e.on_device)
     calls = [e for e in events if not e.is_span and not e.on_device and _is_inside(e.start_us, spans)]

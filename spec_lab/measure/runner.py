@@ -186,7 +186,8 @@ def check_replayed(before: GraphCounts, result: GenerationResult, must_replay: b
 
     `before`: the counts at the start of the pass; they accumulate over passes.
 
-    With graph.verify=false a reference has nothing to capture; a run that captures nothing is refused earlier.
+    `must_replay` is false for references: with graph.verify=false a reference may have nothing to capture. A run that
+    captures nothing is refused earlier.
     """
     graph = result.graph
     num_fallbacks = graph.fallbacks - before.fallbacks

@@ -28,8 +28,8 @@ NEWS = "spec_lab/ending"
 NOTHING = ""
 """The message that ends the thread when the first process finishes by itself."""
 PATIENCE_SECONDS = 5.0
-"""How long a failed process waits before it sends its message; an error that all have is printed by the first
-itself."""
+"""How long a failed process waits before it sends its message. If the first process has the same error, it prints the
+error itself in this time."""
 FOREVER = timedelta(days=365)
 
 

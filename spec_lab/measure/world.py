@@ -83,7 +83,7 @@ def world_of(config: RunConfig, folder: Path) -> Iterator[World]:
     """Join the processes that `target.tensor_parallel` asks for, until the block ends.
 
     Args:
-        folder: folder of the run's record, which states it if another process fails.
+        folder: folder of the run's record, into which the failure of another process is written.
 
     Raises:
         UserError: the machine has fewer GPUs than processes, or the processes cannot find each other.

@@ -1,7 +1,8 @@
 """`python -m spec_lab.paper FILE [OVERRIDES...]`: makes the tables of a paper from a list of drafters and rules.
 
-It runs everything that the tables need, and continues if it was killed. Its folder then has paper/paper.json and, made
-from it, each table as LaTeX (booktabs), Markdown and CSV, and figures as PDF and SVG. The LaTeX is also printed.
+It runs everything that the tables need. The same command continues a killed study. The study's folder then has
+paper/paper.json. It also has each table as LaTeX (booktabs), Markdown and CSV, and figures as PDF and SVG, all made
+from that file. The LaTeX is also printed.
 
   python -m spec_lab.paper conf/paper/pocket.yaml --plan
   python -m spec_lab.paper conf/paper/pocket.yaml

@@ -15,8 +15,8 @@ from spec_lab.report.drafter_table import COLUMNS_EXPLAINED
 
 
 def ablation_table(runs: Sequence[PaperRun], base: str) -> PaperTable:
-    """Return a row for each ablation: mean over tasks, difference from the base over the same prompts, speedup over
-    plain."""
+    """Return a row for the base and for each ablation: mean over tasks, difference from the base over the same prompts,
+    speedup over plain."""
     bases = {line.temperature: line for line in of_part(runs, "acceptance") if line.line == base}
     ablations = [line for line in of_part(runs, "ablation") if line.temperature in bases]
     whole = [bases[heat] for heat in dict.fromkeys(line.temperature for line in ablations)]

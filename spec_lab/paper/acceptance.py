@@ -34,7 +34,7 @@ def acceptance_table(runs: Sequence[PaperRun]) -> PaperTable:
 
 
 def difference_table(runs: Sequence[PaperRun], base: str) -> PaperTable:
-    """Return the same as differences from the base's line, paired over the same prompts."""
+    """Return the same rows for all lines except the base's, with the difference from the base over the same prompts."""
     lines = list(of_part(runs, "acceptance"))
     bases = {line.temperature: line for line in lines if line.line == base}
     rows = [
@@ -68,9 +68,9 @@ def position_table(runs: Sequence[PaperRun]) -> PaperTable:
     ]
     note = (
         "Conditional: accepted share of the drafts whose earlier drafts were all accepted. Joint: share of request "
-        "rounds that accept the draft; 1 + their sum is the acceptance length. Reached: the number of drafts of "
-        "conditional. Confidence: the mean of the drafter's estimates that an offered draft and all before it are "
-        f"accepted. {ERROR_NOTE} {NONE_NOTE} Pooled over all tasks."
+        "rounds that accept the draft; 1 + their sum is the acceptance length. Reached: the number of drafts that "
+        "conditional is a share of. Confidence: the mean of the drafter's estimates that an offered draft and all "
+        f"before it are accepted. {ERROR_NOTE} {NONE_NOTE} Pooled over all tasks."
     )
     keys = ("temperature", "line", "position")
     return table_of("position", "Acceptance by draft position", columns, keys, rows, note)
@@ -128,7 +128,7 @@ def _difference_rows(line: LineRuns, base: LineRuns) -> list[TableRow]:
 def shared_prompts(
     ours: Mapping[str, TaskRows], theirs: Mapping[str, TaskRows]
 ) -> dict[str, tuple[TaskRows, TaskRows]]:
-    """Return, for each task, the requests of both for the prompts that both have, in the same order."""
+    """Return, for each task, the requests of both sides for the prompts that both have, in the same order."""
     shared: dict[str, tuple[TaskRows, TaskRows]] = {}
     for task in (task for task in ours if task in theirs):
         known = {(row["id"], tuple(row["prompt_ids"])): row for row in theirs[task].rows}

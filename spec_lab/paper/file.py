@@ -35,9 +35,12 @@ class Line:
 
     Attributes:
         always: overrides at all temperatures.
-        greedy: overrides at temperature 0, in addition to the paper's; None means no others, or the base's.
-        sampled: overrides at other temperatures, in place of the paper's; None means the paper's, or the base's.
-        temperatures: the temperatures at which it is run; None means those of the paper, for an ablation the first.
+        greedy: overrides at temperature 0, in addition to the paper's. None means no further ones; in an ablation,
+            those of the base's line.
+        sampled: overrides at other temperatures, in place of the paper's. None means the paper's; in an ablation, those
+            of the base's line.
+        temperatures: the temperatures at which it is run. None means the paper's; in an ablation, the paper's first
+            one.
     """
 
     name: str
@@ -147,7 +150,7 @@ def _refuse_idle(path: Path, lines: Sequence[Line], ablations: Sequence[Line], t
 
 
 def _refuse_alike(path: Path, lines: Sequence[Line], tasks: Collection[str]) -> None:
-    """Raise UserError for names that would make two rows of a table read alike."""
+    """Raise UserError for names that would make two rows of a table look the same."""
     names = [line.name.strip() for line in lines]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:

@@ -8,7 +8,7 @@
 | `aiperf` | 1 + accepted drafts / rounds of a request, then mean over requests | not counted |
 
 Sources: Model-Optimizer's examples/specdec_bench, vLLM's counters, DeepSpec's evaluator, and AIPerf's documentation of
-its metrics. `docs/paper.md` compares each with ours.
+its metrics. `docs/paper.md` compares each with the lab's.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ ENDED = "eos"
 
 
 def specdec_bench(rows: Sequence[RequestRow]) -> float | None:
-    """Return the mean over turns of a turn's mean chunk, including the prompt pass's, without the end of sequence."""
+    """Return the mean over turns of a turn's mean chunk, without the end of sequence. A chunk is the tokens that a
+    round or the prompt pass emits."""
     chunks = [_chunks(row) for row in rows]
     return _mean([fmean(turn) for turn in chunks if turn])
 

@@ -71,7 +71,7 @@ def reliability_table(runs: Sequence[PaperRun]) -> PaperTable:
     columns = [HEAT, LINE, TASK, DRAFTS, CONFIDENCE, ACCEPTED, ERROR, TableColumn("auc", "AUC", 3)]
     note = (
         f"{NOTE} {ERROR_NOTE} AUC: chance that an accepted draft has a higher confidence than a rejected one. "
-        f"Sampled drafts may be accepted more often, since confidence is that of the likeliest token. {NONE_NOTE}"
+        f"If drafts are sampled, accepted may exceed confidence, which is for the likeliest token. {NONE_NOTE}"
     )
     keys = ("temperature", "line", "task")
     return table_of("reliability", "Reliability of confidences", columns, keys, rows if is_known else [], note)

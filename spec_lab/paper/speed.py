@@ -36,8 +36,8 @@ def frontier_table(runs: Sequence[PaperRun]) -> PaperTable:
         TableColumn("best", "best K"),
     ]
     note = (
-        "Tok/s a user: tokens of a request in a second of rounds, which are tokens of a request round over the time of "
-        "a round. Tok/s a GPU: decode rate of the whole batch over the number of GPUs; on a CPU, of the machine. "
+        "Tok/s a user: tokens of a request round over the time of a round. "
+        "Tok/s a GPU: decode rate of the whole batch over the number of GPUs; on a CPU, of the machine. "
         "Speedup: over plain decoding, which took turns with the run, with its 95 % interval over turns. "
         "Plain decoding's rows are of the first run at their batch size. Best K: the K with the highest "
         "speedup at its line and batch size."

@@ -1,8 +1,8 @@
-"""Counts tokens, drafts and rows: those that were accepted, and those that were computed.
+"""Counts tokens, drafts and rows: how many were accepted, and how many were computed.
 
 Two words matter here. A *round* is one target verify, which serves several requests at once. A *request round* is the
-part one request has in it. Acceptance is counted over request rounds, and stages and rounds are timed over rounds.
-The first paragraph of a docstring is the definition of the number (`spec_lab.record.definitions`).
+part one request has in it. Acceptance is counted over request rounds, and times are means over rounds. The first
+paragraph of a function's docstring is the definition of its number (`spec_lab.record.definitions`).
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ if TYPE_CHECKING:
 
 
 def num_request_rounds(requests: Iterable[RequestRecord]) -> int:
-    """Request rounds: how many times a request took part in a target verify; those cut short count."""
+    """Request rounds: how many times a request took part in a target verify; rounds cut short count."""
     return sum(len(request.emitted_per_round) for request in requests)
 
 
 def num_emitted_tokens(requests: Iterable[RequestRecord]) -> int:
-    """Tokens emitted in rounds, after any cut by EOS or a limit; the token sampled by the prompt pass is not one."""
+    """Tokens emitted in rounds, after any cut by EOS or a limit; the token sampled by the prompt pass is not
+    counted."""
     return sum(sum(request.emitted_per_round) for request in requests)
 
 
@@ -47,9 +48,9 @@ def acceptance_length(requests: Iterable[RequestRecord], num_draft_tokens: int) 
     is lower; it is 1 + the mean of `accepted_histogram`. The prompt pass's token is in neither.
 
     The reasons are in `spec_lab/record/draft_counts.py`. Schema versions 1 and 2 left out the rounds cut short. That is
-    biased low, since long rounds are more often cut. SGLang divides all output tokens by the number of verifies, which
-    also counts the prompt pass's token. A round that offers fewer than K drafts accepts none at later positions,
-    and counts with the tokens that it gives.
+    biased low, since long rounds are more often cut. SGLang divides all output tokens, the prompt pass's token
+    included, by the number of verifies. A round that offers fewer than K drafts accepts none at later positions, and
+    counts with the tokens that it gives.
     """
     return draft_counts(requests, num_draft_tokens).acceptance_length
 
@@ -96,8 +97,8 @@ def emitted_histogram(requests: Iterable[RequestRecord], num_draft_tokens: int) 
 
 
 def rows(rounds: Iterable[RoundRecord], prefills: Iterable[PrefillRecord]) -> Rows:
-    """Drafts and rows of one pass over the workload: drafted, offered to verification, verified, and what of the
-    drafter's catch-up and of the prompt pass went on past the KV write."""
+    """Drafts and rows of one pass over the workload: drafts made, drafts offered to verification, rows verified, and
+    the rows of the drafter's catch-up and of the prompt pass that went on past the KV write."""
     total: Counter[str] = Counter()
     for counts in chain((record.rows for record in rounds), (record.rows for record in prefills)):
         total.update(asdict(counts))
@@ -105,11 +106,11 @@ def rows(rounds: Iterable[RoundRecord], prefills: Iterable[PrefillRecord]) -> Ro
 
 
 def experts_read(result: GenerationResult) -> ExpertsReadByStage | None:
-    """Different experts whose weights a round read, by stage, layers and passes added up, averaged over rounds: what
-    verifying more rows costs a target with experts, and what pruning saves. Choices of padded rows are left out; null
-    where no layer has experts.
+    """Number of different experts whose weights a round read, by stage: summed over layers and passes, averaged over
+    rounds. It shows what verifying more rows costs a target with experts, and what pruning saves. Choices of padded
+    rows are left out; null where no layer has experts.
 
-    The prompt pass is not counted. A stage of several passes, such as recur, reads an expert again in each.
+    The prompt pass is not counted. A stage of several passes, such as recur, counts an expert again in each pass.
     """
     return _a_round(result.experts_read, len(result.rounds))
 

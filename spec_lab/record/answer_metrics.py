@@ -1,6 +1,6 @@
 """Judges outputs: right answers with their intervals, thinking, and equality with plain decoding.
 
-The first paragraph of a docstring is the definition of the number (`spec_lab.record.definitions`).
+The first paragraph of a function's docstring is the definition of its number (`spec_lab.record.definitions`).
 """
 
 from __future__ import annotations
@@ -29,10 +29,12 @@ def accuracy(correct: Iterable[bool | None], cut: Iterable[bool] = ()) -> Accura
 
 
 def answers_cut(part: Outcome, summary: Summary) -> bool:
-    """Stands in tables for an accuracy of 0 where all outputs that a program could check ran into max_new_tokens.
+    """Number of checked outputs that ran into max_new_tokens; where all n did and the accuracy is 0, tables show `cut`
+    in place of the accuracy.
 
-    In records that do not count such outputs, it follows from the numbers of tokens.
-    An accuracy above 0 is always shown: if the end of sequence is ignored, an answer may come long before the limit.
+    The function returns whether `cut` is shown. In records that do not count such outputs, it follows from the numbers
+    of tokens. An accuracy above 0 is always shown: if the end of sequence is ignored, an answer may come long before
+    the limit.
 
     Args:
         part: the run of `summary`, one of its categories or one of its references.
@@ -55,7 +57,7 @@ def _is_cut(part: Outcome, most: int) -> bool:
 
 
 def wilson_interval(successes: int, trials: int, confidence: float = 0.95) -> tuple[float, float]:
-    """Wilson's score interval of a proportion (Wilson 1927): stays inside 0 to 1 and holds near both ends."""
+    """Wilson's score interval of a proportion (Wilson 1927). It stays inside 0 to 1, and is accurate near both ends."""
     z = NormalDist().inv_cdf((1 + confidence) / 2)
     share = successes / trials
     centre = share + z * z / (2 * trials)

@@ -4,7 +4,7 @@ The end of a text hides how many of a round's drafts would have been accepted. L
 result, because long rounds are more likely to reach the end (length bias). Counting the emitted tokens is also too low.
 The rule's decisions on drafts after an end of sequence cannot be used, since neither target nor drafter was trained on
 text there. So these drafts are censored, as in survival analysis (Kaplan and Meier 1958). A draft counts at its
-position if it is in the text, and the rate at a position is over the rounds that could be judged there.
+position if it is in the text. The rate at a position is over the rounds that could be judged there.
 
 A token limit hides nothing: the round was judged before it was cut, and counts as judged. The number of rounds then
 depends only on earlier rounds, so the mean is unbiased (Wald 1944). `benchmarks/acceptance_length_bias.py` compares the

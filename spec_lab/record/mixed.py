@@ -1,4 +1,4 @@
-"""Says if `auto` chose different options for runs that are compared, since their times then also differ by these.
+"""Says if `auto` chose different options for runs that are compared, since these options also change the times.
 
 `auto` chooses for each run separately, and a fast option may not suit all runs of a sweep. The option that runs
 anywhere is not silently used for all of them. Instead the difference is reported, and the option that suits all is

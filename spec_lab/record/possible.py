@@ -1,7 +1,8 @@
 """Finds numbers of a record that no measurement can give, such as an acceptance length of -3.
 
-A layout gives the type of a value, and this module its range. Numbers not named here are counts, times or rates, which
-are at least 0, so that numbers added in later versions are checked too.
+A layout gives the type of a value, and this module its range. Any number not named here is taken to be a count, a time
+or a rate, which is at least 0. So numbers added in later versions are checked too. An extension's metric may be any
+finite number.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from spec_lab.record.schema import Summary
 
 FREE = ("name", "choices", "config", "versions", "definitions", "extensions")
 """Keys of a summary that hold no measurements."""
+METRICS = "metrics"
 SIGNED = ("margin", "median_margin")
 SHARES = ("conditional", "unconditional", "equal_to_plain", "gpu_idle_share", "share")
 """Numbers between 0 and 1; so are those inside ACCURACY."""
@@ -79,7 +81,7 @@ def _impossible(value: Any, where: str, inside: str, longest: float) -> Iterator
                 yield f"{place} is {number:g}, but is between {least:g} and {most:g} in any run"
                 break
         for each in [item] if isinstance(item, dict) else item if isinstance(item, list) else []:
-            if isinstance(each, dict):
+            if isinstance(each, dict) and key != METRICS:
                 yield from _impossible(each, place, key, longest)
 
 

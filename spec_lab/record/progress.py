@@ -95,8 +95,8 @@ class Progress:
 class Beats:
     """Calls `beat` every few seconds from a separate thread: `with Beats(beat): ...`.
 
-    A thread is needed, since a single operation in C may take longer and does not respond to signals. The thread sleeps
-    between calls.
+    A thread is needed, since a single operation in C may take longer than that and does not respond to signals. The
+    thread sleeps between calls.
     """
 
     def __init__(self, beat: Callable[[], None], seconds: float = SECONDS_BETWEEN_LINES) -> None:
@@ -134,8 +134,8 @@ class Beats:
 
 @contextmanager
 def said_to_go_on(what: str, seconds: float = SECONDS_BETWEEN_LINES) -> Iterator[None]:
-    """Print on stderr at intervals that the block is still running, with the elapsed seconds; nothing for a short
-    one."""
+    """Print on stderr at intervals that the block is still running, with the elapsed seconds. A short block prints
+    nothing."""
     began = time.perf_counter()
 
     def say() -> None:

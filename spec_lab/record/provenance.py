@@ -111,8 +111,9 @@ def git_revision(folder: Path | None = None, tracked: str = "__init__.py") -> st
     """Return the commit of the checkout that `folder` (default: this package) is tracked in, with `+dirty` for local
     changes.
 
-    `tracked` is a file in the folder that git must track. An installed package may be in a virtual environment inside
-    an unrelated repository. The result is None outside a checkout.
+    `tracked` is a file in the folder that git must track. Without this check, a package installed in a virtual
+    environment inside an unrelated repository would get that repository's commit. The result is None outside a
+    checkout.
     """
     folder = folder or Path(__file__).resolve().parents[1]
     if _git(folder, "ls-files", "--error-unmatch", tracked) is None:
@@ -143,7 +144,8 @@ def device_name(device: str) -> str:
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
-    # A hook that runs us sets GIT_DIR and GIT_INDEX_FILE, which would answer for another repository.
+    # A git hook that starts this process sets GIT_DIR and GIT_INDEX_FILE, with which git would describe the hook's
+    # repository.
     environment = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
     command = ["git", "--no-optional-locks", "-C", str(folder), *arguments]
     try:

@@ -66,7 +66,8 @@ def read_request_rows(folder: Path) -> list[RequestRow]:
 
 
 def read_all_request_rows(folder: Path, summary: Summary) -> list[RequestRow]:
-    """Read the lines of `requests.jsonl`, and check that they are all there and accepted no more than K drafts a round.
+    """Read the lines of `requests.jsonl`. Check that every request is there, and that none accepted more than K drafts
+    in a round.
 
     Raises:
         UserError: the file is missing or broken, lacks requests, or disagrees with the summary's K.
@@ -185,7 +186,8 @@ def _repeat_problems(summary: Summary) -> Iterator[str]:
 
 
 def _position_problems(summary: Summary) -> Iterator[str]:
-    """Describe rates that are not one for each draft position. A run without results has no K and no rates."""
+    """Say where the number of rates differs from the number of draft positions. A run without results has no K and no
+    rates."""
     outcomes: dict[str, Outcome] = {"": summary} | {
         f"by_category.{name}.": outcome for name, outcome in summary["by_category"].items()
     }

@@ -185,6 +185,6 @@ def _rounded(confidences: list[list[float]]) -> list[list[float]] | None:
 
 
 def _finite(numbers: list[float]) -> list[float | None]:
-    """Replace infinity by None, since JSON does not have it. KL is infinite if the law that a token is drawn from
-    allows one that the target excludes."""
+    """Replace infinity by None, since JSON does not have it. KL is infinite if a token can be drawn to which the target
+    gives no probability."""
     return [number if math.isfinite(number) else None for number in numbers]

@@ -55,8 +55,8 @@ class RoundRow(TypedDict):
     """A line of `rounds.jsonl`: one round of the main configuration; lists have an entry for each request.
 
     It has the numbers of a `RoundRecord`, but is a separate type, since it is the layout of a file. Lines of older
-    records must fit too, so keys that the engine always has may be missing. `num_surplus` counts requests that were
-    also in the round, though an earlier round had ended them.
+    records must fit too, so some keys that are always written now may be missing. `num_surplus` counts requests that
+    were also in the round, though an earlier round had ended them.
     """
 
     repeat: int

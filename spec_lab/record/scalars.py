@@ -11,7 +11,7 @@ from spec_lab.record.schema import Origin, Summary
 
 PREFIX = "summary."
 HEADLINE = "value"
-"""The key that names leave out: the `value` of a ratio is `summary.speedup`, beside `summary.speedup.low`."""
+"""Names leave this key out: `summary.speedup` is the speedup's `value`, and `summary.speedup.low` its `low`."""
 NOT_RESULTS = {*Origin.__annotations__, "schema_version"}
 
 

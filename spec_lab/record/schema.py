@@ -177,7 +177,7 @@ class DivergenceCounts(TypedDict):
 
 
 class Repeat(TypedDict):
-    """One timed pass over the workload. The last key came after schema version 7."""
+    """One timed pass over the workload. Older records lack the last key."""
 
     decode_tokens_per_second: float | None
     end_to_end_tokens_per_second: float | None
@@ -270,7 +270,7 @@ class GraphSettings(TypedDict):
 
 
 class AttentionSettings(TypedDict):
-    """The settings that every backend has."""
+    """The settings that every attention backend has."""
 
     name: str
 
@@ -336,7 +336,7 @@ class Comparison(TypedDict):
 
 
 class Results(Outcome, Speed, Comparison, RoundWork):
-    """Everything that was measured. `tree_rows` came after schema version 7."""
+    """Everything that was measured. Older records lack `tree_rows`."""
 
     num_draft_tokens: int | None
     tree_rows: NotRequired[int | None]

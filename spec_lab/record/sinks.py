@@ -129,7 +129,7 @@ def replace_text(path: Path, text: str) -> None:
 
 
 def replace_bytes(path: Path, content: bytes) -> None:
-    """Write a file so that the old one stays whole until the new one is, even if the process is killed.
+    """Write a file so that the old one stays complete until the new one is complete, even if the process is killed.
 
     The temporary file has a fixed name, since only one process writes it. After a kill the next write replaces it.
 

@@ -1,6 +1,6 @@
 """Computes times of rounds, of their stages and of requests, and compares those of two configurations.
 
-The first paragraph of a docstring is the definition of the number (`spec_lab.record.definitions`).
+The first paragraph of a function's docstring is the definition of its number (`spec_lab.record.definitions`).
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ cannot be timed separately. `lookup` is work of the host while the device waits.
 
 
 def stages_of(results: Sequence[GenerationResult]) -> list[str]:
-    """Return the stages of the lab, then those that parts of extensions have timed themselves. The time of each of the
-    latter is also in the stage that it belongs to."""
+    """Return the stages of the lab, then those that parts of extensions have timed themselves. The time of an
+    extension's stage is also part of the time of the lab's stage that it runs in."""
     seen = dict.fromkeys(name for result in results for record in result.rounds for name in record.stage_seconds)
     return [*STAGES, *(name for name in seen if name not in STAGES)]
 
@@ -36,6 +36,8 @@ DRAFT_STAGES = ("catchup", "recur", "draft", "lookup")
 def decode_tokens_per_second(rounds: Sequence[RoundRecord]) -> float | None:
     """Tokens emitted in rounds / time of the rounds, each from the reading of the round before; prompt passes are in
     neither. Median over timed repeats.
+
+    `round_ms` says when a round begins and ends.
     """
     return ratio(sum(sum(record.emitted) for record in rounds), sum(record.seconds for record in rounds))
 
@@ -46,8 +48,8 @@ def end_to_end_tokens_per_second(result: GenerationResult) -> float | None:
 
 
 def round_ms(rounds: Sequence[RoundRecord]) -> float | None:
-    """Mean time of a round in milliseconds, until the host has read its tokens. It begins where the host had read
-    the round before, and behind a prompt pass with the launch. Median over repeats.
+    """Mean time of a round in milliseconds, until the host has read its tokens. A round begins when the host has read
+    the round before, or, after a prompt pass, with its own launch. Median over repeats.
 
     So the times add up to the wall time of decoding. With graph.rounds_per_replay the rounds of a replay share its time
     equally, including that of wasted rounds.
@@ -71,8 +73,8 @@ def launched_round_ms(result: GenerationResult) -> float | None:
 
 
 def gpu_idle_share(busy_ms: float | None, launched_round_ms: float | None) -> float | None:
-    """1 - `gpu_busy_ms_per_round` / `round_ms`, not under 0; null on a CPU. Busy time is profiled, `round_ms` timed,
-    here as the mean over wasted rounds too.
+    """1 - `gpu_busy_ms_per_round` / `round_ms`, not under 0; null on a CPU. The busy time is profiled. `round_ms` is
+    from the timed passes, and its mean here includes wasted rounds.
     """
     share = None if busy_ms is None or launched_round_ms is None else ratio(busy_ms, launched_round_ms)
     return None if share is None else max(0.0, 1 - share)
@@ -88,8 +90,8 @@ def stage_ms(rounds: Sequence[RoundRecord], stage: str) -> float | None:
 
 
 def prefill_ms_per_request(prefills: Sequence[PrefillRecord]) -> float | None:
-    """Mean time of a request's prompt pass: all its chunks, the first token, the first drafts. A forward over several
-    prompts is shared out by rows. Median over repeats.
+    """Mean time of a request's prompt pass: all its chunks, the first token, the first drafts. The time of a forward
+    over several prompts is divided among them in proportion to their rows. Median over repeats.
 
     So the times of all requests add up to that of all prompt passes.
     """

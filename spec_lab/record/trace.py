@@ -19,7 +19,8 @@ STAGE_PREFIX = "stage:"
 ROUND_SPAN = STAGE_PREFIX + "round"
 REPLAY_PREFIX = "replay "
 
-# Runtime calls of torch and libraries begin with cuda, driver calls of Triton with cu. A blocking copy is both.
+# Runtime calls of torch and libraries begin with cuda, driver calls of Triton with cu. A blocking copy counts as a
+# launch and as a sync.
 LAUNCH = re.compile(r"(cuda|cu)(LaunchKernel|LaunchCooperativeKernel|GraphLaunch|Memcpy|Memset)")
 SYNC = re.compile(r"(cuda|cu)((Stream|Event|Device|Ctx)Synchronize|Memcpy(?!.*Async))")
 

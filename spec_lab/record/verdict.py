@@ -55,7 +55,7 @@ def _too_few(ratio: PairedRatio) -> str:
 
 
 def _break_even(summary: Summary, speedup: PairedRatio) -> str:
-    """Say from which acceptance length drafting pays; this follows from the speedup, and is equally certain."""
+    """Say from which acceptance length drafting pays. Nothing is said if the speedup has no interval."""
     length = summary["break_even_acceptance_length"]
     return f" (drafting pays from {number(length)})" if length is not None and speedup.is_judged else ""
 
@@ -197,7 +197,7 @@ def _caveat(summary: Summary) -> str:
     """Say that a CPU's fixed costs consume the gain, if the stage times show it.
 
     They show it if verifying more rows is almost free, and drafting costs more than that. Nothing is said if there is a
-    gain, or if the turns are too noisy.
+    gain, or if there are too few turns for an interval.
     """
     is_cpu, num_rows = (summary["device"] or "").startswith("cpu"), _verify_rows(summary)
     verify = in_plain_steps(summary, summary["stage_ms_per_round"].get("verify"))

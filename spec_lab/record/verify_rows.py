@@ -32,7 +32,8 @@ class RowsOrigin:
     Attributes:
         request_ids: the requests, in the order of the rows.
         markers: ids of the begin and the end marker of thinking; None if the tokenizer has none.
-        prefill_chunk: most rows of a prompt in a forward, on which TensorRT-LLM's phase depends.
+        prefill_chunk: most rows of a prompt in a forward. With phase=round, the last chunk alone decides whether the
+            first round may relax.
     """
 
     request_ids: list[str]

@@ -43,7 +43,7 @@ class WandbSink:
 
     Args:
         mode: `auto` is `WANDB_MODE` if that is set. Else it is online if a key is configured and the server answers in
-            time, and offline if not. Other values are used unchanged, or the run is refused.
+            time, and offline if not. Other values are used as given. If W&B then cannot start, the run is refused.
         group: group of a sweep; None is `WANDB_RUN_GROUP`, else the sweep of W&B's own agent, else no group.
         draw: draws the run's figures; None logs none.
 
@@ -80,7 +80,8 @@ class WandbSink:
         """
         self._folder = folder
         self._run = self._open(folder, summary)
-        # W&B goes on writing to its open logs, but they are gone from the folder even if the run is killed.
+        # W&B goes on writing to its open logs. They are deleted now, so that none is left in the folder if the run is
+        # killed.
         remove_logs(Path(self._run.dir).parent)
         # Otherwise W&B would show the last value of each series as a result of the run.
         for axis in ("request", "repeat"):
@@ -174,7 +175,7 @@ class WandbSink:
 
         table: Any = wandb.Table(columns=list(columns), data=[list(row) for row in rows], allow_mixed_types=True)
         # An unbound table is logged as a separate artifact, and the run then contains a path below the user's home. A
-        # table that is bound first is uploaded as a file of the run, with the same panel.
+        # table that is bound first is uploaded as a file of the run, and W&B shows it in the same way.
         table.bind_to_run(self._run, name, self._run.step)
         self._run.log({name: table})
 

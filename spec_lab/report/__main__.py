@@ -2,11 +2,11 @@
 
 It also compares the runs, with a table for each comparison that they allow: lossy rules against their strict run,
 drafters (if runs differ only in the drafter), graph modes, and the knobs of the other experiments. For any runs it
-compares acceptance lengths and rates with those of one of them, and shows the speedup that the cost of a round
+compares acceptance lengths and speedups with those of one of them. It also shows the speedup that the cost of a round
 predicts. With one FOLDER, plots are saved in it.
 
 Runs with different definitions, prompts or versions are shown but not compared, unless --anyway is given. An experiment
-that varies its prompts has one table all the same.
+that varies its prompts still has all of its runs in one table.
 
   python -m spec_lab.report outputs/drafters-sweep-1a2b3c4d
   python -m spec_lab.report outputs/RUN outputs/OTHER --base 2 --csv runs.csv --figures figures
@@ -116,7 +116,7 @@ def _refuse_other_prints(options: argparse.Namespace) -> None:
     for flag, others in OTHERS.items():
         left_out = [name for name in others if name in given]
         if flag in given and left_out:
-            raise UserError(f"--{flag} prints only its own output; leave out --{left_out[0]}, or call it again")
+            raise UserError(f"--{flag} prints only its own output; leave out --{left_out[0]}, or use two calls")
 
 
 def _run(options: argparse.Namespace) -> int:

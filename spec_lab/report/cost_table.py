@@ -19,8 +19,8 @@ NOTE = """\
 draft, verify, rest: the stages of a round for each request, in steps of plain decoding. rest is accept, commit,
 readback, and the host's time between stages; if one graph is the whole round, rest is the whole round. They add up to
 break-even, the acceptance length from which drafting pays. predicted: length / break-even. off: measured / predicted -
-1; only measured loses the tokens that are cut off a round. oracle's: the acceptance length of drafts that are always
-right, which is measured if an oracle ran at this K (marked m), else K + 1. its speedup: the speedup with this
+1; tokens that are cut off a round lower measured, but not predicted. oracle's: the acceptance length of drafts that are
+always right, which is measured if an oracle ran at this K (marked m), else K + 1. its speedup: the speedup with this
 acceptance length and this drafter's cost."""
 
 

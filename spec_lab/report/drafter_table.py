@@ -186,7 +186,8 @@ def _table(columns: Mapping[str, Sequence[str]]) -> str:
 
 
 def _length_columns(cells: Sequence[Cell]) -> dict[str, list[str]]:
-    """Return columns of the acceptance length, pooled and by category; the reason where there is none."""
+    """Return columns of the acceptance length, pooled and by category. A run that did not finish has its status in the
+    first."""
     categories = sorted({category for cell in cells for category in cell.summary["by_category"]})
     return {"all": [_length(cell) for cell in cells]} | {
         category: [_category_length(cell.summary, category) for cell in cells] for category in categories
@@ -243,7 +244,7 @@ def _title(cells: Sequence[Cell]) -> str:
 
 
 def _notes(cells: Sequence[Cell]) -> list[str]:
-    """Return the cells without numbers and the reason, and the audit results of the others."""
+    """Return notes: why a cell has no numbers, and the results of the audit for the others."""
     finished = [cell for cell in cells if cell.is_finished]
     notes = [
         f"{_name(cell)} {cell.summary['status']}: {cell.summary['reason']}" for cell in cells if not cell.is_finished

@@ -118,8 +118,8 @@ COLUMNS: dict[str, Column] = {
 }
 """The frame always has these columns. Depending on the runs, it also has, in this order:
 
-- in one alphabetical order: a text column for each label (`drafter`, `target`, ...), a column `NAME_ms` for each stage
-  of an extension, and a column for each differing knob whose name has no dot;
+- in alphabetical order, the labels (`drafter`, `target`, ...), a column `NAME_ms` for each stage of an extension, and
+  each differing knob whose name has no dot;
 - a column for each other knob in which the runs differ, by its dotted name (`drafter.offset`), including those of
   extensions;
 - `accepted_at_1` and so on, the share of rounds that accept the draft at that position, and `accepted_at_1_if_reached`:

@@ -33,7 +33,7 @@ class Drawn:
         knob: column header of the key on the x axis; each combination of the other keys makes a line.
         quantity: name of the number on the y axis.
         number: returns the number of a run; None if it has none.
-        even: the number at which neither of two is faster, where a horizontal line is drawn.
+        even: the number at which the run is as fast as what it is compared with; a horizontal line is drawn there.
     """
 
     knob: str
@@ -44,10 +44,10 @@ class Drawn:
 
 @dataclass(frozen=True, slots=True)
 class KnobStudy:
-    """One `experiment=...`: its question, the dotted keys that it sweeps by their column headers, and its columns.
+    """One `experiment=...`: its question, the dotted keys that it sweeps (by column header), and its columns.
 
     Attributes:
-        keys: those that always have a column; for a key that names a group, it shows the run's option.
+        keys: those that always have a column. If a key names a group, its column shows the run's option.
         more_keys: those that have a column only if the study's runs differ in them.
         follows: keys that follow from the others, and have no column.
         shown: functions that write keys whose values are too long for a table.
@@ -148,7 +148,7 @@ STUDIES = (
     ),
     KnobStudy(
         "prefill_outputs",
-        "What outputs for the last prompt row alone save: rows past the last KV write, and ms a prompt pass",
+        "What it saves to compute outputs for the last prompt row only: rows past the last KV write, ms a prompt pass",
         {"prompt tokens": "workload.prompt_tokens", "prefill": "prune.prefill"},
         {
             "rows": _rows("prefill_hidden"), "rows to logits": _rows("prefill_logits"),
@@ -179,7 +179,7 @@ STUDIES = (
     ),
     KnobStudy(
         "adaptive_k",
-        "K at run time: by batch, the length, and the drafts made, offered and rows verified of a request's round",
+        "K at run time: by batch, the length, and in a request round the drafts made and offered and the rows verified",
         {
             "batch": "batch_size", "graph": "graph", "K": "drafter.num_draft_tokens", "drafting": "drafter",
             "budget": "verify.budget",

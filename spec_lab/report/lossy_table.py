@@ -65,7 +65,8 @@ class Price:
 
 @dataclass(frozen=True, slots=True)
 class PricedRules:
-    """The rules of runs that differ in nothing else: the lossless one first, then sorted by gain for distance.
+    """The rules of runs that differ in nothing else: the lossless one, those without a distance, then the others by
+    gain for distance.
 
     `subject`: what the runs have in common, as in `target=pocket, drafter=eagle3`.
     """
@@ -147,8 +148,8 @@ def _price(run: Run, base: Run) -> Price:
 
 
 def _rule(summary: Summary) -> str:
-    """Return a rule's name with its knobs but `lossless_only` and `allow_lossy`, since runs of one rule may differ only
-    in knobs."""
+    """Return a rule's name with its knobs except `lossless_only` and `allow_lossy`, since runs of one rule may differ
+    only in knobs."""
     options: Mapping[str, Any] = summary["config"].get("acceptance", {})
     knobs = [f"{key} {value}" for key, value in options.items() if key not in ("name", "lossless_only", "allow_lossy")]
     return ", ".join([str(options.get("name", ABSENT)), *knobs])

@@ -37,7 +37,7 @@ class Compared:
 
     Attributes:
         length: acceptance length over all of its prompts.
-        difference: of acceptance length, minus that of the base; None if too few drafts were judged, and for the base
+        difference: acceptance length minus that of the base; None if too few drafts were judged, and for the base
             itself.
         num_prompts: number of prompts that the difference is taken over.
         is_paired: whether these prompts are the same in both runs.

@@ -1,5 +1,5 @@
-"""Figures of one run. Each takes the record in `summary.json`, and is a new matplotlib Figure that pyplot does not
-manage."""
+"""Figures of one run. Each function takes the record in `summary.json`, and returns a matplotlib Figure that pyplot
+does not manage."""
 
 from __future__ import annotations
 
@@ -112,7 +112,8 @@ def stage_times(summary: Summary) -> Figure:
 
 
 def row_counts(summary: Summary) -> Figure:
-    """Draw the number of rows that were computed beyond the KV write, by kind and configuration but plain decoding."""
+    """Draw the number of rows that were computed beyond the KV write, by kind, for each configuration except plain
+    decoding."""
     import seaborn as sns
 
     frame = load_configurations(summary)

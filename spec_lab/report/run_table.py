@@ -24,7 +24,7 @@ from spec_lab.report.differing import knob_value, telling_apart
 from spec_lab.report.known_options import describe_rule
 
 CUT = "cut"
-"""Shown in place of an accuracy if outputs ended before their answers; the definitions explain it."""
+"""Shown in place of an accuracy of 0 if all checked outputs ran into max_new_tokens; the definitions explain it."""
 SOMETIMES = {
     "budget": ("verify", "budget"),
     "rollback": ("recurrent", "rollback"),
@@ -57,7 +57,7 @@ def _pieces_line(summary: Summary) -> str:
     for stage, holds in (("draft", "catchup and recur"), ("graph", "the whole round")):
         if summary["stage_ms_per_round"].get(stage) is not None:
             mode = summary["graph"]["mode"]
-            return paragraph(f"{stage} is {holds}, one piece of graph={mode}; graph=eager times its stages apart")
+            return paragraph(f"{stage} is {holds}, one piece of graph={mode}; graph=eager times its stages separately")
     return ""
 
 

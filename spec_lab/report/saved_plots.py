@@ -64,7 +64,7 @@ def saved(drawings: Iterable[Drawing], folder: Path) -> list[Plot]:
 
 
 def as_svg(drawing: Drawing) -> tuple[Figure, str]:
-    """Draw one, and return it with SVG that can be put into an HTML page: texts stay texts, and there is no
+    """Draw one, and return it with SVG that can be put into an HTML page: texts stay texts, and there is no XML
     declaration.
 
     Raises:

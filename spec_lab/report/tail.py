@@ -19,7 +19,7 @@ SECONDS_BETWEEN_LOOKS = 0.5
 def follow(folder: Path, was_left: Callable[[Path], bool], seconds: float = SECONDS_BETWEEN_LOOKS) -> Iterator[Run]:
     """Yield the runs of a sweep, or of any folder of runs, as they end, beginning with those that already have.
 
-    It ends with the sweep, or with the run if the folder is that of one run.
+    It ends with the sweep, or with the run if the folder is that of one run. For another folder it does not end.
 
     Args:
         was_left: returns whether a folder's sweep was killed or interrupted, so that no more runs will end in it.

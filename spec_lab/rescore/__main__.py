@@ -76,7 +76,7 @@ def _rescore(options: argparse.Namespace) -> int:
 
 
 def _recorded(rows: VerifyRows) -> dict[str, list[int]]:
-    """Return the numbers of drafts that the run's own rule accepted, in the form of `rescore`."""
+    """Return the numbers of drafts that the run's own rule accepted, as `rescore_rows` returns them for other rules."""
     accepted = iter(rows.accepted.tolist())
     counts = zip(rows.origin.request_ids, rows.num_rounds.tolist(), strict=True)
     return {request_id: [next(accepted) for _ in range(count)] for request_id, count in counts}

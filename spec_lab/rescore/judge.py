@@ -2,7 +2,7 @@
 
 Each recorded round is judged as recorded, with its drafts and with the thinking phase of the run's own text. So the
 result is exact for the rule that ran. For another rule it says how the rule judges the same drafts in the same
-contexts. The rule's own run would differ, since its text would differ after the first difference in acceptance.
+contexts. A run with that rule would have other rounds, since its text differs after the first difference in acceptance.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from spec_lab.sweep.command import fixed_overrides
 from spec_lab.sweep.library import load_library, quiet
 from spec_lab.sweep.plain import plain_problem
 
-PARAMETER = "write value: X, values: [X, Y] or min: and max:, the numbers within what their distribution takes"
+PARAMETER = "write value: X, values: [X, Y] or min: and max:, with numbers that the distribution allows"
 LARGEST_FILE = 1_000_000
 RUN_CAP = "run_cap"
 """A key that W&B's server supports but that is not in the schema of its search code."""

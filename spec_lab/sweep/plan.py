@@ -44,14 +44,15 @@ def plan_sweep(path: Path, overrides: Sequence[str], count: int | None, seed: in
     search = Search(file, seed)
     search.rehearse()
     typed = tuple(text for text in overrides if override_key(text) != OUTPUT_DIR)
-    content = [file.config, sorted(typed), seed]  # without the number of runs, so that a larger one continues it
+    content = [file.config, sorted(typed), seed]  # not the number of runs: a larger one continues the sweep
     ground = ground_of([*file.overrides, *typed, file.parameters], extensions_in([*file.overrides, *typed]))
     folder = study_place(_output_dir(overrides), Study(file.path.stem, content), ground, fresh)
     return Sweep(file, search, typed, min(caps, default=None), folder, ground)
 
 
 def preview(sweep: Sweep) -> int:
-    """Print the first runs that are proposed without results, with their refusals; return the exit code."""
+    """Print the first runs that the search proposes before it has any result, with their refusals; return the exit
+    code."""
     refused = False
     tried: list[Tried] = []
     most = 1 if sweep.file.method == SearchMethod.bayes else min(sweep.limit or PREVIEWED, PREVIEWED)

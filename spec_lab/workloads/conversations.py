@@ -78,7 +78,7 @@ def _next_request(conversation: _Conversation, tokenizer: Tokenizer, max_seq_len
 
 
 def require_room(request: Request, max_seq_len: int) -> None:
-    """Raise UnusablePrompt for a request that is longer than the target, or the cache, takes."""
+    """Raise UnusablePrompt for a request that is longer than the target or the cache allows."""
     num_tokens = len(request.prompt_ids) + request.max_new_tokens
     if num_tokens > max_seq_len:
         raise UnusablePrompt(

@@ -20,7 +20,7 @@ PACKED = {b"\x1f\x8b": "gunzip", b"\x28\xb5\x2f\xfd": "unzstd", b"\xfd7zXZ": "un
 
 @dataclass(frozen=True, slots=True)
 class TextLine:
-    """One line of a file; `place` is `FILE:LINE`, and `index` counts lines that are not empty from 0."""
+    """One line of a file; `place` is `FILE:LINE`. `index` counts from 0, without empty lines."""
 
     place: str
     index: int
@@ -54,7 +54,7 @@ def _refuse_array(path: Path, text: str) -> None:
     if not rows or not all(isinstance(row, dict) for row in rows):
         return
     program = 'python -c "import json, sys; [print(json.dumps(row)) for row in json.load(sys.stdin)]"'
-    # A shell empties the file that it writes to before the program reads.
+    # The output gets a name that no file has: a shell empties the file that it writes to before the program reads.
     written = next(name for name in (f"{path.stem}{'_' * n}.jsonl" for n in count()) if not Path(name).exists())
     source, lines = (shlex.quote(str(name)) for name in (path, written))
     raise UserError(f"{refused}; write it with: {program} < {source} > {lines}")

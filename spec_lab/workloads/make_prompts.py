@@ -18,14 +18,15 @@ _MIN_LETTERS_IN_WINDOW = 24
 
 
 def telling_windows(text: str) -> set[str]:
-    """Return all windows of `WINDOW` characters that are mostly letters, so that they identify the text they come
-    from."""
+    """Return all windows of `WINDOW` characters of which at least half are letters. Such a window identifies its
+    text."""
     stretches = (text[start : start + WINDOW] for start in range(len(text) - WINDOW + 1))
     return {stretch for stretch in stretches if sum(map(str.isalpha, stretch)) >= _MIN_LETTERS_IN_WINDOW}
 
 
 def unseen_examples(category: str, num_candidates: int) -> Iterator[Example]:
-    """Yield eval examples of a natural category whose prompts share no such window with the training files."""
+    """Yield eval examples of a natural category whose prompts share none of their `telling_windows` with the training
+    files."""
     stream = generate(category, "eval", SEED)
     windows_of = {
         example: telling_windows(example.prompt) for example, _ in zip(stream, range(num_candidates), strict=False)

@@ -141,8 +141,8 @@ def _question(line: TextLine, file_name: str, most_turns: int | None) -> Prompt:
     texts = turns if isinstance(turns, list) and all(isinstance(turn, str) and turn.strip() for turn in turns) else []
     if not _is_word(question_id) or not _is_word(category) or not texts:
         raise UnusablePrompt(
-            f"{line.place}: a question needs question_id, category and turns, a list of texts that say something, the "
-            "names printable"
+            f"{line.place}: a question needs question_id, category and turns, a list of texts that say something; the "
+            "first two must be printable"
         )
     if unread := [key for key in TOLD if key in row]:
         raise UnusablePrompt(
