@@ -61,7 +61,7 @@ class SlotTrainingConfig(PackedTrainingConfig):
 
     @property
     def alone_weight(self) -> float:
-        """The weight of the loss of a slot without the head, which is added to the loss with it."""
+        """The weight of a second loss, which compares the logits before the head changes them; 0 for none."""
         return 0.0
 
 

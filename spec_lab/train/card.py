@@ -30,7 +30,7 @@ def target_card(
 ) -> str:
     """Write the README.md of a target trained here.
 
-    `measured`: the folder of the drafter whose drafts the evaluation counts, or the target's own without a drafter.
+    `measured`: the folder of the drafter whose drafts the evaluation counts; without a drafter, the target's folder.
     `command`: the command that trains such a target, without the overrides of other keys.
     """
     corpus, training = _record(folder, folder.corpus), _record(folder, folder.target)
@@ -111,7 +111,7 @@ def drafter_card(folder: RunFolder, output: Path, description: DrafterDescriptio
 
 
 def _drafter_data(folder: RunFolder) -> str:
-    """Describe the texts that a drafter was trained on; the card's next words are about its loss."""
+    """Describe the texts that a drafter was trained on. The card continues this sentence with the loss."""
     if not folder.record(folder.generations).exists():
         return "On the rows that the target learned from, other windows of its natural text; loss on every token,"
     texts = _record(folder, folder.generations)
@@ -160,7 +160,7 @@ replaying the rounds over the plain greedy text (`spec_lab/train/rounds.py`), no
 
 
 def _num_steps(training: dict[str, Any]) -> int:
-    """Count the steps that were taken; if time ran out, they are fewer than configured."""
+    """Return the number of steps that were taken; if time ran out, it is less than the configured number."""
     knobs = training["recipe"]["optimisation"]
     last: int = training["curve"][-1]["step"]
     return int(knobs["num_steps"]) if knobs.get("max_seconds") is None else last

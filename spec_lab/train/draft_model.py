@@ -1,6 +1,7 @@
-"""A separate small language model as a drafter on packed rows. A draft depends only on the text before it.
+"""A separate small language model as a drafter on packed rows.
 
-So every step of a round reads the same state, and training has one step for all.
+A draft depends only on the tokens before it, not on where its round began. So the states of one forward serve all draft
+steps, and training needs only one step.
 """
 
 from __future__ import annotations

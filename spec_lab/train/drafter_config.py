@@ -183,5 +183,5 @@ class DraftModelTrainingConfig(DraftLayerConfig, PackedTrainingConfig):
 
     @property
     def num_trained_drafts(self) -> int:
-        """Unlimited, since a draft depends only on the text before it."""
+        """More than any evaluation asks for: a draft depends only on the text before it, so any number is possible."""
         return 64

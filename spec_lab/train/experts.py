@@ -12,7 +12,9 @@ BIAS_STEP = 1e-3
 
 
 def every_expert(experts: nn.Module, rows: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
-    """Run every expert on every row `[rows, hidden]`, and add the outputs of the `chosen` ones `[rows, num_chosen]`.
+    """Run every expert on every row `[rows, hidden]`, and add up the outputs of the row's `chosen` experts.
+
+    `chosen` are their numbers and `weights` the factors of their outputs, both `[rows, num_chosen]`.
 
     For experts of a few thousand weights, two plain products suffice. They are faster than sorting rows by expert, and
     a CUDA graph can capture them.

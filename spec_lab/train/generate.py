@@ -150,7 +150,7 @@ class Batch:
         self._append(model, hidden[torch.arange(len(self.last)), self.last], temperature)
 
     def step(self, model: Qwen3ForCausalLM, temperature: float, stop_ids: Tensor) -> None:
-        """Run every row's last token, and append the next one, without a synchronisation."""
+        """Run every row's last token, and append the next one, without waiting for the device."""
         last_tokens = self.tokens.gather(1, self.last[:, None])
         self.finished |= torch.isin(last_tokens[:, 0], stop_ids)
         self._append(model, self._forward(model, self.last[:, None])[:, 0], temperature)

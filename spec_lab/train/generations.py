@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
 FIRST_SEED = 1_000_000
-"""The first seed for prompts. Lower seeds are those of the target's training text."""
+"""The first seed for prompts with seed=0. With small seeds, the target's training text is drawn from lower ones."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,8 +26,8 @@ from spec_lab.workloads.tokenizer import TargetTokenizer
 log = logging.getLogger(__name__)
 
 PROBE_STEPS, PROBE_STEPS_ON_A_CPU = 6, 3
-"""The number of steps to run. The last two are timed. On a GPU the first ones compile, and the fourth is captured if
-steps are."""
+"""The numbers of steps to run, of which the last two are timed. On a GPU the first ones compile. The fourth is captured
+as a CUDA graph, if the training captures steps at all (`train.step`)."""
 BYTES_BESIDE_A_WEIGHT = 12
 """Bytes for each parameter in a checkpoint: a weight and two moments in float32."""
 MEGA = 1e6
@@ -122,7 +122,7 @@ def _seconds_of_a_step(probe: Probe, drafter: Any) -> float:
         max_seconds=None,
     )
     watch = Stopwatch(target.device, num_steps)
-    if on_gpu:  # the engine that wrote texts is gone
+    if on_gpu:  # the peak of the engine that wrote texts does not count: it is gone
         torch.cuda.reset_peak_memory_stats(target.device)
     with tempfile.TemporaryDirectory() as folder:
         checkpoint, taps = Path(folder) / "probe.pt", recipe.taps(target)
@@ -151,7 +151,7 @@ class Stopwatch:
 
 
 def _peak(device: torch.device) -> int:
-    """Return the probe's peak memory in bytes: on the GPU, or of this process on a CPU."""
+    """Return the peak memory in bytes: the probe's on a GPU, or the whole process's on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -78,8 +78,8 @@ class OptimisationConfig:
     """The optimisation of a module.
 
     The learning rate rises linearly over `num_warmup_steps`, and falls linearly to zero at `num_steps`. For a fixed
-    number of tokens, decay to zero beats decay to a tenth (Bergsma et al., 2025, "Straight to Zero"). If a time limit
-    may end the training, the rate follows the further advanced of steps and seconds.
+    number of tokens, decay to zero beats decay to a tenth (Bergsma et al., 2025, "Straight to Zero"). With a time
+    limit, the rate falls with the steps or with the seconds, whichever are further advanced.
     """
 
     optimiser: Optimiser = knob(Optimiser.adamw, "what moves the weights")

@@ -52,7 +52,7 @@ class Listener(GivenDrafts):
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """A target, loaded once into the engine, for which drafters are built as they are exported.
+    """A target that is loaded once into the engine. Drafters are built for it from the folders of their exports.
 
     Attributes:
         words: the overrides of each run, except those of the drafter.
@@ -128,7 +128,7 @@ class Serving:
     def step_laws(self, engine: Engine, tokens: Tensor, prompt_length: int) -> Tensor:
         """Return the logits [K, draft_vocab] of an engine's drafter for its K drafts after a prompt.
 
-        The drafter ingests the prompt. Each draft step is then given the text's own token instead of its draft.
+        The drafter ingests the prompt. Then each draft step gets the text's own token instead of the previous draft.
 
         Args:
             tokens: [at least prompt_length + K] a text.

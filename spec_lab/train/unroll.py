@@ -34,7 +34,7 @@ class TapsRead(Protocol):
 
 
 class UnrolledDrafter(nn.Module, ABC):
-    """The interface of a drafter for the loss and the evaluation: a module that holds only its own parameters.
+    """The interface of a drafter for the loss and the evaluation. The module holds the drafter's own parameters only.
 
     Texts of `length` tokens have `rows = length - 1` rows: row p takes token p+1 and the target's states at p.
     """

@@ -66,7 +66,7 @@ class TextsConfig(WritingConfig):
 
 
 NOT_OF_THE_TEXTS = ("prompts", "test_prompts", "batch_size", "rounds_per_replay")
-"""Settings in which another machine may differ. For prompts, the digests of the files are compared instead."""
+"""Settings that may change when the writing is resumed. For prompts, the digests of the files are compared instead."""
 
 
 def settings_of_texts(config: WritingConfig) -> dict[str, Any]:
