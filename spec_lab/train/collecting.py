@@ -1,5 +1,5 @@
-"""Writes hidden states over texts to safetensors: for each token the states of some layers, the last state, and the
-token's id.
+"""Writes hidden states over texts to safetensors: for each token the outputs of some layers, the state after the last
+norm, and the token's id.
 
 `header.json` names the layers in the convention of each project that reads such files (`spec_lab.checkpoints.taps`).
 """

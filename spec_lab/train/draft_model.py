@@ -33,7 +33,7 @@ class TrainableDraftModel(UnrolledDrafter):
         self.model = model
 
     def features(self, outputs: Any) -> tuple[Tensor, ...]:
-        """Return the tokens [batch, rows, 1]; it reads no states of the target."""
+        """Return the tokens [batch, rows, 1]. The drafter reads no states of the target."""
         return (outputs.tokens[:, :-1, None],)
 
     def unroll(

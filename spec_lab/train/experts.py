@@ -31,8 +31,8 @@ def every_expert(experts: nn.Module, rows: Tensor, chosen: Tensor, weights: Tens
 def balance_experts(model: nn.Module) -> None:
     """Balance the experts' load without an auxiliary loss (DeepSeek-V3, arXiv 2412.19437, section 2.1.2).
 
-    After each training forward, the bias of the choice rises for experts that were chosen less than their share, and
-    falls for those that were chosen more.
+    After each training forward, the router's bias rises for experts that were chosen less often than the average, and
+    falls for those that were chosen more often.
     """
     for router in model.modules():
         if hasattr(router, "e_score_correction_bias"):

@@ -93,7 +93,7 @@ def generate_plainly(model: Any, prompts: list[list[int]], max_new_tokens: int, 
 
 
 def captured(step: Callable[[], None]) -> Callable[[], None]:
-    """Return `step` as a CUDA graph. Capturing runs nothing."""
+    """Return a function that replays `step` as a CUDA graph. Capturing runs nothing."""
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         step()

@@ -104,7 +104,7 @@ class DrafterTexts(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CorpusTexts:
-    """The target's own training rows, used instead of texts that it wrote. All tokens of a row count, also prompts."""
+    """The target's own training rows, used instead of texts that it wrote. All tokens of a row count, prompts too."""
 
     tokens: TrainingTokens
 

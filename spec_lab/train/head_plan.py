@@ -44,7 +44,7 @@ class Probe:
     """The inputs of the probe steps.
 
     Attributes:
-        learnt: texts to learn from, or placeholders if they are not written yet.
+        learnt: texts to learn from, or texts of random tokens if none are written yet.
         texts: the cost of writing them; None if they exist.
     """
 
@@ -106,7 +106,7 @@ def _texts_in_words(probe: Probe) -> str:
     whole = f"{stage.tokens:,} tokens"
     if stage.num_done:
         return f"{stage.num_done:,} of a command that was killed; the others are written first, {whole} in all"
-    return f"none yet; {whole} are written first, by a probe of their lengths"
+    return f"none yet; about {whole} are written first, as estimated from a probe"
 
 
 def _seconds_of_a_step(probe: Probe, drafter: Any) -> float:
@@ -147,7 +147,7 @@ class Stopwatch:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         self.times.append(time.perf_counter())
-        log.info("step %d of %d that are taken to see how long they are", len(self.times), self._num_steps)
+        log.info("probe: step %d of %d", len(self.times), self._num_steps)
 
 
 def _peak(device: torch.device) -> int:

@@ -19,7 +19,7 @@ from spec_lab.train.packed_rows import PackedRows
 
 @dataclass(slots=True)
 class KeptStates:
-    """Makes a step's inputs like `FrozenTarget`, and caches them.
+    """Runs a target over rows, and caches its outputs. A step uses it in place of the `FrozenTarget`.
 
     Each epoch draws every row once. So the first rows stay until the end, and no row is evicted: it would be gone
     before the next epoch needs it.

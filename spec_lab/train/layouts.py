@@ -53,7 +53,7 @@ class OtherLayout:
     copies: frozenset[str] = frozenset()
 
     def holds(self, folder: Path, other: Path) -> bool:
-        """Return whether a folder in our layout and one in this layout hold the same tensors."""
+        """Return whether a folder in our layout and one in this layout hold the same tensors, apart from `copies`."""
         ours = {self.renamed(name): tensor for name, tensor in load_weights(folder).items()}
         theirs = load_weights(other)
         return set(theirs) - set(ours) <= self.copies and all(

@@ -28,7 +28,8 @@ from spec_lab.wiring.limits import Limits, engine_limits
 from spec_lab.wiring.models import TargetBuild, load_models
 
 ROWS_BEHIND = 2 * 64 + 1
-"""Positions reserved past the longest request: the rows of a verify, and the largest block of a training after them."""
+"""Positions reserved past the longest request: up to 64 drafts and the pending token of a verify pass, then a block of
+up to 64 rows."""
 
 
 class Listener(GivenDrafts):
@@ -137,7 +138,7 @@ class Serving:
         made.picker = heard = Listener(tokens[prompt_length + 1 :].to(self.models.device))
         state = made.ingest(self._prompt(engine, tokens, prompt_length))
         for step in range(1, self.num_draft_tokens):
-            if state.attention is not None:  # None if draft steps do not move the metadata
+            if state.attention is not None:  # None if draft steps do not advance the metadata
                 engine.parts.backend.advance(state.attention)
             made.step(state, DraftStep(step, torch.tensor([step], device=self.models.device)))
         return torch.cat(heard.said)

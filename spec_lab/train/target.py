@@ -235,7 +235,7 @@ class TargetOutputs:
 
 @torch.no_grad()
 def run_target(model: Any, tokens: Tensor) -> TargetOutputs:
-    """Run one causal forward over rows `[batch, length]`, positions 0.. each."""
+    """Run one causal forward over rows `[batch, length]`, each with positions from 0."""
     from transformers import DynamicCache
 
     masks = causal_masks(model.config, tokens)

@@ -41,7 +41,7 @@ class UnrolledDrafter(nn.Module, ABC):
 
     @abstractmethod
     def features(self, outputs: Any) -> tuple[Tensor, ...]:
-        """Return the target's states that it reads, at positions 0..length-2."""
+        """Return the states of the target that the drafter reads, at positions 0..length-2."""
 
     @abstractmethod
     def unroll(

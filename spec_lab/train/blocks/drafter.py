@@ -47,8 +47,8 @@ class Joining:
     confidence: ConfidenceHead | None
 
     def rows(self, hidden: Tensor, context: Tensor) -> BlockRows:
-        """Return the head's input for slots `hidden` [blocks, slots, hidden_size]; `context` [blocks, hidden_size] are
-        the last context rows."""
+        """Return the head's input for slots `hidden` [blocks, slots, hidden_size]; `context` [blocks, hidden_size] is
+        the last context row of each block."""
         return BlockRows(hidden, self.logits(hidden.flatten(0, 1)).unflatten(0, hidden.shape[:2]), context)
 
     def walked(self, rows: BlockRows, tokens: Tensor) -> Iterator[WalkedSlot]:

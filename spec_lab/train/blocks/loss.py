@@ -32,7 +32,7 @@ class SlotLaws:
         loss: the loss of the slot's distribution, plus `alone_weight` times the loss of its logits without the head.
         label: the probability of the text's own token.
         unsure: the cross-entropy of the confidence head against the probability of acceptance; 0 without such a head.
-        reached: whether all tokens before it could be drafted.
+        reached: whether the head scores the text's own token in every earlier slot.
     """
 
     loss: Tensor

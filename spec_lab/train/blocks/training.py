@@ -145,6 +145,7 @@ def block_matcher(drafter: SlotDrafter, target: FrozenTarget, taps: Sequence[Tap
 def block_loss_words(config: SlotTrainingConfig) -> str:
     """Describe `BlockLoss` for a card."""
     return (
-        f"loss={config.loss} of whole blocks behind {config.num_anchors} anchors a row, slots weighted by "
-        f"{config.slot_weights} with g={config.slot_decay:g}, divided by {config.normalise_by}"
+        f"loss={config.loss} over the blocks after {config.num_anchors} anchors in each row, with slots weighted by "
+        f"slot_weights={config.slot_weights} and slot_decay={config.slot_decay:g}, and normalise_by="
+        f"{config.normalise_by}"
     )

@@ -27,7 +27,7 @@ BATCHES_OF_A_PROBE = 4
 FEWEST_ASKED, LEAST_SHARE = 1000, 0.05
 RAISE_IT = "raise max_prompt_tokens (writing.max_prompt_tokens, where the same command trains)"
 MORE = 1.05
-"""So many times the expected need of prompts are begun, in case more of them are dropped than expected."""
+"""The factor by which more prompts are begun than should be needed, since more may be dropped than expected."""
 
 
 @dataclass(frozen=True, slots=True)
