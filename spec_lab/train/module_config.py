@@ -94,7 +94,7 @@ class OptimisationConfig:
     checkpoint_every: int = knob(
         1000, "steps between two checkpoints, from which an interrupted training continues", least=1
     )
-    log_every: int = knob(500, "steps of which a point of the loss curve is the mean", least=1)
+    log_every: int = knob(500, "steps whose mean loss is one point of the loss curve", least=1)
     max_seconds: float | None = knob(None, "time limit of the training, in seconds; null is none", above=0)
 
 
