@@ -67,9 +67,9 @@ class AssistantRecipe:
             kind="a Gemma 4 assistant",
             reading=f"""Its architecture and checkpoint are those of the Gemma 4 assistant
 (`Gemma4AssistantForCausalLM`): {text["num_hidden_layers"]} layers of width {text["hidden_size"]} and feed-forward
-{text["intermediate_size"]} with {text["num_attention_heads"]} query heads and no keys or values of their own. A
-sliding-window layer reads the keys and values of the last such layer of the target that owns its own; the
-full-attention layer likewise. The head is the assistant's own embedding of all
+{text["intermediate_size"]} with {text["num_attention_heads"]} query heads and no keys or values of their own. Its
+sliding-window layers and its full-attention layer read the keys and values of the target's last layer of the same kind
+that has its own. The head is the assistant's own embedding of all
 {text["vocab_size"]} tokens.
 
 Every step stands at the last committed position. It takes the target's embedding of the last token, scaled as the

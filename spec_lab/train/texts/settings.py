@@ -37,8 +37,7 @@ class WritingConfig:
     max_new_tokens: int = knob(256, "longest answer, in tokens; a longer one is cut", least=1, most=LONGEST)
     temperatures: list[float] = knob(
         [0.0, 0.0, 0.7, 1.0],
-        "temperatures of the answers, each for an equal share of the texts; 0 is greedy; one that is given twice gets a "
-        "double share",
+        "temperatures of the answers, each for an equal share of the texts; 0 is greedy; repeats add shares",
         least=0,
     )
     top_p: float | None = knob(
