@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from spec_lab.train.drafter import TrainingTask
 from spec_lab.train.drafter_config import Eagle3TrainingConfig
 from spec_lab.train.eagle3 import Eagle3Shape, TrainableEagle3Head
 from spec_lab.train.eagle3_recipe import Eagle3Recipe, load_head, most_frequent_tokens, save_head
@@ -164,9 +165,7 @@ def test_draft_vocabulary_is_what_the_target_writes_and_the_markers() -> None:
         most_frequent_tokens(generations, 10, 11, [8])
 
 
-def test_matches_are_those_of_drafting_from_every_position(tmp_path: Path) -> None:
-    """The evaluation knows the text; a drafter knows its own drafts. Up to the first mismatch that is the same."""
-    torch.manual_seed(5)
+def small_target() -> Qwen3ForCausalLM:
     config = Qwen3Config(
         vocab_size=6,
         hidden_size=12,
@@ -178,7 +177,26 @@ def test_matches_are_those_of_drafting_from_every_position(tmp_path: Path) -> No
         initializer_range=0.5,
         tie_word_embeddings=True,
     )
-    model = Qwen3ForCausalLM(config).eval().requires_grad_(False)
+    return Qwen3ForCausalLM(config).eval().requires_grad_(False)
+
+
+@pytest.mark.parametrize(("is_normed", "words"), [(False, "before the final norm"), (True, "after the final norm")])
+def test_a_trained_head_has_the_norms_of_eagle31_if_they_are_chosen(
+    is_normed: bool, words: str, tmp_path: Path
+) -> None:
+    recipe = Eagle3Recipe(replace(EAGLE3.config, norms_taps=is_normed, norms_output=is_normed))
+    texts = Generations(torch.tensor([[1, 2, 4, 2, 4, 1, 2]]), torch.tensor([1]), torch.tensor([7]))
+    task = TrainingTask(small_target(), texts, [], tmp_path / "checkpoint.pt", 0, torch.device("cpu"))
+    recipe.train(task, tmp_path / "head")
+    head = load_head(tmp_path / "head")
+    assert len(head.fc_norm) == 3 * is_normed and head.shape.norms_output == is_normed
+    assert words in " ".join(recipe.describe(tmp_path / "head").reading.split())
+
+
+def test_matches_are_those_of_drafting_from_every_position(tmp_path: Path) -> None:
+    """The evaluation knows the text; a drafter knows its own drafts. Up to the first mismatch that is the same."""
+    torch.manual_seed(5)
+    model = small_target()
     save_head(random_head(replace(SHAPE, vocab_size=6, draft_vocab_size=3), torch.tensor([1, 2, 4])), 2048, tmp_path)
     tokens = torch.randint(1, 5, (2, 20))
     matches = EAGLE3.matcher(tmp_path, model, torch.device("cpu"))(tokens, 3)

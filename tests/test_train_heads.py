@@ -415,6 +415,7 @@ def test_torchrun_trains_what_one_process_does(llama: Path, whole: Path) -> None
         ("drafter=mtp_vanilla", "one module for each draft costs more"),
         ("drafter=draft_model drafter.prompt_loss_weight=0.1", "use drafter.prompt_loss_weight=0"),
         ("drafter.draft_vocab_size=161", "more than the target's 160"),
+        ("drafter=dflash drafter.mask_token_id=160", "does not fit the target's 160 tokens"),
         ("dtype=float16", "cannot represent small gradients"),
         ("drafter.num_unrolled_steps=48", "packing.row_length=48 is too short for drafter.num_unrolled_steps=48"),
         (

@@ -115,8 +115,10 @@ def _refuse_to_share(arguments: Sequence[str]) -> None:
 
 @contextmanager
 def _scratch_folder() -> Iterator[None]:
-    """Yield a temporary folder for Hydra's files of a multirun, which are not used. Each job makes its
-    `output_dir`."""
+    """Give Hydra a temporary folder for the files that it writes in a multirun. Nothing reads these files.
+
+    The configuration names it `${scratch_folder:}`. Each job makes its `output_dir` itself.
+    """
     from omegaconf import OmegaConf
 
     with tempfile.TemporaryDirectory() as folder:
@@ -184,7 +186,7 @@ def config_of(composed: DictConfig) -> TrainConfig:
 
 
 def refuse_unread(overrides: Iterable[str], config: TrainConfig) -> None:
-    """Refuse settings of stages that the chosen options skip.
+    """Refuse overrides of keys that a training with the chosen options does not read.
 
     Raises:
         UserError: for instance, `corpus.row_length=256` with target=shipped, or `generations...` with drafter=none.
@@ -213,7 +215,7 @@ def _readers(config: TrainConfig) -> Iterator[tuple[tuple[str, ...], bool, str]]
     )
     of_ours = ("generations", "num_workers", "evaluation.rows_per_forward", "evaluation.samples_per_category")
     yield of_ours, not is_frozen, "target=shipped"
-    # Other families have the shipped vocabulary, and their drafters learn on the corpus.
+    # New targets other than pocket use the shipped vocabulary, and their drafters are trained on the corpus.
     yield ("tokenizer", "generations"), config.target.writes_texts, "target=pocket"
     targets = "|".join(option.name for option in TARGETS if option.recipe is not None)
     yield ("tokenizer", "corpus"), config.trained_target is not None, f"target={targets}"

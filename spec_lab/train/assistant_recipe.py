@@ -1,4 +1,7 @@
-"""`drafter=assistant`: a Gemma 4 assistant for a Gemma 4 target, over its last layers that own their KV."""
+"""`drafter=assistant`: a Gemma 4 assistant for a Gemma 4 target.
+
+Of the target's layers that own their KV, it reads the last one with a window and the last one with full attention.
+"""
 
 from __future__ import annotations
 
@@ -64,8 +67,9 @@ class AssistantRecipe:
             kind="a Gemma 4 assistant",
             reading=f"""Its architecture and checkpoint are those of the Gemma 4 assistant
 (`Gemma4AssistantForCausalLM`): {text["num_hidden_layers"]} layers of width {text["hidden_size"]} and feed-forward
-{text["intermediate_size"]} with {text["num_attention_heads"]} query heads and no keys or values of their own. Each
-reads those of the target's last layer of its kind that owns some. The head is the assistant's own embedding of all
+{text["intermediate_size"]} with {text["num_attention_heads"]} query heads and no keys or values of their own. Its
+sliding-window layers and its full-attention layer read the keys and values of the target's last layer of the same kind
+that has its own. The head is the assistant's own embedding of all
 {text["vocab_size"]} tokens.
 
 Every step stands at the last committed position. It takes the target's embedding of the last token, scaled as the
@@ -76,7 +80,7 @@ target scales it, beside the target's hidden state after its final norm. In plac
 
 
 def assistant_keys(config: AssistantTrainingConfig, model: Any) -> dict[str, Any]:
-    """Return an assistant's config.json. For keys that it leaves out, transformers has the right defaults."""
+    """Return an assistant's config.json. Keys that are left out here have the right defaults in transformers."""
     target, sizes, num_layers = model.config.to_dict(), sizes_of(model), config.num_sliding_layers + 1
     sliding, full = (sizes.layers[layer] for layer in last_owners(sizes))
     return {

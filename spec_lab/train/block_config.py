@@ -51,7 +51,7 @@ class SlotTrainingConfig(PackedTrainingConfig):
     normalise_by: Normaliser = knob(Normaliser.weights, "divisor of a step's losses")
     num_anchors: int = knob(64, "number of blocks in each row of texts", least=1, most=2**14)
     mask_token_id: int | None = knob(
-        None, "token in the rows that drafts fill; null is the one that the target writes least", least=0
+        None, "token of the mask rows; null is the one that the target writes least", least=0
     )
     draft_vocab_size: int | None = knob(
         None, "number of tokens that can be drafted, those the target writes most; null is all", least=2
@@ -61,7 +61,7 @@ class SlotTrainingConfig(PackedTrainingConfig):
 
     @property
     def alone_weight(self) -> float:
-        """The weight of the loss of a slot without the head, which is added to the loss with it."""
+        """The weight of a second loss, which compares the logits before the head changes them; 0 for none."""
         return 0.0
 
 
@@ -96,7 +96,7 @@ class BlockTrainingConfig(SlotTrainingConfig):
     head_topk: int = knob(8, "number of tokens that a selector or a lattice scores in a slot", least=1, most=4096)
     block_size: int = knob(8, "rows of a block", least=2, most=64)
     alone_loss: float = knob(
-        0.0, "weight of a slot's loss without the head, which is added to the loss with it", least=0, most=100
+        0.0, "weight of a second loss, on the logits before the head changes them", least=0, most=100
     )
     body: str | None = knob(None, "folder of a trained drafter whose body and sizes this one starts from")
 

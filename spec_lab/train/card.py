@@ -30,7 +30,7 @@ def target_card(
 ) -> str:
     """Write the README.md of a target trained here.
 
-    `measured`: the folder of the drafter whose drafts the evaluation counts, or the target's own without a drafter.
+    `measured`: the folder of the drafter whose drafts the evaluation counts; without a drafter, the target's folder.
     `command`: the command that trains such a target, without the overrides of other keys.
     """
     corpus, training = _record(folder, folder.corpus), _record(folder, folder.target)
@@ -111,7 +111,7 @@ def drafter_card(folder: RunFolder, output: Path, description: DrafterDescriptio
 
 
 def _drafter_data(folder: RunFolder) -> str:
-    """Describe the texts that a drafter was trained on; the card's next words are about its loss."""
+    """Describe the texts that a drafter was trained on. The card continues this sentence with the loss."""
     if not folder.record(folder.generations).exists():
         return "On the rows that the target learned from, other windows of its natural text; loss on every token,"
     texts = _record(folder, folder.generations)
@@ -127,8 +127,8 @@ LIMITS = """## What these figures do not say about large models
 - The natural text was seen many times over. On unseen code and prose the model invents and repeats itself, and
   repetition is easy to draft.
 - The drafter is larger beside its target than a real one, and the target costs almost nothing to run: a speedup
-  measured with this pair says nothing about speedups elsewhere. Which method is better may carry over, by how much does
-  not.
+  measured with this pair says nothing about speedups elsewhere. Which method is better may also hold for large models;
+  how much better does not.
 - Accuracy is measured on prompts of the generator that made the training text. It is a meter for what a lossy rule
   breaks, not a claim about reasoning.
 """
@@ -140,8 +140,8 @@ def evaluation_section(report: dict[str, Any], kind: str | None) -> str:
     return reflow(f"""## Evaluation
 {report["pooled"]["prompts"]} prompts (`spec_lab/workloads/prompts`), greedy, at most {report["max_new_tokens"]} new
 tokens, float32 from the stored weights. {"" if kind is None else _drafts(report, kind)} Rows <
-{report["uncertain_below"]}: share of written tokens whose most likely token had less probability, in thinking and
-elsewhere.
+{report["uncertain_below"]}: the share of written tokens at which the target's likeliest token had a probability below
+{report["uncertain_below"]}, in thinking and elsewhere.
 
 {format_table(report)}""").strip()
 
@@ -154,13 +154,13 @@ def _measurements(folder: RunFolder, measured: Path) -> dict[str, Any]:
 def _drafts(report: dict[str, Any], kind: str) -> str:
     num_rounds, num_cut = report["pooled"]["rounds"], report["pooled"]["cut_rounds"]
     return f"""Acceptance length: tokens a round, pooled, strict acceptance of K={report["num_draft_tokens"]} drafts of
-{kind}; of {num_rounds} rounds {num_cut} run into the end of their text, and count as far as it goes
+{kind}. {num_cut} of {num_rounds} rounds reach the end of their text, and count only up to it
 (`spec_lab/record/draft_counts.py`). Rate by position: share of rounds that accept draft 1, 2, ... Both are counted by
 replaying the rounds over the plain greedy text (`spec_lab/train/rounds.py`), not by running them."""
 
 
 def _num_steps(training: dict[str, Any]) -> int:
-    """Count the steps that were taken; if time ran out, they are fewer than configured."""
+    """Return the number of steps that were taken; if time ran out, it is less than the configured number."""
     knobs = training["recipe"]["optimisation"]
     last: int = training["curve"][-1]["step"]
     return int(knobs["num_steps"]) if knobs.get("max_seconds") is None else last

@@ -1,4 +1,4 @@
-"""Unrolls a drafter whose steps are one layer each, with caches of its own: each step takes all rows of a text at once.
+"""Unrolls a drafter that runs one layer in each step, and has its own KV. A step takes all rows of a text at once.
 
 This is EAGLE-3's training-time test (Li et al., 2025): a drafter learns on the inputs that it will see when drafting. A
 chain may pass through the same layer repeatedly (EAGLE-3, MTP-Eagle) or through several in turn (vanilla MTP).
@@ -41,11 +41,11 @@ def unroll_chain(
 ) -> list[Tensor]:
     """Return the hidden states `[batch, rows, hidden]` of every step; step s is taken by `layers[s]`.
 
-    Row p takes `embeddings[:, p]`, the embedding of token p+1, and `hidden[:, p]`, made from the target's position p.
-    At step s the row is the end of a chain that began s rows earlier, at its anchor p-s. It takes the hidden state that
-    row p-1 returned at step s-1. It attends to the rows up to the anchor as they were at step 0, and to its own chain.
-    So it equals the s-th recurrent step of drafting from p-s, if the drafts before it are the text's own tokens. Rows p
-    < s have no anchor and are meaningless.
+    At every step row p takes `embeddings[:, p]`, the embedding of token p+1. At step 0 it also takes `hidden[:, p]`,
+    made from the target's states at position p. At a later step s it takes the hidden state that row p-1 returned at
+    step s-1. So it ends a chain that began s rows earlier, at the row's anchor p-s. It attends to the rows up to the
+    anchor as they were at step 0, and to its own chain. Drafting from p-s computes the same in its step s, if its
+    earlier drafts are the text's own tokens. Rows p < s have no anchor and are meaningless.
 
     Each layer has its own cache. A layer that differs from that of the previous step projects the rows of all earlier
     steps again. `segments` `[batch, rows]` separates documents that share a row; chains that leave their document are
@@ -79,7 +79,7 @@ def attend_chain(
 
     `keys` and `values` `[batch, heads, rows, ...]` are ordered by step. Row p of step s sees rows 0..p-s of step 0, if
     `visible` `[batch, 1, rows, rows]` allows. Of each later step i it sees only row p-s+i, which is on its chain.
-    Indexed by anchors a = p-s, this is causal attention plus one more key for each step. Both are merged here.
+    Indexed by anchors a = p-s, this is causal attention plus one more key for each later step. One softmax covers both.
     """
     step = len(keys) - 1
     if step == 0:

@@ -1,7 +1,8 @@
-"""Checks for trainings that are not possible, made before anything is built or loaded, and without torch.
+"""Checks for trainings that are not possible, made before anything is built or loaded.
 
-Each check looks at a whole configuration, and returns None or one line with the knob and the remedy. The schema checks
-the values of single knobs. A file that a check cannot read raises UserError.
+Each check looks at a whole configuration, and returns None or one line with the knob and the remedy. Its docstring says
+what must hold. The schema checks the values of single knobs. A file that a check cannot read raises UserError. Only the
+check of `drafter.body` imports torch.
 """
 
 from __future__ import annotations
@@ -39,7 +40,10 @@ def refuse(config: TrainConfig) -> None:
 
 
 def refusals(config: TrainConfig) -> list[str]:
-    """Return reasons against the training, one line each; empty if it may start. Knobs out of bounds hide others."""
+    """Return reasons against the training, one line each; empty if it may start.
+
+    Knobs that are out of bounds come first: as long as there are any, the checks are not run.
+    """
     return out_of_bounds(config) or [message for check in CHECKS if (message := check(config)) is not None]
 
 
@@ -97,7 +101,7 @@ def prompts(config: TrainConfig) -> str | None:
 
 
 def target_fits(config: TrainConfig) -> str | None:
-    """The target's sizes fit one another, by the checks of its row."""
+    """The `target` part passes the checks of its option in `spec_lab.train.options`."""
     found = (refusal(config.target) for refusal in target_option(config.target).refusals)
     return next((message for message in found if message is not None), None)
 
@@ -124,7 +128,7 @@ def drafter_of_target(config: TrainConfig) -> str | None:
 
 
 def frozen_target(config: TrainConfig) -> str | None:
-    """An existing target is run over packed rows. Its kinds of layers support them, and they fit its positions."""
+    """An existing target can be run over packed rows: its layers support them, and its positions suffice."""
     option, name = target_option(config.target), config.drafter.name
     if option.path is None or name == "none":
         return None
@@ -161,7 +165,7 @@ def prompt_loss(config: TrainConfig) -> str | None:
 
 
 def drafter_fits(config: TrainConfig) -> str | None:
-    """The drafter fits the target and the evaluation, by the checks of its row."""
+    """The drafter fits the target and the evaluation, by the checks of its option in `spec_lab.train.options`."""
     target = target_sizes(config)
     fitting = Fitting(config, filled(config.drafter, target), target)
     found = (refusal(fitting) for refusal in (decay_is_read, *drafter_option(config.drafter).refusals))
@@ -169,7 +173,7 @@ def drafter_fits(config: TrainConfig) -> str | None:
 
 
 def texts_folder(config: TrainConfig) -> str | None:
-    """An existing target has written its texts, or can write them first, since there are prompts."""
+    """For an existing target, the folder of texts exists, or the target can write texts first."""
     if target_option(config.target).path is None:
         return None if config.texts is None else "texts is not read by this target, which has its own; leave texts out"
     if config.texts is not None:
@@ -283,7 +287,8 @@ def sizes_of(model: ModelConfig) -> TargetSizes:
 def readable_layers(model: ModelConfig) -> tuple[int, ...]:
     """Return the layers whose keys an assistant can read.
 
-    They have full attention, own their keys, use RoPE that its config can express, and have one size and one RoPE.
+    They have full attention, own their keys, and use a RoPE that the assistant's config can express. Their sizes and
+    their RoPE equal those of the last such layer.
     """
     found = [
         (index, (plan.num_kv_heads, plan.head_dim, plan.rope))

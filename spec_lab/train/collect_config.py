@@ -15,8 +15,8 @@ class CollectConfig:
     output_dir: str = knob("", "folder of the files")
     layers: list[int] = knob(
         [],
-        "decoder layers from 0, or -1 for the embedding, whose outputs are written besides the last state; [] is those "
-        "that EAGLE-3 reads",
+        "layers whose outputs are written besides the last state, numbered from 0, with -1 for the embedding; [] takes "
+        "those that EAGLE-3 reads",
         least=-1,
     )
     num_texts: int | None = knob(None, "number of texts, from the first on; null is all", least=1)

@@ -1,5 +1,5 @@
-"""Writes hidden states over texts to safetensors: for each token the states of some layers, the last state, and the
-token's id.
+"""Writes hidden states over texts to safetensors: for each token the outputs of some layers, the state after the last
+norm, and the token's id.
 
 `header.json` names the layers in the convention of each project that reads such files (`spec_lab.checkpoints.taps`).
 """
@@ -50,7 +50,7 @@ def collect(path: Path, config: CollectConfig) -> Path:
     total = a_token * len(texts.tokens)
     print(f"{a_token:,} bytes a token, {len(texts.tokens):,} tokens of {len(texts)} texts: {total / 1e9:.2f} GB")
     make_output_dir(output)
-    # Files of an interrupted collection are there already.
+    # An interrupted collection's files are kept or replaced, so their bytes count as free.
     room = shutil.disk_usage(output).free + sum(file.stat().st_size for file in output.glob("hidden-*.safetensors"))
     if total > room:
         fitting = int(len(texts) * room / total)

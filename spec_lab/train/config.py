@@ -113,7 +113,7 @@ class TrainConfig:
     """A whole training. `debug` is not part of it, since it only sets other keys."""
 
     drafter: DrafterChoice = knob(MISSING, "the drafter to train")
-    target: TargetChoice = knob(MISSING, "what it is trained for")
+    target: TargetChoice = knob(MISSING, "the target that the drafter is trained for")
     tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig, metadata={"help": "a new target's vocabulary"})
     corpus: CorpusConfig = field(default_factory=CorpusConfig, metadata={"help": "what a new target learns from"})
     generations: GenerationsConfig = field(

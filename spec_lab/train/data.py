@@ -124,8 +124,10 @@ def map_in_processes(function: Callable[[Job], Result], jobs: list[Job], num_wor
 
 @contextmanager
 def _interrupts_held_back() -> Iterator[None]:
-    """Delay Ctrl-C until the end of the block, and hide it from processes started inside, since a terminal sends it to
-    all."""
+    """Delay Ctrl-C until the end of the block, and hide it from processes that are started inside.
+
+    A terminal sends Ctrl-C to these processes too.
+    """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -149,7 +151,7 @@ def tokenise_natural_text(tokenizer_file: str, documents: list[str]) -> np.ndarr
 
 
 def step_generator(step: int, seed: int, device: torch.device) -> torch.Generator:
-    """Make the generator of one training step, on the device, since copying indices from the host would make it
+    """Make the generator of one training step. It is on the device, since copying indices there would make the host
     wait."""
     return torch.Generator(device).manual_seed(seed * 1_000_003 + step)
 
@@ -192,7 +194,7 @@ class TrainingTokens:
         last_start = len(self.natural) - row_length
         starts = torch.randint(last_start, (num_natural, 1), generator=generator, device=device)
         windows = self.natural[starts + torch.arange(row_length, device=device)]
-        # A prompt to continue also begins with the marker, so a window must look like the start of a text.
+        # Prompts that are to be continued begin with this token too, so each window must look like the start of a text.
         windows[:, 0] = self.end_of_text_id
         return torch.cat([self.rows[picked], windows]).long()
 

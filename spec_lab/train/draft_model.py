@@ -1,6 +1,7 @@
-"""A separate small language model as a drafter on packed rows. A draft depends only on the text before it.
+"""A separate small language model as a drafter on packed rows.
 
-So every step of a round reads the same state, and training has one step for all.
+A draft depends only on the tokens before it, not on where its round began. So the states of one forward serve all draft
+steps, and training needs only one step.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class TrainableDraftModel(UnrolledDrafter):
         self.model = model
 
     def features(self, outputs: Any) -> tuple[Tensor, ...]:
-        """Return the tokens [batch, rows, 1]; it reads no states of the target."""
+        """Return the tokens [batch, rows, 1]. The drafter reads no states of the target."""
         return (outputs.tokens[:, :-1, None],)
 
     def unroll(

@@ -65,7 +65,7 @@ class DraftModelRecipe:
 
     @property
     def form(self) -> PackedForm:
-        """The form of its training on packed rows: one step, whose states serve for all further steps."""
+        """The functions for packed rows. Training takes one step, whose states serve all further steps."""
         return replace(UNROLLED, train=train_one_step)
 
     def build(self, target: FrozenTarget, texts: TrainingTexts, seed: int) -> TrainableDraftModel:
@@ -88,8 +88,8 @@ class DraftModelRecipe:
         directions = leading_directions(embedding, config.hidden_size)
         first = embedding @ directions
         model.get_input_embeddings().weight.data.copy_(first)
-        # The embedding is also the head, and its largest directions are common to all rows. The norm before it is
-        # initialised so that the first logits vary by one.
+        # The embedding is also the head. The norm before the head is initialised so that the first logits of a row have
+        # a standard deviation of about 1.
         states = rms_normed(first[:: -(-len(first) // SAMPLED_ROWS)])
         model.model.norm.weight.data.fill_(1 / float((states @ first.T).std(-1).mean()))
         return TrainableDraftModel(model)
@@ -116,7 +116,7 @@ class DraftModelRecipe:
 
         def match(tokens: Tensor, num_draft_tokens: int) -> Tensor:
             drafts = run_target(draft_model, tokens).logits.argmax(-1)
-            # A draft only depends on the text before it, not on where its round began.
+            # A draft depends only on the tokens before it, not on where its round began.
             return agreement(tokens, [drafts[:, 1:]] * num_draft_tokens)
 
         return match
@@ -170,7 +170,7 @@ def keys_of_layers(config: DraftModelTrainingConfig) -> dict[str, Any]:
 def train_one_step(
     drafter: TrainableDraftModel, config: DraftModelTrainingConfig, task: PackedTask
 ) -> list[CurvePoint]:
-    """Train it in place on packed rows, where the target wrote."""
+    """Train the drafter in place on packed rows. Only the tokens that the target wrote count."""
     one = UnrolledTrainingConfig(config.name, config.optimisation, config.loss, num_unrolled_steps=1)
     return train_packed(drafter, one, task)
 
@@ -179,8 +179,8 @@ def train_one_step(
 def distillation_batch(
     model: Qwen3ForCausalLM, picked: Generations, prompt_loss_weight: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return tokens `[batch, length]`, and for every position but the last the target's next-token log-probabilities
-    and the weight.
+    """Return tokens `[batch, length]`, the target's next-token log-probabilities `[batch, length - 1, vocab]`, and
+    weights `[batch, length - 1]`. The last two leave out the last position.
 
     The last prompt position has full weight, since it predicts the target's first token. Positions at the end of a text
     or after it have weight 0.

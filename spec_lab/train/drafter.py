@@ -59,7 +59,7 @@ class DrafterRecipe(Protocol):
 
     @property
     def config(self) -> DrafterTrainingConfig:
-        """The chosen option. Its `drafts_as` names the folder of weights, such as `pocket-eagle3`."""
+        """The chosen option. The name of the folder of weights ends with its `drafts_as`, as in `pocket-eagle3`."""
 
     def train(self, task: TrainingTask, folder: Path) -> list[CurvePoint]:
         """Train a drafter and save it to `folder`; return the loss curve."""

@@ -152,7 +152,7 @@ class NextnTrainingConfig(UnrolledTrainingConfig):
 
 @dataclass
 class AssistantTrainingConfig(UnrolledTrainingConfig):
-    """drafter=assistant: a Gemma 4 assistant over the last layer of each kind that owns its KV."""
+    """drafter=assistant: a Gemma 4 assistant, which reads the target's last layer of each kind that owns its KV."""
 
     name: str = "assistant"
     hidden_size: int = width_of_layers(96)
@@ -183,5 +183,5 @@ class DraftModelTrainingConfig(DraftLayerConfig, PackedTrainingConfig):
 
     @property
     def num_trained_drafts(self) -> int:
-        """Unlimited, since a draft depends only on the text before it."""
+        """More than any evaluation asks for: a draft depends only on the text before it, so any number is possible."""
         return 64

@@ -98,7 +98,7 @@ class TrainableEagle3Head(UnrolledDrafter):
         return self.midlayer.enter(embeddings, hidden)
 
     def leave(self, residual: Tensor, attended: Tensor) -> Tensor:
-        """Return the state to feed back: the layer's output, normed in EAGLE-3.1."""
+        """Return the state to feed back: the layer's output, normed if `norms_output` is set."""
         hidden = self.midlayer.leave(residual, attended)
         return self.norm(hidden) if self.shape.norms_output else hidden
 

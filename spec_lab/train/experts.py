@@ -12,7 +12,9 @@ BIAS_STEP = 1e-3
 
 
 def every_expert(experts: nn.Module, rows: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
-    """Run every expert on every row `[rows, hidden]`, and add the outputs of the `chosen` ones `[rows, num_chosen]`.
+    """Run every expert on every row `[rows, hidden]`, and add up the outputs of the row's `chosen` experts.
+
+    `chosen` are their numbers and `weights` the factors of their outputs, both `[rows, num_chosen]`.
 
     For experts of a few thousand weights, two plain products suffice. They are faster than sorting rows by expert, and
     a CUDA graph can capture them.
@@ -29,8 +31,8 @@ def every_expert(experts: nn.Module, rows: Tensor, chosen: Tensor, weights: Tens
 def balance_experts(model: nn.Module) -> None:
     """Balance the experts' load without an auxiliary loss (DeepSeek-V3, arXiv 2412.19437, section 2.1.2).
 
-    After each training forward, the bias of the choice rises for experts that were chosen less than their share, and
-    falls for those that were chosen more.
+    After each training forward, the router's bias rises for experts that were chosen less often than the average, and
+    falls for those that were chosen more often.
     """
     for router in model.modules():
         if hasattr(router, "e_score_correction_bias"):

@@ -1,7 +1,7 @@
 """Checks whether the sizes of a drafter fit its target and one another.
 
-Each check returns None, or one line with the knob and the remedy. The row of a drafter (`spec_lab.train.options`)
-lists the checks that apply to it.
+Each check returns None, or one line with the knob and the remedy. Its docstring says what must hold. The option of a
+drafter (`spec_lab.train.options`) lists the checks that apply to it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from spec_lab.train.module_config import LayerConfig
 from spec_lab.train.target_config import PocketGemmaTrainingConfig, PocketHybridTrainingConfig, PocketMoeTrainingConfig
 
 MIN_TAPPED_LAYERS = 7
-"""The fewest layers for which layers 2, L // 2 and L - 3 are distinct."""
+"""The fewest layers L for which layers 2, L // 2 and L - 3 ascend."""
 SHALLOW = "choose another drafter, such as drafter=draft_model"
 
 
@@ -53,7 +53,7 @@ def filled(drafter: Any, target: TargetSizes) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Fitting:
-    """The configuration of a training, its `drafter` part in the schema of its row, and the target."""
+    """The configuration of a training, its `drafter` part after `filled`, and the sizes of the target."""
 
     config: TrainConfig
     drafter: Any
@@ -106,7 +106,7 @@ def owned_layers(target: PocketGemmaTrainingConfig) -> str | None:
 
 
 def chosen_experts(target: PocketMoeTrainingConfig) -> str | None:
-    """A token uses no more experts than there are, and the number of channels is even, since RoPE rotates pairs."""
+    """A token uses no more experts than there are. The number of rotated channels is even, since RoPE rotates pairs."""
     if target.num_chosen > target.num_experts:
         return (
             f"target.num_chosen={target.num_chosen} is more than target.num_experts={target.num_experts}; "
@@ -149,7 +149,7 @@ def measured_drafts(fitting: Fitting) -> str | None:
 
 
 def taps(fitting: Fitting) -> str | None:
-    """EAGLE-3 and P-EAGLE heads read three layers of their target, counted from both ends."""
+    """The target has enough layers: EAGLE-3 and P-EAGLE heads read three different ones."""
     num_layers = fitting.target.num_layers
     if num_layers >= MIN_TAPPED_LAYERS:
         return None
@@ -162,7 +162,8 @@ def taps(fitting: Fitting) -> str | None:
 
 
 def decay_is_read(fitting: Fitting) -> str | None:
-    """A decay is only set if weights use it. drafter.slot_decay also weighs the loss of a confidence head."""
+    """A decay is only set if the weights of steps or slots use it. A confidence head's loss also uses
+    drafter.slot_decay."""
     drafter = fitting.drafter
     by_slot = getattr(drafter, "confidence", False) is False and getattr(drafter, "slot_weights", None)
     for knob, reader, idle in (
@@ -204,7 +205,7 @@ def tokens_fit(fitting: Fitting) -> str | None:
     for knob, largest in (("mask_token_id", vocab_size - 1), ("draft_vocab_size", vocab_size)):
         value = getattr(drafter, knob)
         if value is not None and value > largest:
-            return f"drafter.{knob}={value} is more than the target's {vocab_size} tokens; use drafter.{knob}={largest}"
+            return f"drafter.{knob}={value} does not fit the target's {vocab_size} tokens; use drafter.{knob}={largest}"
     return None
 
 
@@ -248,7 +249,7 @@ def body_serves(fitting: Fitting) -> str | None:
 
 
 def parts_are_read(fitting: Fitting) -> str | None:
-    """No key is set of a part that the head does not have."""
+    """Every key that is set belongs to a part that the head has."""
     return head_has_part(fitting.drafter)
 
 

@@ -150,7 +150,10 @@ class FrozenKVLayer(nn.Module):
 
 
 class FrozenKVModel(nn.Module):
-    """The part that the checkpoint has under `model.`. Its embedding is the head; tokens use the target's embedding."""
+    """The part that the checkpoint has under `model.`.
+
+    Its embedding is used as the head only: tokens are embedded by the target.
+    """
 
     def __init__(self, shape: FrozenKVShape) -> None:
         super().__init__()

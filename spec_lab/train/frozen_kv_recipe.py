@@ -48,7 +48,7 @@ class FrozenKVRecipe:
 
     @property
     def form(self) -> PackedForm:
-        """Its form on packed rows."""
+        """The functions that train and measure it on packed rows."""
         return UNROLLED
 
     def build(self, target: FrozenTarget, texts: TrainingTexts, seed: int) -> TrainableFrozenKVDrafter:
@@ -144,10 +144,10 @@ drafter's last output.""",
 def start_from_target(drafter: TrainableFrozenKVDrafter, model: Qwen3ForCausalLM) -> None:
     """Initialise weights at the scales of the drafter's inputs and outputs; those not mentioned here are not changed.
 
-    The vocabulary and `post_projection` use the directions in which the target's embedding is largest. Embedding and
-    hidden state are scaled to the same weight, though the embedding is much smaller. Query norms are those of the
-    target, divided by the root of `head_dim`, since the assistant's scores are not. Branches start small relative to
-    the stream, as in LayerScale (Touvron et al., 2021).
+    The drafter's embedding and `post_projection` use the directions in which the target's embedding is largest.
+    `pre_projection` divides the token's embedding and the hidden state by their root mean squares, so that both count
+    equally. Query norms are those of the target, divided by the root of `head_dim`, since the assistant does not divide
+    its scores. Branches start small relative to the stream, as in LayerScale (Touvron et al., 2021).
     """
     layers = [model.model.layers[source.layer] for source in drafter.shape.sources]
     query_norms = [layer.self_attn.q_norm.weight.cpu() for layer in layers]
@@ -158,8 +158,8 @@ def start_from_target(drafter: TrainableFrozenKVDrafter, model: Qwen3ForCausalLM
 def start_from(
     drafter: TrainableFrozenKVDrafter, embedding: Tensor, final_norm: Tensor, query_norms: Sequence[Tensor]
 ) -> None:
-    """Initialise as `start_from_target` does, from the target's embedding [vocab, hidden], its last norm, and the norm
-    of its queries at each source."""
+    """Initialise as `start_from_target` does, from the target's embedding [vocab, hidden], its last norm [hidden], and
+    for each source the weight of the query norm [head_dim]."""
     directions = leading_directions(embedding, drafter.shape.hidden_size)
     drafter.model.embed_tokens.weight.copy_(embedding @ directions)
     hidden_scale = final_norm.square().mean().sqrt()
@@ -188,8 +188,10 @@ def embedding_scale(target: FrozenTarget) -> float:
 
 
 def assistant_config(shape: FrozenKVShape, of_target: Mapping[str, Any]) -> dict[str, Any]:
-    """Return config.json, with our `kv_source_layers` and keys of the target. For keys that it leaves out, transformers
-    has the right defaults."""
+    """Return config.json, with our `kv_source_layers` and some keys of the target, `of_target`.
+
+    Keys that are left out here have the right defaults in transformers.
+    """
     num_layers, source = len(shape.sources), shape.sources[0]
     return {
         "architectures": ["Gemma4AssistantForCausalLM"],

@@ -62,7 +62,7 @@ class FrozenTarget:
         """Read a checkpoint folder or a GGUF file.
 
         Raises:
-            UserError: it does not match its config.
+            UserError: the weights do not match their config.
         """
         config = read_model_config(path)
         source = WeightSource(path, dtype, device)
@@ -123,8 +123,8 @@ class FrozenTarget:
 def draft_rope(config: ModelConfig) -> RopeConfig:
     """Return the rotary embedding of a head for this target: that of its last layer with full attention.
 
-    Heads have plain layers, which do not support partial rotation. For a target with partial rotation, or with another
-    scaling, they take only its base.
+    Heads have plain layers, which support neither partial rotation nor scalings other than linear and llama3. For a
+    target with one of these, a head takes only the base of its RoPE.
     """
     rope = full_plan(config).rope
     plain = rope.scaling in ("none", "linear", "llama3") and rope.partial_rotary_factor == 1.0

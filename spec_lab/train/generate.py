@@ -93,7 +93,7 @@ def generate_plainly(model: Any, prompts: list[list[int]], max_new_tokens: int, 
 
 
 def captured(step: Callable[[], None]) -> Callable[[], None]:
-    """Return `step` as a CUDA graph. Capturing runs nothing."""
+    """Return a function that replays `step` as a CUDA graph. Capturing runs nothing."""
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         step()
@@ -150,7 +150,7 @@ class Batch:
         self._append(model, hidden[torch.arange(len(self.last)), self.last], temperature)
 
     def step(self, model: Qwen3ForCausalLM, temperature: float, stop_ids: Tensor) -> None:
-        """Run every row's last token, and append the next one, without a synchronisation."""
+        """Run every row's last token, and append the next one, without waiting for the device."""
         last_tokens = self.tokens.gather(1, self.last[:, None])
         self.finished |= torch.isin(last_tokens[:, 0], stop_ids)
         self._append(model, self._forward(model, self.last[:, None])[:, 0], temperature)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
 FIRST_SEED = 1_000_000
-"""The first seed for prompts. Lower seeds are those of the target's training text."""
+"""The first seed for prompts with seed=0. With small seeds, the target's training text is drawn from lower ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ class DrafterTexts(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CorpusTexts:
-    """The target's own training rows, used instead of texts that it wrote. All tokens of a row count, also prompts."""
+    """The target's own training rows, used instead of texts that it wrote. All tokens of a row count, prompts too."""
 
     tokens: TrainingTokens
 

@@ -71,10 +71,10 @@ class TrainedTogether:
 
 @contextmanager
 def joined(wanted: str) -> Iterator[tuple[TrainingGroup, torch.device]]:
-    """Join the processes that were started, until the block ends, and return the group and this process's device.
+    """Join the processes that were started, until the block ends, and yield the group and this process's device.
 
-    Inside the block, torchrun's environment variables are hidden, since each process has the whole target in its
-    engine.
+    Inside the block, torchrun's environment variables are hidden. Otherwise an engine would refuse to run without
+    tensor parallelism, but here each process has the whole target.
 
     Raises:
         UserError: the machine has fewer GPUs than processes, or the processes or the device cannot be used.

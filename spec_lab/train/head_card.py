@@ -24,7 +24,8 @@ def head_card(
     in_16_bits = (
         ""
         if rounded is None
-        else f"Served in bfloat16, its logits differ from that forward's by {rounded:.3f} of their variation."
+        else f"Served in bfloat16, the drafter's logits differ from the training forward's by {rounded:.3f} of their "
+        "variation."
     )
     rounds = ", ".join(f"{difference:.1e}" for difference in proof["differences"])
     return reflow(f"""# {output.name}: a drafter for {target}
@@ -36,21 +37,21 @@ def head_card(
 On {record["num_texts"]:,} texts with {texts["written_tokens"]:,} tokens that the target wrote ({texts["settings"]}),
 {description.loss}. Loss: {record["recipe"]["loss"]}. {record["num_steps"]:,} steps of {knobs["batch_size"]} rows of
 {record["recipe"]["row_length"]} tokens, {moved_by(knobs)}, learning rate {knobs["peak_learning_rate"]:g}.
-{record["seconds"]:.0f} s on {_devices(record)} with torch {record["torch"]}, real decoding and proofs among them. The
-weights are those of step {truth["best_step"]}, which decoded best.
+{record["seconds"]:.0f} s on {_devices(record)} with torch {record["torch"]}, including real decoding and proofs. The
+weights are those of step {truth["best_step"]}, which had the largest acceptance length in decoding.
 
 {_curve(record["curve"])}
 
 ## Proof
 The training forward and the runtime's draft step, on a CPU in float32 from these files, differ by {rounds} in logits at
-positions 1 to {len(proof["differences"])}, of logits of up to {proof["largest_logit"]:.1f}. Their drafts are equal. The
-oracle in its place is always accepted. {in_16_bits}
+positions 1 to {len(proof["differences"])}; the largest logit is {proof["largest_logit"]:.1f}. Their drafts are equal.
+With the oracle as the drafter, every draft is accepted. {in_16_bits}
 
 ## Acceptance length
-Tokens a round, greedy, K={len(proof["differences"])}, behind {truth["points"][-1]["decoded"]["requests"]} held-out
-prompts of its own texts, decoded by the lab's engine. The interval of 95 % is over prompts drawn anew. By position: the
-share of drafts that are accepted where all before them are. Teacher-forced figures are reckoned on held-out texts as
-they stand.
+Tokens a round, greedy, K={len(proof["differences"])}, after {truth["points"][-1]["decoded"]["requests"]} held-out
+prompts of the training's texts, decoded by the lab's engine. The interval is a 95 % bootstrap interval over prompts. By
+position: the share of drafts that are accepted, among those whose earlier drafts are all accepted. Teacher-forced
+figures are estimated on held-out texts, without decoding.
 
 {_lengths(truth)}
 {_by_category(evaluation, output)}
@@ -58,7 +59,7 @@ they stand.
 
 
 def _devices(record: Mapping[str, Any]) -> str:
-    """Name the device, and how many of it trained the drafter. Older records have no number, and are of one."""
+    """Name the device, and the number of processes if there were several. Older records name no number; it was one."""
     number = record.get("num_processes", 1)
     return str(record["device"]) if number == 1 else f"{number} x {record['device']}"
 

@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class HeadPipeline:
-    """All stages of such a training."""
+    """All stages of a training of a drafter for an existing target."""
 
     config: TrainConfig
     device: torch.device
@@ -56,8 +56,8 @@ class HeadPipeline:
                 )
             if self.config.packing.kept_gigabytes and device.type != "cpu":
                 raise UserError(
-                    f"packing.kept_gigabytes={self.config.packing.kept_gigabytes:g} is for a CPU: a GPU's steps are "
-                    "recorded and run the target again; leave it out"
+                    f"packing.kept_gigabytes={self.config.packing.kept_gigabytes:g} is for a CPU: on a GPU every step "
+                    "runs the target; leave it out"
                 )
             if group.rank:  # the first process handles the folder and all messages
                 logging.getLogger("spec_lab").setLevel(logging.WARNING)
@@ -175,7 +175,7 @@ class HeadPipeline:
 
 
 def make_recipe(config: TrainConfig) -> HeadRecipe:
-    """Make the recipe of the drafter that was chosen, with the sizes of its target."""
+    """Make the recipe of the chosen drafter, with nulls replaced by the sizes of the target (`filled`)."""
     recipe = drafter_option(config.drafter).recipe
     assert recipe is not None
     made: Any = recipe(filled(config.drafter, target_sizes(config)))

@@ -26,8 +26,8 @@ from spec_lab.workloads.tokenizer import TargetTokenizer
 log = logging.getLogger(__name__)
 
 PROBE_STEPS, PROBE_STEPS_ON_A_CPU = 6, 3
-"""The number of steps to run. The last two are timed. On a GPU the first ones compile, and the fourth is captured if
-steps are."""
+"""The numbers of steps to run, of which the last two are timed. On a GPU the first ones compile. The fourth is captured
+as a CUDA graph, if the training captures steps at all (`train.step`)."""
 BYTES_BESIDE_A_WEIGHT = 12
 """Bytes for each parameter in a checkpoint: a weight and two moments in float32."""
 MEGA = 1e6
@@ -44,7 +44,7 @@ class Probe:
     """The inputs of the probe steps.
 
     Attributes:
-        learnt: texts to learn from, or placeholders if they are not written yet.
+        learnt: texts to learn from, or texts of random tokens if none are written yet.
         texts: the cost of writing them; None if they exist.
     """
 
@@ -106,7 +106,7 @@ def _texts_in_words(probe: Probe) -> str:
     whole = f"{stage.tokens:,} tokens"
     if stage.num_done:
         return f"{stage.num_done:,} of a command that was killed; the others are written first, {whole} in all"
-    return f"none yet; {whole} are written first, by a probe of their lengths"
+    return f"none yet; about {whole} are written first, as estimated from a probe"
 
 
 def _seconds_of_a_step(probe: Probe, drafter: Any) -> float:
@@ -122,7 +122,7 @@ def _seconds_of_a_step(probe: Probe, drafter: Any) -> float:
         max_seconds=None,
     )
     watch = Stopwatch(target.device, num_steps)
-    if on_gpu:  # the engine that wrote texts is gone
+    if on_gpu:  # the peak of the engine that wrote texts does not count: it is gone
         torch.cuda.reset_peak_memory_stats(target.device)
     with tempfile.TemporaryDirectory() as folder:
         checkpoint, taps = Path(folder) / "probe.pt", recipe.taps(target)
@@ -147,11 +147,11 @@ class Stopwatch:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         self.times.append(time.perf_counter())
-        log.info("step %d of %d that are taken to see how long they are", len(self.times), self._num_steps)
+        log.info("probe: step %d of %d", len(self.times), self._num_steps)
 
 
 def _peak(device: torch.device) -> int:
-    """Return the probe's peak memory in bytes: on the GPU, or of this process on a CPU."""
+    """Return the peak memory in bytes: the probe's on a GPU, or the whole process's on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -1,4 +1,4 @@
-"""The parts of a drafter for its training for an existing target: a recipe, and a form on packed rows."""
+"""The interfaces that a kind of drafter implements to be trained for an existing target."""
 
 from __future__ import annotations
 
@@ -23,14 +23,15 @@ from spec_lab.train.teacher_forced import TeacherForced
 
 @dataclass(frozen=True, slots=True)
 class PackedForm:
-    """Functions for drafters of a kind on packed rows.
+    """The functions that train and measure one kind of drafter on packed rows.
 
     Attributes:
         train: trains a drafter in place, given its option and a task.
-        trained_laws: from `(drafter, target, rows, pending, taps, K)` to the training forward's logits [pending, K,
-            scored] after the columns `pending` of one packed row.
-        served_laws: from `(serving, engine, text, prompt length)` to the engine's logits [K, scored] after a prompt.
-        forced: from `(drafter, target, rows, taps, K, batch size)` to the counts of teacher forcing.
+        trained_laws: takes `(drafter, target, rows, pending, taps, K)`, where `pending` are columns of one packed row.
+            Returns the training forward's logits of the K drafts after each column: [pending, K, scored tokens].
+        served_laws: takes `(serving, engine, text, prompt length)`. Returns the engine's logits of the K drafts after
+            the prompt: [K, scored tokens].
+        forced: takes `(drafter, target, rows, taps, K, batch size)`, and returns the counts of teacher forcing.
     """
 
     train: Callable[[Any, Any, PackedTask], list[CurvePoint]]
@@ -48,7 +49,7 @@ class HeadRecipe(Protocol):
 
     @property
     def form(self) -> PackedForm:
-        """Its form on packed rows."""
+        """The functions that train and measure it on packed rows."""
 
     def build(self, target: FrozenTarget, texts: TrainingTexts, seed: int) -> Any:
         """Make an untrained drafter."""

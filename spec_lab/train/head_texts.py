@@ -36,7 +36,10 @@ STAND_INS = 512
 
 @contextmanager
 def for_a_while() -> Iterator[None]:
-    """Enclose a function that writes texts. Afterwards the training gets its threads and the device's memory back."""
+    """Enclose a function that runs an engine for a while, such as to write texts.
+
+    Afterwards the training gets its threads and the device's memory back.
+    """
     before = torch.get_num_threads()
     try:
         yield
@@ -181,7 +184,7 @@ class HeadTexts:
 
 
 def _stage(chosen: Chosen, settings: TextsConfig, rate: Rate | None = None) -> StagePlan:
-    """Plan the texts, under this command's names of their keys."""
+    """Plan the writing of the texts. Remedies name its keys as in a training, with `writing.` before them."""
     plan = plan_texts(chosen, settings, rate)
     return replace(plan, less_disk="lower writing.num_texts", less_memory="lower writing.batch_size")
 

@@ -125,7 +125,7 @@ class HeadTraining:
 
     @for_a_while()
     def _rounded(self, prover: Prover, folder: Path) -> float | None:
-        """Compare with the engine in bfloat16, on a GPU or with dtype=bfloat16; return the difference."""
+        """Compare with the engine in bfloat16, and return the difference; None on a CPU without dtype=bfloat16."""
         if self.device.type == "cpu" and self.config.dtype != Dtype.bfloat16:
             return None
         num_drafts, longest = prover.serving.num_draft_tokens, prover.serving.longest

@@ -1,7 +1,7 @@
 """Caches the hidden states of rows that a target has already run, so that later epochs need not run it again.
 
-On a CPU the target's forward is more than half of a step. On a GPU it is a small part, and steps are CUDA graphs, so
-nothing is cached.
+On a CPU the target's forward is more than half of a step. On a GPU it is a small part, and a captured step always runs
+it, so nothing is cached.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from spec_lab.train.packed_rows import PackedRows
 
 @dataclass(slots=True)
 class KeptStates:
-    """Makes a step's inputs like `FrozenTarget`, and caches them.
+    """Runs a target over rows, and caches its outputs. A step uses it in place of the `FrozenTarget`.
 
-    Each epoch draws every row once. So the first rows are kept for good: a row that is evicted for another would be
-    gone before it is needed again.
+    Each epoch draws every row once. So the first rows stay until the end, and no row is evicted: it would be gone
+    before the next epoch needs it.
 
     Attributes:
         most_bytes: the limit of the cache.

@@ -26,7 +26,7 @@ from spec_lab.train.frozen_target import FrozenTarget
 LAYER = "midlayer."
 ARCHITECTURES = {"eagle3": "Eagle3Speculator", "peagle": "PEagleSpeculator"}
 OF_HEAD = ("draft_vocab_size", "norm_before_residual", "fc_norm", "norm_output", "architectures", "torch_dtype")
-"""Keys of our config that are not part of the layer's config in speculators'."""
+"""Keys of our config.json that speculators' layout does not put into `transformer_layer_config`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class OtherLayout:
     Attributes:
         write: takes a drafter's folder, the output folder, and the target.
         renamed: takes our name of a tensor, and returns this layout's.
-        copies: copies of the target's tensors that it may also contain.
+        copies: the names of tensors of the target that it may contain as copies.
     """
 
     write: Callable[[Path, Path, WrittenFor], None]
@@ -53,7 +53,7 @@ class OtherLayout:
     copies: frozenset[str] = frozenset()
 
     def holds(self, folder: Path, other: Path) -> bool:
-        """Return whether a folder in our layout and one in this layout hold the same tensors."""
+        """Return whether a folder in our layout and one in this layout hold the same tensors, apart from `copies`."""
         ours = {self.renamed(name): tensor for name, tensor in load_weights(folder).items()}
         theirs = load_weights(other)
         return set(theirs) - set(ours) <= self.copies and all(
@@ -74,7 +74,7 @@ def _write_block(layout: BlockLayout, folder: Path, output: Path, written_for: W
 
 
 def _as_narrow_as_it_is(table: torch.Tensor) -> torch.Tensor:
-    """Return rows of the target's head in bf16 if that is exact, so that reading them back gives the same values."""
+    """Return rows of the target's head in bf16 if that is exact, otherwise unchanged. Either way no value changes."""
     narrow = table.bfloat16()
     return narrow if torch.equal(narrow.to(table), table) else table
 
@@ -94,7 +94,10 @@ def _write_eagle3(folder: Path, output: Path, written_for: WrittenFor) -> None:
 def speculators_config(
     kind: str, layer: Mapping[str, Any], taps: Sequence[Tap], target: str, num_drafts: int
 ) -> dict[str, Any]:
-    """Return the config of a head of a kind with layers `layer`, except vocabulary and norms."""
+    """Return the config.json of a `kind` of head, without the keys of vocabulary and norms.
+
+    `layer` is the config of its layers, `target` the target's name.
+    """
     proposal = {
         "proposal_type": "greedy",
         "speculative_tokens": num_drafts,

@@ -60,7 +60,7 @@ class Watch(Protocol):
 def learning_rate(optimisation: OptimisationConfig, step: int, elapsed: float = 0.0) -> float:
     """Return the learning rate of update `step`, counted from 0, `elapsed` seconds after the first.
 
-    If a time limit may end the training, the rate follows the further advanced of steps and seconds.
+    With a time limit, the rate falls with the steps or with the seconds, whichever are further advanced.
     """
     done = float(step)
     if (seconds := optimisation.max_seconds) is not None:

@@ -1,7 +1,7 @@
 """Losses of drafted rows, from the drafter's logits and the target's log-probabilities over the draft vocabulary.
 
 All take `draft_logits` and `log_p` `[..., draft_vocab_size]`, and return `[...]` in float32. Probability outside the
-draft vocabulary is dropped without renormalising. So kl weighs a row by the mass that it can match.
+draft vocabulary is dropped without renormalising. So kl weighs a row by the target's probability inside it.
 """
 
 from __future__ import annotations

@@ -78,8 +78,8 @@ class OptimisationConfig:
     """The optimisation of a module.
 
     The learning rate rises linearly over `num_warmup_steps`, and falls linearly to zero at `num_steps`. For a fixed
-    number of tokens, decay to zero beats decay to a tenth (Bergsma et al., 2025, "Straight to Zero"). If a time limit
-    may end the training, the rate follows the further advanced of steps and seconds.
+    number of tokens, decay to zero beats decay to a tenth (Bergsma et al., 2025, "Straight to Zero"). With a time
+    limit, the rate falls with the steps or with the seconds, whichever are further advanced.
     """
 
     optimiser: Optimiser = knob(Optimiser.adamw, "what moves the weights")
@@ -94,7 +94,7 @@ class OptimisationConfig:
     checkpoint_every: int = knob(
         1000, "steps between two checkpoints, from which an interrupted training continues", least=1
     )
-    log_every: int = knob(500, "steps of which a point of the loss curve is the mean", least=1)
+    log_every: int = knob(500, "steps whose mean loss is one point of the loss curve", least=1)
     max_seconds: float | None = knob(None, "time limit of the training, in seconds; null is none", above=0)
 
 

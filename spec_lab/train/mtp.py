@@ -1,8 +1,8 @@
 """Trainable multi-token-prediction modules for a target with plain attention.
 
-A module (DeepSeek-V3, 2024, section 2.2) combines a token's embedding with the hidden state before it, runs one layer
-of the target's kind, and uses the target's head. MTP-Eagle uses the same module for every step, and vanilla MTP a
-different one for each.
+A module (DeepSeek-V3, 2024, section 2.2) combines a token's embedding with the hidden state of the position before it,
+runs one layer of the target's kind, and uses the target's head. MTP-Eagle uses the same module for every step, and
+vanilla MTP a different one for each.
 """
 
 from __future__ import annotations

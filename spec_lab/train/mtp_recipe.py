@@ -132,7 +132,7 @@ vocabulary with the target's own embedding and head, which are not in the file.
 
 Row p pairs the target's embedding of token p+1 with its final hidden state at p, after the norm, at rotary position
 {"p-i in module i, the first being module 0" if several else "p"}: `eh_proj` reads the
-embedding's half first. What is recycled is the module's own state after `shared_head.norm`. """
+embedding's half first. The next step gets the module's own state after `shared_head.norm`. """
             + (VANILLA if several else EAGLE),
             loss=unrolled_loss_words(self.config),
         )
@@ -163,8 +163,8 @@ def architecture_of(plan: LayerPlan) -> str:
 
 
 EAGLE = "The same module takes every draft step, over one cache."
-VANILLA = """Each draft is made by the next module, over a cache of its own: the pairs of the committed text, then
-those of the drafts before, whose hidden states are what the modules before left."""
+VANILLA = """Each draft is made by the next module, which has its own cache. The cache holds the rows of the committed
+text, then those of the earlier drafts. The hidden states of the latter are the outputs of the earlier modules."""
 
 
 def save_modules(drafter: MtpDrafter, model: Qwen3ForCausalLM, folder: Path) -> None:

@@ -31,8 +31,8 @@ def store_in_fp8(folder: Path, output: Path | None = None) -> None:
     all is written.
 
     Raises:
-        UserError: there is no checkpoint; it is already narrow; its reader does not support that; or `output` holds
-            something else.
+        UserError: there is no checkpoint; its matrices are already in 8 bits; its reader does not support 8 bits; or
+            `output` holds something else.
         Breakdown: the disk is full.
     """
     config = read_config_json(folder, "FOLDER")

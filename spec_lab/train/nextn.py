@@ -34,8 +34,8 @@ class StepsSoFar:
 def attend_in_chains(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, chain: StepsSoFar, **_: Any
 ) -> tuple[Tensor, None]:
-    """An attention function for transformers, which adds the keys and values to a chain's steps, and attends over
-    these."""
+    """An attention function for transformers. It appends the keys and values to those of the chain's earlier steps, and
+    attends to all of them."""
     group = query.shape[1] // key.shape[1]
     chain.keys.append(key.repeat_interleave(group, 1))
     chain.values.append(value.repeat_interleave(group, 1))
@@ -43,8 +43,8 @@ def attend_in_chains(
 
 
 def one_layer_of(target: Any, intermediate_size: int) -> Any:
-    """Make a model of the target's kind with one layer like the target's last. A dense layer has its own feed-forward
-    width."""
+    """Make a model of the target's kind with one layer like the target's last. If that layer is dense,
+    `intermediate_size` is the width of its feed-forward network."""
     from transformers import AttentionInterface
 
     AttentionInterface.register(IN_CHAINS, attend_in_chains)

@@ -47,11 +47,12 @@ class NextnRecipe:
         _, config = load_drafter(folder)
         return DrafterDescription(
             kind="an MTP module",
-            reading=f"""Its layer is of its target's own kind (`{config["architectures"][0]}`), and its file as that
-family's; it drafts the whole vocabulary with the target's own embedding and head, which are not in the file.
+            reading=f"""Its layer is of its target's own kind (`{config["architectures"][0]}`), and its file has the
+layout of that family's checkpoints. It drafts the whole vocabulary with the target's own embedding and head, which are
+not in the file.
 
 Row p pairs the target's embedding of token p+1 with its final hidden state at p, after the norm, at rotary position p;
-the embedding's half comes first. What is recycled is the module's own state after its last norm. The same module takes
+the embedding's half comes first. The next step gets the module's own state after its last norm. The same module takes
 every draft step, over one cache.""",
             loss=unrolled_loss_words(self.config),
         )
@@ -82,7 +83,7 @@ def load_module(folder: Path, target: Any) -> TargetKindModule:
 
 
 def file_name(layout: MtpLayout, name: str, num_layers: int) -> str:
-    """Return the file's name of a tensor of module 0, given DeepSeek's name without prefix."""
+    """Return the name in the file of a tensor of module 0, given DeepSeek's name without prefix."""
     numbers = {"module": 0, "layer": num_layers}
     if name in layout.names:
         return layout.module_prefix.format(**numbers) + layout.names[name]

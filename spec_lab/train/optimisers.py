@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from spec_lab.train.module_config import OptimisationConfig, Optimiser
 
 NOT_OF_A_LAYER = ("lm_head", "embed")
-"""Matrices with a row for each token, which AdamW updates, since their rows change independently."""
+"""Parts of the names of matrices with a row for each token. AdamW updates these, since their rows change
+independently."""
 
 
 def make_optimiser(

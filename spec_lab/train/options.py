@@ -193,7 +193,10 @@ def other_layout(kind: str, name: str) -> OtherLayout:
 
 
 def lacks_a_place(layout: str, drafter: BlockTrainingConfig) -> str | None:
-    """Return the setting of a block drafter that a layout does not support, as typed. None supports fp8."""
+    """Return the override of a block drafter that a layout does not support; None if it supports all of them.
+
+    No layout of another project supports fp8.
+    """
     if drafter.stored_as == StoredAs.fp8:
         return "drafter.stored_as=fp8"
     head, slots = HeadKind(drafter.head.value), Slots(drafter.slots.value)

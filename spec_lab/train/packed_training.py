@@ -210,8 +210,8 @@ def counting(hidden: Tensor, weights: Tensor, states: Sequence[Tensor]) -> tuple
 def chunks(num_rows: int, vocab_size: int) -> list[slice]:
     """Divide rows into parts with about `MOST_LOGITS` logits each at most; without rows there is one empty part.
 
-    All parts have the same size if that takes at most twice as many parts. With two sizes a GPU would compile two
-    functions. It might then recompute for gradients with the other one, which PyTorch refuses.
+    All parts have the same size if that takes at most twice as many parts. With two sizes torch.compile would make two
+    functions. The recomputation for gradients might then use the other function, which PyTorch refuses.
     """
     needed = max(1, -(-num_rows * vocab_size // MOST_LOGITS))
     num_chunks = next((parts for parts in range(needed, 2 * needed + 1) if num_rows % parts == 0), needed)

@@ -1,6 +1,7 @@
 """Proves that a drafter's training forward and the engine's draft steps give the same logits for the same rows.
 
 Both compute on a CPU in float32, from the exported files, so only a mistake can make them differ by more than rounding.
+`prove_rounded` compares the training forward with an engine in 16 bits too.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ TOLERANCE = 1e-4
 BOUND_IN_16_BITS = 0.1
 """The largest allowed difference in 16 bits, relative to the variation of logits within a row (root mean squares).
 
-Rounding to 8 bits in each layer makes a few hundredths. SmolLM2's head has .013. Taps from a wrong layer give .2, and a
-wrong position gives .5."""
+Rounding to bfloat16 in each layer makes a difference of a few hundredths; for SmolLM2's head it is .013. Taps from a
+wrong layer give .2, and a wrong position gives .5."""
 TEXT_LENGTHS = (40, 56)
 """The lengths of the two texts used for the comparison, which share one row of the training forward."""
 ORACLE_ROUNDS = 4
@@ -118,9 +119,9 @@ class Prover:
         return cls(target, serving, text.split(list(TEXT_LENGTHS)), recipe)
 
     def prove(self, name: str, folder: Path) -> Proof:
-        """Compare an export's training forward with the engine, or raise NotServed.
+        """Compare an export's training forward with the engine, and raise NotServed if they disagree.
 
-        Both use the exported values. They are compared after several prompts of each text.
+        Both use the exported values. They are compared after several prefixes of each text, used as prompts.
         """
         proof = compared(*self._laws(name, folder, self.serving))
         proof.require()

@@ -28,7 +28,8 @@ from spec_lab.wiring.limits import Limits, engine_limits
 from spec_lab.wiring.models import TargetBuild, load_models
 
 ROWS_BEHIND = 2 * 64 + 1
-"""Positions reserved past the longest request: the rows of a verify, and the largest block of a training after them."""
+"""Positions reserved past the longest request: up to 64 drafts and the pending token of a verify pass, then a block of
+up to 64 rows."""
 
 
 class Listener(GivenDrafts):
@@ -52,7 +53,7 @@ class Listener(GivenDrafts):
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """A target, loaded once into the engine, for which drafters are built as they are exported.
+    """A target that is loaded once into the engine. Drafters are built for it from the folders of their exports.
 
     Attributes:
         words: the overrides of each run, except those of the drafter.
@@ -128,7 +129,7 @@ class Serving:
     def step_laws(self, engine: Engine, tokens: Tensor, prompt_length: int) -> Tensor:
         """Return the logits [K, draft_vocab] of an engine's drafter for its K drafts after a prompt.
 
-        The drafter ingests the prompt. Each draft step is then given the text's own token instead of its draft.
+        The drafter ingests the prompt. Then each draft step gets the text's own token instead of the previous draft.
 
         Args:
             tokens: [at least prompt_length + K] a text.
@@ -137,7 +138,7 @@ class Serving:
         made.picker = heard = Listener(tokens[prompt_length + 1 :].to(self.models.device))
         state = made.ingest(self._prompt(engine, tokens, prompt_length))
         for step in range(1, self.num_draft_tokens):
-            if state.attention is not None:  # None if draft steps do not move the metadata
+            if state.attention is not None:  # None if draft steps do not advance the metadata
                 engine.parts.backend.advance(state.attention)
             made.step(state, DraftStep(step, torch.tensor([step], device=self.models.device)))
         return torch.cat(heard.said)

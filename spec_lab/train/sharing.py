@@ -40,7 +40,7 @@ def stage_settings(config: TrainConfig) -> dict[str, dict[str, Any]]:
 
 
 def recorded(part: Any) -> dict[str, Any]:
-    """Return the keys of `part` as folders record them: newer keys that are not used are left out."""
+    """Return the keys of `part` as folders record them, without unused keys of later versions (`without_unused`)."""
     return without_unused(asdict(part))
 
 

@@ -202,7 +202,10 @@ def _refuse_another_recipe(record_file: Path, output: Path, recipe: dict[str, An
 
 
 def without_unused(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings without the keys that came later and are not used, at the top and of the optimisation."""
+    """Return settings without the keys of `CAME_LATER` that have the value given there.
+
+    Such keys are removed at the top level and under `optimisation`.
+    """
     return {
         key: without_unused(value) if key == "optimisation" else value
         for key, value in settings.items()
@@ -211,7 +214,7 @@ def without_unused(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def changed_settings(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    """Return the keys of `after` by which `before` differs, and those that came later and are used in `before`."""
+    """Return the keys of `after` that differ in `before`, and the keys of `CAME_LATER` that only `before` uses."""
     first, second = without_unused(before), without_unused(after)
     keys = [*second, *(key for key in first if key in CAME_LATER and key not in second)]
     return [key for key in keys if first.get(key) != second.get(key)]

@@ -31,8 +31,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TargetDescription:
-    """A target's part of its card: the name of its architecture, and a description of its layers to follow their
-    number."""
+    """A target's part of its card: the name of its architecture, and a description of its layers.
+
+    The card puts the description after the number of layers.
+    """
 
     architecture: str
     layers: str
@@ -106,7 +108,7 @@ def with_every_expert() -> dict[str, str]:
 
 @contextmanager
 def products_in_tf32() -> Iterator[None]:
-    """Let float32 products run on a GPU's tensor cores, rounded to 10 bits of mantissa."""
+    """Let float32 products run on a GPU's tensor cores, with inputs rounded to 10 bits of mantissa."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high")
     try:
@@ -128,8 +130,10 @@ class NextTokenLoss(nn.Module):
         return self._loss_of(self.model(input_ids=rows, attention_mask=masks, use_cache=False).logits, labels)
 
     def compiled(self) -> NextTokenLoss:
-        """Return the same, compiled layer by layer. Layers of a kind are compiled once; a whole model would take a
-        minute."""
+        """Compile layer by layer, and return this module.
+
+        Layers of one kind are compiled only once. Compiling the whole model would take a minute.
+        """
         for layer in self.model.model.layers:
             layer.compile()
         self._loss_of = torch.compile(next_token_loss)
@@ -139,8 +143,8 @@ class NextTokenLoss(nn.Module):
 def causal_masks(config: Any, rows: Tensor) -> dict[str, Tensor | None] | Tensor:
     """Return the masks of each kind of layer, or one for all, for rows `[batch, length]`, each seen as one document.
 
-    With given masks transformers does not make its own, for which it would synchronise to see whether rows are packed.
-    Plain causal attention and layers with a state need no mask. In a mapping by kind of layer they have None. A model
+    Without given masks, transformers would make its own, and wait for the device to see whether rows are packed. Plain
+    causal attention and layers with a state need no mask, so a mapping by kind of layer has None for them. A model
     without kinds of layers takes only a tensor, so it gets a causal mask.
     """
     kinds = getattr(config, "layer_types", None)
@@ -231,7 +235,7 @@ class TargetOutputs:
 
 @torch.no_grad()
 def run_target(model: Any, tokens: Tensor) -> TargetOutputs:
-    """Run one causal forward over rows `[batch, length]`, positions 0.. each."""
+    """Run one causal forward over rows `[batch, length]`, each with positions from 0."""
     from transformers import DynamicCache
 
     masks = causal_masks(model.config, tokens)

@@ -129,7 +129,7 @@ class PocketMoeTrainingConfig(DecoderTrainingConfig):
     intermediate_size: int = knob(384, "width of the first layer's feed-forward network", least=1, most=2**18)
     num_heads: int = knob(4, "heads of a layer", least=1, most=1024)
     kv_lora_rank: int = knob(64, "number of latent numbers that are cached for a token", least=1, most=2**14)
-    qk_nope_head_dim: int = knob(32, "channels of a query that are multiplied with latent numbers", least=1, most=1024)
+    qk_nope_head_dim: int = knob(32, "channels of a query that are not rotated", least=1, most=1024)
     qk_rope_head_dim: int = knob(16, "channels of a query that are rotated, an even number", least=2, most=1024)
     v_head_dim: int = knob(32, "width of a head's values", least=1, most=1024)
     num_experts: int = knob(16, "number of experts of each layer after the first", least=2, most=1024)

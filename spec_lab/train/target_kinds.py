@@ -175,8 +175,7 @@ def moe_layers(config: dict[str, Any]) -> str:
     return f"""latent attention ({config["num_attention_heads"]} heads over rows of {config["kv_lora_rank"]} +
 {config["qk_rope_head_dim"]} numbers), the first layer dense (feed-forward {config["intermediate_size"]}) and the others
 with {config["n_routed_experts"]} experts of width {config["moe_intermediate_size"]}, of which a token takes
-{config["num_experts_per_tok"]}, beside one that all take; the experts' load was kept even by the bias of their choice
-alone"""
+{config["num_experts_per_tok"]}, beside one that all take; the experts' load was balanced only by the router's bias"""
 
 
 @torch.no_grad()

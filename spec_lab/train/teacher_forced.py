@@ -24,8 +24,8 @@ class TeacherForced:
     """Counts over anchors.
 
     Attributes:
-        reached: for each step, the anchors at which all earlier drafts equal the target's likeliest token.
-        matched: for each step, the anchors among these whose draft equals it too.
+        reached: for each step, the number of anchors whose earlier drafts all equal the target's likeliest tokens.
+        matched: for each step, the number of these anchors whose draft of this step does too.
         lost: sum over rows of the target's probability outside the draft vocabulary.
     """
 

@@ -25,7 +25,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenize
     """Train a BPE over `texts` with `vocab_size` entries, markers included.
 
     Every digit is a separate token, so a number's length is its number of digits. The thinking markers are plain added
-    tokens, as in Qwen3. So decoding without special tokens keeps them, and the phase of a text is preserved.
+    tokens, as in Qwen3. So decoding without special tokens keeps them, and the text still shows where thinking ends.
     """
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast

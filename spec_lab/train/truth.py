@@ -98,7 +98,7 @@ class Truth:
         self._write()
         gc.collect()  # an engine and its caches are a reference cycle
         log.info(
-            "step %d: %.3f tokens a round decoded, %s; %.3f reckoned",
+            "step %d: acceptance length %.3f in decoding, %s; %.3f by teacher forcing",
             step,
             length_of(self.points[-1]),
             of_interval(real["interval"]),

@@ -34,14 +34,14 @@ class TapsRead(Protocol):
 
 
 class UnrolledDrafter(nn.Module, ABC):
-    """The interface of a drafter for the loss and the evaluation: a module that holds only its own parameters.
+    """The interface of a drafter for the loss and the evaluation. The module holds the drafter's own parameters only.
 
     Texts of `length` tokens have `rows = length - 1` rows: row p takes token p+1 and the target's states at p.
     """
 
     @abstractmethod
     def features(self, outputs: Any) -> tuple[Tensor, ...]:
-        """Return the target's states that it reads, at positions 0..length-2."""
+        """Return the states of the target that the drafter reads, at positions 0..length-2."""
 
     @abstractmethod
     def unroll(

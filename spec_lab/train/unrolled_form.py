@@ -1,4 +1,4 @@
-"""The form of unrolled drafters on packed rows."""
+"""The functions that train and measure unrolled drafters on packed rows (`PackedForm`)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ def unrolled_laws(
     taps: Sequence[Tap],
     num_steps: int,
 ) -> Tensor:
-    """Return logits [pending, num_steps, draft vocabulary] after columns of one row; step s is s rows further on."""
+    """Return the logits [pending, num_steps, draft vocabulary] of the drafts after the columns `pending` of one row.
+
+    Draft s after column c is made in row c - 1 + s.
+    """
     embeddings, _, _, places, parts, *features = packed_inputs(target, drafter, rows, taps, num_steps)
     states = drafter.unroll(embeddings, tuple(features), num_steps, RowPlaces(places, parts))
     return torch.stack([drafter.draft_logits(state[0, pending - 1 + step]) for step, state in enumerate(states)], 1)

@@ -1,4 +1,4 @@
-"""Anchors: the tokens of texts after which a block is drafted, and the labels of its drafts."""
+"""Anchors: the tokens of a text after which blocks are drafted. Also tells which drafts of a block count."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class AnchoredRows:
         return self.tokens.gather(1, self.anchors).flatten()
 
     def lengths(self) -> Tensor:
-        """Return the number of tokens of its text before each block, [batch * anchors]."""
+        """For each block, return the number of tokens before it in its text, [batch * anchors]."""
         return self.positions.gather(1, self.anchors).flatten()
 
     def behind(self, rows: Tensor, offsets: Tensor) -> Tensor:
@@ -76,7 +76,9 @@ class BlockBatch:
 
 
 def drawn_anchors(rows: PackedRows, num_anchors: int, generator: torch.Generator) -> Tensor:
-    """Draw distinct ascending columns [batch, num_anchors] where the target wrote both this token and the next.
+    """Draw distinct ascending columns [batch, num_anchors].
+
+    At each such column and at the next one, the target wrote the token, and both are in one text.
 
     Rows with fewer such columns get others as well, whose slots do not count. A row has no more anchors than tokens.
     """

@@ -67,7 +67,7 @@ class AnchoredAttention:
         assert cache.context is not None
         batch, length = self._rows.tokens.shape
         keys, values = (by_heads(part, batch, length) for part in cache.context)
-        assert cache.blocks is not None, "texts have keys and values alone"
+        assert cache.blocks is not None, "only blocks have queries"
         return self._of_blocks(queries * scale, (keys, values), cache.blocks, metadata, window)
 
     def _of_blocks(

@@ -47,8 +47,8 @@ class Joining:
     confidence: ConfidenceHead | None
 
     def rows(self, hidden: Tensor, context: Tensor) -> BlockRows:
-        """Return the head's input for slots `hidden` [blocks, slots, hidden_size]; `context` [blocks, hidden_size] are
-        the last context rows."""
+        """Return the head's input for slots `hidden` [blocks, slots, hidden_size]; `context` [blocks, hidden_size] is
+        the last context row of each block."""
         return BlockRows(hidden, self.logits(hidden.flatten(0, 1)).unflatten(0, hidden.shape[:2]), context)
 
     def walked(self, rows: BlockRows, tokens: Tensor) -> Iterator[WalkedSlot]:
@@ -120,7 +120,7 @@ class SlotDrafter(WeightsByName, ABC):
 
     def rotary(self, plan: LayerPlan, longest: int) -> RotaryTable:
         """Return the rotary table for a number of positions. It is made on the CPU, which is not possible while a step
-        is captured."""
+        is captured, so it is cached."""
         if longest not in self._rotary:
             like = self._embedding
             self._rotary[longest] = rotary_table(plan.rope, plan.head_dim, longest, like.dtype, like.device)
@@ -161,5 +161,5 @@ def walked_slots(drafter: SlotDrafter, batch: BlockBatch, num_drafts: int) -> It
     hidden, context = drafter.slots(batch.rows, batch.tapped)
     tokens = batch.rows.behind(batch.rows.tokens, torch.arange(num_drafts + 1, device=hidden.device))
     joining = drafter.joining()
-    # The walk is lazy, so it reads no tokens of later slots.
+    # The walk is lazy, so it never reaches later slots, for which `tokens` has no column.
     return (slot.law for slot in islice(joining.walked(joining.rows(hidden, context), tokens), num_drafts))

@@ -29,10 +29,10 @@ class SlotLaws:
     """Per-slot quantities of some blocks, each [blocks, slots].
 
     Attributes:
-        loss: the loss of the slot's distribution, plus `alone_weight` times that of the slot without the head.
+        loss: the loss of the slot's distribution, plus `alone_weight` times the loss of its logits without the head.
         label: the probability of the text's own token.
         unsure: the cross-entropy of the confidence head against the probability of acceptance; 0 without such a head.
-        reached: whether all tokens before it could be drafted.
+        reached: whether the head scores the text's own token in every earlier slot.
     """
 
     loss: Tensor
@@ -132,7 +132,7 @@ def label_probability(law: SlotScores, label: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def still_reached(label: Tensor, counts: Tensor) -> Tensor:
-    """Return D-PACE's weights (arXiv 2605.18810): the expected number of counted slots, from this one on, still
-    reached."""
+    """Return D-PACE's weights (arXiv 2605.18810): of the counted slots from this one on, the expected number that
+    drafting still reaches."""
     chance = ((1 - FLOOR) * label + FLOOR).cumprod(1) * counts
     return chance.flip(1).cumsum(1).flip(1) * counts

@@ -50,7 +50,7 @@ class BlockRecipe(SlotRecipe):
         return TrainableBlock(config, tensors, target)
 
     def taps(self, target: FrozenTarget) -> tuple[Tap, ...]:
-        """Return its taps: one for each layer, or those of the drafter whose body it starts from."""
+        """Return its taps: `default_taps`, or those of the drafter whose body it starts from."""
         if self.config.body is not None:
             return load_block(Path(self.config.body), target.config, torch.float32, "cpu", "drafter.body")[0].taps
         return default_taps(target.config.num_layers, self.config.num_layers)

@@ -60,7 +60,7 @@ class SlotRecipe(ABC):
         """Read what `save` wrote, its weights held in float32."""
 
     def save(self, drafter: Any, target: FrozenTarget, folder: Path) -> None:
-        """Write it as `write` does, and with drafter.stored_as=fp8 narrow its matrices."""
+        """Write it as `write` does. With drafter.stored_as=fp8, then store its large matrices in e4m3."""
         self.write(drafter, target, folder)
         if self.config.stored_as == StoredAs.fp8:
             store_in_fp8(folder)
@@ -73,7 +73,7 @@ class SlotRecipe(ABC):
         target = FrozenTarget.load(Path(task.model.name_or_path), device, dtype, GENERATED_ROW_LENGTH)
         drafter = self.build(target, texts, task.seed, task.always_drafted).to(device)
         rows = packed_generations(texts, task.seed).to(device)
-        counted: Any = texts  # only its packed rows are read
+        counted: Any = texts  # not read: `train_blocks` gets the rows
         curve = train_blocks(
             drafter,
             self.config,
@@ -90,7 +90,7 @@ class SlotRecipe(ABC):
         return block_matcher(self.load(folder, target), target, self.taps(target))
 
     def mask_token(self, texts: CountedTexts, vocab_size: int) -> int:
-        """Return the mask token: the one that is configured, else the rarest."""
+        """Return the mask token: the one that is configured, else the one that occurs least in `texts`."""
         if self.config.mask_token_id is not None:
             return self.config.mask_token_id
         return int(texts.count_written_tokens(vocab_size).argmin())

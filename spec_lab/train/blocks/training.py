@@ -30,7 +30,7 @@ from spec_lab.train.texts.packing import pack
 log = logging.getLogger(__name__)
 
 FORCED_ANCHORS = 32
-"""The most anchors in a row after which teacher forcing counts."""
+"""The most anchors of each row whose drafts teacher forcing counts."""
 GENERATED_ROW_LENGTH = 512
 """The length of rows into which a pocket target's texts are packed."""
 
@@ -89,8 +89,8 @@ def train_blocks(
 def block_laws(
     drafter: SlotDrafter, target: FrozenTarget, rows: PackedRows, pending: Tensor, taps: Sequence[Tap], num_drafts: int
 ) -> Tensor:
-    """Return the logits [pending, num_drafts, vocab] of blocks after some columns of one row; -inf for unscored
-    tokens."""
+    """Return the logits [pending, num_drafts, vocab] of the blocks after the columns `pending` of one row; -inf for
+    tokens that the head does not score."""
     batch = block_batch(target, rows, pending[None], taps, drafter.num_slots)
     return torch.stack([law.target_logits(law.scores) for law in walked_slots(drafter, batch, num_drafts)], 1)
 
@@ -145,6 +145,7 @@ def block_matcher(drafter: SlotDrafter, target: FrozenTarget, taps: Sequence[Tap
 def block_loss_words(config: SlotTrainingConfig) -> str:
     """Describe `BlockLoss` for a card."""
     return (
-        f"loss={config.loss} of whole blocks behind {config.num_anchors} anchors a row, slots weighted by "
-        f"{config.slot_weights} with g={config.slot_decay:g}, divided by {config.normalise_by}"
+        f"loss={config.loss} over the blocks after {config.num_anchors} anchors in each row, with slots weighted by "
+        f"slot_weights={config.slot_weights} and slot_decay={config.slot_decay:g}, and normalise_by="
+        f"{config.normalise_by}"
     )

@@ -97,7 +97,10 @@ class TextsHeader:
                     f"{file} is not a header of texts; name a folder that python -m spec_lab.train.texts wrote"
                 )
             if content["format"] != FORMAT:
-                raise UserError(f"{file} has format {content['format']!r}, but {FORMAT} is read; write the texts again")
+                raise UserError(
+                    f"{file} has format {content['format']!r}, but only format {FORMAT} can be read; write the texts "
+                    "again"
+                )
             by = WrittenBy(**content["written_by"])
             if not all(isinstance(content[key], dict) for key in ("settings", "sources", "files")):
                 raise TypeError("a part of it is not an object")

@@ -27,7 +27,7 @@ BATCHES_OF_A_PROBE = 4
 FEWEST_ASKED, LEAST_SHARE = 1000, 0.05
 RAISE_IT = "raise max_prompt_tokens (writing.max_prompt_tokens, where the same command trains)"
 MORE = 1.05
-"""The factor of additional prompts that are begun, beyond the number expected to be dropped."""
+"""The factor by which more prompts are begun than should be needed, since more may be dropped than expected."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +136,8 @@ class TextsJob:
         else:
             self._write_prompts(num_first)
         asked = self.folder.read_prompts(PROMPTS)[:num_first]
-        # Answers are grouped by temperature. Shuffling keeps prompts of one temperature from all meeting the same one.
+        # Files of prompts and of answers each have one temperature. Without shuffling, all prompts of one temperature
+        # would get answers of one temperature.
         random.Random(self.config.seed).shuffle(asked)
         if not asked:
             counts = self.folder.header.counts(PROMPTS)

@@ -44,14 +44,14 @@ def openings() -> tuple[Opening, ...]:
 
 @dataclass(frozen=True, slots=True)
 class BegunTurn:
-    """A user's turn for the target to complete: the conversation before it, ending with the turn's first words."""
+    """A user's turn for the target to complete. The last turn of `conversation` holds its first words, if any."""
 
     conversation: Conversation
     request: Request
 
 
 def begin_prompts(form: ChatForm, first: int, number: int, seed: int, max_prompt_tokens: int) -> list[BegunTurn]:
-    """Begin `number` prompts, numbered from `first` on; `seed` and its number determine each prompt's opening.
+    """Begin `number` prompts, numbered from `first` on. A prompt's opening depends only on `seed` and its number.
 
     Prompts whose opening leaves no room are left out.
     """

@@ -37,7 +37,7 @@ class WritingConfig:
     max_new_tokens: int = knob(256, "longest answer, in tokens; a longer one is cut", least=1, most=LONGEST)
     temperatures: list[float] = knob(
         [0.0, 0.0, 0.7, 1.0],
-        "temperatures of the answers, each for an equal share of the texts; 0 is greedy; one may be given twice",
+        "temperatures of the answers, each for an equal share of the texts; 0 is greedy; repeats add shares",
         least=0,
     )
     top_p: float | None = knob(
@@ -66,7 +66,7 @@ class TextsConfig(WritingConfig):
 
 
 NOT_OF_THE_TEXTS = ("prompts", "test_prompts", "batch_size", "rounds_per_replay")
-"""Settings in which another machine may differ. For prompts, the digests of the files are compared instead."""
+"""Settings that may change when the writing is resumed. For prompts, the digests of the files are compared instead."""
 
 
 def settings_of_texts(config: WritingConfig) -> dict[str, Any]:

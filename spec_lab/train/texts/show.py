@@ -13,7 +13,9 @@ PLAIN_BEGIN, PLAIN_END = "[[", "]]"
 
 
 def show_texts(texts: Texts, tokenizer: Tokenizer, number: int, in_colour: bool) -> str:
-    """Return the first `number` texts, with supervised tokens inverted or in double brackets, and their share of all.
+    """Return the first `number` texts, with supervised tokens marked, and the share of supervised tokens in all texts.
+
+    Marked tokens are in inverted colours, or in double brackets.
 
     Raises:
         UserError: no token or every token is supervised, so prompts and answers were not separated.
