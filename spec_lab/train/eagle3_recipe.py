@@ -93,6 +93,8 @@ class Eagle3Recipe:
     def describe(self, folder: Path) -> DrafterDescription:
         """Describe the drafter for its card; see `DrafterRecipe`."""
         _, config = load_drafter(folder)
+        taps = "the taps at p, each normed (`fc_norm`)," if config.get("fc_norm") else "the taps at p,"
+        recycled = "after the final norm (`norm_output`)" if config.get("norm_output") else "before the norm"
         return DrafterDescription(
             kind="an EAGLE-3 head",
             reading=f"""It reads the inputs of the target's layers 2, L // 2 and L - 3 (the default of vLLM and SGLang,
@@ -101,8 +103,8 @@ so the config names none), has one layer with {config["num_attention_heads"]} qu
 {config["draft_vocab_size"]} of the target's {config["vocab_size"]} tokens: those the target writes most, and
 those that end a text.
 
-Row p pairs the target's embedding of token p+1 with `fc` of the taps at p, at rotary position p. The residual is the
-raw `fc` output (`norm_before_residual` false); what the layer leaves, before the norm, is recycled.""",
+Row p pairs the target's embedding of token p+1 with `fc` of {taps} at rotary position p. The residual is the
+raw `fc` output (`norm_before_residual` false); what the layer leaves, {recycled}, is recycled.""",
             loss=unrolled_loss_words(self.config),
         )
 
