@@ -184,24 +184,24 @@ def _run(job: Job) -> Result:
 def _torch_as_it_was(chosen: Chosen) -> Iterator[None]:
     """Restore the caller's settings of torch after a run has changed them. Also set kernels in C back to one thread.
 
-    The settings are the number of threads, the random state of the CPU, and the default device and type of tensors.
-    Inside, these two defaults are those of a fresh process, and autocast is off.
+    The settings are the number of threads, the random states of the CPU and of GPUs that the caller has used, and the
+    default device and type of tensors. Inside, these two defaults are those of a fresh process, and autocast is off.
     """
     import torch
 
-    num_threads, random_state = torch.get_num_threads(), torch.get_rng_state()
-    device, dtype = torch.get_default_device(), torch.get_default_dtype()
+    num_threads, device, dtype = torch.get_num_threads(), torch.get_default_device(), torch.get_default_dtype()
+    gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    states = torch.random.fork_rng(gpus, device_type="cuda")
     torch.set_default_device(None)
     torch.set_default_dtype(torch.float32)
     try:
-        with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
+        with states, torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
             yield
     finally:
         torch.set_default_dtype(dtype)
         if device.type != "cpu":
             torch.set_default_device(device)
         torch.set_num_threads(num_threads)
-        torch.set_rng_state(random_state)
         if chosen.config.kernels == KernelsChoice.native:
             from spec_kernels.native import build, compiled
 

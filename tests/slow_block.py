@@ -22,6 +22,7 @@ class SlowBlock:
     block: TinyBlock
     reference: Reference
     sure: list[float] = field(default_factory=list)
+    most_context: int | None = None
 
     @torch.inference_mode()
     def draft(self, text: list[int], num_draft_tokens: int) -> tuple[list[int], list[torch.Tensor]]:
@@ -88,14 +89,17 @@ class SlowBlock:
         return out @ self.tensors[f"layers.{index}.self_attn.o_proj.weight"].T
 
     def _visible(self, anchor: int, size: int, index: int) -> torch.Tensor:
-        """A block row sees context from W rows before the anchor on, and its block: all of it, or up to itself."""
+        """A block row sees context from W rows before the anchor on, and its block: all of it, or up to itself. W is
+        the smaller one of the file's window and the run's."""
         keys, rows = torch.arange(anchor + size), torch.arange(anchor, anchor + size).unsqueeze(1)
         visible = (keys >= 0).expand(size, -1)
-        if self.block.window is None or index not in self.block.sliding:
+        of_file = self.block.window if index in self.block.sliding else None
+        window = min((limit for limit in (of_file, self.most_context) if limit is not None), default=None)
+        if window is None:
             return visible
-        if self.block.non_causal:
-            return visible & (keys >= anchor - self.block.window)
-        return (keys <= rows) & (keys > rows - self.block.window)  # as vLLM runs causal layers
+        if of_file is None or self.block.non_causal:
+            return visible & (keys >= anchor - window)
+        return (keys <= rows) & (keys > rows - window)  # as vLLM runs causal layers
 
     def _walk(
         self,

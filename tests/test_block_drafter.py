@@ -82,6 +82,7 @@ def run_against(
     folder: Path,
     num_drafts: int = 3,
     kernels: KernelsChoice = KernelsChoice.torch,
+    window: int | None = None,
 ) -> ScriptedRule:
     """Do so with the drafter in a folder, and what it should draft."""
     requests = [
@@ -95,7 +96,7 @@ def run_against(
         num_drafts,
         batch_size=3,
         cache={"page_size": 4, "prefill_chunk": 5},
-        options=slow.block.options,
+        options=slow.block.options | {"window": window},
         kernels=kernels,
     )
     engine = make_engine(config, requests)
@@ -113,6 +114,16 @@ def test_drafts_equal_the_block_recomputed(target: tuple[Path, Reference], tmp_p
     """Every slot's law is compared, after prompts and after rounds of every n."""
     rule = run_against_slow_block(target, tmp_path, BLOCKS[name])
     assert set(rule.accepted) == {0, 1, 2, 3} and rule.compared > 30
+
+
+@pytest.mark.parametrize("of_file", [None, 4])
+def test_a_window_of_the_run_makes_no_layer_causal(
+    target: tuple[Path, Reference], tmp_path: Path, of_file: int | None
+) -> None:
+    """The file's windows are causal; layers without one stay as they are."""
+    block = TinyBlock(window=of_file, non_causal=False)
+    tensors = write_block(tmp_path, block, read_model_config(target[0]))
+    assert run_against(SlowBlock(tensors, block, target[1], most_context=3), target, tmp_path, window=3).compared > 30
 
 
 @pytest.mark.parametrize("name", ["gated", "lattice"])

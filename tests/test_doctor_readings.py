@@ -29,6 +29,7 @@ from spec_lab.wiring.limits import engine_limits
 from spec_lab.wiring.models import load_models
 from tests.lab import make_config, random_requests
 from tests.tiny_assistant import make_tiny_assistant
+from tests.tiny_blocks import TinyBlock, write_block
 from tests.tiny_checkpoints import make_tiny_eagle3, make_tiny_target
 from tests.tiny_mtp import make_tiny_mtp
 
@@ -49,6 +50,8 @@ def make_head(drafter: str, folder: Path, target: Path) -> None:
         make_tiny_eagle3(folder, config, eagle_aux_hidden_state_layer_ids=[1, 2, 3])  # not the default
     elif drafter == "frozen_kv":
         make_tiny_assistant(folder, config, kv_source_layers=[1, 3])
+    elif drafter == "dflash":
+        write_block(folder, TinyBlock(outputs=(1, 3)), config)
     else:
         make_tiny_mtp(folder, "ours", config, NUM_DRAFT_TOKENS)
 
@@ -125,11 +128,14 @@ def _reference_drafter(subject: Subject) -> DrafterFactory:
     return load_drafter(subject.chosen, subject.reference_build)
 
 
+SLIDING = {"layer_types": ["sliding_attention"] * 2, "sliding_window": 2, "use_sliding_window": True}
 WRONG: dict[str, tuple[str, str, str, dict[str, Any]]] = {
     "taps": ("eagle3", "tap ids", "file", {"eagle_aux_hidden_state_layer_ids": [0, 1, 2]}),
     "residual": ("eagle3", "norm order", "file", {"norm_before_residual": True}),
     "recycled_output": ("eagle3", "norm order", "file", {"norm_output": True}),
     "window": ("eagle3", "attention window", "options", {"window": 2}),
+    "window_of_a_block": ("dflash", "attention window", "options", {"window": 2}),
+    "window_of_its_file": ("dflash", "attention window", "file", SLIDING),
     "taps_the_other_way": ("eagle3", "tap ids", "file", {"eagle_aux_hidden_state_layer_ids": [2, 3, 4]}),
     "d2t": ("eagle3", "d2t offsets", "shift", {}),
     "concat": ("mtp_eagle", "concat order", "swap", {}),

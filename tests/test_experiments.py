@@ -213,8 +213,9 @@ def test_lines_are_in_the_order_of_the_knobs_and_the_newest_of_equal_runs_counts
 
 
 def test_runs_that_differ_in_more_than_the_knobs_are_studies_apart() -> None:
-    runs = _runs({"batch_size": 1}, {"batch_size": 2}, {"batch_size": 1, "seed": 3})
-    assert _found(runs) == [["run0", "run1"], ["run2"]]
+    others = {"batch_size": 1, "seed": 3}, {"batch_size": 1, "num_threads": 2}
+    runs = _runs({"batch_size": 1}, {"batch_size": 2}, *others)
+    assert _found(runs) == [["run0", "run1"], ["run2"], ["run3"]]
     other = _runs({"drafter": {"name": "mtp_eagle", "num_draft_tokens": 3}})
     assert _found([*runs[:1], *other]) == [["run0"], ["run0"]]
 

@@ -78,7 +78,7 @@ class Pair:
     described: AssistantTarget
 
     def drafter(self, caches: list[LayerCache], backend: AttentionBackend, position: str) -> FrozenKVDrafter:
-        config, tensors = load_assistant(self.folder, self.described, torch.float32, "cpu")
+        config, tensors = load_assistant(self.folder, self.described, self.target.dtype, "cpu")
         assert [layer.kv_source for layer in config.layers] == [LAST_OWNERS[name] for name in ASSISTANT_LAYERS]
         anchor = ANCHORS[position]
         embedding = self.target.model.embed_tokens.weight.detach()
@@ -170,7 +170,7 @@ class Prompt:
         caches = []
         for index, layer in enumerate(pair.described.layers):
             shape = ((num_pages + NUM_RESERVED_PAGES) * PAGE, 2, layer.num_kv_heads, layer.head_dim)
-            cache = LayerCache(torch.full(shape, float("nan")))
+            cache = LayerCache(torch.full(shape, float("nan"), dtype=pair.target.dtype))
             cache.kv[:PAGE] = 0.0
             if index == LAST_OWNERS[layer.layer_type]:
                 keys_and_values = torch.stack(output.shared_kv_states[layer.layer_type])[:, 0]
@@ -242,6 +242,19 @@ def test_drafts_equal_those_of_transformers(pairs: dict[str, Pair], case: str, l
     floors = expected_logits.amin(dim=1, keepdim=True).expand_as(logits)
     assert torch.equal(expected_logits[~scored], floors[~scored])
     assert scored.sum(dim=1).tolist() == [VOCAB if pairs[case].assistant.masked_embedding is None else 16] * DRAFTS
+
+
+def test_norms_round_as_those_of_transformers(tmp_path: Path) -> None:
+    """Attention is left out of the assistant, since its steps are rounded elsewhere here."""
+    pair = make_pair(tmp_path)
+    for layer in pair.assistant.model.layers:
+        layer.self_attn.o_proj.weight.data.zero_()
+    pair.target.bfloat16()
+    pair.assistant.bfloat16().save_pretrained(tmp_path)
+    prompt = Prompt.run(pair, WINDOW)
+    drafts, logits = prompt.draft(pair, "bonus")
+    expected, expected_logits = prompt.transformers_drafts(pair)
+    assert drafts == expected and torch.equal(logits, expected_logits)
 
 
 def test_several_drafts_differ(pairs: dict[str, Pair]) -> None:

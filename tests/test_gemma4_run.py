@@ -170,7 +170,7 @@ def test_a_replay_equals_an_eager_round(pairs: Callable[[str], Pair], kind: str,
         config = replace(config, acceptance=rule.acceptance, **({} if graph is None else {"graph": graph}))
         engine = make_engine(config, requests)
         result = engine.generate(requests)
-        assert (result.graph.replays > 0) is (graph is not None) and result.graph.fallbacks == 0
+        assert (result.graph.replays > 0) is (graph is not None)
         outcome = [(record.output_ids, record.accepted_per_round) for record in result.requests]
         return outcome, committed(engine)
 

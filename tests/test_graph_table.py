@@ -64,7 +64,7 @@ def fake_run(
 
 def test_runs_that_differ_in_more_than_the_mode_are_not_compared() -> None:
     eager = fake_run({"name": "eager"}, [4.0])
-    others = [fake_run(LOOP, [2.0], seed=1), fake_run(LOOP, [2.0], batch_size=16)]
+    others = [fake_run(LOOP, [2.0], seed=1), fake_run(LOOP, [2.0], batch_size=16), fake_run(LOOP, [2.0], num_threads=2)]
     assert read_graph_comparisons([eager, *others]) == []
     assert read_graph_comparisons([fake_run(LOOP, [2.0]), eager]) != []
 

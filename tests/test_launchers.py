@@ -107,10 +107,13 @@ def test_visible_gpus_are_those_that_cuda_would_show(
     assert visible_gpus() == expected
 
 
-def test_slices_of_a_gpu_are_its_devices(host: Path) -> None:
+def test_slices_of_a_gpu_are_its_devices(host: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = Path(os.environ["PATH"].split(os.pathsep)[0]) / "nvidia-smi"
-    program.write_text("#!/bin/sh\necho 'GPU 0: made up (UUID: GPU-a)\n  MIG 1g Device 0: (UUID: MIG-b)'\n")
-    assert visible_gpus() == ["MIG-b"]
+    slices = "".join(f"\n  MIG 1g Device {place}: (UUID: MIG-{name})" for place, name in enumerate("bc"))
+    program.write_text(f"#!/bin/sh\necho 'GPU 0: made up (UUID: GPU-a){slices}'\n")
+    assert visible_gpus() == ["MIG-b", "MIG-c"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-c")
+    assert visible_gpus() == ["MIG-c"]
 
 
 @pytest.mark.parametrize(

@@ -262,6 +262,21 @@ def test_torch_is_left_as_it_was(runner: ModuleType) -> None:
     assert torch.get_num_threads() == num_threads
 
 
+def test_so_is_the_random_state_of_a_gpu_in_use(runner: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    def seeding(*arguments: Any) -> Any:
+        states[0] = "of the run"
+        return recorded_runner.run(*arguments)
+
+    states = ["of the caller"]
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda device: states[device])
+    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state, device: states.__setitem__(device, state))
+    runner.record_run = seeding  # type: ignore[attr-defined]
+    spec_lab.run(spec_lab.compose())
+    assert states == ["of the caller"]
+
+
 @pytest.mark.parametrize(
     ("device", "dtype"), [("meta", torch.float32), ("cpu", torch.float64), ("meta", torch.float16)]
 )

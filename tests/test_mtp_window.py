@@ -122,7 +122,7 @@ def test_slots_keep_their_windows() -> None:
     addresses = window.tokens.data_ptr(), window.hidden.data_ptr()
     window.tokens.fill_(-1)
     window.hidden.fill_(float("nan"))
-    window.store(torch.tensor([2, 0]), rows_of([[5, 6], [7, 8]]))
+    window.slide(torch.tensor([2, 0]), rows_of([[5, 6], [7, 8]]), torch.tensor([2, 2]))
     assert same(window.of(torch.tensor([0, 2])), [[7, 8], [5, 6]])
     assert window.tokens[[1, 3]].eq(-1).all() and window.hidden[[1, 3]].isnan().all()
     window.clear(1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from spec_lab.checkpoints.eagle3_checkpoint import load_eagle3
+from spec_lab.checkpoints.eagle3_config import read_eagle3_config
 from spec_lab.checkpoints.families.table import read_model_config
 from spec_lab.core.types import Request
 from tests.engine_state import poison
@@ -20,6 +22,7 @@ from tests.scripted_rule import install
 from tests.test_eagle3_drafter import SlowHead
 from tests.tiny_blocks import make_tiny_p_eagle
 from tests.tiny_checkpoints import make_tiny_target, refused, rewrite_config
+from tests.tiny_latent import make_latent_eagle3
 
 
 @dataclass
@@ -100,3 +103,15 @@ def test_heads_for_something_else_are_refused(
     rewrite_config(tmp_path, **changes)
     with refused(tmp_path, named):
         load_eagle3(tmp_path, config, torch.float32, "cpu", "peagle")
+
+
+def test_all_layers_with_latent_attention_are_dense(target: tuple[Path, Reference], tmp_path: Path) -> None:
+    """The config repeats the target's keys for experts."""
+    config = read_model_config(target[0])
+    make_latent_eagle3(tmp_path, config)
+    layers = json.loads((tmp_path / "config.json").read_text()) | {"num_hidden_layers": 3}
+    kind = {"speculators_model_type": "peagle", "norm_before_residual": False, "mask_token_id": 159}
+    rewrite_config(tmp_path, transformer_layer_config=layers, **kind)
+    head = read_eagle3_config(tmp_path, config, "peagle")
+    plans = (*head.layer.layers, *head.more_layers)
+    assert len(plans) == 3 and all(plan.latent is not None and plan.experts is None for plan in plans)

@@ -20,7 +20,7 @@ from spec_lab.core.errors import UserError
 from spec_lab.paper import __main__ as paper
 from spec_lab.paper.content import JSON_FILE, read_tables
 from spec_lab.paper.drafters import own_tensors
-from spec_lab.paper.file import read_paper
+from spec_lab.paper.file import Line, read_paper
 from spec_lab.paper.lengths import LENGTHS, aiperf, deepspec, specdec_bench, vllm
 from spec_lab.paper.plan import cells_of, merged
 from spec_lab.paper.printed import as_csv, as_latex, as_markdown, grid_of
@@ -94,6 +94,18 @@ def test_the_example_lists_every_line_at_its_temperatures() -> None:
     sampled = next(cell for cell in cells if cell.line == "n-gram" and cell.temperature == 1)
     assert "acceptance.method=one_hot" in sampled.overrides
     assert "drafter.draft_sampling=distribution" not in sampled.overrides
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_overrides_of_a_temperature_stand_over_those_of_the_line_and_those_of_an_ablation_over_both(
+    temperature: float,
+) -> None:
+    at = {"greedy": ("prune=none",), "sampled": ("prune=none",)}
+    line, ablation = Line("a", ("drafter=eagle3", "prune=catchup"), **at), Line("b", ("prune=post_attention",))
+    changes: dict[str, Any] = {"base": "a", "lines": (line,), "ablations": (ablation,), "temperatures": (temperature,)}
+    cells = cells_of(dataclasses.replace(read_paper(EXAMPLE), speed=None, **changes))
+    prunings = {(cell.line, text) for cell in cells for text in cell.overrides if text.startswith("prune=")}
+    assert prunings == {("a", "prune=none"), ("b", "prune=post_attention")}
 
 
 @pytest.mark.parametrize(

@@ -392,7 +392,6 @@ def test_build_summary_takes_an_unrun_configuration() -> None:
         "mode": None,
         "captures": 0,
         "replays": 0,
-        "fallbacks": 0,
         "nodes": {},
         "rounds_per_replay": 1,
         "no_loop": False,

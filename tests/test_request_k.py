@@ -34,7 +34,7 @@ def test_k_follows_a_requests_own_acceptance_and_ends_for_good() -> None:
     assert policy.k_of(running) == OFF
     running.accepted_per_round += [0] * 2
     assert policy.k_of(running) == OFF
-    policy.forget(running)
+    policy.restart()
     assert policy.k_of(sequence([4] * 40)) == 5 and RunningK(GivenK(5), 0.0).k_of(sequence([0] * 40)) == 1
     assert RunningK(GivenK(5), 0.5).k_of(sequence([2] * 40, num_draft_tokens=2)) == 2, "what is given is the most"
 
@@ -82,6 +82,16 @@ def test_a_request_that_is_accepted_nothing_ends_as_plain_decoding(pair: tuple[P
     result = make_engine(config, requests).generate(requests)
     assert {r.request_id: r.output_ids for r in result.requests} == generate(make_config(pair, "none"), requests)
     assert result.rounds[0].rows.offered == 6 and result.rounds[-1].rows.catchup_computed == 0
+
+
+def test_a_pass_after_one_that_broke_off_begins_with_every_draft(pair: tuple[Path, Path]) -> None:
+    requests = random_requests(2, max_new_tokens=40)
+    requests[0] = replace(requests[0], max_new_tokens=30)
+    options = {"by_request": ByRequest.acceptance, "off_below": 3.1}
+    engine = make_engine(make_config(pair, batch_size=2, options=options), requests)
+    with pytest.raises(ZeroDivisionError):
+        engine.generate(requests, on_finish=lambda _: divmod(1, 0))
+    assert engine.generate(requests).rounds[0].rows.offered == 6
 
 
 def read(folder: Path, value: Any) -> int | None:

@@ -153,6 +153,14 @@ def test_saved_head_loads_again(head: TrainableEagle3Head, tmp_path: Path) -> No
         assert torch.equal(loaded.state_dict()[name], tensor), name
 
 
+@pytest.mark.parametrize("norms", [False, True])
+def test_its_description_names_the_norms_that_it_has(tmp_path: Path, norms: bool) -> None:
+    shape = replace(SHAPE, norms_taps=norms, norms_output=norms)
+    save_head(random_head(shape, DRAFT_TOKEN_IDS), 2048, tmp_path)
+    reading = EAGLE3.describe(tmp_path).reading
+    assert ("fc_norm" in reading, "norm_output" in reading) == (norms, norms)
+
+
 def test_draft_vocabulary_is_what_the_target_writes_and_the_markers() -> None:
     generations = Generations(
         tokens=torch.tensor([[7, 7, 7, 3, 3, 5, 0], [7, 2, 3, 5, 5, 2, 9]], dtype=torch.int16),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -186,12 +187,14 @@ def test_the_backend_equals_that_of_torch() -> None:
     assert_near(*outs)
 
 
+@pytest.mark.parametrize("changes", [{}, {"q_lora_rank": None, "attention_bias": True}])
 @torch.inference_mode()
-def test_a_target_of_16_bits_gives_what_it_gives_without_fused_products(tmp_path: Path) -> None:
+def test_a_target_of_16_bits_gives_what_it_gives_without_fused_products(
+    tmp_path: Path, changes: dict[str, Any]
+) -> None:
     """Prompt rows first, more than are few, then a round of two requests; a row of it is bit-equal alone."""
-    (tmp_path / "config.json").write_text(
-        json.dumps(SIZES | {"architectures": ["DeepseekV3ForCausalLM"], "num_hidden_layers": 2})
-    )
+    architecture = {"architectures": ["DeepseekV3ForCausalLM"], "num_hidden_layers": 2}
+    (tmp_path / "config.json").write_text(json.dumps(SIZES | architecture | changes))
     config = read_model_config(tmp_path)
     outputs, lanes, targets = [], [], []
     for products in (PLAIN, TritonProducts()):

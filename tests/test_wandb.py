@@ -155,7 +155,10 @@ def test_offline_run_has_the_table_and_the_files(recorded: tuple[Path, Summary])
     [table_path] = folder.glob("wandb/offline-run-*/files/media/table/requests*.json")
     table = json.loads(table_path.read_text())
     assert len(table["data"]) == summary["num_requests"]
-    first = dict(zip(table["columns"], table["data"][1], strict=True))
+    rows = [dict(zip(table["columns"], cells, strict=True)) for cells in table["data"]]
+    pooled = sum(row["acceptance_length_all"] * row["rounds"] for row in rows) / sum(row["rounds"] for row in rows)
+    assert pooled == pytest.approx(summary["acceptance_length_all"]) != summary["acceptance_length"]
+    first = rows[1]
     assert (first["id"], first["category"], first["divergence"]) == ("r1", "dates", "near_tie")
     assert first["text"] == "text of r1"
     assert first["acceptance_imposed"] is False

@@ -38,7 +38,7 @@ def delta_replay_reference(
     kept_log_decay: torch.Tensor,
     kept_strength: torch.Tensor,
 ) -> None:
-    """Do what `delta_replay` does, one slot at a time, since the host reads the number of its rows."""
+    """Do what `delta_replay` does, one slot at a time, since slots have different numbers of accepted rows."""
     num_key_heads = keys.shape[2]
     for request, slot in enumerate(slot_ids.tolist()):
         accepted = slice(0, int(committed[request]) + 1)

@@ -1,5 +1,4 @@
-"""The activation of a gated MLP. Also a kernel for activation(gate) * up, for row counts at which no product fuses
-it."""
+"""The activation of a gated MLP. Also a kernel for activation(gate) * up, where no matrix product computes it."""
 
 # mypy: allow-untyped-decorators
 from __future__ import annotations
@@ -53,7 +52,7 @@ def _gate(
 
 @operator("gated", mutates_args=("out",))
 def gated(out: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, activation: str) -> None:
-    """Compute activation(gate) * up, rounded after each.
+    """Compute activation(gate) * up, rounded after the activation and after the product.
 
     Args:
         out: [rows, size], contiguous, written.

@@ -71,7 +71,11 @@ TUNED = {
     (1024, 256): SkinnyTiles(16, 256, turned=True),
     (2048, 256): SkinnyTiles(16, 256, turned=True),
 }
-"""Special tiles for weights [out_features, in_features] for which they were faster, with up to 16 rows."""
+"""Special tiles for weights [out_features, in_features] for which they were faster, with up to 16 rows.
+
+Small 16-bit products load their weights at once instead (`tiles_of_product`). In float32, and in a head's argmax
+(`likeliest`), weights of these sizes have these tiles.
+"""
 
 ENOUGH_PROGRAMS = 128
 """The number of programs that keeps the 132 multiprocessors of an H200 reading. More splits would only add more partial

@@ -1,8 +1,8 @@
 """Walks down a tree of drafts: follows from the root the children that the target chose, or finds a path of an imposed
 length.
 
-In torch each level of a walk takes a dozen small operators. Here a program walks the tree of one request, and holds its
-rows in registers. A greedy walk needs the argmax after each row, which `strict.py` finds in tiles.
+In torch each level of a walk takes a dozen small operators. Here one program walks the tree of one request. A greedy walk
+needs the argmax after each row, which `strict.py` finds in tiles.
 """
 
 # mypy: allow-untyped-decorators
@@ -208,14 +208,14 @@ def follow_chosen(
     parents: torch.Tensor,
     active: torch.Tensor,
 ) -> None:
-    """Follow the token chosen after each row from the root, as long as a child of the row has it.
+    """Go from the root to the child that holds the token chosen after the row, as long as there is one.
 
     Args:
         tokens: [batch, depth + 1] int64, contiguous, written: the tokens chosen along the path.
         num_emitted: [batch] int64, written: the number of rows on the path, 0 if inactive.
         path: [batch, depth + 1] int64, contiguous, written; after its end each column holds its own index.
         chosen: [batch, N] int64, contiguous.
-        drafts: [batch, N] int64, as `parents`, of any row stride.
+        drafts, parents: [batch, N] int64, of any row stride.
         active: [batch] bool.
     """
     _check_walk(tokens, num_emitted, path, drafts, parents, active)
@@ -260,7 +260,8 @@ def write_path(
     slot_seeds: torch.Tensor,
     kv_lens: torch.Tensor,
 ) -> None:
-    """Take the first path with as many drafts as there are rates above the round's draw, else the longest path.
+    """As many drafts are accepted as there are rates above the round's draw: the first path of that length, or the
+    longest one if all are shorter.
 
     The tokens are the path's drafts, followed by the argmax of its last row.
 

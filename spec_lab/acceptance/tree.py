@@ -62,7 +62,7 @@ def impose_path(
 
 
 class StrictTreeAcceptance(StrictAcceptance):
-    """Follows the target's argmax from the root as long as it is among the drafts."""
+    """Follows the target's argmax from the root as long as a child of the current row holds it."""
 
     def __init__(self, kernels: KernelSet = TORCH_FORMS) -> None:
         super().__init__(kernels)
@@ -128,7 +128,8 @@ class SyntheticTreeAcceptance(SyntheticAcceptance):
 def follow(
     chosen: torch.Tensor, drafts: torch.Tensor, parents: torch.Tensor, active: torch.Tensor, depth: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Follow the target's chosen tokens from the root of each tree as long as they are among the drafts.
+    """Follow the target's chosen tokens from the root of each tree as long as a child of the
+    current row holds the token.
 
     Args:
         chosen: [batch, N] the token that the target chose after each row.
@@ -139,7 +140,8 @@ def follow(
 
     Returns:
         The emitted tokens [batch, depth + 1]; n [batch], 0 for inactive requests; the rows of the path [batch, depth +
-        1]. The tokens are those in `chosen`, so token n - 1 is the correction, or below a leaf the bonus token.
+        1]. The tokens are those in `chosen`. Token n - 1 is the correction, or the bonus token if the path
+            ends in a leaf.
     """
     is_draft = torch.arange(chosen.shape[1], device=chosen.device) > 0
     row = torch.zeros_like(chosen[:, :1])
@@ -169,7 +171,7 @@ def impose(
 
     Args:
         imposed: [batch, 1] the number of drafts to accept.
-        best: [batch, N] the target's argmax after each row; the one after the path is emitted.
+        best: [batch, N] the target's argmax after each row; that of the path's last row is emitted.
     """
     depths = depths_of(parents, depth)
     num_accepted = torch.minimum(imposed, depths.amax(dim=1, keepdim=True))

@@ -79,6 +79,8 @@ class BlockConfig:
         mask_token_id: the token in every row of a block after the pending token's row.
         draft_vocab_size: number of tokens that can be drafted.
         causality: the layers in which a row of a block sees no later row: none, those with a window, or all (JetSpec).
+        most_context: the newest rows of context that a row sees in any layer (`drafter.window`); None if the body's
+            windows alone limit them.
         conv: None if layers have no convolutions.
         confidence_reads: input width of the confidence head; 0 if there is none. If it is wider than the hidden row,
             the head also reads the Markov head's embedding of the token before.
@@ -93,6 +95,7 @@ class BlockConfig:
     head: HeadSizes
     draft_vocab_size: int
     causality: Causality = Causality.none
+    most_context: int | None = None
     conv: ConvSizes | None = None
     confidence_reads: int = 0
 
@@ -100,6 +103,10 @@ class BlockConfig:
         """Return whether rows of a block see no later row in this layer of the body."""
         with_window = self.causality == Causality.windows and plan.window is not None
         return with_window or self.causality == Causality.all
+
+    def window_of(self, plan: LayerPlan) -> int | None:
+        """Return the newest rows of context that a row sees in this layer of the body; None for all."""
+        return min((limit for limit in (plan.window, self.most_context) if limit is not None), default=None)
 
     @property
     def sizes(self) -> BodySizes:

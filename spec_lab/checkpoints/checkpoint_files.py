@@ -25,7 +25,7 @@ class StoredTensor:
     """The place of a tensor on disk.
 
     Attributes:
-        shape: shape of the whole tensor, after `form`.
+        shape: shape of the whole tensor, as it is checked against the model's: after `form`, but for block scales.
         dtype: the safetensors code, such as BF16.
         part: the part of it that is read; None is all.
         stack: the tensors that it is made of, if the file has separate ones for each expert. An expert's tensors are
@@ -83,12 +83,13 @@ def checkpoint_files(folder: Path) -> dict[Path, list[str]]:
 def _no_weights(folder: Path) -> str:
     if not folder.is_dir():
         return f"{folder}: no such folder; give one with config.json and {SINGLE_FILE}"
-    if any(folder.glob("pytorch_model*.bin")):
-        return (
-            f"{folder}: has only pytorch_model.bin; convert it to {SINGLE_FILE} (torch.load(..., weights_only=True), "
-            "then safetensors.torch.save_file)"
-        )
     others = sorted(file.name for file in folder.glob("*.safetensors"))
+    pickled = sorted(file.name for file in folder.glob("pytorch_model*.bin"))
+    if pickled and not others:
+        return (
+            f"{folder}: has its weights in {few(pickled)} only; convert them to {SINGLE_FILE} (torch.load(..., "
+            "weights_only=True), then safetensors.torch.save_file)"
+        )
     if any(name.startswith(ADAPTER) for name in others):
         return f"{folder}: holds an adapter ({few(others)}) but no model; merge it into its model, as peft does"
     if others and all(name.startswith(CONSOLIDATED) for name in others):

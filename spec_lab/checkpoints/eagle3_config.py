@@ -24,9 +24,9 @@ logger = logging.getLogger(__name__)
 KNOB = "drafter.path"
 LAYER_ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 LATENT_ARCHITECTURE = "DeepseekV3ForCausalLM"
-# With these keys a head's first layer has a dense MLP. Its config.json may repeat the target's keys for experts (NVIDIA
+# With these keys all layers of a head have dense MLPs. Its config.json may repeat the target's keys for experts (NVIDIA
 # ModelOpt).
-DENSE_LAYER: Mapping[str, Any] = {"first_k_dense_replace": 1, "mlp_layer_types": None, "moe_layer_freq": 1}
+DENSE_LAYER: Mapping[str, Any] = {"first_k_dense_replace": MAX_LAYERS, "mlp_layer_types": None, "moe_layer_freq": 1}
 HeadKind = Literal["eagle3", "peagle"]
 A_HEAD: Mapping[HeadKind, str] = {"eagle3": "an eagle3 head", "peagle": "a peagle head of speculators"}
 NUM_TAPS = 3

@@ -139,11 +139,9 @@ class RequestRecord:
 
 @dataclass(slots=True)
 class GraphCounts:
-    """Counts of an engine's captures, replays and fallbacks to eager since the engine was made.
+    """Counts of an engine's captures and replays since the engine was made.
 
     On a GPU each graph of a round is captured twice, and the two are replayed in turn.
-
-    No mode of the lab falls back to eager, so `fallbacks` stays 0 unless a mode of an extension counts them.
 
     `nodes`: the number of nodes in the latest graph of each segment; None if the device cannot count them.
     `rounds_per_replay`: the number of rounds in one graph, if it holds whole rounds. `no_loop`: the drafter has no
@@ -153,7 +151,6 @@ class GraphCounts:
     mode: str = "eager"
     captures: int = 0
     replays: int = 0
-    fallbacks: int = 0
     nodes: dict[str, int | None] = field(default_factory=dict)
     rounds_per_replay: int = 1
     no_loop: bool = False

@@ -1,7 +1,7 @@
 """Grows a tree of drafts: decides which drafts of a level become branches, and which drafts are verified.
 
 The tensors of both the dynamic and the static tree have fixed shapes. A drafter runs its model on the branches, and
-returns the tokens picked below each. It knows nothing else about the tree.
+passes the candidates below each to `add`.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class TreeShape(Protocol[Growth]):
     exact_branches: bool
 
     def start(self, ranked: Ranked, rows: DraftedRows) -> Growth:
-        """Add level 1 of `rows`: the candidates below the root, which is the only branch."""
+        """Begin the trees of the requests `rows`. `ranked` has level 1, the candidates below the root."""
         ...
 
     def branch(self, growth: Growth, hidden: torch.Tensor) -> Branches:

@@ -116,8 +116,3 @@ class MtpWindow:
     def slide(self, slot_ids: torch.Tensor, inputs: MtpRows, num_valid: torch.Tensor) -> None:
         """Slide the windows of `slot_ids` [batch] over the first `num_valid` [batch] of `inputs`; 0 changes nothing."""
         self._slide(self.tokens, self.hidden, inputs.tokens, inputs.hidden, slot_ids, num_valid)
-
-    def store(self, slot_ids: torch.Tensor, rows: MtpRows) -> None:
-        """Replace the windows of `slot_ids` [batch] by `rows`, K for each slot."""
-        self.tokens.index_copy_(0, slot_ids, rows.tokens)
-        self.hidden.index_copy_(0, slot_ids, rows.hidden)

@@ -90,6 +90,8 @@ class Engine:
         self.parts.experts_read.restart()
         if self.host_drafter is not None:
             self.host_drafter.restart()
+        if self.rounds.limits is not None:
+            self.rounds.limits.policy.restart()
         with torch.inference_mode(), self.round.naming_foreign_drafts():
             try:
                 while self.scheduler.has_work:
@@ -261,8 +263,6 @@ class _GenerationRun:
         engine, request = self._engine, sequence.request
         if engine.host_drafter is not None:
             engine.host_drafter.finish(sequence)
-        if engine.rounds.limits is not None:
-            engine.rounds.limits.policy.forget(sequence)
         engine.scheduler.release(sequence)  # the slot is cleared later, when the next request takes it
         record = request_record(sequence, sequence.finish_reason)
         self._requests[request.request_id] = record

@@ -43,7 +43,7 @@ def problem_of(ranges: Sequence[Sequence[int]], most: int) -> str | None:
         if number == 0 and first != 1:
             return f"{shown} must begin at 1, the smallest batch"
         if first < next_first:
-            return f"{shown} begins before the end of the range before it"
+            return f"{shown} must begin at {next_first} or later, after the last batch of the range before it"
         if last < first:
             return f"{shown} ends before it begins"
         if not 0 <= num_draft_tokens <= most:

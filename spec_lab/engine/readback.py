@@ -19,7 +19,7 @@ class RoundResult:
         relaxed: 1 for each draft that only the relaxed condition accepted, else 0; None for rules that do not relax.
         num_offered: drafts of the round that could have been accepted; in a tree, the most on one path. None if all
             could.
-        num_offered_rows: all drafts of a tree that were offered; None if all were, and for a chain.
+        num_offered_rows: how many drafts of a tree were offered; None if every one was, and for a chain.
         num_drafted: drafts that the round made for the next one; None if the host knows their number.
         distance: total variation and KL of each request, summed over the rows reached; None if the rule has none.
         confidences: of each draft, as in `Verification`; None if nothing reads them.

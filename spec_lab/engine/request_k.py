@@ -22,8 +22,8 @@ class RequestK(Protocol):
         """Return the most drafts of its next round; `OFF` once it has stopped drafting."""
         ...
 
-    def forget(self, sequence: Sequence) -> None:
-        """Drop the state of a request that has ended."""
+    def restart(self) -> None:
+        """Drop the state of all requests, before a pass over a workload."""
         ...
 
 
@@ -37,7 +37,7 @@ class GivenK:
         given = sequence.request.num_draft_tokens
         return self.most if given is None else given
 
-    def forget(self, sequence: Sequence) -> None:
+    def restart(self) -> None:
         """Do nothing: there is no state."""
 
 
@@ -64,6 +64,9 @@ class RunningK:
         """`off_below`: in accepted drafts for each round; with 0 no request stops."""
         self._given = given
         self._off_below = off_below
+        self.restart()
+
+    def restart(self) -> None:
         self._known: dict[str, _Running] = {}
 
     def k_of(self, sequence: Sequence) -> int:
@@ -77,9 +80,6 @@ class RunningK:
                 if known.num_rounds >= self.WARM_UP and known.mean < self._off_below:
                     known.k = OFF
         return known.k
-
-    def forget(self, sequence: Sequence) -> None:
-        self._known.pop(sequence.request.request_id, None)
 
 
 class RequestLimits:

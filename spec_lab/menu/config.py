@@ -52,12 +52,12 @@ class TargetConfig:
 
     name: str = MISSING
     path: str | None = knob(
-        None, "folder of a Hugging Face checkpoint of a family in docs/families.md; target=hf, or a shape"
+        None, "folder of a Hugging Face checkpoint (families: docs/families.md), or with target=hf a GGUF file"
     )
     weights: Weights = knob(Weights.checkpoint, "where the weights come from")
     weight_dtype: WeightDtype = knob(
         WeightDtype.auto,
-        "type of the stored weights of its products; the drafter stays in dtype, and with fp8 also embedding and head",
+        "type in which the linear layers' weights are stored; fp8 leaves embedding, head and drafter in dtype",
     )
     tensor_parallel: int = knob(1, "number of torchrun processes that the layers are split over", least=1)
 
@@ -122,7 +122,7 @@ class PruneConfig:
     """prune=none|prefill|post_attention|catchup. The options only set the two knobs, which can also be set directly."""
 
     prefill: str = knob("all_rows", "prompt rows that go on past the KV write")
-    catchup: str = knob("none", "where the catch-up step drops its dead rows")
+    catchup: str = knob("none", "where the catch-up step drops the verified rows whose outputs nobody needs")
 
 
 @dataclass
@@ -141,7 +141,8 @@ class AutoGraphConfig(GraphConfig):
 
 @dataclass
 class AttentionConfig:
-    """The keys that every attention backend has. The default is attention=torch, the reference backend."""
+    """The keys that every attention backend has. A config made in code has attention=torch, the
+    reference; a run's default is attention=auto."""
 
     name: str = "torch"
 
@@ -175,13 +176,14 @@ class CacheConfig:
     )
     prefill_chunk: int | None = knob(
         None,
-        "prompt rows of one request in a forward; null is 8192 on CUDA with attention=triton, unless "
-        "acceptance.phase=round, else 512; but at most prefill_tokens",
+        "most prompt rows of one request in a forward; null is 512, or 8192 on CUDA with attention=triton and not "
+        "acceptance.phase=round; a prefill_tokens above 1 lowers it",
         least=1,
     )
     prefill_tokens: int | None = knob(
         None,
-        "prompt rows of all requests in a forward; 1 is one request at a time; null is 8192 on CUDA, 1 in C, else 2048",
+        "most prompt rows of all requests in a forward; 1 is one request a forward; null is 1 with kernels=native, "
+        "else 8192 on CUDA and 2048 on a CPU, at least prefill_chunk",
         least=1,
     )
 
@@ -198,7 +200,7 @@ class RecordConfig:
 
     topk: int = knob(
         0,
-        "number of likeliest tokens of each verify row kept for re-scoring, such as 16, in a separate pass; 0 is none",
+        "likeliest tokens of each verify row to keep for re-scoring, such as 16; decodes once more for it; 0 is none",
         least=0,
     )
 
@@ -283,20 +285,20 @@ class RunConfig:
     dtype: Dtype = knob(Dtype.auto, "type of weights and activations")
     kernels: KernelsChoice = knob(
         KernelsChoice.auto,
-        "kernels for acceptance, sampling, draft bookkeeping, and RoPE with the KV write; native also has layers of "
-        "few rows",
+        "kernels for acceptance, sampling, draft bookkeeping, and RoPE with the KV write; triton (16 bits) and native "
+        "also compute layers of few rows",
     )
     row_invariant: bool = knob(
         True,
-        "16-bit products of Triton in which no row depends on the others, for up to 16 rows; false is the library's "
-        "products",
+        "with kernels=triton in 16 bits, products of up to 16 rows by kernels whose rows do not depend on the batch; "
+        "false uses the library's",
     )
     batch_size: int = knob(1, "requests decoded together", least=1)
     max_new_tokens: int = knob(160, "longest output of a request, in tokens", least=1)
     references: list[ReferenceChoice] = knob(
         [ReferenceChoice.plain, ReferenceChoice.unpruned], "configurations that take turns with the run; [] is none"
     )
-    repeats: int = knob(5, "timed turns with the references; three or more give an interval", least=1)
+    repeats: int = knob(5, "times that run and references are timed in turn; three or more give an interval", least=1)
     warmup_requests: int = knob(2, "requests decoded before anything is timed", least=0)
     profile_rounds: int = knob(
         16, "number of rounds profiled after the timed part, for the table of kernels; 0 is none", least=0

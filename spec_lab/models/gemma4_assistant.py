@@ -23,7 +23,7 @@ from spec_lab.core.types import AttentionMetadata
 from spec_lab.models.clusters import TokenClusters
 from spec_lab.models.draft_parts import LikeliestToken
 from spec_lab.models.linear import GatedMLP, fused_linear, gelu_tanh, make_linear
-from spec_lab.models.norms import RMSNorm
+from spec_lab.models.norms import Float32Norm
 from spec_lab.models.partition import WHOLE, Partition
 from spec_lab.models.products import PLAIN, Products
 from spec_lab.models.queries import norm_and_turn_queries
@@ -73,7 +73,7 @@ class Gemma4Assistant:
             )
             for index, layer in enumerate(config.layers)
         ]
-        self._norm = products.norm(RMSNorm(tensors["model.norm.weight"], config.rms_norm_eps))
+        self._norm = products.norm(Float32Norm(tensors["model.norm.weight"], config.rms_norm_eps))
         self._head = build_token_head(config, tensors, products)
         self._rotary_keys = [(layer.rope.config, layer.head_dim) for layer in config.layers]
         like = target_embedding
@@ -145,8 +145,8 @@ class AssistantLayer:
         def kept(name: str) -> torch.Tensor:
             return kept_part(partition, name, tensors[f"{prefix}{name}"])
 
-        def norm(name: str) -> RMSNorm:
-            return RMSNorm(tensors[f"{prefix}{name}.weight"], config.rms_norm_eps)
+        def norm(name: str) -> Float32Norm:
+            return Float32Norm(tensors[f"{prefix}{name}.weight"], config.rms_norm_eps)
 
         self._backend = backend
         self._head_dim = layer.head_dim

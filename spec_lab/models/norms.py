@@ -1,4 +1,4 @@
-"""Two kinds of RMSNorm: the usual one, and that of Gemma 4 targets, Qwen3.5 and Qwen3-Next.
+"""Two kinds of RMSNorm: the usual one, and that of Gemma 4, Qwen3.5 and Qwen3-Next.
 
 The usual one rounds to the rows' dtype before it multiplies by its weight, and again after. The other multiplies in
 float32 and rounds once.

@@ -143,9 +143,11 @@ class NarrowProducts:
 
 
 def _cat_bias(query: StreamedLinear, row: StreamedLinear) -> torch.Tensor | None:
-    """Return the concatenated biases. Every published model has biases in both or in neither."""
-    assert (query.bias is None) == (row.bias is None)
-    return None if query.bias is None or row.bias is None else torch.cat((query.bias, row.bias))
+    """Return the concatenated biases. If only `row` has one, as with whole queries, those of queries are zeros."""
+    if row.bias is None:
+        assert query.bias is None
+        return None
+    return torch.cat((row.bias.new_zeros(len(query.weight)) if query.bias is None else query.bias, row.bias))
 
 
 class NarrowLatentAttention:

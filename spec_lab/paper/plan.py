@@ -101,13 +101,18 @@ def _ablations(paper: PaperFile, typed: tuple[str, ...]) -> Iterator[PlannedCell
         line = Line(
             ablation.name,
             merged(base.always, ablation.always),
-            base.greedy if ablation.greedy is None else ablation.greedy,
-            base.sampled if ablation.sampled is None else ablation.sampled,
+            _of_base(base.greedy, ablation) if ablation.greedy is None else ablation.greedy,
+            _of_base(base.sampled, ablation) if ablation.sampled is None else ablation.sampled,
         )
         for temperature in ablation.temperatures or paper.temperatures[:1]:
             for task, prompts in paper.tasks.items():
                 overrides = _overrides(paper, line, temperature, prompts, typed)
                 yield PlannedCell("ablation", line.name, task, temperature, None, None, overrides)
+
+
+def _of_base(overrides: tuple[str, ...] | None, ablation: Line) -> tuple[str, ...] | None:
+    """Return the overrides of the base at a temperature, and over them those of the ablation."""
+    return overrides and merged(overrides, ablation.always)
 
 
 def _speed(paper: PaperFile, typed: tuple[str, ...]) -> Iterator[PlannedCell]:
@@ -128,6 +133,6 @@ def _overrides(
 ) -> tuple[str, ...]:
     if temperature == 0:
         return merged(GREEDY, paper.always, paper.greedy, line.always, line.greedy or (), prompts, typed)
-    sampled = paper.sampled if line.sampled is None else line.sampled
     heat = (f"sampling.temperature={temperature:g}",)
-    return merged(SAMPLED, heat, paper.always, sampled, line.always, prompts, typed)
+    shared = paper.sampled if line.sampled is None else ()
+    return merged(SAMPLED, heat, paper.always, shared, line.always, line.sampled or (), prompts, typed)

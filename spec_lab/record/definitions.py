@@ -129,8 +129,8 @@ DEFINITIONS: dict[str, str] = {
     "experts_read": _first_paragraph(experts_read),
     "expert_bytes_read": _first_paragraph(expert_bytes_read),
     "graph": (
-        "Captures, replays and fallbacks to eager since the engine was made, warm-up included. On a GPU each graph of "
-        "a round is captured twice, and the two are replayed in turn."
+        "Captures and replays since the engine was made, warm-up included. On a GPU each graph of a round is captured "
+        "twice, and the two are replayed in turn."
     ),
     "graph.rounds_per_replay": "Rounds that one graph holds, where it holds whole ones; else 1.",
     "graph.no_loop": "True where the drafter has no draft loop, so that no mode captures one: drafts are looked up.",

@@ -89,12 +89,11 @@ READING_STAGES: tuple[Literal["verify", "catchup", "recur"], ...] = ("verify", "
 
 
 class Graph(TypedDict):
-    """The graph mode, its captures and replays, and how often it fell back to single launches."""
+    """The graph mode, its captures and its replays."""
 
     mode: str | None
     captures: int
     replays: int
-    fallbacks: int
     nodes: dict[str, int | None]
     rounds_per_replay: NotRequired[int]
     no_loop: NotRequired[bool]

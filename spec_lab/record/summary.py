@@ -226,13 +226,12 @@ def _repeats_identical(repeats: Sequence[GenerationResult]) -> bool | None:
 def _graph(repeats: Sequence[GenerationResult]) -> Graph:
     """Return the counts of graphs. The engine never resets them, so those of the last repeat include all passes."""
     if not repeats:
-        return Graph(mode=None, captures=0, replays=0, fallbacks=0, nodes={}, rounds_per_replay=1, no_loop=False)
+        return Graph(mode=None, captures=0, replays=0, nodes={}, rounds_per_replay=1, no_loop=False)
     counts = repeats[-1].graph
     return Graph(
         mode=counts.mode,
         captures=counts.captures,
         replays=counts.replays,
-        fallbacks=counts.fallbacks,
         nodes=counts.nodes,
         rounds_per_replay=counts.rounds_per_replay,
         no_loop=counts.no_loop,

@@ -24,8 +24,8 @@ UNNAMED = ("drafter.num_draft_tokens", "batch_size", "kernels", "verify.budget",
 NOT_RESULTS = ("config", "versions", "choices", "definitions")
 """Keys of a record that are not results; W&B has them in its config and in the files."""
 REQUEST_COLUMNS = (
-    "id", "category", "rounds", "acceptance_length", "output_tokens", "finish_reason", "correct", "divergence", "text",
-    "acceptance_imposed",
+    "id", "category", "rounds", "acceptance_length_all", "output_tokens", "finish_reason", "correct", "divergence",
+    "text", "acceptance_imposed",
 )  # fmt: skip
 KERNEL_COLUMNS = ("name", "calls_per_round", "us_per_round")
 

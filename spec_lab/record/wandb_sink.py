@@ -1,6 +1,6 @@
-"""Sends the same record to Weights & Biases, online or offline, without anything that says who ran it or where.
+"""Sends the record that the run's files hold to Weights & Biases, online or offline.
 
-By default W&B records the host, the user's paths, the command line and the console. All of that is switched off, and
+Nothing says who ran it or where. By default W&B records the host, the user's paths, the command line and the console. All of that is switched off, and
 absolute paths in the config are cut to their last part. An offline run refers to files by relative paths. `wandb sync`
 finds them from the directory that is named in the message at the end.
 """
@@ -35,15 +35,15 @@ INIT_TIMEOUT_SECONDS = 10
 REQUESTS_PER_POINT = 8
 
 Draw = Callable[[Summary, Path], Iterable[tuple[Path, str | None]]]
-"""Saves figures of a finished run in a folder. Returns for each its file, and why it could not be drawn, or None."""
+"""Saves figures of a finished run in a folder. Returns a pair for each: its file, and None or why it was not drawn."""
 
 
 class WandbSink:
     """One W&B run for one run of the lab.
 
     Args:
-        mode: `auto` is `WANDB_MODE` if that is set. Else it is online if a key is configured and the server answers in
-            time, and offline if not. Other values are used as given. If W&B then cannot start, the run is refused.
+        mode: `auto` tries `WANDB_MODE` if that is set, else online if a key is configured. If W&B cannot start so, the
+            run is logged offline, with a warning. With another mode the run is then refused.
         group: group of a sweep; None is `WANDB_RUN_GROUP`, else the sweep of W&B's own agent, else no group.
         draw: draws the run's figures; None logs none.
 
@@ -133,10 +133,9 @@ class WandbSink:
         except (wandb.errors.Error, ValueError) as error:
             problem = describe_wandb_error(error)
             if self._mode != "auto":
-                raise UserError(
-                    f"logger.mode={self._mode}: W&B cannot be reached ({problem}); use logger.mode=auto or offline"
-                ) from error
-        print(f"warning: W&B cannot be reached ({problem}); logging offline", file=sys.stderr)
+                remedy = "logger.mode=auto or offline" if self._mode == "online" else "logger=jsonl"
+                raise UserError(f"logger.mode={self._mode}: W&B cannot start ({problem}); use {remedy}") from error
+        print(f"warning: W&B cannot start online ({problem}); logging offline", file=sys.stderr)
         try:
             return self._init(folder, summary, "offline")
         except (wandb.errors.Error, ValueError) as error:
@@ -207,8 +206,8 @@ class WandbSink:
     def _base(self) -> Path:
         """Return the directory that paths inside the W&B run are relative to: where an uploading process runs.
 
-        An online run is uploaded from the working directory. An offline one may be uploaded from anywhere, so a run's
-        folder that is not below the working directory is its own base.
+        An online run is uploaded from the working directory. An offline run is uploaded later by the printed
+        command: from the working directory if the run's folder is below it, else from the run's folder.
         """
         here = Path.cwd()
         return here if not self._run.offline or self._folder.resolve().is_relative_to(here) else self._folder.resolve()

@@ -14,9 +14,9 @@ from spec_lab.record.runs import Run
 from spec_lab.record.schema import Summary
 from spec_lab.record.wording import ABSENT, number, percent
 from spec_lab.report.cells import ratio_cell
+from spec_lab.report.comparable import BESIDE_THE_RUN
 from spec_lab.report.known_options import EAGER, describe_mode, place_of_mode
 from spec_lab.report.lines_plot import PlottedNumber, ends_of
-from spec_lab.report.study import NOT_COMPARED
 
 NOTE = """\
 ms a round: median over turns of the mean time of a round. to eager: this time over that of the same run without
@@ -120,5 +120,5 @@ def _order(cell: tuple[int, str]) -> tuple[int, int, str]:
 
 def _shared_key(config: Mapping[str, Any]) -> str:
     """Return a key of the configuration without graph mode and batch size."""
-    without = (*NOT_COMPARED, "graph", "batch_size")
+    without = (*BESIDE_THE_RUN, "graph", "batch_size")
     return json.dumps({key: value for key, value in config.items() if key not in without}, sort_keys=True)

@@ -1,4 +1,4 @@
-"""The figure of a study of knobs (`report.knob_table`): the number that the study shows, against one of its knobs."""
+"""The figure of a study of knobs (`report.knob_table`): the number that the study draws, against one of its knobs."""
 
 from __future__ import annotations
 

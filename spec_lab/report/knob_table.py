@@ -19,7 +19,7 @@ from spec_lab.record.runs import Run
 from spec_lab.record.schema import Summary
 from spec_lab.record.wording import ABSENT, number
 from spec_lab.report.cells import ratio_cell
-from spec_lab.report.study import NOT_COMPARED
+from spec_lab.report.comparable import BESIDE_THE_RUN
 
 Columns = Mapping[str, Callable[[Summary], str]]
 WORDS = ("prune", "prefill", "method", "drafts", "drafter", "drafting", "graph", "tree")
@@ -285,7 +285,7 @@ def _ordered(study: KnobStudy, runs: Sequence[Run]) -> list[Run]:
 
 def _shared(study: KnobStudy, summary: Summary) -> str:
     """Return the configuration without the knobs of the study."""
-    config = {key: value for key, value in summary["config"].items() if key not in NOT_COMPARED}
+    config = {key: value for key, value in summary["config"].items() if key not in BESIDE_THE_RUN}
     for key in (*study.all_keys.values(), *study.follows):
         *groups, leaf = key.split(".")
         if groups:

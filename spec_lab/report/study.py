@@ -28,7 +28,7 @@ NOTE = """\
 95 % intervals: acceptance length by bootstrap over requests, accuracy by Wilson's score, difference in percentage
 points to strict at the same K paired by prompt (answers lost and gained); equal to strict token by token."""
 NOT_COMPARED = (*BESIDE_THE_RUN, "num_threads")
-"""Keys in which compared runs may differ. Acceptance and answers do not depend on threads, but times do."""
+"""Keys in which runs may differ whose acceptance and answers are compared. Times depend on threads too."""
 UNKNOWN = Accuracy(value=None, low=None, high=None, n=0)
 """The accuracy of outputs that were cut off before their answers."""
 

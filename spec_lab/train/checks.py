@@ -7,12 +7,10 @@ check of `drafter.body` imports torch.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 from spec_lab.checkpoints.config import ModelConfig
 from spec_lab.checkpoints.families.table import read_model_config
@@ -264,14 +262,10 @@ def target_sizes(config: TrainConfig) -> TargetSizes:
     path = target_option(config.target).path
     if path is not None:
         return sizes_of(read_model_config(path(config.target)))
-    shipped: dict[str, Any] = json.loads((SHIPPED_TARGET / "config.json").read_text(encoding="utf-8"))
-    target = config.trained_target
+    shipped, target = sizes_of(read_model_config(SHIPPED_TARGET)), config.trained_target
     if target is None:
-        names = ("intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim")
-        layer = LayerConfig(*(shipped[name] for name in names))
-        width, depth, vocab_size = (shipped[name] for name in ("hidden_size", "num_hidden_layers", "vocab_size"))
-        return TargetSizes(width, depth, layer.num_kv_heads, vocab_size, layer)
-    vocab_size = config.tokenizer.vocab_size if config.target.own_vocabulary else shipped["vocab_size"]
+        return replace(shipped, kv_layers=None)
+    vocab_size = config.tokenizer.vocab_size if config.target.own_vocabulary else shipped.vocab_size
     own = {name: getattr(target, name) for name in asdict(LayerConfig()) if isinstance(target, LayerConfig)}
     return TargetSizes(target.hidden_size, target.num_layers, target.key_value_heads(), vocab_size, LayerConfig(**own))
 

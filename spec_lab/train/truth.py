@@ -42,6 +42,7 @@ class Truth:
         forced: returns the report of teacher forcing with the current weights.
         lines: the figures of two baselines, `ngram` and the untrained drafter, by name.
         points: the figures of each step that was measured.
+        best_step: the step of the weights in `folder`; None before the first measurement.
     """
 
     every: int
@@ -54,6 +55,7 @@ class Truth:
     tracker: Tracker | None
     lines: dict[str, Any] = field(default_factory=dict)
     points: list[dict[str, Any]] = field(default_factory=list)
+    best_step: int | None = None
 
     @property
     def file(self) -> Path:
@@ -64,7 +66,7 @@ class Truth:
         """Measure the baselines. A resumed training reads them, and its earlier figures, from the file."""
         if self.file.exists():
             kept = json.loads(self.file.read_text())
-            self.lines, self.points = kept["lines"], kept["points"]
+            self.lines, self.points, self.best_step = kept["lines"], kept["points"], kept.get("best_step")
             return
         untrained = self.folder.with_name(self.folder.name + "-untrained")
         self.export(untrained)
@@ -80,22 +82,27 @@ class Truth:
             self.tracker.log(point.step, {"loss": point.loss})
 
     def look(self, step: int) -> None:
-        """Decode with the current weights, and keep them if they are the best so far."""
-        # A resumed training starts at its checkpoint, so it measures the steps after that again.
+        """Decode with the current weights, and keep them if they are better than those kept.
+
+        A resumed training starts at its checkpoint, so it measures the steps after that again. Weights that were kept
+        of those steps make room for the current ones, since the figures of that step are gone.
+        """
         self.points = [point for point in self.points if point["step"] < step]
         now = self.folder.with_name(f"{self.folder.name}-{step}")
         shutil.rmtree(now, ignore_errors=True)  # a training that was killed here left it
         self.export(now)
         real = decoded(self.serving, self.name, now, self.requests)
         forced = self.forced()
-        best = max((length_of(point) for point in self.points), default=-1.0)
+        best = next((length_of(point) for point in self.points if point["step"] == self.best_step), -1.0)
         self.points.append({"step": step, "decoded": real, "teacher_forced": forced})
-        if length_of(self.points[-1]) > best or not self.folder.exists():
+        if length_of(self.points[-1]) > best:
+            self.best_step = step
+        self._write()  # before the weights: if killed between the two, this step is measured again, and replaced
+        if self.best_step == step:
             shutil.rmtree(self.folder, ignore_errors=True)
             now.rename(self.folder)
         else:
             shutil.rmtree(now)
-        self._write()
         gc.collect()  # an engine and its caches are a reference cycle
         log.info(
             "step %d: acceptance length %.3f in decoding, %s; %.3f by teacher forcing",
@@ -109,8 +116,7 @@ class Truth:
 
     def report(self) -> dict[str, Any]:
         """Return the figures of baselines and steps, and the step with the best weights."""
-        best = max(self.points, key=length_of)
-        return {"lines": self.lines, "points": self.points, "best_step": best["step"]}
+        return {"lines": self.lines, "points": self.points, "best_step": self.best_step}
 
     def _figures(self) -> dict[str, float | None]:
         last = self.points[-1]
@@ -129,7 +135,7 @@ class Truth:
         return figures
 
     def _write(self) -> None:
-        write_json(self.file, {"lines": self.lines, "points": self.points})
+        write_json(self.file, self.report())
 
 
 def length_of(point: Mapping[str, Any]) -> float:

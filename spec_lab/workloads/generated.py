@@ -1,6 +1,6 @@
 """Draws as many prompts as a study needs from the corpus's eval split. Only 96 prompts of each category are shipped.
 
-No training text was drawn from that split. The corpus is imported only if a workload needs it.
+No training text was drawn from that split. The generators are imported only if a workload needs them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ def generated_examples(
     """Return `per_category` examples of each of the `categories`; None means all checkable ones. No prompt is repeated,
     and a `seed` always gives the same examples.
 
-    With a `limit`, each category gives only as many as are needed to take `limit` prompts from the categories in turn.
+    With a `limit`, no category gives more than `limit` / number of categories, rounded up, since prompts are then taken
+    from the categories in turn.
 
     Raises:
         UserError: a category does not exist, is not checkable by a program, or has fewer than `per_category` prompts.
@@ -58,7 +59,7 @@ def _draw(category: str, count: int, seed: int) -> tuple[Example, ...]:
             break
         if num_repeats > MOST_REPEATS:
             raise UserError(
-                f"workload.per_category={count}: only {len(chosen)} different prompts of {category} were found; use "
-                f"workload.per_category={len(chosen)}"
+                f"workload.per_category: {count} prompts of {category} are needed, and only {len(chosen)} different "
+                f"ones were found; use workload.per_category={len(chosen)}"
             )
     return tuple(chosen.values())

@@ -1,4 +1,4 @@
-"""The work between the forwards of a round for kernels=native: one call each, where torch takes about ten."""
+"""The steps between the forwards of a round for kernels=native. Each is one call, where torch takes about ten."""
 
 from __future__ import annotations
 
@@ -67,9 +67,9 @@ def write_places(
     of each request.
 
     Args:
-        places: int64, written: positions and slots [requests, num_rows] and lengths [requests]; the same for the live
-            rows, [requests] each; their flat indices, and the committed lengths after this round (L + 1 if n is 0),
-            [requests] each.
+        places: one flat int64 tensor, written, with eight parts: positions and slots [requests, num_rows] and lengths
+            [requests]; then, [requests] each, the positions, slots, lengths and flat indices of the live rows, and the
+            committed lengths after this round (L + 1 if n is 0).
         kv_lens: [requests], the committed length L of each request.
         num_emitted: [requests], the number n of tokens that each request emitted. Row n - 1 is live, or row 0 if n is
             0.
@@ -143,7 +143,7 @@ def build_metadata(
     """Write the metadata of rows at positions `wanted` [requests, num_queries]; each request's last row sees `keys`
     [requests] keys.
 
-    It writes clamped `positions` and `slots`, both [requests * num_queries], and `lengths`, at least 1. `pages` is
+    It writes `positions`, clamped, and `slots`, both [requests * num_queries], and `lengths`, at least 1. `pages` is
     [requests, num_pages]; the last column is scratch.
     """
     check_places(positions, slots, lengths, wanted, keys, pages)

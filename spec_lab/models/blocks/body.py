@@ -174,6 +174,5 @@ def _seen(plan: LayerPlan, config: BlockConfig) -> LayerPlan:
     With a window of W, a block sees W rows of context. All rows of a block attend from the position of its last row, so
     the backend's window is W + block_size. A causal layer is an ordinary one: each row sees W rows, itself among them.
     """
-    if plan.window is None or config.is_causal(plan):
-        return plan
-    return replace(plan, window=plan.window + config.block_size)
+    window = config.window_of(plan)
+    return replace(plan, window=window if window is None or config.is_causal(plan) else window + config.block_size)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from spec_lab.drafters.block_context import ContextPass
 from spec_lab.menu.choices import Weights
 from spec_lab.menu.chosen import Chosen
 from spec_lab.menu.config import RunConfig
+from spec_lab.menu.readings import Aspect, Reading
 from spec_lab.models.blocks.model import BlockModel
 from spec_lab.options.drafters.block_keys import BLOCK_SIZE, BlockDrafterConfig, Form, Head, fewer_drafts
 from spec_lab.wiring.caches import build_cache
@@ -42,7 +44,18 @@ PassMaker = Callable[[DrafterResources], BlockPass]
 
 def load_chain(chosen: Chosen, options: BlockDrafterConfig, build: DrafterBuild) -> DrafterFactory:
     """Load a drafter of chains. With drafter.confidence=true its confidences are those of the confidence head."""
-    model, make_pass = load_pass(chosen, options, build)
+    return _chain(chosen, options, build, *read_block(chosen, options, build))
+
+
+def _chain(
+    chosen: Chosen,
+    options: BlockDrafterConfig,
+    build: DrafterBuild,
+    config: BlockConfig,
+    tensors: Mapping[str, torch.Tensor],
+) -> DrafterFactory:
+    """Make drafters of chains with weights that have already been read."""
+    model, make_pass = _pass(options, build, config, tensors)
     own_head = model.confidence if options.confidence else None
 
     def make(resources: DrafterResources) -> BlockDrafter:
@@ -56,8 +69,8 @@ def load_chain(chosen: Chosen, options: BlockDrafterConfig, build: DrafterBuild)
 
 def load_tree(chosen: Chosen, options: BlockDrafterConfig, build: DrafterBuild) -> DrafterFactory:
     """Load a drafter of trees."""
-    model, make_pass = load_pass(chosen, options, build)
-    config = model.config
+    config, tensors = read_block(chosen, options, build)
+    _, make_pass = _pass(options, build, config, tensors)
     return tree_factory(chosen, build, make_pass, config.head.num_candidates or config.draft_vocab_size)
 
 
@@ -74,9 +87,10 @@ def tree_factory(chosen: Chosen, build: DrafterBuild, make_pass: PassMaker, num_
     return make
 
 
-def load_pass(chosen: Chosen, options: BlockDrafterConfig, build: DrafterBuild) -> tuple[BlockModel, PassMaker]:
-    """Read a model, or make one with random weights; also return a function that makes its pass for each engine."""
-    config, tensors = read_block(chosen, options, build)
+def _pass(
+    options: BlockDrafterConfig, build: DrafterBuild, config: BlockConfig, tensors: Mapping[str, torch.Tensor]
+) -> tuple[BlockModel, PassMaker]:
+    """Make the model, and a function that makes its pass for each engine."""
     model = build.beside_target(BlockModel, config, tensors)
     features = FeatureSpec(layer_inputs=tuple(tap.layer_input for tap in config.taps))
 
@@ -110,7 +124,21 @@ def read_block(
             kind = config.head.kind
             log.info("%s: its head is left out; drafter.head=%s drafts with it", chosen.drafter_folder, kind)
             config, tensors = without_head(config, tensors)
-    return _with_window(config, options.window), tensors
+    return replace(config, most_context=options.window), tensors
+
+
+def aspects(chosen: Chosen, options: BlockDrafterConfig, build: DrafterBuild) -> list[Aspect]:
+    """List the choices in reading a block drafter, with the alternatives: its window."""
+    config, tensors = read_block(chosen, options, build)
+    windows = {window for plan in config.body.layers if (window := config.window_of(plan)) is not None}
+    if not windows:
+        return [Aspect("attention window", "all keys", [])]
+    # A window as long as any text hides nothing, and leaves a causal layer causal.
+    longest = build.target.num_positions
+    layers = tuple(replace(plan, window=plan.window and longest) for plan in config.body.layers)
+    whole = replace(config, body=replace(config.body, layers=layers), most_context=None)
+    every_key = Reading("all keys", partial(_chain, chosen, options, build, whole, tensors))
+    return [Aspect("attention window", f"{' and '.join(map(str, sorted(windows)))} keys", [every_key])]
 
 
 def refuse_other_parts(config: BlockConfig, options: BlockDrafterConfig, source: str, run: RunConfig) -> None:
@@ -157,11 +185,3 @@ def _parts(options: BlockDrafterConfig) -> BlockParts:
     )
     given: dict[str, Any] = {"num_layers": options.num_layers, "rank": options.head_rank, "topk": options.head_topk}
     return replace(parts, **{name: value for name, value in given.items() if value is not None})
-
-
-def _with_window(config: BlockConfig, window: int | None) -> BlockConfig:
-    """Limit a block's attention to the newest `window` rows of context."""
-    if window is None:
-        return config
-    layers = tuple(replace(plan, window=min(window, plan.window or window)) for plan in config.body.layers)
-    return replace(config, body=replace(config.body, layers=layers))

@@ -10,6 +10,7 @@ from spec_lab.menu.choices import Weights
 from spec_lab.menu.chosen import Chosen
 from spec_lab.menu.config import RunConfig
 from spec_lab.menu.option import DrafterOption
+from spec_lab.menu.readings import Aspect
 from spec_lab.options.drafters.block_keys import (
     BLOCK_SIZE,
     PRESETS,
@@ -108,6 +109,13 @@ def load_tree(chosen: Chosen, options: BlockDrafterConfig, build: DrafterBuild) 
     return load_tree(chosen, options, build)
 
 
+def aspects(chosen: Chosen, options: BlockDrafterConfig, build: DrafterBuild) -> list[Aspect]:
+    """List the choices in reading the drafter, with the alternatives."""
+    from spec_lab.options.drafters.block_loading import aspects
+
+    return aspects(chosen, options, build)
+
+
 ROWS = tuple(
     DrafterOption(
         name=name,
@@ -115,6 +123,7 @@ ROWS = tuple(
         load=load,
         refusals=(weights_or_random, block_has_room, parts_are_read, steps_are_replayed, accepted_rows_are_counted),
         folder=DrafterWeights(zoo_folders(name)).folder,
+        aspects=aspects,
         load_tree=load_tree,
         no_branch_keys=True,
         no_moves="drafts a block in one pass",

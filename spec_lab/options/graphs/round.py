@@ -30,7 +30,8 @@ class RoundGraphConfig(GraphConfig):
     )
     prompts: bool = knob(False, "capture the prompt pass of a single prompt of up to 512 tokens too")
     skip_ended: bool = knob(
-        False, "skip the rest of a replay once all requests have ended; only its first round has times of stages"
+        False,
+        "skip the rest of a replay once all requests have ended; stages are timed only in the first round of a replay",
     )
 
 
