@@ -191,7 +191,7 @@ def test_refuses_folders_without_safetensors(tmp_path: Path) -> None:
     with refused(tmp_path, "neither model.safetensors nor", "fetch the weights"):
         load(tmp_path)
     (tmp_path / "pytorch_model.bin").write_bytes(b"")
-    with refused(tmp_path, "has only pytorch_model.bin", "convert it to model.safetensors"):
+    with refused(tmp_path, "has its weights in pytorch_model.bin only", "convert them to model.safetensors"):
         load(tmp_path)
     with refused(tmp_path / "nowhere", "no such folder"):
         dict(open_tensors(tmp_path / "nowhere", wanted, torch.float32, "cpu"))

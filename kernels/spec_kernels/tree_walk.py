@@ -1,8 +1,8 @@
 """Walks down a tree of drafts: follows from the root the children that the target chose, or finds a path of an imposed
 length.
 
-In torch each level of a walk takes a dozen small operators. Here one program walks the tree of one request. A greedy walk
-needs the argmax after each row, which `strict.py` finds in tiles.
+In torch each level of a walk takes a dozen small operators. Here one program walks the tree of one request. A greedy
+walk needs the argmax after each row, which `strict.py` finds in tiles.
 """
 
 # mypy: allow-untyped-decorators
