@@ -100,7 +100,9 @@ def test_a_category_that_runs_out_is_refused(monkeypatch: pytest.MonkeyPatch) ->
     three = list(islice(generate("dates", "eval", 5), 3))
     monkeypatch.setattr("spec_lab.corpus.categories.generate", lambda *_: cycle(three))
     assert len(generated_examples(["dates"], 3, 987)["dates"]) == 3
-    with pytest.raises(ValueError, match=r"of dates are needed, and only 3 different ones.*use workload\.per_category=3"):
+    with pytest.raises(
+        ValueError, match=r"of dates are needed, and only 3 different ones.*use workload\.per_category=3"
+    ):
         generated_examples(["dates"], 4, 987)
 
 

@@ -93,8 +93,8 @@ class Eagle3Recipe:
     def describe(self, folder: Path) -> DrafterDescription:
         """Describe the drafter for its card; see `DrafterRecipe`."""
         _, config = load_drafter(folder)
-        normed = "normed " if config.get("fc_norm") else ""
-        fed_back = "after" if config.get("norm_output") else "before"
+        normed = "normed (`fc_norm`) " if config.get("fc_norm") else ""
+        fed_back = "behind the final norm (`norm_output`)" if config.get("norm_output") else "before the final norm"
         return DrafterDescription(
             kind="an EAGLE-3 head",
             reading=f"""It reads the inputs of the target's layers 2, L // 2 and L - 3 (the default of vLLM and SGLang,
@@ -104,8 +104,7 @@ so the config names none), has one layer with {config["num_attention_heads"]} qu
 those that end a text.
 
 Row p pairs the target's embedding of token p+1 with `fc` of the {normed}taps at p, at rotary position p. The residual
-is the raw `fc` output (`norm_before_residual` false). The next step gets the layer's output, {fed_back} the final
-norm.""",
+is the raw `fc` output (`norm_before_residual` false). The next step gets the layer's output {fed_back}.""",
             loss=unrolled_loss_words(self.config),
         )
 
