@@ -94,7 +94,7 @@ class Eagle3Recipe:
         """Describe the drafter for its card; see `DrafterRecipe`."""
         _, config = load_drafter(folder)
         normed = "normed (`fc_norm`) " if config.get("fc_norm") else ""
-        fed_back = "behind the final norm (`norm_output`)" if config.get("norm_output") else "before the final norm"
+        fed_back = "after the final norm (`norm_output`)" if config.get("norm_output") else "before the final norm"
         return DrafterDescription(
             kind="an EAGLE-3 head",
             reading=f"""It reads the inputs of the target's layers 2, L // 2 and L - 3 (the default of vLLM and SGLang,
