@@ -1,4 +1,4 @@
-"""Tile sizes for the products of experts: the pairs of row and expert, columns and channels of a program."""
+"""Tile sizes for the products of experts: how many (row, expert) pairs, columns and channels a program takes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class ProductTiles:
 
 @dataclass(frozen=True, slots=True)
 class ExpertTiles:
-    """The tiles of both products; `pairs` of one expert share each read of its weights."""
+    """The tiles of both products. Up to `pairs` pairs of one expert share a tile, and each read of its weights."""
 
     pairs: int
     gate_up: ProductTiles
@@ -52,7 +52,11 @@ FLOAT32 = ExpertTiles(16, ProductTiles(32, 32, 4, 2), ProductTiles(32, 32, 4, 2)
 
 
 def choose_expert_tiles(num_rows: int, pairs_each: float, element_size: int) -> ExpertTiles:
-    """Returns tiles that fit shared memory; `pairs_each` is the mean number of pairs an expert has."""
+    """Choose tiles for a number of rows and a type.
+
+    With many rows these are the smallest that hold twice `pairs_each` pairs, or the largest. `pairs_each` is the mean
+    number of pairs an expert has.
+    """
     if element_size == 4:
         return FLOAT32
     if num_rows <= MAX_INVARIANT_ROWS:

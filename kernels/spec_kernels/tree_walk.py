@@ -121,7 +121,8 @@ def _impose(
     num_accepted = tl.minimum(imposed, tl.max(tl.where(is_row, depths, 0), 0))
     last = tl.min(tl.where(is_row & (depths == num_accepted), rows, ROW_TILE), 0)
 
-    # The token in a column is the draft in the path's next row; the last column wraps around to the root.
+    # A column's token is the draft in the next column's row. The last column has no next one and takes the root's
+    # token, as the torch form does.
     columns = tl.arange(0, COLUMN_TILE)
     following = (columns + 1) % (depth + 1)
     path = tl.minimum(columns, num_rows - 1)
@@ -208,12 +209,14 @@ def follow_chosen(
     parents: torch.Tensor,
     active: torch.Tensor,
 ) -> None:
-    """Go from the root to the child that holds the token chosen after the row, as long as there is one.
+    """Walk down from the root. Each step goes to the child that holds the token chosen after the current row, and the
+    walk ends where there is none.
 
     Args:
         tokens: [batch, depth + 1] int64, contiguous, written: the tokens chosen along the path.
         num_emitted: [batch] int64, written: the number of rows on the path, 0 if inactive.
-        path: [batch, depth + 1] int64, contiguous, written; after its end each column holds its own index.
+        path: [batch, depth + 1] int64, contiguous, written; after its end column j holds row j, or the last row if
+            there is no row j.
         chosen: [batch, N] int64, contiguous.
         drafts, parents: [batch, N] int64, of any row stride.
         active: [batch] bool.
@@ -260,10 +263,10 @@ def write_path(
     slot_seeds: torch.Tensor,
     kv_lens: torch.Tensor,
 ) -> None:
-    """As many drafts are accepted as there are rates above the round's draw: the first path of that length, or the
-    longest one if all are shorter.
+    """Accept as many drafts as there are rates above the round's draw.
 
-    The tokens are the path's drafts, followed by the argmax of its last row.
+    The path is the first one with that number of drafts, or the longest one if all are shorter. The tokens are the
+    path's drafts, followed by the argmax of its last row.
 
     Args:
         logits: [batch, N, vocab] float32, float16 or bfloat16.

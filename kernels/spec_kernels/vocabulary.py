@@ -60,8 +60,9 @@ def probability(logits: tl.tensor, top: tl.tensor, total: tl.tensor) -> tl.tenso
 def merge_sums(sums: tl.tensor, maxima: tl.tensor, top: tl.tensor, AXIS: tl.constexpr) -> tl.tensor:
     """Merge sums of exp(x - own maximum) into one sum of exp(x - top); `top` broadcasts.
 
-    Each term is rounded before it is added. Otherwise the compiler fuses the last product into a thread's sum. Threads
-    differ in which product is last, so their copies of the same sum would differ in the last bits.
+    Each product is rounded before it is added. Otherwise the compiler would leave one product of each thread unrounded
+    (a fused multiply-add). Several threads compute the same sum. Each would leave another product unrounded, so their
+    results would differ in the last bits.
     """
     rounded = tl.fma(sums, tl.exp(maxima - finite_or_zero(top)), tl.zeros(sums.shape, tl.float32))
     return tl.sum(rounded, AXIS)
@@ -69,7 +70,8 @@ def merge_sums(sums: tl.tensor, maxima: tl.tensor, top: tl.tensor, AXIS: tl.cons
 
 @triton.jit
 def add_sums(sums: tl.tensor, maxima: tl.tensor, others: tl.tensor, other_maxima: tl.tensor) -> tl.tensor:
-    """Add two tiles of sums of exp(x - own maximum), entry by entry, to sums of exp(x - the larger of both maxima)."""
+    """Add two tiles of sums of exp(x - own maximum), entry by entry. The result has sums of exp(x - the larger of both
+    maxima)."""
     top = finite_or_zero(tl.maximum(maxima, other_maxima))
     return sums * tl.exp(maxima - top) + others * tl.exp(other_maxima - top)
 

@@ -139,9 +139,10 @@ def follow(
         depth: the most drafts that are followed.
 
     Returns:
-        The emitted tokens [batch, depth + 1]; n [batch], 0 for inactive requests; the rows of the path [batch, depth +
-        1]. The tokens are those in `chosen`. Token n - 1 is the correction, or the bonus token if the path
-            ends in a leaf.
+        The tokens [batch, depth + 1], n [batch], and the rows of the path [batch, depth + 1].
+
+        The first n tokens are emitted; n is 0 for inactive requests. They are the tokens in `chosen` along the path.
+        Token n - 1 is the correction, or the bonus token if the path ends in a leaf.
     """
     is_draft = torch.arange(chosen.shape[1], device=chosen.device) > 0
     row = torch.zeros_like(chosen[:, :1])
@@ -167,11 +168,15 @@ def impose(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Accept the first path with the imposed number of drafts, or the longest path if there is none.
 
-    The other arguments and the result are those of `follow`.
+    The other arguments are those of `follow`.
 
     Args:
         imposed: [batch, 1] the number of drafts to accept.
-        best: [batch, N] the target's argmax after each row; that of the path's last row is emitted.
+        best: [batch, N] the target's argmax after each row.
+
+    Returns:
+        Tokens, n and rows in the shapes that `follow` returns. The first n tokens are the path's drafts, and then
+        the `best` of its last row.
     """
     depths = depths_of(parents, depth)
     num_accepted = torch.minimum(imposed, depths.amax(dim=1, keepdim=True))
@@ -197,7 +202,9 @@ def depths_of(parents: torch.Tensor, depth: int) -> torch.Tensor:
 
 
 def behind_stays(path: torch.Tensor, num_accepted: torch.Tensor, num_rows: int) -> torch.Tensor:
-    """Keep the first `num_accepted` + 1 ([batch, 1]) rows of `path` [batch, depth + 1]. After them each column keeps
-    its own row, as in a chain."""
+    """Keep the first `num_accepted` + 1 ([batch, 1]) rows of `path` [batch, depth + 1].
+
+    After them column j holds row j, as in a chain, or the last row if there is no row j.
+    """
     columns = torch.arange(path.shape[1], device=path.device)
     return torch.where(columns <= num_accepted, path, columns.clamp(max=num_rows - 1))

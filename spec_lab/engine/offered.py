@@ -29,8 +29,8 @@ def count_offered(
     """Count the drafts [batch] that `slot_ids` [batch] offer: up to `most`, and none where `active` [batch] is false.
 
     A request offers no draft after the first whose survival [num_slots + 1, K] is below `threshold`. `budget` limits
-    the rows of the whole batch, which include one pending token for each request. The other rows go to the drafts with
-    the highest survival. None means no limit of that kind.
+    the rows of the whole batch. Each active request's pending token takes one, and the drafts with the highest survival
+    take the rest. None means no limit of that kind.
     """
     offered = torch.where(active, num_drafted.index_select(0, slot_ids).clamp(max=most), 0)
     if survival is None:
@@ -48,8 +48,9 @@ def count_offered(
 def are_within_budget(survival: torch.Tensor, is_offered: torch.Tensor, num_rows: torch.Tensor) -> torch.Tensor:
     """Return, for each draft [batch, K], whether it is one of the `num_rows` (a 0-d tensor) with the highest survival.
 
-    Only drafts in `is_offered` [batch, K] compete, over the whole batch. Of equals, the draft of the earlier request
-    wins, and within a request the earlier draft.
+    Drafts of the whole batch compete. Those outside `is_offered` [batch, K] come last, but are true too if rows are
+    left for them, so the caller masks them. Of equals, the draft of the earlier request wins, and within a request the
+    earlier draft.
 
     A request's survival [batch, K] never grows along its drafts, and the sort is stable. So the kept drafts of a
     request are its first ones, and later drafts do not affect them. vLLM's adaptive verification (#47808) ranks in the

@@ -1,4 +1,4 @@
-"""The figure of a table of knobs: one number against one knob, with a line for each value of the other knobs."""
+"""The figure of a table of knobs: one number against one knob. Each combination of other knobs is a line."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def number_over_knob(
 ) -> Figure:
     """Draw a point for each number with its 95 % interval over turns, and connect the points of a line.
 
-    Places are equally spaced: numbers sorted by value, texts in the order given.
+    Places are equally spaced. They are sorted if all of them are numbers, and else stay in the order given.
 
     Args:
         knob: label of the x axis.

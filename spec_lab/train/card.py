@@ -31,7 +31,7 @@ def target_card(
     """Write the README.md of a target trained here.
 
     `measured`: the folder of the drafter whose drafts the evaluation counts; without a drafter, the target's folder.
-    `command`: the command that trains such a target, without the overrides of other keys.
+    `command`: the command that trains such a target; it names only the options of target and drafter.
     """
     corpus, training = _record(folder, folder.corpus), _record(folder, folder.target)
     recipe = training["recipe"]
@@ -84,7 +84,7 @@ def _target_data(training: dict[str, Any], corpus: dict[str, Any]) -> str:
 
 
 def drafter_card(folder: RunFolder, output: Path, description: DrafterDescription, command: str) -> str:
-    """Write the README.md of the drafter in `output`; `command` trains one like it, without overrides of other keys."""
+    """Write the README.md of the drafter in `output`. `command` is as in `target_card`."""
     training = _record(folder, output)
     recipe = training["recipe"]
     kind = description.kind[0].upper() + description.kind[1:]
@@ -111,7 +111,7 @@ def drafter_card(folder: RunFolder, output: Path, description: DrafterDescriptio
 
 
 def _drafter_data(folder: RunFolder) -> str:
-    """Describe the texts that a drafter was trained on. The card continues this sentence with the loss."""
+    """Begin a sentence with the texts that a drafter was trained on. `drafter_card` ends it with the loss."""
     if not folder.record(folder.generations).exists():
         return "On the rows that the target learned from, other windows of its natural text; loss on every token,"
     texts = _record(folder, folder.generations)

@@ -121,8 +121,6 @@ def train(
             elapsed = group.agree(elapsed)
         if seconds is not None and elapsed >= seconds and step > first_step:
             log.info("%.0f s are over at step %d", elapsed, step)
-            if losses.num_summed:
-                add_point()
             break
         losses.add(step + 1, take_step(batch_of(step), learning_rate(optimisation, step, elapsed)))
         done = step + 1
@@ -139,6 +137,8 @@ def train(
                 _save(checkpoint, loss_module, take_step.optimiser, state)
     losses.refuse_unless_finite()
     _refuse_unless_finite(loss_module, done)
+    if losses.num_summed:  # the curve ends at the last step
+        add_point()
     if watch is not None and looked != done:
         watch.look(done)
     return curve

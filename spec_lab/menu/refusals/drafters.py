@@ -1,4 +1,4 @@
-"""Checks drafters, and drafters with rules. Functions like those of `menu.refusals.run`."""
+"""Refuses drafters and rules that cannot work. `menu.refusals.run` says what a check takes and returns."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from spec_lab.menu.offers import MAX_DRAFT_TOKENS
 
 
 def lossless_rule(config: RunConfig) -> str:
-    """Return the overrides for a lossless rule at the run's temperature, which refusals of other rules suggest."""
+    """Return the overrides that choose a lossless rule for the run's temperature. Refusals suggest them."""
     is_greedy = config.sampling.temperature <= 0
     return "acceptance=strict" if is_greedy else "acceptance=rejection acceptance.method=one_hot"
 
 
 def drafting_needs_tokens(chosen: Chosen) -> str | None:
-    """A drafter of chains drafts from one token to the maximum; a tree has its own bound of depth."""
+    """K of a drafter of chains is between 1 and the maximum. The depth of a tree has a bound of its own."""
     drafter = chosen.config.drafter
     if not chosen.drafter.drafts or chosen.sizes is not None:
         return None
@@ -47,7 +47,8 @@ def rule_is_greedy(chosen: Chosen) -> str | None:
 
 
 def greedy_text_is_followed(chosen: Chosen) -> str | None:
-    """A drafter that needs plain greedy decoding's output has it; its `follows_greedy_text` says why."""
+    """A drafter whose drafts fit only plain greedy decoding's output needs temperature 0 and a rule that keeps this
+    output; its `follows_greedy_text` says why."""
     config = chosen.config
     why = chosen.drafter.follows_greedy_text
     if why is None:

@@ -58,8 +58,8 @@ class BlockBody:
         products: Products = PLAIN,
         rotary: RotaryTable | None = None,
     ) -> None:
-        """`embedding` [vocab, hidden_size] is the target's, used if the checkpoint has none; `rotary`: None makes a
-        table."""
+        """`embedding` [vocab, hidden_size] is the target's, used if the checkpoint has none. If `rotary` is None, the
+        body makes its own table."""
         body = config.body
         plans, eps = body.layers, body.rms_norm_eps
         self.block_size = config.block_size
@@ -109,14 +109,14 @@ class BlockBody:
             [batch, num_slots, hidden_size], after the final norm.
         """
         rows = self._forward(pending, place, cache)[:, first_row : first_row + num_slots]
-        # With one slot a request, the flattened slice still skips the other rows of each block, hence contiguous().
+        # With one slot a request, flatten() returns a view whose rows are a block apart; contiguous() copies it.
         return self._norm(rows.flatten(0, 1).contiguous()).view(*rows.shape[:2], -1)
 
     def _forward(self, pending: torch.Tensor, place: BlockPlace, cache: PagedKVCache) -> torch.Tensor:
         """Run whole blocks, and return their rows [batch, block_size, hidden_size] before the final norm.
 
-        A block's keys and values are written to the cache after the context, over those of rejected rows. Later context
-        overwrites them.
+        A block's keys and values take the cache positions after the context. They overwrite what earlier rounds left
+        there, and later context overwrites them.
         """
         num_requests, size = pending.shape[0], self.block_size
         ends, max_length = place.lengths + size, place.max_length + size

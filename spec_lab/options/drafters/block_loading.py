@@ -128,12 +128,13 @@ def read_block(
 
 
 def aspects(chosen: Chosen, options: BlockDrafterConfig, build: DrafterBuild) -> list[Aspect]:
-    """List the choices in reading a block drafter, with the alternatives: its window."""
+    """List the one choice in reading a block drafter, the attention window, with its alternative."""
     config, tensors = read_block(chosen, options, build)
     windows = {window for plan in config.body.layers if (window := config.window_of(plan)) is not None}
     if not windows:
         return [Aspect("attention window", "all keys", [])]
-    # A window as long as any text hides nothing, and leaves a causal layer causal.
+    # A window as long as any text hides no key. With no window at all, a layer that is causal because it has a window
+    # would not be causal.
     longest = build.target.num_positions
     layers = tuple(replace(plan, window=plan.window and longest) for plan in config.body.layers)
     whole = replace(config, body=replace(config.body, layers=layers), most_context=None)
@@ -154,7 +155,7 @@ def refuse_other_parts(config: BlockConfig, options: BlockDrafterConfig, source:
     if options.confidence:
         served = without_head(config, {})[0] if options.head == Head.none else config
         has["confidence"] = served.confidence_reads > 0
-    if options.markov_form != Form.vanilla:  # if no form is named, the checkpoint's is used
+    if options.markov_form != Form.vanilla:  # vanilla is also the default, so it fits a checkpoint of any form
         has["markov_form"] = getattr(config.head, "form", MarkovForm.vanilla).value
     if options.head == Head.none:
         del has["head"]

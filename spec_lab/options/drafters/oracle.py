@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 
 @dataclass
 class OracleDrafterConfig(DrafterConfig):
-    """drafter=oracle: replays a plain continuation recorded before the timed part, the upper bound. Greedy only."""
+    """drafter=oracle: replays plain decoding's output, recorded before the timed part. Greedy only.
+
+    It shows how fast a run would be if every draft were right.
+    """
 
     name: str = "oracle"
 

@@ -1,4 +1,4 @@
-"""Trains P-EAGLE: the engine's head over whole texts, with mask rows after every anchor."""
+"""Trains P-EAGLE. The engine's head runs over whole texts, followed by the mask rows of every anchor."""
 
 from __future__ import annotations
 
@@ -71,7 +71,8 @@ class NormedLogits:
 class TrainablePEagle(SlotDrafter):
     """A P-EAGLE head. Row p of a text takes token p+1 and the tapped states at p.
 
-    So the row before an anchor makes its first draft. Mask rows, from the anchor's position on, make the others.
+    So the first draft after an anchor comes from the text's row before the anchor. The other drafts come from mask
+    rows, which begin at the anchor's position.
     """
 
     def __init__(
