@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
 
@@ -63,6 +64,12 @@ def test_an_interrupted_run_continues_and_ends_as_if_nothing_had_happened(tmp_pa
     assert torch.equal(whole.linear.weight, resumed.linear.weight)
     assert [point.step for point in resumed_curve] == [point.step for point in whole_curve] == [4, 8, 12]
     assert resumed_curve[-1] == whole_curve[-1]
+
+
+def test_the_curve_ends_at_the_last_step_also_between_two_points(tmp_path: Path) -> None:
+    optimisation = replace(OPTIMISATION, num_steps=10, max_seconds=1e6)
+    curve = train(Regression(), Batches(), optimisation, tmp_path / "state.pt", CPU)
+    assert [point.step for point in curve] == [4, 8, 10]
 
 
 def test_a_kill_while_writing_leaves_the_previous_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

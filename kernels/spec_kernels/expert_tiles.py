@@ -1,4 +1,4 @@
-"""Tile sizes for the products of experts: the pairs of row and expert, columns and channels of a program."""
+"""Tile sizes for the products of experts. A tile has pairs (of a row and its expert), columns and channels."""
 
 from __future__ import annotations
 

@@ -38,7 +38,8 @@ def _child(keys: tl.tensor, index: tl.tensor) -> tl.tensor:
 def round_key(seed: tl.tensor, kv_len: tl.tensor, rows: tl.tensor, USE: tl.constexpr) -> tl.tensor:
     """Return the int64 key of a draw. All arguments are int64, and `rows` may be a tile."""
     keys = _child(_child(_mix(seed), kv_len), rows)
-    return _child(keys, tl.zeros_like(keys) + USE)  # with a constant, the product would not wrap around
+    # `_child` multiplies the index. Python would multiply the constant USE, without wrapping around, so it is a tensor.
+    return _child(keys, tl.zeros_like(keys) + USE)
 
 
 @triton.jit

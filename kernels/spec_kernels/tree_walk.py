@@ -121,7 +121,7 @@ def _impose(
     num_accepted = tl.minimum(imposed, tl.max(tl.where(is_row, depths, 0), 0))
     last = tl.min(tl.where(is_row & (depths == num_accepted), rows, ROW_TILE), 0)
 
-    # The token in a column is the draft in the path's next row; the last column wraps around to the root.
+    # Column j of the tokens has the draft of path row j + 1. The last column has that of the root, as `roll` does it.
     columns = tl.arange(0, COLUMN_TILE)
     following = (columns + 1) % (depth + 1)
     path = tl.minimum(columns, num_rows - 1)
@@ -208,12 +208,13 @@ def follow_chosen(
     parents: torch.Tensor,
     active: torch.Tensor,
 ) -> None:
-    """Go from the root to the child that holds the token chosen after the row, as long as there is one.
+    """Walk down from the root. Each step goes to the child that holds the token chosen after the current row, if any.
 
     Args:
         tokens: [batch, depth + 1] int64, contiguous, written: the tokens chosen along the path.
         num_emitted: [batch] int64, written: the number of rows on the path, 0 if inactive.
-        path: [batch, depth + 1] int64, contiguous, written; after its end each column holds its own index.
+        path: [batch, depth + 1] int64, contiguous, written: the path's rows; column j after the path's end holds row j,
+            or the last row if there is no row j.
         chosen: [batch, N] int64, contiguous.
         drafts, parents: [batch, N] int64, of any row stride.
         active: [batch] bool.

@@ -60,8 +60,8 @@ def probability(logits: tl.tensor, top: tl.tensor, total: tl.tensor) -> tl.tenso
 def merge_sums(sums: tl.tensor, maxima: tl.tensor, top: tl.tensor, AXIS: tl.constexpr) -> tl.tensor:
     """Merge sums of exp(x - own maximum) into one sum of exp(x - top); `top` broadcasts.
 
-    Each term is rounded before it is added. Otherwise the compiler fuses the last product into a thread's sum. Threads
-    differ in which product is last, so their copies of the same sum would differ in the last bits.
+    The `fma` with zero rounds each product before the sum. The compiler can fuse a plain product with an addition, and
+    such a product is not rounded. Threads would fuse different products. Then their copies of one sum would differ.
     """
     rounded = tl.fma(sums, tl.exp(maxima - finite_or_zero(top)), tl.zeros(sums.shape, tl.float32))
     return tl.sum(rounded, AXIS)
@@ -69,7 +69,7 @@ def merge_sums(sums: tl.tensor, maxima: tl.tensor, top: tl.tensor, AXIS: tl.cons
 
 @triton.jit
 def add_sums(sums: tl.tensor, maxima: tl.tensor, others: tl.tensor, other_maxima: tl.tensor) -> tl.tensor:
-    """Add two tiles of sums of exp(x - own maximum), entry by entry, to sums of exp(x - the larger of both maxima)."""
+    """Merge two tiles of sums of exp(x - own maximum), entry by entry. Both are scaled to the larger maximum first."""
     top = finite_or_zero(tl.maximum(maxima, other_maxima))
     return sums * tl.exp(maxima - top) + others * tl.exp(other_maxima - top)
 

@@ -140,8 +140,8 @@ def follow(
 
     Returns:
         The emitted tokens [batch, depth + 1]; n [batch], 0 for inactive requests; the rows of the path [batch, depth +
-        1]. The tokens are those in `chosen`. Token n - 1 is the correction, or the bonus token if the path
-            ends in a leaf.
+        1]. Token j is the one chosen after row j of the path. Token n - 1 is the correction, or the bonus token if the
+        path ends in a leaf.
     """
     is_draft = torch.arange(chosen.shape[1], device=chosen.device) > 0
     row = torch.zeros_like(chosen[:, :1])
@@ -197,7 +197,7 @@ def depths_of(parents: torch.Tensor, depth: int) -> torch.Tensor:
 
 
 def behind_stays(path: torch.Tensor, num_accepted: torch.Tensor, num_rows: int) -> torch.Tensor:
-    """Keep the first `num_accepted` + 1 ([batch, 1]) rows of `path` [batch, depth + 1]. After them each column keeps
-    its own row, as in a chain."""
+    """Keep the first `num_accepted` + 1 ([batch, 1]) rows of `path` [batch, depth + 1]. After them column j holds row
+    j, as in a chain, or the last row if there is no row j."""
     columns = torch.arange(path.shape[1], device=path.device)
     return torch.where(columns <= num_accepted, path, columns.clamp(max=num_rows - 1))

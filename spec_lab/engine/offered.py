@@ -48,8 +48,9 @@ def count_offered(
 def are_within_budget(survival: torch.Tensor, is_offered: torch.Tensor, num_rows: torch.Tensor) -> torch.Tensor:
     """Return, for each draft [batch, K], whether it is one of the `num_rows` (a 0-d tensor) with the highest survival.
 
-    Only drafts in `is_offered` [batch, K] compete, over the whole batch. Of equals, the draft of the earlier request
-    wins, and within a request the earlier draft.
+    Drafts outside `is_offered` [batch, K] rank last. Some are in the result if fewer than `num_rows` are offered, so
+    callers combine it with `is_offered`. The ranking is over the whole batch. Of equals, the draft of the earlier
+    request wins, and within a request the earlier draft.
 
     A request's survival [batch, K] never grows along its drafts, and the sort is stable. So the kept drafts of a
     request are its first ones, and later drafts do not affect them. vLLM's adaptive verification (#47808) ranks in the

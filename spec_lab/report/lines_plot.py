@@ -1,4 +1,4 @@
-"""The figure of a table of knobs: one number against one knob, with a line for each value of the other knobs."""
+"""The figure of a table of knobs: one number against one knob, with a line for each combination of the others."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def target_card(
     """Write the README.md of a target trained here.
 
     `measured`: the folder of the drafter whose drafts the evaluation counts; without a drafter, the target's folder.
-    `command`: the command that trains such a target, without the overrides of other keys.
+    `command`: the training command with its choice of target and drafter, but without other overrides.
     """
     corpus, training = _record(folder, folder.corpus), _record(folder, folder.target)
     recipe = training["recipe"]
@@ -84,7 +84,7 @@ def _target_data(training: dict[str, Any], corpus: dict[str, Any]) -> str:
 
 
 def drafter_card(folder: RunFolder, output: Path, description: DrafterDescription, command: str) -> str:
-    """Write the README.md of the drafter in `output`; `command` trains one like it, without overrides of other keys."""
+    """Write the README.md of the drafter in `output`; `command` is as in `target_card`."""
     training = _record(folder, output)
     recipe = training["recipe"]
     kind = description.kind[0].upper() + description.kind[1:]
@@ -160,7 +160,7 @@ replaying the rounds over the plain greedy text (`spec_lab/train/rounds.py`), no
 
 
 def _num_steps(training: dict[str, Any]) -> int:
-    """Return the number of steps that were taken; if time ran out, it is less than the configured number."""
+    """Return the number of steps that were taken: fewer than configured if time ran out. The curve ends at the last."""
     knobs = training["recipe"]["optimisation"]
     last: int = training["curve"][-1]["step"]
     return int(knobs["num_steps"]) if knobs.get("max_seconds") is None else last

@@ -121,8 +121,6 @@ def train(
             elapsed = group.agree(elapsed)
         if seconds is not None and elapsed >= seconds and step > first_step:
             log.info("%.0f s are over at step %d", elapsed, step)
-            if losses.num_summed:
-                add_point()
             break
         losses.add(step + 1, take_step(batch_of(step), learning_rate(optimisation, step, elapsed)))
         done = step + 1
@@ -137,6 +135,8 @@ def train(
             state = TrainingState(done, curve, time.perf_counter() - started, losses.summed)
             if is_first:
                 _save(checkpoint, loss_module, take_step.optimiser, state)
+    if losses.num_summed:  # the last point may have fewer steps than the others
+        add_point()
     losses.refuse_unless_finite()
     _refuse_unless_finite(loss_module, done)
     if watch is not None and looked != done:

@@ -1,4 +1,4 @@
-"""Checks drafters, and drafters with rules. Functions like those of `menu.refusals.run`."""
+"""Checks drafters, and drafters with rules. Each function is a check, as in `menu.refusals.run`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def lossless_rule(config: RunConfig) -> str:
 
 
 def drafting_needs_tokens(chosen: Chosen) -> str | None:
-    """A drafter of chains drafts from one token to the maximum; a tree has its own bound of depth."""
+    """K is at least 1 and at most MAX_DRAFT_TOKENS, if the drafter drafts chains. Trees have their own bounds."""
     drafter = chosen.config.drafter
     if not chosen.drafter.drafts or chosen.sizes is not None:
         return None
@@ -47,7 +47,7 @@ def rule_is_greedy(chosen: Chosen) -> str | None:
 
 
 def greedy_text_is_followed(chosen: Chosen) -> str | None:
-    """A drafter that needs plain greedy decoding's output has it; its `follows_greedy_text` says why."""
+    """A drafter with `follows_greedy_text` needs a run that emits plain greedy decoding's output; this key says why."""
     config = chosen.config
     why = chosen.drafter.follows_greedy_text
     if why is None:

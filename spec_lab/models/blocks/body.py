@@ -88,10 +88,9 @@ class BlockBody:
         self._rotary = rotary or rotary_table(plan.rope, plan.head_dim, max_positions, like.dtype, like.device)
 
     def write(self, features: torch.Tensor, cache: PagedKVCache, attention: AttentionMetadata) -> torch.Tensor:
-        """Write keys and values of context rows to the KV cache of all layers, and return these rows [rows,
-        hidden_size].
+        """Compute context rows [rows, hidden_size], write their keys and values for all layers, and return the rows.
 
-        `features` [rows, taps * target_hidden_size] are the target's tapped hidden states.
+        They are `features` [rows, taps * target_hidden_size], the target's tapped hidden states, after `fc` and a norm.
         """
         context = self._context_norm(self._fc(features))
         heads, values = self._context(context)
@@ -109,14 +108,14 @@ class BlockBody:
             [batch, num_slots, hidden_size], after the final norm.
         """
         rows = self._forward(pending, place, cache)[:, first_row : first_row + num_slots]
-        # With one slot a request, the flattened slice still skips the other rows of each block, hence contiguous().
+        # If num_slots is 1, flatten() makes a view of rows that are block_size apart. A norm in C needs adjacent rows.
         return self._norm(rows.flatten(0, 1).contiguous()).view(*rows.shape[:2], -1)
 
     def _forward(self, pending: torch.Tensor, place: BlockPlace, cache: PagedKVCache) -> torch.Tensor:
         """Run whole blocks, and return their rows [batch, block_size, hidden_size] before the final norm.
 
-        A block's keys and values are written to the cache after the context, over those of rejected rows. Later context
-        overwrites them.
+        A block's keys and values are written at the positions that follow the context. There they replace those of
+        rejected rows, and later context replaces them.
         """
         num_requests, size = pending.shape[0], self.block_size
         ends, max_length = place.lengths + size, place.max_length + size

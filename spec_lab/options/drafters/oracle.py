@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class OracleDrafterConfig(DrafterConfig):
-    """drafter=oracle: replays a plain continuation recorded before the timed part, the upper bound. Greedy only."""
+    """drafter=oracle: drafts what plain decoding wrote before the timed part. It is an upper bound, and greedy only."""
 
     name: str = "oracle"
 
