@@ -368,7 +368,7 @@ def test_usable_after_an_error_in_the_middle_of_a_run(moment: str, monkeypatch: 
         (Request("bad", "x", (5,) * 40, 30), ("bad", "40 tokens", "max_new_tokens=30", "64", "cache.max_seq_len")),
         (
             Request("bad", "x", (5,) * 30, 30),
-            ("bad", "17 pages of 4", "16 pages 2 are reserved", "cache.num_pages to 19"),
+            ("bad", "17 pages with 4 tokens", "16 pages, of which 2 are reserved", "cache.num_pages to 19"),
         ),
         (Request("bad", "x", (), 3), ("bad", "empty prompt")),
         (Request("bad", "x", (5,), 0), ("bad", "max_new_tokens=0")),

@@ -38,12 +38,12 @@ def problem_of(ranges: Sequence[Sequence[int]], most: int) -> str | None:
     for number, entry in enumerate(ranges):
         shown = f"[{','.join(map(str, entry))}]"
         if len(entry) != 3:
-            return f"{shown} must be three numbers: first batch, last batch, K"
+            return f"{shown} must be three numbers: first batch size, last batch size, K"
         first, last, num_draft_tokens = entry
         if number == 0 and first != 1:
-            return f"{shown} must begin at 1, the smallest batch"
+            return f"{shown} must begin at 1, the smallest batch size"
         if first < next_first:
-            return f"{shown} must begin at {next_first} or later, after the last batch of the range before it"
+            return f"{shown} must begin at {next_first} or later, since the range before it ends at {next_first - 1}"
         if last < first:
             return f"{shown} ends before it begins"
         if not 0 <= num_draft_tokens <= most:

@@ -16,7 +16,7 @@ from spec_lab.engine.pages import PageAllocator
 
 
 class Scheduler:
-    """Admits requests in order of arrival, each once a slot and all pages that it can ever need are free."""
+    """Admits requests in order of arrival. A request waits until a slot and all pages it can ever need are free."""
 
     def __init__(self, num_slots: int, allocator: PageAllocator, page_size: int, max_seq_len: int, margin: int) -> None:
         """`margin`: positions past a request's last token that a round may write, as in `spec_lab.wiring.limits`."""
@@ -84,14 +84,14 @@ class Scheduler:
         needed, usable = self._num_pages(request), self.allocator.num_total
         if needed > usable:
             raise UserError(
-                f"request {request.request_id} needs {needed} pages of {self._page_size}, and of the cache's "
-                f"{usable + NUM_RESERVED_PAGES} pages {NUM_RESERVED_PAGES} are reserved; raise cache.num_pages to "
-                f"{needed + NUM_RESERVED_PAGES}"
+                f"request {request.request_id} needs {needed} pages with {self._page_size} tokens each, but the cache "
+                f"has {usable + NUM_RESERVED_PAGES} pages, of which {NUM_RESERVED_PAGES} are reserved; raise "
+                f"cache.num_pages to {needed + NUM_RESERVED_PAGES}"
             )
 
 
 def emit_first(sequence: Sequence, eos_token_ids: frozenset[int], now: float) -> None:
-    """Append the token that the prompt pass sampled."""
+    """Account for the token that the prompt pass sampled and appended. It may end the request."""
     sequence.origins += TokenOrigin.PROMPT_PASS
     sequence.emitted_at.append(now)
     _finish(sequence, eos_token_ids)
@@ -114,7 +114,7 @@ def emit_round(
     Args:
         origins: a letter of `core.origins` for each of the tokens.
         num_offered: drafts of the round that could have been accepted.
-        confidences: of all its drafts, offered or not; None if the drafter reports none.
+        confidences: of the round's first drafts, at least of those offered; None if nothing reads them.
     """
     assert tokens, "an active request emits at least one token"
     assert len(origins) == len(tokens) <= num_offered + 1

@@ -160,7 +160,7 @@ replaying the rounds over the plain greedy text (`spec_lab/train/rounds.py`), no
 
 
 def _num_steps(training: dict[str, Any]) -> int:
-    """Return the number of steps that were taken; if time ran out, it is less than the configured number."""
+    """Return the number of steps that were taken: fewer than configured if time ran out. The curve ends at the last."""
     knobs = training["recipe"]["optimisation"]
     last: int = training["curve"][-1]["step"]
     return int(knobs["num_steps"]) if knobs.get("max_seconds") is None else last

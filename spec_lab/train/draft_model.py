@@ -39,7 +39,10 @@ class TrainableDraftModel(UnrolledDrafter):
     def unroll(
         self, embeddings: Tensor, features: tuple[Tensor, ...], num_steps: int, rows: RowPlaces | None = None
     ) -> list[Tensor]:
-        """Return the same states [batch, rows, hidden] for every step; row p has the state after token p+1."""
+        """Return the same states [batch, rows, hidden] for every step. Row p has the state after token p+1.
+
+        The last row is zero, since no token of the text follows token p+1 there.
+        """
         tokens, places = features[0][..., 0].long(), rows or RowPlaces.of_one_document(embeddings)
         visible = None if places.segments is None else visible_rows(places.segments)
         output = self.model.model(

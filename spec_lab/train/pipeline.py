@@ -210,7 +210,7 @@ class Pipeline:
         raise UserError("--show-data is for target=hf and target=smollm2_135m; leave it out")
 
     def command(self) -> str:
-        """Return the command for cards that trains such a target and drafter, without the overrides of other keys."""
+        """Return the training command for cards, with its choice of target and drafter, but without other overrides."""
         trained = self.config.trained_target
         target = "" if trained is None else f" target={trained.option}"
         return (

@@ -62,7 +62,7 @@ def _read_own(path: Path) -> bytes:
     """Return the contents of a file that only this user can have written.
 
     Raises:
-        OSError: it is missing, not a file, a link, or open to others.
+        OSError: it is missing, is a link or no regular file, or has another owner or other permissions.
     """
     opened = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)  # does not wait if it is a pipe
     try:

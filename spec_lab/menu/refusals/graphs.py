@@ -1,4 +1,4 @@
-"""Checks graph modes. Functions like those of `menu.refusals.run`; imports no torch."""
+"""Checks graph modes. Each function is a check, as in `menu.refusals.run`. Imports no torch."""
 
 from __future__ import annotations
 

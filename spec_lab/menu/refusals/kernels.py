@@ -1,4 +1,4 @@
-"""Checks kernels of Triton and of C. Functions like those of `menu.refusals.run`; imports no torch.
+"""Checks kernels of Triton and of C. Each function is a check, as in `menu.refusals.run`. Imports no torch.
 
 Triton's refusals that depend on the machine, as with device=auto, are in `wiring.triton`.
 """

@@ -1,5 +1,5 @@
-"""Checks runs in which requests may offer fewer than K drafts. Functions like those of `menu.refusals.run`; imports no
-torch.
+"""Checks runs in which requests may offer fewer than K drafts. Each function is a check, as in `menu.refusals.run`.
+Imports no torch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Checks the number of processes, in functions like those of `menu.refusals.run`."""
+"""Checks the number of processes. Each function is a check, as in `menu.refusals.run`."""
 
 from __future__ import annotations
 

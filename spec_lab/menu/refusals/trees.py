@@ -1,4 +1,4 @@
-"""Checks runs with a tree of drafts. Functions like those of `menu.refusals.run`; imports no torch."""
+"""Checks runs with a tree of drafts. Each function is a check, as in `menu.refusals.run`. Imports no torch."""
 
 from __future__ import annotations
 

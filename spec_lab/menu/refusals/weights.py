@@ -1,5 +1,7 @@
-"""Checks whether the target's weights can be stored as `target.weight_dtype` says. Functions like those of
-`menu.refusals.run`; imports no torch."""
+"""Checks whether the target's weights can be stored as `target.weight_dtype` says.
+
+Each function is a check, as in `menu.refusals.run`. Imports no torch.
+"""
 
 from __future__ import annotations
 

@@ -88,10 +88,9 @@ class BlockBody:
         self._rotary = rotary or rotary_table(plan.rope, plan.head_dim, max_positions, like.dtype, like.device)
 
     def write(self, features: torch.Tensor, cache: PagedKVCache, attention: AttentionMetadata) -> torch.Tensor:
-        """Write keys and values of context rows to the KV cache of all layers, and return these rows [rows,
-        hidden_size].
+        """Compute context rows [rows, hidden_size], write their keys and values for all layers, and return the rows.
 
-        `features` [rows, taps * target_hidden_size] are the target's tapped hidden states.
+        They are `features` [rows, taps * target_hidden_size], the target's tapped hidden states, after `fc` and a norm.
         """
         context = self._context_norm(self._fc(features))
         heads, values = self._context(context)

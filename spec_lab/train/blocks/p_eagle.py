@@ -28,8 +28,8 @@ from spec_lab.train.packed_attention import PackedAttention, PackedKV, PackedMet
 class TextsAndMasks(AnchoredAttention):
     """The attention of texts followed by mask rows.
 
-    A row of a text sees the earlier rows of its text. An anchor's mask row sees the text's rows before the anchor, and
-    the anchor's mask rows up to itself.
+    A row of a text sees its text up to itself. An anchor's mask row sees the text's rows before the anchor, and the
+    anchor's mask rows up to itself.
     """
 
     def __init__(self, rows: AnchoredRows, num_masks: int) -> None:
