@@ -135,8 +135,6 @@ def train(
             state = TrainingState(done, curve, time.perf_counter() - started, losses.summed)
             if is_first:
                 _save(checkpoint, loss_module, take_step.optimiser, state)
-    if losses.num_summed:  # the last point may have fewer steps than the others
-        add_point()
     losses.refuse_unless_finite()
     _refuse_unless_finite(loss_module, done)
     if losses.num_summed:  # the curve ends at the last step
