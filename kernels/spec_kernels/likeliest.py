@@ -14,7 +14,7 @@ import triton.language as tl
 from spec_kernels.operators import operator
 from spec_kernels.product import product_reference
 from spec_kernels.product_loads import load_norm, load_rows, load_weight
-from spec_kernels.product_steps import multiply
+from spec_kernels.product_steps import multiply, normed
 from spec_kernels.product_tiles import choose_tiles, row_tile
 from spec_kernels.utils import assert_rows_of, launch_on
 from spec_kernels.vocabulary import NO_TOKEN, add_sums, finite_or_zero, lowest_top, merge_sums, nan_as_largest
@@ -65,9 +65,7 @@ def _likeliest(
         inputs = start + tl.arange(0, DEPTH)
         rows = load_rows(rows_ptr, row, inputs, num_rows, rows_stride, IN_FEATURES, WHOLE_TILES)
         if NORMED:
-            wide = rows.to(tl.float32)
-            squares += wide * wide
-            rows = (wide * norm[None, :]).to(rows.dtype)
+            rows, squares = normed(rows, norm, squares)
             norm = load_norm(norm_ptr, inputs + DEPTH, IN_FEATURES)
         weight = load_weight(weight_ptr, token, inputs, num_tokens, IN_FEATURES, WHOLE_TILES)
         sums = multiply(rows, weight, sums, TURNED)

@@ -16,6 +16,7 @@ from spec_kernels.block_fp8_reference import dequantise_reference, rows_of_scale
 from spec_kernels.early import loads_ahead, placed
 from spec_kernels.gate import ACTIVATIONS, activate, activate_reference
 from spec_kernels.operators import operator
+from spec_kernels.product_loads import Form, Operands, Tiling
 from spec_kernels.product_steps import tile_sums
 from spec_kernels.product_tiles import row_tile, tiles_of_product
 from spec_kernels.utils import assert_rows_of, launch_on
@@ -65,31 +66,13 @@ def _product(
     is_row = row < num_rows
     is_entry = is_row[:, None] & (column < out_features)[None, :]
     sums, up_sums, square_sum, is_last = tile_sums(
-        rows_ptr,
-        weight_ptr,
-        scales_ptr,
-        norm_ptr,
-        partial_ptr,
-        arrivals_ptr,
+        Operands(rows_ptr, weight_ptr, scales_ptr, norm_ptr, partial_ptr, arrivals_ptr),
         column,
         num_rows,
         out_features,
         rows_stride,
-        IN_FEATURES=IN_FEATURES,
-        SPLITS=SPLITS,
-        GROUPS=GROUPS,
-        ROW_TILE=ROW_TILE,
-        COLUMN_TILE=COLUMN_TILE,
-        DEPTH=DEPTH,
-        REST=REST,
-        STAGES=STAGES,
-        TURNED=TURNED,
-        WHOLE_TILES=WHOLE_TILES,
-        SCALE_ROWS=SCALE_ROWS,
-        NORMED=NORMED,
-        GATED=GATED,
-        AHEAD=AHEAD,
-        EARLY=EARLY,
+        Tiling(IN_FEATURES, SPLITS, GROUPS, ROW_TILE, COLUMN_TILE, DEPTH, REST, STAGES, TURNED, WHOLE_TILES),
+        Form(SCALE_ROWS, NORMED, GATED, AHEAD, EARLY),
     )
     if is_last:
         if NORMED:

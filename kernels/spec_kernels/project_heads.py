@@ -16,6 +16,7 @@ from spec_kernels.block_fp8_reference import BLOCK_SIZE, rows_of_scale
 from spec_kernels.early import placed
 from spec_kernels.operators import operator
 from spec_kernels.product import product_reference
+from spec_kernels.product_loads import Form, Operands, Tiling
 from spec_kernels.product_steps import tile_sums
 from spec_kernels.product_tiles import INVARIANT_ROWS, tiles_of_product
 from spec_kernels.rope_write import rope_write_reference
@@ -77,31 +78,13 @@ def _project_heads(
     is_pair = is_row[:, None] & (head < NUM_QKV_HEADS)[None, :]
 
     sums, _, square_sum, is_last = tile_sums(
-        rows_ptr,
-        weight_ptr,
-        scales_ptr,
-        norm_ptr,
-        partial_ptr,
-        arrivals_ptr,
+        Operands(rows_ptr, weight_ptr, scales_ptr, norm_ptr, partial_ptr, arrivals_ptr),
         column,
         num_rows,
         NUM_QKV_HEADS * HEAD_DIM,
         rows_stride,
-        IN_FEATURES=IN_FEATURES,
-        SPLITS=SPLITS,
-        GROUPS=GROUPS,
-        ROW_TILE=ROW_TILE,
-        COLUMN_TILE=COLUMN_TILE,
-        DEPTH=DEPTH,
-        REST=REST,
-        STAGES=STAGES,
-        TURNED=TURNED,
-        WHOLE_TILES=WHOLE_TILES,
-        SCALE_ROWS=SCALE_ROWS,
-        NORMED=NORMED,
-        GATED=False,
-        AHEAD=False,
-        EARLY=EARLY,
+        Tiling(IN_FEATURES, SPLITS, GROUPS, ROW_TILE, COLUMN_TILE, DEPTH, REST, STAGES, TURNED, WHOLE_TILES),
+        Form(SCALE_ROWS, NORMED, False, False, EARLY),
     )
     if is_last:
         # Loaded together with the sums of the other splits. Both halves of a head have the same angles.
